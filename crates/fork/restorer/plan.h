@@ -421,6 +421,7 @@ enum step {
 	STEP_ENTER_ROOT = 64,
 	STEP_MAKE_ROOM = 65,
 	STEP_KEYS = 66,
+	STEP_WRITTEN_PAGES = 67,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

@@ -77,6 +77,7 @@ static void complete_memory(const struct plan *plan)
 	leave_zygote(plan);
 	make_calls(plan, plan->calls_before_maps);
 	map_all(plan);
+	guard_all(plan);
 	lock_all(plan);
 	mark(plan, MARK_MAPPED);
 	mark(plan, MARK_REGISTERED);

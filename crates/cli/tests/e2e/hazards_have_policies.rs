@@ -20,7 +20,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_child_has_children_of_its_own", own_children),
     Test::shared("a_host_name_is_the_nodes", host_names),
     Test::shared("a_mapped_file_is_the_parents_version", mapped_file),
-    Test::shared("a_private_mapping_keeps_what_it_shows", private_mapping),
+    Test::shared("a_private_mapping_follows_a_memfd", private_memfd),
+    Test::shared("a_private_mapping_follows_shared_anonymous_memory", private_anonymous),
+    Test::shared("a_private_mapping_follows_a_deleted_file", private_deleted_file),
+    Test::shared("a_private_mapping_follows_posix_shared_memory", private_posix_memory),
+    Test::shared("a_private_mapping_follows_a_file", private_file),
+    Test::shared("private_mappings_of_descendants_follow", private_descendants),
     Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
     Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
     Test::shared("temporary_files_of_one_name_are_apart", temporary_files),
@@ -112,12 +117,61 @@ fn mapped_file(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn private_mapping(cluster: &Cluster) {
-    let parent = situation("private_mapping", &[]);
+/// What a process has not written through a private mapping shows in a child what is written to the child's own object there, and what the parent's
+/// object held at the prepare, not what was written to it since.
+fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool) {
+    let mut parent = situation("private_mapping", arguments);
     let checked = cluster.first().run(&["check", &parent.pid_text()]);
-    let note = "private mappings of /memfd:followed (deleted), to which it may write";
-    assert!(checked.stdout.contains(note), "{}", checked.stdout);
-    check_twice(cluster, parent, &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    if is_written_since {
+        let object = fs::OpenOptions::new().write(true).open(format!("/proc/{}/fd/3", parent.pid()));
+        let page = vec![0x5a; PAGE_BYTES];
+        object.and_then(|object| object.write_all_at(&page, PAGE_BYTES as u64)).expect("the parent has it open as 3");
+    }
+    for number in [31, 32] {
+        seed.fork_and_check(&parent, number, &["--to", cluster.name(1)]);
+    }
+    parent.require_unharmed();
+    assert!(!checked.stdout.contains("it has private mappings of"), "{}", checked.stdout);
+}
+
+fn private_memfd(cluster: &Cluster) {
+    private_mapping(cluster, &["memfd"], true);
+}
+
+fn private_anonymous(cluster: &Cluster) {
+    private_mapping(cluster, &["anonymous"], true);
+}
+
+fn private_descendants(cluster: &Cluster) {
+    private_mapping(cluster, &["descendant"], true);
+}
+
+fn private_deleted_file(cluster: &Cluster) {
+    let directory = scratch::directory();
+    private_mapping(cluster, &["deleted", &directory.path().join("file").to_string_lossy()], true);
+}
+
+fn private_posix_memory(cluster: &Cluster) {
+    let path = format!("/dev/shm/farfork-private-{}", std::process::id());
+    private_mapping(cluster, &["shared-memory", &path], true);
+    fs::remove_file(&path).expect("the parent made it");
+}
+
+/// On the parent's node, too: there the child's path leads to the very file.
+fn private_file(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("file");
+    private_mapping(cluster, &["file", &path.to_string_lossy()], false);
+    let before = fs::read(&path).expect("the parent wrote it");
+    let parent = situation("private_mapping", &["file", &directory.path().join("other").to_string_lossy()]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 33, &[]);
+    assert_eq!(
+        before,
+        fs::read(directory.path().join("other")).expect("it wrote this, too"),
+        "it is not the child's own"
+    );
 }
 
 fn random_state(cluster: &Cluster) {

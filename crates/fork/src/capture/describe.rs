@@ -17,8 +17,7 @@ use super::calls::inject::{Call, Injector};
 use super::calls::lifeline::Lifeline;
 use super::error::CaptureError;
 use super::files::versions::{Completion, HeldFile};
-use super::memory::eager;
-use super::memory::{AddressSpace, MemoryMap};
+use super::memory::{self, AddressSpace, MemoryMap, WrittenFiles, eager};
 use super::shared::{SharedCopies, SharedCopy};
 use super::state::inherited::Asked;
 use super::survey::Survey;
@@ -69,9 +68,11 @@ pub(super) fn describe_all(
     let paused_ns = taken[0].clocks.realtime_coarse_ns;
     let templates: Vec<i32> = held.iter().map(Held::pid).collect();
     let leftovers = Leftovers(taken.iter().map(|one| (one.lifeline.clone(), one.survey.syscall_at)).collect());
-    let mut descriptors = Vec::with_capacity(taken.len());
+    let (mut descriptors, mut written) = (Vec::with_capacity(taken.len()), Vec::with_capacity(taken.len()));
     for (held, taken) in held.iter_mut().zip(taken) {
-        descriptors.push(describe(options, held, taken, &copies, deadline)?);
+        let (descriptor, its) = describe(options, held, taken, &copies, deadline)?;
+        descriptors.push(descriptor);
+        written.push(its);
     }
     let mut extents = Vec::new();
     let objects = copies.describe(&mut extents);
@@ -81,6 +82,7 @@ pub(super) fn describe_all(
     let mut descriptor = tree::merge(first, descriptors, kin, open_files, (objects, extents));
     let completion = Completion { held: held_files, templates: &templates, paused_ns };
     let held_files = phase!("prepare.versions", completion.complete(&mut descriptor));
+    memory::follow_writable_files(&mut descriptor, written);
     descriptor.validate()?;
     Ok(Described { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
 }
@@ -92,7 +94,7 @@ fn describe(
     mut taken: Taken,
     copies: &SharedCopies,
     deadline: &Deadline,
-) -> Result<Descriptor, CaptureError> {
+) -> Result<(Descriptor, WrittenFiles), CaptureError> {
     let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
     // Inherited, until a clone gets its own.
     let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;
@@ -130,7 +132,7 @@ fn describe(
         "prepare.eager",
         eager::eager(&eager::Own { mem: &mem, inheritance: &inheritance }, &threads, &process.mm, &memory.mappings)
     );
-    Ok(Descriptor {
+    let descriptor = Descriptor {
         origin: origin(options, &survey, &threads[0].xstate, clocks),
         process,
         threads,
@@ -150,7 +152,8 @@ fn describe(
         eager,
         members: Vec::new(),
         zombies: Vec::new(),
-    })
+    };
+    Ok((descriptor, memory.written))
 }
 
 fn oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {

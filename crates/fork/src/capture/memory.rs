@@ -3,6 +3,7 @@
 mod build;
 pub(super) mod eager;
 mod file_systems;
+mod following;
 pub(super) mod huge;
 pub(super) mod object;
 pub(super) mod seals;
@@ -17,6 +18,7 @@ use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
 
 pub(super) use build::MemoryMap;
 pub(super) use file_systems::FileSystems;
+pub(super) use following::{WrittenFiles, follow_writable_files};
 pub(super) use space::AddressSpace;
 
 use super::error::Refusal;

@@ -1,6 +1,6 @@
 //! The child's address space, as the restorer is to build it: what is mapped from the node's own files, what is paged.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use farfork_wire::descriptor::{Backing, ExtentId, MappedFile, Mapping, PageRun, SharedKind, SpecialMapping};
 use farfork_wire::{Descriptor, PAGE_SIZE};
@@ -32,6 +32,8 @@ pub(super) struct AddressSpace {
     pub(super) vdso: Option<Vec<u8>>,
     /// What is locked in memory, which no fork inherits.
     pub(super) locked: Vec<PlanRange>,
+    /// First addresses of private mappings of files over whose pages those are laid that the process has written.
+    pub(super) overlaid: BTreeSet<u64>,
 }
 
 /// Which part of an address space is planned.
@@ -76,8 +78,8 @@ impl AddressSpace {
             }
             let is_planned = match part {
                 Part::Whole => true,
-                Part::Zygote => !is_shared(mapping),
-                Part::Copy { .. } => is_shared(mapping),
+                Part::Zygote => !is_of_the_childs_own(mapping),
+                Part::Copy { .. } => is_of_the_childs_own(mapping),
             };
             if !is_planned {
                 continue;
@@ -85,27 +87,33 @@ impl AddressSpace {
             space.guards.extend(guards_of(mapping));
             match mapping.backing {
                 Backing::Anonymous { extent } => space.add_anonymous(mapping, extent, descriptor),
-                Backing::PrivateFile { file, extent, .. } if !is_here[file as usize] => {
+                Backing::PrivateFile { file, extent, .. } | Backing::PrivateWritableFile { file, extent, .. }
+                    if !is_here[file as usize] =>
+                {
                     space.add_anonymous(mapping, Some(extent), descriptor);
                 }
                 Backing::PrivateFile { file, offset, .. } => {
                     let source = space.file(file, OFlags::RDONLY, descriptor, &mut opened, writer)?;
                     space.add(mapping, MAPPING_FILE, source, offset, 0);
                 }
+                Backing::PrivateWritableFile { file, offset, .. } => {
+                    // An overlay shows who opens a file for reading alone what it was, and not what is written to it later.
+                    let source = space.file(file, OFlags::RDWR, descriptor, &mut opened, writer)?;
+                    space.add(mapping, MAPPING_FILE, source, offset, 0);
+                    space.overlaid.insert(mapping.start);
+                }
                 Backing::SharedFile { file, offset, writable, .. } => {
                     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
                     let source = space.file(file, access, descriptor, &mut opened, writer)?;
                     space.add(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
                 }
-                Backing::SharedMemory { object, offset } => match &descriptor.shared_objects[object as usize].kind {
-                    kind if is_attached(kind) => {}
-                    SharedKind::Named { path, .. } => {
-                        // What is readable only may be made writable later, as memfds may.
-                        let source = space.path(path, OFlags::RDWR, writer)?;
-                        space.add(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
-                    }
-                    _ => space.add(mapping, MAPPING_PASSED, objects.of_shared(object), offset, MAPPING_SHARED),
-                },
+                Backing::SharedMemory { object, offset } => {
+                    space.add_object(mapping, (object, offset, MAPPING_SHARED), (descriptor, objects), writer)?;
+                }
+                Backing::PrivateObject { object, offset, .. } => {
+                    space.add_object(mapping, (object, offset, 0), (descriptor, objects), writer)?;
+                    space.overlaid.insert(mapping.start);
+                }
                 Backing::Special(kind) => match bridge {
                     Some(bridge) => space.add_bridge(mapping, kind, bridge)?,
                     None => space.specials.push(special(mapping, kind, stub)?),
@@ -129,6 +137,26 @@ impl AddressSpace {
             protection: mapping.protection,
             flags: flags | flags_of(mapping),
         });
+    }
+
+    /// A mapping of a shared object, shared or private by its flags.
+    fn add_object(
+        &mut self,
+        mapping: &Mapping,
+        (object, offset, flags): (u32, u64, u16),
+        (descriptor, objects): (&Descriptor, &Objects),
+        writer: &mut PlanWriter,
+    ) -> Result<(), RestoreError> {
+        match &descriptor.shared_objects[object as usize].kind {
+            kind if is_attached(kind) => {}
+            SharedKind::Named { path, .. } => {
+                // What is readable only may be made writable later, as memfds may.
+                let source = self.path(path, OFlags::RDWR, writer)?;
+                self.add(mapping, MAPPING_FILE, source, offset, flags);
+            }
+            _ => self.add(mapping, MAPPING_PASSED, objects.of_shared(object), offset, flags),
+        }
+        Ok(())
     }
 
     fn add_anonymous(&mut self, mapping: &Mapping, extent: Option<ExtentId>, descriptor: &Descriptor) {
@@ -180,9 +208,9 @@ impl AddressSpace {
     }
 }
 
-/// Whether a fork would leave a mapping in common with its parent.
-fn is_shared(mapping: &Mapping) -> bool {
-    matches!(mapping.backing, Backing::SharedFile { .. } | Backing::SharedMemory { .. })
+/// Whether each child has what is mapped for itself: a fork would leave that in common with its parent.
+fn is_of_the_childs_own(mapping: &Mapping) -> bool {
+    matches!(mapping.backing, Backing::SharedFile { .. } | Backing::SharedMemory { .. } | Backing::PrivateObject { .. })
 }
 
 fn guards_of(mapping: &Mapping) -> impl Iterator<Item = PlanRange> {

@@ -98,6 +98,7 @@ pub(super) const STEP_HUGE_PAGES: u32 = 52;
 pub(super) const STEP_BRIDGE: u32 = 57;
 pub(super) const STEP_FORBID_SETTINGS: u32 = 61;
 pub(super) const STEP_ENTER_ROOT: u32 = 64;
+pub(super) const STEP_WRITTEN_PAGES: u32 = 67;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_OWN: u32 = 3;

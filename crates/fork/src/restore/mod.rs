@@ -60,7 +60,7 @@ pub use descriptors::{PAYLOAD_FD, PAYLOAD_NAME};
 pub use files::FilesThere;
 pub use gate::{go_and_tell, unfit_to_wait, unpause, wait_gone};
 pub use network::{has_addresses, taking_socket};
-pub use objects::StandardStreams;
+pub use objects::{SharedContents, StandardStreams};
 pub use prepared::{ChildPlan, Prepared, Restored};
 pub use stub::{STUB_IMAGE, STUB_QUEUE_FD, enter_network};
 pub use zygote::{Cradle, Region, ZygotePlan, unfit_for_zygote};

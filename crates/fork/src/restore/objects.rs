@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedKind};
+use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedKind, WrittenRun};
 use rustix::event::EventfdFlags;
 use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
@@ -33,12 +33,23 @@ pub struct StandardStreams {
     pub error: OwnedFd,
 }
 
+/// Memory that is complete before a child runs.
+#[derive(Debug, Default)]
+pub struct SharedContents {
+    /// Of each shared object a memfd, in the descriptor's order.
+    pub objects: Vec<File>,
+    /// The pages that lie over those of files that are mapped privately, where there are any ([`Descriptor::written_runs`]).
+    pub written: Option<File>,
+}
+
 /// Objects to pass, and where among the passed descriptors each one stands.
 #[derive(Debug)]
 pub(super) struct Objects {
     fds: Vec<OwnedFd>,
     by_open_file: HashMap<u32, u32>,
     shared: Vec<u32>,
+    /// Where the pages stand that were written through private mappings of files, and which these are.
+    written: Option<(u32, Vec<WrittenRun>)>,
     /// A page that all processes of a tree map.
     gate: Option<u32>,
     /// By the leaders of sessions: the terminals that control them.
@@ -47,12 +58,11 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Makes all objects of a descriptor. `shared` are the shared objects' contents, one memfd each, in order; `caller`
-    /// stands for the socket at which the parent waited to be told what it is.
+    /// Makes all objects of a descriptor. `caller` stands for the socket at which the parent waited to be told what it is.
     pub(super) fn create(
         descriptor: &Descriptor,
         streams: StandardStreams,
-        shared: Vec<File>,
+        SharedContents { objects: shared, written }: SharedContents,
         caller: Option<OwnedFd>,
         views: Views,
     ) -> Result<Self, RestoreError> {
@@ -76,6 +86,7 @@ impl Objects {
         }
         complete_shared(descriptor, &shared)?;
         objects.make_terminals(descriptor)?;
+        objects.written = written.map(|file| (objects.add(file.into()), descriptor.written_runs()));
         Ok(objects)
     }
 
@@ -83,7 +94,8 @@ impl Objects {
     pub(super) fn none() -> Self {
         let nowhere = Views { node: PathBuf::new(), container: PathBuf::new(), are_its_machine: false };
         let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
-        Self { fds: Vec::new(), by_open_file, shared: Vec::new(), gate: None, controlling, views: nowhere }
+        let shared = Vec::new();
+        Self { fds: Vec::new(), by_open_file, shared, written: None, gate: None, controlling, views: nowhere }
     }
 
     fn make_gate(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
@@ -149,6 +161,12 @@ impl Objects {
     /// Where a shared object stands.
     pub(super) fn of_shared(&self, index: u32) -> u32 {
         self.shared[index as usize]
+    }
+
+    /// Where the pages stand that a process has written through private mappings of files, and which these are.
+    pub(super) fn written(&self, process: u32) -> Option<(u32, impl Iterator<Item = &WrittenRun>)> {
+        let (passed, runs) = self.written.as_ref()?;
+        Some((*passed, runs.iter().filter(move |run| run.process == process)))
     }
 
     /// All of them, in the order in which they are passed behind farfork's own.

@@ -184,7 +184,8 @@ fn write_tables(
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
     let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
     let protection = (wishes.untrusted, wishes.users.is_some());
-    let whose = (makes_shared, bridged.clone(), has_memory, protection);
+    let memory = (bridged.clone(), &space.overlaid);
+    let whose = (makes_shared, memory, has_memory, protection);
     let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, place, writer)?;
     let files = (objects, &made, place);
     let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;

@@ -1,6 +1,5 @@
 //! A child that is planned, checked and ready to begin.
 
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -16,7 +15,7 @@ use super::bearer::First;
 use super::clocks;
 use super::files;
 use super::kernels;
-use super::objects::{Objects, StandardStreams, Views};
+use super::objects::{Objects, SharedContents, StandardStreams, Views};
 use super::plan::{Users, Wishes};
 use super::processor;
 use super::report;
@@ -40,8 +39,8 @@ pub struct ChildPlan<'a> {
     pub control: BorrowedFd<'a>,
     /// The child's standard streams.
     pub streams: StandardStreams,
-    /// Contents of the shared objects, a memfd each, in the descriptor's order.
-    pub shared: Vec<File>,
+    /// Contents of the shared objects.
+    pub shared: SharedContents,
     /// Stands for the socket at which the parent waited to be told what it is, with the answer in it.
     pub caller: Option<OwnedFd>,
     /// Path of the payload inside the container, which the child also finds open as [`PAYLOAD_FD`].

@@ -28,7 +28,7 @@ pub(super) fn tell_phases(asked_ns: u64, marks_ns: &[u64; MARK_COUNT], stood_ns:
 }
 
 /// What the restorer does, by the numbers of `enum step` of `restorer/plan.h`.
-const STEPS: [(u32, &str); 66] = [
+const STEPS: [(u32, &str); 67] = [
     (1, "mounting /proc in the container"),
     (2, "receiving the request"),
     (3, "setting the clocks of the time namespace"),
@@ -95,6 +95,7 @@ const STEPS: [(u32, &str); 66] = [
     (64, "entering its own root"),
     (65, "raising the limit on open files"),
     (66, "making a session keyring"),
+    (67, "laying pages that were written over a private mapping of a file"),
 ];
 
 /// What the restorer was doing when it failed.

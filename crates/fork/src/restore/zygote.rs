@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_sys::fdpass;
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Extent, Kinship};
+use farfork_wire::descriptor::{Backing, Extent, Kinship, Mapping};
 
 use super::address_space::Part;
 use super::files;
@@ -71,6 +71,10 @@ pub fn unfit_for_zygote(descriptor: &Descriptor, node: &LocalNode) -> Option<&'s
     }
     if descriptor.mappings.iter().any(|mapping| mapping.flags.dont_fork) {
         return Some("it keeps memory from fork(2)");
+    }
+    let is_writable = |mapping: &Mapping| matches!(mapping.backing, Backing::PrivateWritableFile { .. });
+    if descriptor.mappings.iter().any(is_writable) {
+        return Some("it may write to a file that it maps privately");
     }
     if !matches!(kernels::check(&descriptor.origin, node), Ok(None)) {
         return Some("its kernel was another");

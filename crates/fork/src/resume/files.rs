@@ -250,12 +250,15 @@ impl Taken {
         let files = &descriptor.mapped_files;
         let members = descriptor.members.iter_mut().flat_map(|member| &mut member.mappings);
         for mapping in descriptor.mappings.iter_mut().chain(members) {
-            let Backing::SharedFile { file, .. } = mapping.backing else { continue };
+            let (Backing::SharedFile { file, .. } | Backing::PrivateWritableFile { file, .. }) = mapping.backing else {
+                continue;
+            };
             if mapped.contains(&file) {
-                *is_any = true;
                 let (path, object) =
                     (&files[file as usize].path, objects.get(&FileUse::number(&files[file as usize].identity)));
-                mapping.backing = owners_backing(mapping, object.copied()).ok_or_else(|| refused(path, NOT_HELD))?;
+                let backing = owners_backing(mapping, object.copied()).ok_or_else(|| refused(path, NOT_HELD))?;
+                *is_any |= backing != mapping.backing;
+                mapping.backing = backing;
             }
         }
         Ok(())
@@ -298,11 +301,16 @@ impl Taken {
     }
 }
 
-/// A shared mapping of a file of the owner's: of the copy, where there is one; else pages, which nobody can write to.
+/// A mapping of a file of the owner's: of the copy, where there is one; else pages, which nobody can write to, or which a plan has of a private
+/// mapping anyway.
 fn owners_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
     match (mapping.backing, object) {
         (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),
         (Backing::SharedFile { extent: Some(extent), .. }, None) => Some(Backing::Anonymous { extent: Some(extent) }),
+        (Backing::PrivateWritableFile { offset, written, .. }, Some(object)) => {
+            Some(Backing::PrivateObject { object, offset, written })
+        }
+        (Backing::PrivateWritableFile { .. }, None) => Some(mapping.backing),
         _ => None,
     }
 }

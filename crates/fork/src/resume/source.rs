@@ -1,11 +1,12 @@
 //! Seeds as a node knows them that has children of theirs: what is read from their owners.
 
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Connection, SeedKey};
-use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, ExtentId, Layer, SharedObject, USER_SPACE_END};
+use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, ExtentId, Layer, SharedObject, USER_SPACE_END, WrittenRun};
 use farfork_wire::{Descriptor, NodeName, SeedId};
 
 use super::error::ResumeError;
@@ -13,6 +14,7 @@ use super::files::LastLook;
 use crate::owner_links::OwnerLinks;
 use crate::pager::{MemoryPlan, Source, Strategy};
 use crate::phase;
+use crate::restore::SharedContents;
 use crate::seed::SeedTable;
 
 /// Bytes of shared memory that are fetched and written at a time.
@@ -144,14 +146,34 @@ impl SeedSource {
     }
 
     /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
-    pub(crate) fn fetch_shared(&self, deadline: Instant) -> Result<Vec<File>, ResumeError> {
-        let objects = &self.descriptor.shared_objects;
-        if objects.is_empty() {
-            return Ok(Vec::new());
+    pub(crate) fn fetch_shared(&self, deadline: Instant) -> Result<SharedContents, ResumeError> {
+        let (objects, written) = (&self.descriptor.shared_objects, self.descriptor.written_runs());
+        if objects.is_empty() && written.is_empty() {
+            return Ok(SharedContents::default());
         }
         self.links.with(&self.owner, self.key.seed.node(), |connection| {
-            objects.iter().map(|object| self.fetch_object(object, connection, deadline)).collect()
+            let fetched = objects.iter().map(|object| self.fetch_object(object, connection, deadline));
+            let objects = fetched.collect::<Result<Vec<File>, ResumeError>>()?;
+            let is_any = !written.is_empty();
+            let written = is_any.then(|| self.fetch_written(&written, connection, deadline)).transpose()?;
+            Ok(SharedContents { objects, written })
         })
+    }
+
+    /// Pages that lie over those of files that a process maps privately. No pager can bring them later: where the file has a page, the kernel
+    /// takes that and asks nobody.
+    fn fetch_written(
+        &self,
+        runs: &[WrittenRun],
+        connection: &mut dyn Connection,
+        deadline: Instant,
+    ) -> Result<File, ResumeError> {
+        let file = farfork_sys::memfd::create("farfork-written", false).map_err(ResumeError::local("a memfd"))?;
+        for run in runs {
+            let part = (run.extent, run.extent_offset..run.extent_offset + run.bytes);
+            self.fetch_part(part, (&file, run.file_offset), connection, deadline)?;
+        }
+        Ok(file)
     }
 
     fn fetch_object(
@@ -160,22 +182,34 @@ impl SeedSource {
         connection: &mut dyn Connection,
         deadline: Instant,
     ) -> Result<File, ResumeError> {
-        use std::os::unix::fs::FileExt;
         let file =
             farfork_sys::memfd::create(&object.name, object.seals.is_some()).map_err(ResumeError::local("a memfd"))?;
         file.set_len(object.bytes).map_err(ResumeError::local("a memfd"))?;
-        let mut chunk = vec![0; SHARED_CHUNK_BYTES];
         // Only what holds data: the rest of a new memfd is zeroes.
         for run in &self.descriptor.extents[object.extent.0 as usize].populated {
             let first = run.first * farfork_wire::PAGE_SIZE;
             let end = (first + run.count * farfork_wire::PAGE_SIZE).min(object.bytes);
-            for offset in (first..end).step_by(SHARED_CHUNK_BYTES) {
-                let part = &mut chunk[..((end - offset) as usize).min(SHARED_CHUNK_BYTES)];
-                farfork_fabric::read_blocking(connection, &self.key, object.extent, offset, part, deadline)
-                    .map_err(|cause| ResumeError::Fetch { what: "the seed's shared memory", cause })?;
-                file.write_all_at(part, offset).map_err(ResumeError::local("a memfd"))?;
-            }
+            self.fetch_part((object.extent, first..end), (&file, first), connection, deadline)?;
         }
         Ok(file)
+    }
+
+    /// Copies a part of an extent into a file, from an offset on.
+    fn fetch_part(
+        &self,
+        (extent, part): (ExtentId, Range<u64>),
+        (file, into): (&File, u64),
+        connection: &mut dyn Connection,
+        deadline: Instant,
+    ) -> Result<(), ResumeError> {
+        use std::os::unix::fs::FileExt;
+        let mut chunk = vec![0; SHARED_CHUNK_BYTES.min((part.end - part.start) as usize)];
+        for offset in part.clone().step_by(SHARED_CHUNK_BYTES) {
+            let read = &mut chunk[..((part.end - offset) as usize).min(SHARED_CHUNK_BYTES)];
+            farfork_fabric::read_blocking(connection, &self.key, extent, offset, read, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "the seed's shared memory", cause })?;
+            file.write_all_at(read, into + offset - part.start).map_err(ResumeError::local("a memfd"))?;
+        }
+        Ok(())
     }
 }

@@ -106,6 +106,37 @@ pub enum Backing {
     },
     /// A page that the kernel provides.
     Special(SpecialMapping),
+    /// A private mapping of memory that no path leads to: the pages of `written` are the process's own, the others show what the object holds by now.
+    PrivateObject {
+        /// Index into the shared objects.
+        object: u32,
+        /// Offset in the object, in bytes.
+        offset: u64,
+        /// What was written; `None`: nothing.
+        written: Option<ExtentId>,
+    },
+    /// A private mapping of a file that a process of the seed may write to otherwise: as [`Self::PrivateObject`] of the node's own file where it is
+    /// the same file, else paged from `extent`.
+    PrivateWritableFile {
+        /// Index into the mapped files.
+        file: u32,
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// All its pages, those of the file and those that were written.
+        extent: ExtentId,
+        /// What was written; `None`: nothing.
+        written: Option<ExtentId>,
+    },
+}
+
+impl Backing {
+    /// The pages that were written through a private mapping, which lie over those of its file from the start.
+    pub fn written(&self) -> Option<ExtentId> {
+        match *self {
+            Self::PrivateObject { written, .. } | Self::PrivateWritableFile { written, .. } => written,
+            _ => None,
+        }
+    }
 }
 
 /// Mappings that a kernel provides to each process.

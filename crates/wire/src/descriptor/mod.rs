@@ -29,6 +29,7 @@ mod thread;
 mod timer;
 mod tree;
 mod validate;
+mod written;
 
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +53,7 @@ pub use thread::{AltStack, Deadline, EagerBytes, PendingCall, Rseq, Scheduling, 
 pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
 pub use tree::{Kinship, Member, PROCESSES_MAX, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
+pub use written::WrittenRun;
 
 use crate::NodeName;
 

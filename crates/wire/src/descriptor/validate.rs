@@ -139,11 +139,27 @@ impl Part<'_> {
             Backing::SharedFile { file: index, offset, extent: id, .. } => {
                 file(index, offset).and_then(|()| id.map_or(Ok(()), extent))
             }
-            Backing::SharedMemory { object, offset } => {
-                let known = (object as usize) < self.tables.shared_objects.len();
-                require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
+            Backing::SharedMemory { object, offset } => self.validate_object(object, offset),
+            Backing::PrivateObject { object, offset, written } => {
+                self.validate_object(object, offset)?;
+                written.map_or(Ok(()), |id| extent(id).and_then(|()| self.validate_written(id)))
+            }
+            Backing::PrivateWritableFile { file: index, offset, extent: id, written } => {
+                file(index, offset).and_then(|()| extent(id))?;
+                written.map_or(Ok(()), |id| extent(id).and_then(|()| self.validate_written(id)))
             }
         }
+    }
+
+    fn validate_object(&self, object: u32, offset: u64) -> Result<(), InvalidDescriptor> {
+        let known = (object as usize) < self.tables.shared_objects.len();
+        require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
+    }
+
+    /// Pages that lie over those of a file are read from the owner before the process begins, and from nobody else.
+    fn validate_written(&self, id: ExtentId) -> Result<(), InvalidDescriptor> {
+        let is_owners = self.tables.extents[id.0 as usize].inherited.is_empty();
+        require(is_owners, || format!("extent {} of written pages inherits some", id.0))
     }
 
     fn validate_descriptors(&self) -> Result<(), InvalidDescriptor> {

@@ -1,27 +1,114 @@
-/* A private mapping of a memfd, of which one page was written and one was not. In the process the second shows what is written to the memfd later; a
- * child keeps what was shown at the prepare, and its memfd is as it was, and its own.
- * usage: private_mapping
+/* Private mappings of what the process may write to otherwise: pages that were written through the mapping are the process's own, the others show what
+ * is written to the object, before a fork and behind it, in a parent and in a child (mmap(2)).
+ * usage: private_mapping memfd | deleted PATH | shared-memory PATH | anonymous | file PATH | descendant
  */
 #include "../forked.h"
 
-int main(void) {
-    int fd = memfd_create("followed", MFD_CLOEXEC);
-    REQUIRE(fd >= 0 && ftruncate(fd, 2 * PAGE_BYTES) == 0);
-    uint64_t *shared = mmap(NULL, 2 * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    uint64_t *private = mmap(NULL, 2 * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-    REQUIRE(shared != MAP_FAILED && private != MAP_FAILED);
-    uint64_t *clean = private + PAGE_BYTES / sizeof *private;
-    fill(shared, 2 * PAGE_BYTES, 100);
-    private[0] = 1;
-    shared[PAGE_BYTES / sizeof *shared] = 2;
-    REQUIRE(clean[0] == 2, "the kernel shows no private mapping what was written");
+#include <sys/wait.h>
+
+#define PAGES 6
+#define WORDS (PAGE_BYTES / sizeof(uint64_t))
+#define BYTES (PAGES * PAGE_BYTES)
+
+static uint64_t *private;
+static uint64_t *shared;
+static int object;
+
+/* The object's file, which is open for reading and writing. Only of shared anonymous memory its mapping tells. */
+static int open_object(const char *kind, const char *path) {
+    if (!strcmp(kind, "anonymous")) {
+        char link[64];
+        uint64_t *made = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        REQUIRE(made != MAP_FAILED);
+        unsigned long start = (unsigned long)made;
+        snprintf(link, sizeof link, "/proc/self/map_files/%lx-%lx", start, start + BYTES);
+        return open(link, O_RDWR | O_CLOEXEC);
+    }
+    if (!path) return memfd_create("followed", MFD_CLOEXEC);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    REQUIRE(fd >= 0);
+    if (!strcmp(kind, "deleted")) REQUIRE(unlink(path) == 0);
+    return fd;
+}
+
+static void set_up(const char *kind, const char *path) {
+    object = open_object(kind, path);
+    REQUIRE(object >= 0 && ftruncate(object, BYTES) == 0);
+    private = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, object, 0);
+    REQUIRE(private != MAP_FAILED);
+    uint64_t words[BYTES / sizeof(uint64_t)];
+    fill(words, BYTES, 100);
+    REQUIRE(pwrite(object, words, BYTES, 0) == (ssize_t)BYTES);
+    /* A file with a path is not mapped for writing: that alone makes a child open it so. */
+    if (strcmp(kind, "file") != 0) {
+        shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, object, 0);
+        REQUIRE(shared != MAP_FAILED);
+    }
+    /* Of each half the first page: the process's own. */
+    fill(private, PAGE_BYTES, 1000);
+    fill(private + 3 * WORDS, PAGE_BYTES, 2000);
+    REQUIRE(mprotect(private + 3 * WORDS, 3 * PAGE_BYTES, PROT_READ) == 0);
+}
+
+/* Writes to the object where nothing was written through the mapping, by write(2) and through a shared mapping, and to what was. */
+static void check_following(uint64_t first) {
+    uint64_t page[WORDS];
+    for (size_t at = 0; at < PAGES; at++) {
+        fill(page, PAGE_BYTES, first + at);
+        int by_mapping = shared && at % 2 == 1;
+        if (by_mapping) memcpy(shared + at * WORDS, page, PAGE_BYTES);
+        else REQUIRE(pwrite(object, page, PAGE_BYTES, (off_t)(at * PAGE_BYTES)) == (ssize_t)PAGE_BYTES);
+    }
+    for (size_t at = 1; at < PAGES; at++)
+        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, first + at), "page %zu does not follow", at);
+    REQUIRE(holds(private, PAGE_BYTES, 1000), "a page that was written shows the object");
+    REQUIRE(holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a page that was written and may only be read shows the object");
+}
+
+/* What the kernel showed at the prepare, whatever was written to the parent's object since. */
+static void check_contents(void) {
+    REQUIRE(holds(private, PAGE_BYTES, 1000) && holds(private + 3 * WORDS, PAGE_BYTES, 2000), "what was written is lost");
+    for (size_t at = 1; at < PAGES; at++)
+        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, 100 + at * WORDS), "page %zu is another", at);
+}
+
+static void check_own(void) {
+    check_following(5000);
+    /* What is written from now on is the process's own, too, and what is thrown away shows the object again. */
+    fill(private + WORDS, PAGE_BYTES, 3000);
+    REQUIRE(madvise(private, PAGE_BYTES, MADV_DONTNEED) == 0);
+    REQUIRE(holds(private, PAGE_BYTES, 5000), "a page that was thrown away does not show the object");
+    uint64_t page[WORDS];
+    REQUIRE(pread(object, page, PAGE_BYTES, (off_t)PAGE_BYTES) == (ssize_t)PAGE_BYTES && holds(page, PAGE_BYTES, 5001));
+}
+
+/* A process of the tree with the same mapping and a page of its own in it, and no other part in what the first one does. */
+static pid_t bear(void) {
+    pid_t born = fork();
+    REQUIRE(born >= 0);
+    if (born > 0) return born;
+    char payload[PAYLOAD_BYTES_MAX];
+    fill(private + 2 * WORDS, PAGE_BYTES, 4000);
+    while (!find_payload(payload)) usleep(1000);
+    REQUIRE(holds(private + 2 * WORDS, PAGE_BYTES, 4000), "the descendant's page is lost");
+    while (!holds(shared + 5 * WORDS, PAGE_BYTES, 5005)) usleep(1000);
+    REQUIRE(holds(private + 5 * WORDS, PAGE_BYTES, 5005), "the descendant's mapping does not follow");
+    REQUIRE(holds(private + 2 * WORDS, PAGE_BYTES, 4000) && holds(private, PAGE_BYTES, 1000));
+    _exit(0);
+}
+
+int main(int count, char **arguments) {
+    REQUIRE(count >= 2);
+    int is_tree = !strcmp(arguments[1], "descendant");
+    set_up(arguments[1], arguments[2]);
+    pid_t born = is_tree ? bear() : 0;
+    check_contents();
     char payload[PAYLOAD_BYTES_MAX];
     ready(0);
     await_fork(payload);
-    REQUIRE(private[0] == 1 && clean[0] == 2 && shared[PAGE_BYTES / sizeof *shared] == 2 && shared[0] == word_of(100));
-    uint64_t written = 3;
-    REQUIRE(pwrite(fd, &written, sizeof written, PAGE_BYTES) == sizeof written);
-    REQUIRE(shared[PAGE_BYTES / sizeof *shared] == 3, "the memfd is not what is mapped");
-    REQUIRE(clean[0] == 2 && private[0] == 1, "it follows: `farfork check` need not tell");
+    check_contents();
+    check_own();
+    int status;
+    if (is_tree) REQUIRE(waitpid(born, &status, 0) == born && status == 0, "the descendant says %#x", status);
     finish(payload, 0);
 }

@@ -14,6 +14,7 @@ use farfork_wire::descriptor::{
     Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, MappedPlace, Mapping, MappingFlags, PageRun,
 };
 
+use super::following::{WrittenFiles, WrittenPages};
 use super::space::AddressSpace;
 use super::{Kind, about, is_left_out, is_private_huge, kind, mapped_part, merge, refuse_part, refuse_path};
 use crate::capture::error::{CaptureError, Refusal};
@@ -27,12 +28,16 @@ pub(crate) struct MemoryMap {
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) extents: Vec<Extent>,
     pub(crate) files: Vec<MappedFile>,
+    /// Of private mappings of files, by their first addresses: the pages that were written.
+    pub(crate) written: WrittenFiles,
 }
 
 struct Builder<'a> {
     pid: i32,
     subject: i32,
     shared: &'a SharedCopies,
+    /// What the process executes, where that is a shared object: nobody can write to it.
+    executed: Option<u32>,
     inheritance: &'a Inheritance,
     regions: Vec<Region>,
     file_indices: BTreeMap<(u64, u64), u32>,
@@ -48,7 +53,8 @@ impl MemoryMap {
     ) -> Result<Self, CaptureError> {
         let AddressSpace { pid, subject, entries, regions, .. } = space;
         let (file_indices, memory) = (BTreeMap::new(), Self::default());
-        let mut builder = Builder { pid, subject, shared, inheritance, regions, file_indices, memory };
+        let executed = shared.index_of_executed(subject).map_err(CaptureError::read(pid, "its executable"))?;
+        let mut builder = Builder { pid, subject, shared, executed, inheritance, regions, file_indices, memory };
         for entry in entries.iter().filter(|entry| !is_left_out(entry)) {
             builder.take(entry)?;
         }
@@ -65,7 +71,10 @@ impl Builder<'_> {
             Kind::Anonymous if is_wiped(entry) => Backing::Anonymous { extent: None },
             Kind::Anonymous if is_private_huge(entry) => self.huge_file(entry)?,
             // A mapping of a deleted file, or of /dev/zero, has both the file's pages and written ones.
-            Kind::Anonymous if entry.inode != 0 => self.written_file(entry)?,
+            Kind::Anonymous if entry.inode != 0 => match self.object_of(entry) {
+                Some(object) => self.private_object(entry, object),
+                None => self.written_file(entry)?,
+            },
             Kind::Anonymous => Backing::Anonymous { extent: self.anonymous(entry) },
             Kind::PrivateFile => self.private_file(entry)?,
             Kind::SharedFile => {
@@ -101,6 +110,9 @@ impl Builder<'_> {
 
     /// A private file mapping is paged from the owner where the process has written to it, else left to the file.
     fn private_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        if let Some(object) = self.object_of(entry) {
+            return Ok(self.private_object(entry, object));
+        }
         let is_written = !self.runs(entry, |region| !region.is_file()).is_empty();
         if is_written || str::from_utf8(&entry.path).is_err() {
             return self.written_file(entry);
@@ -119,6 +131,8 @@ impl Builder<'_> {
             Ok(metadata) if metadata.is_file() && has_path(entry) => {
                 let (file, bytes) = self.file(entry)?;
                 self.memory.files[file as usize].has_written_pages = true;
+                let pages = self.runs(entry, |region| !region.is_file());
+                self.memory.written.insert(entry.start, WrittenPages { file, offset: entry.offset, pages });
                 bytes
             }
             Ok(metadata) => metadata.len(),
@@ -128,6 +142,23 @@ impl Builder<'_> {
         runs.extend(self.runs(entry, |_| true));
         runs.sort_unstable_by_key(|run| run.first);
         Ok(Backing::Anonymous { extent: self.extent(entry, merge(runs)) })
+    }
+
+    /// The shared object that a private mapping is of, where a child has it as a file that can be mapped. Not of what is executed: its pages are
+    /// as they are for ever, and come as they are touched.
+    fn object_of(&self, entry: &MapEntry) -> Option<u32> {
+        use std::os::unix::fs::MetadataExt;
+        if self.shared.is_empty() {
+            return None;
+        }
+        let found = std::fs::metadata(self.link(entry)).ok()?;
+        let object = self.shared.index_of(found.dev(), found.ino())?;
+        (self.shared.is_file(object) && self.executed != Some(object)).then_some(object)
+    }
+
+    fn private_object(&mut self, entry: &MapEntry, object: u32) -> Backing {
+        let pages = self.runs(entry, |region| !region.is_file());
+        Backing::PrivateObject { object, offset: entry.offset, written: self.extent(entry, pages) }
     }
 
     /// Private memory in huge pages of a process that is its own template, with what its file has: a page that neither has must

@@ -229,7 +229,7 @@ fn walks(entries: &[MapEntry]) -> Vec<(Range<u64>, Detail)> {
     for entry in entries {
         let detail = match kind(entry) {
             Ok(Kind::PrivateFile) => Detail::Owner,
-            Ok(Kind::Anonymous) if entry.bytes() >= OWN_SCAN_BYTES_MIN => Detail::Populated,
+            Ok(Kind::Anonymous) if entry.inode == 0 && entry.bytes() >= OWN_SCAN_BYTES_MIN => Detail::Populated,
             Ok(Kind::Anonymous) => Detail::Owner,
             // Nothing is asked about their pages.
             _ => {

@@ -98,6 +98,12 @@ fn shift(mapping: &mut Mapping, extents: u32, files: u32) {
             *file += files;
             extent.iter_mut().for_each(|extent| extent.0 += extents);
         }
+        Backing::PrivateObject { written, .. } => written.iter_mut().for_each(|extent| extent.0 += extents),
+        Backing::PrivateWritableFile { file, extent, written, .. } => {
+            *file += files;
+            extent.0 += extents;
+            written.iter_mut().for_each(|extent| extent.0 += extents);
+        }
         Backing::Anonymous { extent: None } | Backing::SharedMemory { .. } | Backing::Special(_) => {}
     }
 }

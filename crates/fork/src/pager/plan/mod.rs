@@ -248,7 +248,9 @@ impl PlanId {
 fn segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<Segment> {
     let mut segments = Vec::new();
     for mapping in mappings {
-        let (Backing::Anonymous { extent: Some(extent) } | Backing::PrivateFile { extent, .. }) = mapping.backing
+        let (Backing::Anonymous { extent: Some(extent) }
+        | Backing::PrivateFile { extent, .. }
+        | Backing::PrivateWritableFile { extent, .. }) = mapping.backing
         else {
             continue;
         };

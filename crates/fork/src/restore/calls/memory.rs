@@ -2,6 +2,7 @@
 //!
 //! Both are filled from a memfd that the daemon passes, before anything is mapped.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use farfork_wire::descriptor::{Backing, FileStatus, FileTimes, Mapping, SharedKind};
@@ -9,7 +10,7 @@ use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
-use super::super::layout::{STEP_BRIDGE, STEP_SHARED_MEMORY};
+use super::super::layout::{STEP_BRIDGE, STEP_SHARED_MEMORY, STEP_WRITTEN_PAGES};
 use super::super::objects::{Objects, waits_for_maps};
 use super::super::tree::Place;
 use super::{Script, number, value};
@@ -59,6 +60,37 @@ pub(super) fn attach(descriptor: &Descriptor, place: &Place<'_>, script: &mut Sc
         }
         if is_removed && place.attaches_first(index as u32) {
             script.gives(0, number::SHMCTL, &[value(id), value(IPC_RMID), value(0_u32)]);
+        }
+    }
+}
+
+/// Pages that a process has written through private mappings of files, over those of the files. Nobody else sees them: a page is copied as it is
+/// written.
+pub(super) fn lay_written(
+    (objects, fd_base): (&Objects, u32),
+    place: &Place<'_>,
+    overlaid: &BTreeSet<u64>,
+    script: &mut Script<'_>,
+) {
+    const PROT_READ_WRITE: u8 = 3;
+    let Some((passed, runs)) = objects.written(place.number) else { return };
+    script.about(STEP_WRITTEN_PAGES, 0);
+    let source = fd_base + passed;
+    for run in runs.filter(|run| overlaid.contains(&run.mapping.0)) {
+        let (start, end) = run.mapping;
+        // All of a mapping: the kernel counts what may be written once, and parts that are counted otherwise stay parts.
+        let protect = [PROT_READ_WRITE, run.protection].map(|protection| [start, end - start, protection.into()]);
+        let is_writable = run.protection & PROT_READ_WRITE == PROT_READ_WRITE;
+        if !is_writable {
+            script.gives(0, number::MPROTECT, &protect[0].map(value));
+        }
+        for offset in (0..run.bytes).step_by(COPY_BYTES_MAX as usize) {
+            let length = (run.bytes - offset).min(COPY_BYTES_MAX);
+            let read = [value(source), value(run.address + offset), value(length), value(run.file_offset + offset)];
+            script.gives(length, number::PREAD64, &read);
+        }
+        if !is_writable {
+            script.gives(0, number::MPROTECT, &protect[1].map(value));
         }
     }
 }

@@ -31,7 +31,7 @@ mod terminal;
 mod timer;
 mod waiting;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use farfork_wire::Descriptor;
@@ -56,6 +56,9 @@ pub(super) struct Calls {
     pub(super) behind_paths: Span,
     pub(super) at_last: Span,
 }
+
+/// What calls must know of an address space: where a bridge's vdso stands, and the first addresses of private mappings of files.
+type Memory<'a> = (Option<Range<u64>>, &'a BTreeSet<u64>);
 
 /// Where objects that the child makes stand, in the same count as those that are passed to it.
 #[derive(Debug)]
@@ -85,13 +88,13 @@ impl Made {
 impl Calls {
     /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
     /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says. `vdso` is where
-    /// a bridge stands; `is_copy`: it is forked from a zygote; `untrusted`: it can write nothing of /proc; `has_users`: of its
+    /// a bridge stands, `overlaid` what has pages of its own over those of a file; `is_copy`: it is forked from a zygote; `untrusted`: it can write nothing of /proc; `has_users`: of its
     /// own, in a user namespace that it enters behind the calls before files.
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
         owner: Option<&Credentials>,
-        (is_first, vdso, is_copy, (untrusted, has_users)): (bool, Option<Range<u64>>, bool, (bool, bool)),
+        (is_first, (vdso, overlaid), is_copy, (untrusted, has_users)): (bool, Memory<'_>, bool, (bool, bool)),
         place: &Place<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
@@ -108,6 +111,7 @@ impl Calls {
         if let Some(place) = vdso {
             memory::protect_code(&place, &mut script);
         }
+        memory::lay_written((objects, fd_base), place, overlaid, &mut script);
         if is_first {
             memory::seal(descriptor, (objects, fd_base), &mut script);
             memory::set_times(descriptor, (objects, fd_base), &mut script)?;

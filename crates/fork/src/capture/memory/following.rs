@@ -1,0 +1,69 @@
+//! Private mappings of files that a process of the seed may write to otherwise: by an open file, or by a shared mapping. Where they were not written
+//! themselves they show what is written to the file (mmap(2)), also in a child. Which files these are is known when the descriptor of all processes is.
+
+use std::collections::BTreeMap;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{Backing, Extent, ExtentId, ExtentSource, Mapping, PageRun};
+
+use crate::file_use::{FileUse, uses};
+
+/// Of private mappings of files of one process, by their first addresses: what was written.
+pub(crate) type WrittenFiles = BTreeMap<u64, WrittenPages>;
+
+/// What was written through a private mapping of a file.
+#[derive(Debug)]
+pub(crate) struct WrittenPages {
+    /// Index into the process's own mapped files.
+    pub(crate) file: u32,
+    /// Offset in the file, in bytes.
+    pub(crate) offset: u64,
+    pub(crate) pages: Vec<PageRun>,
+}
+
+/// Has these mappings lead to their files. `written`: by process, the first one's first.
+pub(crate) fn follow_writable_files(descriptor: &mut Descriptor, written: Vec<WrittenFiles>) {
+    let uses = uses(descriptor);
+    let is_written = |file: u32| {
+        let identity = &descriptor.mapped_files[file as usize].identity;
+        uses.get(&FileUse::number(identity)).is_some_and(|used| used.is_written)
+    };
+    let writable: Vec<bool> = (0..descriptor.mapped_files.len() as u32).map(is_written).collect();
+    if !writable.contains(&true) {
+        return;
+    }
+    let mut files_before = 0;
+    let Descriptor { mappings, members, mapped_files, extents, .. } = descriptor;
+    let maps = std::iter::once(mappings).chain(members.iter_mut().map(|member| &mut member.mappings));
+    for (process, (mappings, mut written)) in (0..).zip(maps.zip(written)) {
+        for mapping in mappings {
+            let pages = written.remove(&mapping.start);
+            let pages = pages.map(|pages| WrittenPages { file: pages.file + files_before, ..pages });
+            follow(mapping, (process, pages), &writable, extents);
+        }
+        files_before += mapped_files.iter().filter(|file| file.place.process == process).count() as u32;
+    }
+}
+
+fn follow(
+    mapping: &mut Mapping,
+    (process, pages): (u32, Option<WrittenPages>),
+    writable: &[bool],
+    extents: &mut Vec<Extent>,
+) {
+    mapping.backing = match (mapping.backing, pages) {
+        (Backing::PrivateFile { file, offset, extent }, _) if writable[file as usize] => {
+            Backing::PrivateWritableFile { file, offset, extent, written: None }
+        }
+        (Backing::Anonymous { extent: Some(extent) }, Some(WrittenPages { file, offset, pages }))
+            if writable[file as usize] =>
+        {
+            let source = ExtentSource::Template { process, address: mapping.start };
+            let bytes = mapping.end - mapping.start;
+            extents.push(Extent { source, bytes, populated: pages, inherited: Vec::new() });
+            let written = Some(ExtentId(extents.len() as u32 - 1));
+            Backing::PrivateWritableFile { file, offset, extent, written }
+        }
+        (other, _) => other,
+    };
+}

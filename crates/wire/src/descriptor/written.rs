@@ -1,0 +1,52 @@
+//! Pages that were written through private mappings of files, as one file holds them all: who restores a seed fetches them into it, and each process
+//! reads its own from there. Both go by the same list.
+
+use super::{Descriptor, ExtentId, Mapping, Protection};
+use crate::PAGE_SIZE;
+
+/// Neighbouring pages that a process has written in a private mapping of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrittenRun {
+    /// The process, by its number.
+    pub process: u32,
+    /// The mapping: first address, and address behind its last byte.
+    pub mapping: (u64, u64),
+    /// What may be done with it.
+    pub protection: Protection,
+    /// First address of the pages.
+    pub address: u64,
+    /// Their length.
+    pub bytes: u64,
+    /// What the owner serves them in, and where.
+    pub extent: ExtentId,
+    /// Offset in the extent, in bytes.
+    pub extent_offset: u64,
+    /// Where they stand in the file of all that were written, in bytes.
+    pub file_offset: u64,
+}
+
+impl Descriptor {
+    /// All of them: by process, ascending.
+    pub fn written_runs(&self) -> Vec<WrittenRun> {
+        let members = self.members.iter().map(|member| &member.mappings);
+        let maps = std::iter::once(&self.mappings).chain(members);
+        let mut runs: Vec<WrittenRun> = Vec::new();
+        for (process, mappings) in (0..).zip(maps) {
+            for mapping in mappings {
+                self.add_written(process, mapping, &mut runs);
+            }
+        }
+        runs
+    }
+
+    fn add_written(&self, process: u32, mapping: &Mapping, runs: &mut Vec<WrittenRun>) {
+        let Some(extent) = mapping.backing.written() else { return };
+        for run in &self.extents[extent.0 as usize].populated {
+            let (extent_offset, bytes) = (run.first * PAGE_SIZE, run.count * PAGE_SIZE);
+            let file_offset = runs.last().map_or(0, |last| last.file_offset + last.bytes);
+            let address = mapping.start + extent_offset;
+            let (protection, mapping) = (mapping.protection, (mapping.start, mapping.end));
+            runs.push(WrittenRun { process, mapping, protection, address, bytes, extent, extent_offset, file_offset });
+        }
+    }
+}
