@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_private_mapping_follows_posix_shared_memory", private_posix_memory),
     Test::shared("a_private_mapping_follows_a_file", private_file),
     Test::shared("private_mappings_of_descendants_follow", private_descendants),
+    Test::shared("private_mappings_of_segments_and_huge_pages_keep_what_they_show", private_copy),
     Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
     Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
     Test::shared("temporary_files_of_one_name_are_apart", temporary_files),
@@ -172,6 +173,24 @@ fn private_file(cluster: &Cluster) {
         fs::read(directory.path().join("other")).expect("it wrote this, too"),
         "it is not the child's own"
     );
+}
+
+/// What cannot follow is named before a prepare, by the prepare and by the seed.
+fn private_copy(cluster: &Cluster) {
+    for (kind, name) in [("segment", "/SYSV00000000 (deleted)"), ("huge", "/memfd:huge (deleted)")] {
+        let mut parent = situation("private_copy", &[kind]);
+        let note = format!("it has private mappings of {name}, to which it may write");
+        let checked = cluster.first().run(&["check", &parent.pid_text()]);
+        assert!(checked.stdout.contains(&note), "{}", checked.stdout);
+        let prepared = cluster.first().run(&["prepare", &parent.pid_text(), "--json"]);
+        let seed = Seed::of_output(cluster.first(), &prepared.stdout);
+        let inspected = cluster.first().json(&["inspect", seed.id()]);
+        assert!(inspected["notes"].to_string().contains(&note), "{inspected}");
+        for number in [31, 32] {
+            seed.fork_and_check(&parent, number, &["--to", cluster.name(1)]);
+        }
+        parent.require_unharmed();
+    }
 }
 
 fn random_state(cluster: &Cluster) {

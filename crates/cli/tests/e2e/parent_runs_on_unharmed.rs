@@ -1,6 +1,7 @@
 //! The parent runs on unharmed: its output shows no gap above the pause that prepare tells, it never notices an
 //! interrupted wait, and none of farfork's marks stay on it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("waits_see_no_stop", waits_see_no_stop),
     Test::shared("waits_of_a_child_have_the_time_that_was_left", waits_of_a_child),
     Test::alone("waits_see_no_killed_daemon", waits_see_no_killed_daemon),
+    Test::shared("waits_that_are_not_kept_exactly_are_named", inexact_waits),
 ];
 
 /// Ticks that show how regular the parent is without farfork.
@@ -149,6 +151,32 @@ fn waits_see_no_killed_daemon() {
 
 fn is_traced(pid: i32) -> bool {
     Status::read(pid).is_ok_and(|status| status.tracer != 0)
+}
+
+/// By thread, call and reason, before a prepare; a wait that is kept has no note.
+fn inexact_waits(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("inexact_waits"), &[]);
+    let checked = cluster.first().run(&["check", &parent.pid_text()]).stdout;
+    let tasks = fs::read_dir(format!("/proc/{}/task", parent.pid())).expect("it runs");
+    let threads: BTreeMap<String, String> = tasks
+        .map(|task| task.expect("a thread").path())
+        .map(|task| {
+            let name = fs::read_to_string(task.join("comm")).expect("a thread has a name").trim_end().to_owned();
+            (name, task.file_name().expect("an id").to_string_lossy().into_owned())
+        })
+        .collect();
+    let note = |name: &str, words: &str| format!("thread {} waits in {words}", threads[name]);
+    for (name, call, reason) in [
+        ("terminal", "read(2) on fd 4, a terminal with a time limit (VTIME)", "begins anew"),
+        ("recvmmsg", "recvmmsg(2) on fd ", "begins anew"),
+        ("waitall", "recvfrom(2) on fd ", "SO_RCVTIMEO): where it has moved a part"),
+        ("sending", "write(2) on fd ", "SO_SNDTIMEO): where it has moved a part"),
+    ] {
+        let line = checked.lines().find(|line| line.contains(&note(name, call)));
+        assert!(line.is_some_and(|line| line.contains(reason)), "{name}: {checked}");
+    }
+    assert!(!checked.contains(&note("kept", "")), "{checked}");
+    parent.require_unharmed();
 }
 
 fn is_zombie(pid: &str) -> bool {

@@ -418,11 +418,6 @@ impl SharedCopies {
         self.keys.is_empty()
     }
 
-    /// Whether a child has an object as a file that it can map, not as a segment that it attaches.
-    pub(super) fn is_file(&self, object: u32) -> bool {
-        !matches!(self.named[object as usize].kind, SharedKind::SystemV { .. })
-    }
-
     /// Index of what a process executes, where that is one of them.
     pub(super) fn index_of_executed(&self, pid: i32) -> io::Result<Option<u32>> {
         if self.keys.is_empty() {

@@ -5,6 +5,7 @@
 
 pub(crate) mod entry;
 pub(super) mod freezer;
+pub(super) mod inexact;
 pub(crate) mod limits;
 pub(crate) mod questions;
 pub(crate) mod restart;

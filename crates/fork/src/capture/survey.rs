@@ -20,7 +20,7 @@ use super::state::namespaces::{self, NamespacePolicy};
 use super::state::program::Program;
 use super::state::root::{self, Root};
 use super::state::{apart, filters, time_namespace, timers, users};
-use super::stop::{freezer, is_call_timer, traced, vfork, waits};
+use super::stop::{freezer, inexact, is_call_timer, traced, vfork, waits};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -168,10 +168,12 @@ impl Survey {
         if depth != Depth::Quick || sockets.caller.is_none() {
             survey.refusals.extend(timers::refusals(pid, &timers::list(pid)?, &survey.inner_ids()));
         }
+        survey.notes.extend(memory::object::note_of_followed((pid, &survey.fds), &survey.maps));
         if depth == Depth::Quick {
             survey.profiles.keys().for_each(|tid| waits::look(*tid));
         } else {
             survey.note_what_stays_behind();
+            survey.notes.extend(inexact::notes(survey.profiles.keys().copied()));
         }
         Ok(survey)
     }
@@ -290,7 +292,6 @@ impl Survey {
             );
         }
         self.notes.extend(files::versions::unproved((self.pid, &self.fds), &self.maps));
-        self.notes.extend(memory::object::note_of_followed((self.pid, &self.fds), &self.maps));
         if self.stat.state == 'T' {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }

@@ -139,7 +139,8 @@ impl AddressSpace {
         });
     }
 
-    /// A mapping of a shared object, shared or private by its flags.
+    /// A mapping of a shared object, shared or private by its flags. A private one of a segment is of what that is filled with: nobody has a file
+    /// of the segment itself.
     fn add_object(
         &mut self,
         mapping: &Mapping,
@@ -148,7 +149,7 @@ impl AddressSpace {
         writer: &mut PlanWriter,
     ) -> Result<(), RestoreError> {
         match &descriptor.shared_objects[object as usize].kind {
-            kind if is_attached(kind) => {}
+            kind if is_attached(kind) && flags & MAPPING_SHARED != 0 => {}
             SharedKind::Named { path, .. } => {
                 // What is readable only may be made writable later, as memfds may.
                 let source = self.path(path, OFlags::RDWR, writer)?;

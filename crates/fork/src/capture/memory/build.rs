@@ -71,7 +71,7 @@ impl Builder<'_> {
             Kind::Anonymous if is_wiped(entry) => Backing::Anonymous { extent: None },
             Kind::Anonymous if is_private_huge(entry) => self.huge_file(entry)?,
             // A mapping of a deleted file, or of /dev/zero, has both the file's pages and written ones.
-            Kind::Anonymous if entry.inode != 0 => match self.object_of(entry) {
+            Kind::Anonymous if has_file(entry) => match self.object_of(entry) {
                 Some(object) => self.private_object(entry, object),
                 None => self.written_file(entry)?,
             },
@@ -144,7 +144,7 @@ impl Builder<'_> {
         Ok(Backing::Anonymous { extent: self.extent(entry, merge(runs)) })
     }
 
-    /// The shared object that a private mapping is of, where a child has it as a file that can be mapped. Not of what is executed: its pages are
+    /// The shared object that a private mapping is of. Not what is executed: its pages are
     /// as they are for ever, and come as they are touched.
     fn object_of(&self, entry: &MapEntry) -> Option<u32> {
         use std::os::unix::fs::MetadataExt;
@@ -153,7 +153,7 @@ impl Builder<'_> {
         }
         let found = std::fs::metadata(self.link(entry)).ok()?;
         let object = self.shared.index_of(found.dev(), found.ino())?;
-        (self.shared.is_file(object) && self.executed != Some(object)).then_some(object)
+        (self.executed != Some(object)).then_some(object)
     }
 
     fn private_object(&mut self, entry: &MapEntry, object: u32) -> Backing {
@@ -248,6 +248,11 @@ impl Builder<'_> {
         self.memory.extents.push(Extent { source, bytes: entry.bytes(), populated, inherited: Vec::new() });
         id
     }
+}
+
+/// Whether a mapping has a file: a segment of System V shared memory may have 0 for a number.
+pub(super) fn has_file(entry: &MapEntry) -> bool {
+    entry.inode != 0 || entry.path.starts_with(SEGMENT_PREFIX)
 }
 
 /// Whether a mapping's file has a path that can be told.

@@ -1,5 +1,5 @@
 //! Private mappings of what the process itself may write to: where it has not written through the mapping, they show what is written to the file. A
-//! child's pages are its own.
+//! child's follow its own file too, but for those that this names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,24 +7,30 @@ use std::os::unix::fs::PermissionsExt;
 
 use farfork_sys::process::MapEntry;
 
-use super::{Kind, kind};
+use super::is_private_huge;
 use crate::capture::files::OpenFd;
+use crate::capture::shared::SEGMENT_PREFIX;
 
 /// A person reads no more names.
 const NAMES_MAX: usize = 5;
 
-/// What has no path (memfds, deleted files) and is mapped privately by a process that may write to it: by a shared mapping, or by an open file.
+/// What is mapped privately by a process that may write to it, by a shared mapping or by an open file, and of which a child has a copy: of memory in
+/// huge pages in ordinary ones, and of a segment of System V shared memory what that is filled with.
 pub(in crate::capture) fn note_of_followed((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
+    const PROT_WRITE: u8 = 2;
     let can_write = |fd: &&OpenFd| {
         let link = fs::symlink_metadata(format!("/proc/{pid}/fd/{}", fd.number));
         link.is_ok_and(|link| link.permissions().mode() & OWNER_MAY_WRITE != 0)
     };
-    let is_private = |entry: &&MapEntry| !entry.is_shared && entry.inode != 0 && kind(entry) == Ok(Kind::Anonymous);
+    let is_copied = |entry: &MapEntry| is_private_huge(entry) || entry.path.starts_with(SEGMENT_PREFIX);
+    let is_private = |entry: &&MapEntry| !entry.is_shared && is_copied(entry);
     let is_written = |entry: &MapEntry| {
         let is_same = |other: &&MapEntry| (other.device, other.inode) == (entry.device, entry.inode);
         let is_open = |fd: &&OpenFd| (fd.device, fd.inode) == (entry.device, entry.inode);
-        maps.iter().filter(is_same).any(|other| other.is_shared && other.has_flag("mw"))
+        // What may be written to later, too, is known where the flags are.
+        let may_write = |other: &MapEntry| other.has_flag("mw") || other.protection & PROT_WRITE != 0;
+        maps.iter().filter(is_same).any(|other| other.is_shared && may_write(other))
             || fds.iter().filter(is_open).any(|fd| can_write(&fd))
     };
     let followed = maps.iter().filter(is_private).filter(|entry| is_written(entry));

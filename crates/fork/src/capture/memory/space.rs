@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use farfork_sys::pagemap::{Detail, PageTables, Region};
 use farfork_sys::process::{self, MapEntry};
 
+use super::build::has_file;
 use super::file_systems::OWN_FLAG;
 use super::{FileSystems, Kind, is_left_out, is_private_huge, kind, refusals};
 use crate::capture::error::CaptureError;
@@ -229,7 +230,7 @@ fn walks(entries: &[MapEntry]) -> Vec<(Range<u64>, Detail)> {
     for entry in entries {
         let detail = match kind(entry) {
             Ok(Kind::PrivateFile) => Detail::Owner,
-            Ok(Kind::Anonymous) if entry.inode == 0 && entry.bytes() >= OWN_SCAN_BYTES_MIN => Detail::Populated,
+            Ok(Kind::Anonymous) if !has_file(entry) && entry.bytes() >= OWN_SCAN_BYTES_MIN => Detail::Populated,
             Ok(Kind::Anonymous) => Detail::Owner,
             // Nothing is asked about their pages.
             _ => {

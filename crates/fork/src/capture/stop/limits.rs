@@ -14,9 +14,9 @@ use super::restart;
 /// Nanoseconds of a second.
 const NS_PER_S: u64 = 1_000_000_000;
 
-const SOL_SOCKET: u32 = 1;
-const SO_RCVTIMEO: u32 = 20;
-const SO_SNDTIMEO: u32 = 21;
+pub(super) const SOL_SOCKET: u32 = 1;
+pub(super) const SO_RCVTIMEO: u32 = 20;
+pub(super) const SO_SNDTIMEO: u32 = 21;
 const SO_DOMAIN: u32 = 39;
 const AF_UNIX: i32 = 1;
 
@@ -127,13 +127,13 @@ fn parse_pair(bytes: &[u8], unit_ns: u64) -> Option<Duration> {
 }
 
 /// A thread's file descriptor, as one of ours.
-fn borrowed(tid: i32, fd: u64) -> Option<OwnedFd> {
+pub(super) fn borrowed(tid: i32, fd: u64) -> Option<OwnedFd> {
     let process = Status::read(tid).ok()?.process;
     pidfd::get_fd(&pidfd::open(process).ok()?, fd as u32).ok()
 }
 
 /// Zero stands for none.
-fn socket_limit(tid: i32, fd: u64, option: u32) -> Option<Duration> {
+pub(super) fn socket_limit(tid: i32, fd: u64, option: u32) -> Option<Duration> {
     let value = socket::option(borrowed(tid, fd)?.as_fd(), SOL_SOCKET, option).ok()?;
     parse_pair(&value, 1000).filter(|limit| !limit.is_zero())
 }
