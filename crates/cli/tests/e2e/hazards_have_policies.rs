@@ -26,6 +26,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_private_mapping_follows_posix_shared_memory", private_posix_memory),
     Test::shared("a_private_mapping_follows_a_file", private_file),
     Test::shared("private_mappings_of_descendants_follow", private_descendants),
+    Test::shared(
+        "a_private_mapping_of_a_file_that_nobody_had_open_for_writing_keeps_what_it_shows",
+        private_file_opened_later,
+    ),
     Test::shared("private_mappings_of_segments_and_huge_pages_keep_what_they_show", private_copy),
     Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
     Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
@@ -129,9 +133,14 @@ fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool
         let page = vec![0x5a; PAGE_BYTES];
         object.and_then(|object| object.write_all_at(&page, PAGE_BYTES as u64)).expect("the parent has it open as 3");
     }
-    for number in [31, 32] {
-        seed.fork_and_check(&parent, number, &["--to", cluster.name(1)]);
+    // One after the other, so that later ones are copies of a zygote.
+    let ways = [&[][..], &[], &[], &["--strategy", "eager"], &["--untrusted"]];
+    for (number, options) in (31..).zip(ways) {
+        seed.fork_and_check(&parent, number, &[&["--to", cluster.name(1)], options].concat());
     }
+    let middle = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
+    let again = Seed::of_process(cluster.node(1), &middle.pid.to_string(), &[]);
+    again.fork_and_check(&parent, 41, &["--to", cluster.name(2)]);
     parent.require_unharmed();
     assert!(!checked.stdout.contains("it has private mappings of"), "{}", checked.stdout);
 }
@@ -191,6 +200,13 @@ fn private_copy(cluster: &Cluster) {
         }
         parent.require_unharmed();
     }
+}
+
+/// An overlay shows who has a file only for reading what it was: a child that opens it for writing later writes to a copy.
+fn private_file_opened_later(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("file");
+    check_twice(cluster, situation("private_copy", &["file", &path.to_string_lossy()]), &[]);
 }
 
 fn random_state(cluster: &Cluster) {

@@ -5,6 +5,7 @@ mod corpus;
 mod damaged;
 mod lineage;
 mod parts;
+mod written;
 
 use farfork_wire::Token;
 use farfork_wire::descriptor::{

@@ -1,6 +1,7 @@
-/* A private mapping of which a child has a copy: of a segment of System V shared memory, or of a memfd in huge pages of hugetlbfs. In the process the
- * page that was not written through the mapping shows what is written to the object; a child keeps what was shown at the prepare.
- * usage: private_copy segment | huge
+/* A private mapping that does not follow in a child: of a segment of System V shared memory, of a memfd in huge pages of hugetlbfs, or of a file that
+ * nobody had open for writing at the prepare. In the process the page that was not written through the mapping shows what is written to the object; a
+ * child keeps what was shown at the prepare.
+ * usage: private_copy segment | huge | file PATH
  */
 #include "../forked.h"
 
@@ -41,17 +42,36 @@ static void map_huge(void) {
     REQUIRE(shared != MAP_FAILED && private != MAP_FAILED && close(setting) == 0);
 }
 
+/* A child opens it for writing itself, later. */
+static void map_file(const char *path) {
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    REQUIRE(fd >= 0 && ftruncate(fd, 2 * (off_t)unit) == 0);
+    shared = mmap(NULL, 2 * unit, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    private = mmap(NULL, 2 * unit, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    REQUIRE(shared != MAP_FAILED && private != MAP_FAILED && close(fd) == 0);
+}
+
 int main(int count, char **arguments) {
-    REQUIRE(count == 2);
-    strcmp(arguments[1], "huge") == 0 ? map_huge() : map_segment();
+    REQUIRE(count >= 2);
+    const char *path = arguments[2];
+    if (path) map_file(path);
+    else if (strcmp(arguments[1], "huge") == 0) map_huge();
+    else map_segment();
     volatile uint64_t *clean = private + unit / sizeof *private, *object = shared + unit / sizeof *shared;
     shared[0] = 1;
     private[0] = 2;
     *object = 3;
     REQUIRE(*clean == 3 && shared[0] == 1, "the kernel shows no private mapping what was written");
+    if (path) REQUIRE(munmap(shared, 2 * unit) == 0);
     char payload[PAYLOAD_BYTES_MAX];
     ready(0);
     await_fork(payload);
+    if (path) {
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        shared = mmap(NULL, 2 * unit, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        REQUIRE(fd >= 0 && shared != MAP_FAILED);
+        object = shared + unit / sizeof *shared;
+    }
     REQUIRE(private[0] == 2 && *clean == 3 && shared[0] == 1 && *object == 3);
     *object = 4;
     REQUIRE(*clean == 3 && private[0] == 2, "it follows: `farfork check` need not tell");

@@ -124,9 +124,10 @@ impl AddressSpace {
         if found.is_empty() { Ok(()) } else { Err(CaptureError::refused(self.pid, found)) }
     }
 
-    /// Areas that are segments of System V shared memory.
+    /// Areas that are attached segments of System V shared memory.
     pub(crate) fn segments(&self) -> Vec<Range<u64>> {
-        let segments = self.entries.iter().filter(|entry| entry.path.starts_with(SEGMENT_PREFIX));
+        let is_attached = |entry: &&MapEntry| entry.is_shared && entry.path.starts_with(SEGMENT_PREFIX);
+        let segments = self.entries.iter().filter(is_attached);
         segments.map(|entry| entry.start..entry.end).collect()
     }
 

@@ -1,0 +1,55 @@
+//! Pages that were written through private mappings of files: what a descriptor may say of them, and where they stand in the file of all.
+
+use farfork_wire::descriptor::{Backing, Descriptor, ExtentId, PageRun, WrittenRun, decode, encode};
+
+use super::{Change, descriptor, require_refusal};
+
+/// The mapping of the only shared object is private; of its one page, that is written which extent 1 has.
+fn with_private_object() -> Descriptor {
+    let mut written = descriptor();
+    written.mappings[2].backing = private(0, 0, Some(ExtentId(1)));
+    written
+}
+
+fn private(object: u32, offset: u64, written: Option<ExtentId>) -> Backing {
+    Backing::PrivateObject { object, offset, written }
+}
+
+#[test]
+fn they_stand_behind_one_another_in_the_file_of_all() {
+    let mut descriptor = with_private_object();
+    let (file, offset, written) = (0, 0x1000, Some(ExtentId(0)));
+    descriptor.mappings[0].backing = Backing::PrivateWritableFile { file, offset, extent: ExtentId(0), written };
+    descriptor.eager.clear();
+    descriptor.extents[0].inherited.clear();
+    descriptor.extents[0].populated = vec![PageRun { first: 1, count: 1 }];
+    assert_eq!(decode(&encode(&descriptor)).expect("it makes sense"), descriptor);
+    let protection = descriptor.mappings[0].protection;
+    let run = |mapping: (u64, u64), address, extent, extent_offset, file_offset| {
+        let bytes = 0x1000;
+        WrittenRun { process: 0, mapping, protection, address, bytes, extent, extent_offset, file_offset }
+    };
+    let file = run((0x1000, 0x3000), 0x2000, ExtentId(0), 0x1000, 0);
+    let object = run((0x8000, 0x9000), 0x8000, ExtentId(1), 0, 0x1000);
+    assert_eq!(descriptor.written_runs(), [file, object]);
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let changes: [(&str, Change); 6] = [
+        ("a private mapping of an object that is missing", |d| d.mappings[2].backing = private(1, 0, None)),
+        ("a private mapping from half a page on", |d| d.mappings[2].backing = private(0, 0x800, None)),
+        ("written pages that are missing", |d| d.mappings[2].backing = private(0, 0, Some(ExtentId(9)))),
+        ("written pages of another length", |d| d.mappings[2].backing = private(0, 0, Some(ExtentId(0)))),
+        ("written pages that another seed has", |d| {
+            d.eager.clear();
+            d.mappings[0].backing = private(0, 0, Some(ExtentId(0)));
+        }),
+        ("a private mapping of a writable file that is missing", |d| {
+            let extent = ExtentId(1);
+            d.mappings[2].backing = Backing::PrivateWritableFile { file: 7, offset: 0, extent, written: None };
+        }),
+    ];
+    assert_eq!(with_private_object().validate(), Ok(()));
+    require_refusal(&changes);
+}
