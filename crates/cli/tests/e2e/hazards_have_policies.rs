@@ -26,10 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_private_mapping_follows_posix_shared_memory", private_posix_memory),
     Test::shared("a_private_mapping_follows_a_file", private_file),
     Test::shared("private_mappings_of_descendants_follow", private_descendants),
-    Test::shared(
-        "a_private_mapping_of_a_file_that_nobody_had_open_for_writing_keeps_what_it_shows",
-        private_file_opened_later,
-    ),
+    Test::shared("a_private_mapping_of_a_file_opened_later_keeps_what_it_shows", private_file_opened_later),
     Test::shared("private_mappings_of_segments_and_huge_pages_keep_what_they_show", private_copy),
     Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
     Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
