@@ -140,6 +140,8 @@ enum Expected {
     Left,
     /// Registered, unless who moved it has ended before all was told.
     LeftMapped,
+    /// Unregistered, unless what is in front of it has grown there since, of which nobody tells.
+    Unmapped,
     Anything,
 }
 
@@ -149,6 +151,7 @@ impl Expected {
         match (self, is_registered) {
             (Self::Registered, false) | (Self::Unregistered, true) => CONTRADICTION,
             (Self::Left, true) | (Self::LeftMapped, false) => 1,
+            (Self::Unmapped, true) => 2,
             _ => 0,
         }
     }
@@ -225,7 +228,7 @@ impl Doubt {
                 let moves_there = |next: &Change| next.destination() == Some(start..end);
                 let is_certain = !is_between && !changes.get(index + 1).is_some_and(moves_there);
                 left[earlier] = if is_certain { Expected::Left } else { Expected::Anything };
-                left[index] = left[earlier];
+                left[index] = Expected::Unmapped;
             }
         }
         left
@@ -284,7 +287,8 @@ impl Link<'_> {
     /// between the two.
     fn unmaps_its_place_by(&self, other: &Link<'_>) -> bool {
         let Message::Unmap { start, end } = other.change.message else { return false };
-        self.change.destination() == Some(start..end)
+        let is_of_earlier_move = other.change.followed.was_told;
+        !is_of_earlier_move && self.change.destination() == Some(start..end)
     }
 }
 
@@ -351,8 +355,11 @@ fn links_made<W: Witness>(
     (0..).zip(&mut costs).for_each(|(made, cost)| *cost += u32::from(is_within_call(made)));
     ask_for_pages((links, heard), base, witness, &mut costs)?;
     let least = costs.iter().min().copied().unwrap_or_default();
-    // Of a process with one thread it always is.
-    if costs[heard] / CONTRADICTION == least / CONTRADICTION && !is_within_call(heard) {
+    let is_possible = |made: usize| costs.get(made).is_some_and(|cost| cost / CONTRADICTION == least / CONTRADICTION);
+    // A fork that was heard within a call was before that call or behind it.
+    let is_beside_call = || is_possible(heard + 1) || heard.checked_sub(1).is_some_and(is_possible);
+    // Of a process with one thread what was heard always is what was made.
+    if is_possible(heard) && !(is_within_call(heard) && is_beside_call()) {
         return Ok(heard);
     }
     let best = (0..=links.len()).rev().min_by_key(|made| (costs[*made], made.abs_diff(heard)));

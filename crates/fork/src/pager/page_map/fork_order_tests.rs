@@ -16,7 +16,8 @@ use crate::pager::page_map::tests::{Model, PAGES, begin, event, steps};
 const BLOCKS: u64 = 6;
 const THREADS: usize = 2;
 /// Changes that a thread makes, at most, between a fork and the moment in which nobody is late to tell of anything: with three it can
-/// exchange two blocks, and nothing that the kernel says tells them apart.
+/// exchange two blocks, and nothing that the kernel says tells them apart. A move onto another block is two: unmapped, that block is not
+/// registered, and moved back, the other one is where it was.
 const CHANGES_MAX: usize = 2;
 
 fn block_of(address: u64) -> u64 {
@@ -148,14 +149,21 @@ impl Course {
 
     /// Whether a thread is in no system call, and may make a change.
     fn is_free(&mut self, thread: usize) -> bool {
+        self.is_free_for(thread, 1)
+    }
+
+    /// Whether it is, for so many changes.
+    fn is_free_for(&mut self, thread: usize, changes: usize) -> bool {
         let is_late = self.forked.is_some();
         if is_late && self.doubt.is_none() && self.has_hidden[thread] {
             return false;
         }
         let is_free = self.to_tell[thread].is_empty()
             && self.to_discard[thread].is_none()
-            && (!is_late || self.changes[thread] < CHANGES_MAX);
-        self.changes[thread] += usize::from(is_late && is_free);
+            && (!is_late || self.changes[thread] + changes <= CHANGES_MAX);
+        if is_late && is_free {
+            self.changes[thread] += changes;
+        }
         is_free
     }
 
@@ -173,7 +181,8 @@ impl Course {
                 if !is_alone || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none()) {
                     return;
                 }
-                if from != to && self.memory.registered.contains(&from) && self.is_free(thread) {
+                let changes = 1 + usize::from(self.memory.registered.contains(&to));
+                if from != to && self.memory.registered.contains(&from) && self.is_free_for(thread, changes) {
                     if self.memory.registered.contains(&to) {
                         self.to_tell[thread].push(unmap_of(to));
                     }

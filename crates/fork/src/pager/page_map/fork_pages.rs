@@ -60,7 +60,7 @@ enum PageState {
 }
 
 /// Adds what speaks against each number of links: whether pages are there that had come, and that would be elsewhere, or gone. It is asked only where
-/// several numbers are possible.
+/// several numbers are possible. An answer may rule out those for which another page must not be asked for: then that one is asked for, too.
 pub(super) fn ask_for_pages<W: Witness>(
     (links, heard): (&[Link<'_>], usize),
     base: &PageMap,
@@ -71,18 +71,16 @@ pub(super) fn ask_for_pages<W: Witness>(
         let Change { moved, followed, .. } = link.change;
         witness.first_come(moved).into_iter().chain(witness.first_come(&followed.lost)).collect::<Vec<u64>>()
     };
-    let addresses: BTreeSet<u64> = links.iter().flat_map(that_came).collect();
-    for address in addresses {
-        let states: Vec<PageState> =
-            (0..=links.len()).map(|made| state_of(address, &links[..made], base, witness)).collect();
-        let least = costs.iter().min().copied().unwrap_or_default();
-        let is_possible = |made: &usize| costs[*made] / CONTRADICTION == least / CONTRADICTION;
-        let tells = |wanted: PageState| (0..costs.len()).filter(is_possible).any(|made| states[made] == wanted);
-        let is_likely = |made: usize| costs[made] == least || made == heard && is_possible(&heard);
-        let is_to_be_fetched = (0..costs.len()).any(|made| is_likely(made) && states[made] == PageState::NotFetched);
-        if is_to_be_fetched || !tells(PageState::Present) || !tells(PageState::Missing) {
-            continue;
-        }
+    let mut addresses: BTreeSet<u64> = links.iter().flat_map(that_came).collect();
+    let states_of = |address: u64, witness: &W| -> Vec<PageState> {
+        (0..=links.len()).map(|made| state_of(address, &links[..made], base, witness)).collect()
+    };
+    while let Some((address, states)) = addresses
+        .iter()
+        .map(|address| (*address, states_of(*address, witness)))
+        .find(|(_, states)| is_worth_asking(states, heard, costs))
+    {
+        addresses.remove(&address);
         if let Some(is_present) = witness.is_present(address)? {
             let disproved = if is_present { PageState::Missing } else { PageState::Present };
             states
@@ -93,6 +91,16 @@ pub(super) fn ask_for_pages<W: Witness>(
         }
     }
     Ok(())
+}
+
+/// Whether a page tells possible numbers of links apart, and would have to be fetched for no likely one.
+fn is_worth_asking(states: &[PageState], heard: usize, costs: &[u32]) -> bool {
+    let least = costs.iter().min().copied().unwrap_or_default();
+    let is_possible = |made: usize| costs[made] / CONTRADICTION == least / CONTRADICTION;
+    let is_likely = |made: usize| costs[made] == least || made == heard && is_possible(heard);
+    let tells = |wanted: PageState| (0..costs.len()).any(|made| is_possible(made) && states[made] == wanted);
+    let is_to_be_fetched = (0..costs.len()).any(|made| is_likely(made) && states[made] == PageState::NotFetched);
+    !is_to_be_fetched && tells(PageState::Present) && tells(PageState::Missing)
 }
 
 /// What is known of the page at an address when these links were made. No page is filled as long as any of them is in question.

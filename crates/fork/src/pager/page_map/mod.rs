@@ -75,7 +75,7 @@ pub(super) struct Followed {
     /// What had been discarded of the range before.
     emptied: Vec<Range<u64>>,
     /// It was told before, with a move.
-    was_told: bool,
+    pub(super) was_told: bool,
     /// The map before it, where something was overtaken.
     before: Option<Box<PageMap>>,
 }
