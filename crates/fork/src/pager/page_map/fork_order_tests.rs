@@ -178,7 +178,13 @@ impl Course {
                 let is_hidden = !has_come && (leaves_it_mapped || is_over);
                 // With others beside it, it may look like none of them.
                 let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
-                if !is_alone || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none()) {
+                // A block that shows nothing tells nothing where it comes to, either.
+                let is_told =
+                    self.memory.shown.contains_key(&from) || !self.has_hidden[thread] || self.forked.is_none();
+                if !is_alone
+                    || !is_told
+                    || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none())
+                {
                     return;
                 }
                 let changes = 1 + usize::from(self.memory.registered.contains(&to));
