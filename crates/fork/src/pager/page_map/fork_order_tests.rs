@@ -171,40 +171,7 @@ impl Course {
         match *step {
             Step::Move { thread, from, to, leaves_it_mapped } => {
                 let (from, to) = (thread as u64 * BLOCKS + from, thread as u64 * BLOCKS + to);
-                // Its places are registered before and behind it, and nothing tells where it is: it must not be in doubt.
-                let forked = self.forked.as_ref().map_or(&self.memory, |(forked, _)| forked);
-                let is_over = self.memory.registered.contains(&to) || forked.registered.contains(&to);
-                let has_come = self.memory.shown.get(&from).copied().is_some_and(has_come);
-                let is_hidden = !has_come && (leaves_it_mapped || is_over);
-                // With others beside it, it may look like none of them.
-                let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
-                // A block that shows nothing tells nothing where it comes to, either.
-                let is_told =
-                    self.memory.shown.contains_key(&from) || !self.has_hidden[thread] || self.forked.is_none();
-                if !is_alone
-                    || !is_told
-                    || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none())
-                {
-                    return;
-                }
-                let changes = 1 + usize::from(self.memory.registered.contains(&to));
-                if from != to && self.memory.registered.contains(&from) && self.is_free_for(thread, changes) {
-                    if self.memory.registered.contains(&to) {
-                        self.to_tell[thread].push(unmap_of(to));
-                    }
-                    self.memory.relocate(from, to);
-                    // As mremap(2) does.
-                    self.to_tell[thread].push(move_of(from, to));
-                    if leaves_it_mapped {
-                        self.memory.registered.insert(from);
-                    } else {
-                        self.to_tell[thread].push(unmap_of(from));
-                    }
-                    self.has_hidden[thread] |= is_hidden || leaves_it_mapped;
-                    while is_hidden && !self.to_tell[thread].is_empty() {
-                        self.go_on(thread);
-                    }
-                }
+                self.relocate(thread, (from, to), leaves_it_mapped);
             }
             Step::Unmap { thread, block } => {
                 let block = thread as u64 * BLOCKS + block;
@@ -242,6 +209,39 @@ impl Course {
             self.has_hidden = Default::default();
             self.recent.clear();
             self.map.all_was_heard();
+        }
+    }
+
+    /// As mremap(2) does, where messages can tell of it.
+    fn relocate(&mut self, thread: usize, (from, to): (u64, u64), leaves_it_mapped: bool) {
+        // Its places are registered before and behind it, and nothing tells where it is: it must not be in doubt.
+        let forked = self.forked.as_ref().map_or(&self.memory, |(forked, _)| forked);
+        let is_over = self.memory.registered.contains(&to) || forked.registered.contains(&to);
+        let has_come = self.memory.shown.get(&from).copied().is_some_and(has_come);
+        let is_hidden = !has_come && (leaves_it_mapped || is_over);
+        // With others beside it, it may look like none of them.
+        let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
+        // A block that shows nothing tells nothing where it comes to, either.
+        let is_told = self.memory.shown.contains_key(&from) || !self.has_hidden[thread] || self.forked.is_none();
+        if !is_alone || !is_told || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none()) {
+            return;
+        }
+        let changes = 1 + usize::from(self.memory.registered.contains(&to));
+        if from != to && self.memory.registered.contains(&from) && self.is_free_for(thread, changes) {
+            if self.memory.registered.contains(&to) {
+                self.to_tell[thread].push(unmap_of(to));
+            }
+            self.memory.relocate(from, to);
+            self.to_tell[thread].push(move_of(from, to));
+            if leaves_it_mapped {
+                self.memory.registered.insert(from);
+            } else {
+                self.to_tell[thread].push(unmap_of(from));
+            }
+            self.has_hidden[thread] |= is_hidden || leaves_it_mapped;
+            while is_hidden && !self.to_tell[thread].is_empty() {
+                self.go_on(thread);
+            }
         }
     }
 
