@@ -122,6 +122,8 @@ struct Course {
     /// Threads that have made a change since anything was quiet of which nothing tells whether a fork has it: they change nothing while one is
     /// not heard of, as a thread that forks itself.
     has_hidden: [bool; THREADS],
+    /// Threads that have moved a block and left it mapped.
+    has_left_mapped: [bool; THREADS],
     /// The memory of the forked process, and what may be zero there: what was being discarded then, or until the fork was heard
     /// of, where nothing had come.
     forked: Option<(Memory, BTreeSet<u64>)>,
@@ -221,8 +223,8 @@ impl Course {
         let is_hidden = !has_come && (leaves_it_mapped || is_over);
         // With others beside it, it may look like none of them.
         let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
-        // A block that shows nothing tells nothing where it comes to, either.
-        let is_told = self.memory.shown.contains_key(&from) || !self.has_hidden[thread] || self.forked.is_none();
+        // A block that was left mapped and shows nothing tells nothing where it comes to, either.
+        let is_told = self.memory.shown.contains_key(&from) || !self.has_left_mapped[thread] || self.forked.is_none();
         if !is_alone || !is_told || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none()) {
             return;
         }
@@ -233,6 +235,7 @@ impl Course {
             }
             self.memory.relocate(from, to);
             self.to_tell[thread].push(move_of(from, to));
+            self.has_left_mapped[thread] |= leaves_it_mapped;
             if leaves_it_mapped {
                 self.memory.registered.insert(from);
             } else {
