@@ -22,6 +22,7 @@
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #ifndef SYS_epoll_pwait2
 #define SYS_epoll_pwait2 441
@@ -272,10 +273,36 @@ static void make_listener(struct wait *w) {
     REQUIRE(bind(w->fd, (struct sockaddr *)&address, sizeof(sa_family_t)) == 0 && listen(w->fd, 1) == 0);
     set_limit(w->fd);
 }
+static int semaphores = -1;
+static int messages = -1;
 static void make_semaphore(struct wait *w) {
-    REQUIRE((w->fd = semget(IPC_PRIVATE, 1, 0600)) >= 0);
+    if (semaphores < 0) REQUIRE((semaphores = semget(IPC_PRIVATE, 1, 0600)) >= 0);
+    w->fd = semaphores;
 }
-static void make_messages(struct wait *w) { REQUIRE((w->fd = msgget(IPC_PRIVATE, 0600)) >= 0); }
+static void make_messages(struct wait *w) {
+    if (messages < 0) REQUIRE((messages = msgget(IPC_PRIVATE, 0600)) >= 0);
+    w->fd = messages;
+}
+
+/* System V objects stay when this process has been killed: another one, which is none of its descendants, removes them then. */
+static void have_objects_removed(void) {
+    make_semaphore(&(struct wait){0});
+    make_messages(&(struct wait){0});
+    pid_t self = getpid(), starter = fork();
+    REQUIRE(starter >= 0);
+    if (starter > 0) {
+        REQUIRE(waitpid(starter, NULL, 0) == starter);
+        return;
+    }
+    struct pollfd end = {.fd = syscall(SYS_pidfd_open, self, 0), .events = POLLIN};
+    if (fork() != 0) _exit(0);
+    for (int fd = 0; fd < 3; fd++) close(fd);
+    setsid();
+    if (end.fd >= 0) poll(&end, 1, -1);
+    semctl(semaphores, 0, IPC_RMID);
+    msgctl(messages, IPC_RMID, NULL);
+    _exit(0);
+}
 static void make_inotify(struct wait *w) { REQUIRE((w->fd = inotify_init1(IN_CLOEXEC)) >= 0); }
 static void make_nothing(struct wait *w) { w->fd = -1; }
 
@@ -436,6 +463,7 @@ static void await_two_rounds(unsigned count) {
 int main(int count, char **arguments) {
     if (count > 1) limit_us = strtoull(arguments[1], NULL, 10) * 1000;
     if (count > 2) slack_us = strtoull(arguments[2], NULL, 10) * 1000;
+    have_objects_removed();
     sigset_t blocked;
     sigemptyset(&blocked);
     sigaddset(&blocked, ALARM_SIGNAL);
