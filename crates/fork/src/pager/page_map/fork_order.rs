@@ -53,11 +53,14 @@ pub(in crate::pager) struct Change {
     place: Option<u64>,
     /// What it moved, where that was before.
     pub(super) moved: Vec<Segment>,
+    /// Whether what it moved was not known to be mapped.
+    is_of_unknown: bool,
 }
 
 impl Change {
     /// Has a map follow a message.
     pub(in crate::pager) fn made(message: Message, map: &mut PageMap) -> Self {
+        let is_of_unknown = matches!(message, Message::Remap { from, bytes, .. } if !map.has(from..from + bytes));
         let followed = map.follow(&message);
         let left = followed.lost.first().map(|segment| segment.start);
         let place = match message {
@@ -71,7 +74,7 @@ impl Change {
             }
             _ => Vec::new(),
         };
-        Self { message, followed, place, moved }
+        Self { message, followed, place, moved, is_of_unknown }
     }
 
     /// The addresses of which it says whether they are registered.
@@ -110,7 +113,7 @@ impl Change {
                 Some((Expected::Unregistered, Expected::Registered))
             }
             Message::Remap { from, bytes, .. } if (from..from + bytes).contains(&address) => {
-                Some((Expected::Registered, left))
+                Some((if self.is_of_unknown { Expected::Grown } else { Expected::Registered }, left))
             }
             Message::Unmap { start, end } if (start..end).contains(&address) => {
                 let was_seen = self.followed.lost.iter().any(|segment| (segment.start..segment.end).contains(&address));
@@ -142,6 +145,8 @@ enum Expected {
     LeftMapped,
     /// Unregistered, unless what is in front of it has grown there since, of which nobody tells.
     Unmapped,
+    /// Registered, unless what is in front of it grew there later, of which nobody tells.
+    Grown,
     Anything,
 }
 
@@ -151,7 +156,7 @@ impl Expected {
         match (self, is_registered) {
             (Self::Registered, false) | (Self::Unregistered, true) => CONTRADICTION,
             (Self::Left, true) | (Self::LeftMapped, false) => 1,
-            (Self::Unmapped, true) => 2,
+            (Self::Unmapped, true) | (Self::Grown, false) => 2,
             _ => 0,
         }
     }
@@ -255,10 +260,13 @@ impl Doubt {
             let made = links_made(&links, heard, &base, &mut witness)?;
             chain.iter().enumerate().for_each(|(link, index)| has[*index] = link < made);
         }
-        // A discard that was heard behind what the fork has not was begun behind the fork.
+        // A discard that was heard behind what the fork has not was begun behind the fork, unless the kernel says otherwise.
         if let Some(first) = (0..changes.len()).find(|index| !has[*index] && !changes[*index].is_discard()) {
-            let discards = (first..changes.len()).filter(|index| changes[*index].is_discard());
-            discards.for_each(|index| take_back(&changes, &mut has, index));
+            for index in (first..changes.len()).filter(|index| changes[*index].is_discard()) {
+                if has_kept(&changes, &has, index, &mut witness)? != Some(false) {
+                    take_back(&changes, &mut has, index);
+                }
+            }
         }
         ask_for_discards(&changes, &mut has, &mut witness)?;
         if (0..changes.len()).all(|index| has[index] == was_heard(index)) {
@@ -296,19 +304,29 @@ impl Link<'_> {
 fn ask_for_discards<W: Witness>(changes: &[Change], has: &mut [bool], witness: &mut W) -> Result<(), W::Error> {
     let discards = (0..changes.len()).filter(|index| has[*index] && changes[*index].is_discard());
     for index in discards.collect::<Vec<usize>>() {
-        let Change { message, followed, .. } = &changes[index];
-        // Where something was moved since, there is nothing left to ask for.
-        let is_moved = |later: usize| has[later] && matches!(changes[later].message, Message::Remap { .. });
-        if (index + 1..changes.len()).any(|later| is_moved(later) && overlap(&changes[later].message, message)) {
-            continue;
-        }
-        match witness.has_kept(&followed.lost)? {
+        match has_kept(changes, has, index, witness)? {
             Some(true) => take_back(changes, has, index),
             Some(false) => has[index] = true,
             None => {}
         }
     }
     Ok(())
+}
+
+/// Whether pages are there that had come before they were discarded; `None` where nothing tells.
+fn has_kept<W: Witness>(
+    changes: &[Change],
+    has: &[bool],
+    discard: usize,
+    witness: &mut W,
+) -> Result<Option<bool>, W::Error> {
+    let Change { message, followed, .. } = &changes[discard];
+    // Where something was moved since, there is nothing left to ask for.
+    let is_moved = |later: usize| has[later] && matches!(changes[later].message, Message::Remap { .. });
+    if (discard + 1..changes.len()).any(|later| is_moved(later) && overlap(&changes[later].message, message)) {
+        return Ok(None);
+    }
+    witness.has_kept(&followed.lost)
 }
 
 /// Notes that a discard was not made, nor what takes away later what it left.

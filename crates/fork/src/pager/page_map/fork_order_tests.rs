@@ -223,8 +223,8 @@ impl Course {
         let is_hidden = !has_come && (leaves_it_mapped || is_over);
         // With others beside it, it may look like none of them.
         let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
-        // A block that was left mapped and shows nothing tells nothing where it comes to, either.
-        let is_told = self.memory.shown.contains_key(&from) || !self.has_left_mapped[thread] || self.forked.is_none();
+        // Where a block was left mapped, one that moves behind the fork to where that went, once it was unmapped there, looks like one call with that.
+        let is_told = !self.has_left_mapped[thread] || self.forked.is_none();
         if !is_alone || !is_told || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none()) {
             return;
         }
