@@ -19,7 +19,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("it_gets_no_strange_child", no_strange_child),
     Test::shared("it_is_as_before", as_before),
     Test::shared("it_feeds_children_while_it_runs", feeds_children_while_it_runs),
-    Test::shared("waits_see_no_stop", waits_see_no_stop),
+    Test::shared("waits_see_no_stop", |cluster| waits_see_no_stop(cluster, PREPARES_BESIDE_WAITS)),
+    Test::shared("waits_see_none_of_many_stops", |cluster| waits_see_no_stop(cluster, MANY_PREPARES)).long(),
     Test::shared("waits_of_a_child_have_the_time_that_was_left", waits_of_a_child),
     Test::alone("waits_see_no_killed_daemon", waits_see_no_killed_daemon),
     Test::shared("waits_that_are_not_kept_exactly_are_named", inexact_waits),
@@ -36,6 +37,7 @@ const WAIT_SLACK_MS: &str = "10";
 
 /// Prepares in a row: in each wait there are several.
 const PREPARES_BESIDE_WAITS: usize = 20;
+const MANY_PREPARES: usize = 300;
 
 /// Daemons that are killed in the middle of a prepare, each at another moment of the pause.
 const KILLED_PREPARES: u32 = 12;
@@ -102,9 +104,9 @@ fn feeds_children_while_it_runs(cluster: &Cluster) {
 }
 
 /// A thread in each kind of wait: none sees EINTR, and none lasts longer than its limit, however often it is interrupted.
-fn waits_see_no_stop(cluster: &Cluster) {
+fn waits_see_no_stop(cluster: &Cluster, prepares: usize) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &["400", WAIT_SLACK_MS]);
-    for _ in 0..PREPARES_BESIDE_WAITS {
+    for _ in 0..prepares {
         parent.wait_for_ticks(1);
         drop(Seed::of(cluster.first(), &parent));
     }
