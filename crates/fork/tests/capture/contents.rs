@@ -167,6 +167,17 @@ fn file_mappings_are_the_files_until_they_are_written() {
 }
 
 #[test]
+fn private_mappings_of_files_that_are_open_for_writing_follow_them() {
+    let scene = scene(false);
+    let Backing::PrivateWritableFile { file, offset: 0, extent, written: Some(written) } = scene.backing("followed")
+    else {
+        panic!("{:?}", scene.backing("followed"))
+    };
+    assert_eq!(scene.descriptor().mapped_files[file as usize].path, scene.path("followed"));
+    assert_eq!((scene.populated(extent), scene.populated(written)), (vec![(0, 4)], vec![(1, 1)]));
+}
+
+#[test]
 fn signals_and_attributes_are_carried() {
     let scene = scene(false);
     let (process, leader) = (&scene.descriptor().process, &scene.descriptor().threads[0]);

@@ -31,6 +31,14 @@ static void *map(int pages, int flags, int fd) {
     return area;
 }
 
+/* A private mapping of four pages of a file that nobody has open. */
+static uint64_t *map_closed(const char *name, int pages) {
+    int fd = known_file(name, pages);
+    uint64_t *area = map(4, MAP_PRIVATE, fd);
+    CHECK(close(fd));
+    return area;
+}
+
 static void files(void) {
     int regular = file("regular", "0123456789", O_APPEND);
     CHECK(lseek(regular, 4, SEEK_SET));
@@ -76,10 +84,13 @@ static void memory(void) {
     (void)*(volatile uint64_t *)(sparse + 70 * PAGE / 8); // The zero page, which holds nothing.
     tell("sparse", (unsigned long)sparse);
     tell("untouched", (unsigned long)map(3, MAP_PRIVATE, -1));
-    tell("clean", (unsigned long)map(4, MAP_PRIVATE, known_file("clean", 3)));
-    uint64_t *written = map(4, MAP_PRIVATE, known_file("written", 4));
+    tell("clean", (unsigned long)map_closed("clean", 3));
+    uint64_t *written = map_closed("written", 4);
     written[2 * PAGE / 8] = 0x77;
     tell("written", (unsigned long)written);
+    uint64_t *followed = map(4, MAP_PRIVATE, known_file("followed", 4));
+    followed[PAGE / 8] = 0x77;
+    tell("followed", (unsigned long)followed);
     tell("by_path", (unsigned long)map(2, MAP_SHARED, known_file("by_path", 2)));
     int gone = known_file("gone", 2);
     char path[256];
