@@ -96,7 +96,9 @@ fn of_header(text: &str, header: &Header) -> Vec<(String, u32)> {
     let definitions = text.lines().filter_map(|line| {
         let mut words = line.strip_prefix("#define")?.split_whitespace();
         let (name, number) = (words.next()?, words.next()?.parse().ok()?);
-        let is_option = header.prefixes.iter().any(|prefix| name.starts_with(prefix)) && number <= NUMBER_MAX;
+        let is_constant = !name.contains('(');
+        let has_prefix = header.prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let is_option = is_constant && has_prefix && number <= NUMBER_MAX;
         is_option.then(|| (name.to_owned(), number))
     });
     definitions.skip_while(|(name, _)| name != header.first).collect()
