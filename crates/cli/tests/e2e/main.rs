@@ -51,6 +51,7 @@ mod processes_are_carried_whole;
 mod processors_may_differ;
 mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
+mod random_calls_are_compared;
 mod random_processes_are_carried;
 mod real_programs_are_forked;
 mod refusals_are_named;
@@ -79,6 +80,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("resources_are_restored", resources_are_restored::TESTS),
     ("processes_are_carried_whole", processes_are_carried_whole::TESTS),
     ("parents_may_be_run", parents_may_be_run::TESTS),
+    ("random_calls_are_compared", random_calls_are_compared::TESTS),
     ("random_processes_are_carried", random_processes_are_carried::TESTS),
     ("real_programs_are_forked", real_programs_are_forked::TESTS),
     ("memory_operations", memory_operations::TESTS),

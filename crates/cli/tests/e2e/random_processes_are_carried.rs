@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Program, Talker, scratch};
+use crate::harness::{Cluster, Farfork, Program, Talker, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -147,33 +147,45 @@ fn agree(cluster: &Cluster) {
 fn agree_upon(cluster: &Cluster, seed: u64) -> Result<(), String> {
     let mut parent = Running::start(seed, &["refused"])?;
     let pid = parent.talker.pid_text();
-    let checked = cluster.first().json_of_any(&["check", &pid]);
-    let refusals: Vec<String> =
-        checked["refusals"].as_array().into_iter().flatten().map(|refusal| named(&pid, refusal)).collect();
-    match (prepare(cluster, &parent), refusals.is_empty()) {
-        (Ok(id), true) => {
-            let started = cluster.first().run_within(CASE_LIMIT, &["fork", &id, "--to", cluster.name(1), "--detach"]);
-            if !started.status.success() {
-                return Err(format!("it was prepared, and no child stands: {}", started.stderr));
-            }
-            // It may have ended by itself.
-            cluster.first().run(&["kill", "--signal", "KILL", started.stdout.trim()]);
-            cluster.first().json(&["drop", "--force", &id]);
+    let refusals = refusals_of_check(cluster.first(), &pid);
+    let prepared = prepare(cluster, &parent);
+    require_agreement(&refusals, &prepared)?;
+    if let Ok(id) = prepared {
+        let started = cluster.first().run_within(CASE_LIMIT, &["fork", &id, "--to", cluster.name(1), "--detach"]);
+        if !started.status.success() {
+            return Err(format!("it was prepared, and no child stands: {}", started.stderr));
         }
-        (Ok(_), false) => return Err(format!("check refuses {refusals:?}, and prepare does not")),
-        (Err(error), true) => return Err(format!("check refuses nothing, and prepare does: {error}")),
-        (Err(error), false) => {
-            // Prepare may stop at the first; what it names is what check has named.
-            let message = error.split_once("cannot be carried: ").map_or(&*error, |(_, refused)| refused).to_owned();
-            let rest = refusals.iter().fold(message, |rest, refusal| rest.replace(refusal, ""));
-            if rest.chars().any(char::is_alphabetic) {
-                return Err(format!("prepare names more than check does, which says {refusals:?}: {rest}"));
-            }
-        }
+        // It may have ended by itself.
+        cluster.first().run(&["kill", "--signal", "KILL", started.stdout.trim()]);
+        cluster.first().json(&["drop", "--force", &id]);
     }
     // What is refused need not be used up.
     parent.talker.tell("\n")?;
     require_same("the parent is not what it was", &parent.before, &parent.talker.until(":", CASE_LIMIT)?)
+}
+
+/// What check refuses of a process, as prepare would say it.
+pub(crate) fn refusals_of_check(farfork: &Farfork, pid: &str) -> Vec<String> {
+    let checked = farfork.json_of_any(&["check", pid]);
+    checked["refusals"].as_array().into_iter().flatten().map(|refusal| named(pid, refusal)).collect()
+}
+
+/// Prepare refuses what check refuses, and names nothing else.
+pub(crate) fn require_agreement(refusals: &[String], prepared: &Result<String, String>) -> Result<(), String> {
+    match (prepared, refusals.is_empty()) {
+        (Ok(_), true) => Ok(()),
+        (Ok(_), false) => Err(format!("check refuses {refusals:?}, and prepare does not")),
+        (Err(error), true) => Err(format!("check refuses nothing, and prepare does: {error}")),
+        (Err(error), false) => {
+            // Prepare may stop at the first; what it names is what check has named.
+            let message = error.split_once("cannot be carried: ").map_or(&**error, |(_, refused)| refused).to_owned();
+            let rest = refusals.iter().fold(message, |rest, refusal| rest.replace(refusal, ""));
+            if rest.chars().any(char::is_alphabetic) {
+                return Err(format!("prepare names more than check does, which says {refusals:?}: {rest}"));
+            }
+            Ok(())
+        }
+    }
 }
 
 /// A refusal as prepare has it, which names the process once.
@@ -208,7 +220,12 @@ fn compare(cluster: &Cluster, seed: u64, parent: &mut Running, prepared: &mut Ve
 
 /// The id of its seed.
 fn prepare(cluster: &Cluster, parent: &Running) -> Result<String, String> {
-    let ended = cluster.first().run(&["prepare", &parent.talker.pid_text(), "--json"]);
+    prepare_process(cluster.first(), &parent.talker.pid_text())
+}
+
+/// The id of a process's seed, or the error that prepare printed.
+pub(crate) fn prepare_process(farfork: &Farfork, pid: &str) -> Result<String, String> {
+    let ended = farfork.run(&["prepare", pid, "--json"]);
     let said = serde_json::from_str::<serde_json::Value>(&ended.stdout).ok();
     let id = said.as_ref().and_then(|said| said["seed"].as_str());
     id.map(str::to_owned).ok_or_else(|| format!("it cannot be prepared: {}", ended.stderr))

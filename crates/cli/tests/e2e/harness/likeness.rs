@@ -23,17 +23,17 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Compares a child that runs as its parent does.
 pub(crate) fn require_like_parent(farfork: &Farfork, child: &Started, parent: i32) {
-    let said = comparison(farfork, child, parent);
+    let said = comparison(farfork, &child.id, parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
 
 /// What `inspect --against` says, as soon as it finds nothing, or at last.
-fn comparison(farfork: &Farfork, child: &Started, parent: i32) -> Value {
+fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
     let pid = parent.to_string();
     let mut said = Value::Null;
     // A process of a tree may still be on its last steps into its program when its fork is answered.
     for _ in 0..LOOKS_MAX {
-        said = farfork.json_of_any(&["inspect", &child.id, "--against", &pid]);
+        said = farfork.json_of_any(&["inspect", child, "--against", &pid]);
         if said["differences_count"] == 0 {
             break;
         }
@@ -50,6 +50,12 @@ fn differences_text(said: &Value, parent: i32) -> String {
     let (child, count, fields) = (&said["child"], &said["differences_count"], &said["fields"]);
     let list: String = differences.iter().map(text).collect();
     format!("{child} differs from its parent {parent} in {count} of {fields} fields:\n{list}")
+}
+
+/// How a child differs from its parent, in words.
+pub(crate) fn compare_with_parent(farfork: &Farfork, child: &str, parent: i32) -> Result<(), String> {
+    let said = comparison(farfork, child, parent);
+    if said["differences_count"] == 0 { Ok(()) } else { Err(differences_text(&said, parent)) }
 }
 
 /// The same of a child that is made for it, and ended.
@@ -74,7 +80,7 @@ pub(crate) fn require_new_child_like_parent(farfork: &Farfork, node: &str, paren
 
 fn forked_comparison(farfork: &Farfork, seed: &Seed, options: &[&str], parent: i32) -> Value {
     let child = seed.fork_idle(1, options).remove(0);
-    let said = comparison(farfork, &child, parent);
+    let said = comparison(farfork, &child.id, parent);
     farfork.json(&["kill", "--signal", "KILL", &child.id]);
     said
 }

@@ -30,6 +30,8 @@ pub(crate) enum Program {
     Situation(&'static str),
     /// C, with resources that follow from a number. Arguments: the number, a directory.
     Random,
+    /// C, with state that is made by the actions that are named. Arguments: `actions`, `coverage`, or `run`, a number, a directory, actions.
+    Calls,
     /// A program as people write them, by its file: its ending says in which language.
     Real(&'static str),
     /// One of the programs of `tests/resources/`, at the root, by name: each checks one thing that a process holds.
@@ -63,6 +65,7 @@ impl Program {
             Self::Real(name) => (format!("real/{name}"), &["g++", "-std=c++17", "-fopenmp"]),
             Self::Resource(name) => (format!("resources/{name}.c"), &["gcc"]),
             Self::Random => ("random/process.c".into(), &["gcc"]),
+            Self::Calls => ("random/calls.c".into(), &["gcc"]),
             Self::Situation(name) => (format!("situations/{name}.c"), &["gcc"]),
             Self::Whole(name) => (format!("{WHOLE}/{name}.c"), &["gcc"]),
         };
