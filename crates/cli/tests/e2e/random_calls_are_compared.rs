@@ -202,8 +202,9 @@ fn check_program(cluster: &Cluster, number: u64, names: &[&str], may_be_refused:
         return if may_be_refused { Ok(Judgement::Refused) } else { Err(format!("it is refused: {refusals:?}")) };
     };
     let outcome = compare_child(cluster, &seed, number, parent.pid());
-    cluster.first().json(&["drop", "--force", &seed]);
-    outcome.map(|()| Judgement::Equal)
+    let dropped = cluster.first().run(&["drop", "--force", &seed]);
+    outcome?;
+    if dropped.status.success() { Ok(Judgement::Equal) } else { Err(format!("its seed stays: {}", dropped.stderr)) }
 }
 
 /// One child of two has not begun to run: the other one shows what a program has that goes on.

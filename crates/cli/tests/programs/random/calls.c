@@ -11,8 +11,16 @@
 #include "calls_actions.h"
 #include "calls_coverage.h"
 
+/* In a namespace of its own, where System V objects go with it. */
+static void begin(void) {
+    REQUIRE(unshare(CLONE_NEWIPC) == 0);
+    block_sent_signals();
+}
+
 static int perform(const char *name) {
     int is_found = 0;
+    for (size_t i = 0; i < sizeof first_actions / sizeof *first_actions; i++)
+        if (strcmp(first_actions[i].name, name) == 0) first_actions[i].perform(), is_found = 1;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(kinds[i].name, name) == 0) kinds[i].make(), is_found = 1;
     for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
@@ -20,13 +28,16 @@ static int perform(const char *name) {
     return is_found;
 }
 
+static void say_action(const struct action *action) { say("%s %s", action->is_refused ? "refused" : "carried", action->name); }
+
 static void list_actions(void) {
+    for (size_t i = 0; i < sizeof first_actions / sizeof *first_actions; i++) say_action(&first_actions[i]);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) say("carried %s", kinds[i].name);
-    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++) say("%s %s", actions[i].is_refused ? "refused" : "carried", actions[i].name);
+    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++) say_action(&actions[i]);
 }
 
 static void name_action_and_perform(const char *name) {
-    block_sent_signals();
+    begin();
     REQUIRE(perform(name), "no action `%s`", name);
     set_limits();
 }
@@ -41,6 +52,7 @@ int main(int count, char **arguments) {
     REQUIRE(count >= 3);
     if (strcmp(arguments[1], "coverage") == 0) {
         directory = arguments[2];
+        for (size_t i = 0; i < sizeof first_actions / sizeof *first_actions; i++) trace_action(first_actions[i].name, name_action_and_perform);
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) trace_action(kinds[i].name, name_action_and_perform);
         for (size_t i = 0; i < sizeof actions / sizeof *actions; i++) trace_action(actions[i].name, name_action_and_perform);
         say_coverage();
@@ -48,7 +60,7 @@ int main(int count, char **arguments) {
     }
     REQUIRE(count >= 4);
     drawn = strtoul(arguments[2], NULL, 10) << 32, directory = arguments[3];
-    block_sent_signals();
+    begin();
     for (int i = 4; i < count; i++) REQUIRE(perform(arguments[i]), "no action `%s`", arguments[i]);
     set_limits();
     ready(0);

@@ -6,11 +6,19 @@
 #include "calls_sockets.h"
 #include "calls_waits.h"
 
-static const struct {
+struct action {
     const char *name;
     void (*perform)(void);
     int is_refused; /* such a process may be refused */
-} actions[] = {
+};
+
+/* While there are no threads and no children, which would stay behind. */
+static const struct action first_actions[] = {
+    {"other names", rename_host, 1},
+    {"own namespaces", enter_own_names, 0},
+};
+
+static const struct action actions[] = {
     {"old calls", use_old_calls, 0},
     {"new ways to open", open_by_new_calls, 0},
     {"renamed files", rename_open_files, 0},
@@ -73,8 +81,6 @@ static const struct {
     {"registrations", register_with_kernel, 0},
     {"policies of scheduling", schedule, 0},
     {"limits by all ways", set_limits_by_all_ways, 0},
-    {"other names", rename_host, 1},
-    {"own namespaces", enter_own_names, 0},
     {"rules of access", restrict_to_ruleset, 1},
     {"current directory", change_directory, 0},
     {"capabilities", give_up_capabilities, 0},

@@ -43,6 +43,7 @@ static void open_by_new_calls(void) {
     if (name_to_handle_at(AT_FDCWD, path, &handle.head, &mount, 0) == 0) REQUIRE(open_by_handle_at(folder, &handle.head, O_RDONLY) >= 0);
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
     REQUIRE(self >= 0 && syscall(SYS_pidfd_getfd, self, file, 0) >= 0);
+    REQUIRE(dup3(file, 300 + (int)below(50), O_CLOEXEC) >= 0);
     REQUIRE(syscall(SYS_close_range, file, folder, CLOSE_RANGE_CLOEXEC) == 0);
 }
 

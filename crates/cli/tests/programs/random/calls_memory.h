@@ -95,7 +95,6 @@ static void detach_segment(void) {
     REQUIRE(at != (char *)-1 && again != (char *)-1 && shmctl(id, IPC_RMID, NULL) == 0 && (at[5] = 3, shmdt(again)) == 0);
 }
 
-/* In a namespace of its own, since they would stay behind in that of the tests. */
 static void make_semaphores_and_queue(void) {
     struct {
         long type;
@@ -103,7 +102,6 @@ static void make_semaphores_and_queue(void) {
     } message = {.type = 1 + (long)below(9)};
     struct sembuf up = {0, (short)(1 + below(9)), 0};
     struct timespec moment = {.tv_sec = 1};
-    REQUIRE(unshare(CLONE_NEWIPC) == 0);
     int semaphores = semget(IPC_PRIVATE, 3, IPC_CREAT | 0600), queue = msgget(IPC_PRIVATE, IPC_CREAT | 0600);
     REQUIRE(syscall(SYS_semop, semaphores, &up, 1) == 0 && semtimedop(semaphores, &up, 1, &moment) == 0 && semctl(semaphores, 2, SETVAL, (int)below(50)) == 0);
     REQUIRE(msgsnd(queue, &message, 20, 0) == 0 && msgsnd(queue, &message, 10, 0) == 0 && msgrcv(queue, &message, 32, 0, 0) >= 0);
