@@ -143,9 +143,10 @@ pub(in super::super) const NO_PATH: &str =
 
 /// What a file is that is the kernel's, and holds nothing, if it is one: there is nothing to copy.
 pub(super) fn of_the_kernels(links: &FdDirectory, number: &str, link: &[u8]) -> Option<Kind> {
-    /// POSIX message queues, of which mq_overview(7) tells; `/proc`, `/sys`, and control groups.
-    const NAMES: [(u64, &str); 5] = [
+    /// POSIX message queues, of which mq_overview(7) tells; memfd_secret(2); `/proc`, `/sys`, and control groups.
+    const NAMES: [(u64, &str); 6] = [
         (0x1980_0202, "a POSIX message queue"),
+        (0x5345_434d, "secret memory (memfd_secret), which nobody else may read"),
         (0x9fa0, "a file of /proc that is there no more"),
         (0x6265_6572, "a file of /sys that is there no more"),
         (0x0027_e0eb, "a file of a control group that is there no more"),
