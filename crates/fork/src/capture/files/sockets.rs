@@ -111,6 +111,8 @@ pub(super) fn is_made_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
 pub(in super::super) struct SocketContents {
     birth: Birth,
     own: Vec<u8>,
+    /// Of the internet, whether it gets a port with its connection alone (IP_BIND_ADDRESS_NO_PORT): it may be bound without one.
+    lacks_port: bool,
     peer: Option<Vec<u8>>,
     state: u8,
     backlog: u32,
@@ -136,6 +138,7 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
     let mut contents = SocketContents {
         birth,
         own: socket::own_address(fd)?,
+        lacks_port: matches!(birth.family, INET | INET6) && lacks_port(fd)?,
         peer: socket::peer_address(fd).ok(),
         state: CLOSED,
         backlog: 0,
@@ -156,6 +159,12 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
         _ => {}
     }
     Ok(contents)
+}
+
+fn lacks_port(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    const SOL_IP: u32 = 0;
+    const IP_BIND_ADDRESS_NO_PORT: u32 = 24;
+    Ok(socket::number_option(fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT)? != 0)
 }
 
 impl SocketContents {
@@ -300,14 +309,18 @@ impl SocketContents {
         self.unix.as_ref().is_none_or(|unix| unix.peer.is_none())
     }
 
-    /// Its address, where it was given one: more than a family; of the internet, a port.
+    fn is_of_any_address(&self) -> bool {
+        internet_address(&self.own).is_none_or(|address| address.ip().is_unspecified())
+    }
+
+    /// Its address, where it was given one: more than a family; of the internet, a port, or an address that waits for one.
     fn bound(&self) -> Vec<u8> {
         const FAMILY_BYTES: usize = 2;
         let port = self.own.get(FAMILY_BYTES..FAMILY_BYTES + 2);
         let is_bound = match self.birth.family {
             UNIX => self.own.len() > FAMILY_BYTES,
             NETLINK => netlink::has_port(&self.own),
-            _ => port.is_some_and(|port| port != [0, 0]),
+            _ => port.is_some_and(|port| port != [0, 0]) || (self.lacks_port && !self.is_of_any_address()),
         };
         if is_bound { self.own.clone() } else { Vec::new() }
     }
