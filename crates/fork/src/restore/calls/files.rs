@@ -75,6 +75,7 @@ pub(super) fn make(
     for entry in &descriptor.file_descriptors {
         numbers.entry(entry.open_file).or_insert(entry.number);
     }
+    let passed_at = |index| around.objects.of_open_file(index).map(|slot| fd_base + slot);
     let mut bench = Bench { script, fd_base, next_slot: passed, slots: HashMap::new(), numbers };
     for (index, file) in descriptor.open_files.iter().enumerate() {
         let index = index as u32;
@@ -104,9 +105,8 @@ pub(super) fn make(
                 bench.script.gives(0, number::PIDFD_OPEN, &arguments);
                 bench.put_aside(0, index);
             }
-            OpenFile::Inotify { flags, watches, .. } => {
-                let passed = around.objects.of_open_file(index).map(|slot| fd_base + slot);
-                inotify::make(&mut bench, (index, number, passed), *flags, watches)?;
+            OpenFile::Inotify { flags, .. } if passed_at(index).is_none() => {
+                inotify::make(&mut bench, index, *flags);
             }
             OpenFile::NamedPipe { path, .. } if !bench.slots.contains_key(&index) => {
                 named_pipe::make(&mut bench, descriptor, path)?;
@@ -117,6 +117,7 @@ pub(super) fn make(
     delivery::open_files(&mut bench, descriptor)?;
     terminal::make(&mut bench, descriptor, around.objects)?;
     socket::make(&mut bench, descriptor, around)?;
+    inotify::watch(&mut bench, descriptor, passed_at)?;
     Ok(Made { slots: bench.slots, end: bench.next_slot })
 }
 

@@ -1,6 +1,7 @@
 //! inotify(7): watches with the numbers that the program knows.
 
-use farfork_wire::descriptor::InotifyWatch;
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::OpenFile;
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
@@ -11,28 +12,32 @@ use super::{number, value};
 /// Says which number the next watch is to have; a kernel that can checkpoint lets one say. Without, they are numbered from 1 on.
 const SET_NEXT_NUMBER: u32 = 0x4004_4900;
 
-/// `passed`: the descriptor of one that the daemon has made.
-pub(super) fn make(
-    bench: &mut Bench<'_, '_>,
-    (open_file, number, passed): (u32, u32, Option<u32>),
-    flags: u32,
-    watches: &[InotifyWatch],
-) -> Result<(), RestoreError> {
-    let script = &mut *bench.script;
-    script.about(STEP_INOTIFY, number);
+/// One that the daemon has not made, without watches.
+pub(super) fn make(bench: &mut Bench<'_, '_>, open_file: u32, flags: u32) {
     let nonblocking = OFlags::NONBLOCK.bits();
-    if passed.is_none() {
-        script.gives(0, number::INOTIFY_INIT1, &[value(flags & nonblocking | OFlags::CLOEXEC.bits())]);
-    }
-    let notify = value(passed.unwrap_or(0));
-    for watch in watches {
-        script.may_fail(number::IOCTL, &[notify, value(SET_NEXT_NUMBER), value(watch.number)]);
-        let path = script.text(&watch.path)?;
-        let added = [notify, path, value(watch.mask & !KERNELS_OWN)];
-        script.gives(watch.number.into(), number::INOTIFY_ADD_WATCH, &added);
-    }
-    if passed.is_none() {
-        bench.put_aside(0, open_file);
+    bench.about(STEP_INOTIFY, open_file);
+    bench.script.gives(0, number::INOTIFY_INIT1, &[value(flags & nonblocking | OFlags::CLOEXEC.bits())]);
+    bench.put_aside(0, open_file);
+}
+
+/// Watches of all of them, which stand where they were put aside or at the descriptor that is `passed`. Behind all that makes or removes files:
+/// nobody of the child's has done that.
+pub(super) fn watch(
+    bench: &mut Bench<'_, '_>,
+    descriptor: &Descriptor,
+    passed: impl Fn(u32) -> Option<u32>,
+) -> Result<(), RestoreError> {
+    for (index, file) in (0..).zip(&descriptor.open_files) {
+        let OpenFile::Inotify { watches, .. } = file else { continue };
+        bench.about(STEP_INOTIFY, index);
+        let place = passed(index).or_else(|| bench.place_of(index));
+        let notify = value(place.ok_or(RestoreError::NotMade { number: bench.number_of(index) })?);
+        for watch in watches {
+            bench.script.may_fail(number::IOCTL, &[notify, value(SET_NEXT_NUMBER), value(watch.number)]);
+            let path = bench.script.text(&watch.path)?;
+            let added = [notify, path, value(watch.mask & !KERNELS_OWN)];
+            bench.script.gives(watch.number.into(), number::INOTIFY_ADD_WATCH, &added);
+        }
     }
     Ok(())
 }
