@@ -12,7 +12,7 @@ use farfork_wire::descriptor::{Credentials, Deadline, Descriptor, Mm, PendingSig
 use zerocopy::IntoBytes;
 
 use super::address_space::{AddressSpace, Part};
-use super::calls::{Calls, Made};
+use super::calls::{Calls, Made, Owner};
 use super::confinement;
 use super::descriptors;
 use super::filters;
@@ -180,7 +180,8 @@ fn write_tables(
     let fd_base = place.fd_base;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
     let numbered = wishes.users.and_then(|users| Some(confinement::outside(owner?, users.numbers)));
-    let owner = numbered.as_ref().or(owner);
+    let groups_before = &node.credentials.groups;
+    let owner = numbered.as_ref().or(owner).map(|credentials| Owner { credentials, groups_before });
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
     let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
     let protection = (wishes.untrusted, wishes.users.is_some());

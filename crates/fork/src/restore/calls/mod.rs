@@ -35,7 +35,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::Credentials;
 
 use super::RestoreError;
 use super::layout::{CALL_ANY_RESULT, CALL_MAY_FAIL, PASSED_OWN, PlanCall, Span};
@@ -43,6 +42,7 @@ use super::objects::Objects;
 use super::tree::Place;
 use super::writer::PlanWriter;
 
+pub(super) use socket::Owner;
 use socket::Surroundings;
 
 pub(super) use locks::O_ASYNC;
@@ -93,7 +93,7 @@ impl Calls {
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
-        owner: Option<&Credentials>,
+        owner: Option<Owner<'_>>,
         (is_first, (vdso, overlaid), is_copy, (untrusted, has_users)): (bool, Memory<'_>, bool, (bool, bool)),
         place: &Place<'_>,
         writer: &mut PlanWriter,

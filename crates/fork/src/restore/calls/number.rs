@@ -40,6 +40,7 @@ pub(super) const CHMOD: u32 = 90;
 pub(super) const FCHMOD: u32 = 91;
 pub(super) const CHOWN: u32 = 92;
 pub(super) const FCHOWN: u32 = 93;
+pub(super) const SETGROUPS: u32 = 116;
 pub(super) const SETRESUID: u32 = 117;
 pub(super) const SETRESGID: u32 = 119;
 pub(super) const SETPRIORITY: u32 = 141;

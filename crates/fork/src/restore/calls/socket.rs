@@ -32,7 +32,15 @@ pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 pub(super) struct Surroundings<'a> {
     pub(super) objects: &'a Objects,
     /// Whom the child runs as, where that is not whom the stub does.
-    pub(super) owner: Option<&'a Credentials>,
+    pub(super) owner: Option<Owner<'a>>,
+}
+
+/// Whom a child runs as.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Owner<'a> {
+    pub(in super::super) credentials: &'a Credentials,
+    /// Supplementary groups of the stub, which it has again behind what it does as the owner.
+    pub(in super::super) groups_before: &'a [u32],
 }
 
 /// All sockets: those that listen first, for connections go through them.
@@ -400,19 +408,28 @@ pub(super) fn set_modes(script: &mut Script<'_>, fd: u32, socket: &Socket) {
 /// Calls made as whom the child will run as: the kernel notes who made a connection.
 pub(super) fn as_owner<'w>(
     script: &mut Script<'w>,
-    owner: Option<&Credentials>,
+    owner: Option<Owner<'_>>,
     calls: impl FnOnce(&mut Script<'w>) -> Result<(), RestoreError>,
 ) -> Result<(), RestoreError> {
     const AS_IT_IS: u32 = u32::MAX;
     const ROOT: u32 = 0;
-    let Some(owner) = owner else { return calls(script) };
+    let Some(Owner { credentials: owner, groups_before }) = owner else { return calls(script) };
     let become_one = |script: &mut Script<'w>, call: u32, id: u32| {
         script.gives(0, call, &[value(AS_IT_IS), value(id), value(AS_IT_IS)]);
     };
+    set_groups(script, &owner.groups)?;
     become_one(script, number::SETRESGID, owner.gids[1]);
     become_one(script, number::SETRESUID, owner.uids[1]);
     calls(script)?;
     become_one(script, number::SETRESUID, ROOT);
     become_one(script, number::SETRESGID, ROOT);
+    set_groups(script, groups_before)
+}
+
+/// Supplementary groups of the one thread that calls.
+fn set_groups(script: &mut Script<'_>, groups: &[u32]) -> Result<(), RestoreError> {
+    let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_ne_bytes()).collect();
+    let list = script.bytes(&bytes)?;
+    script.gives(0, number::SETGROUPS, &[value(groups.len() as u64), list]);
     Ok(())
 }
