@@ -40,6 +40,9 @@ pub struct Report {
 /// What the restorer blocks: all signals but those that cannot be.
 const RESTORER_MASK: &str = "fffffffffffbfeff";
 
+/// A Unix socket's SO_DOMAIN.
+const UNIX: &str = "1";
+
 /// Compares a child with its parent.
 #[must_use]
 pub fn compare(parent: &Observation, child: &Observation) -> Report {
@@ -63,6 +66,7 @@ pub fn compare(parent: &Observation, child: &Observation) -> Report {
 
 /// What of a child depends on more than one field.
 struct Circumstances<'a> {
+    child: &'a Observation,
     /// Fields of descriptors, up to their number, that are standard streams of the child's own.
     streams: BTreeSet<&'a str>,
     /// Processes that are paused before their first step.
@@ -73,7 +77,7 @@ impl<'a> Circumstances<'a> {
     fn of(parent: &Observation, child: &'a Observation) -> Self {
         let differs = |field: &str| parent.get(field) != child.get(field);
         let number_is_standard = |field: &str| (0..3).any(|number| field.ends_with(&format!("/fd/{number}/link")));
-        let mut all = Self { streams: BTreeSet::new(), paused: BTreeSet::new() };
+        let mut all = Self { child, streams: BTreeSet::new(), paused: BTreeSet::new() };
         for (field, value) in child {
             let is_own = matches("*/children/*/std*", value) || value == "/dev/null" && number_is_standard(field);
             if let Some(descriptor) = field.strip_suffix("link").filter(|_| is_own && field.contains("/fd/"))
@@ -88,11 +92,44 @@ impl<'a> Circumstances<'a> {
         all
     }
 
+    /// Another field of the same descriptor, in the child.
+    fn of_descriptor(&self, difference: &Difference, other: &str) -> Option<&str> {
+        let (process, field) = difference.field.split_once("/fd/")?;
+        let number = field.split('/').next()?;
+        self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
+    }
+
+    /// Whether a descriptor is of a pipe of which the child has ends for writing alone.
+    fn is_unread_pipe(&self, difference: &Difference) -> bool {
+        const O_ACCMODE: u64 = 3;
+        const O_WRONLY: u64 = 1;
+        let Some(pipe) = self.of_descriptor(difference, "link").filter(|link| link.starts_with("pipe of ")) else {
+            return false;
+        };
+        let is_for_writing = |field: &str| {
+            let flags = self.child.get(&format!("{field}fcntl/F_GETFL")).and_then(|flags| flags.parse::<u64>().ok());
+            flags.is_some_and(|flags| flags & O_ACCMODE == O_WRONLY)
+        };
+        let ends = self.child.iter().filter(|(_, value)| *value == pipe);
+        ends.filter_map(|(field, _)| field.strip_suffix("link")).all(is_for_writing)
+    }
+
     fn permit(&self, policy: Policy, difference: &Difference) -> bool {
         let process = difference.field.split('/').next().unwrap_or_default();
         match policy {
             Policy::StandardStream => self.streams.iter().any(|stream| difference.field.starts_with(stream)),
+            Policy::Connected => {
+                self.of_descriptor(difference, "peer address").is_some_and(|peer| !peer.starts_with("errno"))
+            }
+            Policy::UnixSocket => {
+                let is_unix = self.of_descriptor(difference, "option/SOL_SOCKET/SO_DOMAIN") == Some(UNIX);
+                is_unix && ![&difference.parent, &difference.child].into_iter().flatten().any(|value| value == "0")
+            }
+            Policy::UnreadPipe => self.is_unread_pipe(difference),
             Policy::Restorer => difference.parent.is_none() && self.paused.contains(process),
+            Policy::WithFirstStep { child } => {
+                self.paused.contains(process) && matches(child, difference.child.as_deref().unwrap_or_default())
+            }
             policy => permits(policy, difference),
         }
     }
@@ -112,7 +149,12 @@ fn permits(policy: Policy, difference: &Difference) -> bool {
     match policy {
         Policy::ChildsOwn | Policy::Moving | Policy::KnownGap => true,
         // They depend on circumstances.
-        Policy::StandardStream | Policy::Restorer => false,
+        Policy::StandardStream
+        | Policy::Connected
+        | Policy::UnixSocket
+        | Policy::UnreadPipe
+        | Policy::Restorer
+        | Policy::WithFirstStep { .. } => false,
         Policy::Becomes { parent: expected, child: value } | Policy::KnownGapOf { parent: expected, child: value } => {
             let is = |pattern: &str, value: Option<&str>| matches(pattern, value.unwrap_or_default());
             is(expected, parent) && is(value, child)
@@ -155,6 +197,30 @@ mod tests {
         let report = compare(&parent, &child);
         let fields: Vec<&str> = report.differences.iter().map(|difference| difference.field.as_str()).collect();
         assert_eq!((fields, report.tolerated.len()), (vec!["7/fd/1/info/pos"], 2));
+    }
+
+    #[test]
+    fn a_tolerance_may_ask_for_what_a_descriptor_is() {
+        let fields_that_differ = |domain: &str, queued: &str| -> usize {
+            let of = |queued: &str| {
+                observation(&[("7/fd/3/option/SOL_SOCKET/SO_DOMAIN", domain), ("7/fd/3/ioctl/SIOCOUTQ", queued)])
+            };
+            compare(&of("768"), &of(queued)).differences.len()
+        };
+        assert_eq!(fields_that_differ("1", "1536"), 0);
+        assert_eq!(fields_that_differ("1", "0"), 1);
+        assert_eq!(fields_that_differ("2", "1536"), 1);
+    }
+
+    #[test]
+    fn filters_may_be_missing_before_the_first_step_alone() {
+        let parent = observation(&[("7/thread/7/signal mask", "0"), ("7/status/Seccomp", "2")]);
+        let fields_that_differ = |mask: &str| -> Vec<String> {
+            let child = observation(&[("7/thread/7/signal mask", mask), ("7/status/Seccomp", "0")]);
+            compare(&parent, &child).differences.into_iter().map(|difference| difference.field).collect()
+        };
+        assert!(fields_that_differ(RESTORER_MASK).is_empty());
+        assert_eq!(fields_that_differ("0"), ["7/status/Seccomp"]);
     }
 
     #[test]

@@ -19,8 +19,19 @@ pub enum Policy {
     AtMost(u64),
     /// It is of a descriptor that is a standard stream, of which a child has its own.
     StandardStream,
+    /// It is of a socket that is connected.
+    Connected,
+    /// It is of a Unix socket, and not zero in one alone.
+    UnixSocket,
+    /// It is of a pipe of which the child has ends for writing alone.
+    UnreadPipe,
     /// It is the restorer's, in a child that is paused before its first step.
     Restorer,
+    /// It comes with the first step of a child that is paused before it, which has this pattern meanwhile; of a field that it lacks, the empty text.
+    WithFirstStep {
+        /// Pattern of the child's value.
+        child: &'static str,
+    },
     /// It should be the same, and is not yet.
     KnownGap,
     /// The same where the values are these.
@@ -64,6 +75,10 @@ const fn gap(field: &'static str, reason: &'static str) -> Tolerance {
 
 const fn becomes(field: &'static str, parent: &'static str, child: &'static str, reason: &'static str) -> Tolerance {
     Tolerance { field, policy: Policy::Becomes { parent, child }, reason }
+}
+
+const fn with_first_step(field: &'static str, child: &'static str, reason: &'static str) -> Tolerance {
+    Tolerance { field, policy: Policy::WithFirstStep { child }, reason }
 }
 
 const fn gap_of(field: &'static str, parent: &'static str, child: &'static str, reason: &'static str) -> Tolerance {
@@ -114,6 +129,14 @@ pub const TOLERANCES: &[Tolerance] = &[
     becomes("thread/*/signal mask", "*", "fffffffffffbfeff", PAUSED),
     becomes("status/SigBlk", "*", "fffffffffffbfeff", PAUSED),
     becomes("stat/blocked", "*", "2147221247", PAUSED),
+    with_first_step("status/Seccomp", "0", FILTERED),
+    with_first_step("status/Seccomp_filters", "0", FILTERED),
+    with_first_step("thread/*/filter *", "", FILTERED),
+    with_first_step(
+        "thread/*/value/sigaltstack",
+        "000000000000000002000000000000000000000000000000",
+        "a child that is paused before its first step gets its alternate stack with its registers",
+    ),
     // Memory that comes when it is touched.
     moving("stat/rss", "pages come when they are touched"),
     moving("status/Rss*", "pages come when they are touched"),
@@ -165,7 +188,15 @@ pub const TOLERANCES: &[Tolerance] = &[
     becomes("fd/*/fcntl/F_GET_SEALS", "1", "errno 22", "POSIX shared memory is a file of the child's own /dev/shm"),
     becomes("fd/*/link", "*(deleted)", "pipe of *", "deleted named pipes are pipes in a child"),
     becomes("fd/*/stat/links", "1", "0", "files that others cannot have are deleted ones in a child"),
+    gap_of(
+        "fd/*/stat/links",
+        "*",
+        "1",
+        "a file that a child may write to is its own copy, which the other names of the parent's file do not lead to",
+    ),
     becomes("fd/*/link", "*", "*(deleted)", "files that others cannot have are deleted ones in a child"),
+    Tolerance { field: "fd/*/fcntl/F_GETPIPE_SZ", policy: Policy::UnreadPipe, reason: UNREAD_PIPE },
+    Tolerance { field: "fd/*/ioctl/FIONREAD", policy: Policy::UnreadPipe, reason: UNREAD_PIPE },
     // Time that passes.
     Tolerance { field: "fd/*/info/it_value", policy: Policy::AtMost(NEAR_MS), reason: "time that is left" },
     Tolerance { field: "interval timer/*/left", policy: Policy::AtMost(NEAR_MS), reason: "time that is left" },
@@ -185,6 +216,16 @@ pub const TOLERANCES: &[Tolerance] = &[
         "02*7f0000010000000000000000",
         "a connection that was reset has a loopback address",
     ),
+    Tolerance {
+        field: "fd/*/option/SOL_TCP/TCP_FASTOPEN",
+        policy: Policy::Connected,
+        reason: "a connection that was accepted tells its listener's queue, and has none",
+    },
+    Tolerance {
+        field: "fd/*/ioctl/SIOCOUTQ",
+        policy: Policy::UnixSocket,
+        reason: "what waits at the other end, as the kernel's memory for it: messages may be in other pieces there",
+    },
     becomes("fd/*/option/SOL_IP/IP_MTU", "*", "", "a child's network has no way there"),
     becomes("fd/*/ioctl/FIONREAD", "*", "16", "a child reads IN_Q_OVERFLOW where events wait in an inotify queue"),
     becomes(
@@ -220,11 +261,29 @@ pub const TOLERANCES: &[Tolerance] = &[
         "who made the other end is told in a child where a parent is told of nobody",
     ),
     gap_of(
+        "fd/*/option/SOL_SOCKET/SO_PEERCRED",
+        "* 0:0",
+        "*",
+        "a pair that a process made before it took another identity is of that identity",
+    ),
+    gap_of(
+        "fd/*/stat/owner",
+        "0:0",
+        "*",
+        "a socket that a process made before it took another identity is of that identity",
+    ),
+    gap_of(
         "fd/*/stat/owner",
         "*",
         "0:0",
         "who made a pipe or another file without a name is not carried: root has it in a child",
     ),
+    gap_of("thread/*/value/get_mempolicy", "*", "0", "memory policies (mbind(2), set_mempolicy(2)) are not carried"),
+    gap_of("thread/*/ioprio", "*", "0", "priorities of input and output (ioprio_set(2)) are not carried"),
+    gap_of("thread/*/value/PR_MCE_KILL_GET", "*", "2", "not carried: a child has the default"),
+    gap_of("thread/*/value/PR_GET_MEMORY_MERGE", "1", "0", "not carried; areas that are mergeable are so in a child"),
+    gap_of("memory/flag mw/*", "set", "", READ_ONLY_MEMORY),
+    gap_of("memory/flag mw/*", "", "set", READ_ONLY_MEMORY),
     gap("memory/policy/*", "memory policies (mbind(2), set_mempolicy(2)) are not carried"),
     gap("fd/*/stat/modified", "times of memory files and deleted files are those of their copy"),
     gap_of(
@@ -258,6 +317,13 @@ pub const TOLERANCES: &[Tolerance] = &[
 ];
 
 const PAUSED: &str = "a child that is paused before its first step is in the restorer, which blocks all signals";
+
+const UNREAD_PIPE: &str = "what was written to a pipe that the process does not read is whoever's who reads outside";
+
+const READ_ONLY_MEMORY: &str = "a shared mapping of a deleted file that was opened for reading alone can be made writable in a child (mprotect(2))";
+
+const FILTERED: &str =
+    "a child that is paused before its first step is in the restorer, whose calls its filters need not allow";
 
 /// Times that are left were asked for one after the other, in milliseconds, on a machine that may be busy.
 const NEAR_MS: u64 = 60_000;
