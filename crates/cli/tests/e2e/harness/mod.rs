@@ -18,7 +18,8 @@ pub(crate) mod talker;
 pub(crate) use cluster::{Cluster, OwnProcess};
 pub(crate) use farfork::{BINARY, Farfork, WAIT_TIMEOUT};
 pub(crate) use likeness::{
-    compare_with_parent, require_child_like_parent, require_like_parent, require_new_child_like_parent, require_stopped_child_like_parent,
+    compare_with_parent, require_child_like_parent, require_like_parent, require_new_child_like_parent,
+    require_stopped_child_like_parent,
 };
 pub(crate) use parent::Parent;
 pub(crate) use programs::Program;

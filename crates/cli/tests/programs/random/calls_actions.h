@@ -83,7 +83,7 @@ static const struct action actions[] = {
     {"limits by all ways", set_limits_by_all_ways, 0},
     {"rules of access", restrict_to_ruleset, 1},
     {"current directory", change_directory, 0},
+    {"root", change_root, 0},
     {"capabilities", give_up_capabilities, 0},
     {"other ids", change_ids, 0},
-    {"root", change_root, 0},
 };

@@ -24,6 +24,12 @@ __attribute__((noreturn)) static void stand(void) {
     for (;;) pause();
 }
 
+/* The same of one that goes with whom it was begun by. */
+__attribute__((noreturn)) static void stand_as_child(void) {
+    REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+    stand();
+}
+
 static void send_signals_by_all_ways(void) {
     siginfo_t info = {.si_code = SI_QUEUE};
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -104,6 +110,7 @@ static void set_io_priority(void) { REQUIRE(syscall(SYS_ioprio_set, 1, 0, 2 << 1
 /* Whoever it begins is in its process group, or has one of its own; it is at rest. */
 static void rest_as_child(unsigned kind) {
     char *const arguments[] = {"calls", WATCHED_MODE, NULL}, *const nothing[] = {NULL};
+    REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
     if (kind == 0) REQUIRE(setpgid(0, 0) == 0);
     if (kind == 1) REQUIRE(setsid() > 0);
     if (kind == 2) REQUIRE(execve("/proc/self/exe", arguments, nothing) == 0);
@@ -149,7 +156,7 @@ static void change_own_group(void) { REQUIRE(setpgid(0, 0) == 0 || errno == EPER
 
 static int share_table(void *nothing) {
     (void)nothing;
-    stand();
+    stand_as_child();
 }
 
 /* Descriptors and current directory are shared with it. */
@@ -160,12 +167,15 @@ static void begin_sharers(void) {
     await_rest(pid, AT_PAUSE);
 }
 
+/* Not those for which it has given up the capability. */
+static void require_allowed(long outcome) { REQUIRE(outcome == 0 || errno == EPERM); }
+
 static void change_ids(void) {
     uid_t ids[2] = {1 + (uid_t)below(9000), 1 + (uid_t)below(9000)};
     switch (below(4)) {
-    case 0: REQUIRE(syscall(SYS_setgid, ids[0]) == 0 && syscall(SYS_setuid, ids[1]) == 0); break;
-    case 1: REQUIRE(syscall(SYS_setregid, ids[0], ids[1]) == 0 && syscall(SYS_setreuid, ids[1], ids[0]) == 0); break;
-    case 2: REQUIRE(syscall(SYS_setresgid, ids[0], ids[1], 0) == 0 && syscall(SYS_setresuid, 0, ids[1], 0) == 0); break;
+    case 0: require_allowed(syscall(SYS_setgid, ids[0])), require_allowed(syscall(SYS_setuid, ids[1])); break;
+    case 1: require_allowed(syscall(SYS_setregid, ids[0], ids[1])), require_allowed(syscall(SYS_setreuid, ids[1], ids[0])); break;
+    case 2: require_allowed(syscall(SYS_setresgid, ids[0], ids[1], 0)), require_allowed(syscall(SYS_setresuid, 0, ids[1], 0)); break;
     default: setfsgid(ids[0]), setfsuid(ids[1]);
     }
 }

@@ -159,7 +159,7 @@ static void wait_for_words_and_time(void) {
 static void wait_for_child(void) {
     struct wait *w = new_wait();
     REQUIRE((w->child = fork()) >= 0);
-    if (w->child == 0) stand();
+    if (w->child == 0) stand_as_child();
     await_rest(w->child, AT_PAUSE);
     begin_wait_in(one_in(2) ? in_wait4 : in_waitid, w);
 }
