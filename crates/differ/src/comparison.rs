@@ -66,6 +66,7 @@ pub fn compare(parent: &Observation, child: &Observation) -> Report {
 
 /// What of a child depends on more than one field.
 struct Circumstances<'a> {
+    parent: &'a Observation,
     child: &'a Observation,
     /// Fields of descriptors, up to their number, that are standard streams of the child's own.
     streams: BTreeSet<&'a str>,
@@ -74,10 +75,10 @@ struct Circumstances<'a> {
 }
 
 impl<'a> Circumstances<'a> {
-    fn of(parent: &Observation, child: &'a Observation) -> Self {
+    fn of(parent: &'a Observation, child: &'a Observation) -> Self {
         let differs = |field: &str| parent.get(field) != child.get(field);
         let number_is_standard = |field: &str| (0..3).any(|number| field.ends_with(&format!("/fd/{number}/link")));
-        let mut all = Self { child, streams: BTreeSet::new(), paused: BTreeSet::new() };
+        let mut all = Self { parent, child, streams: BTreeSet::new(), paused: BTreeSet::new() };
         for (field, value) in child {
             let is_own = matches("*/children/*/std*", value) || value == "/dev/null" && number_is_standard(field);
             if let Some(descriptor) = field.strip_suffix("link").filter(|_| is_own && field.contains("/fd/"))
@@ -99,7 +100,7 @@ impl<'a> Circumstances<'a> {
         self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
     }
 
-    /// Whether a descriptor is of a pipe of which the child has ends for writing alone.
+    /// Whether a descriptor is of a pipe of which the parent has ends for writing alone: a paused child has copies besides.
     fn is_unread_pipe(&self, difference: &Difference) -> bool {
         const O_ACCMODE: u64 = 3;
         const O_WRONLY: u64 = 1;
@@ -107,10 +108,10 @@ impl<'a> Circumstances<'a> {
             return false;
         };
         let is_for_writing = |field: &str| {
-            let flags = self.child.get(&format!("{field}fcntl/F_GETFL")).and_then(|flags| flags.parse::<u64>().ok());
+            let flags = self.parent.get(&format!("{field}fcntl/F_GETFL")).and_then(|flags| flags.parse::<u64>().ok());
             flags.is_some_and(|flags| flags & O_ACCMODE == O_WRONLY)
         };
-        let ends = self.child.iter().filter(|(_, value)| *value == pipe);
+        let ends = self.parent.iter().filter(|(_, value)| *value == pipe);
         ends.filter_map(|(field, _)| field.strip_suffix("link")).all(is_for_writing)
     }
 
@@ -210,6 +211,23 @@ mod tests {
         assert_eq!(fields_that_differ("1", "1536"), 0);
         assert_eq!(fields_that_differ("1", "0"), 1);
         assert_eq!(fields_that_differ("2", "1536"), 1);
+    }
+
+    #[test]
+    fn a_pipe_may_be_empty_where_nobody_of_the_child_reads() {
+        let fields_that_differ = |flags_of_other: &str| -> usize {
+            let of = |bytes: &str| {
+                observation(&[
+                    ("7/fd/3/link", "pipe of 7 fd/3"),
+                    ("7/fd/3/fcntl/F_GETFL", flags_of_other),
+                    ("7/fd/4/link", "pipe of 7 fd/3"),
+                    ("7/fd/4/fcntl/F_GETFL", "2049"),
+                    ("7/fd/4/ioctl/FIONREAD", bytes),
+                ])
+            };
+            compare(&of("70"), &of("0")).differences.len()
+        };
+        assert_eq!((fields_that_differ("1"), fields_that_differ("0")), (0, 1));
     }
 
     #[test]

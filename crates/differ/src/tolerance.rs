@@ -23,7 +23,7 @@ pub enum Policy {
     Connected,
     /// It is of a Unix socket, and not zero in one alone.
     UnixSocket,
-    /// It is of a pipe of which the child has ends for writing alone.
+    /// It is of a pipe of which the parent has ends for writing alone.
     UnreadPipe,
     /// It is the restorer's, in a child that is paused before its first step.
     Restorer,
@@ -187,6 +187,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     ),
     becomes("fd/*/fcntl/F_GET_SEALS", "1", "errno 22", "POSIX shared memory is a file of the child's own /dev/shm"),
     becomes("fd/*/link", "*(deleted)", "pipe of *", "deleted named pipes are pipes in a child"),
+    becomes("fd/*/stat/mode", "10*", "10600", "deleted named pipes are pipes in a child"),
     becomes("fd/*/stat/links", "1", "0", "files that others cannot have are deleted ones in a child"),
     gap_of(
         "fd/*/stat/links",
@@ -262,13 +263,25 @@ pub const TOLERANCES: &[Tolerance] = &[
     ),
     gap_of(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "* 0:0",
+        "* 0:*",
         "*",
         "a pair that a process made before it took another identity is of that identity",
     ),
     gap_of(
+        "fd/*/option/SOL_SOCKET/SO_PEERGROUPS",
+        "",
+        "*",
+        "a pair that a process made before it took another identity is of that identity",
+    ),
+    gap_of(
+        "fd/*/fcntl/F_GETOWNER_UIDS",
+        "0",
+        "*",
+        "who is told of a file (F_SETOWN) is chosen by the identity that a process has by now",
+    ),
+    gap_of(
         "fd/*/stat/owner",
-        "0:0",
+        "0:*",
         "*",
         "a socket that a process made before it took another identity is of that identity",
     ),
