@@ -211,6 +211,8 @@ struct plan_thread {
 	u32 credentials; /* index, or CREDENTIALS_AS_THEY_ARE */
 	u32 attributes; /* a struct sched_attr, where policy and priority are not all; or 0 */
 	u32 forbids_time_stamps;
+	u32 personality;
+	u32 reserved;
 	struct plan_span pending; /* siginfo_t, SIGINFO_BYTES each */
 	char name[16];
 };

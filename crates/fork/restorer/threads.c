@@ -46,6 +46,7 @@ static void set_thread(const struct plan *plan, const struct plan_thread *thread
 		      CALL4(rseq, thread->rseq, thread->rseq_bytes, 0, thread->rseq_signature), thread->tid);
 	CALL5(prctl, K_PR_SET_NAME, thread->name, 0, 0, 0);
 	CALL5(prctl, K_PR_SET_TIMERSLACK, thread->timer_slack_ns, 0, 0, 0);
+	CALL1(personality, thread->personality);
 	if (thread->forbids_time_stamps)
 		CALL5(prctl, K_PR_SET_TSC, K_PR_TSC_SIGSEGV, 0, 0, 0);
 	set_scheduling(plan, thread);

@@ -123,8 +123,8 @@ fn describe(
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
     let filters = &mut filters.of_threads;
     let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, filters, inherited.securebits)?;
-    let (asked, known) = ((answers[0].is_subreaper, answers[0].personality), (subject, likeness, arguments));
-    let mut process = state::process(&survey, &snapshot, known, inherited, timers, asked, oom_score_adj)?;
+    let (is_subreaper, known) = (answers[0].is_subreaper, (subject, likeness, arguments));
+    let mut process = state::process(&survey, &snapshot, known, inherited, timers, is_subreaper, oom_score_adj)?;
     process.exe_object = copies.index_of_executed(subject).map_err(CaptureError::read(pid, "its executable"))?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);

@@ -130,7 +130,7 @@ fn describe(
     (leader, filters): (&Credentials, Vec<u32>),
     securebits: u32,
 ) -> Thread {
-    let own = credentials(&profile.status, securebits);
+    let own = credentials(&profile.status, answers.securebits.unwrap_or(securebits));
     let (registers, pending_call) = thread.resumed_in_child();
     Thread {
         tid: profile.inner_id(),
@@ -151,6 +151,7 @@ fn describe(
             deadline: profile.scheduling.deadline.as_ref().map(deadline),
         },
         forbids_time_stamps: answers.forbids_time_stamps,
+        personality: answers.personality,
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
         timer_slack_ns: profile.timer_slack_ns.unwrap_or(answers.timer_slack_ns),
@@ -193,7 +194,7 @@ pub(super) fn process(
     (subject, likeness, arguments): (i32, Likeness, Vec<String>),
     inherited: Inherited,
     (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
-    (is_subreaper, personality): (bool, u32),
+    is_subreaper: bool,
     oom_score_adj: i32,
 ) -> Result<Process, CaptureError> {
     let pid = survey.pid;
@@ -213,7 +214,6 @@ pub(super) fn process(
         deleted_cwd: deleted_directory(subject, "cwd").map_err(read("cwd"))?,
         arguments,
         umask: status.umask,
-        personality,
         dumpable: inherited.dumpable,
         oom_score_adj,
         credentials: credentials(&leader.status, inherited.securebits),

@@ -218,6 +218,8 @@ structures! {
         credentials: u32,
         attributes: u32,
         forbids_time_stamps: u32,
+        personality: u32,
+        reserved: u32,
         pending: Span,
         name: [u8; 16],
     }

@@ -332,6 +332,8 @@ fn thread_table(
             credentials: *credentials,
             attributes: scheduling_attributes(thread, writer)?,
             forbids_time_stamps: thread.forbids_time_stamps.into(),
+            personality: thread.personality,
+            reserved: 0,
             pending: pending_table(&thread.pending_signals, writer)?,
             name,
         })
@@ -409,7 +411,7 @@ fn header(
         users: wishes.users.map_or(0, |users| users.passed),
         fd_base: tables.fd_base,
         umask: process.umask,
-        personality: process.personality,
+        personality: descriptor.threads[0].personality,
         dumpable: process.dumpable,
         exe: tables.exe,
         cwd: tables.cwd,

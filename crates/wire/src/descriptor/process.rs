@@ -27,8 +27,6 @@ pub struct Process {
     pub root: Option<String>,
     /// File mode creation mask.
     pub umask: u32,
-    /// Execution domain (personality(2)).
-    pub personality: u32,
     /// PR_GET_DUMPABLE: 0, 1 or 2.
     pub dumpable: u32,
     /// /proc/PID/oom_score_adj, −1000 to 1000.

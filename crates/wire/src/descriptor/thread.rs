@@ -41,6 +41,8 @@ pub struct Thread {
     pub timer_slack_ns: u64,
     /// Whether it is stopped at reading the processor's time stamps (PR_SET_TSC).
     pub forbids_time_stamps: bool,
+    /// Execution domain (personality(2)).
+    pub personality: u32,
     /// CPUs that it has chosen to run on, of those that its control group has; bit N of word M is CPU 32 × M + N. Empty where it
     /// has chosen none.
     pub cpus: Vec<u32>,

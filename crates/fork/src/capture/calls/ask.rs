@@ -4,7 +4,8 @@
 //! ```text
 //!  the leader     personality(-1)   prctl(PR_GET_TIMERSLACK)
 //!                 prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
-//!  the others     sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
+//!  the others     personality(-1)   prctl(PR_GET_SECUREBITS)
+//!                 sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
 //!                                                (the leader's are inherited: its template is asked, at leisure)
 //!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
 //! ```
@@ -33,15 +34,19 @@ pub(in crate::capture) struct Answers {
     pub(in crate::capture) interval_timers: Vec<IntervalTimer>,
     /// Asked of the leader only; a clone has it not.
     pub(in crate::capture) is_subreaper: bool,
-    /// Asked of the leader only.
     pub(in crate::capture) personality: u32,
+    /// Not asked of the leader: its template has inherited them.
+    pub(in crate::capture) securebits: Option<u32>,
     /// Asked of the leader only: a template's own is lost when it is scheduled before others.
     pub(in crate::capture) timer_slack_ns: u64,
 }
 
-/// Places of those among the leader's calls whose results are the answers.
+/// Places of those among a thread's calls whose results are the answers.
 const PERSONALITY_CALL: usize = 0;
+/// Of the leader.
 const TIMER_SLACK_CALL: usize = 1;
+/// Of others.
+const SECUREBITS_CALL: usize = 1;
 
 /// Where the answers lie among those of a thread.
 const ALT_STACK_AT: u64 = 0;
@@ -81,7 +86,12 @@ fn calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_address: Opt
     let mut calls = if thread.tid == survey.pid {
         leader_calls(answers)
     } else {
-        vec![alt_stack_call(answers + ALT_STACK_AT), time_stamps_call(answers + TIME_STAMPS_AT)]
+        vec![
+            personality_call(),
+            securebits_call(),
+            alt_stack_call(answers + ALT_STACK_AT),
+            time_stamps_call(answers + TIME_STAMPS_AT),
+        ]
     };
     calls.extend(tid_address.is_none().then(|| tid_address_call(answers)));
     calls
@@ -99,6 +109,20 @@ pub(in crate::capture) fn time_stamps_call(address: u64) -> Call {
     Call::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address])
 }
 
+/// The call that gives what a thread has forbidden itself by [`capabilities(7)`]'s secure bits.
+///
+/// [`capabilities(7)`]: https://man7.org/linux/man-pages/man7/capabilities.7.html
+pub(in crate::capture) fn securebits_call() -> Call {
+    const PR_GET_SECUREBITS: u64 = 27;
+    Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS])
+}
+
+fn personality_call() -> Call {
+    const PERSONALITY: u64 = 135;
+    const NOT_SET: u64 = 0xffff_ffff;
+    Call::new("personality", PERSONALITY, [NOT_SET])
+}
+
 /// prctl(2).
 pub(in crate::capture) const PRCTL: u64 = 157;
 
@@ -112,10 +136,8 @@ fn leader_calls(answers: u64) -> Vec<Call> {
     const PR_GET_CHILD_SUBREAPER: u64 = 37;
     const PR_GET_TIMERSLACK: u64 = 30;
     const GETITIMER: u64 = 36;
-    const PERSONALITY: u64 = 135;
-    const NOT_SET: u64 = 0xffff_ffff;
     let mut calls = vec![
-        Call::new("personality", PERSONALITY, [NOT_SET]),
+        personality_call(),
         Call::new("prctl(PR_GET_TIMERSLACK)", PRCTL, [PR_GET_TIMERSLACK]).with_any_result(),
         Call::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, answers + DEATH_SIGNAL_AT]),
     ];
@@ -143,7 +165,8 @@ impl Answers {
             forbids_time_stamps: !is_leader && forbids_time_stamps(bytes, TIME_STAMPS_AT as usize),
             interval_timers: if is_leader { interval_timers(bytes) } else { Vec::new() },
             parent_death_signal: if is_leader { word(bytes, DEATH_SIGNAL_AT as usize) as u32 } else { 0 },
-            personality: of_leader(PERSONALITY_CALL) as u32,
+            personality: script::result(script, PERSONALITY_CALL) as u32,
+            securebits: (!is_leader).then(|| script::result(script, SECUREBITS_CALL) as u32),
             timer_slack_ns: of_leader(TIMER_SLACK_CALL),
             is_subreaper: is_leader && word(bytes, SUBREAPER_AT as usize) as u32 != 0,
         }

@@ -16,7 +16,9 @@ use std::os::unix::fs::FileExt;
 use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::{AltStack, SignalAction};
 
-use crate::capture::calls::ask::{PRCTL, alt_stack_call, forbids_time_stamps, parse_alt_stack, time_stamps_call};
+use crate::capture::calls::ask::{
+    PRCTL, alt_stack_call, forbids_time_stamps, parse_alt_stack, securebits_call, time_stamps_call,
+};
 use crate::capture::calls::inject::{Call, Injector};
 use crate::capture::calls::lifeline::{DESKS_BYTES_MIN, Lifeline};
 use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running, word};
@@ -206,13 +208,12 @@ fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
     const MEMBARRIER: u64 = 324;
     const MEMBARRIER_CMD_GET_REGISTRATIONS: u64 = 1 << 9;
     const PR_GET_DUMPABLE: u64 = 3;
-    const PR_GET_SECUREBITS: u64 = 27;
     const SIGNAL_SET_BYTES: u64 = 8;
     let mut calls = vec![
         leave_files_call(is_clone),
         Call::new("brk", BRK, [0]),
         Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]),
-        Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]),
+        securebits_call(),
         alt_stack_call(answers),
         Call::new("membarrier", MEMBARRIER, [MEMBARRIER_CMD_GET_REGISTRATIONS, 0, 0]),
         time_stamps_call(answers + TIME_STAMPS_AT),
