@@ -56,22 +56,31 @@ pub fn read_process_exact(pid: i32, mem: &File, address: u64, into: &mut [u8]) -
     if done < into.len() { mem.read_exact_at(&mut into[done..], address + done as u64) } else { Ok(()) }
 }
 
+/// Writes to `address` of process `pid` and opens no descriptor.
+///
+/// # Errors
+/// As process_vm_writev(2): EFAULT where not even the first byte can be written; `WriteZero` where not all can be.
+pub fn write_process(pid: i32, address: u64, from: &[u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: from.len() };
+    // SAFETY: `local` describes the borrow `from`, which the kernel only reads; `remote` is never dereferenced in this process.
+    match unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) } {
+        written if written == from.len() as isize => Ok(()),
+        0.. => Err(io::ErrorKind::WriteZero.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Writes to `address` of process `pid`. `mem` is its `/proc/PID/mem`, opened for writing, which also reaches what is not writable
 /// in the process.
 ///
 /// # Errors
 /// As process_vm_writev(2) and pwrite(2) of /proc/PID/mem (EIO where nothing is mapped).
 pub fn write_process_exact(pid: i32, mem: &File, address: u64, from: &[u8]) -> io::Result<()> {
-    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
-    let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: from.len() };
-    // SAFETY: `local` describes the borrow `from`, which the kernel only reads; `remote` is never dereferenced in this process.
-    let written = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    let done = match usize::try_from(written) {
-        Ok(bytes) => bytes,
-        Err(_) => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::EFAULT) => 0,
-            error => return Err(error),
-        },
-    };
-    if done < from.len() { mem.write_all_at(&from[done..], address + done as u64) } else { Ok(()) }
+    match write_process(pid, address, from) {
+        Err(error) if error.kind() == io::ErrorKind::WriteZero || error.raw_os_error() == Some(libc::EFAULT) => {
+            mem.write_all_at(from, address)
+        }
+        done => done,
+    }
 }

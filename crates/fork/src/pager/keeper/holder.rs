@@ -5,13 +5,13 @@
 //! the holder has it before the new process runs, with no message that a kill could come before. Keeper and pager may be
 //! killed together at any moment: the holder is the keeper then.
 
-use std::fs::{self, OpenOptions};
+use std::ffi::{CStr, CString};
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use farfork_sys::fork::{Forked, sharing_files};
-use farfork_sys::pidfd;
+use farfork_sys::{memory, pidfd};
 
 use super::reap;
 use super::roles::{Role, RoleTable};
@@ -21,7 +21,7 @@ use super::roles::{Role, RoleTable};
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the holder is called in /proc/PID/comm, and instead of `pager` on its command line.
-const NAME: &str = "farfork-holder";
+const NAME: &CStr = c"farfork-holder";
 const COMMAND: &str = "holder";
 /// What the keeper's command is called there.
 const KEEPER_COMMAND: &str = "pager";
@@ -56,20 +56,20 @@ pub(super) fn start(roles: &RoleTable) -> io::Result<Forked> {
 }
 
 /// The holder's life.
-pub(super) fn hold(roles: &RoleTable) -> HolderEnd {
-    let before = ShownName::read().ok();
-    if let Err(error) = before.as_ref().map_or(Ok(()), ShownName::tell_holder) {
+pub(super) fn hold(roles: &RoleTable, shown: Option<&ShownName>) -> HolderEnd {
+    roles.begin_to_hold();
+    if let Err(error) = shown.map_or(Ok(()), ShownName::tell_holder) {
         tracing::debug!("the holder is called as its keeper is: {error}");
     }
     let end = hold_table(roles);
     // Those that it clones as the keeper are no holders.
-    let _ = before.as_ref().map_or(Ok(()), ShownName::restore);
+    let _ = shown.map_or(Ok(()), ShownName::restore);
     end
 }
 
 fn hold_table(roles: &RoleTable) -> HolderEnd {
     loop {
-        if roles.is_stopped() || !roles.is_own(Role::Holder) {
+        if roles.is_stopped() || !roles.is_holder() {
             return HolderEnd::NotNeeded;
         }
         match roles.living(&[Role::Keeper, Role::Pager]) {
@@ -85,43 +85,45 @@ pub(super) fn end(roles: &RoleTable) {
     const LIMIT: Duration = Duration::from_secs(1);
     let Some(number) = roles.living(&[Role::Holder]) else { return };
     // It looks again when it is woken, or after a while; nothing is lost by a kill.
-    if let Some(process) = pidfd::pid_of_number(number).and_then(|pid| pidfd::open(pid).ok())
-        && roles.living(&[Role::Holder]) == Some(number)
-    {
-        let _ = pidfd::send_signal(&process, rustix::process::Signal::KILL.as_raw());
-        let _ = pidfd::wait_exit(&process, LIMIT);
-    }
+    let _ = pidfd::send_signal_by_number(number, rustix::process::Signal::KILL.as_raw());
+    pidfd::wait_exit_of_any(&[number], LIMIT);
 }
 
-/// What `ps` shows this process as.
-struct ShownName {
-    comm: Vec<u8>,
+/// What `ps` shows a process as. It is read before there is a pager, and told without a descriptor (`roles`).
+#[derive(Debug)]
+pub(super) struct ShownName {
+    comm: CString,
     command_line: Vec<u8>,
     /// Address of the command line.
     start: u64,
 }
 
 impl ShownName {
-    fn read() -> io::Result<Self> {
+    /// Of this process.
+    ///
+    /// # Errors
+    /// As open(2) of files of proc(5).
+    pub(super) fn read() -> io::Result<Self> {
         let stat = fs::read_to_string("/proc/self/stat")?;
         // arg_start is field 48 of proc_pid_stat(5); the first behind the name is field 3.
         let start = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(48 - 3)?.parse().ok());
         let start = start.ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { comm: fs::read("/proc/self/comm")?, command_line: fs::read("/proc/self/cmdline")?, start })
+        let comm = CString::new(fs::read("/proc/self/comm")?.trim_ascii_end())?;
+        Ok(Self { comm, command_line: fs::read("/proc/self/cmdline")?, start })
     }
 
     fn tell_holder(&self) -> io::Result<()> {
-        fs::write("/proc/self/comm", NAME)?;
+        rustix::thread::set_name(NAME)?;
         command_line(&self.command_line).map_or(Ok(()), |told| self.write(&told))
     }
 
     fn restore(&self) -> io::Result<()> {
-        fs::write("/proc/self/comm", &self.comm)?;
+        rustix::thread::set_name(&self.comm)?;
         self.write(&self.command_line)
     }
 
     fn write(&self, command_line: &[u8]) -> io::Result<()> {
-        OpenOptions::new().write(true).open("/proc/self/mem")?.write_all_at(command_line, self.start)
+        memory::write_process(std::process::id() as i32, self.start, command_line)
     }
 }
 

@@ -109,7 +109,7 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
             Kept::Widowed => {
                 tracing::warn!("the keeper of the pager is gone: process {} replaces it", std::process::id());
             }
-            Kept::Holder => match holder::hold(station.roles()) {
+            Kept::Holder => match holder::hold(station.roles(), station.shown()) {
                 // Nothing of its own may be dropped: the descriptors stand in others' table too.
                 HolderEnd::NotNeeded => std::process::exit(0),
                 HolderEnd::KeeperAndPagerGone => {

@@ -2,14 +2,16 @@
 //! one's pidfd in their common table.
 //!
 //! ```text
-//!  0        8       16       24        32      40
-//!  │ keeper │ pager │ holder │ stopped │ begun │      u64 each; 0: nobody
+//!  0        8       16       24        32      40             48
+//!  │ keeper │ pager │ holder │ stopped │ begun │ holder's pid │      u64 each; 0: nobody
 //! ```
 //!
 //! The kernel itself stores the numbers of pager and holder (`farfork_sys::fork::PidfdSlot`), before they run. Only the
 //! keeper clones, so that who sees the keeper gone knows that no further pager begins but the one that stands here. A
-//! pidfd is open for as long as its number stands here. Only a pager closes those of processes that are gone: nobody else
-//! opens or closes anything beside it.
+//! pidfd is open for as long as its number stands here. Only a pager closes those of processes that are gone.
+//!
+//! A pager that begins closes every descriptor of the table that it does not know. So nobody else opens one beside it, not for a moment: the pager
+//! would close it, and whoever opened it then close what the pager has opened under its number since. What is asked here opens nothing.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +23,7 @@ use farfork_sys::pidfd;
 use rustix::fs::MemfdFlags;
 
 /// Bytes of the page that are used.
-const TABLE_BYTES: usize = 40;
+const TABLE_BYTES: usize = 48;
 
 /// Where it says that a client has stopped the pager, and nobody is to start another.
 const STOPPED_AT: usize = 24;
@@ -29,6 +31,9 @@ const STOPPED_AT: usize = 24;
 /// Where the pid of the pager stands that has closed what its predecessor left: until then a keeper clones nobody, whose
 /// pidfd it would close as well.
 const BEGUN_AT: usize = 32;
+
+/// Where the pid of the holder stands, which writes it as the first it does.
+const HOLDER_PID_AT: usize = 40;
 
 /// What a process is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,9 +106,14 @@ impl RoleTable {
         }
     }
 
-    /// Whether this process is the one that has this role.
-    pub(super) fn is_own(&self, role: Role) -> bool {
-        pidfd::pid_of_number(self.number(role)) == Some(std::process::id() as i32)
+    /// This process, which was just cloned, is the holder.
+    pub(super) fn begin_to_hold(&self) {
+        self.mapping.store_u64(HOLDER_PID_AT, u64::from(std::process::id()));
+    }
+
+    /// Whether this process is the holder.
+    pub(super) fn is_holder(&self) -> bool {
+        self.number(Role::Holder) != 0 && self.mapping.load_u64(HOLDER_PID_AT) == u64::from(std::process::id())
     }
 
     /// This process, a pager, closes nothing any more that it does not know.
@@ -146,7 +156,6 @@ mod tests {
         let own = pidfd::open(std::process::id() as i32).unwrap();
         table.assign(Role::Pager, own.as_raw_fd());
         assert_eq!(table.living(&[Role::Keeper, Role::Pager]), Some(own.as_raw_fd()));
-        assert!(table.is_own(Role::Pager) && !table.is_own(Role::Keeper));
         let mut other = Command::new("true").spawn().unwrap();
         let others = pidfd::open(other.id() as i32).unwrap();
         table.assign(Role::Keeper, others.as_raw_fd());
@@ -162,6 +171,18 @@ mod tests {
         let table = RoleTable::new().unwrap();
         let file = tempfile::tempfile().unwrap();
         table.assign(Role::Holder, file.as_raw_fd());
-        assert!(!table.is_alive(Role::Holder) && !table.is_own(Role::Holder));
+        assert!(!table.is_alive(Role::Holder));
+    }
+
+    #[test]
+    fn a_holder_is_who_said_so_as_long_as_there_is_one() {
+        let table = RoleTable::new().unwrap();
+        table.begin_to_hold();
+        assert!(!table.is_holder(), "nobody stands there");
+        let own = pidfd::open(std::process::id() as i32).unwrap();
+        table.assign(Role::Holder, own.as_raw_fd());
+        assert!(table.is_holder());
+        table.assign(Role::Holder, 0);
+        assert!(!table.is_holder());
     }
 }

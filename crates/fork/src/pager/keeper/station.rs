@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit};
 
 use super::PagerConfig;
+use super::holder::ShownName;
 use super::registry::Registry;
 use super::roles::{Role, RoleTable};
 use super::trusting::Trusting;
@@ -73,6 +74,8 @@ pub(in crate::pager) struct Station {
     inherited: Vec<RawFd>,
     /// Whom its keeper was started to trust.
     trusting: Trusting,
+    /// What its keeper was shown as when it began.
+    shown: Option<ShownName>,
 }
 
 impl Station {
@@ -94,7 +97,8 @@ impl Station {
         roles.assign(Role::Keeper, keeper.as_raw_fd());
         Trusting::forget(run_dir);
         let trusting = Trusting::of(credentials.as_ref());
-        Ok(Self { registry, socket_path, listener, lock, keeper, roles, inherited, trusting })
+        let shown = ShownName::read().ok();
+        Ok(Self { registry, socket_path, listener, lock, keeper, roles, inherited, trusting, shown })
     }
 
     /// Whom a pager that begins now is to trust.
@@ -119,7 +123,7 @@ impl Station {
         limit_descriptors(0);
         self.keeper = ManuallyDrop::new(this_process()?);
         self.roles.assign(Role::Keeper, self.keeper.as_raw_fd());
-        if self.roles.is_own(Role::Holder) {
+        if self.roles.is_holder() {
             self.roles.assign(Role::Holder, 0);
         }
         Ok(())
@@ -142,6 +146,11 @@ impl Station {
         let reaped = numbers.filter(|number| farfork_sys::pidfd::has_ended_by_number(*number));
         reaped.for_each(|number| drop(farfork_sys::fork::take_over(number)));
         Ok(())
+    }
+
+    /// What its keeper is shown as, where that can be read.
+    pub(super) fn shown(&self) -> Option<&ShownName> {
+        self.shown.as_ref()
     }
 
     /// Who is keeper, pager and holder.
