@@ -1,5 +1,5 @@
 /* Flags of a task's privileges: securebits, no_new_privs, dumpable, personality, umask; and a thread that has given up more
- * than the others. */
+ * than the others, with securebits and a personality of its own. */
 #include "resource.h"
 
 #include <linux/capability.h>
@@ -10,6 +10,9 @@
 #define BITS (SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_KEEP_CAPS)
 
 static pthread_t thread;
+#define THREADS_BITS (BITS & ~SECBIT_KEEP_CAPS)
+#define THREADS_PERSONALITY UNAME26
+
 static volatile int is_ready, go_on;
 
 static int set_capabilities(uint32_t effective) {
@@ -22,10 +25,13 @@ static void *give_up_more(void *unused) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2];
     REQUIRE(syscall(SYS_setresuid, 4711, 4711, 4711) == 0 && set_capabilities(1u << CAP_CHOWN) == 0);
+    REQUIRE(prctl(PR_SET_KEEPCAPS, 0) == 0 && personality(THREADS_PERSONALITY) >= 0);
     is_ready = 1;
     while (!go_on) usleep(1000);
     REQUIRE(syscall(SYS_capget, &header, data) == 0 && data[0].permitted == 1u << CAP_CHOWN, "%x", data[0].permitted);
     REQUIRE(syscall(SYS_getuid) == 4711);
+    REQUIRE(prctl(PR_GET_SECUREBITS) == THREADS_BITS, "%x", prctl(PR_GET_SECUREBITS));
+    REQUIRE(personality(0xffffffff) == THREADS_PERSONALITY, "%x", personality(0xffffffff));
     return unused;
 }
 
