@@ -42,8 +42,9 @@ const MORE_ACTIONS_MAX: u64 = 5;
 /// By these a node refuses what another machine may carry, of a process that is none to refuse: real-time threads.
 const NODE_REFUSALS: [&str; 1] = ["a kernel with RT_GROUP_SCHED gives real-time threads of containers no time"];
 
-/// Two actions that are carried may not be so together: a filter, and giving up the capability that installs it.
-const FILTER_REFUSAL: &str = "(seccomp) that it may not install any more";
+/// Two actions that are carried may not be so together: a filter and the end of the capability that installs it; a lease and another user.
+const REFUSALS_OF_TWO: [&str; 2] =
+    ["(seccomp) that it may not install any more", "it has a lease (F_SETLEASE) of a file of user"];
 
 const AT_ONCE: usize = 3;
 const PROGRAM_LIMIT: Duration = Duration::from_secs(60);
@@ -204,9 +205,10 @@ fn check_program(cluster: &Cluster, number: u64, names: &[&str], may_be_refused:
     let refusals = refusals_of_check(cluster.first(), &parent.pid_text());
     let prepared = prepare_process(cluster.first(), &parent.pid_text());
     require_agreement(&refusals, &prepared)?;
-    let is_filtered = refusals.iter().all(|refusal| refusal.contains(FILTER_REFUSAL));
+    let is_of_two = |refusal: &String| REFUSALS_OF_TWO.iter().any(|words| refusal.contains(words));
+    let are_of_two = refusals.iter().all(is_of_two);
     let Ok(seed) = prepared else {
-        return if may_be_refused || is_filtered {
+        return if may_be_refused || are_of_two {
             Ok(Judgement::Refused)
         } else {
             Err(format!("it is refused: {refusals:?}"))

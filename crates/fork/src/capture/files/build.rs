@@ -265,8 +265,11 @@ impl Builder<'_> {
 
     /// What the process holds by an open file that was met for the first time.
     fn hold(&mut self, fd: &OpenFd, info: &FdInfo) {
+        let profile = self.threads.profiles.get(&self.pid);
         for entry in &info.locks {
-            match made::lock(fd.number, entry) {
+            let foreign =
+                profile.and_then(|profile| made::foreign_lease((self.pid, fd.number), entry, &profile.status));
+            match foreign.map_or_else(|| made::lock(fd.number, entry), Err) {
                 Ok(lock) => self.files.locks.push(lock),
                 Err(reason) => self.refusals.push(Refusal::new(object(self.pid, fd.number), reason)),
             }

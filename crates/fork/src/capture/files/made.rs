@@ -1,6 +1,9 @@
 //! Open files that the kernel makes for a process, and that have no path: how they stand in a descriptor.
 
-use farfork_sys::process::{EpollEntry, FdInfo, LockEntry, LockKind, TimerState};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use farfork_sys::process::{EpollEntry, FdInfo, LockEntry, LockKind, Status, TimerState};
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimeLeft};
 
 use super::watches;
@@ -53,6 +56,19 @@ pub(super) fn lost_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> bool) ->
         )
     };
     lost.map(reason).collect()
+}
+
+/// Why a process could not take a lease again that it has: the file is another user's (fcntl(2), F_SETLEASE), since it has changed its own.
+pub(super) fn foreign_lease((pid, number): (i32, u32), entry: &LockEntry, status: &Status) -> Option<String> {
+    const CAP_LEASE: u64 = 1 << 28;
+    let LockKind::Lease = entry.kind else { return None };
+    let ([_, _, _, fsuid], [_, _, effective, ..]) = (status.uids, status.capabilities);
+    let owner = fs::metadata(format!("/proc/{pid}/fd/{number}")).ok()?.uid();
+    (owner != fsuid && effective & CAP_LEASE == 0).then(|| {
+        format!(
+            "it has a lease (F_SETLEASE) of a file of user {owner}, which it may not take as user {fsuid}, and so no child may: give it up first"
+        )
+    })
 }
 
 /// A lock that is held by a descriptor; or why it cannot be carried.

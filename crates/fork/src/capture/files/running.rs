@@ -72,6 +72,10 @@ impl RunningFiles {
         }
         let mut reasons: Vec<String> =
             info.locks.iter().filter_map(|entry| made::lock(fd.number, entry).err()).collect();
+        if let Some(profile) = of.profiles.get(&of.pid) {
+            let foreign = |entry| made::foreign_lease((of.pid, fd.number), entry, &profile.status);
+            reasons.extend(info.locks.iter().filter_map(foreign));
+        }
         if fd.has_contents() && info.flags & O_ASYNC != 0 {
             let owner = farfork_sys::owner::of_file(fd.copy_of(process)?.as_fd())?;
             let threads = Threads { pid: of.pid, profiles: of.profiles, ids: &BTreeMap::new() };
