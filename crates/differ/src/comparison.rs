@@ -107,12 +107,12 @@ impl<'a> Circumstances<'a> {
         let Some(pipe) = self.of_descriptor(difference, "link").filter(|link| link.starts_with("pipe of ")) else {
             return false;
         };
-        let is_for_writing = |field: &str| {
-            let flags = self.parent.get(&format!("{field}fcntl/F_GETFL")).and_then(|flags| flags.parse::<u64>().ok());
-            flags.is_some_and(|flags| flags & O_ACCMODE == O_WRONLY)
-        };
+        // An open file of several descriptors shows its flags once.
+        let flags_of =
+            |field: &str| self.parent.get(&format!("{field}fcntl/F_GETFL")).and_then(|flags| flags.parse::<u64>().ok());
         let ends = self.parent.iter().filter(|(_, value)| *value == pipe);
-        ends.filter_map(|(field, _)| field.strip_suffix("link")).all(is_for_writing)
+        let mut flags = ends.filter_map(|(field, _)| flags_of(field.strip_suffix("link")?));
+        flags.all(|flags| flags & O_ACCMODE == O_WRONLY)
     }
 
     fn permit(&self, policy: Policy, difference: &Difference) -> bool {
