@@ -323,8 +323,16 @@ impl Userfaultfd {
     /// [`Cause::Changing`] while the process is changing its memory map, or forks, and this was not read yet;
     /// [`Cause::Gone`].
     pub fn is_registered(&self, address: u64) -> Result<bool, Cause> {
+        self.is_in_one_area(address, 4096)
+    }
+
+    /// Whether a range, of whole pages, lies in one area that is registered, for missing pages alone. Nothing changes.
+    ///
+    /// # Errors
+    /// As [`Self::is_registered`].
+    pub fn is_in_one_area(&self, address: u64, bytes: u64) -> Result<bool, Cause> {
         // The kernel finds the area before it finds that this one can have no protected page. So it copies nothing.
-        let mut argument = CopyArgument { to: address, from: address, bytes: 4096, mode: COPY_PROTECTED, done: 0 };
+        let mut argument = CopyArgument { to: address, from: address, bytes, mode: COPY_PROTECTED, done: 0 };
         match self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument) {
             Err(Errno::INVAL) => Ok(true),
             Err(Errno::NOENT) => Ok(false),

@@ -21,6 +21,9 @@
 //! A place that was unmapped may be registered all the same: the memory in front of it has grown there, of which nobody tells. Then the pages that had
 //! come tell; where none had, the unmapping that was heard before the fork is taken for made.
 //!
+//! So may a place to which something is moved behind the fork: the forked process has grown something there by then. An area that begins
+//! before that place tells.
+//!
 //! Pages that are discarded (MADV_DONTNEED and the like) are told of before they go. So a discard that was heard behind the fork the forked
 //! process has not. Of one that was heard before it, it is asked whether it has one of the pages that were there. Where none was there nobody can
 //! tell, and the discard is taken for made.
@@ -169,6 +172,11 @@ pub(in crate::pager) trait Witness {
 
     /// Whether an address was registered.
     fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
+
+    /// Whether an area began at an address that was registered. Where none did, the area before it reached there: it may have grown since the fork.
+    fn is_area_start(&mut self, _address: u64) -> Result<Option<bool>, Self::Error> {
+        Ok(None)
+    }
 
     /// Whether the page at an address was there. One that was not is filled with zeroes.
     fn is_present(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
@@ -362,7 +370,9 @@ fn links_made<W: Witness>(
     let mut costs = vec![0; links.len() + 1];
     let places: BTreeSet<u64> = links.iter().flat_map(|link| link.change.places()).collect();
     for place in places {
-        if let Some(is_registered) = witness.is_registered(place)? {
+        if let Some(is_registered) = witness.is_registered(place)?
+            && !(is_registered && has_grown_there(links, place, witness)?)
+        {
             (0..).zip(&mut costs).for_each(|(made, cost)| *cost += expected(links, made, place).cost(is_registered));
         }
     }
@@ -382,6 +392,17 @@ fn links_made<W: Witness>(
     }
     let best = (0..=links.len()).rev().min_by_key(|made| (costs[*made], made.abs_diff(heard)));
     Ok(best.unwrap_or(heard))
+}
+
+/// Whether a place that moves lead to is in an area that begins before it. None of them was made, then: the forked process has grown something
+/// there since, of which nobody tells.
+fn has_grown_there<W: Witness>(links: &[Link<'_>], place: u64, witness: &mut W) -> Result<bool, W::Error> {
+    for start in links.iter().filter_map(|link| link.change.destination()).filter(|to| to.contains(&place)) {
+        if witness.is_area_start(start.start)? == Some(false) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// What is expected of an address when so many links were made.

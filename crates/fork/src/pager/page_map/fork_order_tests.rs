@@ -31,6 +31,8 @@ struct Memory {
     shown: BTreeMap<u64, u64>,
     /// What was filled with zeroes because it was asked for.
     filled: RefCell<BTreeSet<u64>>,
+    /// Blocks to which the area before them has grown.
+    grown: BTreeSet<u64>,
 }
 
 /// Whether pages have come of what a block shows.
@@ -43,6 +45,10 @@ impl Witness for &Memory {
 
     fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
         Ok(Some(self.registered.contains(&block_of(address))))
+    }
+
+    fn is_area_start(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
+        Ok(Some(!self.grown.contains(&block_of(address))))
     }
 
     fn first_come(&self, segments: &[Segment]) -> Option<u64> {
@@ -397,6 +403,20 @@ fn where_nothing_is_unmapped_both_places_are_registered() {
     late.heard(unmap_of(2));
     late.heard(move_of(1, 2));
     assert_eq!(found(&map(), &late, &[1, 2]), None);
+}
+
+#[test]
+fn a_move_behind_the_fork_to_where_the_forked_process_grows_is_none_of_its() {
+    let mut late = Doubt::new(0, Vec::new());
+    [move_of(1, 2), unmap_of(1)].into_iter().for_each(|message| late.heard(message));
+    let memory = |grown: &[u64]| Memory {
+        registered: [1, 2].into(),
+        grown: grown.iter().copied().collect(),
+        ..Memory::default()
+    };
+    let has_moved = |grown: &[u64]| late.resolve(&map(), &memory(grown)).unwrap().is_some();
+    assert!(!has_moved(&[2]), "an area that begins before it reaches there");
+    assert!(has_moved(&[]));
 }
 
 #[test]

@@ -44,6 +44,10 @@ impl<W: Witness> Witness for Recorded<'_, W> {
         Ok(answer)
     }
 
+    fn is_area_start(&mut self, address: u64) -> Result<Option<bool>, W::Error> {
+        self.witness.is_area_start(address)
+    }
+
     fn first_come(&self, segments: &[Segment]) -> Option<u64> {
         self.witness.first_come(segments)
     }

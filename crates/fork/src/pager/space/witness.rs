@@ -115,6 +115,12 @@ impl Witness for Asked<'_> {
         now.map(|address| self.space.uffd.is_registered(address)).transpose()
     }
 
+    fn is_area_start(&mut self, address: u64) -> Result<Option<bool>, Cause> {
+        let Some(now) = fork_order::now_at(address, &self.space.recent) else { return Ok(None) };
+        let reaches_there = self.space.uffd.is_in_one_area(now - PAGE_SIZE, 2 * PAGE_SIZE)?;
+        Ok(Some(!reaches_there))
+    }
+
     fn first_come(&self, segments: &[Segment]) -> Option<u64> {
         segments.iter().find_map(|segment| self.first_installed(segment))
     }
