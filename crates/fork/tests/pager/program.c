@@ -889,6 +889,37 @@ static void fork_what_was_left_mapped(void)
 	}
 }
 
+/* A forked process moves some of the area and makes it longer there, while the one that forked moves other pages to where the longer part is. What
+ * was made longer reads as zeroes, also in what is forked there. */
+static void grow_beside_a_fork(void)
+{
+	unsigned long count = 8, longer = 3 * count, overlap = count + count / 2;
+	uint8_t *place = mmap(0, longer * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(place != MAP_FAILED);
+	for (unsigned long first = 0; first + 2 * count <= pages; first += 2 * count) {
+		uint8_t *moved = AREA + first * PAGE, *grown = moved + count * PAGE;
+		CHECK(!munmap(place, longer * PAGE));
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		if (!pid) {
+			CHECK(mremap(grown, count * PAGE, longer * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+			pid_t inner = fork();
+			CHECK(inner >= 0);
+			check_zeroes(place + count * PAGE, longer - count);
+			check_pages(place, first + count, count);
+			if (inner)
+				wait_child(inner);
+			exit(0);
+		}
+		uint8_t *there = place + overlap * PAGE;
+		CHECK(mremap(moved, count * PAGE, count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+		wait_child(pid);
+		check_pages(there, first, count);
+		CHECK(!munmap(there, count * PAGE));
+		CHECK(mmap(place, longer * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) == place);
+	}
+}
+
 static __thread sigjmp_buf after_bus;
 
 static void on_bus(int signal)
@@ -1152,6 +1183,7 @@ static const struct {
 	{"grow_heap", grow_heap, 0},
 	{"wipe_on_fork", wipe_on_fork, 0},
 	{"fork_what_was_left_mapped", fork_what_was_left_mapped, 0},
+	{"grow_beside_a_fork", grow_beside_a_fork, 0},
 	{"lengthen_what_is_locked", lengthen_what_is_locked, 0},
 	{"be_read", be_read, 0},
 	{"lose", lose, 0},
