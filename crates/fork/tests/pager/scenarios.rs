@@ -29,7 +29,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("memory_that_is_moved_again_and_again_is_the_same", || run_once("touch_what_moves")),
     ("forked_processes_see_the_same", || run_once("fork")),
     ("memory_that_a_move_leaves_mapped_is_zero_in_forks", memory_that_a_move_leaves_mapped_is_zero_in_forks),
-    ("what_a_fork_makes_longer_is_zero_whatever_moves_there", || run_once("grow_beside_a_fork")),
+    ("what_a_fork_makes_longer_is_zero_whatever_moves_there", what_a_fork_makes_longer_is_zero_whatever_moves_there),
     ("forks_see_what_moves_where_it_is", || run_once("fork_what_moves")),
     ("places_that_were_left_are_used_again_at_once", places_that_were_left_are_used_again_at_once),
     ("protection_does_not_matter", || run_once("protect")),
@@ -118,6 +118,10 @@ fn what_came_is_wiped_on_fork() {
 fn memory_that_a_move_leaves_mapped_is_zero_in_forks() {
     run_once("fork_what_was_left_mapped");
     run_while_pagers_die("fork_what_was_left_mapped");
+}
+
+fn what_a_fork_makes_longer_is_zero_whatever_moves_there() {
+    run_once("grow_beside_a_fork");
 }
 
 fn locked_memory_grows_with_zeroes() {
