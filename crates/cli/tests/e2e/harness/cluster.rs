@@ -198,8 +198,7 @@ impl Cluster {
 
     /// Kills a node's daemon, and nothing else.
     pub(crate) fn kill_daemon(&self, index: usize) {
-        let local = self.local();
-        local.kill_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
+        self.local().kill_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
         self.wait_for_end(index);
     }
 
