@@ -116,7 +116,7 @@ pub const MODIFIED_SINCE: i64 = i64::MIN;
 
 /// Marks a file that was changed since `moment_ns`, by the kernel's coarse clock: the time of change is the kernel's own.
 pub fn mark_if_changed_since(moment_ns: i64, identity: &mut FileIdentity) {
-    if identity.changed_ns > moment_ns && identity.modified_ns > moment_ns {
+    if identity.changed_ns >= moment_ns && identity.modified_ns >= moment_ns {
         identity.modified_ns = MODIFIED_SINCE;
     }
 }

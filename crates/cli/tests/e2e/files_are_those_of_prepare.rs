@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +15,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("where_they_were_removed", removed),
     Test::shared("but_not_where_they_were_changed_in_place", changed),
     Test::shared("but_not_where_their_owners_copy_was_changed", changed_behind),
+    Test::shared("where_they_were_replaced_as_soon_as_prepare_was_over", replaced_at_once),
+    Test::shared("but_not_where_they_were_changed_as_soon_as_prepare_was_over", changed_at_once),
+    Test::shared("but_not_where_one_that_is_written_to_and_replaced_was_changed", changed_behind_equal_bytes),
     Test::shared("from_a_sealed_seed", sealed),
     Test::shared("where_they_were_copied", copied),
     Test::shared("but_not_where_a_database_goes_on", database),
@@ -29,6 +33,9 @@ const KINDS: [&str; 8] = ["read", "both", "shared", "private", "copied", "writte
 
 /// Those whose bytes a child reads.
 const READ_KINDS: usize = 6;
+
+/// How often a file is changed in the moment in which a prepare has its answer.
+const AT_ONCE_ROUNDS: usize = 12;
 
 /// The payload of a child that is to find what was changed.
 const TAKES_CHANGES: u64 = 900;
@@ -73,6 +80,51 @@ fn replaced(cluster: &Cluster) {
         );
     }
     parent.require_unharmed();
+}
+
+/// The seed is promised before all of it was read; what was replaced has the same length and times.
+fn replaced_at_once(cluster: &Cluster) {
+    for kind in ["shared", "private"].into_iter().cycle().take(AT_ONCE_ROUNDS) {
+        let directory = scratch::directory();
+        let (mut parent, path) = (parent(directory.path(), Some(kind)), directory.path().join(kind));
+        let (before, new) = (fs::metadata(&path).expect("it is there"), path.with_extension("new"));
+        let bytes = vec![1; before.len() as usize];
+        fs::write(&new, bytes).expect("a directory of ours");
+        let times = fs::FileTimes::new().set_modified(before.modified().expect("a time"));
+        File::options().write(true).open(&new).and_then(|file| file.set_times(times)).expect("a file of ours");
+        let seed = Seed::of(cluster.first(), &parent);
+        fs::rename(&new, &path).expect("a directory of ours");
+        seed.fork_and_check(&parent, 31, &["--to", cluster.name(0)]);
+        seed.fork_and_check(&parent, 32, &["--to", cluster.name(1)]);
+        parent.require_unharmed();
+    }
+}
+
+fn changed_at_once(cluster: &Cluster) {
+    for kind in ["shared", "private", "copied"].into_iter().cycle().take(AT_ONCE_ROUNDS) {
+        let directory = scratch::directory();
+        let (parent, path) = (parent(directory.path(), Some(kind)), directory.path().join(kind));
+        let file = File::options().write(true).open(&path).expect("it is there");
+        let seed = Seed::of(cluster.first(), &parent);
+        file.write_all_at(&[1; 8], 512).expect("it can be written");
+        require_refused(cluster, &seed, &path);
+    }
+}
+
+/// What was not written through a private mapping comes from the file of then, whatever its path leads to.
+fn changed_behind_equal_bytes(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let (parent, path) = (parent(directory.path(), Some("copied")), directory.path().join("copied"));
+    let file = File::options().write(true).open(&path).expect("it is there");
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.template_pid();
+    replace(&path, &fs::read(&path).expect("it is there"));
+    seed.fork_and_check(&parent, 31, &["--to", cluster.name(0)]);
+    file.write_all_at(&[1; 8], 8192).expect("it can be written");
+    for node in [0, 1] {
+        let refused = cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(node)]);
+        refused.names(&[&path.to_string_lossy(), "changed"]);
+    }
 }
 
 fn removed(cluster: &Cluster) {

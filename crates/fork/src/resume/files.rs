@@ -24,7 +24,7 @@ use crate::file_use::{FileNumber, FileUse, SeedFile, uses};
 use crate::identity::{self, Comparison, MODIFIED_SINCE};
 use crate::restore::LocalNode;
 
-/// One look is good for so long: children of one fan-out are started one after the other, each of them within that time of a look or two.
+/// One look is good for so long, for one fork: children of one fan-out are started one after the other, each of them within that time of a look or two.
 const LOOK_LIMIT: Duration = Duration::from_millis(10);
 
 /// The owner's answer is bytes in its memory, and a look at some files.
@@ -49,6 +49,8 @@ pub struct FilePolicy<'a> {
     pub allow_changed: bool,
     /// Paths below which a child finds what its user shows it.
     pub shown: &'a [PathBuf],
+    /// When the fork was asked for: an earlier look says nothing of what its user has changed before.
+    pub asked: Instant,
 }
 
 impl FilePolicy<'_> {
@@ -99,8 +101,11 @@ impl Decision<'_> {
             let is_there = now.as_ref().is_some_and(|now| FileUse::number(now) == FileUse::number(then));
             return match now {
                 Some(now) if is_there => self.changed(&path, (then, &now), used),
-                // The same package was installed again.
-                _ if matches!(file, SeedFile::Mapped { .. }) && identity::is_same(&path, then, true) => {
+                // The same package was installed again. Of a mapping with written pages the others come from the file of then, which may have changed.
+                _ if matches!(file, SeedFile::Mapped { .. })
+                    && !used.has_written_pages
+                    && identity::is_same(&path, then, true) =>
+                {
                     FileSource::Node
                 }
                 _ => FileSource::Owner,
@@ -165,7 +170,7 @@ impl SeedSource {
         let asked = Instant::now();
         let descriptor = &*self.descriptor;
         let mut seen = self.last_look.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.clean_at.is_some_and(|at| asked.saturating_duration_since(at) < LOOK_LIMIT) {
+        if seen.clean_at.is_some_and(|at| at >= policy.asked && asked.saturating_duration_since(at) < LOOK_LIMIT) {
             return Ok(None);
         }
         let is_its_machine = node.is_its_machine(&descriptor.origin);
@@ -337,7 +342,7 @@ mod tests {
         }
         let version = FileVersion { user: FileUser::OpenFile(0), identity, extent: None };
         let node = LocalNode { root: directory.path().into(), ..LocalNode::detect().unwrap() };
-        let policy = FilePolicy { allow_changed: false, shown: &[] };
+        let policy = FilePolicy { allow_changed: false, shown: &[], asked: Instant::now() };
         let decision = Decision { node: &node, policy: &policy, is_its_machine };
         let now = identity::identify_path(&path).ok();
         decision.source(SeedFile::Version { index: 0, path: "/file", version: &version }, now, used)

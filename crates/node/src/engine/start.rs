@@ -88,7 +88,7 @@ impl Engine {
     ) -> Result<Newborn, Failure> {
         let source = &*phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
         let lot = Lot { index, payload };
-        let owners = phase!("resume.files", self.owners_files(source, options))?;
+        let owners = phase!("resume.files", self.owners_files(source, options, requested))?;
         if let Some(source) = &owners {
             // What was made ahead has the node's.
             let asked = Asked { source, options, fan_out, requested };
@@ -123,11 +123,16 @@ impl Engine {
     }
 
     /// The seed with files from its owner, where the node has not those of the capture.
-    fn owners_files(&self, source: &SeedSource, options: &StartOptions) -> Result<Option<SeedSource>, Failure> {
+    fn owners_files(
+        &self,
+        source: &SeedSource,
+        options: &StartOptions,
+        asked: Instant,
+    ) -> Result<Option<SeedSource>, Failure> {
         let everything = [PathBuf::from("/")];
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
         let shown = if options.root == RootSpec::Shared { &everything[..] } else { &shown };
-        let policy = FilePolicy { allow_changed: options.allow_changed_files, shown };
+        let policy = FilePolicy { allow_changed: options.allow_changed_files, shown, asked };
         source.with_files(&self.node, &policy).map_err(|error| {
             let Broken { failure, .. } = self.broken(source, &error);
             match remedy::of(&error, options.network) {

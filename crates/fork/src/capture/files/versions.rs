@@ -173,7 +173,8 @@ impl Completion<'_> {
             let path = descriptor.path_of(&descriptor.file_versions[index]).to_owned();
             let version = &mut descriptor.file_versions[index];
             let file = self.held.take(&version.identity, &path);
-            finish(&mut version.identity, file.as_ref().and_then(|file| file.reopen().ok()), &path);
+            let opened = file.as_ref().and_then(|file| file.reopen().ok());
+            finish(&mut version.identity, opened, (&path, self.paused_ns));
             held.push(file);
         }
         self.add_mapped(descriptor, &mut held);
@@ -187,14 +188,14 @@ impl Completion<'_> {
             // Open files were looked at in the pause: one that is as it was then has not changed since. Linux 6.13 and later
             // may stamp a file some milliseconds ahead of the coarse clock, so that the pause's moment alone would not tell.
             let is_as_in_pause = |open: &FileVersion| is_same_state(&open.identity, &file.identity);
-            let is_later = file.identity.changed_ns > self.paused_ns;
-            if is_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
+            let may_be_later = file.identity.changed_ns >= self.paused_ns;
+            if may_be_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
                 identity::mark_if_changed_since(self.paused_ns, &mut file.identity);
             }
             let link = self.link(file.place);
             let opened = || File::open(&link).ok();
             let is_wanted = file.identity.build_id.is_none();
-            finish(&mut file.identity, is_wanted.then(opened).flatten(), &file.path);
+            finish(&mut file.identity, is_wanted.then(opened).flatten(), (&file.path, self.paused_ns));
         }
     }
 
@@ -230,7 +231,7 @@ impl Completion<'_> {
             let Some(file) = HeldFile::open(&format!("/proc/{}/exe", self.templates[number])) else { continue };
             let Ok(mut identity) = identity::identify_by_inode(&file) else { continue };
             identity::mark_if_changed_since(self.paused_ns, &mut identity);
-            adopt_numbers(&mut identity, &process.exe);
+            adopt_numbers(&mut identity, (&process.exe, self.paused_ns));
             // Its code is mapped: the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
@@ -248,18 +249,24 @@ fn is_same_state(one: &FileIdentity, other: &FileIdentity) -> bool {
     state(one) == state(other)
 }
 
-/// Takes a small file's digest, and the numbers that the node knows it by.
-fn finish(version: &mut FileIdentity, file: Option<File>, path: &str) {
+/// Takes a small file's digest, and the numbers that the node knows it by. `place`: its path, and when the processes stood.
+fn finish(version: &mut FileIdentity, file: Option<File>, place: (&str, i64)) {
     let digest = file.and_then(|file| {
-        let is_as_then = identity::identify_by_inode(&file).is_ok_and(|now| identity::has_bytes_of(version, &now));
-        is_as_then.then(|| identity::digest(&file).ok().flatten()).flatten()
+        let is_as_then = || identity::identify_by_inode(&file).is_ok_and(|now| identity::has_bytes_of(version, &now));
+        let digest = is_as_then().then(|| identity::digest(&file).ok().flatten()).flatten();
+        // Somebody may write to it meanwhile.
+        digest.filter(|_| is_as_then())
     });
     version.digest = version.digest.or(digest);
-    adopt_numbers(version, path);
+    adopt_numbers(version, place);
 }
 
-/// A process in a container of its own knows files of the node by other numbers.
-fn adopt_numbers(version: &mut FileIdentity, path: &str) {
+/// A process in a container of its own knows files of the node by other numbers. Not of a file whose times may have changed since the processes
+/// stood: who replaces a file (rename(2)) gives it and the one that is gone the same time.
+fn adopt_numbers(version: &mut FileIdentity, (path, paused_ns): (&str, i64)) {
+    if version.changed_ns >= paused_ns {
+        return;
+    }
     let Ok(here) = identity::identify_path(Path::new(path)) else { return };
     let times = |file: &FileIdentity| (file.bytes, file.modified_ns, file.changed_ns);
     if times(&here) == times(version) {
