@@ -82,6 +82,12 @@ impl Failure {
             }
             Code::Unavailable => Self::new(Code::Unavailable, object, format!("no connection ({})", said(status)))
                 .with_next_step("see whether its daemon runs: `farfork nodes`"),
+            // Only the transport has a cause of its own: the connection broke while the answer was awaited.
+            Code::Unknown | Code::Internal if status.source().is_some() => {
+                let cause = format!("the connection ended before there was an answer ({})", said(status));
+                Self::new(Code::Unavailable, object, cause)
+                    .with_next_step("see whether its daemon runs: `farfork nodes`; then ask again")
+            }
             code => Self::new(code, object, said(status)),
         }
     }
