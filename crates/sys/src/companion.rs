@@ -89,14 +89,14 @@ impl Drop for CriticalSection {
 /// # Errors
 /// The companion was killed: `life` was not lived to its end, and what it held is lost.
 pub fn run(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
-    let stack = Stack::new(stack_bytes).and_then(|stack| install_handler().map(|()| stack));
+    let stack = GuardedStack::new(stack_bytes).and_then(|stack| install_handler().map(|()| stack));
     let Ok(stack) = stack else {
         life();
         return Ok(());
     };
     let _ = starter();
     let mask = SignalMask::block_all();
-    let job = Job { life: UnsafeCell::new(Some(life)), owner: std::process::id().cast_signed(), mask };
+    let job = CompanionStart { life: UnsafeCell::new(Some(life)), owner: std::process::id().cast_signed(), mask };
     let argument = ptr::from_ref(&job).cast_mut().cast::<c_void>();
     let entry = begin_of(&job);
     let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
@@ -116,7 +116,7 @@ pub fn run(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
     Ok(())
 }
 
-struct Job<F> {
+struct CompanionStart<F> {
     life: UnsafeCell<Option<F>>,
     owner: i32,
     /// That of the thread before.
@@ -125,13 +125,13 @@ struct Job<F> {
 
 type Entry = extern "C" fn(*mut c_void) -> i32;
 
-fn begin_of<F: FnOnce()>(_: &Job<F>) -> Entry {
+fn begin_of<F: FnOnce()>(_: &CompanionStart<F>) -> Entry {
     begin::<F>
 }
 
 extern "C" fn begin<F: FnOnce()>(argument: *mut c_void) -> i32 {
     // SAFETY: `run` gives a job of this type, which lives until this process has ended.
-    let job = unsafe { &*argument.cast::<Job<F>>() };
+    let job = unsafe { &*argument.cast::<CompanionStart<F>>() };
     OWNER.with(|owner| owner.store(job.owner, Ordering::Relaxed));
     // SAFETY: a call with plain numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal()) };
@@ -248,12 +248,12 @@ fn install_handler() -> io::Result<()> {
 }
 
 /// Memory for a stack, above a page that must not be touched.
-struct Stack {
+struct GuardedStack {
     start: *mut c_void,
     bytes: usize,
 }
 
-impl Stack {
+impl GuardedStack {
     fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -272,7 +272,7 @@ impl Stack {
     }
 }
 
-impl Drop for Stack {
+impl Drop for GuardedStack {
     fn drop(&mut self) {
         // SAFETY: our own area, which no process uses any more.
         let _ = unsafe { munmap(self.start, self.bytes) };

@@ -92,7 +92,7 @@ impl Timer {
     }
 }
 
-/// Starts the process, by a thread that reaps it: not by a tracer, which may hold a seed for long and reaps nobody.
+/// Starts the process by a thread of the owner, which reaps it. A tracer reaps no process while it holds a seed.
 fn start_process(argument: &'static str, input: OwnedFd) -> io::Result<()> {
     let (told, hear) = mpsc::sync_channel(1);
     let tend = move || {

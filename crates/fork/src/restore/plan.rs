@@ -12,7 +12,7 @@ use farfork_wire::descriptor::{Credentials, Deadline, Descriptor, Mm, PendingSig
 use zerocopy::IntoBytes;
 
 use super::address_space::{AddressSpace, Part};
-use super::calls::{Calls, Made, Owner};
+use super::calls::{Calls, Made, PatchedMemory, SocketOwner};
 use super::confinement;
 use super::descriptors;
 use super::filters;
@@ -181,11 +181,11 @@ fn write_tables(
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
     let numbered = wishes.users.and_then(|users| Some(confinement::outside(owner?, users.numbers)));
     let groups_before = &node.credentials.groups;
-    let owner = numbered.as_ref().or(owner).map(|credentials| Owner { credentials, groups_before });
+    let owner = numbered.as_ref().or(owner).map(|credentials| SocketOwner { credentials, groups_before });
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
     let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
     let protection = (wishes.untrusted, wishes.users.is_some());
-    let memory = (bridged.clone(), &space.overlaid);
+    let memory = PatchedMemory { vdso: bridged.clone(), overlaid: &space.overlaid };
     let whose = (makes_shared, memory, has_memory, protection);
     let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, place, writer)?;
     let files = (objects, &made, place);

@@ -17,6 +17,12 @@ use crate::phase;
 use crate::restore::SharedContents;
 use crate::seed::SeedTable;
 
+/// Some bytes of an extent, by their offsets.
+struct ExtentPart {
+    extent: ExtentId,
+    bytes: Range<u64>,
+}
+
 /// Bytes of shared memory that are fetched and written at a time.
 const SHARED_CHUNK_BYTES: usize = 4 << 20;
 
@@ -170,8 +176,8 @@ impl SeedSource {
     ) -> Result<File, ResumeError> {
         let file = farfork_sys::memfd::create("farfork-written", false).map_err(ResumeError::local("a memfd"))?;
         for run in runs {
-            let part = (run.extent, run.extent_offset..run.extent_offset + run.bytes);
-            self.fetch_part(part, (&file, run.file_offset), connection, deadline)?;
+            let part = ExtentPart { extent: run.extent, bytes: run.extent_offset..run.extent_offset + run.bytes };
+            self.fetch_part(&part, &file, run.file_offset, connection, deadline)?;
         }
         Ok(file)
     }
@@ -189,7 +195,8 @@ impl SeedSource {
         for run in &self.descriptor.extents[object.extent.0 as usize].populated {
             let first = run.first * farfork_wire::PAGE_SIZE;
             let end = (first + run.count * farfork_wire::PAGE_SIZE).min(object.bytes);
-            self.fetch_part((object.extent, first..end), (&file, first), connection, deadline)?;
+            let part = ExtentPart { extent: object.extent, bytes: first..end };
+            self.fetch_part(&part, &file, first, connection, deadline)?;
         }
         Ok(file)
     }
@@ -197,18 +204,20 @@ impl SeedSource {
     /// Copies a part of an extent into a file, from an offset on.
     fn fetch_part(
         &self,
-        (extent, part): (ExtentId, Range<u64>),
-        (file, into): (&File, u64),
+        part: &ExtentPart,
+        file: &File,
+        into: u64,
         connection: &mut dyn Connection,
         deadline: Instant,
     ) -> Result<(), ResumeError> {
         use std::os::unix::fs::FileExt;
-        let mut chunk = vec![0; SHARED_CHUNK_BYTES.min((part.end - part.start) as usize)];
-        for offset in part.clone().step_by(SHARED_CHUNK_BYTES) {
-            let read = &mut chunk[..((part.end - offset) as usize).min(SHARED_CHUNK_BYTES)];
+        let ExtentPart { extent, bytes: Range { start, end } } = *part;
+        let mut chunk = vec![0; SHARED_CHUNK_BYTES.min((end - start) as usize)];
+        for offset in (start..end).step_by(SHARED_CHUNK_BYTES) {
+            let read = &mut chunk[..((end - offset) as usize).min(SHARED_CHUNK_BYTES)];
             farfork_fabric::read_blocking(connection, &self.key, extent, offset, read, deadline)
                 .map_err(|cause| ResumeError::Fetch { what: "the seed's shared memory", cause })?;
-            file.write_all_at(read, into + offset - part.start).map_err(ResumeError::local("a memfd"))?;
+            file.write_all_at(read, into + offset - start).map_err(ResumeError::local("a memfd"))?;
         }
         Ok(())
     }

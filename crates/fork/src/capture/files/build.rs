@@ -16,6 +16,7 @@ use farfork_wire::descriptor::{
 
 use super::contents::{Contents, PipeState};
 use super::firsts::Firsts;
+use super::made::LockHolder;
 use super::sockets::{self, Sockets, Usual};
 use super::terminal::TerminalEnd;
 use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object, versions};
@@ -259,17 +260,16 @@ impl Builder<'_> {
 
     /// Locks by an open file that another process has brought: those that are a process's.
     fn hold_alone(&mut self, fd: &OpenFd, info: &FdInfo) {
-        let locks = info.locks.iter().filter_map(|entry| made::lock(fd.number, entry).ok());
+        let holder = LockHolder::of(self.pid, self.threads.profiles);
+        let locks = info.locks.iter().filter_map(|entry| made::lock(holder, fd.number, entry).ok());
         self.files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Process));
     }
 
     /// What the process holds by an open file that was met for the first time.
     fn hold(&mut self, fd: &OpenFd, info: &FdInfo) {
-        let profile = self.threads.profiles.get(&self.pid);
+        let holder = LockHolder::of(self.pid, self.threads.profiles);
         for entry in &info.locks {
-            let foreign =
-                profile.and_then(|profile| made::foreign_lease((self.pid, fd.number), entry, &profile.status));
-            match foreign.map_or_else(|| made::lock(fd.number, entry), Err) {
+            match made::lock(holder, fd.number, entry) {
                 Ok(lock) => self.files.locks.push(lock),
                 Err(reason) => self.refusals.push(Refusal::new(object(self.pid, fd.number), reason)),
             }

@@ -1,5 +1,6 @@
 //! Open files that the kernel makes for a process, and that have no path: how they stand in a descriptor.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -8,6 +9,7 @@ use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimeLeft};
 
 use super::watches;
 use crate::capture::state::root::Root;
+use crate::capture::survey::Profile;
 
 /// A timerfd as it stood; or why it cannot be carried.
 pub(super) fn timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
@@ -58,10 +60,26 @@ pub(super) fn lost_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> bool) ->
     lost.map(reason).collect()
 }
 
+/// A process that holds locks by its descriptors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LockHolder<'a> {
+    pid: i32,
+    /// Its main thread's.
+    status: Option<&'a Status>,
+}
+
+impl<'a> LockHolder<'a> {
+    /// Of a process, with what is known of its threads.
+    pub(super) fn of(pid: i32, profiles: &'a BTreeMap<i32, Profile>) -> Self {
+        Self { pid, status: profiles.get(&pid).map(|profile| &profile.status) }
+    }
+}
+
 /// Why a process could not take a lease again that it has: the file is another user's (fcntl(2), F_SETLEASE), since it has changed its own.
-pub(super) fn foreign_lease((pid, number): (i32, u32), entry: &LockEntry, status: &Status) -> Option<String> {
+fn foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     const CAP_LEASE: u64 = 1 << 28;
-    let LockKind::Lease = entry.kind else { return None };
+    let LockHolder { pid, status } = holder;
+    let status = status?;
     let ([_, _, _, fsuid], [_, _, effective, ..]) = (status.uids, status.capabilities);
     let owner = fs::metadata(format!("/proc/{pid}/fd/{number}")).ok()?.uid();
     (owner != fsuid && effective & CAP_LEASE == 0).then(|| {
@@ -72,12 +90,12 @@ pub(super) fn foreign_lease((pid, number): (i32, u32), entry: &LockEntry, status
 }
 
 /// A lock that is held by a descriptor; or why it cannot be carried.
-pub(super) fn lock(number: u32, entry: &LockEntry) -> Result<FileLock, String> {
+pub(super) fn lock(holder: LockHolder<'_>, number: u32, entry: &LockEntry) -> Result<FileLock, String> {
     let kind = match entry.kind {
         LockKind::Whole => FileLockKind::Whole,
         LockKind::Process => FileLockKind::Process,
         LockKind::Description => FileLockKind::Description,
-        LockKind::Lease if !entry.is_exclusive => FileLockKind::Lease,
+        LockKind::Lease if !entry.is_exclusive => foreign_lease(holder, number).map_or(Ok(FileLockKind::Lease), Err)?,
         LockKind::Lease => {
             return Err(
                 "it has a lease for writing (F_SETLEASE, F_WRLCK), which the kernel takes from it as soon as anybody \

@@ -12,6 +12,7 @@ use rustix::time::timerfd_gettime;
 use super::build::{FOREIGN_OWNER, Threads};
 use super::contents::O_ASYNC;
 use super::firsts::Firsts;
+use super::made::LockHolder;
 use super::{Kind, OpenFd, made, object, unread};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::state::root::Root;
@@ -70,12 +71,9 @@ impl RunningFiles {
             Ok(_) => return Ok(Vec::new()),
             Err(place) => self.firsts.add(identity, place, (descriptor, 0)),
         }
+        let holder = LockHolder::of(of.pid, of.profiles);
         let mut reasons: Vec<String> =
-            info.locks.iter().filter_map(|entry| made::lock(fd.number, entry).err()).collect();
-        if let Some(profile) = of.profiles.get(&of.pid) {
-            let foreign = |entry| made::foreign_lease((of.pid, fd.number), entry, &profile.status);
-            reasons.extend(info.locks.iter().filter_map(foreign));
-        }
+            info.locks.iter().filter_map(|entry| made::lock(holder, fd.number, entry).err()).collect();
         if fd.has_contents() && info.flags & O_ASYNC != 0 {
             let owner = farfork_sys::owner::of_file(fd.copy_of(process)?.as_fd())?;
             let threads = Threads { pid: of.pid, profiles: of.profiles, ids: &BTreeMap::new() };

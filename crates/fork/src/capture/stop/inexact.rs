@@ -17,7 +17,7 @@ const SOCK_STREAM: i32 = 1;
 
 /// What keeps a wait from being kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Inexact {
+enum InexactReason {
     /// It may be a terminal's that has a time limit.
     TerminalRead,
     /// Its own limit is counted from where it is made again.
@@ -31,7 +31,7 @@ enum Inexact {
 struct InexactCall {
     name: &'static str,
     fd: u64,
-    reason: Inexact,
+    reason: InexactReason,
 }
 
 /// Of each of these threads that waits in such a call: which, and why.
@@ -49,10 +49,12 @@ fn note(tid: i32) -> Option<String> {
     let call = SystemCall::of(tid).ok()??;
     let InexactCall { name, fd, reason } = InexactCall::of(call.number, &call.arguments)?;
     let why = match reason {
-        Inexact::TerminalRead => has_read_limit(tid, fd)
+        InexactReason::TerminalRead => has_read_limit(tid, fd)
             .then_some("a terminal with a time limit (VTIME), which begins anew at a prepare and in each child"),
-        Inexact::OwnLimit => Some("with a time limit of its own, which begins anew at a prepare and in each child"),
-        Inexact::Moves { option, needs_stream } => {
+        InexactReason::OwnLimit => {
+            Some("with a time limit of its own, which begins anew at a prepare and in each child")
+        }
+        InexactReason::Moves { option, needs_stream } => {
             let is_it = socket_limit(tid, fd, option).is_some() && (!needs_stream || is_stream(tid, fd));
             let of_option = if option == SO_RCVTIMEO {
                 "a socket with a time limit (SO_RCVTIMEO): where it has moved a part by a prepare, it gives that alone, in the parent and in each child"
@@ -70,15 +72,15 @@ impl InexactCall {
     fn of(number: u64, arguments: &[u64; 6]) -> Option<Self> {
         const MSG_WAITALL: u64 = 0x100;
         let [fd, _, third, fourth, fifth, _] = *arguments;
-        let sends = |name, needs_stream| (name, Inexact::Moves { option: SO_SNDTIMEO, needs_stream });
-        let waits_for_all = Inexact::Moves { option: SO_RCVTIMEO, needs_stream: true };
+        let sends = |name, needs_stream| (name, InexactReason::Moves { option: SO_SNDTIMEO, needs_stream });
+        let waits_for_all = InexactReason::Moves { option: SO_RCVTIMEO, needs_stream: true };
         let (name, reason) = match number {
-            0 => ("read", Inexact::TerminalRead),
-            19 => ("readv", Inexact::TerminalRead),
+            0 => ("read", InexactReason::TerminalRead),
+            19 => ("readv", InexactReason::TerminalRead),
             45 if fourth & MSG_WAITALL != 0 => ("recvfrom", waits_for_all),
             47 if third & MSG_WAITALL != 0 => ("recvmsg", waits_for_all),
-            299 if fifth != 0 => ("recvmmsg", Inexact::OwnLimit),
-            299 => ("recvmmsg", Inexact::Moves { option: SO_RCVTIMEO, needs_stream: false }),
+            299 if fifth != 0 => ("recvmmsg", InexactReason::OwnLimit),
+            299 => ("recvmmsg", InexactReason::Moves { option: SO_RCVTIMEO, needs_stream: false }),
             1 => sends("write", true),
             20 => sends("writev", true),
             40 => sends("sendfile", true),
@@ -114,11 +116,11 @@ mod tests {
     fn a_call_is_known_by_its_number_and_arguments() {
         let named =
             |number, arguments: [u64; 6]| InexactCall::of(number, &arguments).map(|call| (call.name, call.reason));
-        let moves = |option, needs_stream| Inexact::Moves { option, needs_stream };
+        let moves = |option, needs_stream| InexactReason::Moves { option, needs_stream };
         assert_eq!(named(45, [3, 0, 0, 0, 0, 0]), None, "recv(2) of what there is");
         assert_eq!(named(45, [3, 0, 0, 0x100, 0, 0]), Some(("recvfrom", moves(SO_RCVTIMEO, true))));
         assert_eq!(named(47, [3, 0, 0x100, 0, 0, 0]), Some(("recvmsg", moves(SO_RCVTIMEO, true))));
-        assert_eq!(named(299, [3, 0, 2, 0, 0x1000, 0]), Some(("recvmmsg", Inexact::OwnLimit)));
+        assert_eq!(named(299, [3, 0, 2, 0, 0x1000, 0]), Some(("recvmmsg", InexactReason::OwnLimit)));
         assert_eq!(named(299, [3, 0, 2, 0, 0, 0]), Some(("recvmmsg", moves(SO_RCVTIMEO, false))));
         assert_eq!(named(232, [3, 0, 1, 200, 0, 0]), None, "epoll_wait(2), whose end is kept");
     }

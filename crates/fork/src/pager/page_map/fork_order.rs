@@ -146,9 +146,9 @@ enum Expected {
     Left,
     /// Registered, unless who moved it has ended before all was told.
     LeftMapped,
-    /// Unregistered, unless what is in front of it has grown there since, of which nobody tells.
+    /// Unregistered, unless the area before it has grown there since: the kernel tells of no growth.
     Unmapped,
-    /// Registered, unless what is in front of it grew there later, of which nobody tells.
+    /// Registered, unless the area before it grew there later: the kernel tells of no growth.
     Grown,
     Anything,
 }

@@ -42,7 +42,7 @@ use super::objects::Objects;
 use super::tree::Place;
 use super::writer::PlanWriter;
 
-pub(super) use socket::Owner;
+pub(super) use socket::SocketOwner;
 use socket::Surroundings;
 
 pub(super) use locks::O_ASYNC;
@@ -57,8 +57,13 @@ pub(super) struct Calls {
     pub(super) at_last: Span,
 }
 
-/// What calls must know of an address space: where a bridge's vdso stands, and the first addresses of private mappings of files.
-type Memory<'a> = (Option<Range<u64>>, &'a BTreeSet<u64>);
+/// The parts of an address space that calls change.
+pub(super) struct PatchedMemory<'a> {
+    /// Where a bridge's vdso stands.
+    pub(super) vdso: Option<Range<u64>>,
+    /// First addresses of private mappings of files.
+    pub(super) overlaid: &'a BTreeSet<u64>,
+}
 
 /// Where objects that the child makes stand, in the same count as those that are passed to it.
 #[derive(Debug)]
@@ -93,8 +98,8 @@ impl Calls {
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
-        owner: Option<Owner<'_>>,
-        (is_first, (vdso, overlaid), is_copy, (untrusted, has_users)): (bool, Memory<'_>, bool, (bool, bool)),
+        owner: Option<SocketOwner<'_>>,
+        (is_first, memory, is_copy, (untrusted, has_users)): (bool, PatchedMemory<'_>, bool, (bool, bool)),
         place: &Place<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
@@ -107,6 +112,7 @@ impl Calls {
             memory::attach(descriptor, place, &mut script);
         }
         let before_maps = script.finish()?;
+        let PatchedMemory { vdso, overlaid } = memory;
         let mut script = Script::new(writer);
         if let Some(place) = vdso {
             memory::protect_code(&place, &mut script);

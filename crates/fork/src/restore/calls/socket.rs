@@ -32,12 +32,12 @@ pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 pub(super) struct Surroundings<'a> {
     pub(super) objects: &'a Objects,
     /// Whom the child runs as, where that is not whom the stub does.
-    pub(super) owner: Option<Owner<'a>>,
+    pub(super) owner: Option<SocketOwner<'a>>,
 }
 
 /// Whom a child runs as.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Owner<'a> {
+pub(in super::super) struct SocketOwner<'a> {
     pub(in super::super) credentials: &'a Credentials,
     /// Supplementary groups of the stub, which it has again behind what it does as the owner.
     pub(in super::super) groups_before: &'a [u32],
@@ -408,12 +408,12 @@ pub(super) fn set_modes(script: &mut Script<'_>, fd: u32, socket: &Socket) {
 /// Calls made as whom the child will run as: the kernel notes who made a connection.
 pub(super) fn as_owner<'w>(
     script: &mut Script<'w>,
-    owner: Option<Owner<'_>>,
+    owner: Option<SocketOwner<'_>>,
     calls: impl FnOnce(&mut Script<'w>) -> Result<(), RestoreError>,
 ) -> Result<(), RestoreError> {
     const AS_IT_IS: u32 = u32::MAX;
     const ROOT: u32 = 0;
-    let Some(Owner { credentials: owner, groups_before }) = owner else { return calls(script) };
+    let Some(SocketOwner { credentials: owner, groups_before }) = owner else { return calls(script) };
     let become_one = |script: &mut Script<'w>, call: u32, id: u32| {
         script.gives(0, call, &[value(AS_IT_IS), value(id), value(AS_IT_IS)]);
     };
