@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::names::OUTSIDE;
+use super::names::{Names, OUTSIDE};
 use super::{Fields, ObserveError, error_name, text_of};
 
 /// Files and folders that are not read here, with the reason.
@@ -108,6 +108,10 @@ const STAT_IDS: [&str; 4] = ["ppid", "pgrp", "session", "tpgid"];
 /// Lines of `status` that are ids of processes, the first of them as this machine has it.
 const STATUS_IDS: [&str; 8] = ["Tgid", "Pid", "PPid", "TracerPid", "NStgid", "NSpid", "NSpgid", "NSsid"];
 
+/// Those of both that every process has: the kernel shows 0 where their process is in a pid namespace that the reader does not see
+/// (pid_namespaces(7)), as the session of a process that was started from outside a container.
+const IDS_NEVER_NONE: [&str; 7] = ["ppid", "pgrp", "session", "tpgid", "PPid", "NSpgid", "NSsid"];
+
 /// Reads all files of a process.
 pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
     read_folder(&format!("/proc/{pid}"), "", fields)?;
@@ -167,7 +171,8 @@ fn read_file(path: &Path, field: &str, fields: &mut Fields) {
 fn read_status(text: &str, field: &str, fields: &mut Fields) {
     for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
         let first = value.split_whitespace().next().unwrap_or_default();
-        let value = if STATUS_IDS.contains(&name) { fields.names.id_text(first) } else { value.trim().to_owned() };
+        let is_id = STATUS_IDS.contains(&name);
+        let value = if is_id { id_of_line(name, first, &fields.names) } else { value.trim().to_owned() };
         fields.put(&format!("{field}/{name}"), value);
     }
 }
@@ -175,9 +180,14 @@ fn read_status(text: &str, field: &str, fields: &mut Fields) {
 fn read_stat(text: &str, field: &str, fields: &mut Fields) {
     let behind_name = text.rsplit_once(") ").map_or("", |(_, behind)| behind);
     for (name, value) in STAT.iter().zip(behind_name.split_whitespace()) {
-        let value = if STAT_IDS.contains(name) { fields.names.id_text(value) } else { value.to_owned() };
+        let is_id = STAT_IDS.contains(name);
+        let value = if is_id { id_of_line(name, value, &fields.names) } else { value.to_owned() };
         fields.put(&format!("{field}/{name}"), value);
     }
+}
+
+fn id_of_line(name: &str, id: &str, names: &Names) -> String {
+    if id == "0" && IDS_NEVER_NONE.contains(&name) { OUTSIDE.to_owned() } else { names.id_text(id) }
 }
 
 /// Columns: name, soft limit, hard limit, unit; two spaces and more between them.
@@ -209,5 +219,24 @@ fn read_children(text: &str, field: &str, fields: &mut Fields) {
 fn read_auxiliary_vector(bytes: &[u8], field: &str, fields: &mut Fields) {
     for pair in bytes.chunks_exact(16) {
         fields.put(&format!("{field}/{}", text_of(&pair[..8])), text_of(&pair[8..]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Observation;
+    use super::*;
+
+    /// As in a container whose first process was started from outside: a copy leads a session of its own, and no terminal is none.
+    #[test]
+    fn a_session_that_is_not_seen_is_outside() {
+        let (observation, prefix, names) = (Observation::new(), "7".to_owned(), Names::default());
+        let mut fields = Fields { observation, prefix, names };
+        read_stat("7 (sh) S 0 0 0 0 -1 0", "stat", &mut fields);
+        read_status("PPid:\t0\nTracerPid:\t0\nNSpgid:\t0\nNSsid:\t0\n", "status", &mut fields);
+        for never_none in ["stat/ppid", "stat/pgrp", "stat/session", "status/PPid", "status/NSpgid", "status/NSsid"] {
+            assert_eq!(fields.observation[&format!("7/{never_none}")], OUTSIDE, "{never_none}");
+        }
+        assert_eq!(fields.observation["7/status/TracerPid"], "0");
     }
 }
