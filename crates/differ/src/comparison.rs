@@ -122,6 +122,9 @@ impl<'a> Circumstances<'a> {
             Policy::Connected => {
                 self.of_descriptor(difference, "peer address").is_some_and(|peer| !peer.starts_with("errno"))
             }
+            Policy::NoListener => {
+                self.of_descriptor(difference, "option/SOL_SOCKET/SO_ACCEPTCONN").is_some_and(|listens| listens == "0")
+            }
             Policy::UnixSocket => {
                 let is_unix = self.of_descriptor(difference, "option/SOL_SOCKET/SO_DOMAIN") == Some(UNIX);
                 is_unix && ![&difference.parent, &difference.child].into_iter().flatten().any(|value| value == "0")
@@ -152,6 +155,7 @@ fn permits(policy: Policy, difference: &Difference) -> bool {
         // They depend on circumstances.
         Policy::StandardStream
         | Policy::Connected
+        | Policy::NoListener
         | Policy::UnixSocket
         | Policy::UnreadPipe
         | Policy::Restorer
@@ -160,11 +164,20 @@ fn permits(policy: Policy, difference: &Difference) -> bool {
             let is = |pattern: &str, value: Option<&str>| matches(pattern, value.unwrap_or_default());
             is(expected, parent) && is(value, child)
         }
-        Policy::AtMost(most) => {
-            let number = |value: Option<&str>| value.and_then(|value| value.parse::<u64>().ok());
-            number(parent).zip(number(child)).is_some_and(|(parent, child)| parent.abs_diff(child) <= most)
+        Policy::AtMost(most) => numbers(difference).is_some_and(|(parent, child)| parent.abs_diff(child) <= most),
+        Policy::GainsBit(bit) => {
+            numbers(difference).is_some_and(|(parent, child)| parent & bit == 0 && parent | bit == child)
         }
     }
+}
+
+/// The parent's number and the child's: octal ones begin with 0.
+fn numbers(difference: &Difference) -> Option<(u64, u64)> {
+    let number = |value: &Option<String>| {
+        let value = value.as_deref()?;
+        u64::from_str_radix(value, if value.starts_with('0') { 8 } else { 10 }).ok()
+    };
+    number(&difference.parent).zip(number(&difference.child))
 }
 
 #[cfg(test)]
@@ -211,6 +224,16 @@ mod tests {
         assert_eq!(fields_that_differ("1", "1536"), 0);
         assert_eq!(fields_that_differ("1", "0"), 1);
         assert_eq!(fields_that_differ("2", "1536"), 1);
+        let sizes_that_differ = |listens: &str| -> usize {
+            let of = |bytes: &str| {
+                observation(&[
+                    ("7/fd/3/option/SOL_SOCKET/SO_ACCEPTCONN", listens),
+                    ("7/fd/3/option/SOL_TCP/TCP_MAXSEG", bytes),
+                ])
+            };
+            compare(&of("32768"), &of("32741")).differences.len()
+        };
+        assert_eq!((sizes_that_differ("0"), sizes_that_differ("1")), (0, 1));
     }
 
     #[test]
@@ -253,5 +276,9 @@ mod tests {
         assert!(!permits(policy, &of("pipe of 1", "/run/stderr")));
         assert!(permits(Policy::AtMost(5), &of("10", "15")));
         assert!(!permits(Policy::AtMost(5), &of("10", "16")));
+        assert!(permits(Policy::GainsBit(0o100_000), &of("2", "32770")));
+        assert!(permits(Policy::GainsBit(0o100_000), &of("02000002", "02100002")));
+        assert!(!permits(Policy::GainsBit(0o100_000), &of("02100002", "02000002")));
+        assert!(!permits(Policy::GainsBit(0o100_000), &of("2", "32771")));
     }
 }

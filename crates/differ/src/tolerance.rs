@@ -17,10 +17,14 @@ pub enum Policy {
     },
     /// Numbers that are at most so far apart.
     AtMost(u64),
+    /// Numbers, octal ones behind a 0, of which the child's has this bit besides.
+    GainsBit(u64),
     /// It is of a descriptor that is a standard stream, of which a child has its own.
     StandardStream,
     /// It is of a socket that is connected.
     Connected,
+    /// It is of a socket that does not listen.
+    NoListener,
     /// It is of a Unix socket, and not zero in one alone.
     UnixSocket,
     /// It is of a pipe of which the parent has ends for writing alone.
@@ -152,7 +156,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     own("status/VmExe", "the restorer's own pages stay"),
     becomes("memory/protection/1ffff*", "", "*", "the restorer's own pages stay"),
     becomes("memory/policy/1ffff*", "", "default", "the restorer's own pages stay"),
-    becomes("memory/flag */1ffff*", "", "set", "the restorer's own pages stay"),
+    becomes("memory/flag */1ffff*", "", "set*", "the restorer's own pages stay"),
     becomes("memory/file/1ffff*", "", "*", "the restorer's own pages stay"),
     own("memory/flag ac/*", "how much memory is promised: a child's is promised by its limit"),
     own("memory/flag ht/*", "a child has huge pages of hugetlbfs as other memory, put together to huge pages"),
@@ -196,6 +200,8 @@ pub const TOLERANCES: &[Tolerance] = &[
         "a file that a child may write to is its own copy, which the other names of the parent's file do not lead to",
     ),
     becomes("fd/*/link", "*", "*(deleted)", "files that others cannot have are deleted ones in a child"),
+    Tolerance { field: "fd/*/fcntl/F_GETFL", policy: Policy::GainsBit(O_LARGEFILE), reason: OPENED },
+    Tolerance { field: "fd/*/info/flags", policy: Policy::GainsBit(O_LARGEFILE), reason: OPENED },
     Tolerance { field: "fd/*/fcntl/F_GETPIPE_SZ", policy: Policy::UnreadPipe, reason: UNREAD_PIPE },
     Tolerance { field: "fd/*/ioctl/FIONREAD", policy: Policy::UnreadPipe, reason: UNREAD_PIPE },
     // Time that passes.
@@ -228,6 +234,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         reason: "what waits at the other end, as the kernel's memory for it: messages may be in other pieces there",
     },
     becomes("fd/*/option/SOL_IP/IP_MTU", "*", "", "a child's network has no way there"),
+    becomes("fd/*/option/SOL_IPV6/IPV6_*MTU", "*", "", "a child's network has no way there"),
     becomes("fd/*/ioctl/FIONREAD", "*", "16", "a child reads IN_Q_OVERFLOW where events wait in an inotify queue"),
     becomes(
         "memory/file/*",
@@ -241,6 +248,12 @@ pub const TOLERANCES: &[Tolerance] = &[
         "shared /SYSV*",
         "shared /SYSV00000000*",
         "the memory map of a child names a segment without its key",
+    ),
+    gap_of(
+        "stat/exit_code",
+        "2*",
+        "19",
+        "by whatever signal a process was stopped, its parent is told of SIGSTOP in a child",
     ),
     gap_of("pending signals", "19 *", "", "a SIGSTOP that waits for a stopped process has stopped it in a child"),
     gap_of(
@@ -295,8 +308,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     gap_of("thread/*/ioprio", "*", "0", "priorities of input and output (ioprio_set(2)) are not carried"),
     gap_of("thread/*/value/PR_MCE_KILL_GET", "*", "2", "not carried: a child has the default"),
     gap_of("thread/*/value/PR_GET_MEMORY_MERGE", "1", "0", "not carried; areas that are mergeable are so in a child"),
-    gap_of("memory/flag mw/*", "set", "", READ_ONLY_MEMORY),
-    gap_of("memory/flag mw/*", "", "set", READ_ONLY_MEMORY),
+    gap_of("memory/flag mw/*", "", "set at *", READ_ONLY_MEMORY),
     gap("memory/policy/*", "memory policies (mbind(2), set_mempolicy(2)) are not carried"),
     gap("fd/*/stat/modified", "times of memory files and deleted files are those of their copy"),
     gap_of(
@@ -321,19 +333,27 @@ pub const TOLERANCES: &[Tolerance] = &[
         "* 0:0",
         "a pair that another process of the tree made is of who restored it",
     ),
-    gap("fd/*/option/SOL_SOCKET/SO_BUF_LOCK", "sizes of buffers are set in a child, which locks them"),
     gap("fd/*/option/SOL_SOCKET/SO_SNDBUF", "of TCP, which fits it to the connection by itself"),
-    gap("fd/*/option/SOL_TCP/TCP_MAXSEG", "not carried"),
+    Tolerance {
+        field: "fd/*/option/SOL_TCP/TCP_MAXSEG",
+        policy: Policy::NoListener,
+        reason: "of a connection, what its two ends have agreed upon: the child's network has other sizes",
+    },
     gap("fd/*/option/SOL_IP/IP_MULTICAST_*", "of TCP, where they mean nothing: not carried"),
     gap("fd/*/option/SOL_IPV6/IPV6_MULTICAST_*", "of TCP, where they mean nothing: not carried"),
     gap("fd/*/option/SOL_IPV6/IPV6_V6ONLY", "of a connection to an IPv4 address: not carried"),
 ];
 
+/// open(2) sets it on a 64-bit kernel, where it means nothing.
+const O_LARGEFILE: u64 = 0o100_000;
+
+const OPENED: &str = "what the kernel opened for the parent (TIOCGPTPEER), its child opens by path";
+
 const PAUSED: &str = "a child that is paused before its first step is in the restorer, which blocks all signals";
 
 const UNREAD_PIPE: &str = "what was written to a pipe that the process does not read is whoever's who reads outside";
 
-const READ_ONLY_MEMORY: &str = "a shared mapping of a deleted file that was opened for reading alone can be made writable in a child (mprotect(2))";
+const READ_ONLY_MEMORY: &str = "a shared mapping of a file that is a memory file in a child, and was opened for reading alone, can be made writable there (mprotect(2))";
 
 const FILTERED: &str =
     "a child that is paused before its first step is in the restorer, whose calls its filters need not allow";

@@ -71,14 +71,16 @@ fn properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64
     properties.extend((!policy.is_empty()).then(|| ("policy".to_owned(), policy.to_owned(), None)));
     let is_left_out = |flag: &str| FLAGS_UNREAD.iter().any(|(unread, _)| *unread == flag);
     let flags = entry.flags().filter(|flag| !is_left_out(flag));
-    properties.extend(flags.map(|flag| (format!("flag {flag}"), "set".to_owned(), None)));
+    // Whether a shared mapping may be made writable is its file's, as its offset is.
+    let offset_of = |flag: &str| (flag == "mw" && entry.is_shared).then_some(entry.offset);
+    properties.extend(flags.map(|flag| (format!("flag {flag}"), "set".to_owned(), offset_of(flag))));
     properties
 }
 
 /// Adds an area to the runs of a property, to the last of them where that goes on. Areas of files stay apart: of neighbours, one may
 /// have become memory of its own.
 fn push(runs: &mut Vec<Run>, entry: &MapEntry, value: String, offset: Option<u64>) {
-    let goes_on = |last: &&mut Run| last.end == entry.start && last.value == value && offset.is_none();
+    let goes_on = |last: &&mut Run| last.end == entry.start && last.value == value && last.offset.or(offset).is_none();
     match runs.last_mut().filter(goes_on) {
         Some(last) => last.end = entry.end,
         None => runs.push(Run { start: entry.start, end: entry.end, value, offset }),
