@@ -193,7 +193,7 @@ struct Running {
     metrics: Option<TcpListener>,
     /// Held for their ends.
     _fabric: (tcp::Server, shm::Server),
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Running {
@@ -202,6 +202,9 @@ impl Running {
         self.node.engine.end_zygotes();
         self.node.seeds.drop_all();
         self.node.pager.stop();
+        if !self.lock.is_of(&self.run_dir) {
+            return;
+        }
         // Whoever comes now is told that nobody is here.
         let _ = fs::remove_file(self.run_dir.socket());
         let _ = fs::remove_file(self.run_dir.program_socket());
@@ -289,7 +292,7 @@ fn assemble(
     let seeds = Seeds::new(name, seeds, fabric_address, (images, options.seed_budget), found);
     let node =
         Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, (children, child_budget), engine, pager.clone()));
-    Ok(Running { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), _lock: lock })
+    Ok(Running { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), lock })
 }
 
 fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, DaemonError> {

@@ -82,7 +82,16 @@ pub struct RunDir {
 /// Held as long as the daemon runs; the kernel lets go when it dies.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Lock {
+    /// Whether it is still that of the directory: somebody may have removed that, and another daemon have made it again.
+    pub fn is_of(&self, run_dir: &RunDir) -> bool {
+        let numbers = |look: Metadata| (look.dev(), look.ino());
+        let (held, there) = (self.file.metadata(), fs::metadata(run_dir.lock()));
+        held.is_ok_and(|held| there.is_ok_and(|there| numbers(held) == numbers(there)))
+    }
 }
 
 impl RunDir {
@@ -101,6 +110,11 @@ impl RunDir {
         /// What statfs(2) says of a tmpfs.
         const TMPFS: u64 = 0x0102_1994;
         statfs(&self.root).is_ok_and(|found| found.f_type as u64 == TMPFS)
+    }
+
+    /// What its daemon holds.
+    fn lock(&self) -> PathBuf {
+        self.root.join("lock")
     }
 
     /// The daemon's Unix socket.
@@ -168,12 +182,12 @@ impl RunDir {
             .create(true)
             .truncate(false)
             .write(true)
-            .open(self.root.join("lock"))
+            .open(self.lock())
             .map_err(io("open its lock"))?;
         let give_up = Instant::now() + HANDOVER_LIMIT;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Lock { _file: file }),
+                Ok(()) => return Ok(Lock { file }),
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(HANDOVER_INTERVAL),
                 Err(rustix::io::Errno::WOULDBLOCK) => return Err(RunDirError::InUse),
                 Err(errno) => return Err(io("lock it")(errno.into())),
@@ -249,6 +263,18 @@ mod tests {
         assert!(matches!(run_dir.take(), Err(RunDirError::InUse)));
         drop(lock);
         run_dir.take().unwrap();
+    }
+
+    #[test]
+    fn a_lock_is_not_that_of_a_directory_that_was_made_anew() {
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        let lock = run_dir.take().unwrap();
+        assert!(lock.is_of(&run_dir));
+        fs::remove_dir_all(run_dir.root()).unwrap();
+        assert!(!lock.is_of(&run_dir));
+        let second = run_dir.take().unwrap();
+        assert!(second.is_of(&run_dir) && !lock.is_of(&run_dir));
     }
 
     /// As what a killed daemon was just starting does.

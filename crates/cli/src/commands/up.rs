@@ -33,12 +33,16 @@ const ASK_INTERVAL: Duration = Duration::from_millis(50);
 Examples:
   farfork up --nodes 3
   farfork up --nodes 2 --name test --run-dir /tmp/test --json
+  farfork up --restart
 
-Exit status: 0 all nodes run and know each other, 1 failed, and nothing is left, 2 wrong usage.")]
+Exit status: 0 all nodes run and know each other, 1 failed, and nothing of a new cluster is left, 2 wrong usage.")]
 pub(crate) struct Up {
     /// How many nodes; they are called n1, n2, and so on.
     #[arg(long, default_value_t = 3, value_name = "N")]
     nodes: usize,
+    /// Start the daemons again that have ended, of the cluster that is there, as they were started first.
+    #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics"])]
+    restart: bool,
     #[command(flatten)]
     place: Place,
     /// Containers that each node keeps ready for children [default: that of `farfork node`].
@@ -73,6 +77,27 @@ impl Place {
 impl Up {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces and starts daemons in them")?;
+        let cluster = if self.restart { self.restarted()? } else { self.started()? };
+        if global.json {
+            output::json(&serde_json::json!({ "nodes": documents(cluster.nodes()) }));
+        } else {
+            table(cluster.nodes()).print();
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn restarted(&self) -> anyhow::Result<LocalCluster> {
+        let mut cluster = LocalCluster::load(&self.place.run_dir())?;
+        if let Some(name) = &self.place.name {
+            cluster.require_name(name)?;
+        }
+        let progress = spinner();
+        cluster.start_ended(&mut |step| progress.set_message(words(step)))?;
+        wait_until_acquainted(&cluster, &progress)?;
+        Ok(cluster)
+    }
+
+    fn started(self) -> anyhow::Result<LocalCluster> {
         let program = env::current_exe().context("the path of this program")?;
         let mut config = LocalClusterConfig::new(
             self.place.name.as_deref().unwrap_or("local"),
@@ -89,32 +114,35 @@ impl Up {
         if let Some(filter) = self.log {
             config.environment.push(("FARFORK_LOG".to_owned(), filter));
         }
-        let cluster = start(&config)?;
-        if global.json {
-            output::json(&serde_json::json!({ "nodes": documents(cluster.nodes()) }));
-        } else {
-            table(cluster.nodes()).print();
-        }
-        Ok(ExitCode::SUCCESS)
+        start(&config)
     }
 }
 
 /// Starts a cluster, with progress on a terminal, and waits until its nodes know each other.
 pub(crate) fn start(config: &LocalClusterConfig) -> anyhow::Result<LocalCluster> {
+    let progress = spinner();
+    let cluster = LocalCluster::up(config, &mut |step| progress.set_message(words(step)))?;
+    if let Err(error) = wait_until_acquainted(&cluster, &progress) {
+        cluster.down()?;
+        return Err(error);
+    }
+    Ok(cluster)
+}
+
+fn spinner() -> ProgressBar {
     let progress = if stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     progress.enable_steady_tick(Duration::from_millis(100));
-    let cluster = LocalCluster::up(config, &mut |step| progress.set_message(words(step)))?;
+    progress
+}
+
+fn wait_until_acquainted(cluster: &LocalCluster, progress: &ProgressBar) -> anyhow::Result<()> {
     progress.set_message("waiting until the nodes know each other");
     let outcome = block_on(async {
         let sockets = cluster.nodes().iter().map(|node| node.socket.clone());
         get_acquainted(&sockets.collect::<Vec<_>>()).await.map(|()| ExitCode::SUCCESS)
     });
     progress.finish_and_clear();
-    if let Err(error) = outcome {
-        cluster.down()?;
-        return Err(error);
-    }
-    Ok(cluster)
+    outcome.map(|_| ())
 }
 
 fn words(step: Progress<'_>) -> String {

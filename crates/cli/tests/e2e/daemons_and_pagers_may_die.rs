@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("any_of_a_nodes_processes_together", any_together),
     Test::alone("all_that_hold_descriptors", all_holders),
     Test::alone("a_node_without_a_pager_is_not_ready", not_ready),
+    Test::alone("and_daemons_are_started_again_by_up", started_again),
 ];
 
 /// Deaths that leave only the stubs of the containers.
@@ -261,4 +262,24 @@ fn not_ready() {
     drop(parent);
     let remains = cluster.stop();
     assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// `farfork up --restart` starts those that have ended, and no others.
+fn started_again() {
+    let cluster = Cluster::start(3);
+    let mut parent = Parent::start(Program::Arrays, &["16"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let first = cluster.daemon_pid(0);
+    let run_dir = cluster.run_dir(0).parent().expect("it is in the cluster's").to_string_lossy().into_owned();
+    let restart = ["up", "--restart", "--run-dir", &*run_dir];
+    cluster.kill_daemon(1);
+    cluster.stop_daemon(2);
+    let refused = cluster.first().refused(&["up", "--nodes", "3", "--run-dir", &run_dir]);
+    refused.names(&["a cluster runs in", &run_dir, "farfork up --restart"]);
+    for _ in 0..2 {
+        assert_eq!(cluster.first().json(&restart)["nodes"].as_array().map(Vec::len), Some(3));
+    }
+    assert_eq!(cluster.daemon_pid(0), first);
+    seed.fork_and_check(&parent, 2, &["--to", &cluster.names(&[1, 2])]);
+    parent.require_unharmed();
 }

@@ -1,17 +1,20 @@
 //! Nothing is left behind: not by `farfork down` under running children, not by a run that crashed once the next has
 //! cleaned up, not in a node's control groups.
 
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use farfork_sys::mount::point::MountPoint;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{BINARY, Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("with_children_in_every_state", with_children),
     Test::alone("after_a_crash", after_a_crash),
+    Test::alone("with_a_daemon_that_somebody_has_started", started_by_hand),
     Test::alone("where_containers_with_a_shared_root_are_mounted", where_containers_are_mounted),
     Test::alone("no_memory_in_the_control_groups", no_memory),
 ];
@@ -55,6 +58,23 @@ fn after_a_crash() {
     parent.require_unharmed();
     drop(parent);
     require_nothing_left(cluster);
+}
+
+/// `down` ends whoever listens at a node's socket, too.
+fn started_by_hand() {
+    let cluster = Cluster::start(2);
+    cluster.kill_daemon(1);
+    let run_dir = cluster.run_dir(1);
+    let listen = cluster.address(1).to_string();
+    let mut command = Command::new(BINARY);
+    command.args(["node", "--name", cluster.name(1), "--listen", &listen]);
+    command.arg("--run-dir").arg(&run_dir).arg("--trust").arg(run_dir.join("trust"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut daemon = cluster.in_network_of(1, || command.spawn()).expect("it starts");
+    let listens = || UnixStream::connect(cluster.node(1).socket()).ok();
+    drop(deadline::until("the daemon listens", SETTLE_LIMIT, listens));
+    require_nothing_left(cluster);
+    let _ = daemon.wait();
 }
 
 /// As `/run/farfork` is, where a cluster is by default: by its own daemons, once they have had such a container, or by others'.

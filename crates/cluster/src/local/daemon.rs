@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_sys::identity::ProcessIdentity;
-use farfork_sys::{namespace, pidfd};
+use farfork_sys::{clone, namespace, pidfd};
 use rustix::process::Signal;
 
 use super::error::LocalError;
@@ -131,23 +131,22 @@ pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
 
 /// Sends a signal to a node's daemon.
 pub(super) fn signal(node: &LocalNode, signal: i32) -> Result<(), LocalError> {
-    let not_running = || LocalError::NotRunning { node: node.name.clone() };
-    let process = node.process().ok_or_else(not_running)?;
-    let failed = |cause| LocalError::Signal { node: node.name.clone(), signal, cause };
-    let process = process.open().map_err(failed)?.ok_or_else(not_running)?;
-    pidfd::send_signal(&process, signal).map_err(failed)
+    let daemon = node.running().ok_or_else(|| LocalError::NotRunning { node: node.name.clone() })?;
+    pidfd::send_signal(&daemon, signal).map_err(|cause| LocalError::Signal { node: node.name.clone(), signal, cause })
 }
 
 /// Asks all daemons to end, waits, and kills those that do not.
 pub(super) fn stop_all(nodes: &[LocalNode]) {
     let deadline = Instant::now() + Duration::from_millis(STOP_MS_MAX);
-    for node in nodes {
-        let _ = signal(node, Signal::TERM.as_raw());
+    // One that ends has no socket any more by which it could be found again.
+    let daemons: Vec<_> = nodes.iter().filter_map(|node| Some((node, node.running()?))).collect();
+    for (_, daemon) in &daemons {
+        let _ = pidfd::send_signal(daemon, Signal::TERM.as_raw());
     }
-    for node in nodes {
-        if !node.wait_end(deadline.saturating_duration_since(Instant::now())) {
+    for (node, daemon) in &daemons {
+        if !clone::reap(daemon, deadline.saturating_duration_since(Instant::now())).unwrap_or(true) {
             tracing::warn!(node = node.name, "daemon did not stop within {STOP_MS_MAX} ms and is killed");
-            let _ = signal(node, Signal::KILL.as_raw());
+            let _ = pidfd::send_signal(daemon, Signal::KILL.as_raw());
         }
     }
 }

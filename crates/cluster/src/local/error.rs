@@ -23,7 +23,7 @@ pub enum LocalError {
         nodes_max: usize,
     },
     /// A cluster runs there.
-    #[error("a cluster runs in {} already; end it with `farfork down`, or choose another run directory", run_dir.display())]
+    #[error("a cluster runs in {} already; `farfork up --restart` starts those of its daemons again that have ended, `farfork down` ends it; or choose another run directory", run_dir.display())]
     Exists {
         /// The run directory.
         run_dir: PathBuf,

@@ -180,6 +180,22 @@ impl LocalCluster {
         Ok(self.node(index)?.wait_end(limit))
     }
 
+    /// Starts the daemons again that have ended, and waits until they answer.
+    ///
+    /// # Errors
+    /// As [`LocalCluster::up`]; those that were started stay.
+    pub fn start_ended(&mut self, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), LocalError> {
+        let _lock = run_dir::lock(&self.run_dir)?;
+        for index in 0..self.nodes().len() {
+            if !self.nodes()[index].is_alive() {
+                progress(Progress::Starting(&self.nodes()[index].name));
+                self.start_node(index)?;
+            }
+            progress(Progress::Ready(&self.nodes()[index].name));
+        }
+        Ok(())
+    }
+
     /// Starts a node's daemon again after it has ended, and waits until it answers.
     ///
     /// # Errors

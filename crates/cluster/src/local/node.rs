@@ -1,12 +1,14 @@
 //! A node of a local cluster, and how its daemon is started.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::process::Stat;
-use farfork_sys::{cgroup, clone};
+use farfork_sys::{cgroup, clone, fdpass};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use super::groups;
@@ -80,11 +82,23 @@ impl LocalNode {
 
     /// Waits until the daemon has ended; one that was never started has.
     pub(super) fn wait_end(&self, limit: Duration) -> bool {
-        match self.process().map(|process| process.open()) {
-            // Reaped too, where it is a child of this process.
-            Some(Ok(Some(process))) => clone::reap(&process, limit).unwrap_or(false),
-            _ => true,
-        }
+        // Reaped too, where it is a child of this process.
+        self.running().is_none_or(|daemon| clone::reap(&daemon, limit).unwrap_or(false))
+    }
+
+    /// The daemon that runs: the one that was started last, or, where that has ended, who listens at its socket, as one that
+    /// somebody has started by hand.
+    pub(super) fn running(&self) -> Option<OwnedFd> {
+        let started = self.process().and_then(|process| process.open().ok()?);
+        started.or_else(|| self.listener()?.open().ok()?)
+    }
+
+    fn listener(&self) -> Option<ProcessIdentity> {
+        // One that stands still, and whose queue is full, is not waited for.
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).ok()?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket).ok()?).ok()?;
+        ProcessIdentity::of(fdpass::peer_pid(socket.as_fd()).ok()??).ok()
     }
 
     /// What the daemon says.

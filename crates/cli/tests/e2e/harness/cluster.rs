@@ -131,9 +131,12 @@ impl Cluster {
 
     /// A node's address, at which others reach it.
     pub(crate) fn ip(&self, index: usize) -> IpAddr {
-        let said = self.first().json(&["inspect", self.name(index)]);
-        let address: SocketAddr = said["address"].as_str().expect("a node has one").parse().expect("an address");
-        address.ip()
+        self.address(index).ip()
+    }
+
+    /// The same with its port.
+    pub(crate) fn address(&self, index: usize) -> SocketAddr {
+        self.local_node(index).address
     }
 
     /// Does something in a node's network.
