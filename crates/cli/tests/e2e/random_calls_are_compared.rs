@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// The kernel's calls by name and number.
 const HEADER: &str = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h";
 
-/// Processors may have no protection keys, and then nobody can be given one.
+/// Processors may have no protection keys; pkey_alloc(2) fails there.
 const KEYS_FLAG: &str = " ospke";
 
 const PROGRAMS_PER_ROUND: u64 = 24;

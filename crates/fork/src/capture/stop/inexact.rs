@@ -1,5 +1,5 @@
-//! Calls whose wait a prepare does not keep exactly, as a look at a running thread tells them: for who asks before a prepare. What a call has moved
-//! by now, and with that what it will give, nobody is told.
+//! Calls whose wait a prepare does not keep exactly, as a look at a running thread shows them: `farfork check` names them before a prepare.
+//! The kernel does not show how much a call has moved so far, so neither is its result known.
 
 use std::os::fd::AsFd;
 

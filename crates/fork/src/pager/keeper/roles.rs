@@ -3,15 +3,15 @@
 //!
 //! ```text
 //!  0        8       16       24        32      40             48
-//!  │ keeper │ pager │ holder │ stopped │ begun │ holder's pid │      u64 each; 0: nobody
+//!  │ keeper │ pager │ holder │ stopped │ begun │ holder's pid │      u64 each; 0: none
 //! ```
 //!
 //! The kernel itself stores the numbers of pager and holder (`farfork_sys::fork::PidfdSlot`), before they run. Only the
 //! keeper clones, so that who sees the keeper gone knows that no further pager begins but the one that stands here. A
 //! pidfd is open for as long as its number stands here. Only a pager closes those of processes that are gone.
 //!
-//! A pager that begins closes every descriptor of the table that it does not know. So nobody else opens one beside it, not for a moment: the pager
-//! would close it, and whoever opened it then close what the pager has opened under its number since. What is asked here opens nothing.
+//! A pager that begins closes every descriptor of the table that it does not know. So no other process opens one beside it, not for a moment: the pager
+//! would close it, and its owner would later close whatever the pager has opened under that number since. The questions of this page open no descriptor.
 
 use std::fs::File;
 use std::io;
@@ -25,11 +25,11 @@ use rustix::fs::MemfdFlags;
 /// Bytes of the page that are used.
 const TABLE_BYTES: usize = 48;
 
-/// Where it says that a client has stopped the pager, and nobody is to start another.
+/// Set when a client has stopped the pager: no process starts another.
 const STOPPED_AT: usize = 24;
 
-/// Where the pid of the pager stands that has closed what its predecessor left: until then a keeper clones nobody, whose
-/// pidfd it would close as well.
+/// The pid of the pager that has closed what its predecessor left. Until then a keeper clones no process: the pager would close its
+/// pidfd as well.
 const BEGUN_AT: usize = 32;
 
 /// Where the pid of the holder stands, which writes it as the first it does.
@@ -63,7 +63,7 @@ pub(super) struct RoleTable {
 }
 
 impl RoleTable {
-    /// A page in which nobody stands.
+    /// A page without any process.
     ///
     /// # Errors
     /// As memfd_create(2), mmap(2).
@@ -78,17 +78,17 @@ impl RoleTable {
         Some(PidfdSlot { mapping: &self.mapping, offset: role.offset() })
     }
 
-    /// The number of the pidfd of whoever has this role; 0 for nobody.
+    /// The number of the pidfd of the process with this role; 0 for none.
     pub(super) fn number(&self, role: Role) -> RawFd {
         self.mapping.load_u64(role.offset()) as u32 as RawFd
     }
 
-    /// Gives a role to the process behind this pidfd; 0 for nobody.
+    /// Gives a role to the process behind this pidfd; 0 for none.
     pub(super) fn assign(&self, role: Role, number: RawFd) {
         self.mapping.store_u64(role.offset(), u64::from(number as u32));
     }
 
-    /// Whether whoever has this role lives.
+    /// Whether the process with this role lives.
     pub(super) fn is_alive(&self, role: Role) -> bool {
         self.living(&[role]).is_some()
     }
@@ -99,7 +99,7 @@ impl RoleTable {
         loop {
             let seen = numbers();
             let living = seen.iter().copied().find(|number| *number != 0 && pidfd::is_alive_by_number(*number));
-            // As long as they stand there, the numbers mean what they did. A keeper that ended has cloned nobody since.
+            // As long as they stand there, the numbers mean what they did. A keeper that has ended clones no more.
             if numbers() == seen {
                 return living;
             }
@@ -126,7 +126,7 @@ impl RoleTable {
         self.mapping.load_u64(BEGUN_AT) == u64::from(pager.unsigned_abs())
     }
 
-    /// A client has stopped the pager: nobody is to start another.
+    /// A client has stopped the pager: no process starts another.
     pub(super) fn stop(&self) {
         self.mapping.store_u64(STOPPED_AT, 1);
     }
@@ -178,7 +178,7 @@ mod tests {
     fn a_holder_is_who_said_so_as_long_as_there_is_one() {
         let table = RoleTable::new().unwrap();
         table.begin_to_hold();
-        assert!(!table.is_holder(), "nobody stands there");
+        assert!(!table.is_holder(), "the page is empty");
         let own = pidfd::open(std::process::id() as i32).unwrap();
         table.assign(Role::Holder, own.as_raw_fd());
         assert!(table.is_holder());

@@ -20,8 +20,8 @@ pub(super) fn make(bench: &mut Bench<'_, '_>, open_file: u32, flags: u32) {
     bench.put_aside(0, open_file);
 }
 
-/// Watches of all of them, which stand where they were put aside or at the descriptor that is `passed`. Behind all that makes or removes files:
-/// nobody of the child's has done that.
+/// Watches of all of them, which stand where they were put aside or at the descriptor that is `passed`. Behind all steps that make or remove files:
+/// a watch tells of what the program does, not of what the restorer did.
 pub(super) fn watch(
     bench: &mut Bench<'_, '_>,
     descriptor: &Descriptor,
