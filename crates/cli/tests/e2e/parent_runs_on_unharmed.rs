@@ -131,7 +131,7 @@ fn waits_see_no_killed_daemon() {
     parent.wait_for_ticks(BASELINE_TICKS);
     for round in 0..KILLED_PREPARES {
         let daemon = pidfd::open(cluster.daemon_pid(0)).expect("the daemon lives");
-        let mut prepare = seen_prepare(&cluster, &parent);
+        let mut prepare = seen_prepare(&cluster, &mut parent);
         let seen = Instant::now();
         while seen.elapsed() < KILL_STEP * round {}
         pidfd::send_signal(&daemon, SIGKILL).expect("the daemon lives");
@@ -150,9 +150,10 @@ fn waits_see_no_killed_daemon() {
 
 /// A prepare whose parent was just seen to be traced. On a busy machine one may be over before anybody has looked: then another begins,
 /// and the seeds of those that are over end with the daemon.
-fn seen_prepare(cluster: &Cluster, parent: &Parent) -> Child {
+fn seen_prepare(cluster: &Cluster, parent: &mut Parent) -> Child {
     let begun = Instant::now();
     loop {
+        parent.require_alive();
         let mut prepare = cluster.first().spawn(&["prepare", &parent.pid_text()]);
         while prepare.try_wait().expect("it is ours").is_none() {
             if is_traced(parent.pid()) {

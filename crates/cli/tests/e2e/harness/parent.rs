@@ -139,7 +139,8 @@ impl Parent {
         self.said.lock().expect("readers do not panic")
     }
 
-    fn require_alive(&mut self) {
+    /// It has not ended.
+    pub(crate) fn require_alive(&mut self) {
         if let Some(status) = self.process.try_wait().expect("our own child") {
             let signal = status.signal();
             panic!("the parent ended: {status} (signal {signal:?}); it said: {}", self.said().errors);
