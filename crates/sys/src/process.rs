@@ -29,7 +29,7 @@ pub use query::{
     same_open_file, scheduling, share_table,
 };
 pub use residence::Residence;
-pub use run::{last_run_ns, times_run};
+pub use run::{ProcessorTime, last_run_ns};
 pub use stat::Stat;
 pub use status::{Status, cpu_list};
 pub use whereabouts::Whereabouts;

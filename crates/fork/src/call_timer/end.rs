@@ -6,7 +6,7 @@ use farfork_sys::process::{Stat, Status, SystemCall};
 use farfork_sys::ptrace::{self, EVENT_STOP, Registers, Report};
 
 use super::watch::{CallSite, Watch};
-use crate::capture::{CallMark, Deadline, LimitedCall, SeenCall, restart};
+use crate::capture::{CallMark, Deadline, LimitedCall, ProcessorClocks, SeenCall, StoppedCall, restart};
 
 /// How long a thread may take to stop. It sleeps, so that it stops at once where a processor is free.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
@@ -35,12 +35,13 @@ pub(super) fn attempt(watch: &Watch, is_our_own: bool) -> Attempt {
         Ok(None) if is_runnable(tid) && !is_our_own => return Attempt::Again,
         _ => return Attempt::Done,
     }
-    let seen = SeenCall::look(tid);
+    let mut seen = SeenCall::look(tid);
     match ptrace::seize(tid, 0) {
         Ok(()) => {}
         Err(_) if Status::read(tid).is_ok_and(|status| status.tracer != 0) => return Attempt::Again,
         Err(_) => return Attempt::Done,
     }
+    seen.iter_mut().for_each(SeenCall::tell);
     if ptrace::interrupt(tid).is_err() || !has_stopped(tid) {
         return Attempt::Done;
     }
@@ -80,7 +81,7 @@ fn has_stopped(tid: i32) -> bool {
 struct LaterCall {
     call: LimitedCall,
     site: CallSite,
-    seen: Option<SeenCall>,
+    stopped: Option<StoppedCall>,
 }
 
 /// Gives the marked call its result; another one is restarted.
@@ -96,9 +97,9 @@ fn finish(watch: &Watch, registers: &Registers, seen: Option<SeenCall>) -> (Atte
         return (Attempt::Done, None);
     }
     let _ = ptrace::set_registers(watch.tid, &restartable);
-    let is_still = |seen: &SeenCall| seen.is_still(watch.tid, registers.rsp, registers.rip);
+    let stopped = seen.and_then(|seen| seen.stopped(watch.tid, registers.rsp, registers.rip));
     let later = LimitedCall::of_registers(registers);
-    let later = later.map(|call| LaterCall { call, site: site_of(&restartable), seen: seen.filter(is_still) });
+    let later = later.map(|call| LaterCall { call, site: site_of(&restartable), stopped });
     (Attempt::Done, later)
 }
 
@@ -110,7 +111,7 @@ fn site_of(registers: &Registers) -> CallSite {
 impl LaterCall {
     fn watch(self, watch: &Watch) -> Option<Watch> {
         let limit = self.call.limit(watch.tid)?;
-        let entered_ns = self.seen?.entered_at_ns()?;
+        let entered_ns = self.stopped?.entered_at_ns(&mut ProcessorClocks::default())?;
         let end_ns = entered_ns.checked_add(u64::try_from(limit.limit.as_nanos()).ok()?)?;
         Some(Watch { site: self.site, end_ns, result: limit.result, ..*watch })
     }

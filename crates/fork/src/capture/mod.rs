@@ -52,7 +52,7 @@ pub use files::versions::HeldFile;
 pub use lineage::Lineage;
 pub use shared::SharedCopy;
 pub use state::namespaces::NamespacePolicy;
-pub(crate) use stop::entry::SeenCall;
+pub(crate) use stop::entry::{ProcessorClocks, SeenCall, StoppedCall};
 pub(crate) use stop::limits::LimitedCall;
 pub use stop::questions::{Answer, Question, QuestionArgument, Respondents};
 pub(crate) use stop::restart::{self, CallMark};

@@ -14,6 +14,7 @@ pub(super) mod stopped;
 pub(super) mod vfork;
 pub(super) mod waits;
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use farfork_sys::process::{self, Status};
@@ -40,7 +41,7 @@ impl Told {
     pub(super) fn tell(&mut self, pid: i32) {
         for tid in threads(pid).unwrap_or_default() {
             if matches!(seize(pid, tid), Ok(true)) {
-                let _ = ptrace::interrupt(tid);
+                let _ = interrupt(tid);
                 self.awaited.push(tid);
             }
         }
@@ -132,7 +133,7 @@ pub(super) fn stop_told(pid: i32, deadline: &Deadline, told: &mut Told) -> Resul
         }
         for tid in &seized {
             // ESRCH: it has ended meanwhile, which the wait reports.
-            let _ = ptrace::interrupt(*tid);
+            let _ = interrupt(*tid);
         }
         awaited.append(&mut seized);
         await_stops(pid, awaited, deadline, (&mut standing, &mut ended), told)?;
@@ -161,8 +162,13 @@ pub(super) fn stop_one(tid: i32, deadline: &Deadline) -> Result<(), CaptureError
     if !seize(tid, tid)? {
         return Err(CaptureError::Gone { pid: tid });
     }
-    ptrace::interrupt(tid).map_err(CaptureError::trace("interrupt", tid))?;
+    interrupt(tid).map_err(CaptureError::trace("interrupt", tid))?;
     await_stops(tid, vec![tid], deadline, (&mut Vec::new(), &mut Vec::new()), &mut Told::default())
+}
+
+fn interrupt(tid: i32) -> io::Result<()> {
+    waits::tell(tid);
+    ptrace::interrupt(tid)
 }
 
 /// Whether a thread was seized; not if it has ended meanwhile.
@@ -193,11 +199,11 @@ const TIMER_LIMIT: Duration = Duration::from_millis(200);
 const TIMER_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Seizes a thread, when the call timer is done with it. A tracer that is gone already may have been the timer.
-fn seize_after_timer(tid: i32) -> std::io::Result<()> {
+fn seize_after_timer(tid: i32) -> io::Result<()> {
     let begun = Instant::now();
     loop {
         let seized = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD);
-        let is_traced = seized.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
+        let is_traced = seized.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
         if !is_traced || begun.elapsed() >= TIMER_LIMIT {
             return seized;
         }

@@ -24,14 +24,32 @@ fn parse_last_run(text: &str) -> Option<u64> {
     (ns < NS_PER_MS).then(|| ms * NS_PER_MS + ns)
 }
 
-/// How often a thread was given a processor; always the same on a kernel that does not count (CONFIG_SCHED_INFO).
-///
-/// # Errors
-/// NotFound or ESRCH when the thread has ended.
-pub fn times_run(tid: i32) -> io::Result<u64> {
-    let file = format!("/proc/{tid}/schedstat");
-    let text = read_line(&file)?;
-    text.split_ascii_whitespace().nth(2).and_then(|word| word.parse().ok()).ok_or_else(|| malformed(&file))
+/// What a thread has had of processors since it was started; always the same on a kernel that does not count (CONFIG_SCHED_INFO).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProcessorTime {
+    /// How long it has run, in nanoseconds.
+    pub ran_ns: u64,
+    /// How long it has waited for a processor, in nanoseconds.
+    pub waited_ns: u64,
+    /// How often it was given one.
+    pub times: u64,
+}
+
+impl ProcessorTime {
+    /// Reads it (`/proc/TID/schedstat`).
+    ///
+    /// # Errors
+    /// NotFound or ESRCH when the thread has ended.
+    pub fn read(tid: i32) -> io::Result<Self> {
+        let file = format!("/proc/{tid}/schedstat");
+        Self::parse(&read_line(&file)?).ok_or_else(|| malformed(&file))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split_ascii_whitespace().map(|word| word.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(Self { ran_ns: next()?, waited_ns: next()?, times: next()? })
+    }
 }
 
 #[cfg(test)]
@@ -46,6 +64,13 @@ mod tests {
     }
 
     #[test]
+    fn the_time_on_processors_is_read() {
+        let expected = ProcessorTime { ran_ns: 981_109, waited_ns: 1_825_105, times: 14 };
+        assert_eq!(ProcessorTime::parse("981109 1825105 14\n"), Some(expected));
+        assert_eq!(ProcessorTime::parse("981109 1825105"), None);
+    }
+
+    #[test]
     fn a_sleeping_thread_has_run_before() {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let tid = child.id().cast_signed();
@@ -53,9 +78,10 @@ mod tests {
             std::thread::yield_now();
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let (ran, times) = (last_run_ns(tid).unwrap(), times_run(tid).unwrap());
+        let look = || (last_run_ns(tid).unwrap(), ProcessorTime::read(tid).unwrap());
+        let before = look();
         std::thread::sleep(std::time::Duration::from_millis(20));
-        assert_eq!((last_run_ns(tid).unwrap(), times_run(tid).unwrap()), (ran, times));
+        assert_eq!(look(), before);
         child.kill().unwrap();
         child.wait().unwrap();
     }

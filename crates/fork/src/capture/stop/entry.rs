@@ -1,12 +1,23 @@
 //! When a thread has entered the system call that it sleeps in.
 //!
-//! The kernel tells nobody. It tells when a thread was last on a processor, by the clock that the scheduler has for that processor:
+//! The kernel does not show it. It shows when a thread was last on a processor, by the clock that the scheduler has for that processor:
 //! the thread has entered the call then, or has been woken in it since, for nothing. So a wait may be taken for younger than
 //! it is, and never for older.
+//!
+//! ```text
+//!  enters A ─ sleeps ── look ── told to stop ─ woken ─ runs ─ stands         in A: woken by the stop
+//!  enters A ─ sleeps ── look ─ woken ─ leaves A, enters B ─ told ─ stands    in B, which shows the same registers
+//! ```
+//!
+//! The two differ in when the thread was woken alone: that is the time of its halt, less what it has run and waited for a
+//! processor since the look (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
+
+use std::collections::BTreeMap;
 
 use farfork_sys::clock;
-use farfork_sys::process::{self, Stat, Status, SystemCall};
+use farfork_sys::process::{self, ProcessorTime, Stat, Status, SystemCall};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::limits::LimitedCall;
 
@@ -17,11 +28,28 @@ const LOOKS: usize = 3;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SeenCall {
     call: SystemCall,
-    last_run_ns: u64,
-    processor: u32,
-    times_run: u64,
+    halt: Halt,
     /// How often it had gone to sleep by itself.
     sleeps: u64,
+    /// When it was told to stop, by CLOCK_MONOTONIC.
+    told_ns: Option<u64>,
+}
+
+/// Where and when a thread left its processor.
+#[derive(Debug, Clone, Copy)]
+struct Halt {
+    processor: u32,
+    /// By the scheduler's clock of that processor.
+    at_ns: u64,
+    /// What it had had of processors by then.
+    time: ProcessorTime,
+}
+
+/// The same of a thread that now stands where it was seen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoppedCall {
+    seen: SeenCall,
+    halt: Halt,
 }
 
 impl SeenCall {
@@ -29,89 +57,174 @@ impl SeenCall {
     pub(crate) fn look(tid: i32) -> Option<Self> {
         let first = SystemCall::of(tid).ok()??;
         LimitedCall::of(first.number, &first.arguments)?;
-        // The counts before all that they vouch for: whoever leaves the call from here on is found by them.
+        // The counts before all that they vouch for: a thread that leaves the call from here on is found by them.
         let sleeps = Status::read(tid).ok()?.voluntary_switches;
-        let times_run = process::times_run(tid).ok()?;
+        let time = ProcessorTime::read(tid).ok()?;
         let call = SystemCall::of(tid).ok()??;
         LimitedCall::of(call.number, &call.arguments)?;
-        let last_run_ns = process::last_run_ns(tid).ok()?;
-        let processor = Stat::read(tid).ok()?.processor;
-        Some(Self { call, last_run_ns, processor, times_run, sleeps })
+        Some(Self { call, halt: Halt::read(tid, time)?, sleeps, told_ns: None })
     }
 
-    /// Whether the thread, which now stands, has been in the same call since: it has had a processor once, to stop; or several times,
-    /// where others took that from it, and has gone to sleep once.
-    pub(crate) fn is_still(&self, tid: i32, stack_pointer: u64, instruction_pointer: u64) -> bool {
-        const TO_STOP: u64 = 1;
-        let place = (self.call.stack_pointer, self.call.instruction_pointer);
-        let has_run_once = || process::times_run(tid).is_ok_and(|times| times == self.times_run + TO_STOP);
-        let has_slept_once =
-            || Status::read(tid).is_ok_and(|status| status.voluntary_switches <= self.sleeps + TO_STOP);
-        place == (stack_pointer, instruction_pointer) && (has_run_once() || has_slept_once())
+    /// The thread is told to stop after this.
+    pub(crate) fn tell(&mut self) {
+        self.told_ns = Some(clock::monotonic_ns());
     }
 
-    /// When it has entered the call, by CLOCK_MONOTONIC: not earlier than it has.
-    pub(crate) fn entered_at_ns(&self) -> Option<u64> {
-        let difference = clock_difference(self.processor)?;
-        self.last_run_ns.checked_add_signed(difference)
+    /// The thread, which now stands, if it is where it was and has gone to sleep once since, in the stop.
+    pub(crate) fn stopped(self, tid: i32, stack_pointer: u64, instruction_pointer: u64) -> Option<StoppedCall> {
+        const IN_THE_STOP: u64 = 1;
+        if (self.call.stack_pointer, self.call.instruction_pointer) != (stack_pointer, instruction_pointer) {
+            return None;
+        }
+        let time = ProcessorTime::read(tid).ok()?;
+        let has_run_once = time.times == self.halt.time.times + IN_THE_STOP;
+        let has_slept_once = || Status::read(tid).is_ok_and(|now| now.voluntary_switches <= self.sleeps + IN_THE_STOP);
+        if !has_run_once && !has_slept_once() {
+            return None;
+        }
+        Some(StoppedCall { seen: self, halt: Halt::read(tid, time)? })
     }
 }
 
-/// By how much CLOCK_MONOTONIC is ahead of the scheduler's clock of a processor, in nanoseconds, or a little more. The calling
-/// thread looks for itself, on that processor.
-fn clock_difference(processor: u32) -> Option<i64> {
-    let before = sched_getaffinity(None).ok()?;
-    let mut only = CpuSet::new();
-    if processor as usize >= CpuSet::MAX_CPU || !before.is_set(processor as usize) {
-        return None;
+impl Halt {
+    fn read(tid: i32, time: ProcessorTime) -> Option<Self> {
+        let at_ns = process::last_run_ns(tid).ok()?;
+        Some(Self { processor: Stat::read(tid).ok()?.processor, at_ns, time })
     }
-    only.set(processor as usize);
-    sched_setaffinity(None, &only).ok()?;
-    let own = rustix::thread::gettid().as_raw_nonzero().get();
-    let look = || {
-        // The kernel notes the time when a thread is given the processor.
-        rustix::thread::sched_yield();
-        let last_run_ns = process::last_run_ns(own).ok()?;
-        Some(clock::monotonic_ns().cast_signed() - last_run_ns.cast_signed())
-    };
-    let least = (0..LOOKS).filter_map(|_| look()).min();
-    // It was allowed there before.
-    let _ = sched_setaffinity(None, &before);
-    least
+}
+
+impl StoppedCall {
+    /// When the thread has entered the call that it stands in, by CLOCK_MONOTONIC: not earlier than it has. `None` where that may be
+    /// a later call: a thread that was woken before it was told to stop may have left the one that it was seen in, and have
+    /// entered the next without any sleep.
+    pub(crate) fn entered_at_ns(&self, clocks: &mut ProcessorClocks) -> Option<u64> {
+        let woken_ns = clocks.of(self.halt.processor)?.earliest_ns(self.woken_at_ns()?)?;
+        if woken_ns < self.seen.told_ns? {
+            return None;
+        }
+        clocks.of(self.seen.halt.processor)?.latest_ns(self.seen.halt.at_ns)
+    }
+
+    /// When the thread was woken, by the clock of the processor that it stopped on: from then on it has run, or waited for a processor.
+    fn woken_at_ns(&self) -> Option<u64> {
+        let (before, now) = (&self.seen.halt.time, &self.halt.time);
+        let awake_ns = now.ran_ns.checked_sub(before.ran_ns)? + now.waited_ns.checked_sub(before.waited_ns)?;
+        self.halt.at_ns.checked_sub(awake_ns)
+    }
+}
+
+/// By how much CLOCK_MONOTONIC is ahead of the scheduler's clock of a processor, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct ClockDifference {
+    least_ns: i64,
+    most_ns: i64,
+}
+
+impl ClockDifference {
+    fn earliest_ns(&self, scheduler_ns: u64) -> Option<u64> {
+        scheduler_ns.checked_add_signed(self.least_ns)
+    }
+
+    fn latest_ns(&self, scheduler_ns: u64) -> Option<u64> {
+        scheduler_ns.checked_add_signed(self.most_ns)
+    }
+
+    /// The calling thread looks for itself, on that processor.
+    fn measure(processor: u32) -> Option<Self> {
+        let before = sched_getaffinity(None).ok()?;
+        let mut only = CpuSet::new();
+        if processor as usize >= CpuSet::MAX_CPU || !before.is_set(processor as usize) {
+            return None;
+        }
+        only.set(processor as usize);
+        sched_setaffinity(None, &only).ok()?;
+        let looks: Vec<_> = (0..LOOKS).filter_map(|_| Self::look()).collect();
+        // It was allowed there before.
+        let _ = sched_setaffinity(None, &before);
+        let least_ns = looks.iter().map(|look| look.least_ns).max()?;
+        Some(Self { least_ns, most_ns: looks.iter().map(|look| look.most_ns).min()? })
+    }
+
+    fn look() -> Option<Self> {
+        let begun_ns = clock::monotonic_ns().cast_signed();
+        // To tell it, the kernel notes the time; to yield would do so, too, but gives the processor away.
+        let _ = clock_gettime(ClockId::ThreadCPUTime);
+        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        let last_run_ns = process::last_run_ns(own).ok()?.cast_signed();
+        Some(Self { least_ns: begun_ns - last_run_ns, most_ns: clock::monotonic_ns().cast_signed() - last_run_ns })
+    }
+}
+
+/// The clocks of processors, each looked at once: for calls that are judged together.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessorClocks(BTreeMap<u32, Option<ClockDifference>>);
+
+impl ProcessorClocks {
+    fn of(&mut self, processor: u32) -> Option<ClockDifference> {
+        *self.0.entry(processor).or_insert_with(|| ClockDifference::measure(processor))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+    use farfork_sys::ptrace;
+    use std::process::{Child, Command};
     use std::time::{Duration, Instant};
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// A program that sleeps, when it was started, and when it was seen to sleep.
+    fn sleeper() -> (Child, u64, u64) {
+        let begun_ns = clock::monotonic_ns();
+        let sleeper = Command::new("sleep").arg("60").spawn().unwrap();
+        let give_up = Instant::now() + LIMIT;
+        while SeenCall::look(sleeper.id().cast_signed()).is_none() {
+            assert!(Instant::now() < give_up, "it does not sleep");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (sleeper, begun_ns, clock::monotonic_ns())
+    }
+
+    fn stop(tid: i32, seen: SeenCall) -> StoppedCall {
+        ptrace::interrupt(tid).unwrap();
+        let stopped = crate::capture::Deadline::after(LIMIT).next_report().unwrap();
+        assert!(matches!(stopped, (of, ptrace::Report::Stopped { .. }) if of == tid));
+        let registers = ptrace::registers(tid).unwrap().unwrap();
+        seen.stopped(tid, registers.rsp, registers.rip).expect("it is where it was")
+    }
 
     /// A machine may be busy, so that a thread is late between two of its steps: the wait is held against the times around its begin.
     #[test]
     fn a_wait_is_no_older_than_it_is_and_hardly_younger() {
         const LATE_NS_MAX: u64 = 50_000_000;
         const ROUNDING_NS: u64 = 1_000_000;
-        let end = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let waited_for = end.try_clone().unwrap();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let waiter = std::thread::spawn(move || {
-            sender.send((rustix::thread::gettid().as_raw_nonzero().get(), clock::monotonic_ns())).unwrap();
-            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-            poll(&mut [PollFd::new(&waited_for, PollFlags::IN)], Some(&limit)).unwrap()
-        });
-        let (tid, begun_ns) = receiver.recv().unwrap();
-        let end_of_patience = Instant::now() + Duration::from_secs(30);
-        while SeenCall::look(tid).is_none() {
-            assert!(Instant::now() < end_of_patience, "it does not wait");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let waits_ns = clock::monotonic_ns();
+        let (mut sleeper, begun_ns, sleeps_ns) = sleeper();
         std::thread::sleep(Duration::from_millis(200));
-        let seen = SeenCall::look(tid).expect("it waits");
-        let entered_ns = seen.entered_at_ns().expect("the clock is told");
-        rustix::io::write(&end, &1_u64.to_ne_bytes()).unwrap();
-        assert_eq!(waiter.join().unwrap(), 1);
+        let tid = sleeper.id().cast_signed();
+        ptrace::seize(tid, 0).unwrap();
+        let mut seen = SeenCall::look(tid).expect("it sleeps");
+        seen.tell();
+        let stopped = stop(tid, seen);
+        let entered_ns = stopped.entered_at_ns(&mut ProcessorClocks::default()).expect("it was woken by the stop");
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
         assert!(entered_ns + ROUNDING_NS >= begun_ns, "begun at {begun_ns}, entered at {entered_ns}");
-        assert!(entered_ns <= waits_ns + LATE_NS_MAX, "entered at {entered_ns}, seen at {waits_ns}");
+        assert!(entered_ns <= sleeps_ns + LATE_NS_MAX, "entered at {entered_ns}, seen at {sleeps_ns}");
+    }
+
+    #[test]
+    fn a_thread_that_was_woken_before_may_be_in_a_later_call() {
+        let (mut sleeper, ..) = sleeper();
+        let tid = sleeper.id().cast_signed();
+        ptrace::seize(tid, 0).unwrap();
+        let seen = SeenCall::look(tid).expect("it sleeps");
+        let mut stopped = stop(tid, seen);
+        let mut clocks = ProcessorClocks::default();
+        assert_eq!(stopped.entered_at_ns(&mut clocks), None, "nobody has told it to stop");
+        stopped.seen.tell();
+        assert_eq!(stopped.entered_at_ns(&mut clocks), None, "it was told behind that");
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
     }
 }

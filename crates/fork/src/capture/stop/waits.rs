@@ -17,7 +17,7 @@ use farfork_sys::ptrace::Registers;
 use farfork_sys::{clock, process};
 use farfork_wire::descriptor::PendingCall;
 
-use super::entry::SeenCall;
+use super::entry::{ProcessorClocks, SeenCall, StoppedCall};
 use super::limits::{LimitedCall, TimeLimit};
 use super::restart::{self, CallMark};
 use crate::call_timer::{self, CallEnd, CallSite};
@@ -43,7 +43,7 @@ struct InterruptedCall {
     mark: Option<CallMark>,
     /// Whether it was interrupted before.
     is_interrupted_again: bool,
-    seen: Option<SeenCall>,
+    stopped: Option<StoppedCall>,
     stopped_at_ns: u64,
 }
 
@@ -62,6 +62,11 @@ pub(in crate::capture) fn look(tid: i32) {
     if let Some(seen) = SeenCall::look(tid) {
         SEEN.with_borrow_mut(|all| all.insert(tid, seen));
     }
+}
+
+/// Notes that a thread is told to stop after this.
+pub(in crate::capture) fn tell(tid: i32) {
+    SEEN.with_borrow_mut(|all| all.get_mut(&tid).into_iter().for_each(SeenCall::tell));
 }
 
 /// Looks at all threads of a process.
@@ -90,7 +95,7 @@ pub(in crate::capture) fn note(tid: i32, before: &Registers, restartable: &Regis
         site: CallSite { number: restart::number(&named), mark, rsp: before.rsp, rip: before.rip },
         mark,
         is_interrupted_again: CallMark::of(before).is_some() || restart::number(before) != restart::number(&named),
-        seen: seen.filter(|seen| seen.is_still(tid, before.rsp, before.rip)),
+        stopped: seen.and_then(|seen| seen.stopped(tid, before.rsp, before.rip)),
         stopped_at_ns: clock::monotonic_ns(),
     };
     INTERRUPTED.with_borrow_mut(|all| all.push(interrupted));
@@ -99,16 +104,16 @@ pub(in crate::capture) fn note(tid: i32, before: &Registers, restartable: &Regis
 /// Has the call timer end calls that go on, when their time is over; gives what each had left when it was stopped, by thread.
 pub(in crate::capture) fn settle() -> BTreeMap<i32, PendingCall> {
     SEEN.with_borrow_mut(BTreeMap::clear);
-    let all = INTERRUPTED.take();
-    all.into_iter().filter_map(|one| Some((one.tid, one.settle()?))).collect()
+    let (all, mut clocks) = (INTERRUPTED.take(), ProcessorClocks::default());
+    all.into_iter().filter_map(|one| Some((one.tid, one.settle(&mut clocks)?))).collect()
 }
 
 impl InterruptedCall {
-    fn settle(self) -> Option<PendingCall> {
+    fn settle(self, clocks: &mut ProcessorClocks) -> Option<PendingCall> {
         let TimeLimit { limit, result } = self.limit.or_else(|| self.call.limit(self.tid))?;
         let limit_ns = u64::try_from(limit.as_nanos()).ok()?;
         let end_ns = self.known_end().unwrap_or_else(|| {
-            let entered = self.seen.and_then(|seen| seen.entered_at_ns());
+            let entered = self.stopped.and_then(|stopped| stopped.entered_at_ns(clocks));
             entered.unwrap_or(u64::MAX).min(self.stopped_at_ns).saturating_add(limit_ns)
         });
         self.remember(end_ns);

@@ -214,9 +214,10 @@ pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
         notes: attempt::notes(&taken),
         times,
     };
-    let is_wanted = !companion::is_orphan() && observer.begun(Ok(begun));
+    // First of all: who hears that it has begun may wait for a thread of this process, or for a lock, and that may be killed meanwhile.
     let left = waits::settle();
     drop(pause);
+    let is_wanted = observer.begun(Ok(begun));
     let threads = taken.iter_mut().flat_map(|one| &mut one.snapshot.threads);
     threads.for_each(|thread| thread.pending_call = left.get(&thread.tid).copied());
     if !is_wanted {
