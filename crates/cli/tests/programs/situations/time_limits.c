@@ -32,6 +32,8 @@
 #define THREADS_MAX 64
 /* So many threads of others take part in the end of a wait that was interrupted, and each may be late. */
 #define DELAYS 8
+/* So many threads measure how late the machine is. */
+#define SLEEPERS 16
 /* A child's first steps wait for pages, too. */
 #define CHILD_SLACKS 10
 /* A count that stands for all rounds. */
@@ -55,10 +57,10 @@ struct wait {
 
 static uint64_t limit_us = 200000;
 static uint64_t slack_us = 10000;
-/* By how much the machine itself is late: the worst of a thread that only sleeps until a time, its pauses included. */
+/* By how much the machine itself is late: the worst of threads that only sleep until a time, their pauses included. */
 static _Atomic uint64_t lateness_us;
-/* Until when that was measured. */
-static _Atomic uint64_t measured_us;
+/* How often that was measured. */
+static _Atomic uint64_t measures;
 /* When the main thread has ticked last, and when it found that it is a child. */
 static _Atomic uint64_t ticked_us;
 static _Atomic uint64_t child_since_us;
@@ -366,10 +368,11 @@ static void check_interrupted(struct wait *w, uint64_t begun, uint64_t ended) {
             w->name, (unsigned long long)took, (unsigned long long)left, (unsigned long long)late);
 }
 
-/* The machine's lateness, for a wait that was late when that of the same time has been measured, too. */
-static uint64_t lateness_by(uint64_t time, int is_late) {
+/* The machine's lateness, for a wait that was late when all have measured that of the same time, too. */
+static uint64_t lateness(int is_late) {
     struct timespec look = {.tv_nsec = 1000000};
-    while (is_late && atomic_load(&measured_us) < time && !atomic_load(&is_over)) nanosleep(&look, NULL);
+    uint64_t measured = atomic_load(&measures) + 2 * SLEEPERS;
+    while (is_late && atomic_load(&measures) < measured && !atomic_load(&is_over)) nanosleep(&look, NULL);
     return atomic_load(&lateness_us);
 }
 
@@ -398,7 +401,7 @@ static void *wait_again_and_again(void *argument) {
             REQUIRE(ended - begun + TOO_EARLY_US >= limit_us, "%s took %llu us only", w->name,
                     (unsigned long long)(ended - begun));
             uint64_t slack = was_child ? CHILD_SLACKS * slack_us : slack_us;
-            uint64_t delays = DELAYS * lateness_by(ended, ended - begun > limit_us + slack);
+            uint64_t delays = DELAYS * lateness(ended - begun > limit_us + slack);
             REQUIRE(ended - begun <= limit_us + slack + delays, "%s took %llu us, with delays of %llu", w->name,
                     (unsigned long long)(ended - begun), (unsigned long long)(delays / DELAYS));
             if (ended - begun > w->longest_us) w->longest_us = ended - begun;
@@ -416,18 +419,19 @@ static void *wait_for_ever(void *argument) {
     return NULL;
 }
 
-/* The machine's own delays, as waits without any restart see them. */
+/* The machine's own delays, as waits without any restart see them: they end in one moment, as the others do. */
 static void *measure_lateness(void *unused) {
     (void)unused;
     while (!atomic_load(&is_over)) {
-        struct timespec end = end_of(CLOCK_MONOTONIC);
-        uint64_t due = (uint64_t)end.tv_sec * 1000000 + (uint64_t)end.tv_nsec / 1000;
+        uint64_t due = (monotonic_us() / limit_us + 1) * limit_us;
+        struct timespec end = {.tv_sec = (time_t)(due / 1000000), .tv_nsec = (long)(due % 1000000 * 1000)};
         long result = CALL(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &end, 0);
         uint64_t now = monotonic_us();
         REQUIRE(result == 0, "a sleep until a time gave %ld", result);
-        if (!atomic_load(&child_since_us) && access(PAYLOAD_PATH, F_OK) != 0 && now - due > atomic_load(&lateness_us))
-            atomic_store(&lateness_us, now - due);
-        atomic_store(&measured_us, now);
+        uint64_t worst = atomic_load(&lateness_us);
+        if (!atomic_load(&child_since_us) && access(PAYLOAD_PATH, F_OK) != 0)
+            while (now - due > worst && !atomic_compare_exchange_weak(&lateness_us, &worst, now - due)) {}
+        atomic_fetch_add(&measures, 1);
     }
     return NULL;
 }
@@ -479,7 +483,7 @@ int main(int count, char **arguments) {
     sigaddset(&blocked, ALARM_SIGNAL);
     pthread_sigmask(SIG_BLOCK, &blocked, NULL);
     pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, measure_lateness, NULL) == 0);
+    for (int i = 0; i < SLEEPERS; i++) REQUIRE(pthread_create(&thread, NULL, measure_lateness, NULL) == 0);
     unsigned limited = start(kinds, COUNT(kinds), 0, wait_again_and_again);
     start(endless, COUNT(endless), limited, wait_for_ever);
     for (unsigned i = 0; i < limited; i++)
