@@ -29,16 +29,15 @@ pub(super) fn attempt(watch: &Watch, is_our_own: bool) -> Attempt {
     if !Stat::read(tid).is_ok_and(|stat| stat.start_ticks == watch.start_ticks) {
         return Attempt::Done;
     }
-    match SystemCall::of(tid) {
-        Ok(Some(call)) if is_there(&call, &watch.site) => {}
-        // It has just been woken, or its processor is taken: it may still be in the call.
-        Ok(None) if is_runnable(tid) && !is_our_own => return Attempt::Again,
-        _ => return Attempt::Done,
+    match is_in_call(watch, is_our_own) {
+        Some(true) => {}
+        Some(false) => return Attempt::Done,
+        None => return Attempt::Again,
     }
     let mut seen = SeenCall::look(tid);
     match ptrace::seize(tid, 0) {
         Ok(()) => {}
-        Err(_) if Status::read(tid).is_ok_and(|status| status.tracer != 0) => return Attempt::Again,
+        Err(_) if is_traced(tid) => return Attempt::Again,
         Err(_) => return Attempt::Done,
     }
     seen.iter_mut().for_each(SeenCall::tell);
@@ -51,8 +50,26 @@ pub(super) fn attempt(watch: &Watch, is_our_own: bool) -> Attempt {
     restarted.and_then(|restarted| restarted.watch(watch)).map_or(attempt, Attempt::Restarted)
 }
 
-fn is_there(call: &SystemCall, site: &CallSite) -> bool {
-    (call.number, call.stack_pointer, call.instruction_pointer) == (site.number, site.rsp, site.rip)
+/// Whether the thread is in the call; `None` where that cannot be told just now.
+fn is_in_call(watch: &Watch, is_our_own: bool) -> Option<bool> {
+    let (tid, site) = (watch.tid, &watch.site);
+    let was_traced = is_traced(tid);
+    match SystemCall::of(tid) {
+        Ok(Some(call))
+            if (call.number, call.stack_pointer, call.instruction_pointer) == (site.number, site.rsp, site.rip) =>
+        {
+            Some(true)
+        }
+        // A capture has a thread make other calls meanwhile, and lets it go in its own.
+        _ if was_traced || is_traced(tid) => None,
+        // It has just been woken, or its processor is taken: it may still be in the call.
+        Ok(None) if is_runnable(tid) && !is_our_own => None,
+        _ => Some(false),
+    }
+}
+
+fn is_traced(tid: i32) -> bool {
+    Status::read(tid).is_ok_and(|status| status.tracer != 0)
 }
 
 fn is_runnable(tid: i32) -> bool {
