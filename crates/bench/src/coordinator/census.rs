@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 use farfork_sys::cgroup;
-use farfork_sys::process::{read_text, thread_count};
+use farfork_sys::process::{Table, read_text, share_table, thread_count};
 use serde::Serialize;
 
 /// For a node to let go of what it keeps for a while: connections for half a minute, statistics, threads.
@@ -114,7 +114,8 @@ impl Census {
 
 fn of_node(node: &LocalNode) -> Vec<Entry> {
     let servers: Vec<i32> = node.pid().into_iter().chain(node.pager_pids()).collect();
-    let sum = |of: fn(i32) -> u64| servers.iter().map(|pid| of(*pid)).sum();
+    let sum = |of: fn(i32) -> u64, servers: &[i32]| servers.iter().map(|pid| of(*pid)).sum();
+    let (tables, memories) = (distinct(&servers, Table::Files), distinct(&servers, Table::Memory));
     let groups: Vec<_> = node.cgroups.iter().flat_map(|group| cgroup::subtree(group).unwrap_or_default()).collect();
     let pids: BTreeSet<i32> = groups.iter().flat_map(|group| cgroup::processes(group).unwrap_or_default()).collect();
     let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespaces(*pid)).collect();
@@ -125,10 +126,21 @@ fn of_node(node: &LocalNode) -> Vec<Entry> {
         entry("control groups", groups.len() as u64, 0),
         entry("mounts", mounts(node), 0),
         entry("files", files_below(&node.run_dir), 0),
-        entry("descriptors", sum(descriptors), DESCRIPTORS_SLACK),
-        entry("threads", sum(|pid| thread_count(pid).unwrap_or_default() as u64), THREADS_SLACK),
-        entry("KiB of memory", sum(memory_kib), MEMORY_SLACK_KIB),
+        entry("descriptors", sum(descriptors, &tables), DESCRIPTORS_SLACK),
+        entry("threads", sum(|pid| thread_count(pid).unwrap_or_default() as u64, &servers), THREADS_SLACK),
+        entry("KiB of memory", sum(memory_kib, &memories), MEMORY_SLACK_KIB),
     ]
+}
+
+/// One process of all that share something: tracers have the daemon's memory and files, a keeper its pager's files.
+fn distinct(pids: &[i32], table: Table) -> Vec<i32> {
+    let mut distinct: Vec<i32> = Vec::new();
+    for pid in pids {
+        if !distinct.iter().any(|known| share_table(*known, *pid, table).unwrap_or(false)) {
+            distinct.push(*pid);
+        }
+    }
+    distinct
 }
 
 /// What nodes that have ended have left on the machine.
@@ -179,13 +191,22 @@ fn files_below(directory: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Census, Entry};
+    use super::{Census, Entry, Table};
 
     #[test]
     fn what_is_more_than_before_is_a_leak() {
         let census = |count| Census(vec![Entry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
         let is_leak = |before, after| census(before).compare(&census(after))[0].is_leak();
         assert_eq!([is_leak(3, 2), is_leak(3, 4), is_leak(3, 5)], [false, false, true]);
+    }
+
+    #[test]
+    fn what_processes_share_counts_once() {
+        let own = std::process::id().cast_signed();
+        let parent = std::os::unix::process::parent_id().cast_signed();
+        assert_eq!(super::distinct(&[own, parent, own], Table::Memory), [own, parent]);
+        let living = rustix::thread::gettid().as_raw_nonzero().get();
+        assert_eq!(super::distinct(&[own, parent, living], Table::Files), [own, parent]);
     }
 
     #[test]
