@@ -60,7 +60,7 @@ fn after_a_crash() {
     require_nothing_left(cluster);
 }
 
-/// `down` ends whoever listens at a node's socket, too.
+/// `farfork down` finds a daemon by the socket that the daemon listens at, and ends it.
 fn started_by_hand() {
     let cluster = Cluster::start(2);
     cluster.kill_daemon(1);

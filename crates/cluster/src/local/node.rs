@@ -95,8 +95,13 @@ impl LocalNode {
 
     fn listener(&self) -> Option<ProcessIdentity> {
         // One that stands still, and whose queue is full, is not waited for.
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).ok()?;
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+            None,
+        )
+        .ok()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket).ok()?).ok()?;
         ProcessIdentity::of(fdpass::peer_pid(socket.as_fd()).ok()??).ok()
     }

@@ -25,7 +25,7 @@ fn parse_last_run(text: &str) -> Option<u64> {
 }
 
 /// What a thread has had of processors since it was started; always the same on a kernel that does not count (CONFIG_SCHED_INFO).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessorTime {
     /// How long it has run, in nanoseconds.
     pub ran_ns: u64,

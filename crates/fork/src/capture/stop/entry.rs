@@ -9,7 +9,7 @@
 //!  enters A ─ sleeps ── look ─ woken ─ leaves A, enters B ─ told ─ stands    in B, which shows the same registers
 //! ```
 //!
-//! The two differ in when the thread was woken alone: that is the time of its halt, less what it has run and waited for a
+//! The two differ in when the thread was woken alone: that is the time of its last context switch, less what it has run and waited for a
 //! processor since the look (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
 
 use std::collections::BTreeMap;
@@ -28,16 +28,16 @@ const LOOKS: usize = 3;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SeenCall {
     call: SystemCall,
-    halt: Halt,
+    switch_out: SwitchOut,
     /// How often it had gone to sleep by itself.
     sleeps: u64,
     /// When it was told to stop, by CLOCK_MONOTONIC.
     told_ns: Option<u64>,
 }
 
-/// Where and when a thread left its processor.
+/// The context switch by which a thread left its processor.
 #[derive(Debug, Clone, Copy)]
-struct Halt {
+struct SwitchOut {
     processor: u32,
     /// By the scheduler's clock of that processor.
     at_ns: u64,
@@ -49,7 +49,7 @@ struct Halt {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoppedCall {
     seen: SeenCall,
-    halt: Halt,
+    switch_out: SwitchOut,
 }
 
 impl SeenCall {
@@ -62,7 +62,7 @@ impl SeenCall {
         let time = ProcessorTime::read(tid).ok()?;
         let call = SystemCall::of(tid).ok()??;
         LimitedCall::of(call.number, &call.arguments)?;
-        Some(Self { call, halt: Halt::read(tid, time)?, sleeps, told_ns: None })
+        Some(Self { call, switch_out: SwitchOut::read(tid, time)?, sleeps, told_ns: None })
     }
 
     /// The thread is told to stop after this.
@@ -77,16 +77,16 @@ impl SeenCall {
             return None;
         }
         let time = ProcessorTime::read(tid).ok()?;
-        let has_run_once = time.times == self.halt.time.times + IN_THE_STOP;
+        let has_run_once = time.times == self.switch_out.time.times + IN_THE_STOP;
         let has_slept_once = || Status::read(tid).is_ok_and(|now| now.voluntary_switches <= self.sleeps + IN_THE_STOP);
         if !has_run_once && !has_slept_once() {
             return None;
         }
-        Some(StoppedCall { seen: self, halt: Halt::read(tid, time)? })
+        Some(StoppedCall { seen: self, switch_out: SwitchOut::read(tid, time)? })
     }
 }
 
-impl Halt {
+impl SwitchOut {
     fn read(tid: i32, time: ProcessorTime) -> Option<Self> {
         let at_ns = process::last_run_ns(tid).ok()?;
         Some(Self { processor: Stat::read(tid).ok()?.processor, at_ns, time })
@@ -98,18 +98,18 @@ impl StoppedCall {
     /// a later call: a thread that was woken before it was told to stop may have left the one that it was seen in, and have
     /// entered the next without any sleep.
     pub(crate) fn entered_at_ns(&self, clocks: &mut ProcessorClocks) -> Option<u64> {
-        let woken_ns = clocks.of(self.halt.processor)?.earliest_ns(self.woken_at_ns()?)?;
+        let woken_ns = clocks.of(self.switch_out.processor)?.earliest_ns(self.woken_at_ns()?)?;
         if woken_ns < self.seen.told_ns? {
             return None;
         }
-        clocks.of(self.seen.halt.processor)?.latest_ns(self.seen.halt.at_ns)
+        clocks.of(self.seen.switch_out.processor)?.latest_ns(self.seen.switch_out.at_ns)
     }
 
     /// When the thread was woken, by the clock of the processor that it stopped on: from then on it has run, or waited for a processor.
     fn woken_at_ns(&self) -> Option<u64> {
-        let (before, now) = (&self.seen.halt.time, &self.halt.time);
+        let (before, now) = (&self.seen.switch_out.time, &self.switch_out.time);
         let awake_ns = now.ran_ns.checked_sub(before.ran_ns)? + now.waited_ns.checked_sub(before.waited_ns)?;
-        self.halt.at_ns.checked_sub(awake_ns)
+        self.switch_out.at_ns.checked_sub(awake_ns)
     }
 }
 
