@@ -206,6 +206,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     Tolerance { field: "fd/*/ioctl/FIONREAD", policy: Policy::UnreadPipe, reason: UNREAD_PIPE },
     // Time that passes.
     Tolerance { field: "fd/*/info/it_value", policy: Policy::AtMost(NEAR_MS), reason: "time that is left" },
+    Tolerance { field: "fd/*/info/ticks", policy: Policy::AtMost(1), reason: "it expires while the other is read" },
     Tolerance { field: "interval timer/*/left", policy: Policy::AtMost(NEAR_MS), reason: "time that is left" },
     Tolerance { field: "posix timer/*/left", policy: Policy::AtMost(NEAR_MS), reason: "time that is left" },
     // Sockets.

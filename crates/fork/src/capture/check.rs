@@ -62,6 +62,9 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
             Ok(of_one) => files.extend(of_one),
             // Or one of those that it was compared with.
             Err(CaptureError::Gone { .. }) => {}
+            Err(CaptureError::Unstable { pid, what }) => {
+                report.notes.push(format!("pid {pid} was not checked, as it kept changing: {what}"));
+            }
             Err(error) => return Err(error),
         }
     }

@@ -11,11 +11,12 @@ pub(crate) mod questions;
 pub(crate) mod restart;
 pub(crate) mod standstill;
 pub(super) mod stopped;
+pub(super) mod tracers;
 pub(super) mod vfork;
 pub(super) mod waits;
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, EVENT_STOP, Report};
@@ -24,7 +25,6 @@ use stopped::make_restartable;
 
 use super::error::{CaptureError, Refusal};
 use super::tracer::deadline::{Deadline, Silence};
-use crate::call_timer;
 
 /// How long threads may take to stop that are let go at once.
 const LET_GO_LIMIT: Duration = Duration::from_millis(100);
@@ -173,7 +173,7 @@ fn interrupt(tid: i32) -> io::Result<()> {
 
 /// Whether a thread was seized; not if it has ended meanwhile.
 fn seize(pid: i32, tid: i32) -> Result<bool, CaptureError> {
-    let Err(source) = seize_after_timer(tid) else { return Ok(true) };
+    let Err(source) = tracers::seize(tid) else { return Ok(true) };
     let Ok(status) = Status::read(tid) else {
         return if tid == pid { Err(CaptureError::Gone { pid }) } else { Ok(false) };
     };
@@ -187,42 +187,9 @@ fn seize(pid: i32, tid: i32) -> Result<bool, CaptureError> {
         return Err(CaptureError::refused(pid, vec![Refusal::new(object, reason)]));
     }
     if status.tracer != 0 {
-        return Err(CaptureError::refused(pid, vec![traced(tid, status.tracer)]));
+        return Err(CaptureError::refused(pid, vec![tracers::refusal(tid, status.tracer)]));
     }
     Err(CaptureError::Trace { operation: "attach to", tid, source })
-}
-
-/// How long a thread may be the call timer's: it lets go as soon as it has looked.
-const TIMER_LIMIT: Duration = Duration::from_millis(200);
-
-/// Between two looks whether it still is.
-const TIMER_INTERVAL: Duration = Duration::from_micros(100);
-
-/// Seizes a thread, when the call timer is done with it. A tracer that is gone already may have been the timer.
-fn seize_after_timer(tid: i32) -> io::Result<()> {
-    let begun = Instant::now();
-    loop {
-        let seized = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD);
-        let is_traced = seized.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
-        if !is_traced || begun.elapsed() >= TIMER_LIMIT {
-            return seized;
-        }
-        match Status::read(tid) {
-            Ok(status) if status.tracer == 0 || is_call_timer(status.tracer) => std::thread::sleep(TIMER_INTERVAL),
-            _ => return seized,
-        }
-    }
-}
-
-/// Whether a tracer is the call timer, which lets go at once, or has ended since it was read, as a thread of the timer does
-/// that has let go.
-pub(super) fn is_call_timer(tracer: i32) -> bool {
-    tracer != 0 && process::name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
-}
-
-/// The refusal of a thread that someone else traces.
-pub(super) fn traced(tid: i32, tracer: i32) -> Refusal {
-    Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that debugger first"))
 }
 
 fn await_stops(

@@ -20,7 +20,7 @@ use super::state::namespaces::{self, NamespacePolicy};
 use super::state::program::Program;
 use super::state::root::{self, Root};
 use super::state::{apart, filters, time_namespace, timers, users};
-use super::stop::{freezer, inexact, is_call_timer, traced, vfork, waits};
+use super::stop::{freezer, inexact, tracers, vfork, waits};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -330,9 +330,8 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSock
         return refuse(reason.to_owned());
     }
     // Who descends from what is being captured may have been stopped before it was looked at.
-    let is_ours = |tracer: i32| tracer == rustix::thread::gettid().as_raw_nonzero().get() || is_call_timer(tracer);
-    if status.tracer != 0 && !is_ours(status.tracer) {
-        return vec![traced(pid, status.tracer)];
+    if let Some(refusal) = tracers::refusal_of_staying(pid, status) {
+        return vec![refusal];
     }
     // Who has just asked for it itself is not frozen; should it be the next moment, it does not stop, and is told then.
     let asked_itself = sockets.caller.is_some();

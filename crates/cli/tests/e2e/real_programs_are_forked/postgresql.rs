@@ -43,6 +43,8 @@ pub(super) fn postgresql(cluster: &Cluster) {
     ask("ALTER TABLE account ADD PRIMARY KEY (id)");
     ask("CREATE TABLE move (whence int, whither int)");
     let whole = ask(WHOLE);
+    // What it has still to write, it writes now, and not while parent and child are compared.
+    ask("CHECKPOINT");
     require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
     let mut clients = Clients::start(port);
     deadline::until("clients have moved something", MOVED_LIMIT, || {
@@ -66,13 +68,14 @@ pub(super) fn postgresql(cluster: &Cluster) {
     server.end(Signal::INT);
 }
 
-/// A server with nothing in it yet. It refuses to be root.
+/// A server with nothing in it yet, which writes nothing unless a client has it do so. It refuses to be root.
 fn prepared(directory: &Path, port: u16) -> Command {
     let data = directory.join("data");
     run(Command::new("chown").arg("postgres").arg(directory));
     run(as_postgres("initdb").args(["--auth=trust", "--no-sync", "--username=postgres", "--pgdata"]).arg(&data));
     let mut command = as_postgres("postgres");
     command.arg("-D").arg(data).args(["-h", "127.0.0.1", "-p", &port.to_string(), "-k"]).arg(directory);
+    command.args(["-c", "wal_level=minimal", "-c", "max_wal_senders=0", "-c", "autovacuum=off"]);
     command
 }
 

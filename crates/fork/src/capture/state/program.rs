@@ -10,8 +10,8 @@ use farfork_sys::process;
 use crate::capture::error::CaptureError;
 
 /// How long execve(2) may take from the end of the old address space to the first instruction: it reads the program's first
-/// pages meanwhile.
-const EXEC_LIMIT: Duration = Duration::from_millis(50);
+/// pages meanwhile, and waits for its turn of a busy processor.
+const EXEC_LIMIT: Duration = Duration::from_secs(1);
 /// Between two looks at it.
 const EXEC_INTERVAL: Duration = Duration::from_micros(100);
 

@@ -73,6 +73,11 @@ fn is_removed(error: &ChildError) -> bool {
 }
 
 impl Server<'_> {
+    /// Closes unclaimed userfaultfds whose processes have ended.
+    pub(in crate::pager) fn close_unclaimed(&mut self) {
+        self.unclaimed.extract_if(.., |uffd| uffd.is_gone()).for_each(|uffd| drop(ManuallyDrop::into_inner(uffd)));
+    }
+
     /// Closes what led to holders that are gone, where there is another.
     pub(in crate::pager) fn close_former_holders(&mut self) {
         let holder = self.station.holder();

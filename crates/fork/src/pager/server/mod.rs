@@ -369,7 +369,7 @@ impl<'a> Server<'a> {
     fn sweep(&mut self) {
         self.next_sweep = self.now + SWEEP_INTERVAL;
         self.children.keys().copied().collect::<Vec<u64>>().into_iter().for_each(|key| self.sweep_child(key));
-        self.unclaimed.extract_if(.., |uffd| uffd.is_gone()).for_each(|uffd| drop(ManuallyDrop::into_inner(uffd)));
+        self.close_unclaimed();
         self.close_former_holders();
         self.keep_up_cache();
         self.report_all();

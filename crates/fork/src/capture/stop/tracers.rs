@@ -1,0 +1,116 @@
+//! Threads that somebody else traces. A thread has one tracer (ptrace(2)): a capture comes after it, or not at all.
+//!
+//! Most tracers let go within a moment: the call timer when it has looked, the tracer of another capture when its process is
+//! paused no more, one that was killed when the kernel has taken it down. A debugger stays.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_sys::process::{self, Status};
+use farfork_sys::ptrace;
+
+use crate::call_timer;
+use crate::capture::error::Refusal;
+
+/// How long a thread may have a tracer that is letting go: a killed one waits for its turn of the processor first.
+const LET_GO_LIMIT: Duration = Duration::from_millis(600);
+
+/// Between two looks whether it still has it.
+const LOOK_INTERVAL: Duration = Duration::from_micros(100);
+
+/// Seizes a thread, when its tracer has let go of it.
+///
+/// # Errors
+/// As `PTRACE_SEIZE` of ptrace(2): EPERM where the tracer stays.
+pub(super) fn seize(tid: i32) -> io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        let seized = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD);
+        let is_traced = seized.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
+        if !is_traced || begun.elapsed() >= LET_GO_LIMIT || Status::read(tid).is_err() {
+            return seized;
+        }
+        thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+/// Who traces a thread and stays: neither the calling thread, nor the call timer, nor one that lets go within the limit.
+pub(in crate::capture) fn staying(tid: i32, seen: &Status) -> Option<i32> {
+    let own = rustix::thread::gettid().as_raw_nonzero().get();
+    let begun = Instant::now();
+    let mut tracer = seen.tracer;
+    while tracer != 0 && tracer != own && !is_call_timer(tracer) {
+        if begun.elapsed() >= LET_GO_LIMIT {
+            return Some(tracer);
+        }
+        thread::sleep(LOOK_INTERVAL);
+        tracer = Status::read(tid).map_or(0, |status| status.tracer);
+    }
+    None
+}
+
+/// Whether a tracer is the call timer, or has ended since it was read, as a thread of the timer does that has let go.
+fn is_call_timer(tracer: i32) -> bool {
+    process::name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
+}
+
+/// The refusal of a thread that somebody else traces.
+pub(super) fn refusal(tid: i32, tracer: i32) -> Refusal {
+    Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that debugger first"))
+}
+
+/// The same of a process that was only looked at, where its tracer stays.
+pub(in crate::capture) fn refusal_of_staying(pid: i32, seen: &Status) -> Option<Refusal> {
+    staying(pid, seen).map(|tracer| refusal(pid, tracer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+    use std::sync::mpsc;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    /// Traces a process for so long, from a thread of its own; returns when it does.
+    fn trace_for(tid: i32, time: Duration) -> thread::JoinHandle<()> {
+        let (told, traced) = mpsc::channel();
+        let tracer = thread::spawn(move || {
+            ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD).unwrap();
+            told.send(()).unwrap();
+            thread::sleep(time);
+        });
+        traced.recv().unwrap();
+        tracer
+    }
+
+    #[test]
+    fn a_tracer_that_lets_go_is_waited_for() {
+        let mut sleeper = sleeper();
+        let tid = sleeper.id().cast_signed();
+        let tracer = trace_for(tid, LET_GO_LIMIT / 6);
+        assert_eq!(staying(tid, &Status::read(tid).unwrap()), None);
+        tracer.join().unwrap();
+        let tracer = trace_for(tid, LET_GO_LIMIT / 6);
+        seize(tid).unwrap();
+        tracer.join().unwrap();
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+
+    #[test]
+    fn a_tracer_that_stays_is_named() {
+        let mut sleeper = sleeper();
+        let tid = sleeper.id().cast_signed();
+        let tracer = trace_for(tid, LET_GO_LIMIT * 4);
+        let seen = Status::read(tid).unwrap();
+        assert_eq!(staying(tid, &seen), Some(seen.tracer));
+        assert_eq!(seize(tid).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        tracer.join().unwrap();
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+}
