@@ -1,5 +1,8 @@
 //! A look at a running process, and at all that descends from it, that changes nothing: what a capture would carry.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use farfork_sys::process::Status;
 
 use super::error::{CaptureError, Refusal};
@@ -38,7 +41,15 @@ pub struct CheckOptions {
     pub namespaces: NamespacePolicy,
 }
 
-/// Looks at a process without touching it.
+/// How long `check` retries processes that change while they are looked at, by execve(2) for example. A tree under `make -j` has such
+/// processes all the time, and most of them end within milliseconds.
+const STABLE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Between two looks at a process that changed.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Looks at a process without touching it. Retries processes that keep changing for two seconds in all. A descendant that
+/// still changes then is in the notes, and the process itself in the refusals.
 ///
 /// # Errors
 /// When there is nothing to look at; what cannot be carried is in the report.
@@ -46,9 +57,14 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     let (threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0);
     let (refusals, notes) = (Vec::new(), Vec::new());
     let mut report = CheckReport { pid, threads, mappings, memory_bytes, file_descriptors, refusals, notes };
-    let survey = match survey(pid, options, None) {
+    let deadline = Instant::now() + STABLE_LIMIT;
+    let survey = match retry_unstable(deadline, || survey(pid, options, None)) {
         Ok(survey) => survey,
         Err(CaptureError::Refused { refusals, .. }) => return Ok(CheckReport { refusals, ..report }),
+        Err(CaptureError::Unstable { pid, what }) => {
+            let reason = format!("it kept changing for {} s while it was looked at: {what}", STABLE_LIMIT.as_secs());
+            return Ok(CheckReport { refusals: vec![Refusal::new(format!("pid {pid}"), reason)], ..report });
+        }
         Err(error) => return Err(error),
     };
     let processes = tree::all(pid)?;
@@ -58,12 +74,13 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     let mut files = vec![report.take(survey)?];
     let descendants = &processes[1..];
     for (index, descendant) in descendants.iter().enumerate() {
-        match report.add((*descendant, &processes[..=index]), options, &streams, &mut looked_at) {
+        let mut add = || report.add((*descendant, &processes[..=index]), options, &streams, &mut looked_at);
+        match retry_unstable(deadline, &mut add) {
             Ok(of_one) => files.extend(of_one),
             // Or one of those that it was compared with.
             Err(CaptureError::Gone { .. }) => {}
             Err(CaptureError::Unstable { pid, what }) => {
-                report.notes.push(format!("pid {pid} was not checked, as it kept changing: {what}"));
+                report.notes.push(format!("pid {pid} was not checked, because it kept changing: {what}"));
             }
             Err(error) => return Err(error),
         }
@@ -75,6 +92,19 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
         report.notes.insert(0, format!("its {} living descendants are carried with it", descendants.len()));
     }
     Ok(report)
+}
+
+/// Calls `look` until its process does not change meanwhile, or the time is up.
+fn retry_unstable<T>(
+    deadline: Instant,
+    mut look: impl FnMut() -> Result<T, CaptureError>,
+) -> Result<T, CaptureError> {
+    loop {
+        match look() {
+            Err(CaptureError::Unstable { .. }) if Instant::now() < deadline => thread::sleep(RETRY_INTERVAL),
+            outcome => return outcome,
+        }
+    }
 }
 
 fn survey(pid: i32, options: CheckOptions, streams: Option<&Streams>) -> Result<Survey, CaptureError> {
@@ -128,6 +158,8 @@ impl CheckReport {
         if tree::has_ended(pid) {
             return Ok(None);
         }
+        // All errors come before the report changes, so that this can be called again after one.
+        let (of_running, refusals) = (of_running?, refusals?);
         let files = match survey {
             Ok(survey) => Some(self.take(survey)?),
             Err(CaptureError::Refused { refusals, .. }) => {
@@ -136,8 +168,8 @@ impl CheckReport {
             }
             Err(error) => return Err(error),
         };
-        self.refusals.extend(of_running?);
-        self.refusals.extend(refusals?);
+        self.refusals.extend(of_running);
+        self.refusals.extend(refusals);
         Ok(files)
     }
 

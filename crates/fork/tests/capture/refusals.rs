@@ -1,5 +1,7 @@
 //! What cannot be carried is refused by name, and the parent has not noticed.
 
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
 use std::sync::mpsc::{self, Sender};
 
 use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured, CheckOptions, Observer};
@@ -95,6 +97,44 @@ fn a_check_tells_the_same_without_touching_the_process() {
     assert!(half.refusals.is_empty() && half.notes.iter().any(|note| note.contains("fd 3: pipe:")), "{half:?}");
     let clean = capture::check(Parent::start("refused", &["nothing"]).pid(), CheckOptions::default()).unwrap();
     assert!(clean.refusals.is_empty() && clean.memory_bytes > 0);
+}
+
+/// A shell that calls execve(2) without end.
+const EXECS_FOREVER: &str = r#"exec sh -c "$0" "$0""#;
+
+/// A process that leads a group, which is killed with it.
+struct Group(Child);
+
+impl Group {
+    fn start(arguments: &[&str]) -> Self {
+        Self(Command::new("sh").args(["-c"]).args(arguments).process_group(0).spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let group = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_check_of_a_process_that_keeps_calling_execve_gives_a_report() {
+    let first = Group::start(&[EXECS_FOREVER, EXECS_FOREVER]);
+    let report = capture::check(first.pid(), CheckOptions::default()).unwrap();
+    assert!(report.refusals.iter().all(|refusal| refusal.reason.contains("kept changing")), "{report:?}");
+
+    let parent = Group::start(&[r#"sh -c "$0" "$0" & wait"#, EXECS_FOREVER]);
+    for _ in 0..3 {
+        let report = capture::check(parent.pid(), CheckOptions::default()).unwrap();
+        assert!(report.refusals.is_empty(), "{report:?}");
+        assert!(report.notes.iter().all(|note| !note.contains("it kept changing") || note.starts_with("pid ")));
+    }
 }
 
 #[test]
