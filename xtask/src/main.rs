@@ -1,4 +1,4 @@
-//! The one door to the project's own chores: `cargo xtask tidy|test|test-long|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
+//! The one door to the project's own chores: `cargo xtask tidy|check|test|test-long|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
 //!
 //! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
 //! module of its name; this file only chooses.
@@ -20,6 +20,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   tidy                style checked as a test: layers, names, lengths, documents
+  check               in minutes, between commits: format, tidy, lints, unit tests, forty end-to-end tests (root)
   test                everything CI runs: format, tidy, lints, licences, unit tests, fuzz targets, end-to-end tests
   test-long [FILTER …]
                       the long tests, which `test` leaves out: unit, then end-to-end (root; an hour or more)
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     let workspace = Workspace::of_this_build();
     let outcome = match (command.as_str(), rest) {
         ("tidy", []) => tidy::run(&workspace),
+        ("check", []) => pipeline::check(&workspace),
         ("test", []) => pipeline::test(&workspace),
         ("test-long", filters) => pipeline::test_long(&workspace, filters),
         ("e2e", filters) => pipeline::end_to_end(&workspace, filters),
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<pipeline::Failed>() => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("xtask {command}: {error:#}");
             ExitCode::FAILURE

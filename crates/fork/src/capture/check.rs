@@ -95,10 +95,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
 }
 
 /// Calls `look` until its process does not change meanwhile, or the time is up.
-fn retry_unstable<T>(
-    deadline: Instant,
-    mut look: impl FnMut() -> Result<T, CaptureError>,
-) -> Result<T, CaptureError> {
+fn retry_unstable<T>(deadline: Instant, mut look: impl FnMut() -> Result<T, CaptureError>) -> Result<T, CaptureError> {
     loop {
         match look() {
             Err(CaptureError::Unstable { .. }) if Instant::now() < deadline => thread::sleep(RETRY_INTERVAL),

@@ -1,0 +1,90 @@
+//! Runs cargo, or another command, as one step: its output goes to the terminal, to a log file, and to the reader of test output.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, PipeReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::hang;
+use super::output::TestOutput;
+
+/// Between two looks whether a command has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// For the end of a command's output after the command has ended. Only a process that it left running keeps the pipe open longer.
+const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
+
+/// How a command ended.
+pub(super) struct Completion {
+    /// `None`: it ran out of time and was killed, with all that descended from it.
+    pub(super) status: Option<ExitStatus>,
+    pub(super) log: PathBuf,
+    pub(super) output: TestOutput,
+}
+
+impl Completion {
+    pub(super) fn is_success(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+}
+
+/// Runs a command to its end, or until `limit` has passed. `log` is written anew.
+pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<Completion> {
+    fs::create_dir_all(log.parent().context("a log lies in a directory")?)?;
+    let file = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
+    let (reader, writer) = io::pipe()?;
+    command.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("{command:?} cannot be started"))?;
+    // The command holds the writing ends: without them here, the pipe ends with the processes that write.
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let output = Arc::new(Mutex::new(TestOutput::default()));
+    let copier = copy_output(reader, file, Arc::clone(&output));
+    let status = wait(&mut child, limit)?;
+    let give_up = Instant::now() + OUTPUT_LIMIT;
+    while !copier.is_finished() && Instant::now() < give_up {
+        thread::sleep(POLL_INTERVAL);
+    }
+    let output = std::mem::take(&mut *lock(&output));
+    Ok(Completion { status, log: log.to_owned(), output })
+}
+
+fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            println!("\n== not done after {} s; these processes are killed:", limit.as_secs());
+            println!("{}", hang::kill_tree(child.id()));
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+fn copy_output(pipe: PipeReader, mut log: File, output: Arc<Mutex<TestOutput>>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let mut lines = BufReader::new(pipe);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            let text = String::from_utf8_lossy(&line);
+            // `print!`, because libtest captures it: tests of this file print test results that are not theirs.
+            print!("{text}");
+            // A full disk costs the log, not the run.
+            let _ = log.write_all(&line);
+            lock(&output).read_line(text.trim_end_matches('\n'));
+            line.clear();
+        }
+    })
+}
+
+fn lock(output: &Mutex<TestOutput>) -> MutexGuard<'_, TestOutput> {
+    output.lock().unwrap_or_else(PoisonError::into_inner)
+}

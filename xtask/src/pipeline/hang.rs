@@ -1,0 +1,41 @@
+//! What hangs when a step runs out of time: every process below it, where its threads wait in the kernel; then it is killed.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+
+/// Lists a process and all that descends from it, and kills them. Processes that have left the tree are not found.
+pub(super) fn kill_tree(root: u32) -> String {
+    let tree = tree_of(root);
+    let report = tree.iter().map(|pid| describe(*pid)).collect();
+    let pids = tree.iter().map(u32::to_string);
+    // Some may have ended since; kill(1) goes on after those.
+    let _ = Command::new("kill").arg("-KILL").args(pids).status();
+    report
+}
+
+/// The process first, then others, each after its parent.
+fn tree_of(root: u32) -> Vec<u32> {
+    let mut tree = vec![root];
+    let mut index = 0;
+    while index < tree.len() {
+        let tasks = fs::read_dir(format!("/proc/{}/task", tree[index])).into_iter().flatten().flatten();
+        for task in tasks {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            tree.extend(children.split_ascii_whitespace().filter_map(|word| word.parse::<u32>().ok()));
+        }
+        index += 1;
+    }
+    tree
+}
+
+fn describe(pid: u32) -> String {
+    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
+    let mut text = format!("{pid}: {command}\n");
+    for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let of = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default().trim().to_owned();
+        let _ = writeln!(text, "    {}, in {}, call {}", of("comm"), of("wchan"), of("syscall"));
+    }
+    text
+}

@@ -1,0 +1,196 @@
+//! `cargo xtask test`, `check`, `test-long`, `e2e` and `bench`: the steps of a test run, each with a heading and its time.
+//!
+//! Every step runs, also after one that failed, unless the tests do not build. The last lines name each failure, its reason and its
+//! log. All steps build with one profile and one choice of features, so that nothing is compiled twice.
+
+mod cargo;
+mod hang;
+mod output;
+mod summary;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace::Workspace;
+use crate::{deny, fuzz, tidy};
+pub(crate) use summary::Failed;
+use summary::Summary;
+
+/// The integration test that needs root and starts nodes; it comes last and by itself.
+const END_TO_END: &str = "e2e";
+
+/// The whole workspace, though one crate has this test: another choice of crates would be another choice of features, and
+/// build everything anew.
+const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END];
+
+/// For a build from nothing on a slow machine.
+const BUILD_LIMIT: Duration = Duration::from_secs(40 * 60);
+
+/// For the unit and integration tests, which take three minutes: what hangs is named long before continuous integration gives up.
+const UNIT_TESTS_LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// For the end-to-end tests, whose runner has a shorter limit of its own.
+const END_TO_END_LIMIT: Duration = Duration::from_secs(60 * 60);
+
+/// For the long tests, each of which has a limit of its own.
+const LONG_TESTS_LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+/// The environment variable by which the end-to-end tests know a set of tests that is smaller than all.
+const TEST_SET: &str = "FARFORK_TEST_SET";
+
+/// Everything CI runs.
+pub(crate) fn test(workspace: &Workspace) -> Result<()> {
+    let integration = integration_tests(workspace)?;
+    let mut summary = Summary::new(&logs(workspace));
+    check_sources(workspace, &mut summary);
+    summary.check("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline));
+    if build(workspace, &mut summary) {
+        let unit = unit_tests(&integration);
+        test_with_fuzz_targets_behind(workspace, &mut summary, &unit);
+        let mut end_to_end = cargo(workspace, &END_TO_END_TESTS);
+        run_end_to_end(&mut summary, &mut end_to_end, END_TO_END_LIMIT);
+    }
+    summary.finish()
+}
+
+/// What takes minutes rather than a quarter of an hour: for use between commits.
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    let integration = integration_tests(workspace)?;
+    let mut summary = Summary::new(&logs(workspace));
+    check_sources(workspace, &mut summary);
+    if build(workspace, &mut summary) {
+        summary.command(
+            "unit and integration tests",
+            &mut cargo(workspace, &unit_tests(&integration)),
+            UNIT_TESTS_LIMIT,
+        );
+        let mut end_to_end = cargo(workspace, &END_TO_END_TESTS);
+        run_end_to_end(&mut summary, end_to_end.env(TEST_SET, "check"), END_TO_END_LIMIT);
+    }
+    summary.finish()
+}
+
+/// The long tests, which `test` leaves out. A test is long when it is marked so: `#[ignore = "long: …"]` of a unit test,
+/// `.long()` of an end-to-end test.
+pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
+    let integration = integration_tests(workspace)?;
+    let filters = filters.iter().map(String::as_str);
+    let arguments: Vec<&str> = ["--", "--ignored"].into_iter().chain(filters).collect();
+    let mut summary = Summary::new(&logs(workspace));
+    if build(workspace, &mut summary) {
+        let unit = [unit_tests(&integration), arguments.clone()].concat();
+        summary.command("long unit and integration tests", &mut cargo(workspace, &unit), LONG_TESTS_LIMIT);
+        let end_to_end = [&END_TO_END_TESTS[..], &arguments].concat();
+        run_end_to_end(&mut summary, &mut cargo(workspace, &end_to_end), LONG_TESTS_LIMIT);
+    }
+    summary.finish()
+}
+
+/// The end-to-end tests; `filters` go to their runner.
+pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()> {
+    let mut arguments = [&END_TO_END_TESTS[..], &["--"]].concat();
+    arguments.extend(filters.iter().map(String::as_str));
+    succeed(&mut cargo(workspace, &arguments))
+}
+
+/// The benchmark of a fork, of a release build; `options` go to it.
+pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
+    let mut arguments = vec!["run", "--quiet", "--release", "--bin", "farfork", "--", "bench", "fork"];
+    arguments.extend(options.iter().map(String::as_str));
+    succeed(&mut cargo(workspace, &arguments))
+}
+
+fn check_sources(workspace: &Workspace, summary: &mut Summary) {
+    summary.command("format", &mut cargo(workspace, &["fmt", "--all", "--check"]), BUILD_LIMIT);
+    summary.check("tidy", || tidy::run(workspace));
+    let lints = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    summary.command("lints", &mut cargo(workspace, &lints), BUILD_LIMIT);
+}
+
+/// Builds all tests; without them there is nothing to run.
+fn build(workspace: &Workspace, summary: &mut Summary) -> bool {
+    let arguments = ["test", "--workspace", "--no-run", "--lib", "--bins", "--tests"];
+    summary.command("build of the tests", &mut cargo(workspace, &arguments), BUILD_LIMIT)
+}
+
+/// Arguments of cargo for the tests that need no root; `integration` has the names of those in folders `tests`.
+fn unit_tests(integration: &[String]) -> Vec<&str> {
+    let mut arguments = vec!["test", "--workspace", "--no-fail-fast", "--lib", "--bins"];
+    arguments.extend(integration.iter().flat_map(|name| ["--test", name.as_str()]));
+    arguments
+}
+
+/// Many of the tests wait, for limits of time above all. The fuzz targets have the cores meanwhile.
+fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut Summary, tests: &[&str]) {
+    let is_over = AtomicBool::new(false);
+    let fuzzed = thread::scope(|scope| {
+        let fuzz = scope.spawn(|| fuzz::run_behind(workspace, &is_over));
+        let name = "unit and integration tests, fuzz targets behind them";
+        let has_passed = summary.command(name, &mut cargo(workspace, tests), UNIT_TESTS_LIMIT);
+        is_over.store(!has_passed, Ordering::Relaxed);
+        fuzz.join().expect("the fuzz targets' thread does not panic")
+    });
+    match fuzzed {
+        Ok(report) => println!("\n{report}"),
+        Err(error) => summary.fail("fuzz targets", format!("{error:#}"), None),
+    }
+}
+
+/// The end-to-end tests judge by themselves which tests failed, since one that timed out is run again: they write that to two files.
+fn run_end_to_end(summary: &mut Summary, command: &mut Command, limit: Duration) {
+    const NAME: &str = "end-to-end tests";
+    let [failures, counts] = ["failures", "counts"].map(|name| summary.log_of(NAME).with_extension(name));
+    for path in [&failures, &counts] {
+        // It need not be there.
+        let _ = fs::remove_file(path);
+    }
+    command.env("FARFORK_FAILURES", &failures).env("FARFORK_COUNTS", &counts);
+    let Some(completion) = summary.run(NAME, command, limit) else { return };
+    match fs::read_to_string(&counts) {
+        Ok(counts) => summary.record_judged(completion, &counts, &fs::read_to_string(&failures).unwrap_or_default()),
+        // The runner was ended before it could judge.
+        Err(_) => drop(summary.record(NAME, completion)),
+    }
+}
+
+/// Names of the integration tests that are not the end-to-end one.
+fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for member in workspace.members()? {
+        let Ok(entries) = fs::read_dir(workspace.root().join(&member.folder).join("tests")) else {
+            continue;
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let is_test = path.extension().is_some_and(|e| e == "rs") || path.join("main.rs").exists();
+            let name = path.file_stem().map(|n| n.to_string_lossy().into_owned());
+            names.extend(name.filter(|n| is_test && n != END_TO_END));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Where the logs of a run are: next to the build products, so that they outlive the work tree's next checkout.
+fn logs(workspace: &Workspace) -> PathBuf {
+    let products = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
+    Path::new(&products).join("test-logs")
+}
+
+fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(workspace.root()).args(arguments);
+    command
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let status = command.status().context("cargo cannot be started")?;
+    ensure!(status.success(), "{command:?} failed ({status})");
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! What a run of several steps amounts to. Every step runs, also after one that failed; the end of the output names each failure.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::cargo::{self, Completion};
+use super::output::TestFailure;
+
+/// A run of which so many tests or steps failed. Each is named already, and the line with the counts must be the last one: nothing is
+/// printed for this error.
+#[derive(Debug)]
+pub(crate) struct Failed(usize);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed", self.0)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// A failure and where all that it printed is.
+struct LoggedFailure {
+    failure: TestFailure,
+    log: Option<PathBuf>,
+}
+
+/// The steps of a run so far.
+pub(super) struct Summary {
+    /// Where the steps' logs are written.
+    logs: PathBuf,
+    durations: Vec<(&'static str, Duration)>,
+    failures: Vec<LoggedFailure>,
+    /// Failures that a step's own runner wrote, a line each.
+    judged_failures: Vec<String>,
+    /// Lines to repeat at the end, such as the names of flaky tests.
+    notes: Vec<String>,
+    passed: usize,
+}
+
+impl Summary {
+    pub(super) fn new(logs: &Path) -> Self {
+        let (durations, failures, judged_failures, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { logs: logs.to_owned(), durations, failures, judged_failures, notes, passed: 0 }
+    }
+
+    /// Runs a step that is a function; its error is a failure.
+    pub(super) fn check(&mut self, name: &'static str, action: impl FnOnce() -> Result<()>) {
+        let outcome = self.time(name, action);
+        if let Err(error) = outcome {
+            self.fail(name, format!("{error:#}"), None);
+        }
+    }
+
+    /// Runs a step that is a command; whether it succeeded. Tests that it runs are counted, and those that fail are named.
+    pub(super) fn command(&mut self, name: &'static str, command: &mut Command, limit: Duration) -> bool {
+        self.run(name, command, limit).is_some_and(|completion| self.record(name, completion))
+    }
+
+    /// Runs a command without judging it; `None` if it cannot be run, which is a failure.
+    pub(super) fn run(&mut self, name: &'static str, command: &mut Command, limit: Duration) -> Option<Completion> {
+        let log = self.log_of(name);
+        let outcome = self.time(name, || cargo::run(command, &log, limit));
+        outcome.map_err(|error| self.fail(name, format!("{error:#}"), None)).ok()
+    }
+
+    /// Adds what a command printed and how it ended; whether it succeeded.
+    pub(super) fn record(&mut self, name: &'static str, completion: Completion) -> bool {
+        let is_success = completion.is_success();
+        let Completion { status, log, output } = completion;
+        self.passed += output.passed;
+        let is_named = !output.failures.is_empty();
+        for failure in output.failures {
+            self.failures.push(LoggedFailure { failure, log: Some(log.clone()) });
+        }
+        match status {
+            None => self.fail(name, "it ran out of time, and was killed".to_owned(), Some(log)),
+            Some(status) if !is_success && !is_named => {
+                let reason = output.last_error.unwrap_or_else(|| format!("it failed ({status})"));
+                self.fail(name, reason, Some(log));
+            }
+            Some(_) => {}
+        }
+        is_success
+    }
+
+    /// Adds what a runner that judges by itself wrote: `passed=… failed=… flaky=…`, and a line for each failure.
+    pub(super) fn record_judged(&mut self, completion: Completion, counts: &str, failures: &str) {
+        let count = |name: &str| -> usize {
+            let value = counts.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+            value.and_then(|value| value.parse().ok()).unwrap_or(0)
+        };
+        self.passed += count("passed");
+        self.judged_failures.extend(failures.lines().map(str::to_owned));
+        if count("flaky") > 0 {
+            self.notes.push(format!("{} flaky tests, named in {}", count("flaky"), completion.log.display()));
+        }
+        if !completion.is_success() && failures.is_empty() {
+            let reason = completion.output.last_error.unwrap_or_else(|| "it failed without a failed test".to_owned());
+            self.fail("end-to-end tests", reason, Some(completion.log));
+        }
+    }
+
+    pub(super) fn fail(&mut self, name: &str, reason: String, log: Option<PathBuf>) {
+        let reason = reason.lines().next().unwrap_or_default().to_owned();
+        self.failures.push(LoggedFailure { failure: TestFailure { name: name.to_owned(), reason }, log });
+    }
+
+    pub(super) fn log_of(&self, name: &str) -> PathBuf {
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        self.logs.join(format!("{name}.log"))
+    }
+
+    /// Prints times, failures, and as the last line how many tests passed and failed.
+    ///
+    /// # Errors
+    /// When anything failed.
+    pub(super) fn finish(self) -> Result<()> {
+        println!("\n== durations");
+        for (name, duration) in &self.durations {
+            println!("{:>10}  {name}", seconds(*duration));
+        }
+        self.notes.iter().for_each(|line| println!("{line}"));
+        let failed = self.failures.len() + self.judged_failures.len();
+        if failed > 0 {
+            println!("\n== failures");
+        }
+        for LoggedFailure { failure: TestFailure { name, reason }, log } in &self.failures {
+            let log = log.as_ref().map_or_else(String::new, |log| format!(" (log: {})", log.display()));
+            println!("{name}: {reason}{log}");
+        }
+        self.judged_failures.iter().for_each(|line| println!("{line}"));
+        println!("\n{} passed, {failed} failed", self.passed);
+        if failed == 0 { Ok(()) } else { Err(Failed(failed).into()) }
+    }
+
+    fn time<T>(&mut self, name: &'static str, action: impl FnOnce() -> T) -> T {
+        println!("\n== {name}");
+        let begin = Instant::now();
+        let outcome = action();
+        println!("== {name}: {}", seconds(begin.elapsed()));
+        self.durations.push((name, begin.elapsed()));
+        outcome
+    }
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn summary(name: &str) -> Summary {
+        Summary::new(&std::env::temp_dir().join(format!("farfork-xtask-{}-{name}", std::process::id())))
+    }
+
+    fn finish(summary: Summary) -> Option<usize> {
+        let logs = summary.logs.clone();
+        let outcome = summary.finish();
+        std::fs::remove_dir_all(logs).unwrap();
+        outcome.err().map(|error| error.downcast::<Failed>().unwrap().0)
+    }
+
+    #[test]
+    fn every_step_runs_and_every_failure_counts() {
+        let mut summary = summary("steps");
+        let tests = "echo '---- first ----'; echo wrong; echo 'test result: FAILED. 2 passed; 1 failed'; exit 101";
+        assert!(!summary.command("tests", &mut shell(tests), LIMIT));
+        assert!(!summary.command("lints", &mut shell("echo 'error: unused'; exit 1"), LIMIT));
+        assert!(summary.command("more tests", &mut shell("echo 'test result: ok. 5 passed; 0 failed'"), LIMIT));
+        assert_eq!(summary.passed, 7);
+        let reasons: Vec<_> = summary.failures.iter().map(|one| one.failure.reason.as_str()).collect();
+        assert_eq!(reasons, ["wrong", "error: unused"]);
+        assert_eq!(finish(summary), Some(2));
+    }
+
+    #[test]
+    fn a_run_without_failure_succeeds() {
+        let mut summary = summary("success");
+        summary.command("tests", &mut shell("echo 'test result: ok. 5 passed; 0 failed'"), LIMIT);
+        assert_eq!(finish(summary), None);
+    }
+
+    #[test]
+    fn a_step_that_runs_out_of_time_is_killed_with_what_it_started() {
+        let mut summary = summary("hang");
+        let pid_file = summary.logs.join("pid");
+        let script = format!("sleep 100 & echo $! > '{}'; wait", pid_file.display());
+        assert!(!summary.command("hang", &mut shell(&script), Duration::from_millis(500)));
+        let pid = std::fs::read_to_string(pid_file).unwrap();
+        let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+        assert!(summary.failures[0].failure.reason.contains("out of time"));
+        assert_eq!(finish(summary), Some(1));
+    }
+
+    #[test]
+    fn a_runner_that_judges_by_itself_is_believed() {
+        let mut summary = summary("judged");
+        let completion = summary.run("tests", &mut shell("exit 1"), LIMIT).unwrap();
+        summary.record_judged(completion, "passed=470 failed=1 flaky=2\n", "a::b: not equal (log: /tmp/x)\n");
+        assert_eq!((summary.passed, summary.notes.len()), (470, 1));
+        assert_eq!(finish(summary), Some(1));
+    }
+}
