@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo install check test test-long bench setup
+.PHONY: help demo install check test test-fresh test-long bench setup
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
 export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target$(subst /,-,$(CURDIR))
@@ -20,6 +20,7 @@ help:
 	@echo 'make install   the binary, manual pages and completions, below PREFIX=/usr/local (root)'
 	@echo 'make check     in minutes, for use between commits: style, lints, unit tests, forty end-to-end tests (root)'
 	@echo 'make test      format, style, lints, licences, unit tests, fuzz targets, end-to-end tests (root)'
+	@echo 'make test-fresh tests as on a machine that was just installed: an empty /run, /tmp, /var/lib and home (root)'
 	@echo 'make test-long the long tests, which make test leaves out (root; an hour or more)'
 	@echo 'make bench     what a fork costs, beside floors and a published reference (root; takes five minutes)'
 	@echo 'make setup     install the system and Python packages that both need (root)'
@@ -42,6 +43,9 @@ check: preflight-check setup
 
 test: preflight-test setup
 	@cargo xtask test
+
+test-fresh: preflight-test-fresh setup
+	@cargo xtask test-fresh
 
 test-long: preflight-test setup
 	@cargo xtask test-long

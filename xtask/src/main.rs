@@ -1,4 +1,4 @@
-//! The one door to the project's own chores: `cargo xtask tidy|check|test|test-long|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
+//! The one door to the project's own chores: `cargo xtask tidy|check|test|test-long|test-fresh|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
 //!
 //! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
 //! module of its name; this file only chooses.
@@ -24,6 +24,8 @@ usage: cargo xtask COMMAND
   test                everything CI runs: format, tidy, lints, licences, unit tests, fuzz targets, end-to-end tests
   test-long [FILTER …]
                       the long tests, which `test` leaves out: unit, then end-to-end (root; an hour or more)
+  test-fresh [FILTER …]
+                      tests as on a machine that was just installed: of containers and clusters, and end-to-end (root)
   e2e [FILTER …]      the end-to-end tests only (root); what follows is passed to them
   bench [OPTION …]    `farfork bench fork` of a release build (root); what follows is passed on
   deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         ("check", []) => pipeline::check(&workspace),
         ("test", []) => pipeline::test(&workspace),
         ("test-long", filters) => pipeline::test_long(&workspace, filters),
+        ("test-fresh", filters) => pipeline::test_fresh(&workspace, filters),
         ("e2e", filters) => pipeline::end_to_end(&workspace, filters),
         ("bench", options) => pipeline::bench(&workspace, options),
         ("deny", []) => deny::run(&workspace, deny::Scope::Offline),

@@ -1,5 +1,6 @@
 //! Runs cargo, or another command, as one step: its output goes to the terminal, to a log file, and to the reader of test output.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, PipeReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,12 +13,36 @@ use anyhow::{Context, Result};
 
 use super::hang;
 use super::output::TestOutput;
+use crate::workspace::Workspace;
 
 /// Between two looks whether a command has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// For the end of a command's output after the command has ended. Only a process that it left running keeps the pipe open longer.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
+
+/// What `cargo run` tells this program about itself. Build scripts that watch these variables would run again whenever cargo is called
+/// from the shell and from here in turn.
+const OWN_PACKAGE: [&str; 5] =
+    ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_MANIFEST_LINKS", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"];
+const OWN_PACKAGE_PREFIX: &str = "CARGO_PKG_";
+
+/// Cargo, as if it was called from the shell.
+pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(workspace.root()).args(arguments);
+    forget_own_package(&mut command);
+    command
+}
+
+/// Removes the variables that describe this program's own package.
+pub(super) fn forget_own_package(command: &mut Command) {
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let is_own = |name: &String| OWN_PACKAGE.contains(&&**name) || name.starts_with(OWN_PACKAGE_PREFIX);
+    for name in names.filter(is_own) {
+        command.env_remove(name);
+    }
+}
 
 /// How a command ended.
 pub(super) struct Completion {

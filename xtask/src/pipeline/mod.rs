@@ -1,9 +1,10 @@
-//! `cargo xtask test`, `check`, `test-long`, `e2e` and `bench`: the steps of a test run, each with a heading and its time.
+//! `cargo xtask test`, `check`, `test-long`, `test-fresh`, `e2e` and `bench`: the steps of a test run, each with a heading and its time.
 //!
 //! Every step runs, also after one that failed, unless the tests do not build. The last lines name each failure, its reason and its
 //! log. All steps build with one profile and one choice of features, so that nothing is compiled twice.
 
 mod cargo;
+mod fresh;
 mod hang;
 mod output;
 mod summary;
@@ -53,7 +54,8 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     if build(workspace, &mut summary) {
         let unit = unit_tests(&integration);
         test_with_fuzz_targets_behind(workspace, &mut summary, &unit);
-        let mut end_to_end = cargo(workspace, &END_TO_END_TESTS);
+        run_fresh(workspace, &mut summary);
+        let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
         run_end_to_end(&mut summary, &mut end_to_end, END_TO_END_LIMIT);
     }
     summary.finish()
@@ -67,10 +69,10 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     if build(workspace, &mut summary) {
         summary.command(
             "unit and integration tests",
-            &mut cargo(workspace, &unit_tests(&integration)),
+            &mut cargo::command(workspace, &unit_tests(&integration)),
             UNIT_TESTS_LIMIT,
         );
-        let mut end_to_end = cargo(workspace, &END_TO_END_TESTS);
+        let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
         run_end_to_end(&mut summary, end_to_end.env(TEST_SET, "check"), END_TO_END_LIMIT);
     }
     summary.finish()
@@ -85,9 +87,9 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
     let mut summary = Summary::new(&logs(workspace));
     if build(workspace, &mut summary) {
         let unit = [unit_tests(&integration), arguments.clone()].concat();
-        summary.command("long unit and integration tests", &mut cargo(workspace, &unit), LONG_TESTS_LIMIT);
+        summary.command("long unit and integration tests", &mut cargo::command(workspace, &unit), LONG_TESTS_LIMIT);
         let end_to_end = [&END_TO_END_TESTS[..], &arguments].concat();
-        run_end_to_end(&mut summary, &mut cargo(workspace, &end_to_end), LONG_TESTS_LIMIT);
+        run_end_to_end(&mut summary, &mut cargo::command(workspace, &end_to_end), LONG_TESTS_LIMIT);
     }
     summary.finish()
 }
@@ -96,27 +98,44 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
 pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let mut arguments = [&END_TO_END_TESTS[..], &["--"]].concat();
     arguments.extend(filters.iter().map(String::as_str));
-    succeed(&mut cargo(workspace, &arguments))
+    succeed(&mut cargo::command(workspace, &arguments))
+}
+
+/// The tests that depend most on what a machine has below /run, /tmp, /var/lib and the home directory, as on one that was just installed;
+/// with them the end-to-end tests that `filters` name, or the set of [`check`].
+pub(crate) fn test_fresh(workspace: &Workspace, filters: &[String]) -> Result<()> {
+    let mut summary = Summary::new(&logs(workspace));
+    if build(workspace, &mut summary) {
+        run_fresh(workspace, &mut summary);
+        let filters = filters.iter().map(String::as_str);
+        let arguments: Vec<&str> = END_TO_END_TESTS.into_iter().chain(["--"]).chain(filters).collect();
+        let mut end_to_end = fresh::command(workspace, &arguments);
+        if arguments.last() == Some(&"--") {
+            end_to_end.env(TEST_SET, "check");
+        }
+        run_end_to_end(&mut summary, &mut end_to_end, END_TO_END_LIMIT);
+    }
+    summary.finish()
 }
 
 /// The benchmark of a fork, of a release build; `options` go to it.
 pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
     let mut arguments = vec!["run", "--quiet", "--release", "--bin", "farfork", "--", "bench", "fork"];
     arguments.extend(options.iter().map(String::as_str));
-    succeed(&mut cargo(workspace, &arguments))
+    succeed(&mut cargo::command(workspace, &arguments))
 }
 
 fn check_sources(workspace: &Workspace, summary: &mut Summary) {
-    summary.command("format", &mut cargo(workspace, &["fmt", "--all", "--check"]), BUILD_LIMIT);
+    summary.command("format", &mut cargo::command(workspace, &["fmt", "--all", "--check"]), BUILD_LIMIT);
     summary.check("tidy", || tidy::run(workspace));
     let lints = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    summary.command("lints", &mut cargo(workspace, &lints), BUILD_LIMIT);
+    summary.command("lints", &mut cargo::command(workspace, &lints), BUILD_LIMIT);
 }
 
 /// Builds all tests; without them there is nothing to run.
 fn build(workspace: &Workspace, summary: &mut Summary) -> bool {
     let arguments = ["test", "--workspace", "--no-run", "--lib", "--bins", "--tests"];
-    summary.command("build of the tests", &mut cargo(workspace, &arguments), BUILD_LIMIT)
+    summary.command("build of the tests", &mut cargo::command(workspace, &arguments), BUILD_LIMIT)
 }
 
 /// Arguments of cargo for the tests that need no root; `integration` has the names of those in folders `tests`.
@@ -132,7 +151,7 @@ fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut Summary, t
     let fuzzed = thread::scope(|scope| {
         let fuzz = scope.spawn(|| fuzz::run_behind(workspace, &is_over));
         let name = "unit and integration tests, fuzz targets behind them";
-        let has_passed = summary.command(name, &mut cargo(workspace, tests), UNIT_TESTS_LIMIT);
+        let has_passed = summary.command(name, &mut cargo::command(workspace, tests), UNIT_TESTS_LIMIT);
         is_over.store(!has_passed, Ordering::Relaxed);
         fuzz.join().expect("the fuzz targets' thread does not panic")
     });
@@ -140,6 +159,13 @@ fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut Summary, t
         Ok(report) => println!("\n{report}"),
         Err(error) => summary.fail("fuzz targets", format!("{error:#}"), None),
     }
+}
+
+/// Half a minute: part of every run, so that no test comes to depend on what another left on the machine.
+fn run_fresh(workspace: &Workspace, summary: &mut Summary) {
+    const TESTS: [&str; 9] =
+        ["test", "--workspace", "--no-fail-fast", "--test", "container", "--test", "local_cluster", "--test", "daemon"];
+    summary.command("tests on a fresh machine", &mut fresh::command(workspace, &TESTS), UNIT_TESTS_LIMIT);
 }
 
 /// The end-to-end tests judge by themselves which tests failed, since one that timed out is run again: they write that to two files.
@@ -181,12 +207,6 @@ fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
 fn logs(workspace: &Workspace) -> PathBuf {
     let products = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
     Path::new(&products).join("test-logs")
-}
-
-fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO"));
-    command.current_dir(workspace.root()).args(arguments);
-    command
 }
 
 fn succeed(command: &mut Command) -> Result<()> {

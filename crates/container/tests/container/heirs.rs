@@ -12,7 +12,8 @@ use crate::probe::{Node, ask, try_ask, until};
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// What leaves something in a root: of files, of mounts, of what is attached to either.
+/// What leaves something in a root: of files, of mounts, of what is attached to either. Without `-n`, the first mount(8) of a machine
+/// creates /run/mount, which is a trace of its own.
 const LEAVES: [&str; 32] = [
     "echo secret > /tmp/left",
     "echo secret > /left",
@@ -33,21 +34,21 @@ const LEAVES: [&str; 32] = [
     "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/dev/shm/left\")'",
     "echo secret > /dev/shm/left",
     "echo secret > /dev/shm/gone; rm /dev/shm/gone",
-    "mount -o remount,size=8M /run/farfork",
+    "mount -n -o remount,size=8M /run/farfork",
     "mkdir /run/left",
-    "mount -t tmpfs none /mnt",
-    "mount -t tmpfs none /run/farfork",
-    "umount /dev/shm",
-    "mount -o remount,ro /dev/shm",
-    "mount --bind /etc /mnt",
+    "mount -n -t tmpfs none /mnt",
+    "mount -n -t tmpfs none /run/farfork",
+    "umount -n /dev/shm",
+    "mount -n -o remount,ro /dev/shm",
+    "mount -n --bind /etc /mnt",
     // Of these two, no poll of the table of mounts tells.
-    "mount --make-shared /dev/shm",
+    "mount -n --make-shared /dev/shm",
     "python3 -c 'import ctypes; call = ctypes.CDLL(None).syscall; fd = call(433, -100, b\"/dev/pts\", 1); \
      assert call(431, fd, 1, b\"mode\", b\"600\", 0) == 0 and call(431, fd, 7, None, None, 0) == 0'",
     "chmod 600 /dev/pts/ptmx",
-    "unshare -m sh -c 'umount /run/farfork && chmod 700 /run/farfork'",
-    "unshare -m sh -c 'umount /run/farfork && echo secret > /run/farfork/left'",
-    "unshare -m sh -c 'umount /run/farfork && touch /run/farfork/hidden'",
+    "unshare -m sh -c 'umount -n /run/farfork && chmod 700 /run/farfork'",
+    "unshare -m sh -c 'umount -n /run/farfork && echo secret > /run/farfork/left'",
+    "unshare -m sh -c 'umount -n /run/farfork && touch /run/farfork/hidden'",
 ];
 
 /// What ends with the processes and namespaces of a container, and how one looks for it.
@@ -69,7 +70,7 @@ const GOES: [(&str, &str); 13] = [
     ("echo 17 > /proc/sys/net/ipv4/ip_default_ttl", "cat /proc/sys/net/ipv4/ip_default_ttl"),
     ("setsid sleep 1000 > /dev/null 2>&1 < /dev/null & echo", "cat /proc/[0-9]*/comm | grep -c sleep; echo"),
     ("for i in 1 2 3 4 5 6 7 8; do /bin/true; done", "cat /proc/sys/kernel/ns_last_pid"),
-    ("mount -o remount,hidepid=2 /proc", "grep ' /proc ' /proc/mounts"),
+    ("mount -n -o remount,hidepid=2 /proc", "grep ' /proc ' /proc/mounts"),
     ("python3 -c 'import os; os.openpty()'", "ls /dev/pts"),
 ];
 
