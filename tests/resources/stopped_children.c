@@ -2,13 +2,22 @@
  * continued, stops again, and ends. */
 #include "resource.h"
 
+#include <sys/prctl.h>
+
 static pid_t unreported, reported;
 
 static pid_t start_stopped(void) {
-    pid_t pid = fork();
+    int ends[2];
+    char byte;
+    pid_t parent = getpid(), pid = pipe(ends) == 0 ? fork() : -1;
     REQUIRE(pid >= 0);
-    if (pid == 0)
+    if (pid == 0) {
+        /* Nothing else ends a stopped process whose parent was killed, so it is stopped only after this. */
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent || write(ends[1], "x", 1) != 1) _exit(1);
+        close(ends[0]), close(ends[1]);
         for (;;) pause();
+    }
+    REQUIRE(close(ends[1]) == 0 && read(ends[0], &byte, 1) == 1 && close(ends[0]) == 0);
     siginfo_t told;
     REQUIRE(kill(pid, SIGSTOP) == 0 && waitid(P_PID, (id_t)pid, &told, WSTOPPED | WNOWAIT) == 0 && told.si_status == SIGSTOP);
     return pid;

@@ -30,7 +30,9 @@ fn a_fork_moves_them() {
     let seed = Seed::of(cluster.first(), &parent);
     seed.fork_and_check(&parent, 7, &["--to", cluster.name(1)]);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    cluster.first().refused(&["prepare", "1"]);
+    // A process of this test, which is refused wherever it runs.
+    let refused = Parent::start(Program::Situation("refused"), &["socket"]);
+    cluster.first().refused(&["prepare", &refused.pid_text()]).names(&["socket"]);
     let after = [scrape(&cluster, 0), scrape(&cluster, 1)];
 
     let rose = |node: usize, metric: &str| after[node].value(metric) - before[node].value(metric);

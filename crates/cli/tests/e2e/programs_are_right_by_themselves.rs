@@ -1,14 +1,18 @@
 //! The test programs are right by themselves: each finds nothing wrong when the payload appears in the parent's own
-//! view. What one of them finds wrong in a child is then the child's fault.
+//! view. What one of them finds wrong in a child is then the child's fault. Those that would harm the machine refuse to.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::harness::{Program, deadline, scratch};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] = &[Test::alone("without_farfork", without_farfork)];
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("without_farfork", without_farfork),
+    Test::alone("and_do_nothing_dangerous_outside_of_a_container", nothing_dangerous),
+];
 
 /// For Python, on a busy machine.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(120);
@@ -39,22 +43,47 @@ const PROGRAMS: [(Program, &str); 18] = [
 const WITH_PAYLOAD_AT_ITS_PLACE: &str =
     r#"mount -t tmpfs farfork-test /run && mkdir /run/farfork && mount --bind "$0" /run/farfork && exec "$@""#;
 
+/// Starts a program that finds its payload in this directory, as soon as that is there.
+fn start(program: Program, argument: &str, payload: &Path) -> Child {
+    let program = program.command();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-c", WITH_PAYLOAD_AT_ITS_PLACE]).arg(payload);
+    command.arg(program.get_program()).args(program.get_args()).args(Some(argument).filter(|a| !a.is_empty()));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("unshare(1) can be started")
+}
+
+fn give(payload: &Path, text: &str) {
+    fs::write(payload.join("unfinished"), text).expect("the payload can be written");
+    fs::rename(payload.join("unfinished"), payload.join("payload")).expect("the payload gets its name");
+}
+
 fn without_farfork() {
     let payload = scratch::directory();
-    let start = |(program, argument): &(Program, &str)| {
-        let program = program.command();
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "bash", "-c", WITH_PAYLOAD_AT_ITS_PLACE]).arg(payload.path());
-        command.arg(program.get_program()).args(program.get_args()).args(Some(*argument).filter(|a| !a.is_empty()));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().expect("unshare(1) can be started")
-    };
-    let running: Vec<_> = PROGRAMS.iter().map(start).collect();
+    let running: Vec<_> =
+        PROGRAMS.iter().map(|(program, argument)| start(*program, argument, payload.path())).collect();
     std::thread::sleep(Duration::from_millis(300));
-    fs::write(payload.path().join("unfinished"), "7\n").expect("the payload can be written");
-    fs::rename(payload.path().join("unfinished"), payload.path().join("payload")).expect("the payload gets its name");
+    give(payload.path(), "7\n");
     for (child, (program, _)) in running.into_iter().zip(&PROGRAMS) {
         let ended = deadline::wait_with_output(child, &format!("{program:?}"), PROGRAM_LIMIT);
         assert_eq!(ended.status.code(), Some(42), "{program:?}: {}", ended.stderr);
+    }
+}
+
+/// Those that would harm the machine see that they are in the pid namespace in which they were started, and refuse.
+fn nothing_dangerous() {
+    for (name, payload) in
+        [("multiplying", "7 multiply"), ("escaping", "7"), ("numbered", "7"), ("tracing", "7 traces")]
+    {
+        let (directory, own) = (scratch::directory(), scratch::directory());
+        // What `numbered` looks at, and `escaping` would try to reach.
+        fs::write(own.path().join("secret"), "secret").expect("a scratch directory can be written");
+        let argument = own.path().to_string_lossy();
+        let argument = if ["escaping", "numbered"].contains(&name) { &*argument } else { "" };
+        give(directory.path(), payload);
+        let child = start(Program::Situation(name), argument, directory.path());
+        let ended = deadline::wait_with_output(child, name, PROGRAM_LIMIT);
+        assert!(ended.stderr.contains("refused: this is dangerous"), "{name}: {}{}", ended.stdout, ended.stderr);
+        assert!(!ended.stdout.contains("open ") && !ended.stdout.contains("result "), "{name}: {}", ended.stdout);
     }
 }

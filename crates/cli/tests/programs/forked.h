@@ -15,7 +15,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -43,6 +45,35 @@ __attribute__((noreturn, format(printf, 4, 5), unused)) static void wrong(const 
     va_end(arguments);
     dprintf(STDERR_FILENO, "wrong: %s:%d: %s%s (errno: %s)\n", file, line, condition, text, strerror(error));
     _exit(EXIT_WRONG);
+}
+
+/* For a forked process: it ends when its parent does, also if that has ended already. A killed parent leaves no process then. */
+__attribute__((unused)) static void end_with_parent(pid_t parent) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(EXIT_WRONG);
+}
+
+/* ---- what only a container may run ---- */
+
+#define NAMESPACE_BYTES_MAX 64
+
+/* The pid namespace of the parent, which may be the machine's own. */
+static char parents_namespace[NAMESPACE_BYTES_MAX];
+
+__attribute__((unused)) static void read_pid_namespace(char name[NAMESPACE_BYTES_MAX]) {
+    ssize_t length = readlink("/proc/self/ns/pid", name, NAMESPACE_BYTES_MAX - 1);
+    REQUIRE(length > 0, "the pid namespace is unknown");
+    name[length] = 0;
+}
+
+/* To be called first: a child has the parent's memory, and so the name of the parent's namespace. */
+__attribute__((unused)) static void remember_pid_namespace(void) { read_pid_namespace(parents_namespace); }
+
+/* Ends the program, unless it is in another pid namespace than its parent: what follows would harm the machine. */
+__attribute__((unused)) static void require_container(void) {
+    char own[NAMESPACE_BYTES_MAX];
+    read_pid_namespace(own);
+    REQUIRE(parents_namespace[0] != 0 && strcmp(own, parents_namespace) != 0,
+            "refused: this is dangerous, and the program is not in a container: %s, as its parent", own);
 }
 
 /* One line, in one write: lines of several threads do not mix. A parent whose reader is gone ends. */

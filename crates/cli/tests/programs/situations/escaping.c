@@ -1,5 +1,5 @@
 /* A parent with a thread and a child of its own, whose child tries all that might lead out of its container, and says `open WAY`
- * for each that is not closed. All of them are harmless where they are open.
+ * for each that is not closed. All of them are harmless where they are open; outside of a container it tries none.
  * usage: escaping SOCKET: a path where a daemon listens
  */
 #include "../forked.h"
@@ -197,18 +197,20 @@ static void *answer(void *word) { return word; }
 
 int main(int count, char **arguments) {
     REQUIRE(count == 2);
+    remember_pid_namespace();
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, stand_by, NULL) == 0);
-    pid_t own = fork();
+    pid_t parent = getpid(), own = fork();
     REQUIRE(own >= 0);
     if (own == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        end_with_parent(parent);
         stand_by(NULL);
     }
 
     char payload[PAYLOAD_BYTES_MAX];
     ready(0);
     await_fork(payload);
+    require_container();
 
     look_at_tasks(getpid());
     look_at_tasks(own);

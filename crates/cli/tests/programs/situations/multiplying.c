@@ -1,18 +1,22 @@
 /* A parent with a thread, whose child, told `N multiply`, forks as often as it can, as do all that it forks, until the kernel refuses. It
- * says how many tasks there were, ends the others, and goes on.
+ * says how many tasks there were, ends the others, and goes on. It forks nothing outside of a container. There are at most BORN_MAX
+ * processes, whatever the kernel allows, and none outlives the first one: each waits at a pipe whose only other end that has.
  */
 #include "../forked.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/wait.h>
 
-/* Nobody limits it: enough. */
-#define BORN_MAX 4000
-#define SETTLED_MS 300
+/* Above each limit that is tested. */
+#define BORN_MAX 1500
+/* For all to be refused: a hang guard. */
+#define REFUSED_LIMIT_US 60000000ull
 
 struct tally {
-    int born, refused, wrong;
+    /* Processes that were forked, and those that are being forked. */
+    int born;
+    /* Processes that fork no more, the first one among them; refused with EAGAIN; with another error. */
+    int ended, refused, wrong;
 };
 
 static void *sleep_on(void *unused) {
@@ -20,39 +24,39 @@ static void *sleep_on(void *unused) {
     return unused;
 }
 
-/* Returns in each process. */
-static void fork_on(struct tally *tally) {
-    while (__atomic_load_n(&tally->born, __ATOMIC_SEQ_CST) < BORN_MAX) {
+static void add(int *count, int more) { __atomic_add_fetch(count, more, __ATOMIC_SEQ_CST); }
+
+/* Returns in each process, the first one and those that are forked. */
+static void fork_on(struct tally *tally, int pipe_ends[2]) {
+    /* A place is taken before the fork, so that there are never more than BORN_MAX, and nobody counts as ended too early. */
+    while (__atomic_add_fetch(&tally->born, 1, __ATOMIC_SEQ_CST) <= BORN_MAX) {
         pid_t pid = fork();
-        if (pid > 0) continue;
-        if (pid == 0) {
-            __atomic_add_fetch(&tally->born, 1, __ATOMIC_SEQ_CST);
-            continue;
-        }
-        __atomic_add_fetch(errno == EAGAIN ? &tally->refused : &tally->wrong, 1, __ATOMIC_SEQ_CST);
-        return;
+        if (pid == 0 && pipe_ends[1] >= 0) close(pipe_ends[1]), pipe_ends[1] = -1;
+        if (pid >= 0) continue;
+        add(errno == EAGAIN ? &tally->refused : &tally->wrong, 1);
+        break;
     }
+    add(&tally->born, -1);
+    add(&tally->ended, 1);
 }
 
 static void multiply(void) {
     struct tally *tally = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(tally != MAP_FAILED);
+    int ends[2];
+    char byte;
+    require_container();
+    REQUIRE(tally != MAP_FAILED && pipe(ends) == 0);
     pid_t own = getpid();
-    fork_on(tally);
-    if (getpid() != own)
-        for (;;) pause();
-    /* Until those that were born last have been refused, too. */
-    struct timespec moment = {.tv_sec = 0, .tv_nsec = SETTLED_MS * 1000000L};
-    for (int before = -1; before != tally->refused;) {
-        before = tally->refused;
-        nanosleep(&moment, NULL);
-    }
+    fork_on(tally, ends);
+    if (getpid() != own) _exit(read(ends[0], &byte, 1) != 0);
+    struct timespec look = {.tv_nsec = 1000000};
+    for (uint64_t begun = monotonic_us(); __atomic_load_n(&tally->ended, __ATOMIC_SEQ_CST) < tally->born + 1; nanosleep(&look, NULL))
+        REQUIRE(monotonic_us() - begun < REFUSED_LIMIT_US, "%d of %d fork no more", tally->ended, tally->born + 1);
     REQUIRE(tally->wrong == 0);
-    REQUIRE(kill(-1, SIGKILL) == 0);
-    while (waitpid(-1, NULL, 0) > 0) {
-    }
     /* With itself and its thread. */
     if (tally->refused > 0) say("refused with EAGAIN at %d", tally->born + 2);
+    close(ends[1]);
+    while (waitpid(-1, NULL, 0) > 0) continue;
     pid_t again = fork();
     if (again == 0) _exit(0);
     REQUIRE(again > 0 && waitpid(again, NULL, 0) == again);
@@ -61,6 +65,7 @@ static void multiply(void) {
 int main(int count, char **arguments) {
     (void)arguments;
     REQUIRE(count == 1, "usage: multiplying");
+    remember_pid_namespace();
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, sleep_on, NULL) == 0);
     char payload[PAYLOAD_BYTES_MAX];

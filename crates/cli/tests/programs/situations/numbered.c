@@ -37,6 +37,7 @@ static void require_own(const char *path) {
 /* What is asked of the node as root is refused. */
 static void try_ways_out(void) {
     char buffer[16];
+    require_container();
     REQUIRE(mount("farfork", "/mnt", "tmpfs", 0, NULL) != 0);
     REQUIRE(syscall(SYS_userfaultfd, O_CLOEXEC) < 0);
     REQUIRE(readlink("/proc/1/root", buffer, sizeof buffer) < 0);
@@ -46,6 +47,7 @@ static void try_ways_out(void) {
 
 int main(int count, char **arguments) {
     REQUIRE(count == 2, "usage: numbered DIRECTORY");
+    remember_pid_namespace();
     REQUIRE(chdir(arguments[1]) == 0);
     int held = open("secret", O_RDONLY | O_CLOEXEC);
     REQUIRE(held >= 0);

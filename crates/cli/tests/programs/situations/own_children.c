@@ -3,15 +3,13 @@
  */
 #include "../forked.h"
 
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 
 int main(void) {
-    pid_t living = fork();
+    pid_t parent = getpid(), living = fork();
     REQUIRE(living >= 0);
     if (living == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        end_with_parent(parent);
         for (;;) pause();
     }
     pid_t ended = fork();

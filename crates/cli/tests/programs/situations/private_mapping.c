@@ -84,9 +84,10 @@ static void check_own(void) {
 
 /* A process of the tree with the same mapping and a page of its own in it, and no other part in what the first one does. */
 static pid_t bear(void) {
-    pid_t born = fork();
+    pid_t parent = getpid(), born = fork();
     REQUIRE(born >= 0);
     if (born > 0) return born;
+    end_with_parent(parent);
     char payload[PAYLOAD_BYTES_MAX];
     fill(private + 2 * WORDS, PAGE_BYTES, 4000);
     while (!find_payload(payload)) usleep(1000);

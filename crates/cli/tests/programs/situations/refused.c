@@ -34,7 +34,7 @@ static void have_a_tracer(void) {
     pid_t tracee = getpid(), tracer = fork();
     REQUIRE(tracer >= 0);
     if (tracer == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        end_with_parent(tracee);
         REQUIRE(ptrace(PTRACE_SEIZE, tracee, 0, 0) == 0 && write(ends[1], "t", 1) == 1);
         for (;;) pause();
     }
@@ -44,8 +44,9 @@ static void have_a_tracer(void) {
 
 /* The thread that called vfork(2) stays in the kernel until its child ends; the child holds it until it is killed. */
 static void stay_in_vfork(void) {
+    pid_t parent = getpid();
     if (vfork() == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        end_with_parent(parent);
         for (;;) pause();
     }
 }
