@@ -73,7 +73,7 @@ impl Program {
         let name = source.file_stem().expect("a source has a name");
         let binary = if matches!(self, Self::Whole(_)) { whole_dir().join(name) } else { build_dir().join(name) };
         let mut parts = headers_beside(&source);
-        parts.extend([source.clone(), sources().join("forked.h")]);
+        parts.extend([source.clone(), sources().join("forked.h"), sources().join(WHOLE).join("huge_setting.h")]);
         if !is_newer(&binary, &parts) {
             compile(compiler, &source, &binary);
         }

@@ -5,12 +5,12 @@
  */
 #include "../forked.h"
 
-#include <sys/file.h>
 #include <sys/shm.h>
+
+#include "../../../../../tests/resources/huge_setting.h"
 
 #define HUGE_BYTES (2UL << 20)
 #define HUGE_PAGES 4
-#define HUGE_SETTING "/proc/sys/vm/nr_hugepages"
 
 static uint64_t *shared, *private;
 static size_t unit = PAGE_BYTES;
@@ -27,19 +27,17 @@ static void map_segment(void) {
     REQUIRE(fd >= 0 && private != MAP_FAILED && close(fd) == 0);
 }
 
-/* With as many pages kept aside as it takes, put back when they are mapped: others change the number under the same lock. */
+/* With as many pages kept aside as it takes. */
 static void map_huge(void) {
     unit = HUGE_BYTES;
-    char text[32] = "";
-    int setting = open(HUGE_SETTING, O_RDWR | O_CLOEXEC), fd = memfd_create("huge", MFD_CLOEXEC | MFD_HUGETLB);
-    REQUIRE(setting >= 0 && fd >= 0 && flock(setting, LOCK_EX) == 0 && ftruncate(fd, 2 * (off_t)unit) == 0);
-    REQUIRE(pread(setting, text, sizeof text - 1, 0) > 0);
-    unsigned long before = strtoul(text, NULL, 10);
-    dprintf(setting, "%lu", before + HUGE_PAGES);
+    struct huge_setting setting = huge_setting_begin();
+    int fd = memfd_create("huge", MFD_CLOEXEC | MFD_HUGETLB);
+    REQUIRE(fd >= 0 && ftruncate(fd, 2 * (off_t)unit) == 0);
+    huge_setting_add(&setting, HUGE_PAGES);
     shared = mmap(NULL, 2 * unit, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     private = mmap(NULL, 2 * unit, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-    dprintf(setting, "%lu", before);
-    REQUIRE(shared != MAP_FAILED && private != MAP_FAILED && close(setting) == 0);
+    huge_setting_end(setting);
+    REQUIRE(shared != MAP_FAILED && private != MAP_FAILED);
 }
 
 /* A child opens it for writing itself, later. */

@@ -1,0 +1,85 @@
+/* How many huge pages the machine keeps aside, changed for a moment. It is put back also when the process is killed meanwhile: a guard,
+ * a process in a session of its own, waits at a pipe for the end of the change or of the process. If both are killed, the number is
+ * still in a file, and the next process that changes it puts it back first. Include this after a header that has REQUIRE.
+ */
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define HUGE_SETTING "/proc/sys/vm/nr_hugepages"
+#define HUGE_SETTING_BEFORE "/run/farfork-tests-nr_hugepages"
+
+struct huge_setting {
+    /* Locked, by the guard as well: two changes at once would each put back what the other has set. */
+    int file;
+    int guards_pipe;
+    pid_t guard;
+    unsigned long before;
+};
+
+static void huge_setting_write(int file, unsigned long pages) {
+    char text[32];
+    int length = snprintf(text, sizeof text, "%lu", pages);
+    REQUIRE(pwrite(file, text, (size_t)length, 0) == length, "%s", HUGE_SETTING);
+}
+
+/* Whether the file has a number. */
+static int huge_setting_read(int file, unsigned long *pages) {
+    char text[32] = "";
+    ssize_t length = pread(file, text, sizeof text - 1, 0);
+    *pages = strtoul(text, NULL, 10);
+    return length > 0;
+}
+
+/* What a killed run has left. The file is empty where nothing had been changed yet. */
+static void huge_setting_put_back(int file) {
+    unsigned long pages;
+    int left = open(HUGE_SETTING_BEFORE, O_RDONLY | O_CLOEXEC);
+    if (left < 0) return;
+    if (huge_setting_read(left, &pages)) huge_setting_write(file, pages);
+    REQUIRE(close(left) == 0 && unlink(HUGE_SETTING_BEFORE) == 0);
+}
+
+__attribute__((noreturn)) static void huge_setting_guard(int file, const int ends[2]) {
+    char byte;
+    setsid();
+    for (int fd = 0; fd < 3; fd++) close(fd);
+    close(ends[1]);
+    while (read(ends[0], &byte, 1) > 0) continue;
+    huge_setting_put_back(file);
+    _exit(0);
+}
+
+__attribute__((unused)) static struct huge_setting huge_setting_begin(void) {
+    struct huge_setting setting = {.file = open(HUGE_SETTING, O_RDWR | O_CLOEXEC)};
+    int ends[2];
+    REQUIRE(setting.file >= 0 && flock(setting.file, LOCK_EX) == 0, "%s", HUGE_SETTING);
+    huge_setting_put_back(setting.file);
+    REQUIRE(huge_setting_read(setting.file, &setting.before));
+    int left = open(HUGE_SETTING_BEFORE, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    REQUIRE(left >= 0, "%s", HUGE_SETTING_BEFORE);
+    huge_setting_write(left, setting.before);
+    REQUIRE(close(left) == 0 && pipe2(ends, O_CLOEXEC) == 0 && (setting.guard = fork()) >= 0);
+    if (setting.guard == 0) huge_setting_guard(setting.file, ends);
+    close(ends[0]);
+    setting.guards_pipe = ends[1];
+    return setting;
+}
+
+/* Keeps so many more aside than there were. */
+__attribute__((unused)) static void huge_setting_add(const struct huge_setting *setting, unsigned long pages) {
+    huge_setting_write(setting->file, setting->before + pages);
+}
+
+__attribute__((unused)) static void huge_setting_end(struct huge_setting setting) {
+    int status;
+    close(setting.guards_pipe);
+    REQUIRE(waitpid(setting.guard, &status, 0) == setting.guard && status == 0, "the guard of %s: %x", HUGE_SETTING, status);
+    REQUIRE(close(setting.file) == 0);
+}
