@@ -84,7 +84,7 @@ mod tests {
     use super::Watch;
 
     const PATIENCE: Duration = Duration::from_millis(200);
-    const LIMIT: Duration = Duration::from_secs(20);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
     fn who_stands_still_is_told() {
@@ -93,7 +93,12 @@ mod tests {
         let (told, heard) = mpsc::channel();
         let tell = move |threads: &str| told.send(threads.to_owned()).unwrap();
         let (release, released) = mpsc::channel::<()>();
-        runtime.spawn(async move { released.recv() });
+        let (begin, begun) = mpsc::channel();
+        runtime.spawn(async move {
+            begin.send(()).unwrap();
+            released.recv()
+        });
+        begun.recv().unwrap();
         let watch = Watch::with(runtime.handle().clone(), (Duration::from_millis(1), PATIENCE), tell).unwrap();
         let threads = heard.recv_timeout(LIMIT).expect("its only worker waits");
         assert!(threads.contains("1 worker S"), "{threads}");

@@ -382,7 +382,11 @@ mod tests {
             thread::sleep(Duration::from_millis(100));
             input.write_all(if is_orphan() { b"orphan" } else { b"owned" }).unwrap();
         };
-        assert_eq!(written_by_orphan(life), "orphan");
+        // On a busy machine it may be taken for one that does not end, or the owner be killed too late: that tells nothing.
+        const ATTEMPTS: usize = 20;
+        let outcomes = (0..ATTEMPTS).map(|_| written_by_orphan(life));
+        let others: Vec<String> = outcomes.take_while(|written| written != "orphan").collect();
+        assert!(others.len() < ATTEMPTS && others.iter().all(|other| !other.contains("orphan")), "{others:?}");
     }
 
     #[test]

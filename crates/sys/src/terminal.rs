@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(number_of_other_end(std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap(), None);
         // What is typed comes back as an echo, by a thread of the kernel.
         fd.write_all(b"typed").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while readiness(fd.as_fd()).unwrap().unread_bytes < 5 && Instant::now() < deadline {
             sleep(Duration::from_millis(1));
         }

@@ -58,7 +58,7 @@ mod tests {
     use crate::baseline::unified_group;
 
     /// For processes that nobody waits for to have ended.
-    const GONE_LIMIT: Duration = Duration::from_secs(20);
+    const GONE_LIMIT: Duration = Duration::from_secs(60);
 
     fn wait_until_gone(group: &Path) {
         let give_up = Instant::now() + GONE_LIMIT;

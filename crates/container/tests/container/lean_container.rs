@@ -220,7 +220,7 @@ fn a_container_that_is_to_have_limits_has_the_groups_for_them() {
     let node = Node::new();
     let pool = node.pool(1);
     let kind = ContainerSpec { limited: true, ..ContainerSpec::default() };
-    let container = pool.take(kind, Instant::now() + Duration::from_secs(20)).unwrap();
+    let container = pool.take(kind, Instant::now() + Duration::from_secs(60)).unwrap();
     until("another is ready", || pool.ready(kind) == 1);
     let limits = Limits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(500), tasks_max: Some(9) };
     container.cgroup().limit(&limits).unwrap();

@@ -29,7 +29,7 @@ pub(crate) fn catch() {
 
 /// Waits for a line in which all of these stand.
 pub(crate) fn wait_for(words: &[&str]) -> String {
-    let limit = Instant::now() + Duration::from_secs(20);
+    let limit = Instant::now() + Duration::from_secs(60);
     loop {
         let lines = String::from_utf8_lossy(&LINES.lock().unwrap()).into_owned();
         if let Some(line) = lines.lines().find(|line| words.iter().all(|word| line.contains(word))) {

@@ -17,8 +17,8 @@ use farfork_wire::descriptor::ExtentId;
 
 use crate::seed::{Seed, Seeds, key};
 
-/// What a busy machine may add to something that takes milliseconds.
-pub(crate) const BUSY_MACHINE: Duration = Duration::from_secs(3);
+/// What a busy machine may add to something that takes milliseconds: a hang guard.
+pub(crate) const BUSY_MACHINE: Duration = Duration::from_secs(30);
 /// What a test waits at most for something that comes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -1,4 +1,5 @@
-//! The pause, beside a fork() of the same process in the same run. `cargo test pause -- --nocapture` prints the table.
+//! The pause, beside a fork() of the same process in the same run: a matter of speed, and so one of the long tests.
+//! `cargo test pause -- --ignored --nocapture` prints the table.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -51,6 +52,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Phases {
 }
 
 #[test]
+#[ignore = "long: a busy machine has no time for it"]
 fn the_pause_is_that_of_a_fork_and_little_more() {
     let phases = Phases::default();
     let subscriber = tracing_subscriber::registry().with(phases.clone());

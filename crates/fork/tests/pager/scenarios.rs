@@ -57,8 +57,11 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_second_pager_is_refused", a_second_pager_is_refused),
     ("a_child_without_memory_is_killed_alone", a_child_without_memory_is_killed_alone),
     ("a_pager_that_nobody_can_reach_ends", a_pager_that_nobody_can_reach_ends),
-    ("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size),
 ];
+
+/// Those of `make test-long`: a busy machine has no time for them.
+pub(crate) const LONG: &[(&str, fn())] =
+    &[("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size)];
 
 fn strategy(unreachable: Duration) -> Strategy {
     Strategy { unreachable_limit: unreachable, ..Strategy::default() }

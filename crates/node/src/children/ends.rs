@@ -88,7 +88,7 @@ mod tests {
     use std::time::Duration;
     use tokio::time::timeout;
 
-    const LIMIT: Duration = Duration::from_secs(5);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn a_few_wait_for_the_thread_that_is_there_and_more_have_another() {

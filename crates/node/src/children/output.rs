@@ -190,7 +190,7 @@ mod tests {
     use tokio::sync::watch;
     use tokio::time::timeout;
 
-    const LIMIT: Duration = Duration::from_secs(5);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     fn ended() -> Status {
         Status::Ended(Ended { limit_met: None, exit: Exit::Code(0), unix_ms: 0, pager: None })

@@ -481,7 +481,7 @@ mod tests {
             panic!("while it is made");
         }));
         assert!(panicked.is_err());
-        tokio::time::timeout(Duration::from_secs(10), waiter).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), waiter).await.unwrap();
         assert!(
             !zygotes.is_unknown(&seed) && zygotes.reserve(&seed, Hatching::Asked).is_none(),
             "it is not tried again"

@@ -72,12 +72,16 @@ fn strangers_are_not_served_and_disturb_nobody() {
     let plain = Client::new(Box::new(TcpConnector::new(server.address())), true);
     for mut client in [client_of(&server, &stranger), plain] {
         let session = client.open(64).unwrap();
-        let deadline = Some(Instant::now() + Duration::from_millis(300));
-        let request = Outgoing { handler: ECHO, deadline, ..Outgoing::default() };
-        let ended = client.call(session, &request, Body::Copied(b"let me in"), |_| {});
-        let refused = |cause: &CallError| matches!(cause, CallError::Overdue | CallError::Incompatible(_));
-        assert!(matches!(&ended, Err(CallFailure::Call(cause)) if refused(cause)), "{ended:?}");
-        assert!(client.last_error().is_some());
+        let give_up = Instant::now() + Duration::from_secs(60);
+        // On a busy machine the time may be over before it was refused.
+        while client.last_error().is_none() {
+            assert!(Instant::now() < give_up, "it is not refused");
+            let deadline = Some(Instant::now() + Duration::from_millis(300));
+            let request = Outgoing { handler: ECHO, deadline, ..Outgoing::default() };
+            let ended = client.call(session, &request, Body::Copied(b"let me in"), |_| {});
+            let refused = |cause: &CallError| matches!(cause, CallError::Overdue | CallError::Incompatible(_));
+            assert!(matches!(&ended, Err(CallFailure::Call(cause)) if refused(cause)), "{ended:?}");
+        }
     }
     log::wait_for(&["ends a connection", "127.0.0.1", "it refuses this node's certificate"]);
     log::wait_for(&["ends a connection", "127.0.0.1", "does not speak TLS"]);
@@ -86,7 +90,7 @@ fn strangers_are_not_served_and_disturb_nobody() {
 
 /// Calls again and again until one fails; gives why the connection ended.
 fn call_until_refused(client: &mut Client, session: SessionKey) -> String {
-    let give_up = Instant::now() + Duration::from_secs(20);
+    let give_up = Instant::now() + Duration::from_secs(60);
     while client.last_error().is_none() {
         assert!(Instant::now() < give_up, "it is still served");
         let deadline = Some(Instant::now() + Duration::from_millis(500));

@@ -194,10 +194,18 @@ mod tests {
         seen.stopped(tid, registers.rsp, registers.rip).expect("it is where it was")
     }
 
-    /// A machine may be busy, so that a thread is late between two of its steps: the wait is held against the times around its begin.
+    /// A busy machine may make a wait younger, and never older: the best of several tells.
     #[test]
     fn a_wait_is_no_older_than_it_is_and_hardly_younger() {
+        const ATTEMPTS: usize = 50;
         const LATE_NS_MAX: u64 = 50_000_000;
+        let late_ns: Vec<u64> =
+            (0..ATTEMPTS).map(|_| how_late()).take_while(|late_ns| *late_ns > LATE_NS_MAX).collect();
+        assert!(late_ns.len() < ATTEMPTS, "each seems to have begun later than it was seen: {late_ns:?} ns");
+    }
+
+    /// By how much a wait seems to have begun later than it was seen. It never seems to have begun before the program.
+    fn how_late() -> u64 {
         const ROUNDING_NS: u64 = 1_000_000;
         let (mut sleeper, begun_ns, sleeps_ns) = sleeper();
         std::thread::sleep(Duration::from_millis(200));
@@ -210,7 +218,7 @@ mod tests {
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         assert!(entered_ns + ROUNDING_NS >= begun_ns, "begun at {begun_ns}, entered at {entered_ns}");
-        assert!(entered_ns <= sleeps_ns + LATE_NS_MAX, "entered at {entered_ns}, seen at {sleeps_ns}");
+        entered_ns.saturating_sub(sleeps_ns)
     }
 
     #[test]
