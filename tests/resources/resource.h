@@ -33,7 +33,7 @@
 #define PATH_BYTES_MAX 256
 
 /* How long something may take that happens by itself, on a busy machine. */
-#define PATIENCE_MS 20000
+#define PATIENCE_MS 40000
 
 static int is_child;
 static char directory[PATH_BYTES_MAX]; /* of the program's own, in which it may leave files */

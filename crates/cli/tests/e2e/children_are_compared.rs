@@ -68,6 +68,6 @@ fn refused(cluster: &Cluster) {
     cluster.first().json(&["unpause", &child.id]);
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     let ended = || cluster.first().json(&["inspect", &child.id])["state"] != "running";
-    crate::harness::deadline::until("the child ends", Duration::from_secs(20), || ended().then_some(()));
+    crate::harness::deadline::until("the child ends", Duration::from_secs(60), || ended().then_some(()));
     cluster.first().refused(&["inspect", &child.id, "--against", &parent.pid_text()]).names(&["it has ended"]);
 }

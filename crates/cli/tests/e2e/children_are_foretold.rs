@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::children_stand_by::in_containers;
 use crate::harness::{Cluster, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
+use crate::zygotes_are_forked::timely;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("of_each_next_seed", of_each_next_seed),
@@ -21,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For a zygote to stand, or to be gone.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(100);
 /// In which one would stand.
 const MOMENT: Duration = Duration::from_secs(1);
 /// Children that must have been foretold before it counts.
@@ -81,20 +82,24 @@ fn require_nothing_left(cluster: Cluster) {
 fn of_each_next_seed() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
-    let first = changing.seed(&cluster);
-    wait_for(&cluster, 0, "foretold", 1);
-    assert!(in_containers(&cluster, &changing.parent).is_empty(), "nobody can tell how it will be asked for");
-    changing.fork(&first, 1, &[]);
-    assert_eq!(cluster.told_of_zygotes(0, "foretold_used"), 1, "the first of all, too");
-    drop(first);
-    let mut rounds = 1;
+    let used = || cluster.told_of_zygotes(0, "foretold_used");
+    let mut rounds = 0;
     deadline::until("foretold children that stood by", SOON, || {
-        let seed = changing.seed(&cluster);
-        rounds += 1;
-        wait_for(&cluster, 0, "foretold", rounds);
-        thread::sleep(Duration::from_millis(100));
-        changing.fork(&seed, 100 + rounds, &[]);
-        assert_eq!(cluster.told_of_zygotes(0, "foretold_used"), rounds, "the first child is a copy");
+        let made = timely(|| {
+            let (seed, before) = (changing.seed(&cluster), used());
+            rounds += 1;
+            wait_for(&cluster, 0, "foretold", rounds);
+            if rounds == 1 {
+                assert!(
+                    in_containers(&cluster, &changing.parent).is_empty(),
+                    "nobody can tell how it will be asked for"
+                );
+            }
+            thread::sleep(Duration::from_millis(100));
+            changing.fork(&seed, 100 + rounds, &[]);
+            used() - before
+        });
+        assert_eq!(made, 1, "the first child is a copy, of the first seed of all, too");
         (cluster.told_of_zygotes(0, "stood_by") >= ENOUGH).then_some(())
     });
     // The one that is foretold may come later than the child that it is meant for.
@@ -134,11 +139,16 @@ fn nobody_asked() {
         assert_eq!(told, [0, made, 0], "not before there is another child");
         changing.fork(&not_again, made, &[]);
     }
-    let again = changing.seed(&cluster);
-    wait_for(&cluster, 0, "foretold", 3);
-    changing.fork(&again, 3, &[]);
-    assert_eq!(cluster.told_of_zygotes(0, "foretold_used"), 1);
-    drop((again, changing));
+    let mut made = 2;
+    let used = timely(|| {
+        let (again, before) = (changing.seed(&cluster), cluster.told_of_zygotes(0, "foretold_used"));
+        made += 1;
+        wait_for(&cluster, 0, "foretold", made);
+        changing.fork(&again, made, &[]);
+        cluster.told_of_zygotes(0, "foretold_used") - before
+    });
+    assert_eq!(used, 1);
+    drop(changing);
     require_nothing_left(cluster);
 }
 
@@ -162,23 +172,29 @@ fn many_at_once() {
     let parent = Parent::start(Program::Waits, &["16"]);
     let numbers: Vec<u64> = (1..=MANY).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
-    for round in 0..ENOUGH {
+    let mut rounds = 0;
+    let mut fan_out = || {
         let seed = Seed::of(cluster.first(), &parent);
+        rounds += 1;
         // Of the first one where it is.
-        [(0, round + 1), (1, round)].into_iter().for_each(|(node, count)| wait_for(&cluster, node, "foretold", count));
-        let before = both.map(|told| told(&cluster, "children"));
+        [(0, rounds), (1, rounds - 1)]
+            .into_iter()
+            .for_each(|(node, count)| wait_for(&cluster, node, "foretold", count));
+        let counts = || ["children", "foretold_used"].map(|what| both.map(|told| told(&cluster, what)));
+        let before = counts();
         let children = seed.fork_detached(&payloads, &["--to", &there]);
-        seed.check_answers(&parent, &children, &numbers);
-        if round > 0 {
-            let each = MANY / 2;
-            assert_eq!(
-                both.map(|told| told(&cluster, "children")),
-                before.map(|before| before + each),
-                "the first, too"
-            );
-        }
+        let now = counts();
+        (seed, children, [0, 1].map(|what| [0, 1].map(|node| now[what][node] - before[what][node])))
+    };
+    let check = |seed: &Seed, children: &[Started]| seed.check_answers(&parent, children, &numbers);
+    let (seed, children, _) = fan_out();
+    check(&seed, &children);
+    drop(seed);
+    for _ in 1..ENOUGH {
+        let (seed, children, made) = timely(&mut fan_out);
+        check(&seed, &children);
+        assert_eq!(made, [[MANY / 2; 2], [1; 2]], "each is a copy of what was foretold, the first, too");
     }
-    assert_eq!(both.map(|told| told(&cluster, "foretold_used")), [ENOUGH, ENOUGH - 1]);
     assert_eq!(both.map(|told| told(&cluster, "stood_by")), [0; 2], "none of a fan-out");
     drop(parent);
     require_nothing_left(cluster);
@@ -195,18 +211,22 @@ fn on_other_nodes() {
     changing.check(&cluster, &children, 1);
     drop(first);
     let mut rounds = 0;
+    let used = || cluster.told_of_zygotes(1, "foretold_used");
     deadline::until("foretold children that stood by", SOON, || {
-        let seed = changing.seed(&cluster);
-        rounds += 1;
-        wait_for(&cluster, 1, "foretold", rounds);
-        thread::sleep(Duration::from_millis(100));
-        let (payload, of_node) =
-            ([rounds.to_string()], |node| Seed::of_output(cluster.node(node), &seed.said.to_string()));
-        // Of the seed's node, or of the one that they run on.
-        let asked = of_node((rounds % 2) as usize);
-        let children = asked.fork_detached(&payload, &there);
-        changing.check(&cluster, &children, rounds);
-        assert_eq!(cluster.told_of_zygotes(1, "foretold_used"), rounds, "the first child is a copy");
+        let made = timely(|| {
+            let (seed, before) = (changing.seed(&cluster), used());
+            rounds += 1;
+            wait_for(&cluster, 1, "foretold", rounds);
+            thread::sleep(Duration::from_millis(100));
+            let (payload, of_node) =
+                ([rounds.to_string()], |node| Seed::of_output(cluster.node(node), &seed.said.to_string()));
+            // Of the seed's node, or of the one that they run on.
+            let asked = of_node((rounds % 2) as usize);
+            let children = asked.fork_detached(&payload, &there);
+            changing.check(&cluster, &children, rounds);
+            used() - before
+        });
+        assert_eq!(made, 1, "the first child is a copy");
         assert!(cluster.told_of_zygotes(1, "kept") <= 2, "no more than there may be");
         (cluster.told_of_zygotes(1, "stood_by") >= ENOUGH).then_some(())
     });
@@ -216,10 +236,13 @@ fn on_other_nodes() {
     let foretold = changing.seed(&cluster);
     wait_for(&cluster, 1, "foretold", rounds + 1);
     drop(foretold);
+    let used_before = used();
     let not_again = changing.seed(&cluster);
+    let are_gone = || (cluster.told_of_zygotes(1, "kept") == 0).then_some(());
+    deadline::until("it hears that the others are gone", SOON, are_gone);
     thread::sleep(MOMENT);
     let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.told_of_zygotes(1, what));
-    assert_eq!(told, [0, rounds + 1, rounds], "it hears that the others are gone");
+    assert_eq!(told, [0, rounds + 1, used_before], "not before there is another child");
     changing.fork(&not_again, 2, &[]);
     drop((not_again, changing));
     require_nothing_left(cluster);

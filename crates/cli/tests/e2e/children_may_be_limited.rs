@@ -10,7 +10,7 @@ use farfork_sys::pidfd;
 use farfork_sys::process::Stat;
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, deadline};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -29,6 +29,7 @@ const PARENT_MIB: &str = "128";
 
 const SIGKILL: i32 = 9;
 const SIGUSR2: i32 = 12;
+const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
 
 /// For a child that needs too much to be killed.
@@ -39,15 +40,20 @@ fn first_process_traced(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("tracing"), &[]);
     let seed = Seed::of(cluster.first(), &parent);
     let to = cluster.name(1);
+    let has_traced = |child: &Started| cluster.first().run(&["logs", &child.id]).stdout.contains("traced");
+    let is_over = |child: &Started| cluster.first().json(&["inspect", &child.id])["state"] == "exited";
+    // On a slow machine the time of one may be over before it has come to that.
     let start = |options: &[&str]| {
-        let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
         deadline::until("the first process stands still", END_LIMIT, || {
-            cluster.first().run(&["logs", &child.id]).stdout.contains("traced").then_some(())
-        });
-        child
+            let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
+            deadline::until("it traces, or its time is over", END_LIMIT, || {
+                (has_traced(&child) || is_over(&child)).then_some(())
+            });
+            has_traced(&child).then_some(child)
+        })
     };
     let end = |child: &Started| {
-        let waited = cluster.first().run(&["wait", "--timeout", "20s", &child.id]);
+        let waited = cluster.first().run(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
         format!("{}{}", waited.stdout, waited.stderr)
     };
     let timed = start(&["--timeout", "3s"]);
@@ -88,8 +94,13 @@ fn in_memory(cluster: &Cluster) {
 
 /// A child's process, and its container's own.
 fn process_and_init(child: &Started) -> [OwnedFd; 2] {
-    let init = Stat::read(child.pid).expect("it lives").parent;
-    [child.pid, init].map(|pid| pidfd::open(pid).expect("it lives"))
+    living_process_and_init(child).expect("it lives")
+}
+
+/// The same, where it has not ended by then.
+fn living_process_and_init(child: &Started) -> Option<[OwnedFd; 2]> {
+    let init = Stat::read(child.pid).ok()?.parent;
+    Some([pidfd::open(child.pid).ok()?, pidfd::open(init).ok()?])
 }
 
 /// Its container ends with it, before the next daemon comes.
@@ -172,10 +183,21 @@ fn in_time(cluster: &Cluster) {
 fn with_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
     let seed = Seed::of(cluster.first(), &parent);
-    let end = |options: &[&str], deed: &dyn Fn(&str)| {
+    // Where a slow machine is too late for that, the child's time was over before its container stood still.
+    let halted = |options: &[&str]| {
         let child = seed.fork_idle(1, options).remove(0);
-        let [process, init] = process_and_init(&child);
-        pidfd::send_signal(&init, SIGSTOP).expect("it lives");
+        let [process, init] = living_process_and_init(&child)?;
+        pidfd::send_signal(&init, SIGSTOP).ok()?;
+        if pidfd::wait_exit(&process, Duration::ZERO).expect("poll works") {
+            // It may have ended as well.
+            let _ = pidfd::send_signal(&init, SIGCONT);
+            return None;
+        }
+        Some((child, process, init))
+    };
+    let end = |options: &[&str], deed: &dyn Fn(&str)| {
+        let (child, process, init) =
+            deadline::until("a child whose container stands still", END_LIMIT, || halted(options));
         deed(&child.id);
         assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "it was not killed");
         pidfd::send_signal(&init, SIGKILL).expect("it stands still");
@@ -184,8 +206,8 @@ fn with_container(cluster: &Cluster) {
     };
     let asked = end(&[], &|id| drop(cluster.first().json(&["kill", "--signal", "KILL", id])));
     assert!(asked["signal"] == SIGKILL && asked["limit"].is_null(), "{asked}");
-    let overdue = end(&["--timeout", "200ms"], &|_| ());
-    assert!(overdue["signal"] == SIGKILL && overdue["limit"] == "it had run for its 200ms", "{overdue}");
+    let overdue = end(&["--timeout", "1s"], &|_| ());
+    assert!(overdue["signal"] == SIGKILL && overdue["limit"] == "it had run for its 1s", "{overdue}");
     parent.require_unharmed();
 }
 

@@ -128,8 +128,14 @@ fn killed(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let farfork = cluster.first();
     let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
-    let limited = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "2s"]).remove(0);
-    for child in children.iter().chain([&limited]) {
+    // On a slow machine its time may be over before it is paused: then there is another one.
+    let limited = deadline::until("a child with a time limit is paused", LIMIT, || {
+        let limited = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "2s"]).remove(0);
+        let paused = farfork.run(&["pause", &limited.id]);
+        assert!(paused.status.success() || paused.stderr.contains("it has ended"), "{}", paused.stderr);
+        paused.status.success().then_some(limited)
+    });
+    for child in &children {
         farfork.json(&["pause", &child.id]);
     }
     farfork.json(&["kill", "-s", "KILL", &children[0].id]);

@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// For a child to be where it serves, and for a port to be free again.
 const LIMIT: Duration = Duration::from_secs(60);
-const REQUEST_LIMIT: Duration = Duration::from_secs(20);
+const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 
 fn parent(kind: &str) -> Parent {
     Parent::start(Program::Situation("networks"), &[kind])

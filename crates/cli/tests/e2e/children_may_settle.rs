@@ -132,12 +132,15 @@ fn have_all(cluster: &Cluster) {
 fn in_background(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::of(cluster.first(), &parent);
-    let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &["--to", cluster.name(1)]);
+    // It touches nothing, and nothing else is fetched, however late a slow machine asks.
+    let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
+    let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();
     cluster.first().refused(&["settle", id, "--timeout", "1ms"]).names(&[id, "in time", "go on coming"]);
     deadline::until("the child has settled", SETTLED_LIMIT, || {
         (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
     });
+    cluster.first().json(&["unpause", id]);
     seed.let_end(&children);
     seed.check_answers(&parent, &children, &[55]);
     cluster.first().refused(&["settle", id]).names(&[id, "ended"]);

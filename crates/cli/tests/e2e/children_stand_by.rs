@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use farfork_sys::pidfd;
 use serde_json::Value;
 
 use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
@@ -20,9 +20,10 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For one to stand by, or to be gone.
-const SOON: Duration = Duration::from_secs(60);
-/// How long a child goes on that is looked at.
-const PAGING_MS: u64 = 1500;
+const SOON: Duration = Duration::from_secs(100);
+const SIGKILL: i32 = 9;
+/// For the next one to stand by, where one will: some milliseconds, where the machine has time.
+const STANDBY_WAIT: Duration = Duration::from_secs(2);
 /// Children that must have stood by before it counts.
 const ENOUGH: u64 = 4;
 /// Of a parent that nothing is to stand by of: so many children of others stood by as soon as they had a zygote.
@@ -37,13 +38,25 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     all.into_iter().filter(|pid| groups(*pid).contains("/pool-")).collect()
 }
 
-/// Forks children one by one, each of which must answer rightly, until one stands by, which is given.
+/// Forks children one by one, each of which must answer rightly, until one stands by, which is given. Each has time to be made: whoever
+/// is asked for at once becomes the child itself.
 fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
     deadline::until("a child stands by", SOON, || {
         number += 1;
         seed.fork_and_check(parent, number, &[]);
-        in_containers(cluster, parent).pop()
+        deadline::within(STANDBY_WAIT, || in_containers(cluster, parent).pop())
+    })
+}
+
+/// Kills one that stands by. It may go by itself before that: then there is another one.
+fn kill_one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
+    deadline::until("one that stands by is killed", SOON, || {
+        let pid = one_that_stands_by(cluster, parent, seed);
+        let process = pidfd::open(pid).ok()?;
+        // Its number is not another's by now.
+        let stands_by = in_containers(cluster, parent).contains(&pid);
+        (stands_by && pidfd::send_signal(&process, SIGKILL).is_ok()).then_some(pid)
     })
 }
 
@@ -90,8 +103,7 @@ fn nobody_asks() {
     let mut parent = Parent::start(Program::Waits, &["8"]);
     let seed = Seed::of(cluster.first(), &parent);
 
-    let killed = one_that_stands_by(&cluster, &parent, &seed);
-    kill_process(Pid::from_raw(killed).expect("a process id"), Signal::KILL).expect("it stands by");
+    let killed = kill_one_that_stands_by(&cluster, &parent, &seed);
     require_gone(killed, "the one that was killed is gone");
     seed.fork_and_check(&parent, 1, &[]);
 
@@ -134,19 +146,21 @@ fn files_of_now() {
     make("before");
     let parent = Parent::start_command(Program::Situation("paging").command().arg("8").current_dir(&current));
     let seed = Seed::of(cluster.first(), &parent);
-    let page = |number: u64, ms: u64| seed.fork_detached(&[format!("{number} {ms}")], &[]);
+    let page = |number: u64, how: &str| seed.fork_detached(&[format!("{number} 1 {how}")], &[]);
     let mut number = 0;
     deadline::until("one stood by, and the next one does", SOON, || {
         number += 1;
-        seed.check_answers(&parent, &page(number, 1), &[number]);
+        seed.check_answers(&parent, &page(number, ""), &[number]);
         let has_stood_by = cluster.told_of_zygotes(0, "stood_by") > 0;
-        (has_stood_by && !in_containers(&cluster, &parent).is_empty()).then_some(())
+        let stands_by = deadline::within(STANDBY_WAIT, || in_containers(&cluster, &parent).pop()).is_some();
+        (has_stood_by && stands_by).then_some(())
     });
     fs::rename(&current, &former).expect("the temporary directory can be written");
     make("after");
-    let children = page(number + 1, PAGING_MS);
+    let children = page(number + 1, "held");
     let word = fs::read_to_string(format!("/proc/{}/cwd/word", children[0].pid)).expect("it runs");
     assert_eq!(word, "after");
+    seed.let_end(&children);
     seed.check_answers(&parent, &children, &[number + 1]);
 }
 

@@ -29,7 +29,7 @@ const DEATHS_OF_ALL: &[&[OwnProcess]] = &[
 ];
 
 /// For a pager to be there again, or not.
-const REPLACEMENT_LIMIT: Duration = Duration::from_secs(10);
+const REPLACEMENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Deaths that leave one of those that hold descriptors, on the children's node.
 const DEATHS: &[&[OwnProcess]] = &[
@@ -49,6 +49,8 @@ const FORKING_MOMENT: Duration = Duration::from_millis(400);
 
 /// How long each child goes on touching memory.
 const PAGING_MS: u64 = 3000;
+/// The same of one that is to miss some of it in the end: however late a slow machine is with what happens to it. It ends long before.
+const MISSING_MS: u64 = 60_000;
 /// Well into it.
 const MOMENT: Duration = Duration::from_millis(800);
 /// So much memory that no readahead has fetched it all by then: the children begin slowly.
@@ -76,11 +78,15 @@ struct Paging {
 
 impl Paging {
     fn start() -> Self {
+        Self::start_for(PAGING_MS)
+    }
+
+    fn start_for(paging_ms: u64) -> Self {
         let cluster = Cluster::start(2);
         let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
         let seed = Seed::of(cluster.first(), &parent);
         let payloads: Vec<String> =
-            NUMBERS.iter().zip(HOW).map(|(number, how)| format!("{number} {PAGING_MS} {how}")).collect();
+            NUMBERS.iter().zip(HOW).map(|(number, how)| format!("{number} {paging_ms} {how}")).collect();
         let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
         thread::sleep(MOMENT);
         Self { cluster, parent, seed, children }
@@ -135,7 +141,7 @@ fn daemon_of_children() {
 }
 
 fn daemon_of_parent() {
-    let mut paging = Paging::start();
+    let mut paging = Paging::start_for(MISSING_MS);
     paging.cluster.kill_daemon(0);
     paging.require_verdict();
     paging.cluster.restart_daemon(0);
@@ -149,7 +155,7 @@ fn daemon_of_parent() {
 }
 
 fn dropped_seed() {
-    let mut paging = Paging::start();
+    let mut paging = Paging::start_for(MISSING_MS);
     paging.cluster.first().json(&["drop", "--force", paging.seed.id()]);
     paging.require_verdict();
     paging.stop();

@@ -2,7 +2,7 @@
 //! writes stays its own unless a path is shared or bound.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -66,13 +66,17 @@ fn signals(cluster: &Cluster) {
     // Its input stays open, so that it waits there.
     let mut child = cluster.first().command(&arguments).stdin(Stdio::piped()).spawn().expect("the binary");
     let stdin = child.stdin.take();
-    deadline::until("the child runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 1).then_some(()));
-    std::thread::sleep(Duration::from_millis(300));
+    let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut said = String::new();
+    while !said.contains("child 13\n") {
+        assert!(stdout.read_line(&mut said).expect("a pipe") > 0, "it ends too soon: {said}");
+    }
     let pidfd = farfork_sys::pidfd::open(child.id().cast_signed()).expect("our own child");
     farfork_sys::pidfd::send_signal(&pidfd, 15).expect("our own child");
     let ended = deadline::wait_with_output(child, "a terminated child", ATTACHED_LIMIT);
     drop(stdin);
-    assert_eq!(without_ticks(&ended.stdout), "child 13\nterminated\n", "{}", ended.stderr);
+    stdout.read_to_string(&mut said).expect("a pipe");
+    assert_eq!(without_ticks(&said), "child 13\nterminated\n", "{}", ended.stderr);
     assert_eq!(ended.status.code(), Some(7));
 }
 

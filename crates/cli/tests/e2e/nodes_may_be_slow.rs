@@ -19,7 +19,7 @@ const SLOW_LINK: [&str; 7] = ["tbf", "rate", "32mbit", "burst", "64kb", "latency
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 /// For a daemon that stood still to say so.
-const TOLD_LIMIT: Duration = Duration::from_secs(20);
+const TOLD_LIMIT: Duration = Duration::from_secs(60);
 
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;

@@ -11,9 +11,14 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_next_childs_pages_cross_no_network", next_child_asks_nobody),
     Test::shared("and_leave_with_their_seed", dropped_seeds_leave),
-    Test::shared("a_recorded_set_spares_nine_faults_in_ten", recorded_sets_spare_faults),
+    Test::shared("a_recorded_set_spares_nine_faults_in_ten", |cluster| {
+        recorded_sets_spare_faults(cluster, child_with_set)
+    }),
+    Test::shared("also_where_nobody_waits_for_it", |cluster| recorded_sets_spare_faults(cluster, child_at_once)).long(),
     Test::shared("also_one_that_was_recorded_by_default", default_sets_spare_faults),
-    Test::shared("and_is_handed_on_to_the_next_seed", sets_are_handed_on),
+    Test::shared("and_is_handed_on_to_the_next_seed", |cluster| sets_are_handed_on(cluster, child_with_set)),
+    Test::shared("and_handed_on_where_nobody_waits_for_it", |cluster| sets_are_handed_on(cluster, child_at_once))
+        .long(),
     Test::shared("a_node_is_warmed_up_before_its_first_child", nodes_are_warmed_up),
     Test::alone("within_a_limit_and_whoever_dies", within_a_limit),
 ];
@@ -46,6 +51,28 @@ impl Counted {
     fn get(&self, name: &str) -> u64 {
         self.0[name].as_u64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
     }
+}
+
+/// How a child begins that a set is known for: the seed, the child's number, its node, and how many pages the set has.
+type Begin = fn(&Cluster, &Parent, &Seed, u64, usize, u64) -> Counted;
+
+/// It stands still until its set has come: how soon that is, is not asked here.
+fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, set: u64) -> Counted {
+    let options = ["--to", cluster.name(node), "--paused"];
+    let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
+    let mut before = 0;
+    deadline::until("the set, but for what is on trial", SOON, || {
+        let had = std::mem::replace(&mut before, Counted::of(cluster, &children[0]).get("pages_fetched"));
+        (had == before && before >= set - set / 16).then_some(())
+    });
+    cluster.first().json(&["unpause", &children[0].id]);
+    seed.check_answers(parent, &children, &[number]);
+    Counted::of(cluster, &children[0])
+}
+
+/// It goes on at once. That the set comes before it, is a matter of speed.
+fn child_at_once(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, _set: u64) -> Counted {
+    child(cluster, parent, seed, number, &["--to", cluster.name(node)])
 }
 
 /// A number of what a node keeps.
@@ -88,18 +115,17 @@ fn dropped_seeds_leave(cluster: &Cluster) {
     assert_eq!((cache(cluster, 1, "bytes"), cache(cluster, 1, "seeds")), (0, 0));
 }
 
-fn recorded_sets_spare_faults(cluster: &Cluster) {
+fn recorded_sets_spare_faults(cluster: &Cluster, begin: Begin) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::of(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 65, &["--to", cluster.name(1), "--strategy", "cow"]);
     let faults = first.get("faults_missing");
     assert!(faults >= PAGES, "{}", first.0);
-    wait_for_set(cluster, &seed, faults);
-    let next = child(cluster, &parent, &seed, 66, &["--to", cluster.name(2)]);
+    let set = wait_for_set(cluster, &seed, faults) / PAGE_BYTES;
+    let next = begin(cluster, &parent, &seed, 66, 2, set);
     assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
 }
 
-/// It stands still until its set has come: how soon that is, is not asked here.
 fn default_sets_spare_faults(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::of(cluster.first(), &parent);
@@ -108,21 +134,12 @@ fn default_sets_spare_faults(cluster: &Cluster) {
     let none_in_vain = || (cluster.told_of_zygotes(0, "kept") == 0).then_some(());
     deadline::until("no zygote that knows nothing of it", SOON, none_in_vain);
     for (number, node) in [(78, 2), (79, 0)] {
-        let options = ["--to", cluster.name(node), "--paused"];
-        let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
-        let next = || Counted::of(cluster, &children[0]);
-        let mut before = 0;
-        deadline::until("the set, but for what is on trial", SOON, || {
-            let had = std::mem::replace(&mut before, next().get("pages_fetched"));
-            (had == before && before >= set - set / 16).then_some(())
-        });
-        cluster.first().json(&["unpause", &children[0].id]);
-        seed.check_answers(&parent, &children, &[number]);
-        assert!(10 * next().get("faults_missing") <= first.get("faults_missing"), "{}\n{}", first.0, next().0);
+        let next = child_with_set(cluster, &parent, &seed, number, node, set);
+        assert!(10 * next.get("faults_missing") <= first.get("faults_missing"), "{}\n{}", first.0, next.0);
     }
 }
 
-fn sets_are_handed_on(cluster: &Cluster) {
+fn sets_are_handed_on(cluster: &Cluster, begin: Begin) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::of(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 69, &["--to", cluster.name(1), "--strategy", "cow"]);
@@ -133,7 +150,7 @@ fn sets_are_handed_on(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let told = cluster.first().json(&["inspect", seed.id()]);
     assert_eq!(told["working_set_bytes"].as_u64(), Some(set_bytes), "{told}");
-    let next = child(cluster, &parent, &seed, 70, &["--to", cluster.name(2)]);
+    let next = begin(cluster, &parent, &seed, 70, 2, set_bytes / PAGE_BYTES);
     assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
     let alone = child(cluster, &parent, &seed, 76, &["--to", cluster.name(2), "--strategy", "cow"]);
     assert!(alone.get("faults_missing") >= PAGES, "{}", alone.0);

@@ -1,5 +1,5 @@
-//! The parent runs on unharmed: its output shows no gap above the pause that prepare tells, it never notices an
-//! interrupted wait, and none of farfork's marks stay on it.
+//! The parent runs on unharmed: it never notices an interrupted wait, and none of farfork's marks stay on it. That its output shows no
+//! gap above the pause that prepare tells, and that no wait lasts longer than its limit, is a matter of speed: the long tests show it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,23 +9,38 @@ use std::time::{Duration, Instant};
 use farfork_sys::pidfd;
 use farfork_sys::process::Status;
 
-use crate::harness::{Cluster, Parent, Program, Seed, appearance};
+use crate::harness::programs::sources;
+use crate::harness::{Cluster, Parent, Program, Seed, appearance, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("a_c_program_ticks_on", |cluster| check_gap(cluster, Program::Waits, &["32"])),
-    Test::shared("a_cpp_program_ticks_on", |cluster| check_gap(cluster, Program::Threads, &["32"])),
-    Test::shared("a_go_program_ticks_on", |cluster| check_gap(cluster, Program::Goroutines, &["32"])),
-    Test::shared("python_ticks_on", |cluster| check_gap(cluster, Program::Arrays, &["32"])),
+    Test::shared("a_c_program_ticks_on", |cluster| ticks_on(cluster, Program::Waits)),
+    Test::shared("a_cpp_program_ticks_on", |cluster| ticks_on(cluster, Program::Threads)),
+    Test::shared("a_go_program_ticks_on", |cluster| ticks_on(cluster, Program::Goroutines)),
+    Test::shared("python_ticks_on", |cluster| ticks_on(cluster, Program::Arrays)),
+    Test::shared("no_gap_exceeds_the_pause", |cluster| {
+        PROGRAMS.into_iter().for_each(|program| check_gap(cluster, program))
+    })
+    .long(),
+    Test::shared("no_refusal_stops_it_for_long", refusals_are_short).long(),
     Test::shared("it_gets_no_strange_child", no_strange_child),
     Test::shared("it_is_as_before", as_before),
     Test::shared("it_feeds_children_while_it_runs", feeds_children_while_it_runs),
-    Test::shared("waits_see_no_stop", |cluster| waits_see_no_stop(cluster, PREPARES_BESIDE_WAITS)),
-    Test::shared("waits_see_none_of_many_stops", |cluster| waits_see_no_stop(cluster, MANY_PREPARES)).long(),
-    Test::shared("waits_of_a_child_have_the_time_that_was_left", waits_of_a_child),
-    Test::alone("waits_see_no_killed_daemon", waits_see_no_killed_daemon),
+    Test::shared("waits_see_no_stop", |cluster| waits_see_no_stop(cluster, PREPARES_BESIDE_WAITS, &[])),
+    Test::shared("waits_see_none_of_many_stops", |cluster| waits_see_no_stop(cluster, MANY_PREPARES, &[WAIT_SLACK_MS]))
+        .long(),
+    Test::shared("waits_of_a_child_go_on", |cluster| waits_of_a_child(cluster, &[])),
+    Test::shared("waits_of_a_child_have_the_time_that_was_left", |cluster| waits_of_a_child(cluster, &[WAIT_SLACK_MS]))
+        .long(),
+    Test::alone("waits_see_no_killed_daemon", || waits_see_no_killed_daemon(&[])),
+    Test::alone("waits_see_no_killed_daemon_and_end_in_time", || waits_see_no_killed_daemon(&[WAIT_SLACK_MS])).long(),
     Test::shared("waits_that_are_not_kept_exactly_are_named", inexact_waits),
 ];
+
+const PROGRAMS: [Program; 4] = [Program::Waits, Program::Threads, Program::Goroutines, Program::Arrays];
+
+/// Of memory that each of them has.
+const PROGRAM_MIB: &str = "32";
 
 /// Ticks that show how regular the parent is without farfork.
 const BASELINE_TICKS: usize = 150;
@@ -44,14 +59,32 @@ const MANY_PREPARES: usize = 300;
 const KILLED_PREPARES: u32 = 12;
 const KILL_STEP: Duration = Duration::from_micros(60);
 /// For a thread to be stopped.
-const STOP_LIMIT: Duration = Duration::from_secs(20);
+const STOP_LIMIT: Duration = Duration::from_secs(60);
 const SIGKILL: i32 = 9;
 
 /// A busy machine makes a gap between two ticks longer, and never shorter: the best of so many prepares tells.
 const PREPARES_MAX: usize = 8;
 
-fn check_gap(cluster: &Cluster, program: Program, arguments: &[&str]) {
-    let mut parent = Parent::start(program, arguments);
+/// Prepares of a parent of which only the ticks are looked at.
+const PREPARES_BESIDE_TICKS: usize = 3;
+
+/// Longest that a process may stand still for nothing.
+const REFUSAL_STOP_MAX: Duration = Duration::from_millis(100);
+const REFUSAL_TICKS: usize = 40;
+
+/// It ticks after each prepare as before, and finds nothing wrong with itself.
+fn ticks_on(cluster: &Cluster, program: Program) {
+    let mut parent = Parent::start(program, &[PROGRAM_MIB]);
+    for _ in 0..PREPARES_BESIDE_TICKS {
+        let seed = Seed::of(cluster.first(), &parent);
+        assert!(!seed.pause().is_zero(), "prepare tells the pause");
+        parent.wait_for_ticks(BASELINE_TICKS);
+    }
+    parent.require_unharmed();
+}
+
+fn check_gap(cluster: &Cluster, program: Program) {
+    let mut parent = Parent::start(program, &[PROGRAM_MIB]);
     parent.wait_for_ticks(BASELINE_TICKS);
     let baseline = parent.longest_gap_since(0);
     let mut gap_above_pause = || {
@@ -67,6 +100,35 @@ fn check_gap(cluster: &Cluster, program: Program, arguments: &[&str]) {
     });
     assert!(is_short, "gaps above those of the pauses: {gaps:?}, with gaps of {baseline:?} before");
     parent.require_unharmed();
+}
+
+/// Each program that is refused (`processes_are_carried_whole`), by the shortest of several stops.
+fn refusals_are_short(cluster: &Cluster) {
+    let directory = sources().join("../../../../tests/resources");
+    let names = fs::read_dir(directory).expect("the sources can be read").flatten().map(|entry| entry.path());
+    let names = names.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("refused_")).collect();
+    names.sort();
+    assert!(!names.is_empty());
+    for name in names {
+        let files = scratch::directory();
+        let (own, told) = (files.path().join("own"), files.path().join("told"));
+        fs::create_dir(&own).expect("a scratch directory can be written");
+        let arguments = [own.to_string_lossy(), told.to_string_lossy()];
+        let program = Program::Whole(name.clone().leak());
+        let mut parent = Parent::start(program, &arguments.each_ref().map(|argument| &**argument));
+        parent.wait_for_ticks(REFUSAL_TICKS);
+        let baseline = parent.longest_gap_since(0);
+        let mut gap_of_a_stop = || {
+            let mark = parent.ticks_count();
+            cluster.first().refused(&["prepare", &parent.pid_text()]);
+            parent.wait_for_ticks(REFUSAL_TICKS);
+            parent.longest_gap_since(mark)
+        };
+        let mut gaps = (0..PREPARES_MAX).map(|_| gap_of_a_stop());
+        let is_short = gaps.any(|gap| gap <= REFUSAL_STOP_MAX + baseline);
+        assert!(is_short, "{name}: {PREPARES_MAX} stops of more than {REFUSAL_STOP_MAX:?}, with gaps of {baseline:?}");
+    }
 }
 
 /// The template is a child of the parent for the kernel: while the seed lives it must not show in a wait, and
@@ -104,9 +166,10 @@ fn feeds_children_while_it_runs(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A thread in each kind of wait: none sees EINTR, and none lasts longer than its limit, however often it is interrupted.
-fn waits_see_no_stop(cluster: &Cluster, prepares: usize) {
-    let mut parent = Parent::start(Program::Situation("time_limits"), &["400", WAIT_SLACK_MS]);
+/// A thread in each kind of wait: however often it is interrupted, none sees EINTR, none is shorter than its limit, and each ends. With a
+/// slack, none is longer than its limit and that.
+fn waits_see_no_stop(cluster: &Cluster, prepares: usize, slack: &[&str]) {
+    let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
     for _ in 0..prepares {
         parent.wait_for_ticks(1);
         drop(Seed::of(cluster.first(), &parent));
@@ -115,8 +178,9 @@ fn waits_see_no_stop(cluster: &Cluster, prepares: usize) {
     parent.require_unharmed();
 }
 
-fn waits_of_a_child(cluster: &Cluster) {
-    let mut parent = Parent::start(Program::Situation("time_limits"), &["1500", WAIT_SLACK_MS]);
+/// Its waits have the right results and end; with a slack, those that the fork interrupted have the time that was left.
+fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
+    let mut parent = Parent::start(Program::Situation("time_limits"), &[&["1500"], slack].concat());
     parent.wait_for_ticks(BASELINE_TICKS);
     let seed = Seed::of(cluster.first(), &parent);
     seed.fork_and_check(&parent, 41, &["--to", cluster.name(1)]);
@@ -125,9 +189,9 @@ fn waits_of_a_child(cluster: &Cluster) {
 }
 
 /// The daemon is killed as soon as the parent is seen to be traced, or a little later.
-fn waits_see_no_killed_daemon() {
+fn waits_see_no_killed_daemon(slack: &[&str]) {
     let cluster = Cluster::start(1);
-    let mut parent = Parent::start(Program::Situation("time_limits"), &["400", WAIT_SLACK_MS]);
+    let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
     parent.wait_for_ticks(BASELINE_TICKS);
     for round in 0..KILLED_PREPARES {
         let daemon = pidfd::open(cluster.daemon_pid(0)).expect("the daemon lives");

@@ -47,8 +47,9 @@ const REFUSALS_OF_TWO: [&str; 2] =
     ["(seccomp) that it may not install any more", "it has a lease (F_SETLEASE) of a file of user"];
 
 const AT_ONCE: usize = 3;
-const PROGRAM_LIMIT: Duration = Duration::from_secs(60);
-const COVERAGE_LIMIT: Duration = Duration::from_secs(120);
+const PROGRAM_LIMIT: Duration = Duration::from_secs(100);
+/// Two hundred actions and more are traced call by call: within the limit of a test.
+const COVERAGE_LIMIT: Duration = Duration::from_secs(280);
 const REPORTS_MAX: usize = 30;
 
 /// The actions that `calls.c` knows, in its order.

@@ -4,12 +4,11 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Cluster, Parent, Program, Seed, programs, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, programs, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -35,8 +34,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("without_a_daemon", no_daemon),
 ];
 
-/// A target that never stops costs prepare its own time limit, no more.
-const REFUSAL_LIMIT: Duration = Duration::from_secs(10);
+/// Hang guard: a target that never stops costs prepare its own time limit, no more.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(30);
+
+/// For a control group to stand still.
+const FROZEN_LIMIT: Duration = Duration::from_secs(60);
 
 fn unknown_node(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
@@ -274,7 +276,11 @@ impl Freezer {
         let freezer = Self { group, home: root.into(), switch: (switch, off), pid: parent.pid_text() };
         fs::write(freezer.group.join("cgroup.procs"), &freezer.pid).expect("the parent can be moved");
         fs::write(freezer.group.join(switch), on).expect("the group can be frozen");
-        thread::sleep(Duration::from_millis(50));
+        let state = if on == "1" { ("cgroup.events", "frozen 1") } else { (switch, on) };
+        deadline::until("the group is frozen", FROZEN_LIMIT, || {
+            let told = fs::read_to_string(freezer.group.join(state.0)).ok()?;
+            told.lines().any(|line| line == state.1).then_some(())
+        });
         freezer
     }
 }

@@ -16,13 +16,13 @@ use super::programs::Program;
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Between two ticks of a parent that lives, however busy the machine is.
-const TICK_LIMIT: Duration = Duration::from_secs(20);
+const TICK_LIMIT: Duration = Duration::from_secs(60);
 
 /// Between the end of a parent and its last words, which a thread of ours reads.
-const LAST_WORDS_LIMIT: Duration = Duration::from_secs(20);
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(60);
 
-/// For a parent to end: it may look at itself first, for which programs have a patience of 20 s each time they wait.
-const END_LIMIT: Duration = Duration::from_secs(60);
+/// For a parent to end: it may look at itself first, for which programs have a patience of 40 s each time they wait.
+const END_LIMIT: Duration = Duration::from_secs(100);
 
 /// What a parent has said so far.
 #[derive(Default)]

@@ -17,7 +17,7 @@ const FILE_BYTES: usize = 300_000;
 const WORKERS_COUNT: usize = 2;
 
 /// To start workers and let old ones end, on a busy machine.
-const RELOAD_LIMIT: Duration = Duration::from_secs(30);
+const RELOAD_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn alone(cluster: &Cluster) {
     serve(cluster, "master_process off;", |_, _, _| {});

@@ -17,7 +17,7 @@ const ACCOUNTS_COUNT: usize = 20_000;
 const CLIENTS_COUNT: &str = "4";
 
 /// To connect and begin, on a busy machine.
-const MOVED_LIMIT: Duration = Duration::from_secs(30);
+const MOVED_LIMIT: Duration = Duration::from_secs(60);
 
 /// From one account to another, so that nothing is lost where a move is whole.
 const MOVE: &str = "\\set from random(1, 20000)\n\\set to random(1, 20000)\nBEGIN;\n\
