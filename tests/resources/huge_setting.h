@@ -23,6 +23,7 @@ struct huge_setting {
     unsigned long before;
 };
 
+/* From the beginning of the file: a write that begins elsewhere is ignored (proc_sys_kernel(5), sysctl_writes_strict). */
 static void huge_setting_write(int file, unsigned long pages) {
     char text[32];
     int length = snprintf(text, sizeof text, "%lu", pages);
@@ -46,13 +47,14 @@ static void huge_setting_put_back(int file) {
     REQUIRE(close(left) == 0 && unlink(HUGE_SETTING_BEFORE) == 0);
 }
 
-__attribute__((noreturn)) static void huge_setting_guard(int file, const int ends[2]) {
+__attribute__((noreturn)) static void huge_setting_guard(int file, unsigned long before, const int ends[2]) {
     char byte;
     setsid();
     for (int fd = 0; fd < 3; fd++) close(fd);
     close(ends[1]);
     while (read(ends[0], &byte, 1) > 0) continue;
-    huge_setting_put_back(file);
+    huge_setting_write(file, before);
+    unlink(HUGE_SETTING_BEFORE);
     _exit(0);
 }
 
@@ -66,7 +68,7 @@ __attribute__((unused)) static struct huge_setting huge_setting_begin(void) {
     REQUIRE(left >= 0, "%s", HUGE_SETTING_BEFORE);
     huge_setting_write(left, setting.before);
     REQUIRE(close(left) == 0 && pipe2(ends, O_CLOEXEC) == 0 && (setting.guard = fork()) >= 0);
-    if (setting.guard == 0) huge_setting_guard(setting.file, ends);
+    if (setting.guard == 0) huge_setting_guard(setting.file, setting.before, ends);
     close(ends[0]);
     setting.guards_pipe = ends[1];
     return setting;
