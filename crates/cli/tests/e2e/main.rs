@@ -2,8 +2,8 @@
 //! their own clusters, and may run beside a user's.
 //!
 //! A file is a sentence that the tests in it show. `harness` has what they stand on, `../programs` the programs that
-//! are forked. The runner is libtest's twin, with a `main` of our own, because a cluster that several tests share must
-//! be taken down after the last of them, and must leave nothing.
+//! are forked. `runner` runs the tests in control groups, because what they start must end with them, whatever happens. The
+//! arguments are those of libtest.
 #![forbid(unsafe_code)]
 
 mod benchmarks_run;
@@ -58,18 +58,21 @@ mod refusals_are_named;
 mod resources_are_restored;
 mod results_are_kept;
 mod roots_are_used_again;
+mod runner;
+mod runs_are_contained;
 mod seeds_live_while_needed;
 mod seeds_may_be_sealed;
 mod strategies_are_what_they_say;
 mod test;
 mod zygotes_are_forked;
 
+use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use libtest_mimic::Arguments;
 
-use test::{SharedCluster, Test};
+use runner::{Selection, WORKER_ARGUMENT, self_test};
+use test::Test;
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
 const SENTENCES: &[(&str, &[Test])] = &[
@@ -128,35 +131,67 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("strategies_are_what_they_say", strategies_are_what_they_say::TESTS),
     ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
+    ("runs_are_contained", runs_are_contained::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
 
 fn main() -> ExitCode {
-    test::close_inherited_descriptors();
-    let mut arguments = Arguments::from_args();
-    // One after the other: they measure pauses, and there may be two cores.
-    arguments.test_threads.get_or_insert(1);
-    let shared = Arc::new(SharedCluster::default());
-    let trials = SENTENCES.iter().flat_map(|(sentence, tests)| {
-        let shared = &shared;
-        tests.iter().map(move |test| test.trial(sentence, shared))
-    });
-    let trials = trials.collect();
-    if !arguments.list {
-        test::require_root();
+    close_inherited_descriptors();
+    let sentences = if self_test::is_running() { self_test::SENTENCES } else { SENTENCES };
+    let mut own_arguments = std::env::args_os().skip(1);
+    if own_arguments.next().is_some_and(|first| first == WORKER_ARGUMENT) {
+        let socket = own_arguments.next().expect("the supervisor names its socket");
+        return runner::work(Path::new(&socket), |name| find(sentences, name));
     }
-    let conclusion = libtest_mimic::run(&arguments, trials);
+    let arguments = Arguments::from_args();
+    if arguments.list {
+        let trials = named_tests(sentences).map(|(sentence, test)| test.trial(sentence)).collect();
+        return libtest_mimic::run(&arguments, trials).exit_code();
+    }
+    require_root();
     tell_left_out(&arguments);
-    let remains = shared.stop();
-    for remnant in &remains {
-        eprintln!("left behind by the shared cluster: {remnant}");
+    // One after the other: they measure pauses, and there may be two cores.
+    runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(1), &self_test::settings())
+}
+
+/// Tests with the names of their sentences.
+fn named_tests(
+    sentences: &'static [(&'static str, &'static [Test])],
+) -> impl Iterator<Item = (&'static str, &'static Test)> {
+    sentences.iter().flat_map(|(sentence, tests)| tests.iter().map(move |test| (*sentence, test)))
+}
+
+fn find(sentences: &'static [(&'static str, &'static [Test])], name: &str) -> Option<&'static Test> {
+    named_tests(sentences).find(|(sentence, test)| test.full_name(sentence) == name).map(|(_, test)| test)
+}
+
+/// Those that the arguments ask for.
+fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arguments) -> Vec<Selection> {
+    let has_long = arguments.ignored || arguments.include_ignored;
+    let wanted = named_tests(sentences)
+        .filter(|(sentence, test)| (has_long || !test.is_long()) && !arguments.is_filtered_out(&test.trial(sentence)));
+    wanted.map(|(sentence, test)| Selection { name: test.full_name(sentence), test }).collect()
+}
+
+/// Ends the run at once, with the reason, where these tests cannot run: none of them is skipped in silence.
+fn require_root() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!(
+            "the end-to-end tests need root: they stop processes, and make namespaces, mounts and control groups"
+        );
+        std::process::exit(1);
     }
-    if remains.is_empty() { conclusion.exit_code() } else { ExitCode::FAILURE }
+}
+
+/// Whoever started this run may have left descriptors open, such as the pipe of a job server. Parents would inherit them,
+/// and be refused for them.
+fn close_inherited_descriptors() {
+    farfork_sys::fork::close_all_but(&[0, 1, 2]).expect("/proc/self/fd can be read");
 }
 
 /// A run of everything says how many long tests it left out, and how to run them: none is skipped in silence.
 fn tell_left_out(arguments: &Arguments) {
-    let is_everything = arguments.filter.is_none() && !arguments.list;
+    let is_everything = arguments.filter.is_none();
     if is_everything && !arguments.ignored && !arguments.include_ignored {
         let count = SENTENCES.iter().flat_map(|(_, tests)| *tests).filter(|test| test.is_long()).count();
         println!("{count} long tests were left out: `make test-long` runs them\n");

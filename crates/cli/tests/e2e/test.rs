@@ -1,12 +1,9 @@
 //! What a test is: a name and a function, on a cluster that it shares with others or by itself. Each is bounded in time.
 
-use std::panic::{self, AssertUnwindSafe};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::Trial;
 
 use crate::harness::Cluster;
 
@@ -33,7 +30,7 @@ enum Body {
     Alone(fn()),
 }
 
-/// The cluster that tests share; started by the first that wants it.
+/// The cluster that the tests of one worker share. The first test that needs it starts it.
 #[derive(Default)]
 pub(crate) struct SharedCluster {
     cluster: Mutex<Option<Arc<Cluster>>>,
@@ -65,73 +62,55 @@ impl Test {
         self.is_long
     }
 
-    /// The test as the runner takes it.
-    pub(crate) fn trial(&self, sentence: &str, shared: &Arc<SharedCluster>) -> Trial {
-        let (body, limit, shared) = (self.body, self.limit, Arc::clone(shared));
-        Trial::test(format!("{sentence}::{}", self.name), move || {
-            let used = Arc::clone(&shared);
-            let outcome = within_limit(limit(), move || match body {
-                Body::Shared(body) => body(&used.get()),
-                Body::Alone(body) => body(),
-            });
-            if outcome.is_err() && matches!(body, Body::Shared(_)) {
-                shared.get().print_logs();
-            }
-            outcome
-        })
-        .with_ignored_flag(self.is_long)
+    /// How long it may take.
+    pub(crate) fn limit(&self) -> Duration {
+        (self.limit)()
+    }
+
+    /// Its name, after that of its sentence.
+    pub(crate) fn full_name(&self, sentence: &str) -> String {
+        format!("{sentence}::{}", self.name)
+    }
+
+    /// The test as libtest's arguments select and list it.
+    pub(crate) fn trial(&self, sentence: &str) -> Trial {
+        Trial::test(self.full_name(sentence), || Ok(())).with_ignored_flag(self.is_long)
+    }
+
+    /// Runs it.
+    pub(crate) fn run(&self, shared: &SharedCluster) {
+        match self.body {
+            Body::Shared(body) => body(&shared.get()),
+            Body::Alone(body) => body(),
+        }
     }
 }
 
 impl SharedCluster {
     fn get(&self) -> Arc<Cluster> {
-        let mut cluster = self.cluster.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut cluster = self.lock();
         Arc::clone(cluster.get_or_insert_with(|| Arc::new(Cluster::start(SHARED_NODES))))
+    }
+
+    /// The end of its daemons' logs, if it was started.
+    pub(crate) fn print_logs(&self) {
+        if let Some(cluster) = &*self.lock() {
+            cluster.print_logs();
+        }
     }
 
     /// Takes the cluster down; what it left, if it was ever started.
     pub(crate) fn stop(&self) -> Vec<String> {
-        let cluster = self.cluster.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let cluster = self.lock().take();
         match cluster.map(Arc::try_unwrap) {
             None => Vec::new(),
             Some(Ok(cluster)) => cluster.stop(),
-            Some(Err(_)) => vec!["a test that ran out of time still uses it".to_owned()],
+            Some(Err(_)) => vec!["a thread of a test still uses the shared cluster".to_owned()],
         }
     }
-}
 
-/// Ends the run at once, with the reason, where these tests cannot run: none of them is skipped in silence.
-pub(crate) fn require_root() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!(
-            "the end-to-end tests need root: they stop processes, and make namespaces, mounts and control groups"
-        );
-        std::process::exit(1);
+    /// Whoever panicked with it had failed to start a cluster, and left none here.
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Cluster>>> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whoever started this run may have left descriptors open, such as the pipe of a job server. Parents would inherit them,
-/// and be refused for them.
-pub(crate) fn close_inherited_descriptors() {
-    farfork_sys::fork::close_all_but(&[0, 1, 2]).expect("/proc/self/fd can be read");
-}
-
-/// Runs a body in a thread, and gives it up when it takes too long.
-fn within_limit(limit: Duration, body: impl FnOnce() + Send + 'static) -> Result<(), Failed> {
-    let (sender, receiver) = mpsc::channel();
-    let runner = thread::spawn(move || {
-        let outcome = panic::catch_unwind(AssertUnwindSafe(body));
-        // The receiver is gone when time was up.
-        let _ = sender.send(());
-        outcome
-    });
-    match receiver.recv_timeout(limit) {
-        Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
-        Err(RecvTimeoutError::Timeout) => return Err(format!("not done after {} s", limit.as_secs()).into()),
-    }
-    let outcome = runner.join().expect("panics of the body are caught");
-    outcome.map_err(|payload| {
-        let text = payload.downcast_ref::<String>().map(String::as_str);
-        text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").into()
-    })
 }

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 use farfork_sys::process::{Stat, Whereabouts};
 use farfork_sys::{namespace, pidfd};
 use tempfile::TempDir;
@@ -82,7 +82,7 @@ impl Cluster {
         // Its own: other nodes of the machine may run out of theirs.
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];
         config.node_arguments.extend(node_arguments.iter().map(|argument| (*argument).to_owned()));
-        let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| panic!("no cluster: {error}"));
+        let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| fail_start(&error));
         let marks = Marks {
             run_dir,
             network_prefix: format!("ff-{name}-"),
@@ -208,19 +208,19 @@ impl Cluster {
     /// Waits until a daemon that was killed has ended.
     pub(crate) fn wait_for_end(&self, index: usize) {
         let has_ended = self.local().wait_node(index, END_LIMIT).expect("there is such a node");
-        assert!(has_ended, "the daemon survives SIGKILL");
+        require_end(has_ended, "the daemon");
     }
 
     /// Tells a node's daemon to stop, and waits until it has.
     pub(crate) fn stop_daemon(&self, index: usize) {
         let local = self.local();
         local.kill_node(index, SIGTERM).unwrap_or_else(|error| panic!("{error}"));
-        assert!(local.wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon does not stop");
+        require_end(local.wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon");
     }
 
     /// Starts a daemon again.
     pub(crate) fn restart_daemon(&self, index: usize) {
-        self.local().start_node(index).unwrap_or_else(|error| panic!("{error}"));
+        self.local().start_node(index).unwrap_or_else(|error| fail_start(&error));
     }
 
     /// Kills a node's pager; its keeper is left to notice.
@@ -228,7 +228,7 @@ impl Cluster {
         let pager = self.pager_pid(index);
         let pidfd = pidfd::open(pager).expect("the pager lives");
         pidfd::send_signal(&pidfd, SIGKILL).expect("the pager lives");
-        assert!(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager survives SIGKILL");
+        require_end(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager");
     }
 
     /// Kills some of a node's own processes, so that none of them sees another's end.
@@ -245,10 +245,10 @@ impl Cluster {
             processes.iter().for_each(|process| drop(pidfd::send_signal(process, signal)));
         }
         for process in &processes {
-            assert!(pidfd::wait_exit(process, END_LIMIT).expect("poll works"), "it survives SIGKILL");
+            require_end(pidfd::wait_exit(process, END_LIMIT).expect("poll works"), "a process of the node");
         }
         if victims.contains(&OwnProcess::Daemon) {
-            assert!(self.local().wait_node(index, END_LIMIT).expect("there is such a node"));
+            require_end(self.local().wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon");
         }
     }
 
@@ -355,6 +355,20 @@ impl Cluster {
         for (index, name) in self.names.iter().enumerate() {
             self.standstills(index).iter().for_each(|line| eprintln!("-- {name}: {line}"));
         }
+    }
+}
+
+/// Fails the test: as a wait that ran out where a daemon does not answer in time.
+fn fail_start(error: &LocalError) -> ! {
+    match error {
+        LocalError::Silent { .. } => deadline::time_out(format!("a node does not start: {error}")),
+        _ => panic!("a node does not start: {error}"),
+    }
+}
+
+fn require_end(has_ended: bool, process: &str) {
+    if !has_ended {
+        deadline::time_out(format!("{process} that was told to end: not within {} s", END_LIMIT.as_secs()));
     }
 }
 

@@ -2,8 +2,10 @@
 //! waited for.
 
 use std::io::Read;
+use std::panic::panic_any;
 use std::process::{Child, ExitStatus};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
@@ -11,6 +13,21 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 /// Between two looks at a condition: short against what is measured, long against what it costs.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// For a killed process to end. The kernel frees its memory first, and a process in uninterruptible sleep ends only after that.
+const KILLED_LIMIT: Duration = Duration::from_secs(60);
+
+/// For the pipes of an ended process to be closed. A descendant that it has left may still have them open.
+const OUTPUT_LIMIT: Duration = Duration::from_secs(60);
+
+/// The panic of a bounded wait that ran out. The runner tells it from wrong results by this type, and runs the test once more.
+pub(crate) struct TimedOut(pub(crate) String);
+
+/// Fails the test because a bounded wait ran out.
+#[track_caller]
+pub(crate) fn time_out(message: String) -> ! {
+    panic_any(TimedOut(message))
+}
 
 /// How a bounded command ended.
 pub(crate) struct Ended {
@@ -20,8 +37,12 @@ pub(crate) struct Ended {
 }
 
 /// Waits until `condition` gives something.
+#[track_caller]
 pub(crate) fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
-    within(limit, condition).unwrap_or_else(|| panic!("{what}: not within {} s", limit.as_secs_f32()))
+    match within(limit, condition) {
+        Some(found) => found,
+        None => time_out(format!("{what}: not within {} s", limit.as_secs_f32())),
+    }
 }
 
 /// What `condition` gives, if it does in time.
@@ -39,22 +60,31 @@ pub(crate) fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T
 }
 
 /// Waits for a process of ours, and kills it when it takes longer than `limit`.
+#[track_caller]
 pub(crate) fn wait(child: &mut Child, what: &str, limit: Duration) -> ExitStatus {
     let pidfd = pidfd::open(child.id().cast_signed()).expect("our own child has not been waited for");
     if !pidfd::wait_exit(&pidfd, limit).expect("poll works") {
-        child.kill().expect("our own child can be killed");
-        child.wait().expect("a killed child ends");
-        panic!("{what}: still running after {} s", limit.as_secs_f32());
+        // Killed by the unwinding: before that, the runner records where the process hangs.
+        let _guard = KillGuard(child);
+        time_out(format!("{what}: still running after {} s", limit.as_secs_f32()));
     }
     child.wait().expect("a child that has ended can be waited for")
 }
 
 /// As [`wait`], with what the process writes to its pipes meanwhile.
+#[track_caller]
 pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) -> Ended {
     let stdout = child.stdout.take().map(read_in_background);
     let stderr = child.stderr.take().map(read_in_background);
     let status = wait(&mut child, what, limit);
-    let text = |reader: Option<JoinHandle<String>>| reader.map(|r| r.join().expect("a reader")).unwrap_or_default();
+    let text = |reader: Option<Receiver<String>>| match reader.map(|reader| reader.recv_timeout(OUTPUT_LIMIT)) {
+        None => String::new(),
+        Some(Ok(text)) => text,
+        Some(Err(_)) => time_out(format!(
+            "{what}: it has ended ({status}), but its output is still open after {} s",
+            OUTPUT_LIMIT.as_secs()
+        )),
+    };
     Ended { status, stdout: text(stdout), stderr: text(stderr) }
 }
 
@@ -65,15 +95,47 @@ pub(crate) fn kill_group(leader: &mut Child) {
     let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     if waitid(WaitId::Pid(pid), only_look).is_ok() {
         let _ = kill_process_group(pid, Signal::KILL);
-        let _ = leader.wait();
+        reap_killed(leader);
     }
 }
 
-fn read_in_background(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+/// Waits for a process that was killed. Fails the test if the process does not end, unless the test fails already.
+pub(crate) fn reap_killed(child: &mut Child) {
+    if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+        return;
+    }
+    let pid = child.id();
+    let has_ended = pidfd::open(pid.cast_signed()).and_then(|pidfd| pidfd::wait_exit(&pidfd, KILLED_LIMIT));
+    if has_ended.unwrap_or(false) {
+        let _ = child.wait();
+        return;
+    }
+    let message = format!("process {pid} has not ended {} s after SIGKILL", KILLED_LIMIT.as_secs());
+    if thread::panicking() {
+        eprintln!("{message}");
+    } else {
+        time_out(message);
+    }
+}
+
+/// Kills a process when it is dropped, and waits for it.
+struct KillGuard<'a>(&'a mut Child);
+
+impl Drop for KillGuard<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        reap_killed(self.0);
+    }
+}
+
+fn read_in_background(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         // What was read before an error still helps to understand it.
         let _ = pipe.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+        // The receiver has given up where it waited too long.
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::deadline::{self, Ended};
 
 /// For any command that should end by itself; its own limits are shorter or meant for far larger parents. A busy machine is given time.
-const COMMAND_LIMIT: Duration = Duration::from_secs(120);
+pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long `wait` waits for children that end by themselves: less than the command may take.
 pub(crate) const WAIT_TIMEOUT: &str = "100s";

@@ -150,9 +150,9 @@ impl Parent {
 
 impl Drop for Parent {
     fn drop(&mut self) {
-        // Also while a test panics: neither may fail loudly here.
+        // Fails where it has ended.
         let _ = self.process.kill();
-        let _ = self.process.wait();
+        deadline::reap_killed(&mut self.process);
     }
 }
 

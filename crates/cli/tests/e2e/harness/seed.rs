@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
+use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::deadline::Ended;
-use super::farfork::{Farfork, WAIT_TIMEOUT};
+use super::deadline::{self, Ended};
+use super::farfork::{COMMAND_LIMIT, Farfork, WAIT_TIMEOUT};
 use super::parent::Parent;
 use super::scratch;
 
@@ -128,8 +130,19 @@ impl Seed {
 impl Drop for Seed {
     fn drop(&mut self) {
         // Its node may be gone, as some tests want it.
-        let command = self.farfork.command(&["drop", "--force", self.id()]).spawn();
-        let _ = command.and_then(|mut child| child.wait());
+        let mut command = self.farfork.command(&["drop", "--force", self.id()]);
+        let Ok(mut child) = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return };
+        let dropped = deadline::within(COMMAND_LIMIT, || child.try_wait().transpose());
+        if dropped.is_none() {
+            let _ = child.kill();
+            deadline::reap_killed(&mut child);
+            let message = format!("farfork drop {}: still running after {} s", self.id(), COMMAND_LIMIT.as_secs());
+            if thread::panicking() {
+                eprintln!("{message}");
+            } else {
+                deadline::time_out(message);
+            }
+        }
     }
 }
 

@@ -1,0 +1,90 @@
+//! What the processes of a worker do when a test hangs: where each thread waits, and the ends of the daemons' logs.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use farfork_cluster::local::LocalCluster;
+
+use super::cleanup;
+use super::group_set::GroupSet;
+
+/// For all of it: files of `/proc` may wait for locks that a hanging process holds.
+const RECORD_LIMIT: Duration = Duration::from_secs(20);
+
+/// A fork bomb has thousands.
+const THREADS_MAX: usize = 1000;
+
+/// How much of the end of each daemon's log is recorded, in bytes.
+const LOG_BYTES_MAX: u64 = 64 << 10;
+
+/// Files of a thread that say where it is. None of them needs the lock of its address space.
+const THREAD_FILES: [&str; 3] = ["comm", "wchan", "syscall"];
+
+/// Appends all of it to a file.
+pub(super) fn record(groups: &GroupSet, directory: &Path, mark: &str, path: &Path) {
+    let (sender, receiver) = mpsc::channel();
+    let (groups, directory, mark) = (groups.clone(), directory.to_owned(), mark.to_owned());
+    let log = File::options().create(true).append(true).open(path);
+    let write = move || {
+        let mut log = log?;
+        write_threads(&groups, &mut log)?;
+        write_daemon_logs(&cleanup::clusters(&directory, &mark), &mut log)
+    };
+    thread::spawn(move || sender.send(write()));
+    match receiver.recv_timeout(RECORD_LIMIT) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => eprintln!("{}: {error}", path.display()),
+        Err(_) => eprintln!("{}: not complete within {} s", path.display(), RECORD_LIMIT.as_secs()),
+    }
+}
+
+fn write_threads(groups: &GroupSet, log: &mut File) -> io::Result<()> {
+    writeln!(log, "== threads")?;
+    let threads = groups
+        .members()
+        .into_iter()
+        .flat_map(|pid| farfork_sys::process::threads(pid).unwrap_or_default().into_iter().map(move |tid| (pid, tid)));
+    for (pid, tid) in threads.take(THREADS_MAX) {
+        let thread = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
+        let mut text = format!("process {pid}, thread {tid}:");
+        for file in THREAD_FILES {
+            let _ = write!(text, " {file} {};", read(&thread.join(file)));
+        }
+        let stack = read(&thread.join("stack"));
+        for line in stack.lines() {
+            let _ = write!(text, "\n    {line}");
+        }
+        // Line by line: a file of the next thread may never be read.
+        writeln!(log, "{text}")?;
+    }
+    Ok(())
+}
+
+fn write_daemon_logs(clusters: &[PathBuf], log: &mut File) -> io::Result<()> {
+    for cluster in clusters.iter().filter_map(|run_dir| LocalCluster::load(run_dir).ok()) {
+        for node in cluster.nodes() {
+            for path in [node.log(), node.run_dir.join("pager.log")] {
+                writeln!(log, "== {}\n{}", path.display(), tail(&path).unwrap_or_else(|error| error.to_string()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tail(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES_MAX)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).map_or_else(|error| format!("({error})"), |text| text.trim_end().to_owned())
+}

@@ -1,0 +1,200 @@
+//! A control group of the same name in every hierarchy that can limit, freeze or find processes.
+//!
+//! ```text
+//! BASE/farfork-tests-PID-START                       limits of the run
+//! BASE/farfork-tests-PID-START/w1                    below it: groups of the nodes that worker 1 starts
+//! BASE/farfork-tests-PID-START/w1/farfork-daemon     the worker, its parents and commands
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_sys::cgroup::hierarchy::{self, DAEMON_LEAF, Hierarchy, Version};
+use farfork_sys::cgroup::{self, freezer};
+use farfork_sys::pidfd;
+use rustix::process::Signal;
+
+/// The controllers that limit a run.
+const LIMITING: [&str; 2] = ["memory", "pids"];
+
+/// Version 1 hierarchies without any of these are of no use here.
+const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
+
+/// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads, which tests and nodes need.
+const HARMFUL: &str = "cpu";
+
+/// What the names of groups begin with that tests make for single processes.
+const TEST_GROUP_PREFIX: &str = "farfork-test-";
+
+/// From one round of kills to the next.
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// For the last processes of a group to let go of it.
+const REMOVE_LIMIT: Duration = Duration::from_secs(5);
+
+/// What the processes of a run may use together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RunLimits {
+    pub(super) pids: u64,
+    pub(super) memory_bytes: u64,
+}
+
+/// One group of the set.
+#[derive(Debug, Clone)]
+struct Group {
+    directory: PathBuf,
+    version: Version,
+    controllers: Vec<String>,
+}
+
+/// The groups of a run, or of a worker.
+#[derive(Debug, Clone)]
+pub(super) struct GroupSet(Vec<Group>);
+
+impl GroupSet {
+    /// Makes the groups of a run.
+    pub(super) fn create(name: &str, limits: RunLimits) -> io::Result<Self> {
+        let set = Self::named(name)?;
+        for group in &set.0 {
+            let base = group.directory.parent().expect("it is below a base");
+            cgroup::create_path(base, Path::new(name), group.version, &group.controllers)?;
+        }
+        let limited = [
+            ("pids.max", limits.pids),
+            ("memory.limit_in_bytes", limits.memory_bytes),
+            ("memory.max", limits.memory_bytes),
+        ];
+        for (file, value) in limited {
+            set.write_where_present(file, &value.to_string())?;
+        }
+        Ok(set)
+    }
+
+    /// The groups that a run of this name has, or would have.
+    pub(super) fn named(name: &str) -> io::Result<Self> {
+        let groups = useful_hierarchies()?.into_iter().map(|hierarchy| {
+            let base = hierarchy.base(&LIMITING);
+            Group { directory: base.directory.join(name), version: hierarchy.version, controllers: base.controllers }
+        });
+        Ok(Self(groups.collect()))
+    }
+
+    /// Where the groups of runs are.
+    pub(super) fn bases() -> io::Result<Vec<PathBuf>> {
+        Ok(useful_hierarchies()?.iter().map(|hierarchy| hierarchy.base(&LIMITING).directory).collect())
+    }
+
+    /// Makes groups below these, each with a group for processes. A version 2 group cannot have both processes and
+    /// controllers for the groups below it; nodes know a group of that name, and make theirs next to it.
+    pub(super) fn create_below(&self, name: &str) -> io::Result<Self> {
+        let below = |group: &Group| {
+            cgroup::create_path(&group.directory, Path::new(name), group.version, &group.controllers)?;
+            let directory = group.directory.join(name);
+            cgroup::create(&directory.join(DAEMON_LEAF))?;
+            Ok(Group { directory, ..group.clone() })
+        };
+        Ok(Self(self.0.iter().map(below).collect::<io::Result<_>>()?))
+    }
+
+    /// The groups for processes.
+    pub(super) fn leaves(&self) -> Vec<PathBuf> {
+        self.0.iter().map(|group| group.directory.join(DAEMON_LEAF)).collect()
+    }
+
+    /// Processes that are in the groups for processes in all hierarchies: nodes move theirs out of some.
+    pub(super) fn leaf_members(&self) -> BTreeSet<i32> {
+        let leaves = self.leaves().into_iter();
+        let members = leaves.map(|leaf| cgroup::processes(&leaf).unwrap_or_default().into_iter().collect());
+        members.reduce(|all: BTreeSet<i32>, members| &all & &members).unwrap_or_default()
+    }
+
+    /// All processes in the groups and below them.
+    pub(super) fn members(&self) -> BTreeSet<i32> {
+        let groups = self.0.iter().filter_map(|group| cgroup::subtree(&group.directory).ok()).flatten();
+        groups.filter_map(|group| cgroup::processes(&group).ok()).flatten().collect()
+    }
+
+    /// Kills all processes in the groups and below them, again and again until there are none. Returns those that have not
+    /// ended after `limit`.
+    pub(super) fn kill(&self, limit: Duration) -> BTreeSet<i32> {
+        // What is killed may be starting others.
+        let _ = self.write_where_present("pids.max", "0");
+        let freezers = freezers();
+        let mut thawed: BTreeSet<PathBuf> = BTreeSet::new();
+        let deadline = Instant::now() + limit;
+        loop {
+            let _ = self.write_where_present("cgroup.kill", "1");
+            let processes: Vec<(i32, OwnedFd)> =
+                self.members().into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
+            // Looked up again after they were opened: the number of a member does not mean another process.
+            let members = self.members();
+            if members.is_empty() || Instant::now() >= deadline {
+                // A test that moves a process into a group of its own removes that when it ends, unless it is killed.
+                thawed.iter().filter(|group| is_of_a_test(group)).for_each(|group| drop(fs::remove_dir(group)));
+                return members;
+            }
+            for (pid, process) in processes.iter().filter(|(pid, _)| members.contains(pid)) {
+                let _ = pidfd::send_signal(process, Signal::KILL.as_raw());
+                thawed.extend(freezers.iter().filter_map(|freezer| thaw_group_of(*pid, freezer)));
+            }
+            thread::sleep(KILL_INTERVAL);
+        }
+    }
+
+    /// Removes the groups and those below them.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        for group in &self.0 {
+            for below in cgroup::subtree(&group.directory)? {
+                cgroup::remove(&below, REMOVE_LIMIT)
+                    .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", below.display())))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_where_present(&self, file: &str, value: &str) -> io::Result<()> {
+        let present = self.0.iter().filter(|group| group.directory.join(file).exists());
+        present.map(|group| cgroup::write(&group.directory, file, value)).fold(Ok(()), io::Result::and)
+    }
+}
+
+fn useful_hierarchies() -> io::Result<Vec<Hierarchy>> {
+    let has = |hierarchy: &Hierarchy, name: &str| hierarchy.controllers.iter().any(|controller| controller == name);
+    let is_useful = |hierarchy: &Hierarchy| {
+        let is_useful_v1 = USEFUL.iter().any(|name| has(hierarchy, name)) && !has(hierarchy, HARMFUL);
+        hierarchy.version == Version::V2 || is_useful_v1
+    };
+    Ok(hierarchy::mounted()?.into_iter().filter(is_useful).collect())
+}
+
+/// The hierarchies that can freeze: a frozen process of version 1 does not end by SIGKILL.
+fn freezers() -> Vec<Hierarchy> {
+    let can_freeze = |hierarchy: &Hierarchy| {
+        hierarchy.version == Version::V2 || hierarchy.controllers.iter().any(|controller| controller == "freezer")
+    };
+    useful_hierarchies().unwrap_or_default().into_iter().filter(can_freeze).collect()
+}
+
+/// Thaws the group that a process is in, wherever that is; the group, if it was frozen.
+fn thaw_group_of(pid: i32, freezer: &Hierarchy) -> Option<PathBuf> {
+    let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let path = membership.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        (controllers == freezer.controllers.join(",")).then_some(path)
+    })?;
+    let group = freezer.top.join(path.trim_start_matches('/'));
+    if !freezer::is_frozen(&group, freezer.version) {
+        return None;
+    }
+    freezer::thaw(&group, freezer.version).ok().map(|()| group)
+}
+
+fn is_of_a_test(group: &Path) -> bool {
+    group.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEST_GROUP_PREFIX))
+}

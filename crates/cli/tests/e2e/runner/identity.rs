@@ -1,0 +1,46 @@
+//! The name of a run: it marks the run's control groups and its directory, and says which supervisor they belong to. The next
+//! run finds those of dead supervisors by it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use farfork_sys::identity::ProcessIdentity;
+
+/// What the names of all runs begin with.
+const PREFIX: &str = "farfork-tests-";
+
+/// The name of this process's run.
+pub(super) fn own_name() -> io::Result<String> {
+    let own = ProcessIdentity::of(std::process::id().cast_signed())?;
+    Ok(format!("{PREFIX}{}-{}", own.pid, own.start_ticks))
+}
+
+/// Names of runs among the entries of a directory whose supervisors have ended.
+pub(super) fn dead_names_in(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| supervisor_of(name).is_some_and(|supervisor| is_dead(&supervisor))).collect()
+}
+
+/// Entries of a directory that belong to the runs of one supervisor.
+pub(super) fn entries_of(supervisor: u32, directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_of_supervisor = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.and_then(supervisor_of).is_some_and(|found| found.pid.cast_unsigned() == supervisor)
+    };
+    entries.filter(is_of_supervisor).collect()
+}
+
+fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
+    let (pid, start_ticks) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    Some(ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
+}
+
+/// Where that cannot be told, it counts as alive.
+fn is_dead(supervisor: &ProcessIdentity) -> bool {
+    match supervisor.open() {
+        Ok(process) => process.is_none(),
+        Err(_) => false,
+    }
+}

@@ -1,0 +1,51 @@
+//! Runs tests one after the other, in one worker as long as they pass: a worker whose test failed is not used again.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::outcome::Failure;
+use super::supervisor::{RunContext, Selection};
+use super::worker_process::WorkerProcess;
+
+pub(super) struct Lane<'a> {
+    run: &'a RunContext,
+    worker: Option<WorkerProcess<'a>>,
+}
+
+impl<'a> Lane<'a> {
+    pub(super) fn new(run: &'a RunContext) -> Self {
+        Self { run, worker: None }
+    }
+
+    /// Runs a test; what a failure is about goes to `log`.
+    pub(super) fn run_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
+        let left = self.run.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Err(Failure::wrong("not run: the time of the whole run was over"));
+        }
+        let limit = selection.test.limit().min(left.unwrap_or(Duration::MAX));
+        let mut worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => {
+                let gate = self.run.pass_gate();
+                let started = WorkerProcess::start(self.run);
+                drop(gate);
+                started.map_err(|error| Failure::wrong(format!("no worker: {error}")))?
+            }
+        };
+        let outcome = worker.run_test(&selection.name, limit, log);
+        if let Err(mut failure) = outcome {
+            for problem in worker.discard() {
+                failure.reason.push_str(&format!("\nnot removed after the test: {problem}"));
+            }
+            return Err(failure);
+        }
+        self.worker = Some(worker);
+        Ok(())
+    }
+
+    /// Ends the worker. Returns what its shared cluster and its tests have left on the machine.
+    pub(super) fn stop(self) -> Vec<String> {
+        self.worker.map(WorkerProcess::stop).unwrap_or_default()
+    }
+}

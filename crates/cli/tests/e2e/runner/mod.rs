@@ -1,0 +1,24 @@
+//! The runner: a supervisor that starts workers, and workers that run the tests.
+//!
+//! ```text
+//! supervisor ── requests ──> worker, in the run's control groups ──> nodes, parents, children
+//!            <── reports ───
+//! ```
+
+mod cleanup;
+mod diagnosis;
+mod group_set;
+mod identity;
+mod lane;
+mod outcome;
+mod protocol;
+mod report;
+pub(crate) mod self_test;
+mod signals;
+mod supervisor;
+mod worker;
+mod worker_process;
+
+pub(crate) use cleanup::traces_of;
+pub(crate) use supervisor::{RunSettings, Selection, run};
+pub(crate) use worker::{WORKER_ARGUMENT, work};

@@ -1,0 +1,39 @@
+//! How a test ended. The kind of a failure decides whether the test is run once more.
+
+use serde::{Deserialize, Serialize};
+
+/// Why a test failed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Failure {
+    pub(super) kind: FailureKind,
+    /// The first line says it in short.
+    pub(super) reason: String,
+}
+
+/// What tells a slow machine, or a lost wake-up, from everything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum FailureKind {
+    /// A bounded wait ran out, or the test's own limit: the test is run once more.
+    TimedOut,
+    /// Wrong results, harm, leaks, refusals: never run again.
+    Wrong,
+}
+
+impl Failure {
+    pub(super) fn timed_out(reason: impl Into<String>) -> Self {
+        Self { kind: FailureKind::TimedOut, reason: reason.into() }
+    }
+
+    pub(super) fn wrong(reason: impl Into<String>) -> Self {
+        Self { kind: FailureKind::Wrong, reason: reason.into() }
+    }
+
+    pub(super) fn first_line(&self) -> &str {
+        self.reason.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason").trim()
+    }
+
+    /// The failure of a test that panicked so: one wrong result outweighs all waits that ran out.
+    pub(super) fn of_panics(panics: &[Self]) -> Option<Self> {
+        panics.iter().find(|panic| panic.kind == FailureKind::Wrong).or_else(|| panics.first()).cloned()
+    }
+}

@@ -1,0 +1,69 @@
+//! Messages between the supervisor and a worker: lines of JSON over a Unix socket.
+
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::outcome::Failure;
+
+/// From the supervisor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// Join these control groups. The worker ends with the supervisor of this process id.
+    Enter { supervisor: u32, groups: Vec<PathBuf> },
+    /// Run the test of this name.
+    Run { test: String },
+    /// The processes of a test that timed out were recorded: go on.
+    Resume,
+    /// Stop the shared cluster, and end.
+    Stop,
+}
+
+/// From a worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Report {
+    /// The worker is in its control groups.
+    Entered,
+    /// A thread of the test panicked. Where a wait ran out, the thread waits for [`Request::Resume`].
+    Panicked(Failure),
+    /// The test has ended.
+    Ended { failure: Option<Failure> },
+    /// The shared cluster was stopped, and left this on the machine.
+    Stopped { remains: Vec<String> },
+}
+
+/// One end of the socket.
+#[derive(Debug)]
+pub(super) struct Channel {
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+}
+
+impl Channel {
+    pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
+        Ok(Self { reader: BufReader::new(stream.try_clone()?), writer: stream })
+    }
+
+    pub(super) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
+        send(&mut self.writer, message)
+    }
+
+    /// The next message; `UnexpectedEof` when the other end is closed.
+    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        let mut line = String::new();
+        match self.reader.read_line(&mut line)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => serde_json::from_str(&line).map_err(io::Error::from),
+        }
+    }
+}
+
+/// Sends a message by the end of a socket that another thread reads from.
+pub(super) fn send(writer: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    writer.write_all(&line)
+}

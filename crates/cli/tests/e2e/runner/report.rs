@@ -1,0 +1,111 @@
+//! What a run prints, and writes for `cargo xtask test`: each test as it ends, at last the failures, the flaky tests, the counts.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::outcome::Failure;
+
+/// Names a file: a line is appended to it for each failure.
+const FAILURES_VARIABLE: &str = "FARFORK_FAILURES";
+
+/// Names a file, which gets the counts.
+const COUNTS_VARIABLE: &str = "FARFORK_COUNTS";
+
+/// More of them are no accident any more.
+const FLAKY_MAX: usize = 3;
+
+/// How all tests ended so far.
+#[derive(Debug, Default)]
+pub(super) struct RunReport {
+    passed_count: usize,
+    failures: Vec<FailedTest>,
+    flaky: Vec<FailedTest>,
+}
+
+/// A test that failed, or failed once.
+#[derive(Debug)]
+struct FailedTest {
+    name: String,
+    reason: String,
+    log: PathBuf,
+}
+
+impl RunReport {
+    pub(super) fn add_passed(&mut self, name: &str, time: Duration) {
+        print_test(name, "ok", time);
+        self.passed_count += 1;
+    }
+
+    pub(super) fn add_failed(&mut self, name: &str, failure: &Failure, log: &Path, time: Duration) {
+        print_test(name, "FAILED", time);
+        println!("    {}\n", failure.reason.trim_end().replace('\n', "\n    "));
+        self.failures.push(FailedTest::new(name, failure, log));
+    }
+
+    /// A test that timed out, and passed when it was run again.
+    pub(super) fn add_flaky(&mut self, name: &str, first: &Failure, log: &Path, time: Duration) {
+        print_test(name, "ok, flaky", time);
+        self.passed_count += 1;
+        self.flaky.push(FailedTest::new(name, first, log));
+    }
+
+    /// A failure of the run that no single test is to blame for.
+    pub(super) fn add_run_failure(&mut self, name: &str, reason: &str, log: &Path) {
+        println!("{name}: {reason}");
+        self.failures.push(FailedTest::new(name, &Failure::wrong(reason), log));
+    }
+
+    /// Ends the run's output; whether the run has succeeded.
+    pub(super) fn conclude(mut self, logs: &Path) -> io::Result<bool> {
+        if self.flaky.len() > FLAKY_MAX {
+            let reason =
+                format!("{} tests passed only when they were run again, at most {FLAKY_MAX} may", self.flaky.len());
+            self.add_run_failure("runner::flaky_tests", &reason, logs);
+        }
+        if !self.failures.is_empty() {
+            println!("\nfailed:");
+            self.failures.iter().for_each(|test| println!("    {}", test.line()));
+        }
+        if !self.flaky.is_empty() {
+            println!("\nflaky (timed out, and passed when they were run again):");
+            self.flaky.iter().for_each(|test| println!("    {}", test.line()));
+        }
+        self.write_files()?;
+        println!("\n{} passed, {} failed", self.passed_count, self.failures.len());
+        Ok(self.failures.is_empty())
+    }
+
+    fn write_files(&self) -> io::Result<()> {
+        if let Some(path) = std::env::var_os(FAILURES_VARIABLE) {
+            let mut file = File::options().create(true).append(true).open(path)?;
+            self.failures.iter().try_for_each(|test| writeln!(file, "{}", test.line()))?;
+        }
+        if let Some(path) = std::env::var_os(COUNTS_VARIABLE) {
+            let (passed, failed, flaky) = (self.passed_count, self.failures.len(), self.flaky.len());
+            fs::write(path, format!("passed={passed} failed={failed} flaky={flaky}\n"))?;
+        }
+        Ok(())
+    }
+}
+
+impl FailedTest {
+    fn new(name: &str, failure: &Failure, log: &Path) -> Self {
+        Self { name: name.to_owned(), reason: failure.first_line().to_owned(), log: log.to_owned() }
+    }
+
+    fn line(&self) -> String {
+        format!("{}: {} (log: {})", self.name, self.reason, self.log.display())
+    }
+}
+
+/// Says that a test is not over yet: it will be run again.
+pub(super) fn print_retry(name: &str, failure: &Failure, time: Duration) {
+    print_test(name, "timed out, will be run again", time);
+    println!("    {}", failure.first_line());
+}
+
+fn print_test(name: &str, outcome: &str, time: Duration) {
+    println!("test {name} ... {outcome} ({:.1} s)", time.as_secs_f64());
+}

@@ -1,0 +1,123 @@
+//! Tests for the runner to run, in place of the real ones: one that hangs, one that fails, and so on. `runs_are_contained` starts
+//! this binary again with them.
+
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::Duration;
+use std::{env, fs};
+
+use crate::harness::{Cluster, Parent, Program, deadline};
+use crate::runner::RunSettings;
+use crate::test::Test;
+
+/// Names the directory of the test that has started this run, and says that these tests are to be run.
+pub(crate) const DIRECTORY_VARIABLE: &str = "FARFORK_RUNNER_SELF_TEST";
+
+pub(crate) const SENTENCES: &[(&str, &[Test])] = &[(
+    "self_test",
+    &[
+        Test::alone("passes", || ()),
+        Test::alone("fails", || panic!("a wrong byte")),
+        Test::alone("fails_and_hangs", || drop((Hanging, panic_with_a_wrong_byte()))).within(|| SHORT_LIMIT),
+        Test::alone("hangs", hang_with_a_parent).within(|| SHORT_LIMIT),
+        Test::shared("hangs_with_a_cluster", hang_with_a_cluster).within(|| CLUSTER_LIMIT),
+        Test::alone("waits_in_vain_once", wait_in_vain_once),
+        Test::alone("waits_in_vain", wait_in_vain),
+        Test::alone("multiplies", multiply),
+        Test::alone("leaves_a_process", leave_process),
+        Test::shared("stays", stay),
+    ],
+)];
+
+/// What a run of these tests may have of processes and threads: enough for a cluster, and far fewer than the fork bomb's.
+const PIDS_MAX: u64 = 200;
+
+/// Children of the fork bomb, where nothing stops it.
+const BOMB_MAX: usize = 400;
+
+const SHORT_LIMIT: Duration = Duration::from_secs(2);
+const CLUSTER_LIMIT: Duration = Duration::from_secs(12);
+const VAIN_LIMIT: Duration = Duration::from_millis(200);
+
+/// Longer than any of these runs.
+const FOREVER: Duration = Duration::from_secs(3600);
+
+/// Whether these tests are to be run.
+pub(crate) fn is_running() -> bool {
+    env::var_os(DIRECTORY_VARIABLE).is_some()
+}
+
+/// Limits of a run: of these tests, if they are to be run.
+pub(crate) fn settings() -> RunSettings {
+    if is_running() { RunSettings { pids_max: PIDS_MAX, leak_limit: SHORT_LIMIT } } else { RunSettings::default() }
+}
+
+/// Blocks the unwinding of a test that has failed.
+struct Hanging;
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        thread::sleep(FOREVER);
+    }
+}
+
+fn panic_with_a_wrong_byte() {
+    panic!("a wrong byte");
+}
+
+fn hang_with_a_parent() {
+    let parent = Parent::start(Program::Waits, &["1"]);
+    note("parent", &parent.pid_text());
+    thread::sleep(FOREVER);
+}
+
+fn hang_with_a_cluster(cluster: &Cluster) {
+    note("cluster", cluster.group());
+    thread::sleep(FOREVER);
+}
+
+fn stay(cluster: &Cluster) {
+    note("cluster", cluster.group());
+    note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
+    thread::sleep(FOREVER);
+}
+
+fn wait_in_vain() {
+    deadline::until("what never happens", VAIN_LIMIT, || None::<()>);
+}
+
+fn wait_in_vain_once() {
+    if !directory().join("vain").exists() {
+        note("vain", "");
+        wait_in_vain();
+    }
+}
+
+/// Bounded: it must not harm the machine where the groups do not contain it.
+fn multiply() {
+    let children: Vec<_> = (0..BOMB_MAX).map_while(|_| start_sleep().ok()).collect();
+    note("children", &children.len().to_string());
+    // They are left to the runner.
+    panic!("{} processes were started", children.len());
+}
+
+fn leave_process() {
+    note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
+}
+
+fn start_sleep() -> std::io::Result<Child> {
+    Command::new("sleep").arg(FOREVER.as_secs().to_string()).spawn()
+}
+
+/// Tells the test that has started this run.
+fn note(name: &str, text: &str) {
+    // Whole or not at all: the other polls for it.
+    let draft = directory().join(format!("{name}.new"));
+    fs::write(&draft, text).expect("the directory can be written");
+    fs::rename(draft, directory().join(name)).expect("the directory can be written");
+}
+
+fn directory() -> PathBuf {
+    env::var_os(DIRECTORY_VARIABLE).expect("these tests are run by others").into()
+}

@@ -1,0 +1,29 @@
+//! Ends the run by a signal: kills and removes all of it first.
+
+use std::io;
+use std::thread;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Starts the thread that waits for SIGINT, SIGTERM and SIGHUP. The first of them ends this process, after `clean_up`.
+pub(super) fn end_run_by_signal(clean_up: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let guard = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    drop(guard);
+    thread::spawn(move || {
+        let kind = runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => SignalKind::interrupt(),
+                _ = terminate.recv() => SignalKind::terminate(),
+                _ = hang_up.recv() => SignalKind::hangup(),
+            }
+        });
+        clean_up();
+        // As shells say it.
+        std::process::exit(128 + kind.as_raw_value());
+    });
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! The supervisor: makes the control groups and the directory of the run, has lanes run the tests in them, runs those that timed
+//! out once more, and leaves nothing on the machine.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use super::group_set::{GroupSet, RunLimits};
+use super::lane::Lane;
+use super::outcome::{Failure, FailureKind};
+use super::report::{self, RunReport};
+use super::{cleanup, identity, signals};
+use crate::test::Test;
+
+/// For all tests together. A run takes less than half of it on two idle CPUs.
+const RUN_LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// Tests that timed out beyond this number are not run again: the machine or the product is broken.
+const RETRIES_MAX: usize = 8;
+
+/// The exit status when a test failed, as of libtest.
+const FAILED_STATUS: u8 = 101;
+
+/// Names the directory of the logs.
+const LOGS_VARIABLE: &str = "FARFORK_TEST_LOGS";
+
+/// How long logs of earlier runs are kept.
+const LOGS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// A test to run.
+#[derive(Clone)]
+pub(crate) struct Selection {
+    pub(crate) name: String,
+    pub(crate) test: &'static Test,
+}
+
+/// What the runner's own tests change.
+pub(crate) struct RunSettings {
+    /// Processes and threads of a run, at most.
+    pub(crate) pids_max: u64,
+    /// For processes that a test has killed to be gone.
+    pub(crate) leak_limit: Duration,
+}
+
+impl Default for RunSettings {
+    /// All tests together need a few thousand processes. The parents of some are daemons, which take their time to reap them.
+    fn default() -> Self {
+        Self { pids_max: 16 << 10, leak_limit: Duration::from_secs(20) }
+    }
+}
+
+/// What all lanes of a run share.
+pub(super) struct RunContext {
+    pub(super) name: String,
+    pub(super) directory: PathBuf,
+    pub(super) groups: GroupSet,
+    /// When the run has to be over; none for long tests.
+    pub(super) deadline: Option<Instant>,
+    /// For processes that a test has killed to be gone.
+    pub(super) leak_limit: Duration,
+    logs: PathBuf,
+    workers_count: AtomicUsize,
+    /// Held while workers are started or removed, and for ever by the end of the run by a signal.
+    gate: Mutex<()>,
+}
+
+impl RunContext {
+    fn create(has_long_tests: bool, settings: &RunSettings) -> io::Result<Self> {
+        let parent = env::temp_dir();
+        cleanup::remove_dead_runs(&parent)?;
+        let name = identity::own_name()?;
+        let logs = make_logs_directory(&name)?;
+        let groups = GroupSet::create(&name, run_limits(settings.pids_max)?)?;
+        let directory = parent.join(&name);
+        fs::create_dir(&directory)?;
+        let deadline = (!has_long_tests).then(|| Instant::now() + RUN_LIMIT);
+        let (workers_count, gate) = (AtomicUsize::new(0), Mutex::new(()));
+        Ok(Self { name, directory, groups, deadline, leak_limit: settings.leak_limit, logs, workers_count, gate })
+    }
+
+    pub(super) fn next_worker_name(&self) -> String {
+        format!("w{}", self.workers_count.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// To be held while workers are started or removed. Waits for ever when a signal ends the run.
+    pub(super) fn pass_gate(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn log_path(&self, test: &str, suffix: &str) -> PathBuf {
+        let path = self.logs.join(format!("{}{suffix}.log", test.replace("::", ".")));
+        // That of an earlier run.
+        let _ = fs::remove_file(&path);
+        path
+    }
+
+    fn remove(&self) -> Vec<String> {
+        cleanup::remove_all(&self.groups, &self.directory, &self.name)
+    }
+}
+
+/// Runs the tests in `lanes_count` workers at once; prints how they end.
+pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSettings) -> ExitCode {
+    let has_long_tests = tests.iter().any(|selection| selection.test.is_long());
+    let run = match RunContext::create(has_long_tests, settings) {
+        Ok(run) => Arc::new(run),
+        Err(error) => {
+            eprintln!("the tests' control groups or directories cannot be made: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = Arc::clone(&run);
+    let clean_up = move || {
+        let _held = ended.pass_gate();
+        eprintln!("\nthe run is ended by a signal: all that it has started is killed");
+        ended.remove().iter().for_each(|problem| eprintln!("not removed: {problem}"));
+        // Whoever waits at the gate must not go on.
+        std::mem::forget(_held);
+    };
+    signals::end_run_by_signal(clean_up).expect("signals can be waited for");
+
+    println!("running {} tests", tests.len());
+    let report = Mutex::new(RunReport::default());
+    let timed_out = run_lanes(&run, tests, lanes_count, &report);
+    let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    retry(&run, timed_out, &mut report);
+    let _held = run.pass_gate();
+    add_remains(&run, run.remove(), &mut report);
+    // Empty where all passed.
+    let _ = fs::remove_dir(&run.logs);
+    match report.conclude(&run.logs) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(FAILED_STATUS),
+        Err(error) => {
+            eprintln!("the report cannot be written: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A test that timed out, with its first failure.
+struct TimedOutTest {
+    selection: Selection,
+    failure: Failure,
+    log: PathBuf,
+}
+
+fn run_lanes(run: &RunContext, tests: Vec<Selection>, count: usize, report: &Mutex<RunReport>) -> Vec<TimedOutTest> {
+    let queue = Mutex::new(VecDeque::from(tests));
+    let timed_out = Mutex::new(Vec::new());
+    let work = || {
+        let mut lane = Lane::new(run);
+        loop {
+            let next = lock(&queue).pop_front();
+            let Some(selection) = next else { break };
+            let log = run.log_path(&selection.name, "");
+            let begin = Instant::now();
+            let outcome = lane.run_test(&selection, &log);
+            let time = begin.elapsed();
+            match outcome {
+                Ok(()) => lock(report).add_passed(&selection.name, time),
+                Err(failure) if failure.kind == FailureKind::TimedOut && lock(&timed_out).len() < RETRIES_MAX => {
+                    report::print_retry(&selection.name, &failure, time);
+                    lock(&timed_out).push(TimedOutTest { selection, failure, log });
+                }
+                Err(failure) => lock(report).add_failed(&selection.name, &failure, &log, time),
+            }
+        }
+        add_remains(run, lane.stop(), &mut lock(report));
+    };
+    thread::scope(|scope| {
+        for _ in 0..count.max(1) {
+            scope.spawn(work);
+        }
+    });
+    timed_out.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs tests that timed out once more, each alone on a fresh worker and cluster.
+fn retry(run: &RunContext, tests: Vec<TimedOutTest>, report: &mut RunReport) {
+    if !tests.is_empty() {
+        println!("\nrunning {} tests again that timed out", tests.len());
+    }
+    for TimedOutTest { selection, failure: first, log: first_log } in tests {
+        let log = run.log_path(&selection.name, ".again");
+        let (begin, mut lane) = (Instant::now(), Lane::new(run));
+        let outcome = lane.run_test(&selection, &log);
+        match outcome {
+            Ok(()) => report.add_flaky(&selection.name, &first, &first_log, begin.elapsed()),
+            Err(mut failure) => {
+                failure.reason.push_str(&format!("\nthe first time: {} ({})", first.first_line(), first_log.display()));
+                report.add_failed(&selection.name, &failure, &log, begin.elapsed());
+            }
+        }
+        add_remains(run, lane.stop(), report);
+    }
+}
+
+fn add_remains(run: &RunContext, remains: Vec<String>, report: &mut RunReport) {
+    if remains.is_empty() {
+        return;
+    }
+    let log = run.logs.join("runner.remains.log");
+    let text: String = remains.iter().map(|remnant| format!("{remnant}\n")).collect();
+    fs::write(&log, &text).unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
+    report.add_run_failure("runner::remains", &format!("left on the machine: {}", remains.join("; ")), &log);
+}
+
+/// Half of the machine's process numbers and three quarters of its memory, so that it stays usable.
+fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
+    let machine_pids: u64 = fs::read_to_string("/proc/sys/kernel/pid_max")?.trim().parse().map_err(io::Error::other)?;
+    let system = rustix::system::sysinfo();
+    let memory_bytes = system.totalram * u64::from(system.mem_unit) / 4 * 3;
+    Ok(RunLimits { pids: pids_max.min(machine_pids / 2), memory_bytes })
+}
+
+/// That of this run alone, unless the user names one. Old ones of other runs go.
+fn make_logs_directory(run_name: &str) -> io::Result<PathBuf> {
+    let own = match env::var_os(LOGS_VARIABLE) {
+        Some(directory) => PathBuf::from(directory),
+        None => {
+            let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("e2e-logs");
+            for name in identity::dead_names_in(&all) {
+                let directory = all.join(name);
+                let age =
+                    directory.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
+                if age.is_some_and(|age| age > LOGS_AGE_MAX) {
+                    fs::remove_dir_all(directory)?;
+                }
+            }
+            all.join(run_name)
+        }
+    };
+    fs::create_dir_all(&own)?;
+    Ok(own)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

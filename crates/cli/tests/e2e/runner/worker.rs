@@ -1,0 +1,131 @@
+//! The worker process: joins its control groups, then runs the tests that the supervisor asks for, one after the other.
+//!
+//! It reports each panic when it happens, so that the supervisor knows the reason even if the test hangs after it.
+
+use std::any::Any;
+use std::os::unix::net::UnixStream;
+use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use farfork_sys::cgroup;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use super::outcome::{Failure, FailureKind};
+use super::protocol::{Channel, Report, Request};
+use crate::harness::deadline::TimedOut;
+use crate::test::{SharedCluster, Test};
+
+/// The first argument of a worker.
+pub(crate) const WORKER_ARGUMENT: &str = "--worker";
+
+/// The socket to the supervisor. The panic hook uses it too.
+static CHANNEL: OnceLock<Mutex<Channel>> = OnceLock::new();
+
+/// What the threads of the current test panicked with.
+static PANICS: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
+
+/// Runs the tests that the supervisor at `socket` asks for; `find` knows them by their names.
+pub(crate) fn work(socket: &Path, find: impl Fn(&str) -> Option<&'static Test>) -> ExitCode {
+    let channel = UnixStream::connect(socket).and_then(Channel::new).expect("the supervisor listens");
+    CHANNEL.set(Mutex::new(channel)).expect("it is set once");
+    install_panic_hook();
+    // For who reads a list of processes: it would be `exe`.
+    let _ = rustix::thread::set_name(c"test-worker");
+    let shared = Arc::new(SharedCluster::default());
+    loop {
+        let request = channel_lock().receive();
+        match request {
+            Ok(Request::Enter { supervisor, groups }) => enter(supervisor, &groups),
+            Ok(Request::Run { test }) => {
+                let test = find(&test).expect("both processes have the same tests");
+                let failure = run_test(test, &shared);
+                report(&Report::Ended { failure });
+            }
+            // Of a wait of which the supervisor recorded the processes too late.
+            Ok(Request::Resume) => {}
+            Ok(Request::Stop) => {
+                report(&Report::Stopped { remains: shared.stop() });
+                return ExitCode::SUCCESS;
+            }
+            // The supervisor is gone.
+            Err(_) => return ExitCode::FAILURE,
+        }
+    }
+}
+
+fn enter(supervisor: u32, groups: &[PathBuf]) {
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("SIGKILL is a signal");
+    // The supervisor may have ended before that.
+    if getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned()) != Some(supervisor) {
+        std::process::exit(1);
+    }
+    let own = std::process::id().cast_signed();
+    for group in groups {
+        cgroup::join(group, own).unwrap_or_else(|error| panic!("{} cannot be joined: {error}", group.display()));
+    }
+    report(&Report::Entered);
+}
+
+fn run_test(test: &'static Test, shared: &Arc<SharedCluster>) -> Option<Failure> {
+    panics_lock().clear();
+    let used = Arc::clone(shared);
+    // A thread of its own: tests enter namespaces by their threads.
+    let body = thread::spawn(move || panic::catch_unwind(AssertUnwindSafe(|| test.run(&used))));
+    let payload = body.join().unwrap_or_else(Err).err()?;
+    shared.print_logs();
+    let mut panics = std::mem::take(&mut *panics_lock());
+    // One that was passed on by `resume_unwind` has not met the hook.
+    if panics.is_empty() {
+        panics.push(failure_of(&*payload));
+    }
+    Failure::of_panics(&panics)
+}
+
+/// Prints the panic as always, records and reports it. After a wait that ran out, it returns only once the supervisor has
+/// recorded what all processes do: unwinding ends them.
+fn install_panic_hook() {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
+        let mut failure = failure_of(info.payload());
+        if info.payload().is::<TimedOut>() {
+            let place = info.location().map(ToString::to_string).unwrap_or_default();
+            eprintln!("a wait ran out at {place}:\n{}", failure.reason);
+        } else {
+            print(info);
+        }
+        if let Some(place) = info.location() {
+            let (first, rest) = failure.reason.split_once('\n').unwrap_or((&failure.reason, ""));
+            failure.reason = format!("{first} ({}:{})\n{rest}", place.file(), place.line()).trim_end().to_owned();
+        }
+        panics_lock().push(failure.clone());
+        let is_time_out = failure.kind == FailureKind::TimedOut;
+        let mut channel = channel_lock();
+        if channel.send(&Report::Panicked(failure)).is_ok() && is_time_out {
+            let _ = channel.receive::<Request>();
+        }
+    }));
+}
+
+fn failure_of(payload: &(dyn Any + Send)) -> Failure {
+    if let Some(TimedOut(message)) = payload.downcast_ref() {
+        return Failure::timed_out(message);
+    }
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    Failure::wrong(text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message"))
+}
+
+fn report(report: &Report) {
+    // Without a supervisor the next receive fails, and the worker ends.
+    let _ = channel_lock().send(report);
+}
+
+fn channel_lock() -> MutexGuard<'static, Channel> {
+    CHANNEL.get().expect("it is set first").lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn panics_lock() -> MutexGuard<'static, Vec<Failure>> {
+    PANICS.lock().unwrap_or_else(PoisonError::into_inner)
+}

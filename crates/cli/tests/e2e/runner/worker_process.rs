@@ -1,0 +1,259 @@
+//! A worker, as the supervisor sees it: started in groups and a directory of its own, asked to run tests, stopped or killed.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::group_set::GroupSet;
+use super::outcome::{Failure, FailureKind};
+use super::protocol::{self, Channel, Report, Request};
+use super::supervisor::RunContext;
+use super::worker::WORKER_ARGUMENT;
+use super::{cleanup, diagnosis};
+use crate::harness::deadline;
+
+/// For a worker to start and to join its groups, on a busy machine.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// For the shared cluster to be taken down, and all its traces to be gone.
+const STOP_LIMIT: Duration = Duration::from_secs(180);
+
+/// For a worker that has said its last to end.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often the output of a running test is passed on.
+const FORWARD_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A running worker.
+pub(super) struct WorkerProcess<'a> {
+    run: &'a RunContext,
+    process: Child,
+    traces: WorkerTraces,
+    requests: UnixStream,
+    reports: Receiver<Report>,
+    output: WorkerOutput,
+}
+
+/// Where all is that the worker makes.
+struct WorkerTraces {
+    groups: GroupSet,
+    directory: PathBuf,
+    /// In the paths of its groups, and of no others.
+    mark: String,
+}
+
+/// What the worker and the tests print: a file, so that nothing waits for a reader.
+struct WorkerOutput {
+    file: File,
+    forwarded_bytes: u64,
+}
+
+impl<'a> WorkerProcess<'a> {
+    /// To be called with the run's gate held.
+    pub(super) fn start(run: &'a RunContext) -> io::Result<Self> {
+        let traces = WorkerTraces::make(run)?;
+        let output_path = traces.directory.join("output");
+        let output = File::options().create(true).append(true).open(&output_path)?;
+        let socket = traces.directory.join("supervisor.sock");
+        let listener = UnixListener::bind(&socket)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("test-worker").arg(WORKER_ARGUMENT).arg(&socket).env("TMPDIR", &traces.directory);
+        // Signals of the terminal are the supervisor's: it ends the worker.
+        command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let mut process = command.spawn()?;
+        let connected = connect(&listener, &mut process, &traces.groups);
+        let (requests, reports) = match connected {
+            Ok(ends) => ends,
+            Err(error) => {
+                let _ = process.kill();
+                traces.remove();
+                let _ = process.try_wait();
+                return Err(error);
+            }
+        };
+        let output = WorkerOutput { file: File::open(output_path)?, forwarded_bytes: 0 };
+        Ok(Self { run, process, traces, requests, reports, output })
+    }
+
+    /// Runs a test. What its processes do when a wait or the test itself runs out of time is recorded in `log`, and so is what
+    /// a failed test has printed. A worker of a failed test must be discarded.
+    pub(super) fn run_test(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
+        let begin = self.output.forwarded_bytes;
+        let outcome = self.await_end(test, limit, log).and_then(|()| self.require_no_leak());
+        self.output.forward();
+        if outcome.is_err() {
+            self.output.append_since(begin, log).unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
+        }
+        outcome
+    }
+
+    fn await_end(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
+        let deadline = Instant::now() + limit;
+        let mut panics: Vec<Failure> = Vec::new();
+        // One that has ended closes the socket, which the reports tell.
+        let _ = protocol::send(&mut self.requests, &Request::Run { test: test.to_owned() });
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let report = self.reports.recv_timeout(left.min(FORWARD_INTERVAL));
+            self.output.forward();
+            match report {
+                Ok(Report::Panicked(failure)) => {
+                    if failure.kind == FailureKind::TimedOut {
+                        // Once: further waits run out because of the first.
+                        if panics.is_empty() {
+                            self.record(log);
+                        }
+                        let _ = protocol::send(&mut self.requests, &Request::Resume);
+                    }
+                    panics.push(failure);
+                }
+                Ok(Report::Ended { failure }) => return failure.map_or(Ok(()), Err),
+                Ok(Report::Entered | Report::Stopped { .. }) | Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {
+                    self.record(log);
+                    panics.push(Failure::timed_out(format!("not done after {} s", limit.as_secs())));
+                    return Failure::of_panics(&panics).map_or(Ok(()), Err);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    panics.push(self.describe_end());
+                    return Failure::of_panics(&panics).map_or(Ok(()), Err);
+                }
+            }
+        }
+    }
+
+    /// Parents and commands of a test end with it. Those of the nodes are in groups of their own.
+    fn require_no_leak(&self) -> Result<(), Failure> {
+        let own = self.process.id().cast_signed();
+        let has_left = || {
+            let mut members = self.traces.groups.leaf_members();
+            members.remove(&own);
+            members
+        };
+        let Some(()) = deadline::within(self.run.leak_limit, || has_left().is_empty().then_some(())) else {
+            let list: Vec<String> = has_left().into_iter().map(describe_process).collect();
+            return Err(Failure::wrong(format!("the test has left processes: {}", list.join("\n"))));
+        };
+        Ok(())
+    }
+
+    fn record(&self, log: &Path) {
+        diagnosis::record(&self.traces.groups, &self.traces.directory, &self.traces.mark, log);
+    }
+
+    fn describe_end(&mut self) -> Failure {
+        match deadline::within(END_LIMIT, || self.process.try_wait().transpose()) {
+            Some(Ok(status)) => Failure::wrong(format!("the worker ended: {status}")),
+            _ => Failure::wrong("the worker closed its socket"),
+        }
+    }
+
+    /// Stops the shared cluster and ends the worker. Returns what was left on the machine, and removes it.
+    pub(super) fn stop(mut self) -> Vec<String> {
+        let _ = protocol::send(&mut self.requests, &Request::Stop);
+        let deadline = Instant::now() + STOP_LIMIT;
+        let mut remains = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let report = self.reports.recv_timeout(left);
+            match report {
+                Ok(Report::Stopped { remains }) => break remains,
+                Ok(_) => {}
+                Err(_) => break vec!["the shared cluster was not stopped".to_owned()],
+            }
+        };
+        self.output.forward();
+        let _ = deadline::within(END_LIMIT, || self.process.try_wait().transpose());
+        remains.extend(self.traces.groups.members().into_iter().map(describe_process));
+        remains.extend(self.discard());
+        remains
+    }
+
+    /// Kills all that the worker has started, and removes all that it has made. Returns what could not be removed.
+    pub(super) fn discard(mut self) -> Vec<String> {
+        let _ = self.process.kill();
+        let held = self.run.pass_gate();
+        let problems = self.traces.remove();
+        drop(held);
+        let _ = deadline::within(END_LIMIT, || self.process.try_wait().transpose());
+        problems
+    }
+}
+
+impl WorkerTraces {
+    fn make(run: &RunContext) -> io::Result<Self> {
+        let name = run.next_worker_name();
+        let groups = run.groups.create_below(&name)?;
+        let directory = run.directory.join(&name);
+        fs::create_dir(&directory)?;
+        Ok(Self { groups, directory, mark: format!("{}/{name}", run.name) })
+    }
+
+    fn remove(&self) -> Vec<String> {
+        cleanup::remove_all(&self.groups, &self.directory, &self.mark)
+    }
+}
+
+impl WorkerOutput {
+    /// Passes on what is new.
+    fn forward(&mut self) {
+        let mut new = Vec::new();
+        let read = self.file.read_to_end(&mut new);
+        self.forwarded_bytes += read.map_or(0, |count| count as u64);
+        let _ = io::stderr().write_all(&new);
+    }
+
+    /// Appends what was printed since then to a file.
+    fn append_since(&mut self, begin: u64, path: &Path) -> io::Result<()> {
+        let mut log = File::options().create(true).append(true).open(path)?;
+        writeln!(log, "== output of the test")?;
+        self.file.seek(SeekFrom::Start(begin))?;
+        io::copy(&mut self.file, &mut log)?;
+        self.forwarded_bytes = self.file.stream_position()?;
+        Ok(())
+    }
+}
+
+/// Waits until the worker has connected and is in its groups.
+fn connect(
+    listener: &UnixListener,
+    process: &mut Child,
+    groups: &GroupSet,
+) -> io::Result<(UnixStream, Receiver<Report>)> {
+    listener.set_nonblocking(true)?;
+    let accepted = deadline::within(START_LIMIT, || match listener.accept() {
+        Ok((stream, _)) => Some(Ok(stream)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let status = process.try_wait().ok()??;
+            Some(Err(io::Error::other(format!("the worker ended: {status}"))))
+        }
+        Err(error) => Some(Err(error)),
+    });
+    let stream = accepted.ok_or(io::ErrorKind::TimedOut)??;
+    stream.set_nonblocking(false)?;
+    let mut channel = Channel::new(stream.try_clone()?)?;
+    channel.send(&Request::Enter { supervisor: std::process::id(), groups: groups.leaves() })?;
+    let (sender, reports) = mpsc::channel();
+    thread::spawn(move || {
+        while let Ok(report) = channel.receive() {
+            if sender.send(report).is_err() {
+                return;
+            }
+        }
+    });
+    match reports.recv_timeout(START_LIMIT) {
+        Ok(Report::Entered) => Ok((stream, reports)),
+        Ok(other) => Err(io::Error::other(format!("the worker begins with {other:?}"))),
+        Err(error) => Err(io::Error::other(format!("the worker did not join its groups: {error}"))),
+    }
+}
+
+fn describe_process(pid: i32) -> String {
+    let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    format!("process {pid}: {}", String::from_utf8_lossy(&command_line).replace('\0', " ").trim_end())
+}

@@ -1,0 +1,163 @@
+//! Runs of tests are contained: whatever a test does, and whoever ends the run, the machine is as before, and the run's report says
+//! what happened.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::harness::deadline::{self, Ended};
+use crate::harness::scratch;
+use crate::runner::{self, self_test};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("by_name_and_kind_of_failure", kinds_of_failure),
+    Test::alone("when_a_test_hangs", hanging_tests),
+    Test::alone("when_a_test_multiplies", fork_bomb),
+    Test::alone("when_the_runner_is_terminated", || ended_run(Signal::TERM)),
+    Test::alone("when_the_runner_is_killed", || ended_run(Signal::KILL)),
+];
+
+const RUN_LIMIT: Duration = Duration::from_secs(120);
+const SOON: Duration = Duration::from_secs(60);
+
+/// A run of the runner's own tests.
+struct InnerRun {
+    process: Child,
+    directory: TempDir,
+}
+
+impl InnerRun {
+    fn start(filters: &[&str]) -> Self {
+        Self::start_in(scratch::directory(), filters)
+    }
+
+    fn start_in(directory: TempDir, filters: &[&str]) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("a running program"));
+        command.args(filters).env(self_test::DIRECTORY_VARIABLE, directory.path());
+        for (variable, file) in
+            [("FARFORK_FAILURES", "failures"), ("FARFORK_COUNTS", "counts"), ("FARFORK_TEST_LOGS", "logs")]
+        {
+            command.env(variable, directory.path().join(file));
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self { process: command.spawn().expect("this binary can be started"), directory }
+    }
+
+    /// What the run printed, when it has ended; nothing of it is left on the machine.
+    fn end(self) -> (Ended, TempDir) {
+        let pid = self.process.id();
+        let ended = deadline::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
+        require_no_traces(pid, self.directory.path());
+        (ended, self.directory)
+    }
+}
+
+/// All that the run has made, and what its tests have noted, is gone.
+fn require_no_traces(supervisor: u32, directory: &Path) {
+    let traces = runner::traces_of(supervisor);
+    assert!(traces.is_empty(), "left of the run: {traces:?}");
+    if let Some(parent) = note_in(directory, "parent") {
+        assert!(!is_running(&parent), "process {parent} of a test still runs");
+    }
+    if let Some(group) = note_in(directory, "cluster") {
+        let name = group.strip_prefix("farfork-").expect("groups of clusters begin so");
+        let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        let left: Vec<_> = namespaces.map(|entry| entry.file_name()).filter(|file| is_of(file, name)).collect();
+        assert!(left.is_empty(), "network namespaces: {left:?}");
+        let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+        let left: Vec<_> = hierarchies.map(|entry| entry.path().join(&group)).filter(|path| path.exists()).collect();
+        assert!(left.is_empty(), "control groups: {left:?}");
+    }
+}
+
+fn is_of(netns: &std::ffi::OsStr, cluster: &str) -> bool {
+    netns.to_string_lossy().starts_with(&format!("ff-{cluster}-"))
+}
+
+/// A zombie, which waits for process 1, runs no more.
+fn is_running(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+fn note_in(directory: &Path, name: &str) -> Option<String> {
+    fs::read_to_string(directory.join(name)).ok()
+}
+
+fn last_line(ended: &Ended) -> &str {
+    ended.stdout.lines().last().unwrap_or_default()
+}
+
+fn require(ended: &Ended, condition: bool, what: &str) {
+    assert!(condition, "{what}: {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
+}
+
+/// One passes, one fails and is not run again, one waits in vain and then passes, one waits in vain twice, one leaks.
+fn kinds_of_failure() {
+    let tests = ["--skip", "hang", "--skip", "stays", "--skip", "multiplies"];
+    let (ended, directory) = InnerRun::start(&tests).end();
+    require(&ended, last_line(&ended) == "2 passed, 3 failed", "the last line");
+    require(&ended, ended.status.code() == Some(101), "the run fails");
+    let failures = note_in(directory.path(), "failures").expect("failures are written");
+    let reasons = ["self_test::fails: a wrong byte", "self_test::leaves_a_process: ", "self_test::waits_in_vain: "];
+    for reason in reasons {
+        let line = failures.lines().find(|line| line.starts_with(reason));
+        let line = line.unwrap_or_else(|| panic!("no `{reason}` in:\n{failures}"));
+        let log = line.rsplit_once("(log: ").and_then(|(_, rest)| rest.strip_suffix(')')).expect("the log is named");
+        assert!(Path::new(log).exists(), "{log} is missing");
+    }
+    let counts = note_in(directory.path(), "counts").expect("counts are written");
+    assert_eq!(counts.trim(), "passed=2 failed=3 flaky=1");
+    let runs_of =
+        |test: &str| ended.stdout.lines().filter(|l| l.starts_with(&format!("test self_test::{test} "))).count();
+    let runs = ["passes", "fails", "leaves_a_process", "waits_in_vain_once", "waits_in_vain"].map(runs_of);
+    require(&ended, runs == [1, 1, 1, 2, 2], "only what timed out is run again");
+    let log = fs::read_to_string(directory.path().join("logs/self_test.waits_in_vain_once.log"));
+    assert!(log.is_ok_and(|log| log.contains("comm test-worker")), "the threads of the first run are recorded");
+}
+
+/// Each costs its own time and no other test; one that had failed before it hung is not run again.
+fn hanging_tests() {
+    let tests = ["--skip", "vain", "--skip", "stays", "--skip", "multiplies", "--skip", "leaves"];
+    let (ended, directory) = InnerRun::start(&tests).end();
+    require(&ended, last_line(&ended) == "1 passed, 4 failed", "the last line");
+    let failures = note_in(directory.path(), "failures").expect("failures are written");
+    for reason in ["fails_and_hangs: a wrong byte", "hangs: not done after 2 s", "hangs_with_a_cluster: not done after"]
+    {
+        assert!(failures.contains(&format!("self_test::{reason}")), "no `{reason}` in:\n{failures}");
+    }
+    let log = fs::read_to_string(directory.path().join("logs/self_test.hangs_with_a_cluster.log")).unwrap_or_default();
+    assert!(log.contains("node.log") && log.contains("farfork"), "what the daemons do is recorded: {log}");
+}
+
+/// It gets no more processes than the run may have, and the machine others.
+fn fork_bomb() {
+    let (ended, directory) = InnerRun::start(&["multiplies"]).end();
+    require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
+    let count: usize = note_in(directory.path(), "children").expect("it counts").parse().expect("a number");
+    assert!((1..200).contains(&count), "{count} processes");
+}
+
+/// By a user, or by a kernel that has no memory left; then the next run cleans up.
+fn ended_run(signal: Signal) {
+    let inner = InnerRun::start(&["stays"]);
+    let pid = inner.process.id();
+    deadline::until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
+    kill_process(Pid::from_child(&inner.process), signal).expect("our own child");
+    if signal != Signal::KILL {
+        let (ended, _directory) = inner.end();
+        require(&ended, ended.status.code() == Some(128 + signal.as_raw()), "the exit status names the signal");
+        return;
+    }
+    let InnerRun { process, directory } = inner;
+    drop(deadline::wait_with_output(process, "the killed runner", SOON));
+    assert!(!runner::traces_of(pid).is_empty(), "a killed runner can remove nothing");
+    let (ended, directory) = InnerRun::start_in(directory, &["passes"]).end();
+    require(&ended, last_line(&ended) == "1 passed, 0 failed", "the next run passes");
+    require_no_traces(pid, directory.path());
+}
