@@ -71,7 +71,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::Arguments;
 
-use runner::{Selection, WORKER_ARGUMENT, self_test};
+use runner::{JANITOR_ARGUMENT, Selection, WORKER_ARGUMENT, self_test};
 use test::Test;
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
@@ -138,10 +138,11 @@ const SENTENCES: &[(&str, &[Test])] = &[
 fn main() -> ExitCode {
     close_inherited_descriptors();
     let sentences = if self_test::is_running() { self_test::SENTENCES } else { SENTENCES };
-    let mut own_arguments = std::env::args_os().skip(1);
-    if own_arguments.next().is_some_and(|first| first == WORKER_ARGUMENT) {
-        let socket = own_arguments.next().expect("the supervisor names its socket");
-        return runner::work(Path::new(&socket), |name| find(sentences, name));
+    let own_arguments: Vec<String> = std::env::args().skip(1).collect();
+    match own_arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [WORKER_ARGUMENT, socket] => return runner::work(Path::new(socket), |name| find(sentences, name)),
+        [JANITOR_ARGUMENT, run_name] => return runner::clean_after(run_name),
+        _ => {}
     }
     let arguments = Arguments::from_args();
     if arguments.list {

@@ -18,8 +18,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("by_name_and_kind_of_failure", kinds_of_failure),
     Test::alone("when_a_test_hangs", hanging_tests),
     Test::alone("when_a_test_multiplies", fork_bomb),
-    Test::alone("when_the_runner_is_terminated", || ended_run(Signal::TERM)),
-    Test::alone("when_the_runner_is_killed", || ended_run(Signal::KILL)),
+    Test::alone("when_its_time_is_over", overdue_run),
+    Test::alone("when_the_runner_is_terminated", terminated_run),
+    Test::alone("when_the_runner_is_killed", killed_run),
+    Test::alone("when_the_runner_and_its_janitor_are_killed", run_killed_with_its_janitor),
 ];
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
@@ -37,6 +39,10 @@ impl InnerRun {
     }
 
     fn start_in(directory: TempDir, filters: &[&str]) -> Self {
+        Self { process: Self::command(&directory, filters).spawn().expect("this binary can be started"), directory }
+    }
+
+    fn command(directory: &TempDir, filters: &[&str]) -> Command {
         let mut command = Command::new(std::env::current_exe().expect("a running program"));
         command.args(filters).env(self_test::DIRECTORY_VARIABLE, directory.path());
         for (variable, file) in
@@ -45,7 +51,7 @@ impl InnerRun {
             command.env(variable, directory.path().join(file));
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self { process: command.spawn().expect("this binary can be started"), directory }
+        command
     }
 
     /// What the run printed, when it has ended; nothing of it is left on the machine.
@@ -99,12 +105,11 @@ fn require(ended: &Ended, condition: bool, what: &str) {
 
 /// One passes, one fails and is not run again, one waits in vain and then passes, one waits in vain twice, one leaks.
 fn kinds_of_failure() {
-    let tests = ["--skip", "hang", "--skip", "stays", "--skip", "multiplies"];
-    let (ended, directory) = InnerRun::start(&tests).end();
+    let (ended, directory) = InnerRun::start(&["kinds::"]).end();
     require(&ended, last_line(&ended) == "2 passed, 3 failed", "the last line");
     require(&ended, ended.status.code() == Some(101), "the run fails");
     let failures = note_in(directory.path(), "failures").expect("failures are written");
-    let reasons = ["self_test::fails: a wrong byte", "self_test::leaves_a_process: ", "self_test::waits_in_vain: "];
+    let reasons = ["kinds::fails: a wrong byte", "kinds::leaves_a_process: ", "kinds::waits_in_vain: "];
     for reason in reasons {
         let line = failures.lines().find(|line| line.starts_with(reason));
         let line = line.unwrap_or_else(|| panic!("no `{reason}` in:\n{failures}"));
@@ -113,51 +118,83 @@ fn kinds_of_failure() {
     }
     let counts = note_in(directory.path(), "counts").expect("counts are written");
     assert_eq!(counts.trim(), "passed=2 failed=3 flaky=1");
-    let runs_of =
-        |test: &str| ended.stdout.lines().filter(|l| l.starts_with(&format!("test self_test::{test} "))).count();
+    let runs_of = |test: &str| ended.stdout.lines().filter(|l| l.starts_with(&format!("test kinds::{test} "))).count();
     let runs = ["passes", "fails", "leaves_a_process", "waits_in_vain_once", "waits_in_vain"].map(runs_of);
     require(&ended, runs == [1, 1, 1, 2, 2], "only what timed out is run again");
-    let log = fs::read_to_string(directory.path().join("logs/self_test.waits_in_vain_once.log"));
+    let log = fs::read_to_string(directory.path().join("logs/kinds.waits_in_vain_once.log"));
     assert!(log.is_ok_and(|log| log.contains("comm test-worker")), "the threads of the first run are recorded");
 }
 
 /// Each costs its own time and no other test; one that had failed before it hung is not run again.
 fn hanging_tests() {
-    let tests = ["--skip", "vain", "--skip", "stays", "--skip", "multiplies", "--skip", "leaves"];
-    let (ended, directory) = InnerRun::start(&tests).end();
-    require(&ended, last_line(&ended) == "1 passed, 4 failed", "the last line");
+    let (ended, directory) = InnerRun::start(&["hanging::"]).end();
+    require(&ended, last_line(&ended) == "1 passed, 3 failed", "the last line");
     let failures = note_in(directory.path(), "failures").expect("failures are written");
-    for reason in ["fails_and_hangs: a wrong byte", "hangs: not done after 2 s", "hangs_with_a_cluster: not done after"]
+    for reason in
+        ["after_a_failure: a wrong byte", "with_a_parent: not done after 2 s", "with_a_cluster: not done after"]
     {
-        assert!(failures.contains(&format!("self_test::{reason}")), "no `{reason}` in:\n{failures}");
+        assert!(failures.contains(&format!("hanging::{reason}")), "no `{reason}` in:\n{failures}");
     }
-    let log = fs::read_to_string(directory.path().join("logs/self_test.hangs_with_a_cluster.log")).unwrap_or_default();
+    let log = fs::read_to_string(directory.path().join("logs/hanging.with_a_cluster.log")).unwrap_or_default();
     assert!(log.contains("node.log") && log.contains("farfork"), "what the daemons do is recorded: {log}");
 }
 
 /// It gets no more processes than the run may have, and the machine others.
 fn fork_bomb() {
-    let (ended, directory) = InnerRun::start(&["multiplies"]).end();
+    let (ended, directory) = InnerRun::start(&["multiplying::"]).end();
     require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
     let count: usize = note_in(directory.path(), "children").expect("it counts").parse().expect("a number");
     assert!((1..200).contains(&count), "{count} processes");
 }
 
-/// By a user, or by a kernel that has no memory left; then the next run cleans up.
-fn ended_run(signal: Signal) {
-    let inner = InnerRun::start(&["stays"]);
-    let pid = inner.process.id();
-    deadline::until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
-    kill_process(Pid::from_child(&inner.process), signal).expect("our own child");
-    if signal != Signal::KILL {
-        let (ended, _directory) = inner.end();
-        require(&ended, ended.status.code() == Some(128 + signal.as_raw()), "the exit status names the signal");
-        return;
+/// The test that runs then is ended, and further ones are not run.
+fn overdue_run() {
+    let mut command = InnerRun::command(&scratch::directory(), &["overdue::"]);
+    command.env(self_test::RUN_LIMIT_VARIABLE, "2");
+    let ended = deadline::wait_with_output(command.spawn().expect("it can be started"), "an overdue run", RUN_LIMIT);
+    require(&ended, last_line(&ended) == "0 passed, 2 failed", "the last line");
+    for line in ["first: the time of the whole run is over: not done", "second: not run"] {
+        require(&ended, ended.stdout.contains(&format!("overdue::{line}")), line);
     }
-    let InnerRun { process, directory } = inner;
-    drop(deadline::wait_with_output(process, "the killed runner", SOON));
-    assert!(!runner::traces_of(pid).is_empty(), "a killed runner can remove nothing");
-    let (ended, directory) = InnerRun::start_in(directory, &["passes"]).end();
+}
+
+/// A run of a test that stays, with a cluster and a process, once it has both.
+fn start_staying() -> InnerRun {
+    let inner = InnerRun::start(&["staying::"]);
+    deadline::until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
+    inner
+}
+
+fn terminated_run() {
+    let inner = start_staying();
+    kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
+    let (ended, _directory) = inner.end();
+    require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status names the signal");
+}
+
+/// By the kernel, where no memory is left; the janitor removes all.
+fn killed_run() {
+    let InnerRun { mut process, directory } = start_staying();
+    process.kill().expect("our own child");
+    let pid = process.id();
+    deadline::wait(&mut process, "the killed runner", SOON);
+    deadline::until("the janitor removes what is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
+    require_no_traces(pid, directory.path());
+}
+
+/// The next run removes all.
+fn run_killed_with_its_janitor() {
+    let InnerRun { mut process, directory } = start_staying();
+    let pid = process.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+    let is_janitor =
+        |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "test-janitor\n");
+    let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    kill_process(janitor.expect("it has a janitor"), Signal::KILL).expect("it is not reaped before its parent ends");
+    process.kill().expect("our own child");
+    deadline::wait(&mut process, "the killed runner", SOON);
+    assert!(!runner::traces_of(pid).is_empty(), "nobody is left to remove anything");
+    let (ended, directory) = InnerRun::start_in(directory, &["kinds::passes"]).end();
     require(&ended, last_line(&ended) == "1 passed, 0 failed", "the next run passes");
     require_no_traces(pid, directory.path());
 }

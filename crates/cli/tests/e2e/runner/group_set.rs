@@ -157,6 +157,11 @@ impl GroupSet {
         Ok(())
     }
 
+    /// Whether one of the groups exists.
+    pub(super) fn exists(&self) -> bool {
+        self.0.iter().any(|group| group.directory.exists())
+    }
+
     fn write_where_present(&self, file: &str, value: &str) -> io::Result<()> {
         let present = self.0.iter().filter(|group| group.directory.join(file).exists());
         present.map(|group| cgroup::write(&group.directory, file, value)).fold(Ok(()), io::Result::and)

@@ -32,7 +32,8 @@ pub(super) fn entries_of(supervisor: u32, directory: &Path) -> Vec<PathBuf> {
     entries.filter(is_of_supervisor).collect()
 }
 
-fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
+/// The supervisor that a run of this name belongs to.
+pub(super) fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
     let (pid, start_ticks) = name.strip_prefix(PREFIX)?.split_once('-')?;
     Some(ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
 }

@@ -1,9 +1,9 @@
 //! Runs tests one after the other, in one worker as long as they pass: a worker whose test failed is not used again.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::outcome::Failure;
+use super::outcome::{Failure, FailureKind};
 use super::supervisor::{RunContext, Selection};
 use super::worker_process::WorkerProcess;
 
@@ -19,11 +19,11 @@ impl<'a> Lane<'a> {
 
     /// Runs a test; what a failure is about goes to `log`.
     pub(super) fn run_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
-        let left = self.run.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) {
+        let left = self.run.time_left().unwrap_or(Duration::MAX);
+        if left.is_zero() {
             return Err(Failure::wrong("not run: the time of the whole run was over"));
         }
-        let limit = selection.test.limit().min(left.unwrap_or(Duration::MAX));
+        let limit = selection.test.limit().min(left);
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
             None => {
@@ -35,6 +35,9 @@ impl<'a> Lane<'a> {
         };
         let outcome = worker.run_test(&selection.name, limit, log);
         if let Err(mut failure) = outcome {
+            if failure.kind == FailureKind::TimedOut && self.run.time_left() == Some(Duration::ZERO) {
+                failure = Failure::wrong(format!("the time of the whole run is over: {}", failure.reason));
+            }
             for problem in worker.discard() {
                 failure.reason.push_str(&format!("\nnot removed after the test: {problem}"));
             }

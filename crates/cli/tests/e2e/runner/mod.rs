@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! supervisor ── requests ──> worker, in the run's control groups ──> nodes, parents, children
-//!            <── reports ───
+//!     │      <── reports ───
+//!     └──────> janitor, which removes all of that where the supervisor is killed
 //! ```
 
 mod cleanup;
 mod diagnosis;
 mod group_set;
 mod identity;
+mod janitor;
 mod lane;
 mod outcome;
 mod protocol;
@@ -20,5 +22,6 @@ mod worker;
 mod worker_process;
 
 pub(crate) use cleanup::traces_of;
+pub(crate) use janitor::{JANITOR_ARGUMENT, clean_after};
 pub(crate) use supervisor::{RunSettings, Selection, run};
 pub(crate) use worker::{WORKER_ARGUMENT, work};

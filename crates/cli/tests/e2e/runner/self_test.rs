@@ -14,21 +14,33 @@ use crate::test::Test;
 /// Names the directory of the test that has started this run, and says that these tests are to be run.
 pub(crate) const DIRECTORY_VARIABLE: &str = "FARFORK_RUNNER_SELF_TEST";
 
-pub(crate) const SENTENCES: &[(&str, &[Test])] = &[(
-    "self_test",
-    &[
-        Test::alone("passes", || ()),
-        Test::alone("fails", || panic!("a wrong byte")),
-        Test::alone("fails_and_hangs", || drop((Hanging, panic_with_a_wrong_byte()))).within(|| SHORT_LIMIT),
-        Test::alone("hangs", hang_with_a_parent).within(|| SHORT_LIMIT),
-        Test::shared("hangs_with_a_cluster", hang_with_a_cluster).within(|| CLUSTER_LIMIT),
-        Test::alone("waits_in_vain_once", wait_in_vain_once),
-        Test::alone("waits_in_vain", wait_in_vain),
-        Test::alone("multiplies", multiply),
-        Test::alone("leaves_a_process", leave_process),
-        Test::shared("stays", stay),
-    ],
-)];
+/// Limits the time of a run of these tests, in seconds.
+pub(crate) const RUN_LIMIT_VARIABLE: &str = "FARFORK_RUNNER_RUN_LIMIT";
+
+pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
+    (
+        "kinds",
+        &[
+            Test::alone("passes", || ()),
+            Test::alone("fails", panic_with_a_wrong_byte),
+            Test::alone("waits_in_vain_once", wait_in_vain_once),
+            Test::alone("waits_in_vain", wait_in_vain),
+            Test::alone("leaves_a_process", leave_process),
+        ],
+    ),
+    (
+        "hanging",
+        &[
+            Test::alone("after_a_failure", || drop((Hanging, panic_with_a_wrong_byte()))).within(|| SHORT_LIMIT),
+            Test::alone("with_a_parent", hang_with_a_parent).within(|| SHORT_LIMIT),
+            Test::shared("with_a_cluster", hang_with_a_cluster).within(|| CLUSTER_LIMIT),
+            Test::alone("never", || ()),
+        ],
+    ),
+    ("multiplying", &[Test::alone("processes", multiply)]),
+    ("staying", &[Test::shared("with_a_cluster", stay)]),
+    ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
+];
 
 /// What a run of these tests may have of processes and threads: enough for a cluster, and far fewer than the fork bomb's.
 const PIDS_MAX: u64 = 200;
@@ -50,7 +62,13 @@ pub(crate) fn is_running() -> bool {
 
 /// Limits of a run: of these tests, if they are to be run.
 pub(crate) fn settings() -> RunSettings {
-    if is_running() { RunSettings { pids_max: PIDS_MAX, leak_limit: SHORT_LIMIT } } else { RunSettings::default() }
+    let usual = RunSettings::default();
+    if !is_running() {
+        return usual;
+    }
+    let run_limit = env::var(RUN_LIMIT_VARIABLE).ok().and_then(|seconds| seconds.parse().ok());
+    let run_limit = run_limit.map_or(usual.run_limit, Duration::from_secs);
+    RunSettings { pids_max: PIDS_MAX, leak_limit: SHORT_LIMIT, run_limit }
 }
 
 /// Blocks the unwinding of a test that has failed.

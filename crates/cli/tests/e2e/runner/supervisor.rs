@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use super::group_set::{GroupSet, RunLimits};
+use super::janitor::Janitor;
 use super::lane::Lane;
 use super::outcome::{Failure, FailureKind};
 use super::report::{self, RunReport};
@@ -46,12 +47,14 @@ pub(crate) struct RunSettings {
     pub(crate) pids_max: u64,
     /// For processes that a test has killed to be gone.
     pub(crate) leak_limit: Duration,
+    /// For all tests together, except long ones.
+    pub(crate) run_limit: Duration,
 }
 
 impl Default for RunSettings {
     /// All tests together need a few thousand processes. The parents of some are daemons, which take their time to reap them.
     fn default() -> Self {
-        Self { pids_max: 16 << 10, leak_limit: Duration::from_secs(20) }
+        Self { pids_max: 16 << 10, leak_limit: Duration::from_secs(20), run_limit: RUN_LIMIT }
     }
 }
 
@@ -61,9 +64,10 @@ pub(super) struct RunContext {
     pub(super) directory: PathBuf,
     pub(super) groups: GroupSet,
     /// When the run has to be over; none for long tests.
-    pub(super) deadline: Option<Instant>,
+    deadline: Option<Instant>,
     /// For processes that a test has killed to be gone.
     pub(super) leak_limit: Duration,
+    janitor: Janitor,
     logs: PathBuf,
     workers_count: AtomicUsize,
     /// Held while workers are started or removed, and for ever by the end of the run by a signal.
@@ -79,9 +83,20 @@ impl RunContext {
         let groups = GroupSet::create(&name, run_limits(settings.pids_max)?)?;
         let directory = parent.join(&name);
         fs::create_dir(&directory)?;
-        let deadline = (!has_long_tests).then(|| Instant::now() + RUN_LIMIT);
+        let janitor = Janitor::start(&name)?;
+        let deadline = (!has_long_tests).then(|| Instant::now() + settings.run_limit);
         let (workers_count, gate) = (AtomicUsize::new(0), Mutex::new(()));
-        Ok(Self { name, directory, groups, deadline, leak_limit: settings.leak_limit, logs, workers_count, gate })
+        Ok(Self {
+            name,
+            directory,
+            groups,
+            deadline,
+            leak_limit: settings.leak_limit,
+            janitor,
+            logs,
+            workers_count,
+            gate,
+        })
     }
 
     pub(super) fn next_worker_name(&self) -> String {
@@ -93,6 +108,11 @@ impl RunContext {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What is left until the run has to be over.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
     fn log_path(&self, test: &str, suffix: &str) -> PathBuf {
         let path = self.logs.join(format!("{}{suffix}.log", test.replace("::", ".")));
         // That of an earlier run.
@@ -100,8 +120,11 @@ impl RunContext {
         path
     }
 
+    /// Kills and removes all of it. Returns what could not be removed.
     fn remove(&self) -> Vec<String> {
-        cleanup::remove_all(&self.groups, &self.directory, &self.name)
+        let problems = cleanup::remove_all(&self.groups, &self.directory, &self.name);
+        self.janitor.dismiss();
+        problems
     }
 }
 
@@ -188,6 +211,10 @@ fn retry(run: &RunContext, tests: Vec<TimedOutTest>, report: &mut RunReport) {
         println!("\nrunning {} tests again that timed out", tests.len());
     }
     for TimedOutTest { selection, failure: first, log: first_log } in tests {
+        if run.time_left() == Some(Duration::ZERO) {
+            report.add_failed(&selection.name, &first, &first_log, Duration::ZERO);
+            continue;
+        }
         let log = run.log_path(&selection.name, ".again");
         let (begin, mut lane) = (Instant::now(), Lane::new(run));
         let outcome = lane.run_test(&selection, &log);

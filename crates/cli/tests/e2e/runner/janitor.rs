@@ -1,0 +1,66 @@
+//! The janitor: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the supervisor's end,
+//! removes what is left of the run, and ends. Where it was killed too, the next run does that.
+
+use std::env;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use farfork_sys::pidfd;
+
+use super::group_set::GroupSet;
+use super::{cleanup, identity};
+use crate::harness::deadline;
+
+/// The first argument of a janitor. The name of the run follows.
+pub(crate) const JANITOR_ARGUMENT: &str = "--janitor";
+
+/// For the killed janitor to end.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Longer than any run: the janitor does not wait for ever either.
+const WAIT_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The supervisor's hold of it.
+pub(super) struct Janitor(Mutex<Child>);
+
+impl Janitor {
+    /// Starts the janitor of this process's run.
+    pub(super) fn start(run_name: &str) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("test-janitor").arg(JANITOR_ARGUMENT).arg(run_name);
+        // Neither signals of the terminal nor readers of the output concern it.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Self(Mutex::new(command.spawn()?)))
+    }
+
+    /// Ends it, when nothing is left to remove.
+    pub(super) fn dismiss(&self) {
+        let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = process.kill();
+        deadline::within(END_LIMIT, || process.try_wait().transpose());
+    }
+}
+
+/// Waits for the supervisor's end, and removes what is left of its run.
+pub(crate) fn clean_after(run_name: &str) -> ExitCode {
+    // For who reads a list of processes: it would be `exe`.
+    let _ = rustix::thread::set_name(c"test-janitor");
+    let Some(supervisor) = identity::supervisor_of(run_name) else { return ExitCode::FAILURE };
+    if let Ok(Some(process)) = supervisor.open()
+        && !pidfd::wait_exit(&process, WAIT_LIMIT).unwrap_or(false)
+    {
+        return ExitCode::FAILURE;
+    }
+    let directory = env::temp_dir().join(run_name);
+    match GroupSet::named(run_name) {
+        Ok(groups) if groups.exists() || directory.exists() => {
+            let problems = cleanup::remove_all(&groups, &directory, run_name);
+            if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Ok(_) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
