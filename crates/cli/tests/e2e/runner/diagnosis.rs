@@ -51,7 +51,8 @@ fn write_threads(groups: &GroupSet, log: &mut File) -> io::Result<()> {
         .flat_map(|pid| farfork_sys::process::threads(pid).unwrap_or_default().into_iter().map(move |tid| (pid, tid)));
     for (pid, tid) in threads.take(THREADS_MAX) {
         let thread = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
-        let mut text = format!("process {pid}, thread {tid}:");
+        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let mut text = format!("process {pid} ({}), thread {tid}:", program.display());
         for file in THREAD_FILES {
             let _ = write!(text, " {file} {};", read(&thread.join(file)));
         }
