@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("by_name_and_kind_of_failure", kinds_of_failure),
     Test::alone("when_a_test_hangs", hanging_tests),
     Test::alone("when_a_test_multiplies", fork_bomb),
+    Test::alone("when_no_cluster_starts", starved_run),
     Test::alone("when_its_time_is_over", overdue_run),
     Test::alone("when_the_runner_is_terminated", terminated_run),
     Test::alone("when_the_runner_is_killed", killed_run),
@@ -145,6 +146,16 @@ fn fork_bomb() {
     require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
     let count: usize = note_in(directory.path(), "children").expect("it counts").parse().expect("a number");
     assert!((1..200).contains(&count), "{count} processes");
+}
+
+/// Three tests find that out, the fourth is not run, one that needs no cluster passes.
+fn starved_run() {
+    let mut command = InnerRun::command(&scratch::directory(), &["starved::"]);
+    command.env(self_test::PIDS_VARIABLE, "20");
+    let ended = deadline::wait_with_output(command.spawn().expect("it can be started"), "a starved run", RUN_LIMIT);
+    require(&ended, last_line(&ended) == "1 passed, 4 failed", "the last line");
+    require(&ended, ended.stdout.contains("starved::fourth: not run: the shared cluster does not start"), "the fourth");
+    require(&ended, !ended.stdout.contains("starved::third: not run"), "the third");
 }
 
 /// The test that runs then is ended, and further ones are not run.

@@ -1,5 +1,6 @@
 //! What a test is: a name and a function, on a cluster that it shares with others or by itself. Each is bounded in time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ enum Body {
 #[derive(Default)]
 pub(crate) struct SharedCluster {
     cluster: Mutex<Option<Arc<Cluster>>>,
+    /// Stays set when the start fails.
+    is_starting: AtomicBool,
 }
 
 impl Test {
@@ -60,6 +63,11 @@ impl Test {
     /// Whether only `cargo xtask test-long` runs it.
     pub(crate) const fn is_long(&self) -> bool {
         self.is_long
+    }
+
+    /// Whether it needs the shared cluster.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.body, Body::Shared(_))
     }
 
     /// How long it may take.
@@ -89,7 +97,18 @@ impl Test {
 impl SharedCluster {
     fn get(&self) -> Arc<Cluster> {
         let mut cluster = self.lock();
-        Arc::clone(cluster.get_or_insert_with(|| Arc::new(Cluster::start(SHARED_NODES))))
+        let start = || {
+            self.is_starting.store(true, Ordering::Relaxed);
+            let started = Arc::new(Cluster::start(SHARED_NODES));
+            self.is_starting.store(false, Ordering::Relaxed);
+            started
+        };
+        Arc::clone(cluster.get_or_insert_with(start))
+    }
+
+    /// Whether a test needed the cluster and it did not start.
+    pub(crate) fn has_failed_to_start(&self) -> bool {
+        self.is_starting.load(Ordering::Relaxed)
     }
 
     /// The end of its daemons' logs, if it was started.

@@ -23,6 +23,9 @@ impl<'a> Lane<'a> {
         if left.is_zero() {
             return Err(Failure::wrong("not run: the time of the whole run was over"));
         }
+        if selection.test.is_shared() && self.run.has_no_cluster() {
+            return Err(Failure::wrong("not run: the shared cluster does not start"));
+        }
         let limit = selection.test.limit().min(left);
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
@@ -34,6 +37,9 @@ impl<'a> Lane<'a> {
             }
         };
         let outcome = worker.run_test(&selection.name, limit, log);
+        if selection.test.is_shared() {
+            self.run.note_cluster_start(!outcome.as_ref().is_err_and(|failure| failure.has_no_cluster));
+        }
         if let Err(mut failure) = outcome {
             if failure.kind == FailureKind::TimedOut && self.run.time_left() == Some(Duration::ZERO) {
                 failure = Failure::wrong(format!("the time of the whole run is over: {}", failure.reason));

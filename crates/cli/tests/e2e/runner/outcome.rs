@@ -8,6 +8,8 @@ pub(super) struct Failure {
     pub(super) kind: FailureKind,
     /// The first line says it in short.
     pub(super) reason: String,
+    /// Whether the shared cluster did not start.
+    pub(super) has_no_cluster: bool,
 }
 
 /// What tells a slow machine, or a lost wake-up, from everything else.
@@ -21,11 +23,11 @@ pub(super) enum FailureKind {
 
 impl Failure {
     pub(super) fn timed_out(reason: impl Into<String>) -> Self {
-        Self { kind: FailureKind::TimedOut, reason: reason.into() }
+        Self { kind: FailureKind::TimedOut, reason: reason.into(), has_no_cluster: false }
     }
 
     pub(super) fn wrong(reason: impl Into<String>) -> Self {
-        Self { kind: FailureKind::Wrong, reason: reason.into() }
+        Self { kind: FailureKind::Wrong, reason: reason.into(), has_no_cluster: false }
     }
 
     pub(super) fn first_line(&self) -> &str {

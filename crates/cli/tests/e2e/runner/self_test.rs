@@ -17,6 +17,9 @@ pub(crate) const DIRECTORY_VARIABLE: &str = "FARFORK_RUNNER_SELF_TEST";
 /// Limits the time of a run of these tests, in seconds.
 pub(crate) const RUN_LIMIT_VARIABLE: &str = "FARFORK_RUNNER_RUN_LIMIT";
 
+/// Limits the processes of such a run.
+pub(crate) const PIDS_VARIABLE: &str = "FARFORK_RUNNER_PIDS";
+
 pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
     (
         "kinds",
@@ -37,6 +40,16 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
             Test::alone("never", || ()),
         ],
     ),
+    (
+        "starved",
+        &[
+            Test::shared("first", |_| ()),
+            Test::shared("second", |_| ()),
+            Test::shared("third", |_| ()),
+            Test::shared("fourth", |_| ()),
+            Test::alone("fifth", || ()),
+        ],
+    ),
     ("multiplying", &[Test::alone("processes", multiply)]),
     ("staying", &[Test::shared("with_a_cluster", stay)]),
     ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
@@ -49,7 +62,7 @@ const PIDS_MAX: u64 = 200;
 const BOMB_MAX: usize = 400;
 
 const SHORT_LIMIT: Duration = Duration::from_secs(2);
-const CLUSTER_LIMIT: Duration = Duration::from_secs(12);
+const CLUSTER_LIMIT: Duration = Duration::from_secs(6);
 const VAIN_LIMIT: Duration = Duration::from_millis(200);
 
 /// Longer than any of these runs.
@@ -66,9 +79,12 @@ pub(crate) fn settings() -> RunSettings {
     if !is_running() {
         return usual;
     }
-    let run_limit = env::var(RUN_LIMIT_VARIABLE).ok().and_then(|seconds| seconds.parse().ok());
-    let run_limit = run_limit.map_or(usual.run_limit, Duration::from_secs);
-    RunSettings { pids_max: PIDS_MAX, leak_limit: SHORT_LIMIT, run_limit }
+    let number = |variable: &str| env::var(variable).ok().and_then(|text| text.parse().ok());
+    RunSettings {
+        pids_max: number(PIDS_VARIABLE).unwrap_or(PIDS_MAX),
+        leak_limit: SHORT_LIMIT,
+        run_limit: number(RUN_LIMIT_VARIABLE).map_or(usual.run_limit, Duration::from_secs),
+    }
 }
 
 /// Blocks the unwinding of a test that has failed.

@@ -25,6 +25,9 @@ const RUN_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// Tests that timed out beyond this number are not run again: the machine or the product is broken.
 const RETRIES_MAX: usize = 8;
 
+/// When the shared cluster did not start so often, one time after the other, it does not start any more.
+const CLUSTER_FAILURES_MAX: usize = 3;
+
 /// The exit status when a test failed, as of libtest.
 const FAILED_STATUS: u8 = 101;
 
@@ -70,6 +73,8 @@ pub(super) struct RunContext {
     janitor: Janitor,
     logs: PathBuf,
     workers_count: AtomicUsize,
+    /// How often the shared cluster did not start since it last did.
+    cluster_failures_count: AtomicUsize,
     /// Held while workers are started or removed, and for ever by the end of the run by a signal.
     gate: Mutex<()>,
 }
@@ -85,7 +90,6 @@ impl RunContext {
         fs::create_dir(&directory)?;
         let janitor = Janitor::start(&name)?;
         let deadline = (!has_long_tests).then(|| Instant::now() + settings.run_limit);
-        let (workers_count, gate) = (AtomicUsize::new(0), Mutex::new(()));
         Ok(Self {
             name,
             directory,
@@ -94,13 +98,28 @@ impl RunContext {
             leak_limit: settings.leak_limit,
             janitor,
             logs,
-            workers_count,
-            gate,
+            workers_count: AtomicUsize::new(0),
+            cluster_failures_count: AtomicUsize::new(0),
+            gate: Mutex::new(()),
         })
     }
 
     pub(super) fn next_worker_name(&self) -> String {
         format!("w{}", self.workers_count.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Remembers whether the shared cluster of a test that needs it started.
+    pub(super) fn note_cluster_start(&self, has_started: bool) {
+        if has_started {
+            self.cluster_failures_count.store(0, Ordering::Relaxed);
+        } else {
+            self.cluster_failures_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether further tests that need the shared cluster would only cost time.
+    pub(super) fn has_no_cluster(&self) -> bool {
+        self.cluster_failures_count.load(Ordering::Relaxed) >= CLUSTER_FAILURES_MAX
     }
 
     /// To be held while workers are started or removed. Waits for ever when a signal ends the run.
@@ -140,11 +159,11 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     };
     let ended = Arc::clone(&run);
     let clean_up = move || {
-        let _held = ended.pass_gate();
+        let held = ended.pass_gate();
         eprintln!("\nthe run is ended by a signal: all that it has started is killed");
         ended.remove().iter().for_each(|problem| eprintln!("not removed: {problem}"));
         // Whoever waits at the gate must not go on.
-        std::mem::forget(_held);
+        std::mem::forget(held);
     };
     signals::end_run_by_signal(clean_up).expect("signals can be waited for");
 

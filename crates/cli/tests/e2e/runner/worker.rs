@@ -81,7 +81,7 @@ fn run_test(test: &'static Test, shared: &Arc<SharedCluster>) -> Option<Failure>
     if panics.is_empty() {
         panics.push(failure_of(&*payload));
     }
-    Failure::of_panics(&panics)
+    Failure::of_panics(&panics).map(|failure| Failure { has_no_cluster: shared.has_failed_to_start(), ..failure })
 }
 
 /// Prints the panic as always, records and reports it. After a wait that ran out, it returns only once the supervisor has
