@@ -1,5 +1,5 @@
-//! Runs of tests are contained: whatever a test does, and whoever ends the run, the machine is as before, and the run's report says
-//! what happened.
+//! Runs of tests are contained: whatever a test does, and however the run ends, the machine is as before, and the run's report
+//! says what happened.
 
 use std::fs;
 use std::path::Path;
@@ -204,7 +204,7 @@ fn run_killed_with_its_janitor() {
     kill_process(janitor.expect("it has a janitor"), Signal::KILL).expect("it is not reaped before its parent ends");
     process.kill().expect("our own child");
     deadline::wait(&mut process, "the killed runner", SOON);
-    assert!(!runner::traces_of(pid).is_empty(), "nobody is left to remove anything");
+    assert!(!runner::traces_of(pid).is_empty(), "the supervisor and its janitor are dead");
     let (ended, directory) = InnerRun::start_in(directory, &["kinds::passes"]).end();
     require(&ended, last_line(&ended) == "1 passed, 0 failed", "the next run passes");
     require_no_traces(pid, directory.path());

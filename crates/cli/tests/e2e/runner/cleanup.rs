@@ -94,7 +94,7 @@ fn remove_cluster(run_dir: &Path) -> Result<(), String> {
     let cluster = run_dir.to_owned();
     thread::spawn(move || {
         let outcome = LocalCluster::load(&cluster).and_then(LocalCluster::down);
-        // Nobody waits for it any more where time was up.
+        // The receiver is gone if the time was up.
         let _ = sender.send(outcome.map_err(|error| error.to_string()));
     });
     let outcome = receiver.recv_timeout(DOWN_LIMIT);

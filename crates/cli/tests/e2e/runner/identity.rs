@@ -38,7 +38,7 @@ pub(super) fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
     Some(ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
 }
 
-/// Where that cannot be told, it counts as alive.
+/// A supervisor that cannot be examined counts as alive.
 fn is_dead(supervisor: &ProcessIdentity) -> bool {
     match supervisor.open() {
         Ok(process) => process.is_none(),

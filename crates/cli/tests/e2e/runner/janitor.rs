@@ -46,7 +46,7 @@ impl Janitor {
 
 /// Waits for the supervisor's end, and removes what is left of its run.
 pub(crate) fn clean_after(run_name: &str) -> ExitCode {
-    // For who reads a list of processes: it would be `exe`.
+    // For lists of processes: the name would be `exe`.
     let _ = rustix::thread::set_name(c"test-janitor");
     let Some(supervisor) = identity::supervisor_of(run_name) else { return ExitCode::FAILURE };
     if let Ok(Some(process)) = supervisor.open()

@@ -19,6 +19,17 @@ impl<'a> Lane<'a> {
 
     /// Runs a test; what a failure is about goes to `log`.
     pub(super) fn run_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
+        let outcome = self.try_test(selection, log);
+        // A test that was not run has not written it.
+        if let Err(failure) = &outcome
+            && !log.exists()
+        {
+            std::fs::write(log, &failure.reason).unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
+        }
+        outcome
+    }
+
+    fn try_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
         let left = self.run.time_left().unwrap_or(Duration::MAX);
         if left.is_zero() {
             return Err(Failure::wrong("not run: the time of the whole run was over"));

@@ -55,9 +55,10 @@ pub(crate) struct RunSettings {
 }
 
 impl Default for RunSettings {
-    /// All tests together need a few thousand processes. The parents of some are daemons, which take their time to reap them.
+    /// Thousands of children live at once in the longest tests. The parents of some processes are daemons, which take their time
+    /// to reap them.
     fn default() -> Self {
-        Self { pids_max: 16 << 10, leak_limit: Duration::from_secs(20), run_limit: RUN_LIMIT }
+        Self { pids_max: 32 << 10, leak_limit: Duration::from_secs(20), run_limit: RUN_LIMIT }
     }
 }
 
@@ -162,7 +163,7 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
         let held = ended.pass_gate();
         eprintln!("\nthe run is ended by a signal: all that it has started is killed");
         ended.remove().iter().for_each(|problem| eprintln!("not removed: {problem}"));
-        // Whoever waits at the gate must not go on.
+        // A lane that waits at the gate must not go on.
         std::mem::forget(held);
     };
     signals::end_run_by_signal(clean_up).expect("signals can be waited for");
@@ -258,12 +259,12 @@ fn add_remains(run: &RunContext, remains: Vec<String>, report: &mut RunReport) {
     report.add_run_failure("runner::remains", &format!("left on the machine: {}", remains.join("; ")), &log);
 }
 
-/// Half of the machine's process numbers and three quarters of its memory, so that it stays usable.
+/// Three quarters of the machine's process numbers and memory at most, so that it stays usable.
 fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     let machine_pids: u64 = fs::read_to_string("/proc/sys/kernel/pid_max")?.trim().parse().map_err(io::Error::other)?;
     let system = rustix::system::sysinfo();
     let memory_bytes = system.totalram * u64::from(system.mem_unit) / 4 * 3;
-    Ok(RunLimits { pids: pids_max.min(machine_pids / 2), memory_bytes })
+    Ok(RunLimits { pids: pids_max.min(machine_pids / 4 * 3), memory_bytes })
 }
 
 /// That of this run alone, unless the user names one. Old ones of other runs go.

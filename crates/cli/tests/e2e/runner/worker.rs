@@ -32,7 +32,7 @@ pub(crate) fn work(socket: &Path, find: impl Fn(&str) -> Option<&'static Test>) 
     let channel = UnixStream::connect(socket).and_then(Channel::new).expect("the supervisor listens");
     CHANNEL.set(Mutex::new(channel)).expect("it is set once");
     install_panic_hook();
-    // For who reads a list of processes: it would be `exe`.
+    // For lists of processes: the name would be `exe`.
     let _ = rustix::thread::set_name(c"test-worker");
     let shared = Arc::new(SharedCluster::default());
     loop {
