@@ -147,7 +147,8 @@ impl Cluster {
     ) -> io::Result<T> {
         let network = fs::File::open(Path::new("/run/netns").join(self.netns(index)))?;
         let there = move || namespace::enter_network(network.as_fd()).and_then(|()| to_do());
-        thread::scope(|scope| scope.spawn(there).join().expect("it does not panic"))
+        let outcome = thread::scope(|scope| scope.spawn(there).join());
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
     /// The file by whose locks its nodes know which users children have.

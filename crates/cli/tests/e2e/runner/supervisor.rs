@@ -150,7 +150,9 @@ impl RunContext {
 
 /// Runs the tests in `lanes_count` workers at once; prints how they end.
 pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSettings) -> ExitCode {
-    let has_long_tests = tests.iter().any(|selection| selection.test.is_long());
+    // Of some tests the user can ask for more than usual, which has a limit of its own.
+    let is_long = |test: &Test| test.is_long() || test.limit() > RUN_LIMIT;
+    let has_long_tests = tests.iter().any(|selection| is_long(selection.test));
     let run = match RunContext::create(has_long_tests, settings) {
         Ok(run) => Arc::new(run),
         Err(error) => {
