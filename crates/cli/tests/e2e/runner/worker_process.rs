@@ -87,8 +87,9 @@ impl<'a> WorkerProcess<'a> {
         let begin = self.output.forwarded_bytes;
         let outcome = self.await_end(test, limit, log).and_then(|()| self.require_no_leak());
         self.output.forward();
-        if outcome.is_err() {
-            self.output.append_since(begin, log).unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
+        if let Err(failure) = &outcome {
+            let written = self.output.append_since(begin, failure, log);
+            written.unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
         }
         outcome
     }
@@ -208,10 +209,10 @@ impl WorkerOutput {
         let _ = io::stderr().write_all(&new);
     }
 
-    /// Appends what was printed since then to a file.
-    fn append_since(&mut self, begin: u64, path: &Path) -> io::Result<()> {
+    /// Appends the failure, and what was printed since then, to a file.
+    fn append_since(&mut self, begin: u64, failure: &Failure, path: &Path) -> io::Result<()> {
         let mut log = File::options().create(true).append(true).open(path)?;
-        writeln!(log, "== output of the test")?;
+        writeln!(log, "== failure\n{}\n== output of the test", failure.reason)?;
         self.file.seek(SeekFrom::Start(begin))?;
         io::copy(&mut self.file, &mut log)?;
         self.forwarded_bytes = self.file.stream_position()?;
