@@ -58,7 +58,7 @@ impl Default for RunSettings {
     /// Thousands of children live at once in the longest tests. The parents of some processes are daemons, which take their time
     /// to reap them.
     fn default() -> Self {
-        Self { pids_max: 32 << 10, leak_limit: Duration::from_secs(20), run_limit: RUN_LIMIT }
+        Self { pids_max: 32 << 10, leak_limit: Duration::from_secs(60), run_limit: RUN_LIMIT }
     }
 }
 
