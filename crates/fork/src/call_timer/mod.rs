@@ -10,12 +10,19 @@
 //! ```
 //!
 //! It is a process of its own, in a session of its own, and outlives the daemon that started it for as long as it has calls to end. If
-//! it is killed a call ends with its whole limit, and nothing else happens.
+//! it is killed a call ends with its whole limit, and nothing else happens. It has real-time priority within a [budget] of CPU time.
 
+mod attempts;
+mod backoff;
+mod budget;
 mod child;
 mod end;
 mod process;
+mod schedule;
 mod watch;
+
+#[cfg(test)]
+mod tests;
 
 use std::io::{self, PipeWriter, Write as _};
 use std::os::fd::OwnedFd;

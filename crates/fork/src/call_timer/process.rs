@@ -1,86 +1,90 @@
-//! The timer's own life: waits for calls to end, and for their ends.
+//! The timer's main loop: receives calls, starts a thread for each whose time is over, and keeps to its budget.
 
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
 use std::time::Duration;
 
-use farfork_sys::{clock, priority};
+use farfork_sys::{clock, priority, process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::end::{self, Attempt};
+use super::attempts::AttemptThreads;
+use super::budget::RealTimeBudget;
+use super::schedule::{Pending, Schedule};
 use super::watch::{WATCH_BYTES, Watch};
 
-/// Most calls that are watched at a time: threads of a machine. Who comes then has their whole limit.
-const WATCHES_MAX: usize = 1 << 16;
-
-/// How long the timer stays when its daemon has ended, for calls that are still to be ended.
+/// How long the timer stays when its daemon has ended, for the calls that end within this time. Further ones last for their whole limit.
 const STAY_NS_MAX: u64 = 600_000_000_000;
-
-/// How often a call is tried again whose thread somebody else traces, or that runs just now.
-const RETRY_NS: u64 = 500_000;
-
-/// How long a call is tried again: a capture takes less.
-const RETRIES_NS_MAX: u64 = 30_000_000_000;
 
 /// Serves until `input` has come to its end and no call is left.
 pub fn run(input: &OwnedFd) {
-    // A call whose time is over waits for us, and we for a processor. Without the right to, so be it.
-    let _ = priority::raise(rustix::thread::gettid().as_raw_nonzero().get());
-    let (outcomes, finished) = mpsc::channel();
-    let mut timer = Timer { pending: Vec::new(), outcomes, finished, at_work: 0 };
-    let mut input_ended_ns = None;
-    loop {
-        timer.start_due();
-        timer.collect();
-        let now_ns = clock::monotonic_ns();
-        let is_idle = timer.pending.is_empty() && timer.at_work == 0;
-        if input_ended_ns.is_some_and(|ended_ns: u64| is_idle || now_ns > ended_ns + STAY_NS_MAX) {
-            return;
-        }
-        let limit = timer.sleep(now_ns);
-        if input_ended_ns.is_some() {
-            thread::sleep(limit.unwrap_or(Duration::from_millis(1)));
-        } else if is_readable(input, limit) && !timer.receive(input) {
-            input_ended_ns = Some(clock::monotonic_ns());
-        }
+    match Timer::new() {
+        Ok(mut timer) => timer.serve(input),
+        Err(error) => tracing::warn!(%error, "the call timer cannot run"),
     }
 }
 
-/// Waits for input, at most so long.
-fn is_readable(input: &OwnedFd, limit: Option<Duration>) -> bool {
-    let limit =
-        limit.map(|limit| Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() });
-    let mut fds = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
-    matches!(poll(&mut fds, limit.as_ref()), Ok(1..))
-}
-
-/// A call, and when it is looked at next.
-#[derive(Debug, Clone, Copy)]
-struct Pending {
-    watch: Watch,
-    due_ns: u64,
-    /// Whether we have made the mark ourselves, in a stop that was in vain.
-    is_our_own: bool,
-}
-
 struct Timer {
-    pending: Vec<Pending>,
-    outcomes: Sender<(Pending, Attempt)>,
-    finished: Receiver<(Pending, Attempt)>,
-    /// Calls that threads are ending.
-    at_work: usize,
+    schedule: Schedule,
+    threads: AttemptThreads,
+    budget: RealTimeBudget,
+    /// When the daemon ended, if it has.
+    input_ended_ns: Option<u64>,
 }
 
 impl Timer {
-    /// Until the next is due.
-    fn sleep(&self, now_ns: u64) -> Option<Duration> {
-        let next = self.pending.iter().map(|one| one.due_ns).min();
-        let at_work = (self.at_work > 0).then(|| now_ns + RETRY_NS);
-        let next = [next, at_work].into_iter().flatten().min();
-        next.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(now_ns)))
+    fn new() -> io::Result<Self> {
+        let budget = RealTimeBudget::new(clock::monotonic_ns(), used_ns());
+        Ok(Self { schedule: Schedule::default(), threads: AttemptThreads::new()?, budget, input_ended_ns: None })
+    }
+
+    fn serve(&mut self, input: &OwnedFd) {
+        // Expired calls depend on this thread and on those that it starts. Failure is harmless: it needs CAP_SYS_NICE.
+        set_real_time(true);
+        loop {
+            self.collect();
+            self.start_due();
+            self.keep_budget();
+            let now_ns = clock::monotonic_ns();
+            let is_idle = self.schedule.next_due_ns().is_none() && self.threads.is_empty();
+            if self.input_ended_ns.is_some_and(|ended_ns| is_idle || now_ns > ended_ns + STAY_NS_MAX) {
+                return;
+            }
+            self.wait(input, now_ns);
+        }
+    }
+
+    /// Waits for input, for a thread to finish, or for the next call or sample to be due.
+    fn wait(&mut self, input: &OwnedFd, now_ns: u64) {
+        let limit = self.next_ns().map(|next_ns| Duration::from_nanos(next_ns.saturating_sub(now_ns)));
+        let limit =
+            limit.map(|limit| Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() });
+        let wakeup = self.threads.wakeup();
+        let of = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        // An input at its end is always readable.
+        let mut fds =
+            if self.input_ended_ns.is_none() { vec![of(wakeup), of(input.as_fd())] } else { vec![of(wakeup)] };
+        if !matches!(poll(&mut fds, limit.as_ref()), Ok(1..)) {
+            return;
+        }
+        let [has_finished, has_input] = [0, 1].map(|at| fds.get(at).is_some_and(|fd| !fd.revents().is_empty()));
+        if has_finished {
+            let _ = rustix::io::read(wakeup, &mut [0; 8]);
+        }
+        if has_input && !self.receive(input) {
+            let ended_ns = clock::monotonic_ns();
+            self.input_ended_ns = Some(ended_ns);
+            self.schedule.drop_later_than(ended_ns + STAY_NS_MAX);
+        }
+    }
+
+    /// When there is something to do by time alone.
+    fn next_ns(&self) -> Option<u64> {
+        // Without a free thread, a due call waits for one that finishes.
+        let due_ns = self.schedule.next_due_ns().filter(|_| !self.threads.is_full());
+        let may_change = !self.threads.is_empty() || !self.budget.is_real_time();
+        let sample_ns = may_change.then(|| self.budget.next_sample_ns());
+        due_ns.into_iter().chain(sample_ns).min()
     }
 
     /// Takes what there is to read; false at the end of the input.
@@ -90,7 +94,7 @@ impl Timer {
             Ok(0) => false,
             Ok(WATCH_BYTES) => {
                 let watch = Watch::from_bytes(&bytes);
-                self.add(Pending { watch, due_ns: watch.end_ns, is_our_own: false });
+                self.add(Pending::new(watch, false));
                 true
             }
             // The kernel splits no write of this size.
@@ -100,43 +104,60 @@ impl Timer {
         }
     }
 
-    /// A thread has one call at a time: the last that is told of.
-    fn add(&mut self, pending: Pending) {
-        self.pending.retain(|one| one.watch.tid != pending.watch.tid);
-        if self.pending.len() < WATCHES_MAX {
-            self.pending.push(pending);
+    fn collect(&mut self) {
+        while let Some(pending) = self.threads.take_unfinished() {
+            self.add(pending);
         }
     }
 
-    /// Each call is ended in a thread of its own: whatever becomes of the stop, the kernel lets go when that thread ends.
+    /// A thread has one call at a time: the last one.
+    fn add(&mut self, pending: Pending) {
+        self.threads.supersede(pending.watch.tid);
+        self.schedule.add(pending);
+    }
+
     fn start_due(&mut self) {
         let now_ns = clock::monotonic_ns();
-        let is_due = |one: &Pending| one.due_ns <= now_ns;
-        for due in self.pending.extract_if(.., |one| is_due(one)) {
-            let outcomes = self.outcomes.clone();
-            let attempt = move || {
-                // The loop is there for as long as this.
-                let _ = outcomes.send((due, end::attempt(&due.watch, due.is_our_own)));
-            };
-            let thread = thread::Builder::new().name(super::THREAD_NAME.to_owned()).spawn(attempt);
-            self.at_work += usize::from(thread.is_ok());
+        while !self.threads.is_full() {
+            let Some(due) = self.schedule.take_due(now_ns) else { break };
+            if self.threads.start(due).is_err() {
+                // No thread is to be had now: a limit of the machine or of the control group.
+                let mut backoff = due.backoff;
+                let due_ns = now_ns + backoff.next_pause().as_nanos() as u64;
+                self.schedule.add(Pending { due_ns, backoff, ..due });
+                break;
+            }
         }
+        let is_due = self.schedule.next_due_ns().is_some_and(|due_ns| due_ns <= now_ns);
+        self.threads.set_crowded(is_due && self.threads.is_full());
     }
 
-    fn collect(&mut self) {
-        while let Ok((pending, attempt)) = self.finished.try_recv() {
-            self.at_work -= 1;
-            let now_ns = clock::monotonic_ns();
-            match attempt {
-                Attempt::Again if now_ns < pending.watch.end_ns + RETRIES_NS_MAX => {
-                    // Another may have been told of meanwhile.
-                    if !self.pending.iter().any(|one| one.watch.tid == pending.watch.tid) {
-                        self.pending.push(Pending { due_ns: now_ns + RETRY_NS, ..pending });
-                    }
-                }
-                Attempt::Restarted(watch) => self.add(Pending { watch, due_ns: watch.end_ns, is_our_own: true }),
-                Attempt::Again | Attempt::Done => {}
-            }
+    /// Drops real-time priority over the budget, and takes it again within it.
+    fn keep_budget(&mut self) {
+        let now_ns = clock::monotonic_ns();
+        if self.budget.is_due(now_ns)
+            && let Some(is_real_time) = self.budget.sample(now_ns, used_ns())
+        {
+            self.threads.set_real_time(is_real_time);
+            set_real_time(is_real_time);
+        }
+    }
+}
+
+/// CPU time of this process. Where the timer is a thread of another program, that program's time counts: it loses its priority sooner.
+fn used_ns() -> u64 {
+    clock::worked().as_nanos() as u64
+}
+
+/// Gives the calling thread, and the threads of attempts, real-time priority, or makes them ordinary ones. New threads inherit that of
+/// the caller: a reset at fork (SCHED_RESET_ON_FORK) would have each wait for a CPU before it could raise itself.
+fn set_real_time(is_real_time: bool) {
+    let set = if is_real_time { priority::raise } else { priority::lower };
+    let _ = set(rustix::thread::gettid().as_raw_nonzero().get());
+    let pid = std::process::id().cast_signed();
+    for tid in process::threads(pid).unwrap_or_default() {
+        if process::name(pid, tid).is_ok_and(|name| name == super::THREAD_NAME.as_bytes()) {
+            let _ = set(tid);
         }
     }
 }

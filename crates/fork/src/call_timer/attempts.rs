@@ -1,0 +1,206 @@
+//! The threads that end calls: one for each call whose time is over, which makes all attempts at it.
+//!
+//! The kernel releases a traced thread when its tracer ends. So a thread here ends with its call, and never sleeps while it traces:
+//! [`end::attempt`] asks for a retry only where it has seized nothing. Threads inherit the priority of the timer.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+use farfork_sys::{clock, priority};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::end::{self, Attempt};
+use super::schedule::Pending;
+use super::watch::Watch;
+
+/// Most threads at a time. An attempt takes some 200 us, so this is no limit to the calls that end in time; it bounds what many calls
+/// cost whose threads are all held by a debugger.
+const THREADS_MAX: usize = 64;
+
+/// Stack of a thread: an attempt reads some small files of `/proc`.
+const STACK_BYTES: usize = 256 << 10;
+
+/// How long a call is tried again. A capture holds a thread for less; under a debugger the call lasts for its whole limit.
+const RETRIES_NS_MAX: u64 = 30_000_000_000;
+
+/// The threads at work.
+#[derive(Debug)]
+pub(super) struct AttemptThreads {
+    running: BTreeMap<u64, RunningCall>,
+    started: u64,
+    outcomes: Sender<Finished>,
+    finished: Receiver<Finished>,
+    shared: Arc<Shared>,
+}
+
+/// What the threads share with the timer.
+#[derive(Debug)]
+struct Shared {
+    /// Readable when a thread has finished.
+    wakeup: OwnedFd,
+    /// Calls are due for which no thread is left: threads give up their place instead of sleeping.
+    is_crowded: AtomicBool,
+    is_real_time: AtomicBool,
+}
+
+/// A call that a thread is ending.
+#[derive(Debug)]
+struct RunningCall {
+    tid: i32,
+    /// Its thread is in a later call.
+    is_superseded: Arc<AtomicBool>,
+}
+
+/// The outcome of a thread; none where it panicked.
+#[derive(Debug)]
+struct Finished {
+    id: u64,
+    outcome: Option<Outcome>,
+}
+
+/// How a thread has left its call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// It is ended, or is given up.
+    Done,
+    /// It is to be attempted again when it is due.
+    Again(Pending),
+    /// The thread is in a later call, which is to be ended in its time.
+    Restarted(Watch),
+}
+
+impl AttemptThreads {
+    /// None yet.
+    ///
+    /// # Errors
+    /// As eventfd(2).
+    pub(super) fn new() -> io::Result<Self> {
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Shared { wakeup, is_crowded: AtomicBool::new(false), is_real_time: AtomicBool::new(true) };
+        let (outcomes, finished) = mpsc::channel();
+        Ok(Self { running: BTreeMap::new(), started: 0, outcomes, finished, shared: Arc::new(shared) })
+    }
+
+    /// Readable when a thread has finished.
+    pub(super) fn wakeup(&self) -> BorrowedFd<'_> {
+        self.shared.wakeup.as_fd()
+    }
+
+    /// Whether no thread is at work.
+    pub(super) fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Whether no further thread may be started.
+    pub(super) fn is_full(&self) -> bool {
+        self.running.len() >= THREADS_MAX
+    }
+
+    /// Says whether due calls wait for a thread.
+    pub(super) fn set_crowded(&self, is_crowded: bool) {
+        self.shared.is_crowded.store(is_crowded, Ordering::Relaxed);
+    }
+
+    /// Says which priority threads have from now on.
+    pub(super) fn set_real_time(&self, is_real_time: bool) {
+        self.shared.is_real_time.store(is_real_time, Ordering::Relaxed);
+    }
+
+    /// Has the retries of a thread's call end: the thread is in a later call.
+    pub(super) fn supersede(&self, tid: i32) {
+        let of_thread = self.running.values().filter(|running| running.tid == tid);
+        of_thread.for_each(|running| running.is_superseded.store(true, Ordering::Relaxed));
+    }
+
+    /// Starts the thread of a call.
+    ///
+    /// # Errors
+    /// As pthread_create(3).
+    pub(super) fn start(&mut self, pending: Pending) -> io::Result<()> {
+        self.started += 1;
+        let (id, is_superseded) = (self.started, Arc::new(AtomicBool::new(false)));
+        let report = Report { id, outcome: None, outcomes: self.outcomes.clone(), shared: self.shared.clone() };
+        let mut worker = Worker { pending, is_superseded: is_superseded.clone(), report };
+        let thread = thread::Builder::new().name(super::THREAD_NAME.to_owned()).stack_size(STACK_BYTES);
+        thread.spawn(move || worker.run())?;
+        self.running.insert(id, RunningCall { tid: pending.watch.tid, is_superseded });
+        Ok(())
+    }
+
+    /// Removes the threads that have finished, up to one whose call is to be attempted again, or that has left a later call.
+    pub(super) fn take_unfinished(&mut self) -> Option<Pending> {
+        while let Ok(Finished { id, outcome }) = self.finished.try_recv() {
+            // A thread that could not be started reports as well.
+            let Some(running) = self.running.remove(&id) else { continue };
+            match outcome {
+                Some(Outcome::Again(pending)) if !running.is_superseded.load(Ordering::Relaxed) => {
+                    return Some(pending);
+                }
+                Some(Outcome::Restarted(watch)) => return Some(Pending::new(watch, true)),
+                Some(Outcome::Again(_) | Outcome::Done) | None => {}
+            }
+        }
+        None
+    }
+}
+
+/// Reports a thread's outcome when it is dropped, also by a panic.
+struct Report {
+    id: u64,
+    outcome: Option<Outcome>,
+    outcomes: Sender<Finished>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        // The timer outlives its threads; a full counter is readable as well.
+        let _ = self.outcomes.send(Finished { id: self.id, outcome: self.outcome.take() });
+        let _ = rustix::io::write(&self.shared.wakeup, &1_u64.to_ne_bytes());
+    }
+}
+
+/// One thread.
+struct Worker {
+    pending: Pending,
+    is_superseded: Arc<AtomicBool>,
+    report: Report,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        if !self.report.shared.is_real_time.load(Ordering::Relaxed) {
+            // The timer lost its priority between the start of this thread and now.
+            let _ = priority::lower(rustix::thread::gettid().as_raw_nonzero().get());
+        }
+        self.report.outcome = Some(self.outcome());
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        loop {
+            match end::attempt(&self.pending.watch, self.pending.is_our_own) {
+                Attempt::Done => return Outcome::Done,
+                Attempt::Restarted(watch) => return Outcome::Restarted(watch),
+                Attempt::Again => {}
+            }
+            let now_ns = clock::monotonic_ns();
+            if now_ns >= self.pending.watch.end_ns.saturating_add(RETRIES_NS_MAX) {
+                return Outcome::Done;
+            }
+            let pause = self.pending.backoff.next_pause();
+            if self.report.shared.is_crowded.load(Ordering::Relaxed) {
+                let due_ns = now_ns + pause.as_nanos() as u64;
+                return Outcome::Again(Pending { due_ns, ..self.pending });
+            }
+            thread::sleep(pause);
+            if self.is_superseded.load(Ordering::Relaxed) {
+                return Outcome::Done;
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! How much CPU time the timer may use with real-time priority.
+//!
+//! Real-time threads run before all ordinary ones, so an error in the timer, or a flood of calls, would take the machine from everybody.
+//! Within its budget the timer runs with real-time priority; over it, as an ordinary process, which ends calls later but never stops.
+//!
+//! ```text
+//!  real-time ── more than BUDGET_NS within WINDOW_NS ──▶ ordinary
+//!      ▲                                                    │
+//!      └──────── at most REGAIN_NS within WINDOW_NS ────────┘
+//! ```
+
+use std::collections::VecDeque;
+
+/// The sliding window.
+const WINDOW_NS: u64 = 1_000_000_000;
+
+/// CPU time within a window: a tenth of one CPU. An attempt takes some 200 us, so this ends 500 calls a second in time. Others keep
+/// nine tenths of one CPU; the kernel's own limit for real-time threads (`sched_rt_runtime_us`) leaves them a twentieth.
+const BUDGET_NS: u64 = 100_000_000;
+
+/// Real-time priority returns when a window has used no more than this. Less than the budget, so that the timer does not switch at
+/// each sample.
+const REGAIN_NS: u64 = BUDGET_NS / 2;
+
+/// Between two samples. The timer exceeds its budget by the time of one sample on each CPU at most.
+pub(super) const SAMPLE_NS: u64 = 50_000_000;
+
+/// The CPU time that was used until a point in time.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    at_ns: u64,
+    used_ns: u64,
+}
+
+/// The budget, as samples of the last window. Clocks are arguments.
+#[derive(Debug)]
+pub(super) struct RealTimeBudget {
+    /// The oldest first; the first one is at the start of the window or before it.
+    samples: VecDeque<Sample>,
+    is_real_time: bool,
+}
+
+impl RealTimeBudget {
+    /// A budget of which nothing is used; `used_ns` is the CPU time before.
+    pub(super) fn new(now_ns: u64, used_ns: u64) -> Self {
+        Self { samples: VecDeque::from([Sample { at_ns: now_ns, used_ns }]), is_real_time: true }
+    }
+
+    /// Whether the timer may run with real-time priority.
+    pub(super) fn is_real_time(&self) -> bool {
+        self.is_real_time
+    }
+
+    /// Whether the next sample is due.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.next_sample_ns()
+    }
+
+    /// When the next sample is due.
+    pub(super) fn next_sample_ns(&self) -> u64 {
+        self.samples.back().map_or(0, |newest| newest.at_ns + SAMPLE_NS)
+    }
+
+    /// Takes a sample: `used_ns` is the CPU time used so far. Returns the new state where it changes.
+    pub(super) fn sample(&mut self, now_ns: u64, used_ns: u64) -> Option<bool> {
+        let is_in_window = |sample: &Sample| sample.at_ns + WINDOW_NS > now_ns;
+        while self.samples.get(1).is_some_and(|second| !is_in_window(second)) {
+            self.samples.pop_front();
+        }
+        let before = self.samples.front().map_or(used_ns, |oldest| oldest.used_ns);
+        self.samples.push_back(Sample { at_ns: now_ns, used_ns });
+        let limit = if self.is_real_time { BUDGET_NS } else { REGAIN_NS };
+        let is_real_time = used_ns.saturating_sub(before) <= limit;
+        (is_real_time != std::mem::replace(&mut self.is_real_time, is_real_time)).then_some(is_real_time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Samples for so long, using this share of a CPU, in percent; returns each change with its time.
+    fn run(budget: &mut RealTimeBudget, clock: &mut (u64, u64), ns: u64, percent: u64) -> Vec<(u64, bool)> {
+        let (mut changes, end) = (Vec::new(), clock.0 + ns);
+        while clock.0 < end {
+            *clock = (clock.0 + SAMPLE_NS, clock.1 + SAMPLE_NS * percent / 100);
+            assert!(budget.is_due(clock.0));
+            changes.extend(budget.sample(clock.0, clock.1).map(|is_real_time| (clock.0, is_real_time)));
+        }
+        changes
+    }
+
+    #[test]
+    fn a_timer_within_its_budget_keeps_its_priority() {
+        let (mut budget, mut clock) = (RealTimeBudget::new(0, 7), (0, 7));
+        assert_eq!(run(&mut budget, &mut clock, 10 * WINDOW_NS, 10), []);
+        assert!(budget.is_real_time());
+    }
+
+    #[test]
+    fn a_timer_over_its_budget_loses_its_priority_and_regains_it() {
+        let (mut budget, mut clock) = (RealTimeBudget::new(0, 0), (0, 0));
+        let lost = run(&mut budget, &mut clock, 2 * WINDOW_NS, 100);
+        assert_eq!(lost, [(3 * SAMPLE_NS, false)], "the first sample over 100 ms");
+        let regained = run(&mut budget, &mut clock, 2 * WINDOW_NS, 0);
+        assert_eq!(regained, [(2 * WINDOW_NS + WINDOW_NS - SAMPLE_NS, true)], "50 ms are left in the window");
+        assert!(budget.is_real_time());
+    }
+
+    #[test]
+    fn it_does_not_switch_to_and_fro_at_the_limit() {
+        let (mut budget, mut clock) = (RealTimeBudget::new(0, 0), (0, 0));
+        run(&mut budget, &mut clock, WINDOW_NS, 20);
+        assert!(!budget.is_real_time());
+        assert_eq!(
+            run(&mut budget, &mut clock, 10 * WINDOW_NS, 8),
+            [],
+            "8 % is below the budget, but above the half of it"
+        );
+        assert!(!budget.is_real_time());
+    }
+
+    #[test]
+    fn a_burst_after_a_long_sleep_counts_by_itself() {
+        let mut budget = RealTimeBudget::new(0, 0);
+        assert_eq!(budget.sample(3_600 * WINDOW_NS, BUDGET_NS), None);
+        assert_eq!(budget.sample(3_600 * WINDOW_NS + SAMPLE_NS, BUDGET_NS + 1), Some(false));
+    }
+
+    #[test]
+    fn few_samples_are_kept() {
+        let (mut budget, mut clock) = (RealTimeBudget::new(0, 0), (0, 0));
+        run(&mut budget, &mut clock, 20 * WINDOW_NS, 5);
+        assert!(budget.samples.len() as u64 <= WINDOW_NS / SAMPLE_NS + 2);
+    }
+}

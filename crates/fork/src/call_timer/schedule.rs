@@ -1,0 +1,120 @@
+//! The calls that the timer has to end, in the order in which they are due. Does no I/O; time is an argument.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::backoff::Backoff;
+use super::watch::Watch;
+
+/// Most calls that are watched at a time, as many as a machine has threads. Further ones last for their whole limit.
+const WATCHES_MAX: usize = 1 << 16;
+
+/// A call, and when its next attempt is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pending {
+    pub(super) watch: Watch,
+    pub(super) due_ns: u64,
+    /// Whether the timer itself made the mark, in a stop that was in vain.
+    pub(super) is_our_own: bool,
+    pub(super) backoff: Backoff,
+}
+
+impl Pending {
+    /// A call whose first attempt is due at its end.
+    pub(super) fn new(watch: Watch, is_our_own: bool) -> Self {
+        Self { watch, due_ns: watch.end_ns, is_our_own, backoff: Backoff::new() }
+    }
+}
+
+/// Calls by thread, each thread having one at a time, and by due time.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    by_thread: HashMap<i32, Pending>,
+    by_due_time: BTreeSet<(u64, i32)>,
+}
+
+impl Schedule {
+    /// Adds a call, in place of another one of the same thread: that one has ended. Ignores it where there are too many.
+    pub(super) fn add(&mut self, pending: Pending) {
+        let tid = pending.watch.tid;
+        self.remove(tid);
+        if self.by_thread.len() < WATCHES_MAX {
+            self.by_thread.insert(tid, pending);
+            self.by_due_time.insert((pending.due_ns, tid));
+        }
+    }
+
+    /// Takes out the call that is due first, if it is due now.
+    pub(super) fn take_due(&mut self, now_ns: u64) -> Option<Pending> {
+        let (_, tid) = self.by_due_time.first().copied().filter(|(due_ns, _)| *due_ns <= now_ns)?;
+        self.remove(tid)
+    }
+
+    /// When the next call is due.
+    pub(super) fn next_due_ns(&self) -> Option<u64> {
+        self.by_due_time.first().map(|(due_ns, _)| *due_ns)
+    }
+
+    /// Drops the calls that are due later than this.
+    pub(super) fn drop_later_than(&mut self, last_ns: u64) {
+        for (_, tid) in self.by_due_time.split_off(&(last_ns.saturating_add(1), i32::MIN)) {
+            self.by_thread.remove(&tid);
+        }
+    }
+
+    fn remove(&mut self, tid: i32) -> Option<Pending> {
+        let pending = self.by_thread.remove(&tid)?;
+        self.by_due_time.remove(&(pending.due_ns, tid));
+        Some(pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::watch::CallSite;
+    use super::*;
+
+    fn has(schedule: &Schedule, tid: i32) -> bool {
+        schedule.by_thread.contains_key(&tid)
+    }
+
+    fn pending(tid: i32, end_ns: u64) -> Pending {
+        let site = CallSite { number: 232, mark: None, rsp: 0x7ffc_0000, rip: 0x40_1002 };
+        Pending::new(Watch { tid, start_ticks: 5, site, end_ns, result: 0 }, false)
+    }
+
+    #[test]
+    fn calls_are_taken_when_they_are_due_the_first_one_first() {
+        let mut schedule = Schedule::default();
+        [(1, 30), (2, 10), (3, 20), (4, 20)].into_iter().for_each(|(tid, end_ns)| schedule.add(pending(tid, end_ns)));
+        assert_eq!(schedule.next_due_ns(), Some(10));
+        assert_eq!(schedule.take_due(9), None);
+        let taken: Vec<i32> = std::iter::from_fn(|| schedule.take_due(29)).map(|one| one.watch.tid).collect();
+        assert_eq!((taken, schedule.next_due_ns()), (vec![2, 3, 4], Some(30)));
+    }
+
+    #[test]
+    fn a_thread_has_one_call() {
+        let mut schedule = Schedule::default();
+        [10, 50, 20].into_iter().for_each(|end_ns| schedule.add(pending(7, end_ns)));
+        assert_eq!(schedule.take_due(100), Some(pending(7, 20)));
+        assert!(!has(&schedule, 7) && schedule.take_due(100).is_none() && schedule.next_due_ns().is_none());
+    }
+
+    #[test]
+    fn there_is_a_limit_to_the_calls() {
+        let mut schedule = Schedule::default();
+        let threads = i32::try_from(WATCHES_MAX).unwrap();
+        (0..=threads).for_each(|tid| schedule.add(pending(tid, 1)));
+        assert!(has(&schedule, threads - 1) && !has(&schedule, threads));
+        schedule.add(pending(0, 9));
+        assert_eq!(schedule.by_thread[&0].due_ns, 9, "it takes its own place");
+    }
+
+    #[test]
+    fn calls_beyond_a_time_are_dropped() {
+        let mut schedule = Schedule::default();
+        [(1, 10), (2, 20), (3, 21)].into_iter().for_each(|(tid, end_ns)| schedule.add(pending(tid, end_ns)));
+        schedule.drop_later_than(20);
+        assert_eq!([1, 2, 3].map(|tid| has(&schedule, tid)), [true, true, false]);
+    }
+}

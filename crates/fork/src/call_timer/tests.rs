@@ -1,0 +1,184 @@
+//! The timer on real threads: `sleep 60`, whose sleep it ends early, under a tracer of its own.
+
+use std::io::{PipeWriter, Write as _};
+use std::process::{Child, Command};
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use farfork_sys::process::{Stat, SystemCall};
+use farfork_sys::{clock, priority, process, ptrace};
+
+use super::attempts::AttemptThreads;
+use super::schedule::Pending;
+use super::{CallSite, THREAD_NAME, Watch, run};
+
+/// For anything that takes milliseconds where the machine has time.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Long enough for dozens of attempts.
+const TRACED: Duration = Duration::from_millis(400);
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Starts `sleep 60`; returns it when it sleeps, with its call, whose time is over.
+fn sleeper() -> (Child, Watch) {
+    const CLOCK_NANOSLEEP: u64 = 230;
+    let child = Command::new("sleep").arg("60").spawn().unwrap();
+    let tid = child.id().cast_signed();
+    let mut site = None;
+    until("it sleeps", || {
+        let call = SystemCall::of(tid).ok().flatten().filter(|call| call.number == CLOCK_NANOSLEEP);
+        site = call.map(|call| CallSite {
+            number: call.number,
+            mark: None,
+            rsp: call.stack_pointer,
+            rip: call.instruction_pointer,
+        });
+        site.is_some()
+    });
+    let start_ticks = Stat::read(tid).unwrap().start_ticks;
+    (child, Watch { tid, start_ticks, site: site.unwrap(), end_ns: clock::monotonic_ns(), result: 0 })
+}
+
+/// Traces a process until the sender is dropped, from a thread of its own.
+fn trace(tid: i32) -> (Sender<()>, JoinHandle<()>) {
+    let (release, released) = mpsc::channel::<()>();
+    let (report, traced) = mpsc::channel();
+    let tracer = thread::spawn(move || {
+        ptrace::seize(tid, 0).unwrap();
+        report.send(()).unwrap();
+        let _ = released.recv();
+    });
+    traced.recv().unwrap();
+    (release, tracer)
+}
+
+/// Its sleep ended without an error, long before its time.
+fn require_ended(mut child: Child) {
+    let begun = Instant::now();
+    assert!(child.wait().unwrap().success());
+    assert!(begun.elapsed() < Duration::from_secs(55), "the call lasted for its whole limit");
+}
+
+#[test]
+fn one_thread_makes_all_attempts_at_a_call() {
+    let (child, watch) = sleeper();
+    let (release, tracer) = trace(watch.tid);
+    let mut threads = AttemptThreads::new().unwrap();
+    threads.start(Pending::new(watch, false)).unwrap();
+    thread::sleep(TRACED);
+    assert_eq!(threads.take_unfinished(), None);
+    assert!(!threads.is_empty(), "the same thread still tries");
+    drop(release);
+    tracer.join().unwrap();
+    until("the thread ends with the call", || threads.take_unfinished().is_none() && threads.is_empty());
+    require_ended(child);
+}
+
+#[test]
+fn a_thread_gives_up_its_place_where_others_wait() {
+    let (mut child, watch) = sleeper();
+    let (_release, _tracer) = trace(watch.tid);
+    let mut threads = AttemptThreads::new().unwrap();
+    threads.set_crowded(true);
+    threads.start(Pending::new(watch, false)).unwrap();
+    let mut first = None;
+    until("it gives up its place", || {
+        first = threads.take_unfinished();
+        first.is_some()
+    });
+    assert!(threads.is_empty());
+    threads.start(first.unwrap()).unwrap();
+    let mut second = None;
+    until("it does so again", || {
+        second = threads.take_unfinished();
+        second.is_some()
+    });
+    let pause = |pending: Option<Pending>| pending.unwrap().backoff.next_pause();
+    assert!(pause(second) > pause(first), "its pauses go on where they were");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn retries_end_when_the_thread_is_in_a_later_call() {
+    let (mut child, watch) = sleeper();
+    let (_release, _tracer) = trace(watch.tid);
+    let mut threads = AttemptThreads::new().unwrap();
+    threads.start(Pending::new(watch, false)).unwrap();
+    threads.supersede(watch.tid);
+    until("they end", || threads.take_unfinished().is_none() && threads.is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// sched_getscheduler(2)'s number, as `/proc` tells it.
+fn policy(tid: i32) -> Option<u32> {
+    const POLICY_AFTER_NAME: usize = 38;
+    let stat = process::read_text(&format!("/proc/self/task/{tid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(POLICY_AFTER_NAME)?.parse().ok()
+}
+
+/// Runs a timer in a thread that is named like its threads; returns that, its id, and the timer's input.
+fn start_timer() -> (JoinHandle<()>, i32, PipeWriter) {
+    let (output, input) = std::io::pipe().unwrap();
+    let (report, reported) = mpsc::channel();
+    let body = move || {
+        report.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        run(&output.into());
+    };
+    let timer = thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(body).unwrap();
+    (timer, reported.recv().unwrap(), input)
+}
+
+#[test]
+fn a_timer_over_its_budget_is_an_ordinary_process_and_ends_calls_all_the_same() {
+    const SCHED_OTHER: u32 = 0;
+    let (child, watch) = sleeper();
+    let (release, tracer) = trace(watch.tid);
+    let (timer, tid, mut input) = start_timer();
+    input.write_all(&watch.to_bytes()).unwrap();
+    // The CPU time of the whole process counts, and this test's with it.
+    let mut spent = 0_u64;
+    until("the timer lowers its priority", || {
+        let end = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < end {
+            spent = std::hint::black_box(spent + 1);
+        }
+        policy(tid) == Some(SCHED_OTHER)
+    });
+    drop(release);
+    tracer.join().unwrap();
+    require_ended(child);
+    drop(input);
+    timer.join().unwrap();
+}
+
+#[test]
+fn threads_of_attempts_have_the_priority_of_the_timer() {
+    let caller = rustix::thread::gettid().as_raw_nonzero().get();
+    if priority::raise(caller).is_err() {
+        // Without CAP_SYS_NICE, or in a control group without time for real-time threads, there is none.
+        return;
+    }
+    let (child, watch) = sleeper();
+    let (release, tracer) = trace(watch.tid);
+    priority::raise(caller).unwrap();
+    let mut threads = AttemptThreads::new().unwrap();
+    threads.start(Pending::new(watch, false)).unwrap();
+    let real_time = |tid: &i32| policy(*tid) == Some(1);
+    let named = |tid: &i32| process::name(*tid, *tid).is_ok_and(|name| name == THREAD_NAME.as_bytes());
+    let own = std::process::id().cast_signed();
+    until("it runs", || process::threads(own).unwrap().iter().any(|tid| named(tid) && real_time(tid)));
+    priority::lower(caller).unwrap();
+    drop(release);
+    tracer.join().unwrap();
+    until("the thread ends", || threads.take_unfinished().is_none() && threads.is_empty());
+    require_ended(child);
+}
