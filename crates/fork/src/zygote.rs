@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use farfork_container::Outsider;
 use farfork_wire::ChildId;
 
-use crate::pager::{MemoryPlan, PagerClient, PlanError, Source, Strategy};
+use crate::pager::{ClientError, MemoryPlan, PagerClient, PlanError, Source, Strategy};
 use crate::phase;
 use crate::restore::{
     ChildPlan, Cradle, LocalNode, PAYLOAD_NAME, Prepared, Region, RestoreError, Restored, ZygotePlan,
@@ -105,6 +105,11 @@ pub fn has_not_run(error: &ResumeError) -> bool {
         ResumeError::Pager(_) => false,
         _ => true,
     }
+}
+
+/// Whether something took too long: that says more of the machine than of the zygote.
+pub fn is_late(error: &ResumeError) -> bool {
+    matches!(error, ResumeError::Restore(RestoreError::Silent { .. }) | ResumeError::Pager(ClientError::Silent { .. }))
 }
 
 /// Makes the child as a copy of a zygote of its seed. When this returns it runs, or waits if it is to be paused, and its

@@ -26,8 +26,12 @@ pub const STUB_QUEUE_FD: u32 = 5;
 /// The stub: a program of a few KiB without a C library, to be run as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
-/// For a stub to say that it waits: the first thing that it does.
-const WORD_LIMIT: Duration = Duration::from_secs(5);
+/// For a stub to say that it waits: the first thing that it does. One that has ended is known at once; a machine whose scheduler leaves
+/// processes waiting for ten seconds was seen (`docs/decisions/023-scheduling-stalls.md`).
+const WORD_LIMIT: Duration = Duration::from_secs(20);
+
+/// Between two looks whether a stub was stopped.
+const STOP_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A child that stands.
 #[derive(Debug, Clone, Copy)]
@@ -192,7 +196,7 @@ pub(super) fn wait_restored_by(
     let is_stop_expected = descriptor.members.iter().any(is_to_stop);
     loop {
         let left = limit.saturating_sub(begun.elapsed());
-        match wait_restored(control, left.min(WORD_LIMIT), descriptor) {
+        match wait_restored(control, left.min(STOP_LOOK_INTERVAL), descriptor) {
             Err(RestoreError::Silent { .. }) => {}
             told => return told,
         }

@@ -228,7 +228,7 @@ impl Engine {
     /// Lets go of what is kept for children of a seed that is no more: its zygote, and roots.
     pub(crate) fn forget_seed(&self, seed: &SeedId) {
         self.standbys.forget(seed);
-        self.zygotes.retire(seed, false);
+        self.zygotes.retire(seed);
         self.pool.forget_heirs(&seed.to_string());
     }
 

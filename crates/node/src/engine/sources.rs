@@ -48,7 +48,7 @@ impl Engine {
     /// What was made of an earlier descriptor of a seed goes.
     fn forget(&self, seed: &SeedId) {
         self.standbys.forget(seed);
-        self.zygotes.retire(seed, false);
+        self.zygotes.retire(seed);
         self.sources.lock().unwrap_or_else(PoisonError::into_inner).retain(|source| source.key.seed != *seed);
     }
 }

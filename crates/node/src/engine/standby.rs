@@ -294,7 +294,7 @@ impl Engine {
                 Err(broken) => {
                     tracing::debug!(failure = %broken.failure, "no child stands by");
                     if broken.came != Came::Nowhere {
-                        self.give_up_zygote(&source, &kept);
+                        self.give_up_zygote(&source, &kept, broken.is_late);
                     }
                     return;
                 }

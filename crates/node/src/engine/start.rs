@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use farfork_container::{Container, ContainerError, Limits, Protection, RootSpec, UsersSpec};
 use farfork_fork::restore::{Restored, StandardStreams};
 use farfork_fork::resume::{self, FilePolicy, ResumeError, ResumeRequest, SeedSource};
-use farfork_fork::zygote::{has_not_run, resume_from};
+use farfork_fork::zygote::{has_not_run, is_late, resume_from};
 use farfork_fork::{call_timer, phase};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::ChildId;
@@ -109,9 +109,9 @@ impl Engine {
                     self.zygotes.copied(&kept);
                     return Ok(newborn);
                 }
-                Err(Broken { failure, came: Came::Nowhere }) => return Err(failure),
-                Err(Broken { failure, came }) => {
-                    self.give_up_zygote(source, &kept);
+                Err(Broken { failure, came: Came::Nowhere, .. }) => return Err(failure),
+                Err(Broken { failure, came, is_late }) => {
+                    self.give_up_zygote(source, &kept, is_late);
                     if came == Came::ToRun {
                         return Err(failure);
                     }
@@ -142,9 +142,13 @@ impl Engine {
         })
     }
 
-    /// No more copies are made of a zygote that one failed of. One that was killed says nothing of the next.
-    pub(super) fn give_up_zygote(&self, source: &SeedSource, kept: &Kept) {
-        self.zygotes.retire(&source.key.seed, !kept.zygote().has_ended());
+    /// No more copies are made of a zygote that one failed of, which `is_late` where it took too long. One that was killed says nothing of
+    /// the next.
+    pub(super) fn give_up_zygote(&self, source: &SeedSource, kept: &Kept, is_late: bool) {
+        match kept.zygote().has_ended() {
+            true => self.zygotes.retire(&source.key.seed),
+            false => self.zygotes.retire_failed(&source.key.seed, is_late),
+        }
     }
 
     /// Has a child stand, as a copy of a zygote or from the beginning.
@@ -152,10 +156,10 @@ impl Engine {
         let Asked { source, options, fan_out, requested } = asked;
         let failed = |cause: &dyn Display| self.broken(source, cause);
         require_tasks(source, options).map_err(|(cause, next)| {
-            let Broken { failure, came } = failed(&cause);
-            Broken { failure: failure.with_next_step(next), came }
+            let broken = failed(&cause);
+            Broken { failure: broken.failure.with_next_step(next), ..broken }
         })?;
-        let published = Published::take(&options.publish).map_err(|failure| Broken { failure, came: Came::Nowhere })?;
+        let published = Published::take(&options.publish).map_err(Broken::nowhere)?;
         let nest = phase!("resume.nest", self.nests.take()).map_err(|error| self.no_files(source, &error))?;
         let (id, directory, Files { output, error, status }) = nest.into_parts();
         let unfinished = Unfinished::begin(id, directory, &self.pager);
@@ -226,13 +230,13 @@ impl Engine {
 
     pub(super) fn broken(&self, source: &SeedSource, cause: &dyn Display) -> Broken {
         let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
-        Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), came: Came::Nowhere }
+        Broken::nowhere(Failure::new(Code::FailedPrecondition, object, cause))
     }
 
     fn no_files(&self, source: &SeedSource, cause: &io::Error) -> Broken {
         let place = self.nests.place();
-        let Broken { failure, came } = self.broken(source, &format!("its files in {}: {cause}", place.display()));
-        Broken { failure: if remedy::is_full(cause) { failure.with_next_step(remedy::ROOM) } else { failure }, came }
+        let Broken { failure, .. } = self.broken(source, &format!("its files in {}: {cause}", place.display()));
+        Broken::nowhere(if remedy::is_full(cause) { failure.with_next_step(remedy::ROOM) } else { failure })
     }
 
     /// What leads to the child and from it is open before its first instruction.
@@ -240,8 +244,8 @@ impl Engine {
         let Asked { options, fan_out, .. } = asked;
         let place = (options.network, container.init().as_fd(), fan_out);
         phase!("resume.doors", Doors::open(published, &options.egress, place)).map_err(|error| {
-            let Broken { failure, came } = self.broken(asked.source, &format!("a way out of its network: {error}"));
-            Broken { failure: failure.with_next_step(remedy::NO_WAY_OUT), came }
+            let Broken { failure, .. } = self.broken(asked.source, &format!("a way out of its network: {error}"));
+            Broken::nowhere(failure.with_next_step(remedy::NO_WAY_OUT))
         })
     }
 
@@ -263,7 +267,7 @@ impl Engine {
             _ if has_not_run(error) => Came::NotToRun,
             _ => Came::ToRun,
         };
-        Broken { failure, came }
+        Broken { failure, came, is_late: is_late(error) }
     }
 
     fn take_container(
@@ -370,6 +374,14 @@ fn furnish(container: &Container, asked: Asked<'_>) -> Result<(), Box<dyn std::e
 pub(super) struct Broken {
     pub(super) failure: Failure,
     pub(super) came: Came,
+    /// Because something took too long.
+    pub(super) is_late: bool,
+}
+
+impl Broken {
+    fn nowhere(failure: Failure) -> Self {
+        Self { failure, came: Came::Nowhere, is_late: false }
+    }
 }
 
 /// How far a child came that could not be started.

@@ -24,7 +24,7 @@ use farfork_fork::huge::Tender;
 use farfork_fork::pager::Paging;
 use farfork_fork::restore::{LocalNode, has_addresses, unfit_for_zygote};
 use farfork_fork::resume::SeedSource;
-use farfork_fork::zygote::Zygote;
+use farfork_fork::zygote::{Zygote, is_late};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::{ChildId, NodeName, SeedId};
 use tokio::sync::Notify;
@@ -43,6 +43,9 @@ const IDLE_LIMIT: Duration = Duration::from_secs(20);
 const USE_LIMIT: Duration = Duration::from_secs(3);
 /// For one look at what of a zygote's memory can become huge pages, and for making them.
 const HUGE_LIMIT: Duration = Duration::from_millis(100);
+/// Before a seed gets another zygote where one took too long: the machine was too busy to run it, for some seconds at a time. Each try may
+/// delay a child by as much as it takes.
+const LATE_PAUSE: Duration = Duration::from_secs(10);
 /// Seeds of which it is remembered that they have none: more than a node works with at a time.
 const UNFIT_MAX: usize = 64;
 
@@ -78,8 +81,21 @@ pub(crate) enum Hatching {
 #[derive(Debug)]
 enum Entry {
     Hatching,
-    Ready { zygote: Arc<Kept>, used: Instant },
-    Unfit,
+    Ready {
+        zygote: Arc<Kept>,
+        used: Instant,
+    },
+    /// Its seed gets none, or none before this time.
+    Unfit {
+        until: Option<Instant>,
+    },
+}
+
+impl Entry {
+    /// Of a seed whose zygote failed; `is_late`: because it took too long.
+    fn unfit(is_late: bool) -> Self {
+        Self::Unfit { until: is_late.then(|| Instant::now() + LATE_PAUSE) }
+    }
 }
 
 /// The place of a zygote that is being made. However its making ends, also in a panic, nobody waits for it any longer: what
@@ -111,7 +127,7 @@ impl Reserved<'_> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.zygotes.settle(self.seed, std::mem::replace(&mut self.outcome, Entry::Unfit));
+        self.zygotes.settle(self.seed, std::mem::replace(&mut self.outcome, Entry::Unfit { until: None }));
     }
 }
 
@@ -276,7 +292,7 @@ impl Zygotes {
         if self.max == 0 || !is_plain(source, options) {
             return;
         }
-        let Some(place) = self.reserve(seed, why) else { return };
+        let Some(mut place) = self.reserve(seed, why) else { return };
         if let Some(reason) = unfit_for_zygote(&source.descriptor, node) {
             tracing::debug!(%seed, reason, "it has no zygote");
             return;
@@ -290,12 +306,15 @@ impl Zygotes {
                 tracing::debug!(%seed, %error, "no zygote could be made of a seed that nobody has asked for");
                 drop(place);
                 // Most probably the seed is no more; else who asks for a child has another one made.
-                self.retire(seed, false);
+                self.retire(seed);
             }
             Err(error) if remedy::lacks_file(&*error) => {
                 tracing::debug!(%seed, %error, "it has no zygote: a file of it is not here any more");
             }
-            Err(error) => tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one"),
+            Err(error) => {
+                place.outcome = Entry::unfit(error.downcast_ref().is_some_and(is_late));
+                tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one");
+            }
         }
     }
 
@@ -317,7 +336,7 @@ impl Zygotes {
     /// only foretold.
     fn reserve<'a>(&'a self, seed: &'a SeedId, why: Hatching) -> Option<Reserved<'a>> {
         let mut table = self.table();
-        let is_one = |entry: &&Entry| !matches!(entry, Entry::Unfit);
+        let is_one = |entry: &&Entry| !matches!(entry, Entry::Unfit { .. });
         if why == Hatching::Foretold && table.values().filter(is_one).count() >= self.max {
             return None;
         }
@@ -325,7 +344,7 @@ impl Zygotes {
             btree_map::Entry::Vacant(place) => place.insert(Entry::Hatching),
             btree_map::Entry::Occupied(_) => return None,
         };
-        Some(Reserved { zygotes: self, seed, why, outcome: Entry::Unfit })
+        Some(Reserved { zygotes: self, seed, why, outcome: Entry::Unfit { until: None } })
     }
 
     /// Enters what came of a zygote, unless its seed was dropped meanwhile; one that is only foretold makes room, and else the one that was not
@@ -350,7 +369,7 @@ impl Zygotes {
                 gone.extend(table.remove(&oldest));
             }
             if table.len() - ready.min(table.len()) > UNFIT_MAX {
-                table.retain(|_, entry| !matches!(entry, Entry::Unfit));
+                table.retain(|_, entry| !matches!(entry, Entry::Unfit { .. }));
             }
         }
         self.settled.notify_waiters();
@@ -358,9 +377,16 @@ impl Zygotes {
         drop(gone);
     }
 
-    /// Ends a seed's zygote; `is_unfit`: it gets no other.
-    pub(super) fn retire(&self, seed: &SeedId, is_unfit: bool) {
-        let gone = if is_unfit { self.table().insert(seed.clone(), Entry::Unfit) } else { self.table().remove(seed) };
+    /// Ends a seed's zygote. The seed may get another one at once.
+    pub(super) fn retire(&self, seed: &SeedId) {
+        let gone = self.table().remove(seed);
+        self.settled.notify_waiters();
+        drop(gone);
+    }
+
+    /// The same of a zygote that failed: the seed gets no other, or, where it only took too long, none for a while.
+    pub(super) fn retire_failed(&self, seed: &SeedId, is_late: bool) {
+        let gone = self.table().insert(seed.clone(), Entry::unfit(is_late));
         self.settled.notify_waiters();
         drop(gone);
     }
@@ -377,10 +403,11 @@ impl Zygotes {
             Entry::Ready { zygote, used } => {
                 used.elapsed() > IDLE_LIMIT || (zygote.is_only_foretold() && is_in_vain(seed))
             }
-            Entry::Hatching | Entry::Unfit => false,
+            Entry::Unfit { until } => until.is_some_and(|until| until <= Instant::now()),
+            Entry::Hatching => false,
         };
         let over: Vec<SeedId> = self.table().iter().filter(is_over).map(|(seed, _)| seed.clone()).collect();
-        over.iter().for_each(|seed| self.retire(seed, false));
+        over.iter().for_each(|seed| self.retire(seed));
     }
 
     /// Makes huge pages of what is whole of zygotes that are in use: a fork copies an entry for each small page. Tells of which seeds'
@@ -459,42 +486,4 @@ fn remove(directory: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    use super::*;
-
-    fn zygotes() -> Zygotes {
-        let run_dir = RunDir::new("/nonexistent");
-        Zygotes::new("n1".parse().unwrap(), run_dir, Arc::new(PagerLink::nowhere()), 1)
-    }
-
-    #[tokio::test]
-    async fn nobody_waits_for_a_zygote_whose_making_panicked() {
-        let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
-        let mut waiter = Box::pin(zygotes.settled(&seed));
-        let place = zygotes.reserve(&seed, Hatching::Asked).unwrap();
-        assert!(zygotes.reserve(&seed, Hatching::Asked).is_none(), "somebody makes it");
-        assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err(), "it is being made");
-        let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let _place = place;
-            panic!("while it is made");
-        }));
-        assert!(panicked.is_err());
-        tokio::time::timeout(Duration::from_secs(60), waiter).await.unwrap();
-        assert!(
-            !zygotes.is_unknown(&seed) && zygotes.reserve(&seed, Hatching::Asked).is_none(),
-            "it is not tried again"
-        );
-        assert_eq!(zygotes.counts().kept, 0);
-    }
-
-    #[test]
-    fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
-        let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
-        let place = zygotes.reserve(&seed, Hatching::Asked).unwrap();
-        zygotes.retire(&seed, false);
-        drop(place);
-        assert!(zygotes.is_unknown(&seed));
-    }
-}
+mod tests;
