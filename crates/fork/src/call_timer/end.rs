@@ -62,18 +62,14 @@ fn is_in_call(watch: &Watch, is_our_own: bool) -> Option<bool> {
         }
         // A capture has a thread make other calls meanwhile, and lets it go in its own.
         _ if was_traced || is_traced(tid) => None,
-        // It has just been woken, or its processor is taken: it may still be in the call.
-        Ok(None) if is_runnable(tid) && !is_our_own => None,
+        // It has just been woken, or waits for a CPU or a page: it may still be in the call, or, in a new child, not yet.
+        Ok(None) if !is_our_own => None,
         _ => Some(false),
     }
 }
 
 fn is_traced(tid: i32) -> bool {
     Status::read(tid).is_ok_and(|status| status.tracer != 0)
-}
-
-fn is_runnable(tid: i32) -> bool {
-    Stat::read(tid).is_ok_and(|stat| stat.state == 'R')
 }
 
 /// Waits until a thread stands that was told to stop.
