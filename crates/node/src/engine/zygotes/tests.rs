@@ -44,11 +44,12 @@ fn a_seed_whose_zygote_was_late_gets_another_one_and_no_other_seed_does() {
     let keep_up = || zygotes.keep_up(|_| false, |_| false);
     keep_up();
     assert!(zygotes.knows(&late) && zygotes.reserve(&late, Hatching::Asked).is_none(), "not at once");
-    let is_over = |entry: &mut Entry| match entry {
-        Entry::Unfit { until: Some(until) } => *until -= LATE_PAUSE,
-        _ => {}
+    let expire = |entry: &mut Entry| {
+        if let Entry::Unfit { until: Some(until) } = entry {
+            *until -= LATE_PAUSE;
+        }
     };
-    zygotes.table().values_mut().for_each(is_over);
+    zygotes.table().values_mut().for_each(expire);
     keep_up();
     assert!(zygotes.reserve(&late, Hatching::Asked).is_some());
     assert!(zygotes.knows(&unfit) && zygotes.reserve(&unfit, Hatching::Asked).is_none());
