@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod benchmarks_run;
+mod check_set;
 mod children_are_compared;
 mod children_are_foretold;
 mod children_are_forked_on;
@@ -150,6 +151,8 @@ fn main() -> ExitCode {
         return libtest_mimic::run(&arguments, trials).exit_code();
     }
     require_root();
+    let unknown = check_set::unknown_names(named_tests(SENTENCES).map(|(sentence, test)| test.full_name(sentence)));
+    assert!(unknown.is_empty(), "the set of `cargo xtask check` names tests that there are not: {unknown:?}");
     tell_left_out(&arguments);
     // One after the other: they measure pauses, and there may be two cores.
     runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(1), &self_test::settings())
@@ -171,7 +174,8 @@ fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arg
     let has_long = arguments.ignored || arguments.include_ignored;
     let wanted = named_tests(sentences)
         .filter(|(sentence, test)| (has_long || !test.is_long()) && !arguments.is_filtered_out(&test.trial(sentence)));
-    wanted.map(|(sentence, test)| Selection { name: test.full_name(sentence), test }).collect()
+    let named = wanted.map(|(sentence, test)| Selection { name: test.full_name(sentence), test });
+    named.filter(|selection| check_set::contains(&selection.name)).collect()
 }
 
 /// Ends the run at once, with the reason, where these tests cannot run: none of them is skipped in silence.
