@@ -2,7 +2,7 @@
 //! tells of it, is forked to another node, and says it again there and in the parent: both must say the same, and the
 //! parent the same as before. At the end each uses its resources up, and says what was in them.
 //!
-//! `FARFORK_RANDOM_CASES` asks for more cases than the usual thousand, `FARFORK_RANDOM_SEED` for the one that failed.
+//! `FARFORK_RANDOM_CASES` asks for more cases than the usual four hundred, `FARFORK_RANDOM_SEED` for the one that failed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
 const QUARTERS: u64 = 4;
 
 /// Each at least once, in all quarters together.
-const CASES_DEFAULT: u64 = 1000;
+const CASES_DEFAULT: u64 = 400;
 
 /// Those of the long campaign, which begins behind the others.
 const CASES_LONG: u64 = 11_000;
