@@ -106,7 +106,7 @@ fn pager_killed() {
                 thread::sleep(Duration::from_millis(moment_ms));
                 cluster.kill_pager(1);
             }
-            fan_out.join().expect("all answers are right");
+            fan_out.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         });
         assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
     }
@@ -124,7 +124,7 @@ fn seed_dropped() {
             let fan_out = scope.spawn(|| cluster.first().run(&["fork", seed.id(), "--detach", "-n", &count]));
             thread::sleep(Duration::from_millis(moment_ms));
             cluster.first().run(&["drop", seed.id(), "--force"]);
-            fan_out.join().expect("the command ends");
+            fan_out.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         });
         assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
         deadline::until("no zygote of a seed that was dropped", SOON, || {

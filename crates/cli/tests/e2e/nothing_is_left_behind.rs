@@ -88,7 +88,7 @@ fn where_containers_are_mounted() {
         needed.release();
     });
     require_nothing_left(cluster);
-    other.join().expect("it does not panic");
+    other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 fn no_memory() {

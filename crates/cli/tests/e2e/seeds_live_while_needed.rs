@@ -89,7 +89,7 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
         });
         pidfd::send_signal(&pager, SIGCONT).expect("it lives");
         let halt = halted.elapsed();
-        (asked.join().expect("it does not panic"), is_renewed == Some(true), halt)
+        (asked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), is_renewed == Some(true), halt)
     });
     let is_right = answer.status.code() == Some(42);
     // A lease that was renewed was needed: from then on only a halt that was too long is an excuse.
@@ -130,7 +130,7 @@ fn refused_while_on_its_way(cluster: &Cluster, parent: &Parent, way: Duration) -
         thread::sleep(way);
         let dropped = cluster.first().run(&["drop", seed.id()]);
         pidfd::send_signal(&daemon, SIGCONT).expect("it lives");
-        (dropped, asked.join().expect("it does not panic"))
+        (dropped, asked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
     if dropped.status.success() {
         return false;
