@@ -211,6 +211,7 @@ fn logs(workspace: &Workspace) -> PathBuf {
 
 fn succeed(command: &mut Command) -> Result<()> {
     let status = command.status().context("cargo cannot be started")?;
-    ensure!(status.success(), "{command:?} failed ({status})");
+    let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
+    ensure!(status.success(), "`cargo {}` failed ({status})", arguments.join(" "));
     Ok(())
 }

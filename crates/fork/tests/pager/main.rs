@@ -47,6 +47,10 @@ fn main() {
     ]
     .into_iter()
     .flatten();
-    let long = deaths::LONG.iter().chain(scenarios::LONG).map(|test| trial(test).with_ignored_flag(true));
+    let long = deaths::LONG
+        .iter()
+        .chain(remembering::LONG)
+        .chain(scenarios::LONG)
+        .map(|test| trial(test).with_ignored_flag(true));
     libtest_mimic::run(&arguments, all.map(trial).chain(long).collect()).exit();
 }

@@ -15,6 +15,9 @@ pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// How long `wait` waits for children that end by themselves: less than the command may take.
 pub(crate) const WAIT_TIMEOUT: &str = "100s";
 
+/// What a command says whose request ran out of time: like a wait of the harness, not a refusal.
+const REQUEST_TIMED_OUT: &str = "no answer came in time";
+
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_farfork");
 
@@ -66,16 +69,15 @@ impl Farfork {
     }
 
     /// Runs a command with `--json` that must succeed.
+    #[track_caller]
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let ended = self.run(&with_json(arguments));
-        assert!(
-            ended.status.success(),
-            "farfork {}: {}\n{}{}",
-            arguments.join(" "),
-            ended.status,
-            ended.stderr,
-            ended.stdout
-        );
+        let describe =
+            || format!("farfork {}: {}\n{}{}", arguments.join(" "), ended.status, ended.stderr, ended.stdout);
+        if ended.stderr.contains(REQUEST_TIMED_OUT) {
+            deadline::time_out(describe());
+        }
+        assert!(ended.status.success(), "{}", describe());
         document(&ended, arguments)
     }
 
