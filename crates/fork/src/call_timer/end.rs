@@ -8,8 +8,10 @@ use farfork_sys::ptrace::{self, EVENT_STOP, Registers, Report};
 use super::watch::{CallSite, Watch};
 use crate::capture::{CallMark, Deadline, LimitedCall, ProcessorClocks, SeenCall, StoppedCall, restart};
 
-/// How long a thread may take to stop. It sleeps, so that it stops at once where a processor is free.
-const STOP_LIMIT: Duration = Duration::from_millis(500);
+/// How long a thread may take to stop. It sleeps, so it stops at once where a CPU is free; on a crowded machine it waits for one for
+/// seconds. A thread that is released before its stop was seen finds its call interrupted: many calls return EINTR then (signal(7)),
+/// and the program sees what a program without farfork never does.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// What came of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
