@@ -3,6 +3,7 @@
 #include "resource.h"
 
 #include <sys/inotify.h>
+#include <sys/prctl.h>
 
 #define MORE 14
 
@@ -10,8 +11,10 @@ static int notify, first, gone, second, more[MORE];
 static char more_paths[MORE][2 * PATH_BYTES_MAX];
 static pid_t jailed;
 
-static __attribute__((noreturn)) void watch_in_jail(int ready) {
+static __attribute__((noreturn)) void watch_in_jail(int ready, pid_t parent) {
     struct inotify_event event[16];
+    /* A parent that is killed would leave it until its alarm. */
+    REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent);
     REQUIRE(chroot(path_of("jail")) == 0 && chdir("/") == 0);
     int own = inotify_init1(IN_CLOEXEC), watch = inotify_add_watch(own, "/", IN_CREATE);
     REQUIRE(write(ready, "x", 1) == 1);
@@ -34,8 +37,9 @@ static void set_up(void) {
     REQUIRE(inotify_rm_watch(notify, 9) == 0 && inotify_rm_watch(notify, 12) == 0);
     int ends[2];
     char byte;
+    pid_t parent = getpid();
     REQUIRE(mkdir(path_of("jail"), 0700) == 0 && pipe(ends) == 0 && (jailed = fork()) >= 0);
-    if (jailed == 0) watch_in_jail(ends[1]);
+    if (jailed == 0) watch_in_jail(ends[1], parent);
     REQUIRE(read(ends[0], &byte, 1) == 1);
     struct inotify_event ignored;
     REQUIRE(first == 1 && second == 3);

@@ -1,11 +1,14 @@
 //! Programs may fork themselves: by the C library and by the Python package, whose own tests run here.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
 use crate::harness::{BINARY, Cluster, WAIT_TIMEOUT, deadline, programs, scratch};
@@ -210,6 +213,7 @@ fn c_calls(cluster: &Cluster) {
     compiler.arg("-I").arg(library().join("include")).arg("-L").arg(library().join("lib"));
     compiler.arg(format!("-Wl,-rpath,{}", library().join("lib").display())).arg("-lfarfork");
     assert!(compiler.status().expect("gcc").success());
+    wait_for_clock_to_pass(&binary);
 
     let mut program = start(cluster, &binary, Stdio::null());
     for number in 1..=2 {
@@ -221,6 +225,17 @@ fn c_calls(cluster: &Cluster) {
             assert_eq!(result.len(), expected.len() + (1 << 20));
         }
     }
+}
+
+/// Waits until the coarse clock is past the last change of a file. The kernel stamps files up to a tick ahead of that clock (Linux 6.13 and
+/// later), and a prepare within this tick must take the file for one that was changed after it.
+fn wait_for_clock_to_pass(path: &Path) {
+    let changed = fs::metadata(path).expect("it was made");
+    let changed = (changed.mtime(), changed.mtime_nsec());
+    deadline::until("the clock passes", LINE_LIMIT, || {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        ((now.tv_sec, now.tv_nsec) > changed).then_some(())
+    });
 }
 
 fn examples(cluster: &Cluster) {

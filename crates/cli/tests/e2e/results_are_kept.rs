@@ -10,17 +10,18 @@ use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("of_quick_children_that_are_waited_for", quick_attached).within(quick_limit),
-    Test::alone("of_quick_children_until_somebody_comes", quick_detached).within(quick_limit),
+    Test::alone("of_quick_children_that_are_waited_for", || quick_attached(QUICK)).within(|| quick_limit(QUICK)),
+    Test::alone("of_ten_thousand_quick_children_that_are_waited_for", || quick_attached(MANY_QUICK)).long(),
+    Test::alone("of_quick_children_until_somebody_comes", quick_detached).within(|| quick_limit(QUICK)),
     Test::alone("over_the_end_of_a_daemon", over_a_restart),
     Test::alone("unless_who_waits_is_killed", client_killed),
     Test::alone("and_children_outlive_the_daemon_that_was_asked", daemon_killed),
 ];
 
-/// How many quick children one command asks for. `FARFORK_QUICK=10000` is the long form.
-const QUICK_VARIABLE: &str = "FARFORK_QUICK";
-/// More than a node lists of those whose ends somebody has heard.
+/// Quick children that one command asks for: more than a node lists of those whose ends somebody has heard.
 const QUICK: u64 = 1_300;
+/// Those of the long campaign.
+const MANY_QUICK: u64 = 10_000;
 const QUICK_LIMIT: Duration = Duration::from_secs(600);
 /// Children that one command starts, or waits for, within its limit.
 const PORTION: usize = 100;
@@ -29,13 +30,8 @@ const QUICK_LIMIT_EACH: Duration = Duration::from_millis(60);
 /// For children to be gone after who waited for them.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
 
-fn quick() -> u64 {
-    let asked = std::env::var(QUICK_VARIABLE).ok();
-    asked.map_or(QUICK, |text| text.parse().expect("FARFORK_QUICK is a number"))
-}
-
-fn quick_limit() -> Duration {
-    QUICK_LIMIT + QUICK_LIMIT_EACH * u32::try_from(quick()).expect("not so many children")
+fn quick_limit(count: u64) -> Duration {
+    QUICK_LIMIT + QUICK_LIMIT_EACH * u32::try_from(count).expect("not so many children")
 }
 
 fn lines(numbers: impl Iterator<Item = u64>) -> String {
@@ -43,17 +39,18 @@ fn lines(numbers: impl Iterator<Item = u64>) -> String {
 }
 
 /// All on one node, and most have ended before the first is asked for.
-fn quick_attached() {
+fn quick_attached(count: u64) {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("still"), &[]);
     let seed = Seed::of(cluster.first(), &parent);
-    let file = scratch::file(&lines(0..quick()));
+    let file = scratch::file(&lines(0..count));
     let path = file.path().to_string_lossy();
-    let ended =
-        cluster.first().run_within(quick_limit(), &["fork", seed.id(), "--to", cluster.name(1), "--payloads", &path]);
+    let ended = cluster
+        .first()
+        .run_within(quick_limit(count), &["fork", seed.id(), "--to", cluster.name(1), "--payloads", &path]);
     let said: Vec<&str> = ended.stdout.lines().filter(|line| line.starts_with("result ")).collect();
     let expected: Vec<String> =
-        (0..quick()).map(|number| format!("result {number} {}", parent.answer_to(number))).collect();
+        (0..count).map(|number| format!("result {number} {}", parent.answer_to(number))).collect();
     let lost = expected.len() - said.len();
     assert!(lost == 0, "{lost} of {} results are lost: {:.2000}", expected.len(), ended.stderr);
     assert!(said == expected, "results are told in order");
