@@ -26,6 +26,9 @@ use summary::Summary;
 /// The integration test that needs root and starts nodes; it comes last and by itself.
 const END_TO_END: &str = "e2e";
 
+/// Tests beside the code that they test.
+const UNIT_TESTS: [&str; 5] = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins"];
+
 /// The whole workspace, though one crate has this test: another choice of crates would be another choice of features, and
 /// build everything anew.
 const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END];
@@ -63,15 +66,10 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
 
 /// What takes minutes rather than a quarter of an hour: for use between commits.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    let integration = integration_tests(workspace)?;
     let mut summary = Summary::new(&logs(workspace));
     check_sources(workspace, &mut summary);
     if build(workspace, &mut summary) {
-        summary.command(
-            "unit and integration tests",
-            &mut cargo::command(workspace, &unit_tests(&integration)),
-            UNIT_TESTS_LIMIT,
-        );
+        summary.command("unit tests", &mut cargo::command(workspace, &UNIT_TESTS), UNIT_TESTS_LIMIT);
         let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
         run_end_to_end(&mut summary, end_to_end.env(TEST_SET, "check"), END_TO_END_LIMIT);
     }
@@ -140,7 +138,7 @@ fn build(workspace: &Workspace, summary: &mut Summary) -> bool {
 
 /// Arguments of cargo for the tests that need no root; `integration` has the names of those in folders `tests`.
 fn unit_tests(integration: &[String]) -> Vec<&str> {
-    let mut arguments = vec!["test", "--workspace", "--no-fail-fast", "--lib", "--bins"];
+    let mut arguments = UNIT_TESTS.to_vec();
     arguments.extend(integration.iter().flat_map(|name| ["--test", name.as_str()]));
     arguments
 }

@@ -51,6 +51,7 @@ fn main() {
         .iter()
         .chain(remembering::LONG)
         .chain(scenarios::LONG)
+        .chain(simulated::LONG)
         .map(|test| trial(test).with_ignored_flag(true));
     libtest_mimic::run(&arguments, all.map(trial).chain(long).collect()).exit();
 }
