@@ -159,10 +159,10 @@ fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut Summary, t
     }
 }
 
-/// Half a minute: part of every run, so that no test comes to depend on what another left on the machine.
+/// Seconds: part of every run, so that no test comes to depend on what another left on the machine.
 fn run_fresh(workspace: &Workspace, summary: &mut Summary) {
-    const TESTS: [&str; 9] =
-        ["test", "--workspace", "--no-fail-fast", "--test", "container", "--test", "local_cluster", "--test", "daemon"];
+    const TESTS: [&str; 7] =
+        ["test", "--workspace", "--no-fail-fast", "--test", "container", "--test", "local_cluster"];
     summary.command("tests on a fresh machine", &mut fresh::command(workspace, &TESTS), UNIT_TESTS_LIMIT);
 }
 
