@@ -38,7 +38,7 @@ static int huge_setting_read(int file, unsigned long *pages) {
     return length > 0;
 }
 
-/* What a killed run has left. The file is empty where nothing had been changed yet. */
+/* Restores the setting after a killed run. The file is empty if nothing was changed yet. */
 static void huge_setting_put_back(int file) {
     unsigned long pages;
     int left = open(HUGE_SETTING_BEFORE, O_RDONLY | O_CLOEXEC);

@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<pipeline::Failed>() => ExitCode::FAILURE,
+        Err(error) if error.is::<pipeline::RunFailed>() => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("xtask {command}: {error:#}");
             ExitCode::FAILURE

@@ -1,4 +1,4 @@
-//! Runs cargo, or another command, as one step: its output goes to the terminal, to a log file, and to the reader of test output.
+//! Runs a command as one step. Copies its output to the terminal and to a log file, and reads the test results in it.
 
 use std::env;
 use std::fs::{self, File};
@@ -45,21 +45,21 @@ pub(super) fn forget_own_package(command: &mut Command) {
 }
 
 /// How a command ended.
-pub(super) struct Completion {
+pub(super) struct CommandCompletion {
     /// `None`: it ran out of time and was killed, with all that descended from it.
     pub(super) status: Option<ExitStatus>,
     pub(super) log: PathBuf,
     pub(super) output: TestOutput,
 }
 
-impl Completion {
+impl CommandCompletion {
     pub(super) fn is_success(&self) -> bool {
         self.status.is_some_and(|status| status.success())
     }
 }
 
 /// Runs a command to its end, or until `limit` has passed. `log` is written anew.
-pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<Completion> {
+pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<CommandCompletion> {
     fs::create_dir_all(log.parent().context("a log lies in a directory")?)?;
     let file = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
     let (reader, writer) = io::pipe()?;
@@ -75,7 +75,7 @@ pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<
         thread::sleep(POLL_INTERVAL);
     }
     let output = std::mem::take(&mut *lock(&output));
-    Ok(Completion { status, log: log.to_owned(), output })
+    Ok(CommandCompletion { status, log: log.to_owned(), output })
 }
 
 fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {

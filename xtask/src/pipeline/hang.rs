@@ -9,7 +9,7 @@ pub(super) fn kill_tree(root: u32) -> String {
     let tree = tree_of(root);
     let report = tree.iter().map(|pid| describe(*pid)).collect();
     let pids = tree.iter().map(u32::to_string);
-    // Some may have ended since; kill(1) goes on after those.
+    // kill(1) skips processes that have ended.
     let _ = Command::new("kill").arg("-KILL").args(pids).status();
     report
 }

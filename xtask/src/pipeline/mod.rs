@@ -20,8 +20,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::Workspace;
 use crate::{deny, fuzz, tidy};
-pub(crate) use summary::Failed;
-use summary::Summary;
+pub(crate) use summary::RunFailed;
+use summary::RunSummary;
 
 /// The integration test that needs root and starts nodes; it comes last and by itself.
 const END_TO_END: &str = "e2e";
@@ -51,7 +51,7 @@ const TEST_SET: &str = "FARFORK_TEST_SET";
 /// Everything CI runs.
 pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     let integration = integration_tests(workspace)?;
-    let mut summary = Summary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&logs(workspace));
     check_sources(workspace, &mut summary);
     summary.check("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline));
     if build(workspace, &mut summary) {
@@ -66,7 +66,7 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
 
 /// What takes minutes rather than a quarter of an hour: for use between commits.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    let mut summary = Summary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&logs(workspace));
     check_sources(workspace, &mut summary);
     if build(workspace, &mut summary) {
         summary.command("unit tests", &mut cargo::command(workspace, &UNIT_TESTS), UNIT_TESTS_LIMIT);
@@ -82,7 +82,7 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
     let integration = integration_tests(workspace)?;
     let filters = filters.iter().map(String::as_str);
     let arguments: Vec<&str> = ["--", "--ignored"].into_iter().chain(filters).collect();
-    let mut summary = Summary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&logs(workspace));
     if build(workspace, &mut summary) {
         let unit = [unit_tests(&integration), arguments.clone()].concat();
         summary.command("long unit and integration tests", &mut cargo::command(workspace, &unit), LONG_TESTS_LIMIT);
@@ -102,7 +102,7 @@ pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()
 /// The tests that depend most on what a machine has below /run, /tmp, /var/lib and the home directory, as on one that was just installed;
 /// with them the end-to-end tests that `filters` name, or the set of [`check`].
 pub(crate) fn test_fresh(workspace: &Workspace, filters: &[String]) -> Result<()> {
-    let mut summary = Summary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&logs(workspace));
     if build(workspace, &mut summary) {
         run_fresh(workspace, &mut summary);
         let filters = filters.iter().map(String::as_str);
@@ -123,7 +123,7 @@ pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
     succeed(&mut cargo::command(workspace, &arguments))
 }
 
-fn check_sources(workspace: &Workspace, summary: &mut Summary) {
+fn check_sources(workspace: &Workspace, summary: &mut RunSummary) {
     summary.command("format", &mut cargo::command(workspace, &["fmt", "--all", "--check"]), BUILD_LIMIT);
     summary.check("tidy", || tidy::run(workspace));
     let lints = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
@@ -131,7 +131,7 @@ fn check_sources(workspace: &Workspace, summary: &mut Summary) {
 }
 
 /// Builds all tests; without them there is nothing to run.
-fn build(workspace: &Workspace, summary: &mut Summary) -> bool {
+fn build(workspace: &Workspace, summary: &mut RunSummary) -> bool {
     let arguments = ["test", "--workspace", "--no-run", "--lib", "--bins", "--tests"];
     summary.command("build of the tests", &mut cargo::command(workspace, &arguments), BUILD_LIMIT)
 }
@@ -144,7 +144,7 @@ fn unit_tests(integration: &[String]) -> Vec<&str> {
 }
 
 /// Many of the tests wait, for limits of time above all. The fuzz targets have the cores meanwhile.
-fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut Summary, tests: &[&str]) {
+fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut RunSummary, tests: &[&str]) {
     let is_over = AtomicBool::new(false);
     let fuzzed = thread::scope(|scope| {
         let fuzz = scope.spawn(|| fuzz::run_behind(workspace, &is_over));
@@ -159,15 +159,15 @@ fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut Summary, t
     }
 }
 
-/// Seconds: part of every run, so that no test comes to depend on what another left on the machine.
-fn run_fresh(workspace: &Workspace, summary: &mut Summary) {
+/// Runs in seconds and in every run, so that no test depends on files that another one left on the machine.
+fn run_fresh(workspace: &Workspace, summary: &mut RunSummary) {
     const TESTS: [&str; 7] =
         ["test", "--workspace", "--no-fail-fast", "--test", "container", "--test", "local_cluster"];
     summary.command("tests on a fresh machine", &mut fresh::command(workspace, &TESTS), UNIT_TESTS_LIMIT);
 }
 
 /// The end-to-end tests judge by themselves which tests failed, since one that timed out is run again: they write that to two files.
-fn run_end_to_end(summary: &mut Summary, command: &mut Command, limit: Duration) {
+fn run_end_to_end(summary: &mut RunSummary, command: &mut Command, limit: Duration) {
     const NAME: &str = "end-to-end tests";
     let [failures, counts] = ["failures", "counts"].map(|name| summary.log_of(NAME).with_extension(name));
     for path in [&failures, &counts] {

@@ -12,7 +12,7 @@ pub(super) struct TestFailure {
     pub(super) reason: String,
 }
 
-/// What a run of tests has printed so far.
+/// The results that a run of tests has printed so far.
 #[derive(Debug, Default)]
 pub(super) struct TestOutput {
     pub(super) passed: usize,
@@ -20,12 +20,12 @@ pub(super) struct TestOutput {
     /// The last line that begins with `error`, which names the cause where no test failed.
     pub(super) last_error: Option<String>,
     binary: String,
-    section: Section,
+    section: OutputSection,
 }
 
-/// What the next lines belong to.
+/// The part of the output that the next lines belong to.
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Section {
+enum OutputSection {
     #[default]
     Other,
     /// The output of the last failure, whose reason is still to come.
@@ -42,10 +42,10 @@ impl TestOutput {
         } else if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----")) {
             let name = name.strip_suffix(" stdout").unwrap_or(name);
             self.failures.push(TestFailure { name: format!("{}: {name}", self.binary), reason: String::new() });
-            self.section = Section::Failure;
+            self.section = OutputSection::Failure;
         } else if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += number_before(counts, " passed").unwrap_or(0);
-            self.section = Section::Other;
+            self.section = OutputSection::Other;
         } else if line.contains("process didn't exit successfully") && line.contains("(signal: ") {
             let reason = line.trim().to_owned();
             self.failures.push(TestFailure { name: format!("{}: the whole binary", self.binary), reason });
@@ -57,15 +57,16 @@ impl TestOutput {
     }
 
     fn read_reason(&mut self, line: &str) {
-        let Some(failure) = self.failures.last_mut().filter(|_| self.section != Section::Other) else { return };
+        let Some(failure) = self.failures.last_mut().filter(|_| self.section != OutputSection::Other) else { return };
         let is_location = line.starts_with("thread '") && line.contains("panicked at ");
         if is_location {
             failure.reason.clear();
-            self.section = Section::Panic;
+            self.section = OutputSection::Panic;
         } else if failure.reason.is_empty() && !line.trim().is_empty() {
             line.trim().clone_into(&mut failure.reason);
             // A test may print before it panics: its own lines count only until then.
-            self.section = if self.section == Section::Panic { Section::Other } else { Section::Failure };
+            self.section =
+                if self.section == OutputSection::Panic { OutputSection::Other } else { OutputSection::Failure };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a run of several steps amounts to. Every step runs, also after one that failed; the end of the output names each failure.
+//! Collects the results of a run's steps. Every step runs, even after one that failed. The end of the output names each failure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::cargo::{self, Completion};
+use super::cargo::{self, CommandCompletion};
 use super::output::TestFailure;
 
 /// A run of which so many tests or steps failed. Each is named already, and the line with the counts must be the last one: nothing is
 /// printed for this error.
 #[derive(Debug)]
-pub(crate) struct Failed(usize);
+pub(crate) struct RunFailed(usize);
 
-impl fmt::Display for Failed {
+impl fmt::Display for RunFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} failed", self.0)
     }
 }
 
-impl std::error::Error for Failed {}
+impl std::error::Error for RunFailed {}
 
 /// A failure and where all that it printed is.
 struct LoggedFailure {
@@ -30,7 +30,7 @@ struct LoggedFailure {
 }
 
 /// The steps of a run so far.
-pub(super) struct Summary {
+pub(super) struct RunSummary {
     /// Where the steps' logs are written.
     logs: PathBuf,
     durations: Vec<(&'static str, Duration)>,
@@ -42,7 +42,7 @@ pub(super) struct Summary {
     passed: usize,
 }
 
-impl Summary {
+impl RunSummary {
     pub(super) fn new(logs: &Path) -> Self {
         let (durations, failures, judged_failures, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { logs: logs.to_owned(), durations, failures, judged_failures, notes, passed: 0 }
@@ -62,16 +62,21 @@ impl Summary {
     }
 
     /// Runs a command without judging it; `None` if it cannot be run, which is a failure.
-    pub(super) fn run(&mut self, name: &'static str, command: &mut Command, limit: Duration) -> Option<Completion> {
+    pub(super) fn run(
+        &mut self,
+        name: &'static str,
+        command: &mut Command,
+        limit: Duration,
+    ) -> Option<CommandCompletion> {
         let log = self.log_of(name);
         let outcome = self.time(name, || cargo::run(command, &log, limit));
         outcome.map_err(|error| self.fail(name, format!("{error:#}"), None)).ok()
     }
 
     /// Adds what a command printed and how it ended; whether it succeeded.
-    pub(super) fn record(&mut self, name: &'static str, completion: Completion) -> bool {
+    pub(super) fn record(&mut self, name: &'static str, completion: CommandCompletion) -> bool {
         let is_success = completion.is_success();
-        let Completion { status, log, output } = completion;
+        let CommandCompletion { status, log, output } = completion;
         self.passed += output.passed;
         let is_named = !output.failures.is_empty();
         for failure in output.failures {
@@ -89,7 +94,7 @@ impl Summary {
     }
 
     /// Adds what a runner that judges by itself wrote: `passed=… failed=… flaky=…`, and a line for each failure.
-    pub(super) fn record_judged(&mut self, completion: Completion, counts: &str, failures: &str) {
+    pub(super) fn record_judged(&mut self, completion: CommandCompletion, counts: &str, failures: &str) {
         let count = |name: &str| -> usize {
             let value = counts.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
             value.and_then(|value| value.parse().ok()).unwrap_or(0)
@@ -135,7 +140,7 @@ impl Summary {
         }
         self.judged_failures.iter().for_each(|line| println!("{line}"));
         println!("\n{} passed, {failed} failed", self.passed);
-        if failed == 0 { Ok(()) } else { Err(Failed(failed).into()) }
+        if failed == 0 { Ok(()) } else { Err(RunFailed(failed).into()) }
     }
 
     fn time<T>(&mut self, name: &'static str, action: impl FnOnce() -> T) -> T {
@@ -164,15 +169,15 @@ mod tests {
         command
     }
 
-    fn summary(name: &str) -> Summary {
-        Summary::new(&std::env::temp_dir().join(format!("farfork-xtask-{}-{name}", std::process::id())))
+    fn summary(name: &str) -> RunSummary {
+        RunSummary::new(&std::env::temp_dir().join(format!("farfork-xtask-{}-{name}", std::process::id())))
     }
 
-    fn finish(summary: Summary) -> Option<usize> {
+    fn finish(summary: RunSummary) -> Option<usize> {
         let logs = summary.logs.clone();
         let outcome = summary.finish();
         std::fs::remove_dir_all(logs).unwrap();
-        outcome.err().map(|error| error.downcast::<Failed>().unwrap().0)
+        outcome.err().map(|error| error.downcast::<RunFailed>().unwrap().0)
     }
 
     #[test]
@@ -200,12 +205,23 @@ mod tests {
         let mut summary = summary("hang");
         let pid_file = summary.logs.join("pid");
         let script = format!("sleep 100 & echo $! > '{}'; wait", pid_file.display());
-        assert!(!summary.command("hang", &mut shell(&script), Duration::from_millis(500)));
-        let pid = std::fs::read_to_string(pid_file).unwrap();
-        let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(") Z "), "{state}");
-        assert!(summary.failures[0].failure.reason.contains("out of time"));
-        assert_eq!(finish(summary), Some(1));
+        // A busy machine may need more time until the shell has started the other process.
+        let mut limit = Duration::from_millis(500);
+        let is_empty = || std::fs::read_to_string(&pid_file).unwrap_or_default().is_empty();
+        while is_empty() {
+            assert!(limit < 2 * LIMIT, "the shell does not start");
+            assert!(!summary.command("hang", &mut shell(&script), limit));
+            limit *= 2;
+        }
+        let stat = format!("/proc/{}/stat", std::fs::read_to_string(&pid_file).unwrap().trim());
+        let has_ended = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+        let give_up = Instant::now() + LIMIT;
+        while !has_ended() {
+            assert!(Instant::now() < give_up, "it was not killed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(summary.failures.iter().all(|one| one.failure.reason.contains("out of time")));
+        assert!(finish(summary) >= Some(1));
     }
 
     #[test]

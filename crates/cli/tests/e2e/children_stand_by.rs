@@ -22,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// For one to stand by, or to be gone.
 const SOON: Duration = Duration::from_secs(100);
 const SIGKILL: i32 = 9;
-/// For the next one to stand by, where one will: some milliseconds, where the machine has time.
+/// How long the next standby child may take. An idle machine needs some milliseconds.
 const STANDBY_WAIT: Duration = Duration::from_secs(2);
 /// Children that must have stood by before it counts.
 const ENOUGH: u64 = 4;
@@ -38,8 +38,8 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     all.into_iter().filter(|pid| groups(*pid).contains("/pool-")).collect()
 }
 
-/// Forks children one by one, each of which must answer rightly, until one stands by, which is given. Each has time to be made: whoever
-/// is asked for at once becomes the child itself.
+/// Forks children one by one until a standby child exists, and returns it. Each child must answer correctly. The standby child needs
+/// time: a fork that comes at once takes it as its own child.
 fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
     deadline::until("a child stands by", SOON, || {
@@ -49,7 +49,7 @@ fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     })
 }
 
-/// Kills one that stands by. It may go by itself before that: then there is another one.
+/// Kills a standby child. If it has ended by itself before that, another one is made.
 fn kill_one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     deadline::until("one that stands by is killed", SOON, || {
         let pid = one_that_stands_by(cluster, parent, seed);

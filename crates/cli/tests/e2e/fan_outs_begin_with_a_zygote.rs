@@ -42,6 +42,16 @@ fn fan_out(cluster: &Cluster, parent: &Parent, seed: &Seed, nodes: &[usize]) {
     seed.check_answers(parent, &children, &numbers);
 }
 
+/// Forks children of a fresh seed on two nodes. Returns how many are copies of a zygote on each node.
+fn count_copies(cluster: &Cluster, parent: &Parent) -> [u64; 2] {
+    let seed = Seed::of(cluster.first(), parent);
+    let counts = || [0, 1].map(|node| cluster.told_of_zygotes(node, "children"));
+    let before = counts();
+    fan_out(cluster, parent, &seed, &[0, 1]);
+    let now = counts();
+    [0, 1].map(|node| now[node] - before[node])
+}
+
 fn of_each_fresh_seed() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["16"]);
@@ -50,12 +60,7 @@ fn of_each_fresh_seed() {
         "enough copies on both nodes, and nothing else where a fan-out does not begin",
         COPIES_LIMIT,
         || {
-            let seed = Seed::of(cluster.first(), &parent);
-            let counts = || [0, 1].map(|node| cluster.told_of_zygotes(node, "children"));
-            let before = counts();
-            fan_out(&cluster, &parent, &seed, &[0, 1]);
-            let now = counts();
-            let copies = [0, 1].map(|node| now[node] - before[node]);
+            let copies = count_copies(&cluster, &parent);
             assert!(copies.iter().all(|copies| *copies <= EACH), "{copies:?} of {EACH} are copies");
             has_enough |= copies.iter().all(|copies| *copies >= COPIES_MIN);
             has_all |= copies[1] == EACH;
@@ -70,12 +75,7 @@ fn without_exception() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let parent = Parent::start(Program::Waits, &["16"]);
     for _ in 0..ROUNDS {
-        let seed = Seed::of(cluster.first(), &parent);
-        let counts = || [0, 1].map(|node| cluster.told_of_zygotes(node, "children"));
-        let before = counts();
-        fan_out(&cluster, &parent, &seed, &[0, 1]);
-        let now = counts();
-        let copies = [0, 1].map(|node| now[node] - before[node]);
+        let copies = count_copies(&cluster, &parent);
         assert!(copies.iter().all(|copies| (COPIES_MIN..=EACH).contains(copies)), "{copies:?} of {EACH} are copies");
     }
 }

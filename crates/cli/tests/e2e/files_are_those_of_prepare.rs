@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// As the program names them.
 const KINDS: [&str; 8] = ["read", "both", "shared", "private", "copied", "written", "log", "plain_log"];
 
-/// Those that the program may write to, by name: others could change them without a trace.
+/// The files that the program may write to, by name: a change of these leaves no trace.
 const UNPROVED_KINDS: [&str; 4] = ["both", "log", "plain_log", "written"];
 
 /// Those whose bytes a child reads.

@@ -168,7 +168,7 @@ fn find(sentences: &'static [(&'static str, &'static [Test])], name: &str) -> Op
     named_tests(sentences).find(|(sentence, test)| test.full_name(sentence) == name).map(|(_, test)| test)
 }
 
-/// Those that the arguments ask for.
+/// Selects the tests that the arguments ask for.
 fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arguments) -> Vec<Selection> {
     let has_long = arguments.ignored || arguments.include_ignored;
     let wanted = named_tests(sentences)
@@ -187,7 +187,7 @@ fn require_root() {
     }
 }
 
-/// Whoever started this run may have left descriptors open, such as the pipe of a job server. Parents would inherit them,
+/// Closes descriptors that this process inherited, for example the pipe of a job server. Parents would inherit them,
 /// and be refused for them.
 fn close_inherited_descriptors() {
     farfork_sys::fork::close_all_but(&[0, 1, 2]).expect("/proc/self/fd can be read");

@@ -56,7 +56,7 @@ impl Counted {
 /// How a child begins that a set is known for: the seed, the child's number, its node, and how many pages the set has.
 type Begin = fn(&Cluster, &Parent, &Seed, u64, usize, u64) -> Counted;
 
-/// It stands still until its set has come: how soon that is, is not asked here.
+/// The child is paused until its set has arrived, however long that takes.
 fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, set: u64) -> Counted {
     let options = ["--to", cluster.name(node), "--paused"];
     let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
@@ -70,7 +70,7 @@ fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, 
     Counted::of(cluster, &children[0])
 }
 
-/// It goes on at once. That the set comes before it, is a matter of speed.
+/// The child runs at once, so the test depends on the speed of the set.
 fn child_at_once(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, _set: u64) -> Counted {
     child(cluster, parent, seed, number, &["--to", cluster.name(node)])
 }

@@ -70,13 +70,13 @@ fn without_farfork() {
     }
 }
 
-/// Those that would harm the machine see that they are in the pid namespace in which they were started, and refuse.
+/// Programs that would harm the machine refuse to run in the pid namespace in which they were started.
 fn nothing_dangerous() {
     for (name, payload) in
         [("multiplying", "7 multiply"), ("escaping", "7"), ("numbered", "7"), ("tracing", "7 traces")]
     {
         let (directory, own) = (scratch::directory(), scratch::directory());
-        // What `numbered` looks at, and `escaping` would try to reach.
+        // `numbered` reads this file, and `escaping` would try to reach it.
         fs::write(own.path().join("secret"), "secret").expect("a scratch directory can be written");
         let argument = own.path().to_string_lossy();
         let argument = if ["escaping", "numbered"].contains(&name) { &*argument } else { "" };

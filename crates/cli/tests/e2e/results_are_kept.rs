@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("and_children_outlive_the_daemon_that_was_asked", daemon_killed),
 ];
 
-/// Quick children that one command asks for: more than a node lists of those whose ends somebody has heard.
+/// The number of quick children of one command: more than a node lists of children whose ends were reported.
 const QUICK: u64 = 1_300;
 /// Those of the long campaign.
 const MANY_QUICK: u64 = 10_000;

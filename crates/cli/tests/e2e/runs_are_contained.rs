@@ -55,7 +55,7 @@ impl InnerRun {
         command
     }
 
-    /// What the run printed, when it has ended; nothing of it is left on the machine.
+    /// Waits for the run to end, and returns its output. Nothing of the run is left on the machine.
     fn end(self) -> (Ended, TempDir) {
         let pid = self.process.id();
         let ended = deadline::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);

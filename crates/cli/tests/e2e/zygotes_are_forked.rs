@@ -25,7 +25,7 @@ const PAGING_MS: u64 = 1500;
 const MOMENT: Duration = Duration::from_millis(400);
 const AT_ONCE: u64 = 6;
 
-/// What comes of something that uses zygotes, done again where the machine was so slow that an unused one may have gone meanwhile.
+/// Runs something that uses zygotes, and returns its result. Runs it again if it took so long that an unused zygote may have expired.
 pub(crate) fn timely<T>(mut attempt: impl FnMut() -> T) -> T {
     for _ in 0..ATTEMPTS_MAX {
         let begun = Instant::now();

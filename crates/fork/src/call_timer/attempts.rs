@@ -1,4 +1,4 @@
-//! The threads that end calls: one for each call whose time is over, which makes all attempts at it.
+//! The threads that end calls. Each expired call has one thread, which makes all attempts at it.
 //!
 //! The kernel releases a traced thread when its tracer ends. So a thread here ends with its call, and never sleeps while it traces:
 //! [`end::attempt`] asks for a retry only where it has seized nothing. Threads inherit the priority of the timer.
@@ -15,7 +15,7 @@ use farfork_sys::{clock, priority};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::end::{self, Attempt};
-use super::schedule::Pending;
+use super::schedule::ScheduledCall;
 use super::watch::Watch;
 
 /// Most threads at a time. An attempt takes some 200 us, so this is no limit to the calls that end in time; it bounds what many calls
@@ -33,14 +33,14 @@ const RETRIES_NS_MAX: u64 = 30_000_000_000;
 pub(super) struct AttemptThreads {
     running: BTreeMap<u64, RunningCall>,
     started: u64,
-    outcomes: Sender<Finished>,
-    finished: Receiver<Finished>,
-    shared: Arc<Shared>,
+    outcomes: Sender<FinishedAttempt>,
+    finished: Receiver<FinishedAttempt>,
+    shared: Arc<TimerShared>,
 }
 
-/// What the threads share with the timer.
+/// State that the threads share with the timer.
 #[derive(Debug)]
-struct Shared {
+struct TimerShared {
     /// Readable when a thread has finished.
     wakeup: OwnedFd,
     /// Calls are due for which no thread is left: threads give up their place instead of sleeping.
@@ -56,20 +56,20 @@ struct RunningCall {
     is_superseded: Arc<AtomicBool>,
 }
 
-/// The outcome of a thread; none where it panicked.
+/// The outcome of a thread. It is `None` if the thread panicked.
 #[derive(Debug)]
-struct Finished {
+struct FinishedAttempt {
     id: u64,
-    outcome: Option<Outcome>,
+    outcome: Option<CallOutcome>,
 }
 
-/// How a thread has left its call.
+/// How the attempts at a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum CallOutcome {
     /// It is ended, or is given up.
     Done,
     /// It is to be attempted again when it is due.
-    Again(Pending),
+    Again(ScheduledCall),
     /// The thread is in a later call, which is to be ended in its time.
     Restarted(Watch),
 }
@@ -81,7 +81,7 @@ impl AttemptThreads {
     /// As eventfd(2).
     pub(super) fn new() -> io::Result<Self> {
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Shared { wakeup, is_crowded: AtomicBool::new(false), is_real_time: AtomicBool::new(true) };
+        let shared = TimerShared { wakeup, is_crowded: AtomicBool::new(false), is_real_time: AtomicBool::new(true) };
         let (outcomes, finished) = mpsc::channel();
         Ok(Self { running: BTreeMap::new(), started: 0, outcomes, finished, shared: Arc::new(shared) })
     }
@@ -111,7 +111,7 @@ impl AttemptThreads {
         self.shared.is_real_time.store(is_real_time, Ordering::Relaxed);
     }
 
-    /// Has the retries of a thread's call end: the thread is in a later call.
+    /// Ends the retries for a thread that is in a later call.
     pub(super) fn supersede(&self, tid: i32) {
         let of_thread = self.running.values().filter(|running| running.tid == tid);
         of_thread.for_each(|running| running.is_superseded.store(true, Ordering::Relaxed));
@@ -121,11 +121,11 @@ impl AttemptThreads {
     ///
     /// # Errors
     /// As pthread_create(3).
-    pub(super) fn start(&mut self, pending: Pending) -> io::Result<()> {
+    pub(super) fn start(&mut self, pending: ScheduledCall) -> io::Result<()> {
         self.started += 1;
         let (id, is_superseded) = (self.started, Arc::new(AtomicBool::new(false)));
-        let report = Report { id, outcome: None, outcomes: self.outcomes.clone(), shared: self.shared.clone() };
-        let mut worker = Worker { pending, is_superseded: is_superseded.clone(), report };
+        let report = OutcomeReport { id, outcome: None, outcomes: self.outcomes.clone(), shared: self.shared.clone() };
+        let mut worker = AttemptThread { pending, is_superseded: is_superseded.clone(), report };
         let thread = thread::Builder::new().name(super::THREAD_NAME.to_owned()).stack_size(STACK_BYTES);
         thread.spawn(move || worker.run())?;
         self.running.insert(id, RunningCall { tid: pending.watch.tid, is_superseded });
@@ -133,16 +133,16 @@ impl AttemptThreads {
     }
 
     /// Removes the threads that have finished, up to one whose call is to be attempted again, or that has left a later call.
-    pub(super) fn take_unfinished(&mut self) -> Option<Pending> {
-        while let Ok(Finished { id, outcome }) = self.finished.try_recv() {
+    pub(super) fn take_unfinished(&mut self) -> Option<ScheduledCall> {
+        while let Ok(FinishedAttempt { id, outcome }) = self.finished.try_recv() {
             // A thread that could not be started reports as well.
             let Some(running) = self.running.remove(&id) else { continue };
             match outcome {
-                Some(Outcome::Again(pending)) if !running.is_superseded.load(Ordering::Relaxed) => {
+                Some(CallOutcome::Again(pending)) if !running.is_superseded.load(Ordering::Relaxed) => {
                     return Some(pending);
                 }
-                Some(Outcome::Restarted(watch)) => return Some(Pending::new(watch, true)),
-                Some(Outcome::Again(_) | Outcome::Done) | None => {}
+                Some(CallOutcome::Restarted(watch)) => return Some(ScheduledCall::new(watch, true)),
+                Some(CallOutcome::Again(_) | CallOutcome::Done) | None => {}
             }
         }
         None
@@ -150,29 +150,29 @@ impl AttemptThreads {
 }
 
 /// Reports a thread's outcome when it is dropped, also by a panic.
-struct Report {
+struct OutcomeReport {
     id: u64,
-    outcome: Option<Outcome>,
-    outcomes: Sender<Finished>,
-    shared: Arc<Shared>,
+    outcome: Option<CallOutcome>,
+    outcomes: Sender<FinishedAttempt>,
+    shared: Arc<TimerShared>,
 }
 
-impl Drop for Report {
+impl Drop for OutcomeReport {
     fn drop(&mut self) {
         // The timer outlives its threads; a full counter is readable as well.
-        let _ = self.outcomes.send(Finished { id: self.id, outcome: self.outcome.take() });
+        let _ = self.outcomes.send(FinishedAttempt { id: self.id, outcome: self.outcome.take() });
         let _ = rustix::io::write(&self.shared.wakeup, &1_u64.to_ne_bytes());
     }
 }
 
 /// One thread.
-struct Worker {
-    pending: Pending,
+struct AttemptThread {
+    pending: ScheduledCall,
     is_superseded: Arc<AtomicBool>,
-    report: Report,
+    report: OutcomeReport,
 }
 
-impl Worker {
+impl AttemptThread {
     fn run(&mut self) {
         if !self.report.shared.is_real_time.load(Ordering::Relaxed) {
             // The timer lost its priority between the start of this thread and now.
@@ -181,25 +181,25 @@ impl Worker {
         self.report.outcome = Some(self.outcome());
     }
 
-    fn outcome(&mut self) -> Outcome {
+    fn outcome(&mut self) -> CallOutcome {
         loop {
             match end::attempt(&self.pending.watch, self.pending.is_our_own) {
-                Attempt::Done => return Outcome::Done,
-                Attempt::Restarted(watch) => return Outcome::Restarted(watch),
+                Attempt::Done => return CallOutcome::Done,
+                Attempt::Restarted(watch) => return CallOutcome::Restarted(watch),
                 Attempt::Again => {}
             }
             let now_ns = clock::monotonic_ns();
             if now_ns >= self.pending.watch.end_ns.saturating_add(RETRIES_NS_MAX) {
-                return Outcome::Done;
+                return CallOutcome::Done;
             }
             let pause = self.pending.backoff.next_pause();
             if self.report.shared.is_crowded.load(Ordering::Relaxed) {
                 let due_ns = now_ns + pause.as_nanos() as u64;
-                return Outcome::Again(Pending { due_ns, ..self.pending });
+                return CallOutcome::Again(ScheduledCall { due_ns, ..self.pending });
             }
             thread::sleep(pause);
             if self.is_superseded.load(Ordering::Relaxed) {
-                return Outcome::Done;
+                return CallOutcome::Done;
             }
         }
     }

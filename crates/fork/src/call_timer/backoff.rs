@@ -12,11 +12,11 @@ const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// The pause before the next attempt. It is never longer than the time already spent, plus the first pause, so that a call ends at
 /// most twice as late as its thread was released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Backoff {
+pub(super) struct RetryBackoff {
     next: Duration,
 }
 
-impl Backoff {
+impl RetryBackoff {
     /// Starts with the shortest pause.
     pub(super) fn new() -> Self {
         Self { next: FIRST_PAUSE }
@@ -36,14 +36,14 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest() {
-        let mut backoff = Backoff::new();
+        let mut backoff = RetryBackoff::new();
         let micros: Vec<u128> = (0..8).map(|_| backoff.next_pause().as_micros()).collect();
         assert_eq!(micros, [500, 1000, 2000, 4000, 8000, 16_000, 20_000, 20_000]);
     }
 
     #[test]
     fn a_pause_is_no_longer_than_the_time_spent() {
-        let (mut backoff, mut spent) = (Backoff::new(), Duration::ZERO);
+        let (mut backoff, mut spent) = (RetryBackoff::new(), Duration::ZERO);
         for _ in 0..100 {
             let pause = backoff.next_pause();
             assert!(pause <= spent + FIRST_PAUSE && pause <= PAUSE_MAX);

@@ -27,7 +27,7 @@ pub(super) const SAMPLE_NS: u64 = 50_000_000;
 
 /// The CPU time that was used until a point in time.
 #[derive(Debug, Clone, Copy)]
-struct Sample {
+struct CpuTimeSample {
     at_ns: u64,
     used_ns: u64,
 }
@@ -36,14 +36,14 @@ struct Sample {
 #[derive(Debug)]
 pub(super) struct RealTimeBudget {
     /// The oldest first; the first one is at the start of the window or before it.
-    samples: VecDeque<Sample>,
+    samples: VecDeque<CpuTimeSample>,
     is_real_time: bool,
 }
 
 impl RealTimeBudget {
     /// A budget of which nothing is used; `used_ns` is the CPU time before.
     pub(super) fn new(now_ns: u64, used_ns: u64) -> Self {
-        Self { samples: VecDeque::from([Sample { at_ns: now_ns, used_ns }]), is_real_time: true }
+        Self { samples: VecDeque::from([CpuTimeSample { at_ns: now_ns, used_ns }]), is_real_time: true }
     }
 
     /// Whether the timer may run with real-time priority.
@@ -63,12 +63,12 @@ impl RealTimeBudget {
 
     /// Takes a sample: `used_ns` is the CPU time used so far. Returns the new state where it changes.
     pub(super) fn sample(&mut self, now_ns: u64, used_ns: u64) -> Option<bool> {
-        let is_in_window = |sample: &Sample| sample.at_ns + WINDOW_NS > now_ns;
+        let is_in_window = |sample: &CpuTimeSample| sample.at_ns + WINDOW_NS > now_ns;
         while self.samples.get(1).is_some_and(|second| !is_in_window(second)) {
             self.samples.pop_front();
         }
         let before = self.samples.front().map_or(used_ns, |oldest| oldest.used_ns);
-        self.samples.push_back(Sample { at_ns: now_ns, used_ns });
+        self.samples.push_back(CpuTimeSample { at_ns: now_ns, used_ns });
         let limit = if self.is_real_time { BUDGET_NS } else { REGAIN_NS };
         let is_real_time = used_ns.saturating_sub(before) <= limit;
         (is_real_time != std::mem::replace(&mut self.is_real_time, is_real_time)).then_some(is_real_time)

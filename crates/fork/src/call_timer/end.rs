@@ -18,7 +18,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 pub(super) enum Attempt {
     /// The call was ended, or has ended by itself.
     Done,
-    /// Somebody else traces the thread, or it runs just now. The caller traces nothing: it may sleep before it tries again.
+    /// Another process traces the thread, or it runs just now. The caller traces nothing: it may sleep before it tries again.
     Again,
     /// The thread was in a later call, which the stop has restarted: this watch is of that.
     Restarted(Watch),

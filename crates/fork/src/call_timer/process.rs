@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::attempts::AttemptThreads;
 use super::budget::RealTimeBudget;
-use super::schedule::{Pending, Schedule};
+use super::schedule::{CallSchedule, ScheduledCall};
 use super::watch::{WATCH_BYTES, Watch};
 
 /// How long the timer stays when its daemon has ended, for the calls that end within this time. Further ones last for their whole limit.
@@ -25,7 +25,7 @@ pub fn run(input: &OwnedFd) {
 }
 
 struct Timer {
-    schedule: Schedule,
+    schedule: CallSchedule,
     threads: AttemptThreads,
     budget: RealTimeBudget,
     /// When the daemon ended, if it has.
@@ -35,7 +35,7 @@ struct Timer {
 impl Timer {
     fn new() -> io::Result<Self> {
         let budget = RealTimeBudget::new(clock::monotonic_ns(), used_ns());
-        Ok(Self { schedule: Schedule::default(), threads: AttemptThreads::new()?, budget, input_ended_ns: None })
+        Ok(Self { schedule: CallSchedule::default(), threads: AttemptThreads::new()?, budget, input_ended_ns: None })
     }
 
     fn serve(&mut self, input: &OwnedFd) {
@@ -94,7 +94,7 @@ impl Timer {
             Ok(0) => false,
             Ok(WATCH_BYTES) => {
                 let watch = Watch::from_bytes(&bytes);
-                self.add(Pending::new(watch, false));
+                self.add(ScheduledCall::new(watch, false));
                 true
             }
             // The kernel splits no write of this size.
@@ -111,7 +111,7 @@ impl Timer {
     }
 
     /// A thread has one call at a time: the last one.
-    fn add(&mut self, pending: Pending) {
+    fn add(&mut self, pending: ScheduledCall) {
         self.threads.supersede(pending.watch.tid);
         self.schedule.add(pending);
     }
@@ -124,7 +124,7 @@ impl Timer {
                 // No thread is to be had now: a limit of the machine or of the control group.
                 let mut backoff = due.backoff;
                 let due_ns = now_ns + backoff.next_pause().as_nanos() as u64;
-                self.schedule.add(Pending { due_ns, backoff, ..due });
+                self.schedule.add(ScheduledCall { due_ns, backoff, ..due });
                 break;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::backoff::Backoff;
+use super::backoff::RetryBackoff;
 use super::watch::Watch;
 
 /// Most calls that are watched at a time, as many as a machine has threads. Further ones last for their whole limit.
@@ -10,31 +10,31 @@ const WATCHES_MAX: usize = 1 << 16;
 
 /// A call, and when its next attempt is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pending {
+pub(super) struct ScheduledCall {
     pub(super) watch: Watch,
     pub(super) due_ns: u64,
     /// Whether the timer itself made the mark, in a stop that was in vain.
     pub(super) is_our_own: bool,
-    pub(super) backoff: Backoff,
+    pub(super) backoff: RetryBackoff,
 }
 
-impl Pending {
+impl ScheduledCall {
     /// A call whose first attempt is due at its end.
     pub(super) fn new(watch: Watch, is_our_own: bool) -> Self {
-        Self { watch, due_ns: watch.end_ns, is_our_own, backoff: Backoff::new() }
+        Self { watch, due_ns: watch.end_ns, is_our_own, backoff: RetryBackoff::new() }
     }
 }
 
 /// Calls by thread, each thread having one at a time, and by due time.
 #[derive(Debug, Default)]
-pub(super) struct Schedule {
-    by_thread: HashMap<i32, Pending>,
+pub(super) struct CallSchedule {
+    by_thread: HashMap<i32, ScheduledCall>,
     by_due_time: BTreeSet<(u64, i32)>,
 }
 
-impl Schedule {
+impl CallSchedule {
     /// Adds a call, in place of another one of the same thread: that one has ended. Ignores it where there are too many.
-    pub(super) fn add(&mut self, pending: Pending) {
+    pub(super) fn add(&mut self, pending: ScheduledCall) {
         let tid = pending.watch.tid;
         self.remove(tid);
         if self.by_thread.len() < WATCHES_MAX {
@@ -44,7 +44,7 @@ impl Schedule {
     }
 
     /// Takes out the call that is due first, if it is due now.
-    pub(super) fn take_due(&mut self, now_ns: u64) -> Option<Pending> {
+    pub(super) fn take_due(&mut self, now_ns: u64) -> Option<ScheduledCall> {
         let (_, tid) = self.by_due_time.first().copied().filter(|(due_ns, _)| *due_ns <= now_ns)?;
         self.remove(tid)
     }
@@ -61,7 +61,7 @@ impl Schedule {
         }
     }
 
-    fn remove(&mut self, tid: i32) -> Option<Pending> {
+    fn remove(&mut self, tid: i32) -> Option<ScheduledCall> {
         let pending = self.by_thread.remove(&tid)?;
         self.by_due_time.remove(&(pending.due_ns, tid));
         Some(pending)
@@ -73,18 +73,18 @@ mod tests {
     use super::super::watch::CallSite;
     use super::*;
 
-    fn has(schedule: &Schedule, tid: i32) -> bool {
+    fn has(schedule: &CallSchedule, tid: i32) -> bool {
         schedule.by_thread.contains_key(&tid)
     }
 
-    fn pending(tid: i32, end_ns: u64) -> Pending {
+    fn pending(tid: i32, end_ns: u64) -> ScheduledCall {
         let site = CallSite { number: 232, mark: None, rsp: 0x7ffc_0000, rip: 0x40_1002 };
-        Pending::new(Watch { tid, start_ticks: 5, site, end_ns, result: 0 }, false)
+        ScheduledCall::new(Watch { tid, start_ticks: 5, site, end_ns, result: 0 }, false)
     }
 
     #[test]
     fn calls_are_taken_when_they_are_due_the_first_one_first() {
-        let mut schedule = Schedule::default();
+        let mut schedule = CallSchedule::default();
         [(1, 30), (2, 10), (3, 20), (4, 20)].into_iter().for_each(|(tid, end_ns)| schedule.add(pending(tid, end_ns)));
         assert_eq!(schedule.next_due_ns(), Some(10));
         assert_eq!(schedule.take_due(9), None);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_thread_has_one_call() {
-        let mut schedule = Schedule::default();
+        let mut schedule = CallSchedule::default();
         [10, 50, 20].into_iter().for_each(|end_ns| schedule.add(pending(7, end_ns)));
         assert_eq!(schedule.take_due(100), Some(pending(7, 20)));
         assert!(!has(&schedule, 7) && schedule.take_due(100).is_none() && schedule.next_due_ns().is_none());
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn there_is_a_limit_to_the_calls() {
-        let mut schedule = Schedule::default();
+        let mut schedule = CallSchedule::default();
         let threads = i32::try_from(WATCHES_MAX).unwrap();
         (0..=threads).for_each(|tid| schedule.add(pending(tid, 1)));
         assert!(has(&schedule, threads - 1) && !has(&schedule, threads));
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn calls_beyond_a_time_are_dropped() {
-        let mut schedule = Schedule::default();
+        let mut schedule = CallSchedule::default();
         [(1, 10), (2, 20), (3, 21)].into_iter().for_each(|(tid, end_ns)| schedule.add(pending(tid, end_ns)));
         schedule.drop_later_than(20);
         assert_eq!([1, 2, 3].map(|tid| has(&schedule, tid)), [true, true, false]);

@@ -10,7 +10,7 @@ use farfork_sys::process::{Stat, SystemCall};
 use farfork_sys::{clock, priority, process, ptrace};
 
 use super::attempts::AttemptThreads;
-use super::schedule::Pending;
+use super::schedule::ScheduledCall;
 use super::{CallSite, THREAD_NAME, Watch, run};
 
 /// For anything that takes milliseconds where the machine has time.
@@ -73,7 +73,7 @@ fn one_thread_makes_all_attempts_at_a_call() {
     let (child, watch) = sleeper();
     let (release, tracer) = trace(watch.tid);
     let mut threads = AttemptThreads::new().unwrap();
-    threads.start(Pending::new(watch, false)).unwrap();
+    threads.start(ScheduledCall::new(watch, false)).unwrap();
     thread::sleep(TRACED);
     assert_eq!(threads.take_unfinished(), None);
     assert!(!threads.is_empty(), "the same thread still tries");
@@ -89,7 +89,7 @@ fn a_thread_gives_up_its_place_where_others_wait() {
     let (_release, _tracer) = trace(watch.tid);
     let mut threads = AttemptThreads::new().unwrap();
     threads.set_crowded(true);
-    threads.start(Pending::new(watch, false)).unwrap();
+    threads.start(ScheduledCall::new(watch, false)).unwrap();
     let mut first = None;
     until("it gives up its place", || {
         first = threads.take_unfinished();
@@ -102,7 +102,7 @@ fn a_thread_gives_up_its_place_where_others_wait() {
         second = threads.take_unfinished();
         second.is_some()
     });
-    let pause = |pending: Option<Pending>| pending.unwrap().backoff.next_pause();
+    let pause = |pending: Option<ScheduledCall>| pending.unwrap().backoff.next_pause();
     assert!(pause(second) > pause(first), "its pauses go on where they were");
     child.kill().unwrap();
     child.wait().unwrap();
@@ -113,7 +113,7 @@ fn retries_end_when_the_thread_is_in_a_later_call() {
     let (mut child, watch) = sleeper();
     let (_release, _tracer) = trace(watch.tid);
     let mut threads = AttemptThreads::new().unwrap();
-    threads.start(Pending::new(watch, false)).unwrap();
+    threads.start(ScheduledCall::new(watch, false)).unwrap();
     threads.supersede(watch.tid);
     until("they end", || threads.take_unfinished().is_none() && threads.is_empty());
     child.kill().unwrap();
@@ -173,7 +173,7 @@ fn threads_of_attempts_have_the_priority_of_the_timer() {
     let (release, tracer) = trace(watch.tid);
     priority::raise(caller).unwrap();
     let mut threads = AttemptThreads::new().unwrap();
-    threads.start(Pending::new(watch, false)).unwrap();
+    threads.start(ScheduledCall::new(watch, false)).unwrap();
     let real_time = |tid: &i32| policy(*tid) == Some(1);
     let named = |tid: &i32| process::name(*tid, *tid).is_ok_and(|name| name == THREAD_NAME.as_bytes());
     let own = std::process::id().cast_signed();

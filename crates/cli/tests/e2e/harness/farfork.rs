@@ -15,7 +15,7 @@ pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// How long `wait` waits for children that end by themselves: less than the command may take.
 pub(crate) const WAIT_TIMEOUT: &str = "100s";
 
-/// What a command says whose request ran out of time: like a wait of the harness, not a refusal.
+/// The message of a request that ran out of time. It counts as a wait that ran out, not as a refusal.
 const REQUEST_TIMED_OUT: &str = "no answer came in time";
 
 /// The binary under test.

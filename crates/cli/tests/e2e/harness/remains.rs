@@ -61,7 +61,8 @@ fn names_in(directory: &str) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-fn command_line(pid: i32) -> String {
+/// The command line of a process; empty once the process is gone.
+pub(crate) fn command_line(pid: i32) -> String {
     read_of(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
 }
 

@@ -43,7 +43,7 @@ pub(super) fn postgresql(cluster: &Cluster) {
     ask("ALTER TABLE account ADD PRIMARY KEY (id)");
     ask("CREATE TABLE move (whence int, whither int)");
     let whole = ask(WHOLE);
-    // What it has still to write, it writes now, and not while parent and child are compared.
+    // Writes all pending data now, so that the server writes nothing while parent and child are compared.
     ask("CHECKPOINT");
     require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
     let mut clients = Clients::start(port);

@@ -14,6 +14,7 @@ use farfork_sys::mount::{self, table};
 
 use super::group_set::GroupSet;
 use super::identity;
+use crate::harness::remains;
 
 /// For killed processes to end: the kernel frees their memory first.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
@@ -24,7 +25,7 @@ const DOWN_LIMIT: Duration = Duration::from_secs(60);
 /// Where clusters are in a worker's directory: `SCRATCH/run/cluster.json`.
 const CLUSTER_DEPTH_MAX: usize = 3;
 
-/// What a cluster has written down about itself.
+/// The state file of a cluster.
 const CLUSTER_FILE: &str = "cluster.json";
 
 /// Where `farfork bench` makes its clusters.
@@ -33,10 +34,11 @@ const BENCH_PARENT: &str = "/run";
 /// Kills and removes all of a worker or a run. Its `mark` is in the paths of its groups. Returns what could not be removed.
 pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec<String> {
     let left = groups.kill(KILL_LIMIT);
-    let mut problems: Vec<String> = left.iter().map(|pid| describe_process(*pid)).collect();
+    let mut problems: Vec<String> =
+        left.iter().map(|pid| format!("process {pid} does not end: {}", remains::command_line(*pid))).collect();
     for cluster in clusters(directory, mark) {
         problems.extend(remove_cluster(&cluster).err());
-        // Where the benchmark did not come to it. The cluster in a worker's directory goes with that.
+        // A benchmark that was killed did not remove it. The cluster in a worker's directory goes with that.
         if cluster.starts_with(BENCH_PARENT) {
             let _ = fs::remove_dir_all(&cluster);
         }
@@ -107,11 +109,6 @@ fn detach_mounts(directory: &Path) -> Vec<String> {
     let points = mounts.iter().rev().map(|mount| &mount.point).filter(|point| point.starts_with(directory));
     let failures = points.filter_map(|point| Some((point, mount::detach(point).err()?)));
     failures.map(|(point, error)| format!("mount {}: {error}", point.display())).collect()
-}
-
-fn describe_process(pid: i32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    format!("process {pid} ({}) does not end", name.trim_end())
 }
 
 /// Names of the groups and directories of the runs of a supervisor that this process has started.

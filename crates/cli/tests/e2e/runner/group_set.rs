@@ -28,7 +28,7 @@ const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
 /// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads, which tests and nodes need.
 const HARMFUL: &str = "cpu";
 
-/// What the names of groups begin with that tests make for single processes.
+/// The prefix of the groups that tests make for single processes.
 const TEST_GROUP_PREFIX: &str = "farfork-test-";
 
 /// From one round of kills to the next.
@@ -37,7 +37,7 @@ const KILL_INTERVAL: Duration = Duration::from_millis(10);
 /// For the last processes of a group to let go of it.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What the processes of a run may use together.
+/// The limits of all processes of a run together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunLimits {
     pub(super) pids: u64,
@@ -122,7 +122,7 @@ impl GroupSet {
     /// Kills all processes in the groups and below them, again and again until there are none. Returns those that have not
     /// ended after `limit`.
     pub(super) fn kill(&self, limit: Duration) -> BTreeSet<i32> {
-        // What is killed may be starting others.
+        // A process may fork before its SIGKILL takes effect, so nothing may be forked any more.
         let _ = self.write_where_present("pids.max", "0");
         let freezers = freezers();
         let mut thawed: BTreeSet<PathBuf> = BTreeSet::new();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use farfork_sys::identity::ProcessIdentity;
 
-/// What the names of all runs begin with.
+/// The prefix of the names of all runs.
 const PREFIX: &str = "farfork-tests-";
 
 /// The name of this process's run.

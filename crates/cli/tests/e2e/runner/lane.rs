@@ -17,7 +17,7 @@ impl<'a> Lane<'a> {
         Self { run, worker: None }
     }
 
-    /// Runs a test; what a failure is about goes to `log`.
+    /// Runs a test. Writes the details of a failure to `log`.
     pub(super) fn run_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
         let outcome = self.try_test(selection, log);
         // A test that was not run has not written it.

@@ -1,4 +1,4 @@
-//! What a run prints, and writes for `cargo xtask test`: each test as it ends, at last the failures, the flaky tests, the counts.
+//! Prints each test as it ends, then the failures, the flaky tests and the counts. Writes the same for `cargo xtask test`.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

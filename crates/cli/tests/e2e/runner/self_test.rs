@@ -55,7 +55,7 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
     ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
 ];
 
-/// What a run of these tests may have of processes and threads: enough for a cluster, and far fewer than the fork bomb's.
+/// The limit of processes and threads: enough for a cluster, and far fewer than the fork bomb starts.
 const PIDS_MAX: u64 = 200;
 
 /// Children of the fork bomb, where nothing stops it.

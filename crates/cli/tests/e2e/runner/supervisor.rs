@@ -44,7 +44,7 @@ pub(crate) struct Selection {
     pub(crate) test: &'static Test,
 }
 
-/// What the runner's own tests change.
+/// Settings that the runner's own tests change.
 pub(crate) struct RunSettings {
     /// Processes and threads of a run, at most.
     pub(crate) pids_max: u64,
@@ -62,7 +62,7 @@ impl Default for RunSettings {
     }
 }
 
-/// What all lanes of a run share.
+/// State that all lanes of a run share.
 pub(super) struct RunContext {
     pub(super) name: String,
     pub(super) directory: PathBuf,
@@ -128,14 +128,14 @@ impl RunContext {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is left until the run has to be over.
+    /// The time left until the run must end.
     pub(super) fn time_left(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     fn log_path(&self, test: &str, suffix: &str) -> PathBuf {
         let path = self.logs.join(format!("{}{suffix}.log", test.replace("::", ".")));
-        // That of an earlier run.
+        // An earlier run may have left a log of this name.
         let _ = fs::remove_file(&path);
         path
     }
@@ -269,7 +269,7 @@ fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     Ok(RunLimits { pids: pids_max.min(machine_pids / 4 * 3), memory_bytes })
 }
 
-/// That of this run alone, unless the user names one. Old ones of other runs go.
+/// Makes the log directory of this run, unless the user names one. Removes old directories of other runs.
 fn make_logs_directory(run_name: &str) -> io::Result<PathBuf> {
     let own = match env::var_os(LOGS_VARIABLE) {
         Some(directory) => PathBuf::from(directory),

@@ -24,7 +24,7 @@ pub(crate) const WORKER_ARGUMENT: &str = "--worker";
 /// The socket to the supervisor. The panic hook uses it too.
 static CHANNEL: OnceLock<Mutex<Channel>> = OnceLock::new();
 
-/// What the threads of the current test panicked with.
+/// The panics of the current test's threads.
 static PANICS: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
 
 /// Runs the tests that the supervisor at `socket` asks for; `find` knows them by their names.

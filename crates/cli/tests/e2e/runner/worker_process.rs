@@ -16,7 +16,7 @@ use super::protocol::{self, Channel, Report, Request};
 use super::supervisor::RunContext;
 use super::worker::WORKER_ARGUMENT;
 use super::{cleanup, diagnosis};
-use crate::harness::deadline;
+use crate::harness::{deadline, remains};
 
 /// For a worker to start and to join its groups, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -48,7 +48,7 @@ struct WorkerTraces {
     mark: String,
 }
 
-/// What the worker and the tests print: a file, so that nothing waits for a reader.
+/// The output of the worker and the tests. It is a file, so that no process waits for a reader.
 struct WorkerOutput {
     file: File,
     forwarded_bytes: u64,
@@ -255,6 +255,5 @@ fn connect(
 }
 
 fn describe_process(pid: i32) -> String {
-    let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    format!("process {pid}: {}", String::from_utf8_lossy(&command_line).replace('\0', " ").trim_end())
+    format!("process {pid}: {}", remains::command_line(pid))
 }

@@ -1,4 +1,4 @@
-//! Threads that somebody else traces. A thread has one tracer (ptrace(2)): a capture comes after it, or not at all.
+//! Threads that another process traces. A thread has at most one tracer (ptrace(2)), so a capture waits for the tracer or fails.
 //!
 //! Most tracers let go within a moment: the call timer when it has looked, the tracer of another capture when its process is
 //! paused no more, one that was killed when the kernel has taken it down. A debugger stays.
@@ -35,7 +35,7 @@ pub(super) fn seize(tid: i32) -> io::Result<()> {
     }
 }
 
-/// Who traces a thread and stays: neither the calling thread, nor the call timer, nor one that lets go within the limit.
+/// Returns the tracer of a thread if it stays: not the calling thread, not the call timer, and not released within the limit.
 pub(in crate::capture) fn staying(tid: i32, seen: &Status) -> Option<i32> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let begun = Instant::now();
@@ -55,7 +55,7 @@ fn is_call_timer(tracer: i32) -> bool {
     process::name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
 }
 
-/// The refusal of a thread that somebody else traces.
+/// The refusal of a thread that another process traces.
 pub(super) fn refusal(tid: i32, tracer: i32) -> Refusal {
     Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that debugger first"))
 }
