@@ -16,7 +16,7 @@ pub enum BenchError {
     Nodes(#[from] LocalError),
     /// The nodes run, but do not hear of each other.
     #[error("the benchmark's nodes do not know each other after {seconds} s: see node.log in {run_dir}")]
-    Strangers {
+    NodesNotConnected {
         /// How long was waited.
         seconds: u64,
         /// Where their files are.
@@ -42,28 +42,28 @@ pub enum BenchError {
         cause: io::Error,
     },
     /// A program said something else than it should.
-    #[error("program `{program}` says `{said}` where `{expected}` should come")]
-    Answer {
+    #[error("program `{program}` says `{output}` where `{expected}` should come")]
+    UnexpectedAnswer {
         /// Its name.
         program: &'static str,
         /// A line, or nothing at its end.
-        said: String,
+        output: String,
         /// How the line should begin.
         expected: &'static str,
     },
     /// A child ended in another way than by itself.
     #[error("child {child}: {how}")]
-    Child {
+    ChildFailed {
         /// Its id.
         child: String,
         /// What became of it.
         how: String,
     },
     /// Memory was not what it should have been.
-    #[error("{wrong} {what} are not as they should be: the figures are worth nothing")]
-    Wrong {
+    #[error("{count} {what} are not as they should be: the figures are worth nothing")]
+    WrongMemory {
         /// How many.
-        wrong: u64,
+        count: u64,
         /// Of what: `pages of a child`.
         what: &'static str,
     },
@@ -89,7 +89,7 @@ pub enum BenchError {
     #[error(
         "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: --mib"
     )]
-    Memory {
+    NotEnoughMemory {
         /// The largest size of the plan.
         mib: u64,
         /// What a run of that size takes.

@@ -10,13 +10,13 @@ pub(crate) const MIB_BYTES: f64 = (1 << 20) as f64;
 
 /// A figure of one size of parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
+pub(crate) struct ForkSampleKey {
     /// Private memory of the parent, in MiB.
     pub(crate) mib: u64,
-    pub(crate) by: By,
-    pub(crate) figure: Figure,
+    pub(crate) by: ForkSystem,
+    pub(crate) figure: ForkFigure,
     /// Where the child is; none where there is no child, or no node.
-    pub(crate) node: Option<Place>,
+    pub(crate) node: Option<ChildPlace>,
     /// What went before.
     pub(crate) pace: Pace,
     /// Of the value.
@@ -26,7 +26,7 @@ pub(crate) struct Key {
 /// What did it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum By {
+pub(crate) enum ForkSystem {
     Farfork,
     /// A floor: `fork(2)` of the same process.
     LocalFork,
@@ -41,7 +41,7 @@ pub(crate) enum By {
 /// A span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Figure {
+pub(crate) enum ForkFigure {
     /// A program makes a seed of itself: from the call to its return.
     Checkpoint,
     /// How long it stands still for that.
@@ -69,7 +69,7 @@ pub(crate) enum Figure {
 /// Where a child is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Place {
+pub(crate) enum ChildPlace {
     /// On the node of its parent.
     Own,
     /// On another node.
@@ -103,24 +103,24 @@ impl Serialize for Unit {
     }
 }
 
-impl Key {
+impl ForkSampleKey {
     /// A figure that needs no child of a node, back to back.
-    pub(crate) fn new(mib: u64, by: By, figure: Figure) -> Self {
+    pub(crate) fn new(mib: u64, by: ForkSystem, figure: ForkFigure) -> Self {
         Self { mib, by, figure, node: None, pace: Pace::BackToBack, unit: Unit::Milliseconds }
     }
 
     /// A figure of farfork.
-    pub(crate) fn farfork(mib: u64, figure: Figure) -> Self {
-        Self::new(mib, By::Farfork, figure)
+    pub(crate) fn for_farfork(mib: u64, figure: ForkFigure) -> Self {
+        Self::new(mib, ForkSystem::Farfork, figure)
     }
 
     /// The same with the child there.
-    pub(crate) fn on(self, node: Place) -> Self {
+    pub(crate) fn with_place(self, node: ChildPlace) -> Self {
         Self { node: Some(node), ..self }
     }
 
     /// The same with that before it.
-    pub(crate) fn paced(self, pace: Pace) -> Self {
+    pub(crate) fn with_pace(self, pace: Pace) -> Self {
         Self { pace, ..self }
     }
 }

@@ -14,33 +14,35 @@ use crate::error::BenchError;
 const ENTER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Between two looks whether it has.
-const ENTER_PAUSE: Duration = Duration::from_millis(2);
+const ENTER_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The machines that the namespaces stand for.
 #[derive(Debug)]
-pub(crate) struct Links {
-    server: Holder,
-    clients: Vec<Holder>,
+pub(crate) struct VethNetwork {
+    server: NamespaceProcess,
+    clients: Vec<NamespaceProcess>,
 }
 
 /// A process in a network namespace of its own; both end with this value.
 #[derive(Debug)]
-struct Holder(Child);
+struct NamespaceProcess(Child);
 
-impl Links {
+impl VethNetwork {
     /// Joins `clients` namespaces to one for the server.
     pub(crate) fn new(clients: usize) -> Result<Self, BenchError> {
-        let links =
-            Self { server: Holder::new()?, clients: (0..clients).map(|_| Holder::new()).collect::<Result<_, _>>()? };
-        links.server.ip(&["link", "set", "lo", "up"])?;
+        let links = Self {
+            server: NamespaceProcess::new()?,
+            clients: (0..clients).map(|_| NamespaceProcess::new()).collect::<Result<_, _>>()?,
+        };
+        links.server.run_ip(&["link", "set", "lo", "up"])?;
         for (number, client) in links.clients.iter().enumerate() {
-            client.ip(&["link", "set", "lo", "up"])?;
+            client.run_ip(&["link", "set", "lo", "up"])?;
             let (near, far) = (format!("client{number}"), client.0.id().to_string());
-            links.server.ip(&["link", "add", &near, "type", "veth", "peer", "name", "server", "netns", &far])?;
+            links.server.run_ip(&["link", "add", &near, "type", "veth", "peer", "name", "server", "netns", &far])?;
             let (here, there) = (format!("{}/24", Self::server_ip(number)), format!("{}/24", Self::client_ip(number)));
             for (holder, name, address) in [(&links.server, near.as_str(), here), (client, "server", there)] {
-                holder.ip(&["address", "add", &address, "dev", name])?;
-                holder.ip(&["link", "set", name, "up"])?;
+                holder.run_ip(&["address", "add", &address, "dev", name])?;
+                holder.run_ip(&["link", "set", name, "up"])?;
             }
         }
         Ok(links)
@@ -56,17 +58,17 @@ impl Links {
     }
 
     /// What runs a program in the server's namespace.
-    pub(crate) fn on_server(&self) -> Command {
+    pub(crate) fn server_command(&self) -> Command {
         self.server.command()
     }
 
     /// What runs a program in a client's namespace.
-    pub(crate) fn on_client(&self, client: usize) -> Command {
+    pub(crate) fn client_command(&self, client: usize) -> Command {
         self.clients[client].command()
     }
 }
 
-impl Holder {
+impl NamespaceProcess {
     fn new() -> Result<Self, BenchError> {
         let failed = |cause| BenchError::Program { program: "unshare", cause };
         let mut command = Command::new("unshare");
@@ -74,26 +76,26 @@ impl Holder {
         let holder = Self(command.spawn().map_err(failed)?);
         let own = std::fs::read_link("/proc/self/ns/net").map_err(failed)?;
         let give_up = Instant::now() + ENTER_LIMIT;
-        while std::fs::read_link(holder.namespace()).map_err(failed)? == own {
+        while std::fs::read_link(holder.netns_path()).map_err(failed)? == own {
             if Instant::now() >= give_up {
                 return Err(failed(io::ErrorKind::TimedOut.into()));
             }
-            std::thread::sleep(ENTER_PAUSE);
+            std::thread::sleep(ENTER_POLL_INTERVAL);
         }
         Ok(holder)
     }
 
-    fn namespace(&self) -> String {
+    fn netns_path(&self) -> String {
         format!("/proc/{}/ns/net", self.0.id())
     }
 
     fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", self.namespace())).arg("--");
+        command.arg(format!("--net={}", self.netns_path())).arg("--");
         command
     }
 
-    fn ip(&self, arguments: &[&str]) -> Result<(), BenchError> {
+    fn run_ip(&self, arguments: &[&str]) -> Result<(), BenchError> {
         let failed = |cause| BenchError::Program { program: "ip", cause };
         let output = self.command().arg("ip").args(arguments).output().map_err(failed)?;
         if output.status.success() {
@@ -103,7 +105,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for NamespaceProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();

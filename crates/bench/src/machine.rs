@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use farfork_sys::memory_info::MemoryInfo;
+use farfork_sys::memory_info::SystemMemory;
 use serde::Serialize;
 
 /// What a reader needs to compare figures.
@@ -16,15 +16,15 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// This one.
-    pub(crate) fn this() -> Self {
+    pub(crate) fn detect() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        let processor = line_of("/proc/cpuinfo", "model name").unwrap_or_default();
+        let processor = value_of_line("/proc/cpuinfo", "model name").unwrap_or_default();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { kernel, processor, processors, memory_mib: memory().total_bytes >> 20 }
+        Self { kernel, processor, processors, memory_mib: read_memory().total_bytes >> 20 }
     }
 
     /// In words.
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let Self { kernel, processor, processors, memory_mib } = self;
         format!("Linux {kernel}, {processors} × {processor}, {} GiB", memory_mib.div_ceil(1024))
     }
@@ -32,7 +32,7 @@ impl Machine {
 
 /// Memory that is free or can be freed, in MiB.
 pub(crate) fn available_mib() -> u64 {
-    memory().available_bytes >> 20
+    read_memory().available_bytes >> 20
 }
 
 /// How many threads wanted a processor, on average over the last minute: what else the machine did.
@@ -42,11 +42,11 @@ pub(crate) fn load_average() -> f64 {
 }
 
 /// Nothing where the kernel does not say.
-fn memory() -> MemoryInfo {
-    MemoryInfo::read().unwrap_or(MemoryInfo { total_bytes: 0, available_bytes: 0 })
+fn read_memory() -> SystemMemory {
+    SystemMemory::read().unwrap_or(SystemMemory { total_bytes: 0, available_bytes: 0 })
 }
 
-fn line_of(path: &str, name: &str) -> Option<String> {
+fn value_of_line(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim_start_matches(['\t', ' ', ':']).trim().to_owned())
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_described() {
-        let machine = Machine::this();
+        let machine = Machine::detect();
         assert!(machine.memory_mib >= available_mib() && available_mib() > 0, "{machine:?}");
         assert!(!machine.kernel.is_empty() && machine.processors > 0 && load_average() >= 0.0);
     }

@@ -11,12 +11,12 @@ use crate::error::BenchError;
 
 /// A program as it was built.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Image {
+pub(crate) struct EmbeddedProgram {
     pub(crate) name: &'static str,
     pub(crate) bytes: &'static [u8],
 }
 
-impl Image {
+impl EmbeddedProgram {
     /// Writes the program into a directory, for anybody to run.
     pub(crate) fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
         let path = directory.join(self.name);
@@ -29,14 +29,14 @@ impl Image {
 
 /// A running program; it ends with this value.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct ChildProgram {
     name: &'static str,
     process: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl Program {
+impl ChildProgram {
     /// Starts it, in a session of its own: Ctrl-C is for the benchmark, which ends its programs in its own time; and CRIU
     /// clones whole sessions only.
     pub(crate) fn start(name: &'static str, command: &Command) -> Result<Self, BenchError> {
@@ -60,7 +60,7 @@ impl Program {
     }
 
     /// What it said last, if it has ended by itself.
-    pub(crate) fn last_words(&mut self) -> Option<String> {
+    pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
         let status = self.process.try_wait().ok()??;
         let mut said = String::new();
         // It has ended: nothing more comes.
@@ -69,33 +69,33 @@ impl Program {
     }
 
     /// A letter, and the numbers of the answer.
-    pub(crate) fn ask<const N: usize>(&mut self, letter: u8, answer: &'static str) -> Result<[i64; N], BenchError> {
-        self.tell(letter)?;
-        self.answer(answer)
+    pub(crate) fn request<const N: usize>(&mut self, letter: u8, answer: &'static str) -> Result<[i64; N], BenchError> {
+        self.send_letter(letter)?;
+        self.read_answer(answer)
     }
 
     /// A letter.
-    pub(crate) fn tell(&mut self, letter: u8) -> Result<(), BenchError> {
+    pub(crate) fn send_letter(&mut self, letter: u8) -> Result<(), BenchError> {
         let sent = self.commands.write_all(&[letter]);
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
     /// Some words.
-    pub(crate) fn say(&mut self, words: &str) -> Result<(), BenchError> {
+    pub(crate) fn send_text(&mut self, words: &str) -> Result<(), BenchError> {
         let sent = self.commands.write_all(words.as_bytes());
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
     /// The numbers of the next line, which begins with a word.
-    pub(crate) fn answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
+    pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         let mut line = String::new();
         let read = self.answers.read_line(&mut line);
         read.map_err(|cause| BenchError::Program { program: self.name, cause })?;
-        numbers(self.name, &line, word)
+        parse_numbers(self.name, &line, word)
     }
 }
 
-impl Drop for Program {
+impl Drop for ChildProgram {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.process.kill();
@@ -104,7 +104,7 @@ impl Drop for Program {
 }
 
 /// The numbers of a line that a program has said.
-pub(crate) fn numbers<const N: usize>(
+pub(crate) fn parse_numbers<const N: usize>(
     program: &'static str,
     line: &str,
     word: &'static str,
@@ -112,19 +112,19 @@ pub(crate) fn numbers<const N: usize>(
     let mut words = line.split_whitespace();
     let parsed = (words.next() == Some(word)).then(|| words.map(|word| word.parse().ok()).collect::<Option<Vec<_>>>());
     let numbers = parsed.flatten().and_then(|numbers| numbers.try_into().ok());
-    numbers.ok_or_else(|| BenchError::Answer { program, said: line.trim().to_owned(), expected: word })
+    numbers.ok_or_else(|| BenchError::UnexpectedAnswer { program, output: line.trim().to_owned(), expected: word })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::numbers;
+    use super::parse_numbers;
 
     #[test]
     fn a_line_has_its_word_and_all_its_numbers() {
-        assert_eq!(numbers::<2>("p", "copied 12 -3\n", "copied").unwrap(), [12, -3]);
-        assert!(numbers::<0>("p", "ready\n", "ready").is_ok());
+        assert_eq!(parse_numbers::<2>("p", "copied 12 -3\n", "copied").unwrap(), [12, -3]);
+        assert!(parse_numbers::<0>("p", "ready\n", "ready").is_ok());
         for line in ["", "copied 1\n", "copied 1 2 3\n", "copied 1 x\n", "forked 1 2\n"] {
-            let error = numbers::<2>("p", line, "copied").unwrap_err().to_string();
+            let error = parse_numbers::<2>("p", line, "copied").unwrap_err().to_string();
             assert!(error.contains("`copied` should come"), "{error}");
         }
     }

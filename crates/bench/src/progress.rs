@@ -12,18 +12,23 @@ pub struct Progress {
     /// All steps.
     pub steps: usize,
     /// What is measured now.
-    pub what: String,
+    pub description: String,
 }
 
 /// Who is told.
-pub type Show<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+pub type ProgressCallback<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// Tells how far the run is.
 ///
 /// # Errors
 /// [`BenchError::Interrupted`]: it is to end here.
-pub(crate) fn tell(show: Show<'_>, done: usize, steps: usize, what: impl Into<String>) -> Result<(), BenchError> {
-    match show(Progress { done, steps, what: what.into() }) {
+pub(crate) fn report_progress(
+    show: ProgressCallback<'_>,
+    done: usize,
+    steps: usize,
+    what: impl Into<String>,
+) -> Result<(), BenchError> {
+    match show(Progress { done, steps, description: what.into() }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(()) => Err(BenchError::Interrupted),
     }

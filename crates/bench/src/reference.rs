@@ -5,7 +5,7 @@
 //! The machines differ, and what is compared is told with it: theirs had RDMA cards and a Linux 4.15 with a kernel module of
 //! their own; `resume` was between two machines and into a lean container, `execution` on one machine, in random order.
 
-use crate::figure::Figure;
+use crate::figure::ForkFigure;
 
 /// What the report says of the column.
 pub(crate) const SOURCE: &str = "the C++ micro-benchmark of MITOSIS, as published: RDMA, a module of Linux 4.15";
@@ -23,12 +23,12 @@ const RESUME_MS: [f64; 10] = [2.918, 2.941, 2.945, 3.014, 3.125, 3.339, 3.763, 4
 const EXECUTION_MS: [f64; 10] = [1.074, 4.347, 7.779, 17.830, 36.069, 75.376, 152.506, 309.967, 630.660, 1246.940];
 
 /// The reference of a figure for a size in MiB, in ms; none where nothing was published.
-pub(crate) fn of(figure: Figure, mib: u64) -> Option<f64> {
+pub(crate) fn published_ms(figure: ForkFigure, mib: u64) -> Option<f64> {
     let column = match figure {
         // There the program itself makes the call; of who is prepared by another, CRIU's way too, it is the nearest.
-        Figure::Checkpoint | Figure::Prepare => PREPARE_MS,
-        Figure::Resume => RESUME_MS,
-        Figure::Execution => EXECUTION_MS,
+        ForkFigure::Checkpoint | ForkFigure::Prepare => PREPARE_MS,
+        ForkFigure::Resume => RESUME_MS,
+        ForkFigure::Execution => EXECUTION_MS,
         _ => return None,
     };
     SIZES_MIB.iter().position(|size| *size == mib).map(|row| column[row])
@@ -36,21 +36,24 @@ pub(crate) fn of(figure: Figure, mib: u64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Figure, SIZES_MIB, of};
+    use super::{ForkFigure, SIZES_MIB, published_ms};
 
     #[test]
     fn each_size_has_its_own_figures_and_others_none() {
-        assert_eq!((of(Figure::Checkpoint, 1), of(Figure::Prepare, 1)), (Some(0.648), Some(0.648)));
-        assert_eq!(of(Figure::Resume, 64), Some(3.339));
-        assert_eq!(of(Figure::Execution, 1024), Some(1246.940));
-        assert_eq!(of(Figure::Prepare, 3), None);
-        assert_eq!(of(Figure::Pause, 1), None);
+        assert_eq!(
+            (published_ms(ForkFigure::Checkpoint, 1), published_ms(ForkFigure::Prepare, 1)),
+            (Some(0.648), Some(0.648))
+        );
+        assert_eq!(published_ms(ForkFigure::Resume, 64), Some(3.339));
+        assert_eq!(published_ms(ForkFigure::Execution, 1024), Some(1246.940));
+        assert_eq!(published_ms(ForkFigure::Prepare, 3), None);
+        assert_eq!(published_ms(ForkFigure::Pause, 1), None);
     }
 
     #[test]
     fn larger_parents_cost_more() {
-        for figure in [Figure::Prepare, Figure::Resume, Figure::Execution] {
-            let column: Vec<_> = SIZES_MIB.iter().map(|mib| of(figure, *mib).unwrap()).collect();
+        for figure in [ForkFigure::Prepare, ForkFigure::Resume, ForkFigure::Execution] {
+            let column: Vec<_> = SIZES_MIB.iter().map(|mib| published_ms(figure, *mib).unwrap()).collect();
             assert!(column.is_sorted(), "{figure:?}: {column:?}");
         }
     }

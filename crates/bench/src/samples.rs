@@ -14,12 +14,12 @@ use crate::error::BenchError;
 #[derive(Debug)]
 pub(crate) struct Samples<K> {
     values: BTreeMap<K, Vec<f64>>,
-    lines: Option<Lines>,
+    lines: Option<SampleFile>,
 }
 
 /// A file with a line for each sample.
 #[derive(Debug)]
-struct Lines {
+struct SampleFile {
     path: PathBuf,
     file: BufWriter<File>,
 }
@@ -47,8 +47,8 @@ impl<K: Ord + Serialize> Samples<K> {
     ///
     /// # Errors
     /// The file cannot be made.
-    pub(crate) fn written_to(path: Option<&Path>) -> Result<Self, BenchError> {
-        Ok(Self { lines: path.map(Lines::create).transpose()?, ..Self::new() })
+    pub(crate) fn with_file(path: Option<&Path>) -> Result<Self, BenchError> {
+        Ok(Self { lines: path.map(SampleFile::create).transpose()?, ..Self::new() })
     }
 
     /// Takes a sample.
@@ -59,7 +59,7 @@ impl<K: Ord + Serialize> Samples<K> {
         if let Some(lines) = &mut self.lines {
             let run = self.values.get(&key).map_or(0, Vec::len);
             let mut line = json!({ "run": run, "value": value });
-            merge(&mut line, &key);
+            merge_fields(&mut line, &key);
             lines.write(&line)?;
         }
         self.values.entry(key).or_default().push(value);
@@ -71,7 +71,7 @@ impl<K: Ord + Serialize> Samples<K> {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn flush(&mut self) -> Result<(), BenchError> {
-        self.lines.as_mut().map_or(Ok(()), Lines::flush)
+        self.lines.as_mut().map_or(Ok(()), SampleFile::flush)
     }
 
     /// Forgets a figure, which is not to be reported.
@@ -81,7 +81,7 @@ impl<K: Ord + Serialize> Samples<K> {
 
     /// What was measured for a key; none if nothing was.
     pub(crate) fn spread(&self, key: &K) -> Option<Spread> {
-        Spread::of(self.values.get(key)?)
+        Spread::from_samples(self.values.get(key)?)
     }
 
     /// The smallest sample of a key that a part of them does not exceed; none if nothing was measured.
@@ -94,11 +94,11 @@ impl<K: Ord + Serialize> Samples<K> {
 
     /// Each key with its spread.
     pub(crate) fn spreads(&self) -> impl Iterator<Item = (&K, Spread)> {
-        self.values.iter().filter_map(|(key, values)| Some((key, Spread::of(values)?)))
+        self.values.iter().filter_map(|(key, values)| Some((key, Spread::from_samples(values)?)))
     }
 }
 
-impl Lines {
+impl SampleFile {
     fn create(path: &Path) -> Result<Self, BenchError> {
         let path = path.to_owned();
         match File::create(&path) {
@@ -108,21 +108,21 @@ impl Lines {
     }
 
     fn write(&mut self, line: &Value) -> Result<(), BenchError> {
-        writeln!(self.file, "{line}").map_err(|cause| self.unwritten(cause))
+        writeln!(self.file, "{line}").map_err(|cause| self.write_error(cause))
     }
 
     fn flush(&mut self) -> Result<(), BenchError> {
-        self.file.flush().map_err(|cause| self.unwritten(cause))
+        self.file.flush().map_err(|cause| self.write_error(cause))
     }
 
-    fn unwritten(&self, cause: io::Error) -> BenchError {
+    fn write_error(&self, cause: io::Error) -> BenchError {
         BenchError::File { path: self.path.clone(), cause }
     }
 }
 
 impl Spread {
     /// None of no samples.
-    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
+    pub(crate) fn from_samples(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let count = sorted.len();
@@ -134,18 +134,18 @@ impl Spread {
 }
 
 /// A figure for scripts: its key, the number of samples, and percentiles in so named a unit; in that of the key without one.
-pub(crate) fn document(key: &impl Serialize, spread: Spread, unit: Option<&str>) -> Value {
+pub(crate) fn figure_json(key: &impl Serialize, spread: Spread, unit: Option<&str>) -> Value {
     let mut document = json!({ "samples": spread.count });
     for (name, value) in [("p10", spread.p10), ("p50", spread.median), ("p90", spread.p90)] {
         let name = unit.map_or(name.to_owned(), |unit| format!("{name}_{unit}"));
         document[name] = json!(value);
     }
-    merge(&mut document, key);
+    merge_fields(&mut document, key);
     document
 }
 
 /// Adds the fields of a key to an object.
-pub(crate) fn merge(object: &mut Value, key: &impl Serialize) {
+pub(crate) fn merge_fields(object: &mut Value, key: &impl Serialize) {
     let fields = serde_json::to_value(key).expect("a key serialises");
     if let (Value::Object(object), Value::Object(fields)) = (object, fields) {
         object.extend(fields);
@@ -167,23 +167,23 @@ mod tests {
     #[test]
     fn a_median_is_in_the_middle_and_percentiles_are_samples() {
         let twenty: Vec<f64> = (1..=20).rev().map(f64::from).collect();
-        assert_eq!(Spread::of(&twenty), Some(Spread { count: 20, median: 10.5, p10: 2.0, p90: 18.0 }));
-        assert_eq!(Spread::of(&[7.0]), Some(Spread { count: 1, median: 7.0, p10: 7.0, p90: 7.0 }));
-        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Some(Spread { count: 3, median: 2.0, p10: 1.0, p90: 3.0 }));
-        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(Spread::from_samples(&twenty), Some(Spread { count: 20, median: 10.5, p10: 2.0, p90: 18.0 }));
+        assert_eq!(Spread::from_samples(&[7.0]), Some(Spread { count: 1, median: 7.0, p10: 7.0, p90: 7.0 }));
+        assert_eq!(Spread::from_samples(&[3.0, 1.0, 2.0]), Some(Spread { count: 3, median: 2.0, p10: 1.0, p90: 3.0 }));
+        assert_eq!(Spread::from_samples(&[]), None);
     }
 
     #[test]
     fn one_outlier_moves_neither_median_nor_percentiles() {
         let mut samples = vec![1.0; 19];
         samples.push(1e9);
-        assert_eq!(Spread::of(&samples), Some(Spread { count: 20, median: 1.0, p10: 1.0, p90: 1.0 }));
+        assert_eq!(Spread::from_samples(&samples), Some(Spread { count: 20, median: 1.0, p10: 1.0, p90: 1.0 }));
     }
 
     #[test]
     fn each_sample_is_a_line_with_its_key_and_run() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        let mut samples = Samples::written_to(Some(file.path())).unwrap();
+        let mut samples = Samples::with_file(Some(file.path())).unwrap();
         samples.add(Key { figure: "pause", mib: 4 }, 1.5).unwrap();
         samples.add(Key { figure: "pause", mib: 4 }, 2.5).unwrap();
         samples.flush().unwrap();

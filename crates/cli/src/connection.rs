@@ -9,11 +9,11 @@ use clap::Args;
 use farfork_cluster::local::LocalCluster;
 use farfork_node::client::{self, Client, ClusterClient};
 use farfork_node::run_dir::{DEFAULT_RUN_DIR, RunDir};
-use farfork_trust::{Credentials, DEFAULT_TRUST_DIR, Directory, Encryption};
+use farfork_trust::{Credentials, DEFAULT_TRUST_DIR, Encryption, TrustDirectory};
 
 /// Where the daemon listens. Each command takes these, so they stand behind its own.
 #[derive(Args, Clone)]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionArgs {
     /// Unix socket of the node's daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork, or that of the first
     /// node that `farfork up` started there].
     #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true, display_order = 100)]
@@ -28,33 +28,33 @@ pub(crate) struct Connection {
     trust: PathBuf,
 }
 
-impl Connection {
+impl ConnectionArgs {
     /// Connects to the daemon.
     pub(crate) async fn open(&self) -> anyhow::Result<Client> {
         match self.node {
             Some(address) => {
-                let credentials = Credentials::open(&self.trust(), Encryption::On)?;
+                let credentials = Credentials::open(&self.trust_directory(), Encryption::On)?;
                 Ok(client::connect_network(address, &credentials).await?)
             }
-            None => Ok(client::connect(&self.path()).await?),
+            None => Ok(client::connect(&self.socket_path()).await?),
         }
     }
 
     /// Connects to the daemon of this machine, for what concerns the cluster's members.
     pub(crate) async fn open_for_cluster(&self) -> anyhow::Result<ClusterClient> {
-        Ok(client::connect_for_cluster(&self.path()).await?)
+        Ok(client::connect_cluster(&self.socket_path()).await?)
     }
 
     /// Who this machine is, and whom it trusts.
-    pub(crate) fn trust(&self) -> Directory {
-        Directory::new(&self.trust)
+    pub(crate) fn trust_directory(&self) -> TrustDirectory {
+        TrustDirectory::new(&self.trust)
     }
 
-    fn path(&self) -> PathBuf {
+    fn socket_path(&self) -> PathBuf {
         if let Some(socket) = &self.socket {
             return socket.clone();
         }
-        let run_dir = run_dir_from_environment();
+        let run_dir = default_run_dir();
         let own = RunDir::new(&run_dir).socket();
         match LocalCluster::load(&run_dir) {
             Ok(cluster) if !own.exists() => cluster.nodes().first().map_or(own, |node| node.socket.clone()),
@@ -69,7 +69,7 @@ pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// The run directory that a user did not name.
-pub(crate) fn run_dir_from_environment() -> PathBuf {
+pub(crate) fn default_run_dir() -> PathBuf {
     std::env::var_os("FARFORK_RUN_DIR").map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from)
 }
 

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns when Ctrl-C was pressed, the terminal was closed, or somebody sent SIGTERM.
-pub(crate) async fn interrupted() {
+pub(crate) async fn wait_for_interrupt() {
     let handlers = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
     let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = handlers else {
         return std::future::pending().await;
@@ -21,9 +21,9 @@ pub(crate) async fn interrupted() {
 
 /// The same for work that is not asynchronous: it looks from time to time.
 #[derive(Debug)]
-pub(crate) struct Interruption(Arc<AtomicBool>);
+pub(crate) struct InterruptFlag(Arc<AtomicBool>);
 
-impl Interruption {
+impl InterruptFlag {
     /// Looks out from now on.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl Interruption {
         let came = Arc::new(AtomicBool::new(false));
         let watched = Arc::clone(&came);
         let watch = move || {
-            runtime.block_on(interrupted());
+            runtime.block_on(wait_for_interrupt());
             watched.store(true, Ordering::Relaxed);
         };
         std::thread::Builder::new().spawn(watch).context("a thread that looks out for signals")?;
@@ -41,7 +41,7 @@ impl Interruption {
     }
 
     /// Whether somebody wants this command to end.
-    pub(crate) fn came(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

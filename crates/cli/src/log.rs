@@ -18,10 +18,10 @@ pub(crate) struct LogOptions {
 }
 
 /// Begins to log on standard error.
-pub(crate) fn start(options: &LogOptions) -> anyhow::Result<()> {
+pub(crate) fn start_logging(options: &LogOptions) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&options.log)
         .with_context(|| format!("log filter `{}`: write it like info or farfork_node=debug,info", options.log))?;
     let logged = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_filter(filter);
-    tracing_subscriber::registry().with(logged).with(phases::layer()).init();
+    tracing_subscriber::registry().with(logged).with(phases::collector_layer()).init();
     Ok(())
 }

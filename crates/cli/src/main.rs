@@ -22,7 +22,7 @@ use clap::{Args, Parser};
 use farfork_node::failure::Failure;
 
 use commands::Command;
-use connection::Connection;
+use connection::ConnectionArgs;
 
 /// `fork(2)` that reaches other machines.
 ///
@@ -42,60 +42,60 @@ Examples:
 Exit status: 0 done, 1 failed, 2 wrong usage; an attached single `fork` gives the child's own.")]
 struct Cli {
     #[command(flatten)]
-    global: Global,
+    global: GlobalArgs,
     #[command(subcommand)]
     command: Command,
 }
 
 /// What each command takes.
 #[derive(Args, Clone)]
-pub(crate) struct Global {
+pub(crate) struct GlobalArgs {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArgs,
     /// Print one JSON document with stable keys.
     #[arg(long, global = true, display_order = 103)]
     json: bool,
 }
 
-impl Global {
+impl GlobalArgs {
     /// Who this machine is, and whom it trusts.
-    fn trust(&self) -> farfork_trust::Directory {
-        self.connection.trust()
+    fn trust(&self) -> farfork_trust::TrustDirectory {
+        self.connection.trust_directory()
     }
 }
 
 /// What a shell says of a program that SIGPIPE has killed, as one of whose output nobody reads is.
-const NO_READER: u8 = 128 + 13;
+const EXIT_SIGPIPE: u8 = 128 + 13;
 
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let json = global.json;
     match command.run(global) {
-        Ok(_) if output::is_lost() => ExitCode::FAILURE,
+        Ok(_) if output::is_output_lost() => ExitCode::FAILURE,
         Ok(status) => status,
-        Err(error) if output::has_no_reader(&error) => ExitCode::from(NO_READER),
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::from(EXIT_SIGPIPE),
         Err(error) => {
-            report(&error, json);
+            report_error(&error, json);
             ExitCode::FAILURE
         }
     }
 }
 
 /// Says what failed: for people on standard error, for scripts on standard output too.
-fn report(error: &anyhow::Error, json: bool) {
+fn report_error(error: &anyhow::Error, json: bool) {
     let failure = error.downcast_ref::<Failure>();
     match failure {
-        Some(failure) => output::failure(failure),
-        None => eprintln!("farfork: {}", in_words(error)),
+        Some(failure) => output::print_failure(failure),
+        None => eprintln!("farfork: {}", error_chain_text(error)),
     }
     if json {
-        let text = failure.map_or_else(|| in_words(error), Failure::to_string);
-        output::json(&serde_json::json!({ "error": text }));
+        let text = failure.map_or_else(|| error_chain_text(error), Failure::to_string);
+        output::print_json(&serde_json::json!({ "error": text }));
     }
 }
 
 /// An error and what caused it, each once: many an error has its cause in its own words.
-fn in_words(error: &anyhow::Error) -> String {
+fn error_chain_text(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |told, cause| match told.as_str() {
         "" => cause,
         before if before.contains(&cause) => told,
@@ -111,6 +111,6 @@ mod tests {
     fn a_cause_is_told_once() {
         let cause = anyhow::anyhow!("too many open files");
         let nested = cause.context("cannot look (too many open files)").context("node q");
-        assert_eq!(in_words(&nested), "node q: cannot look (too many open files)");
+        assert_eq!(error_chain_text(&nested), "node q: cannot look (too many open files)");
     }
 }

@@ -18,7 +18,7 @@ const SECTION: &str = "1";
 
 /// A part of the help below the options.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Part<'a> {
+pub(crate) struct HelpSection<'a> {
     /// `Examples`, `Exit status`.
     pub(crate) heading: &'a str,
     /// What follows the heading, line by line as it was written.
@@ -26,36 +26,36 @@ pub(crate) struct Part<'a> {
 }
 
 /// A command that was built, and how a user calls it: `farfork-fork`.
-pub(crate) struct Page<'a> {
+pub(crate) struct ManualPage<'a> {
     pub(crate) name: String,
     pub(crate) command: &'a Command,
 }
 
 /// The command line with all that clap adds, but for the `help` that would have a page of its own.
-pub(crate) fn built(command: Command) -> Command {
+pub(crate) fn build_command(command: Command) -> Command {
     let mut command = command.disable_help_subcommand(true);
     command.build();
     command
 }
 
 /// Pages of a command that was built, and of all below it that users may know of.
-pub(crate) fn pages(root: &Command) -> Vec<Page<'_>> {
+pub(crate) fn manual_pages(root: &Command) -> Vec<ManualPage<'_>> {
     let below = root.get_subcommands().filter(|command| !command.is_hide_set());
-    iter::once(Page { name: display_name(root), command: root }).chain(below.flat_map(pages)).collect()
+    iter::once(ManualPage { name: display_name(root), command: root }).chain(below.flat_map(manual_pages)).collect()
 }
 
 fn display_name(command: &Command) -> String {
     command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned()
 }
 
-impl Page<'_> {
+impl ManualPage<'_> {
     /// What the page's file is called.
     pub(crate) fn file_name(&self) -> String {
         format!("{}.{SECTION}", self.name)
     }
 
     /// Writes the page, in the language of man(7). `siblings` are all pages that it may refer to.
-    pub(crate) fn write(&self, siblings: &[Page<'_>], out: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn write(&self, siblings: &[ManualPage<'_>], out: &mut dyn Write) -> io::Result<()> {
         let version = self.command.get_version().unwrap_or_default();
         let man = Man::new(self.command.clone());
         let mut page = Vec::new();
@@ -70,22 +70,22 @@ impl Page<'_> {
         }
         let help = after_help(self.command);
         let mut roff = Roff::new();
-        parts(&help).iter().for_each(|part| write_part(&mut roff, part));
+        parse_sections(&help).iter().for_each(|part| write_section(&mut roff, part));
         write_files(&mut roff);
         self.write_see_also(&mut roff, siblings);
         roff.to_writer(&mut page)?;
-        out.write_all(only_ascii(&String::from_utf8_lossy(&page)).as_bytes())
+        out.write_all(escape_non_ascii(&String::from_utf8_lossy(&page)).as_bytes())
     }
 
-    fn is_parent_of(&self, other: &Page<'_>) -> bool {
+    fn is_parent_of(&self, other: &ManualPage<'_>) -> bool {
         other.name.strip_prefix(&self.name).is_some_and(|rest| rest.starts_with('-'))
     }
 
     /// The page above, those below, and those of the commands that the help speaks of.
-    fn write_see_also(&self, roff: &mut Roff, siblings: &[Page<'_>]) {
+    fn write_see_also(&self, roff: &mut Roff, siblings: &[ManualPage<'_>]) {
         let help = self.command.clone().render_long_help().to_string();
-        let is_named = |other: &Page<'_>| names(&help, &other.name.replace('-', " "));
-        let is_kin = |other: &Page<'_>| self.is_parent_of(other) || other.is_parent_of(self);
+        let is_named = |other: &ManualPage<'_>| mentions_command(&help, &other.name.replace('-', " "));
+        let is_kin = |other: &ManualPage<'_>| self.is_parent_of(other) || other.is_parent_of(self);
         let mut others = siblings.iter().filter(|other| other.name != self.name && (is_kin(other) || is_named(other)));
         let Some(first) = others.next() else { return };
         roff.control("SH", ["SEE ALSO"]);
@@ -98,7 +98,7 @@ impl Page<'_> {
 }
 
 /// Whether a text has `farfork fork` as words.
-fn names(text: &str, call: &str) -> bool {
+fn mentions_command(text: &str, call: &str) -> bool {
     let goes_on = |rest: &str| rest.starts_with(|next: char| next.is_alphanumeric() || next == '-');
     text.match_indices(call).any(|(at, _)| !goes_on(&text[at + call.len()..]))
 }
@@ -110,12 +110,12 @@ pub(crate) fn after_help(command: &Command) -> String {
 }
 
 /// The parts of such a text.
-pub(crate) fn parts(help: &str) -> Vec<Part<'_>> {
-    let mut parts: Vec<Part<'_>> = Vec::new();
+pub(crate) fn parse_sections(help: &str) -> Vec<HelpSection<'_>> {
+    let mut parts: Vec<HelpSection<'_>> = Vec::new();
     for line in help.lines() {
         let heading = line.split_once(':').filter(|_| line.starts_with(|first: char| first.is_ascii_uppercase()));
         match (heading, parts.last_mut()) {
-            (Some((heading, rest)), _) => parts.push(Part { heading, lines: vec![rest.trim_start()] }),
+            (Some((heading, rest)), _) => parts.push(HelpSection { heading, lines: vec![rest.trim_start()] }),
             (None, Some(part)) => part.lines.push(line),
             (None, None) => {}
         }
@@ -131,7 +131,7 @@ pub(crate) fn parts(help: &str) -> Vec<Part<'_>> {
     parts
 }
 
-fn write_part(roff: &mut Roff, part: &Part<'_>) {
+fn write_section(roff: &mut Roff, part: &HelpSection<'_>) {
     let title = if part.heading == "Example" { "Examples" } else { part.heading };
     roff.control("SH", [title.to_uppercase().as_str()]);
     for lines in part.lines.chunk_by(|one, other| is_code(one) == is_code(other)) {
@@ -180,7 +180,7 @@ fn write_files(roff: &mut Roff) {
 }
 
 /// Every formatter knows the names of characters; not every one expects UTF-8.
-fn only_ascii(page: &str) -> String {
+fn escape_non_ascii(page: &str) -> String {
     let name =
         |symbol: char| if symbol.is_ascii() { symbol.to_string() } else { format!("\\[u{:04X}]", symbol as u32) };
     page.chars().map(name).collect()
@@ -194,15 +194,15 @@ mod tests {
     fn a_line_at_the_margin_with_a_colon_begins_a_part() {
         let help = "Examples:\n  one: 1\n\n  two\n\nExit status: 0 well,\n1 not.";
         let expected = [
-            Part { heading: "Examples", lines: vec!["  one: 1", "", "  two"] },
-            Part { heading: "Exit status", lines: vec!["0 well,", "1 not."] },
+            HelpSection { heading: "Examples", lines: vec!["  one: 1", "", "  two"] },
+            HelpSection { heading: "Exit status", lines: vec!["0 well,", "1 not."] },
         ];
-        assert_eq!(parts(help), expected);
+        assert_eq!(parse_sections(help), expected);
     }
 
     #[test]
     fn a_command_is_named_by_whole_words() {
-        assert!(names("see `farfork ps`", "farfork ps"));
-        assert!(!names("see `farfork psst` and farfork ps-like", "farfork ps"));
+        assert!(mentions_command("see `farfork ps`", "farfork ps"));
+        assert!(!mentions_command("see `farfork psst` and farfork ps-like", "farfork ps"));
     }
 }

@@ -10,7 +10,7 @@ use farfork_node::failure::Failure;
 use farfork_sys::identity::ProcessIdentity;
 use tonic::Code;
 
-use crate::connection::run_dir_from_environment;
+use crate::connection::default_run_dir;
 
 /// Longest name, in bytes: as long as one can be read at a glance; a file's may have 255.
 const NAME_BYTES_MAX: usize = 64;
@@ -24,27 +24,27 @@ pub(crate) enum ProcessName {
     /// By its id.
     Pid(u32),
     /// By the name that `farfork run` gave it.
-    Given(String),
+    Name(String),
 }
 
 /// The names of one run directory.
-pub(crate) struct Parents {
+pub(crate) struct ProcessNames {
     directory: PathBuf,
 }
 
-impl Parents {
+impl ProcessNames {
     /// Those of the run directory that the environment says.
-    pub(crate) fn of_environment() -> Self {
-        Self::of(&run_dir_from_environment())
+    pub(crate) fn from_environment() -> Self {
+        Self::in_run_dir(&default_run_dir())
     }
 
     /// Those of a run directory.
-    pub(crate) fn of(run_dir: &Path) -> Self {
+    pub(crate) fn in_run_dir(run_dir: &Path) -> Self {
         Self { directory: run_dir.join("parents") }
     }
 
     /// Removes what is of processes that have ended, and the directory where no name is left.
-    pub(crate) fn forget_ended(&self) {
+    pub(crate) fn remove_ended(&self) {
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             if self.read(&entry.file_name().to_string_lossy()).is_none() {
                 let _ = fs::remove_file(entry.path());
@@ -58,7 +58,7 @@ impl Parents {
     ///
     /// # Errors
     /// Another process that runs has it, or it cannot be written down.
-    pub(crate) fn enter(&self, name: &str) -> Result<(), Failure> {
+    pub(crate) fn register(&self, name: &str) -> Result<(), Failure> {
         let own = i32::try_from(std::process::id()).map_err(io::Error::other).and_then(ProcessIdentity::of);
         let written = own.and_then(|own| {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
@@ -82,7 +82,7 @@ impl Parents {
     }
 
     /// Frees a name again.
-    pub(crate) fn leave(&self, name: &str) {
+    pub(crate) fn unregister(&self, name: &str) {
         let _ = fs::remove_file(self.directory.join(name));
     }
 
@@ -90,10 +90,10 @@ impl Parents {
     ///
     /// # Errors
     /// No process that runs has that name.
-    pub(crate) fn find(&self, process: &ProcessName) -> Result<u32, Failure> {
+    pub(crate) fn resolve_pid(&self, process: &ProcessName) -> Result<u32, Failure> {
         let name = match process {
             ProcessName::Pid(pid) => return Ok(*pid),
-            ProcessName::Given(name) => name,
+            ProcessName::Name(name) => name,
         };
         let found = self.read(name).and_then(|identity| u32::try_from(identity.pid).ok());
         found.ok_or_else(|| {
@@ -132,7 +132,7 @@ impl Parents {
 /// # Errors
 /// As [`parse_name`].
 pub(crate) fn parse_process(text: &str) -> Result<ProcessName, String> {
-    text.parse().map_or_else(|_| parse_name(text).map(ProcessName::Given), |pid| Ok(ProcessName::Pid(pid)))
+    text.parse().map_or_else(|_| parse_name(text).map(ProcessName::Name), |pid| Ok(ProcessName::Pid(pid)))
 }
 
 /// Understands a name, which must not be taken for an id, or lead out of the directory.
@@ -155,33 +155,33 @@ mod tests {
     #[test]
     fn a_name_leads_to_its_process_while_that_runs() {
         let scratch = tempfile::tempdir().unwrap();
-        let parents = Parents { directory: scratch.path().join("parents") };
-        let warm = ProcessName::Given("warm".to_owned());
-        assert_eq!(parents.find(&ProcessName::Pid(4711)).unwrap(), 4711);
-        assert_eq!(parents.find(&warm).unwrap_err().code(), Code::NotFound);
-        parents.enter("warm").unwrap();
-        assert_eq!(parents.find(&warm).unwrap(), std::process::id());
-        assert_eq!(parents.enter("warm").unwrap_err().code(), Code::AlreadyExists);
-        parents.forget_ended();
-        assert_eq!(parents.find(&warm).unwrap(), std::process::id());
-        parents.leave("warm");
-        assert_eq!(parents.find(&warm).unwrap_err().code(), Code::NotFound);
+        let parents = ProcessNames { directory: scratch.path().join("parents") };
+        let warm = ProcessName::Name("warm".to_owned());
+        assert_eq!(parents.resolve_pid(&ProcessName::Pid(4711)).unwrap(), 4711);
+        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+        parents.register("warm").unwrap();
+        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        assert_eq!(parents.register("warm").unwrap_err().code(), Code::AlreadyExists);
+        parents.remove_ended();
+        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        parents.unregister("warm");
+        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
 
         // Another process has had the number since.
         let gone = ProcessIdentity { start_ticks: 1, ..ProcessIdentity::of(std::process::id() as i32).unwrap() };
         fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
-        assert_eq!(parents.find(&warm).unwrap_err().code(), Code::NotFound);
-        parents.enter("warm").unwrap();
-        assert_eq!(parents.find(&warm).unwrap(), std::process::id());
+        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+        parents.register("warm").unwrap();
+        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
         fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
-        parents.forget_ended();
+        parents.remove_ended();
         assert!(!parents.directory.exists());
     }
 
     #[test]
     fn a_name_is_told_from_an_id_and_a_path() {
         assert_eq!(parse_process("12"), Ok(ProcessName::Pid(12)));
-        assert_eq!(parse_process("py-3.11"), Ok(ProcessName::Given("py-3.11".to_owned())));
+        assert_eq!(parse_process("py-3.11"), Ok(ProcessName::Name("py-3.11".to_owned())));
         let too_long = "a".repeat(NAME_BYTES_MAX + 1);
         for text in ["", "../lock", ".hidden", "a b", "a/b", "12x", "-1", &too_long] {
             assert!(parse_process(text).is_err(), "{text:?}");

@@ -19,9 +19,11 @@ const TOO_LARGE: &str = "leave the data in a file, and pass its path";
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut content = Vec::new();
     let beyond = open(path)?.take(PAYLOAD_BYTES_MAX as u64 + 1).read_to_end(&mut content);
-    beyond.map_err(|error| unreadable(path, &error))?;
+    beyond.map_err(|error| read_failure(path, &error))?;
     if content.len() > PAYLOAD_BYTES_MAX {
-        return Err(refuse(path, format!("it has more than {PAYLOAD_BYTES_MAX} bytes")).with_next_step(TOO_LARGE));
+        return Err(
+            payload_failure(path, format!("it has more than {PAYLOAD_BYTES_MAX} bytes")).with_next_step(TOO_LARGE)
+        );
     }
     Ok(content)
 }
@@ -32,7 +34,7 @@ pub(crate) fn read_lines(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     loop {
         let mut line = Vec::new();
         let piece = file.by_ref().take(PAYLOAD_BYTES_MAX as u64 + 1).read_until(b'\n', &mut line);
-        if piece.map_err(|error| unreadable(path, &error))? == 0 {
+        if piece.map_err(|error| read_failure(path, &error))? == 0 {
             break;
         }
         if line.last() == Some(&b'\n') {
@@ -40,22 +42,22 @@ pub(crate) fn read_lines(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
         }
         if line.len() > PAYLOAD_BYTES_MAX {
             let cause = format!("payload {} has more than {PAYLOAD_BYTES_MAX} bytes", payloads.len());
-            return Err(refuse(path, cause).with_next_step(TOO_LARGE));
+            return Err(payload_failure(path, cause).with_next_step(TOO_LARGE));
         }
         total_bytes += line.len();
         if total_bytes > PAYLOADS_BYTES_MAX {
             let cause = format!("its payloads have more than {PAYLOADS_BYTES_MAX} bytes together");
-            return Err(refuse(path, cause).with_next_step(format!("fork several times; or {TOO_LARGE}")));
+            return Err(payload_failure(path, cause).with_next_step(format!("fork several times; or {TOO_LARGE}")));
         }
         payloads.push(line);
         if payloads.len() > FORK_COUNT_MAX as usize {
             let cause = format!("it has more than {FORK_COUNT_MAX} lines, and each is one child's payload");
-            return Err(refuse(path, cause).with_next_step("fork several times, with a part of it each"));
+            return Err(payload_failure(path, cause).with_next_step("fork several times, with a part of it each"));
         }
     }
     if payloads.is_empty() {
         let step = "write one line for each child; an empty line is an empty payload";
-        return Err(refuse(path, "it is empty, and each line is one child's payload").with_next_step(step));
+        return Err(payload_failure(path, "it is empty, and each line is one child's payload").with_next_step(step));
     }
     Ok(payloads)
 }
@@ -64,15 +66,16 @@ fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
     if path.as_os_str() == STDIN {
         return Ok(Box::new(io::stdin().lock()));
     }
-    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    let file = File::open(path).map_err(|error| read_failure(path, &error))?;
     Ok(Box::new(BufReader::new(file)))
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Failure {
-    refuse(path, format!("it cannot be read: {error}")).with_next_step("name a file that this user can read, or `-`")
+fn read_failure(path: &Path, error: &io::Error) -> Failure {
+    payload_failure(path, format!("it cannot be read: {error}"))
+        .with_next_step("name a file that this user can read, or `-`")
 }
 
-fn refuse(path: &Path, cause: impl std::fmt::Display) -> Failure {
+fn payload_failure(path: &Path, cause: impl std::fmt::Display) -> Failure {
     Failure::new(Code::InvalidArgument, format!("payload file {}", path.display()), cause)
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// A duration in whole seconds, as people read it: `3h 12m 5s`.
-pub(crate) fn whole(duration: Duration) -> String {
+pub(crate) fn format_whole_seconds(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 

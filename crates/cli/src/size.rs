@@ -11,20 +11,22 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// The same of what must be something.
-pub(crate) fn parse_some_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_nonzero_size(text: &str) -> Result<u64, String> {
     parse_size(text).and_then(|bytes| if bytes > 0 { Ok(bytes) } else { Err("it must be 1 byte or more".to_owned()) })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_size, parse_some_size};
+    use super::{parse_nonzero_size, parse_size};
 
     #[test]
     fn sizes_have_units() {
         assert_eq!(parse_size("0"), Ok(0));
         assert_eq!(parse_size("512MiB"), Ok(512 << 20));
         assert!(
-            parse_some_size("0").is_err() && parse_some_size("0MiB").is_err() && parse_some_size("1KiB") == Ok(1 << 10)
+            parse_nonzero_size("0").is_err()
+                && parse_nonzero_size("0MiB").is_err()
+                && parse_nonzero_size("1KiB") == Ok(1 << 10)
         );
         assert_eq!(parse_size("2 GiB"), Ok(2 << 30));
         assert!(parse_size("2GB").is_err() && parse_size("").is_err() && parse_size("99999999999TiB").is_err());

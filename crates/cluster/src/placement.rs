@@ -3,38 +3,42 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use farfork_sys::cpu::Processor;
+use farfork_sys::cpu::ProcessorFeatures;
 use farfork_wire::NodeName;
 
 /// A node that children may go to, and how many run there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
+pub struct PlacementCandidate {
     /// The node.
     pub node: NodeName,
     /// Children that run there now.
     pub children: u32,
     /// What programs find on its processor, where it says so.
-    pub processor: Option<Processor>,
+    pub processor: Option<ProcessorFeatures>,
 }
 
 /// The nodes whose processor can go on with a program that began on `origin`, as far as both are known.
-pub fn with_processor_for(origin: Option<&Processor>, candidates: Vec<Candidate>) -> Vec<Candidate> {
+pub fn filter_by_processor(
+    origin: Option<&ProcessorFeatures>,
+    candidates: Vec<PlacementCandidate>,
+) -> Vec<PlacementCandidate> {
     let Some(origin) = origin else { return candidates };
-    let is_able = |candidate: &Candidate| candidate.processor.as_ref().is_none_or(|own| own.mismatch(origin).is_none());
+    let is_able =
+        |candidate: &PlacementCandidate| candidate.processor.as_ref().is_none_or(|own| own.mismatch(origin).is_none());
     candidates.into_iter().filter(is_able).collect()
 }
 
 /// Spreads `count` children over nodes in turn, as a user who names nodes expects.
 ///
 /// Returns one node for each child; nothing when there is no node.
-pub fn in_turn(nodes: &[NodeName], count: usize) -> Vec<NodeName> {
+pub fn place_round_robin(nodes: &[NodeName], count: usize) -> Vec<NodeName> {
     nodes.iter().cycle().take(count).cloned().collect()
 }
 
 /// Gives each of `count` children to the node that has the fewest by then; among equals, in order of name.
 ///
 /// Returns one node for each child; nothing when there is no node.
-pub fn to_least_loaded(candidates: &[Candidate], count: usize) -> Vec<NodeName> {
+pub fn place_least_loaded(candidates: &[PlacementCandidate], count: usize) -> Vec<NodeName> {
     let mut by_load: BinaryHeap<_> = candidates.iter().map(|c| Reverse((c.children, &c.node))).collect();
     let mut chosen = Vec::with_capacity(count);
     while chosen.len() < count {
@@ -49,8 +53,8 @@ pub fn to_least_loaded(candidates: &[Candidate], count: usize) -> Vec<NodeName> 
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, in_turn, to_least_loaded, with_processor_for};
-    use farfork_sys::cpu::{ExtendedState, Processor};
+    use super::{PlacementCandidate, filter_by_processor, place_least_loaded, place_round_robin};
+    use farfork_sys::cpu::{ExtendedState, ProcessorFeatures};
     use farfork_wire::NodeName;
 
     fn nodes(names: &[&str]) -> Vec<NodeName> {
@@ -59,32 +63,33 @@ mod tests {
 
     #[test]
     fn named_nodes_take_turns() {
-        assert_eq!(in_turn(&nodes(&["b", "a"]), 5), nodes(&["b", "a", "b", "a", "b"]));
-        assert!(in_turn(&[], 3).is_empty());
+        assert_eq!(place_round_robin(&nodes(&["b", "a"]), 5), nodes(&["b", "a", "b", "a", "b"]));
+        assert!(place_round_robin(&[], 3).is_empty());
     }
 
     #[test]
     fn the_emptier_node_fills_up_first() {
         let candidate =
-            |name: &str, children| Candidate { node: NodeName::new(name).unwrap(), children, processor: None };
-        let chosen = to_least_loaded(&[candidate("a", 3), candidate("b", 1)], 5);
+            |name: &str, children| PlacementCandidate { node: NodeName::new(name).unwrap(), children, processor: None };
+        let chosen = place_least_loaded(&[candidate("a", 3), candidate("b", 1)], 5);
         assert_eq!(chosen, nodes(&["b", "b", "a", "b", "a"]));
-        assert!(to_least_loaded(&[], 2).is_empty());
+        assert!(place_least_loaded(&[], 2).is_empty());
     }
 
     #[test]
     fn nodes_whose_processor_would_not_do_get_none() {
-        let processor = |xcr0| Processor { state: ExtendedState { xcr0, bytes: 832 }, features: Default::default() };
+        let processor =
+            |xcr0| ProcessorFeatures { state: ExtendedState { xcr0, bytes: 832 }, features: Default::default() };
         let candidate =
-            |name: &str, processor| Candidate { node: NodeName::new(name).unwrap(), children: 0, processor };
+            |name: &str, processor| PlacementCandidate { node: NodeName::new(name).unwrap(), children: 0, processor };
         let all = vec![
             candidate("earlier-release", None),
             candidate("greater", Some(processor(0x21f))),
             candidate("lesser", Some(processor(0x3))),
             candidate("same", Some(processor(0x7))),
         ];
-        let chosen = |origin: Option<&Processor>| -> Vec<NodeName> {
-            with_processor_for(origin, all.clone()).into_iter().map(|candidate| candidate.node).collect()
+        let chosen = |origin: Option<&ProcessorFeatures>| -> Vec<NodeName> {
+            filter_by_processor(origin, all.clone()).into_iter().map(|candidate| candidate.node).collect()
         };
         assert_eq!(chosen(Some(&processor(0x7))), nodes(&["earlier-release", "same"]));
         assert_eq!(chosen(None).len(), all.len());

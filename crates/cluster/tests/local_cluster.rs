@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, Progress};
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, UpProgress};
 use rustix::process::Signal;
 
 const WAIT: Duration = Duration::from_secs(60);
@@ -99,7 +99,7 @@ fn a_cluster_comes_and_goes() {
     let links_before = fs::read_dir("/sys/class/net").unwrap().count();
     let mut ready = Vec::new();
     let cluster = LocalCluster::up(&config, &mut |progress| {
-        if let Progress::Ready(node) = progress {
+        if let UpProgress::Ready(node) = progress {
             ready.push(node.to_owned());
         }
     });
@@ -109,16 +109,16 @@ fn a_cluster_comes_and_goes() {
     assert!(reaches_soon(&nodes[0], &nodes[2]) && reaches_soon(&nodes[2], &nodes[1]));
     assert_eq!(fs::read_dir("/sys/class/net").unwrap().count(), links_before, "the machine's own network is untouched");
     for node in &nodes {
-        assert!(node.is_alive() && node.log().exists());
+        assert!(node.is_alive() && node.log_path().exists());
         let membership = fs::read_to_string(format!("/proc/{}/cgroup", node.pid().unwrap())).unwrap();
         let group = format!("/farfork-t-come-and-go/{}/farfork-daemon", node.name);
         assert_eq!(membership.lines().filter(|line| line.ends_with(&group)).count(), node.cgroups.len());
     }
-    assert!(matches!(LocalCluster::up(&config, &mut |_| ()), Err(LocalError::Exists { .. })));
+    assert!(matches!(LocalCluster::up(&config, &mut |_| ()), Err(LocalError::AlreadyExists { .. })));
     // As another command finds it.
     LocalCluster::load(&config.run_dir).unwrap().down().unwrap();
     assert_no_trace(&nodes, &config.run_dir);
-    assert!(matches!(LocalCluster::load(&config.run_dir), Err(LocalError::None { .. })));
+    assert!(matches!(LocalCluster::load(&config.run_dir), Err(LocalError::NotFound { .. })));
 }
 
 #[test]
@@ -139,11 +139,11 @@ fn a_link_is_cut_and_restored() {
 fn a_daemon_is_killed_and_started_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut cluster = Cluster::up(&config("t-restart", directory.path(), 2));
-    assert!(matches!(cluster.start_node(1), Err(LocalError::Running { .. })));
-    cluster.kill_node(1, Signal::KILL.as_raw()).unwrap();
-    assert!(cluster.wait_node(1, WAIT).unwrap());
-    assert!(matches!(cluster.kill_node(1, Signal::KILL.as_raw()), Err(LocalError::NotRunning { .. })));
-    cluster.start_node(1).unwrap();
+    assert!(matches!(cluster.restart_node(1), Err(LocalError::AlreadyRunning { .. })));
+    cluster.signal_node(1, Signal::KILL.as_raw()).unwrap();
+    assert!(cluster.wait_node_exit(1, WAIT).unwrap());
+    assert!(matches!(cluster.signal_node(1, Signal::KILL.as_raw()), Err(LocalError::NotRunning { .. })));
+    cluster.restart_node(1).unwrap();
     assert!(reaches_soon(&cluster.nodes()[0], &cluster.nodes()[1]));
     cluster.down();
 }
@@ -154,8 +154,8 @@ fn what_a_crash_left_goes_with_the_next() {
     let config = config("t-crash", directory.path(), 2);
     let mut cluster = Cluster::up(&config);
     for index in 0..2 {
-        cluster.kill_node(index, Signal::KILL.as_raw()).unwrap();
-        cluster.wait_node(index, WAIT).unwrap();
+        cluster.signal_node(index, Signal::KILL.as_raw()).unwrap();
+        cluster.wait_node_exit(index, WAIT).unwrap();
     }
     // Whoever made it is gone too.
     drop(cluster.0.take());
@@ -172,7 +172,7 @@ fn a_daemon_that_fails_is_quoted_and_nothing_remains() {
     let mut config = config("t-fail", directory.path(), 2);
     config.node_arguments = vec!["--fail".to_owned()];
     let error = LocalCluster::up(&config, &mut |_| ()).unwrap_err();
-    assert!(matches!(error, LocalError::Ended { .. }), "{error}");
+    assert!(matches!(error, LocalError::DaemonEnded { .. }), "{error}");
     assert!(error.to_string().contains("no memory left on Tuesdays"), "{error}");
     assert!(!netns_exists("ff-t-fail-n1") && !netns_exists("ff-t-fail-net"));
     assert!(!config.run_dir.exists());
@@ -187,7 +187,7 @@ fn what_is_not_ours_is_not_touched() {
     let error = LocalCluster::up(&config, &mut |_| ()).unwrap_err();
     let untouched = netns_exists("ff-t-taken-n2");
     ip("delete");
-    assert!(matches!(error, LocalError::Taken { .. }) && untouched, "{error}");
+    assert!(matches!(error, LocalError::NetnsTaken { .. }) && untouched, "{error}");
     assert!(!netns_exists("ff-t-taken-net") && !config.run_dir.exists());
 }
 
@@ -196,6 +196,6 @@ fn a_bad_name_or_size_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     for (name, nodes) in [("Bad/Name", 1), ("good", 0), ("good", 255)] {
         let error = LocalCluster::up(&config(name, directory.path(), nodes), &mut |_| ()).unwrap_err();
-        assert!(matches!(error, LocalError::Name { .. } | LocalError::Nodes { .. }), "{error}");
+        assert!(matches!(error, LocalError::InvalidName { .. } | LocalError::NodeCount { .. }), "{error}");
     }
 }

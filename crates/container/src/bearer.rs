@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use farfork_sys::clone::{self, Born};
+use farfork_sys::clone::{self, SpawnedProcess};
 use farfork_sys::pidfd;
 use rustix::process::Signal;
 
@@ -16,45 +16,45 @@ const KILL_MS_MAX: u64 = 2_000;
 
 /// The process. Dropping it kills it.
 #[derive(Debug)]
-pub(crate) struct Bearer {
-    born: Born,
+pub(crate) struct PrivilegedForker {
+    process: SpawnedProcess,
     /// Our end of the first process's socket; that of this one is the container's.
-    waiter: OwnedFd,
+    init_socket: OwnedFd,
 }
 
-impl Bearer {
-    pub(crate) fn new(born: Born, waiter: OwnedFd) -> Self {
-        Self { born, waiter }
+impl PrivilegedForker {
+    pub(crate) fn new(born: SpawnedProcess, waiter: OwnedFd) -> Self {
+        Self { process: born, init_socket: waiter }
     }
 
     /// Its process id.
     pub(crate) fn pid(&self) -> i32 {
-        self.born.pid
+        self.process.pid
     }
 
     /// Waits for its end, which comes when the child is born: it has the midwife to reap.
-    pub(crate) fn await_end(&self) {
+    pub(crate) fn wait_exit(&self) {
         // Who does not end is killed.
-        let _ = clone::reap(&self.born.pidfd, Duration::from_millis(KILL_MS_MAX));
+        let _ = clone::reap_within(&self.process.pidfd, Duration::from_millis(KILL_MS_MAX));
     }
 
     /// Our end of the socket of the container's first process.
-    pub(crate) fn waiter(&self) -> BorrowedFd<'_> {
-        self.waiter.as_fd()
+    pub(crate) fn init_socket(&self) -> BorrowedFd<'_> {
+        self.init_socket.as_fd()
     }
 }
 
-impl Drop for Bearer {
+impl Drop for PrivilegedForker {
     fn drop(&mut self) {
-        end(&self.born);
+        kill_and_reap(&self.process);
     }
 }
 
 /// Ends a process that nothing of a child runs in.
-pub(crate) fn end(born: &Born) {
+pub(crate) fn kill_and_reap(born: &SpawnedProcess) {
     // ESRCH: it has ended already.
     let _ = pidfd::send_signal(&born.pidfd, Signal::KILL.as_raw());
-    if !clone::reap(&born.pidfd, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false) {
+    if !clone::reap_within(&born.pidfd, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false) {
         tracing::warn!(pid = born.pid, "a process of a container that was killed has not ended");
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::thread;
 
-use farfork_sys::mount::{self, Depth};
+use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
 
 use crate::config::RootSpec;
@@ -21,21 +21,21 @@ pub(crate) fn bind(
     inside_path: &Path,
     masked: &[PathBuf],
 ) -> io::Result<()> {
-    check_inside(inside_path)?;
+    check_inside_path(inside_path)?;
     let host_path = host_path.canonicalize()?;
     if masked.iter().any(|path| host_path.starts_with(path)) {
-        return Err(refused("the path on the node belongs to the daemon"));
+        return Err(invalid_path("the path on the node belongs to the daemon"));
     }
     if let Ok(below) = Path::new(PRIVATE_DIR).strip_prefix(inside_path)
         && !host_path.join(below).is_dir()
     {
-        return Err(refused(
+        return Err(invalid_path(
             "it would cover /run/farfork, which has no place there; make the directory on the node first",
         ));
     }
-    let tree = mount::copy(&host_path, Depth::Recursive)?;
+    let tree = mount::clone_mount(&host_path, MountDepth::Recursive)?;
     if let Some(users) = users {
-        root::number_owners(tree.as_fd(), users)?;
+        root::set_idmap(tree.as_fd(), users)?;
     }
     let kind = fs::metadata(&host_path)?.file_type();
     let hidden: Vec<PathBuf> =
@@ -43,7 +43,7 @@ pub(crate) fn bind(
     thread::scope(|scope| {
         let body = || {
             namespace::enter_mounts(init.as_fd())?;
-            attach(tree.as_fd(), kind.is_dir(), spec, inside_path, &hidden)
+            attach_inside(tree.as_fd(), kind.is_dir(), spec, inside_path, &hidden)
         };
         let thread = thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, body)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))
@@ -51,22 +51,22 @@ pub(crate) fn bind(
 }
 
 /// Runs in the container's mount namespace.
-fn attach(
+fn attach_inside(
     tree: BorrowedFd<'_>,
     is_directory: bool,
     spec: RootSpec,
     point: &Path,
     hidden: &[PathBuf],
 ) -> io::Result<()> {
-    make_point(point, is_directory, spec)?;
+    make_mount_target(point, is_directory, spec)?;
     // What the new mount covers but the container keeps.
     let private = Path::new(PRIVATE_DIR);
-    let kept = private.starts_with(point).then(|| mount::copy(private, Depth::Single)).transpose()?;
+    let kept = private.starts_with(point).then(|| mount::clone_mount(private, MountDepth::Single)).transpose()?;
     mount::attach(tree, point)?;
     // The copy is still in the exchange of mounts that the node's mount may be in.
     mount::make_private(point)?;
     for path in hidden {
-        root::mask(path, RootSpec::Shared).map_err(io::Error::other)?;
+        root::mask_path(path, RootSpec::Shared).map_err(io::Error::other)?;
     }
     match kept {
         Some(kept) => mount::attach(kept.as_fd(), private),
@@ -75,12 +75,12 @@ fn attach(
 }
 
 /// Makes the directory or file that the mount will cover. In the node's own root nothing is made.
-fn make_point(point: &Path, is_directory: bool, spec: RootSpec) -> io::Result<()> {
+fn make_mount_target(point: &Path, is_directory: bool, spec: RootSpec) -> io::Result<()> {
     if fs::metadata(point).is_ok() {
         return Ok(());
     }
     if spec == RootSpec::Shared {
-        return Err(refused("the path does not exist in the shared root; make it on the node first"));
+        return Err(invalid_path("the path does not exist in the shared root; make it on the node first"));
     }
     if is_directory {
         return fs::create_dir_all(point);
@@ -91,18 +91,18 @@ fn make_point(point: &Path, is_directory: bool, spec: RootSpec) -> io::Result<()
     File::create_new(point).map(drop)
 }
 
-fn check_inside(path: &Path) -> io::Result<()> {
+fn check_inside_path(path: &Path) -> io::Result<()> {
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.is_absolute() || !path.components().all(plain) {
-        return Err(refused("the path in the container has to be absolute and without `..`"));
+        return Err(invalid_path("the path in the container has to be absolute and without `..`"));
     }
     match path.to_str() {
-        Some("/") => Err(refused("the whole root cannot be covered; share it instead")),
-        Some("/proc") => Err(refused("/proc is the container's own")),
+        Some("/") => Err(invalid_path("the whole root cannot be covered; share it instead")),
+        Some("/proc") => Err(invalid_path("/proc is the container's own")),
         _ => Ok(()),
     }
 }
 
-fn refused(why: &'static str) -> io::Error {
+fn invalid_path(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }

@@ -14,28 +14,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use farfork_sys::clone::{self, Born, Init};
+use farfork_sys::clone::{self, InitProgram, SpawnedProcess};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::mount::point::MountPoint;
-use farfork_sys::namespace::Home;
+use farfork_sys::namespace::HomeNamespaces;
 use farfork_sys::{fdpass, memfd, namespace};
 use rustix::fs::{Mode, OFlags};
 
-use crate::bearer::{self, Bearer};
+use crate::bearer::{self, PrivilegedForker};
 use crate::cgroup::{NodeCgroups, group_name};
 use crate::config::{ContainerConfig, ContainerSpec, NetworkSpec, RootSpec, UsersSpec};
 use crate::error::ContainerError;
-use crate::handle::{Asked, Container, Parts};
-use crate::outsider::Outsider;
-use crate::record::{self, Use};
-use crate::root::kept::KeptRoot;
-use crate::root::layout::{Blueprint, Layout};
+use crate::handle::{Container, ContainerParts, ControlChannel};
+use crate::outsider::HostInit;
+use crate::record::{self, RecordState};
+use crate::root::kept::CachedRoot;
+use crate::root::layout::{BlueprintCache, RootBlueprint};
 use crate::root::{self, PRIVATE_DIR};
-use crate::users::{Reserved, Users};
+use crate::users::{ContainerUsers, ReservedIds};
 
 /// Everything that the containers of this daemon have in common.
 #[derive(Debug)]
-pub(crate) struct Builder {
+pub(crate) struct ContainerBuilder {
     config: ContainerConfig,
     /// Real paths, none below another.
     masked: Vec<PathBuf>,
@@ -49,14 +49,14 @@ pub(crate) struct Builder {
     /// The node's `/proc`, for threads in a container's root.
     proc: OwnedFd,
     /// As many copies as containers.
-    living: Arc<()>,
+    live_count: Arc<()>,
     /// What containers show of the node's mounts.
-    layout: Mutex<Layout>,
+    layout: Mutex<BlueprintCache>,
     /// Held from the first container with a shared root on, by each of them too.
-    private_point: Mutex<Option<Arc<MountPoint>>>,
+    private_mount_point: Mutex<Option<Arc<MountPoint>>>,
 }
 
-impl Builder {
+impl ContainerBuilder {
     /// Makes ready what containers have in common: the init program, the node's control groups, directories.
     pub(crate) fn new(config: ContainerConfig) -> Result<Self, ContainerError> {
         let real = |path: &PathBuf| {
@@ -66,16 +66,16 @@ impl Builder {
         let records = config.records_dir();
         std::fs::create_dir_all(&records).map_err(|cause| ContainerError::Directory { path: records, cause })?;
         let mut masked = config.masked_paths.iter().map(real).collect::<Result<Vec<_>, _>>()?;
-        masked.extend(config.masked_places.iter().map(|path| real_place(path)));
+        masked.extend(config.masked_future_paths.iter().map(|path| resolve_missing(path)));
         masked.push(scratch.clone());
-        let masked = outermost(masked);
-        let layout = Layout::read(&masked).map_err(ContainerError::MountTable)?;
-        let image = memfd::executable("farfork-init", config.init_image).map_err(ContainerError::Image)?;
+        let masked = outermost_paths(masked);
+        let layout = BlueprintCache::read(&masked).map_err(ContainerError::MountTable)?;
+        let image = memfd::create_executable("farfork-init", config.init_image).map_err(ContainerError::InitImage)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let proc = rustix::fs::open("/proc", flags, Mode::empty())
             .map_err(|cause| ContainerError::Directory { path: "/proc".into(), cause: cause.into() })?;
         let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
-        write_down(&config, &cgroups)?;
+        record_cgroups(&config, &cgroups)?;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             masked,
@@ -85,9 +85,9 @@ impl Builder {
             proc,
             started_us: since_epoch.as_micros(),
             next: AtomicU64::new(0),
-            living: Arc::new(()),
+            live_count: Arc::new(()),
             layout: Mutex::new(layout),
-            private_point: Mutex::default(),
+            private_mount_point: Mutex::default(),
             config,
         })
     }
@@ -109,81 +109,85 @@ impl Builder {
 
     /// Which of the node's mounts a container that is built now would show: one that was built before differs when file
     /// systems that matter to it were mounted or unmounted since.
-    pub(crate) fn layout(&self) -> u64 {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner).now(&self.masked).number
+    pub(crate) fn mounts_version(&self) -> u64 {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner).current(&self.masked).version
     }
 
-    fn blueprint(&self) -> Blueprint {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner).now(&self.masked).clone()
+    fn blueprint(&self) -> RootBlueprint {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner).current(&self.masked).clone()
     }
 
     /// How many containers there are, in the pool and in use.
-    pub(crate) fn living(&self) -> usize {
-        Arc::strong_count(&self.living) - 1
+    pub(crate) fn count_live(&self) -> usize {
+        Arc::strong_count(&self.live_count) - 1
     }
 
     /// The kind that is built where this one is asked for: where containers without limits have the same control groups as
     /// others, there is one kind.
-    pub(crate) fn kind(&self, asked: ContainerSpec) -> ContainerSpec {
-        ContainerSpec { limited: asked.limited && self.cgroups.all_unlimited().is_used(), ..asked }
+    pub(crate) fn effective_spec(&self, asked: ContainerSpec) -> ContainerSpec {
+        ContainerSpec { limited: asked.limited && self.cgroups.unlimited_group().exists(), ..asked }
     }
 
     /// Builds a container, by the calling thread if that has a home; takes a few milliseconds.
     pub(crate) fn build(
         self: &Arc<Self>,
         spec: ContainerSpec,
-        home: Option<&Home>,
+        home: Option<&HomeNamespaces>,
     ) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.build").entered();
-        self.build_around(spec, None, home)
+        self.build_from_plan(spec, None, home)
     }
 
     /// Builds a container around the root of one of this kind that has ended.
-    pub(crate) fn rebuild(
+    pub(crate) fn build_on_root(
         self: &Arc<Self>,
         spec: ContainerSpec,
-        root: KeptRoot,
-        home: Option<&Home>,
+        root: CachedRoot,
+        home: Option<&HomeNamespaces>,
     ) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.rebuild").entered();
-        if root.layout() != self.layout() {
+        if root.mounts_version() != self.mounts_version() {
             let (what, why) = ("mounts of the node".to_owned(), "they are others".to_owned());
-            return Err(ContainerError::Spoilt { what, why });
+            return Err(ContainerError::RootChanged { path: what, why });
         }
-        self.build_around(spec, Some(root), home)
+        self.build_from_plan(spec, Some(root), home)
     }
 
-    fn build_around(
+    fn build_from_plan(
         self: &Arc<Self>,
         spec: ContainerSpec,
-        kept: Option<KeptRoot>,
-        home: Option<&Home>,
+        kept: Option<CachedRoot>,
+        home: Option<&HomeNamespaces>,
     ) -> Result<Container, ContainerError> {
-        let living = Arc::clone(&self.living);
-        if self.living() > self.config.containers_max {
+        let living = Arc::clone(&self.live_count);
+        if self.count_live() > self.config.containers_max {
             let node = self.config.node.clone();
-            return Err(ContainerError::Full { node, containers_max: self.config.containers_max });
+            return Err(ContainerError::TooManyContainers { node, containers_max: self.config.containers_max });
         }
         let blueprint = self.blueprint();
-        let layout = blueprint.number;
+        let layout = blueprint.version;
         let private_point = match spec.root {
             RootSpec::Overlay => None,
-            RootSpec::Shared => Some(self.hold_private_point()?),
+            RootSpec::Shared => Some(self.acquire_private_mount_point()?),
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:x}-{number}", self.started_us);
         let reserved = match spec.users {
-            UsersSpec::Nodes => None,
-            UsersSpec::Own => Some(Reserved::take(&self.config.user_ranges, number)?),
+            UsersSpec::Host => None,
+            UsersSpec::Private => Some(ReservedIds::acquire(&self.config.user_ranges, number)?),
         };
-        let numbers = reserved.as_ref().map(|reserved| reserved.numbers);
+        let numbers = reserved.as_ref().map(|reserved| reserved.range);
         let name = group_name(&id);
-        let cgroup = if spec.limited { self.cgroups.group(&name)? } else { self.cgroups.unlimited(&name)? };
-        let plan = Plan { spec, blueprint, reserved, kept };
-        let birthplace = cgroup.open_birthplace().map_err(ContainerError::from);
-        let built = birthplace.and_then(|birthplace| match home.filter(|_| plan.reserved.is_none()) {
-            Some(home) => self.start_init_from(home, plan, birthplace),
-            None => self.start_init(&id, plan, birthplace),
+        let cgroup = if spec.limited {
+            self.cgroups.create_group(&name)?
+        } else {
+            self.cgroups.create_unlimited_group(&name)?
+        };
+        let plan = BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root: kept };
+        let birthplace = cgroup.open_clone_target().map_err(ContainerError::from);
+        let built = birthplace.and_then(|birthplace| match home.filter(|_| plan.reserved_ids.is_none()) {
+            Some(home) => self.start_init_here(home, plan, birthplace),
+            None => self.start_init_in_thread(&id, plan, birthplace),
         });
         let (init, asked, root) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
@@ -192,47 +196,48 @@ impl Builder {
         })?;
         // From here on the container removes itself, whatever fails.
         let held = (living, private_point);
-        let parts = Parts { id, init, cgroup, builder: Arc::clone(self), held, numbers, root };
+        let parts =
+            ContainerParts { id, init, cgroup, builder: Arc::clone(self), keepalive: held, id_range: numbers, root };
         let container = Container::new(parts, asked, spec, layout);
-        let processes = BTreeSet::from([container.init_pid(), container.asked_pid()]);
+        let processes = BTreeSet::from([container.init_pid(), container.forker_pid()]);
         for process in processes {
-            container.cgroup().join_others(process)?;
-            put_first_for_oom_killer(process);
+            container.cgroup().join_v1(process)?;
+            raise_oom_score(process);
         }
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
-        record::create(&self.config.records_dir(), container.id(), &init)?;
+        record::write_record(&self.config.records_dir(), container.id(), &init)?;
         Ok(container)
     }
 
     /// Starts the init program outside of containers, in the group of zygotes.
-    pub(crate) fn start_outside(&self) -> Result<Outsider, ContainerError> {
-        let group = self.cgroups.zygotes()?;
-        let birthplace = group.open_birthplace()?;
+    pub(crate) fn start_host_init(&self) -> Result<HostInit, ContainerError> {
+        let group = self.cgroups.zygote_group()?;
+        let birthplace = group.open_clone_target()?;
         let (ours, its) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
-        let init = Init {
+        let init = InitProgram {
             image: self.image.as_fd(),
             name: c"farfork-zygote",
             fds: [null.as_fd(), null.as_fd(), null.as_fd(), its.as_fd()],
             cgroup: birthplace.as_ref().map(AsFd::as_fd),
         };
-        let outsider = Outsider::new(clone::spawn_beside(&init).map_err(ContainerError::Init)?, ours);
-        group.join_others(outsider.pid())?;
+        let outsider = HostInit::new(clone::spawn_in_current_namespace(&init).map_err(ContainerError::Init)?, ours);
+        group.join_v1(outsider.pid())?;
         Ok(outsider)
     }
 
     /// Removes the record of a container that was not handed over.
     pub(crate) fn remove_record(&self, id: &str) {
-        record::remove(&self.config.records_dir(), id, Use::Waiting);
+        record::remove_record(&self.config.records_dir(), id, RecordState::Waiting);
     }
 
     /// A shared root needs, on the node, the directory that each container mounts its own over.
-    fn hold_private_point(&self) -> Result<Arc<MountPoint>, ContainerError> {
-        let mut held = self.private_point.lock().unwrap_or_else(PoisonError::into_inner);
+    fn acquire_private_mount_point(&self) -> Result<Arc<MountPoint>, ContainerError> {
+        let mut held = self.private_mount_point.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
             let path = Path::new(PRIVATE_DIR);
-            let point =
-                MountPoint::hold(path).map_err(|cause| ContainerError::Directory { path: path.to_owned(), cause })?;
+            let point = MountPoint::acquire(path)
+                .map_err(|cause| ContainerError::Directory { path: path.to_owned(), cause })?;
             *held = Some(Arc::new(point));
         }
         Ok(held.clone().expect("it was just set"))
@@ -240,7 +245,7 @@ impl Builder {
 
     /// Removes what the daemon made outside of its run directory, as far as no container still needs it.
     pub(crate) fn close(&self) {
-        let mut held = self.private_point.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.private_mount_point.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(point) = held.take().and_then(Arc::into_inner) {
             point.release();
         }
@@ -248,27 +253,37 @@ impl Builder {
     }
 
     /// Starts the first process, by a thread of its own.
-    fn start_init(self: &Arc<Self>, id: &str, plan: Plan, birthplace: Option<File>) -> Result<Started, ContainerError> {
+    fn start_init_in_thread(
+        self: &Arc<Self>,
+        id: &str,
+        plan: BuildPlan,
+        birthplace: Option<File>,
+    ) -> Result<StartedInit, ContainerError> {
         let (builder, phase) = (Arc::clone(self), tracing::Span::current());
         let body = move || phase.in_scope(|| builder.build_and_start(plan, birthplace.as_ref()));
         let built = thread::Builder::new().name(format!("build-{id}")).spawn(body);
-        built.map_err(ContainerError::Thread)?.join().unwrap_or_else(|_| Err(panicked()))
+        built.map_err(ContainerError::Thread)?.join().unwrap_or_else(|_| Err(thread_panicked()))
     }
 
     /// The same by the calling thread, which is at home there.
-    fn start_init_from(&self, home: &Home, plan: Plan, birthplace: Option<File>) -> Result<Started, ContainerError> {
+    fn start_init_here(
+        &self,
+        home: &HomeNamespaces,
+        plan: BuildPlan,
+        birthplace: Option<File>,
+    ) -> Result<StartedInit, ContainerError> {
         // What it is given is dropped by a panic, and all else that it changes is the thread's.
         let body = AssertUnwindSafe(|| self.build_and_start(plan, birthplace.as_ref()));
-        panic::catch_unwind(|| home.leave(body)).unwrap_or_else(|_| Err(panicked()))
+        panic::catch_unwind(|| home.run_elsewhere(body)).unwrap_or_else(|_| Err(thread_panicked()))
     }
 
     /// In a thread that may leave the node's namespaces. Gives init, whom it is asked by, and the root if another container may have it.
-    fn build_and_start(&self, plan: Plan, birthplace: Option<&File>) -> Result<Started, ContainerError> {
-        let Plan { spec, blueprint, reserved, kept } = plan;
-        let has_network = spec.network == NetworkSpec::Own;
+    fn build_and_start(&self, plan: BuildPlan, birthplace: Option<&File>) -> Result<StartedInit, ContainerError> {
+        let BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root: kept } = plan;
+        let has_network = spec.network == NetworkSpec::Private;
         if let Some(kept) = kept {
             let root = kept.enter(has_network)?;
-            raise_loopback_in(spec)?;
+            bring_up_loopback_if_private(spec)?;
             let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
             return Ok((init, (control, None), Some(root)));
         }
@@ -276,16 +291,16 @@ impl Builder {
         unsharing
             .in_scope(|| namespace::unshare_container(has_network))
             .map_err(|cause| ContainerError::Namespace { operation: "make namespaces", cause })?;
-        raise_loopback_in(spec)?;
+        bring_up_loopback_if_private(spec)?;
         let rooting = tracing::debug_span!(target: "farfork::phase", "container.root");
-        let build = |users: Option<&Users>| {
-            rooting.in_scope(|| root::build((spec.root, users), &blueprint, &self.scratch, &self.masked))
+        let build = |users: Option<&ContainerUsers>| {
+            rooting.in_scope(|| root::build_root((spec.root, users), &blueprint, &self.scratch, &self.masked))
         };
         let Some(reserved) = reserved else {
-            let mounts = namespace::own_mounts().map_err(ContainerError::MountTable)?;
-            let own = build(None)?.filter(|_| spec.may_leave_root() && self.config.kept_roots_max > 0);
+            let mounts = namespace::open_mount_namespace().map_err(ContainerError::MountTable)?;
+            let own = build(None)?.filter(|_| spec.has_reusable_root() && self.config.cached_roots_max > 0);
             let root = own.and_then(|own| {
-                let root = KeptRoot::new(mounts, self.proc.as_fd(), &blueprint, own);
+                let root = CachedRoot::new(mounts, self.proc.as_fd(), &blueprint, own);
                 root.inspect_err(|error| tracing::debug!(%error, "this root will not be used again")).ok()
             });
             // Also where the look at the root has failed in the middle.
@@ -295,26 +310,26 @@ impl Builder {
         };
         // Its user namespace is needed to build the root, and it moves there with the thread.
         rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
-        let (init, waiter) = self.spawn(clone::spawn_init_apart, Some(&reserved.lock), birthplace)?;
-        let borne = Users::number(init.pid, reserved.numbers).map_err(ContainerError::Init).and_then(|users| {
+        let (init, waiter) = self.spawn(clone::spawn_init_in_user_namespace, Some(&reserved.lock), birthplace)?;
+        let borne = ContainerUsers::map_ids(init.pid, reserved.range).map_err(ContainerError::Init).and_then(|users| {
             build(Some(&users))?;
-            self.spawn(clone::spawn_beside, None, birthplace)
+            self.spawn(clone::spawn_in_current_namespace, None, birthplace)
         });
-        let (bearer, control) = borne.inspect_err(|_| bearer::end(&init))?;
-        Ok((init, (control, Some(Bearer::new(bearer, waiter))), None))
+        let (bearer, control) = borne.inspect_err(|_| bearer::kill_and_reap(&init))?;
+        Ok((init, (control, Some(PrivilegedForker::new(bearer, waiter))), None))
     }
 
     /// Starts the init program where the thread is, and gives our end of its control socket. It holds `lock` open.
     fn spawn(
         &self,
-        spawn: impl FnOnce(&Init<'_>) -> io::Result<Born>,
+        spawn: impl FnOnce(&InitProgram<'_>) -> io::Result<SpawnedProcess>,
         lock: Option<&File>,
         birthplace: Option<&File>,
-    ) -> Result<(Born, OwnedFd), ContainerError> {
+    ) -> Result<(SpawnedProcess, OwnedFd), ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.spawn").entered();
         let (ours, its) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
-        let init = Init {
+        let init = InitProgram {
             image: self.image.as_fd(),
             name: c"farfork-init",
             fds: [lock.unwrap_or(&null).as_fd(), null.as_fd(), null.as_fd(), its.as_fd()],
@@ -325,39 +340,39 @@ impl Builder {
 }
 
 /// What a container is built by.
-struct Plan {
+struct BuildPlan {
     spec: ContainerSpec,
-    blueprint: Blueprint,
+    blueprint: RootBlueprint,
     /// For users of its own.
-    reserved: Option<Reserved>,
+    reserved_ids: Option<ReservedIds>,
     /// Its root, if there is one already.
-    kept: Option<KeptRoot>,
+    cached_root: Option<CachedRoot>,
 }
 
 /// A container's init, whom it is asked by, and its root if another container may have that.
-type Started = (Born, Asked, Option<KeptRoot>);
+type StartedInit = (SpawnedProcess, ControlChannel, Option<CachedRoot>);
 
-fn panicked() -> ContainerError {
+fn thread_panicked() -> ContainerError {
     ContainerError::Thread(io::Error::other("it panicked; see the log"))
 }
 
-fn raise_loopback_in(spec: ContainerSpec) -> Result<(), ContainerError> {
+fn bring_up_loopback_if_private(spec: ContainerSpec) -> Result<(), ContainerError> {
     match spec.network {
-        NetworkSpec::Nodes => Ok(()),
-        NetworkSpec::Own => namespace::raise_loopback()
+        NetworkSpec::Host => Ok(()),
+        NetworkSpec::Private => namespace::bring_up_loopback()
             .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause }),
     }
 }
 
 /// Leaves for whoever cleans up after this daemon where its control groups are.
-fn write_down(config: &ContainerConfig, cgroups: &NodeCgroups) -> Result<(), ContainerError> {
+fn record_cgroups(config: &ContainerConfig, cgroups: &NodeCgroups) -> Result<(), ContainerError> {
     let path = config.cgroups_file();
-    let lines: Vec<String> = cgroups.directories().map(|d| format!("{}\n", d.display())).collect();
+    let lines: Vec<String> = cgroups.paths().map(|d| format!("{}\n", d.display())).collect();
     std::fs::write(&path, lines.concat()).map_err(|cause| ContainerError::Record { path, cause })
 }
 
 /// The real path of what may not exist yet: that of the part which does, and the rest.
-fn real_place(path: &Path) -> PathBuf {
+fn resolve_missing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let existing = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
     let rest = existing.as_ref().and_then(|(above, real)| Some(real.join(path.strip_prefix(above).ok()?)));
@@ -365,7 +380,7 @@ fn real_place(path: &Path) -> PathBuf {
 }
 
 /// Drops the paths that lie below others.
-fn outermost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
+fn outermost_paths(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.sort();
     paths.dedup();
     let all = paths.clone();
@@ -378,7 +393,7 @@ fn outermost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
 pub const OOM_SCORE_ADJUSTMENT: i32 = 900;
 
 /// A score may be raised by anyone; where even that fails, the kernel's own order is no worse than before.
-fn put_first_for_oom_killer(init_pid: i32) {
+fn raise_oom_score(init_pid: i32) {
     let score = OOM_SCORE_ADJUSTMENT.to_string();
     if let Err(error) = std::fs::write(format!("/proc/{init_pid}/oom_score_adj"), score) {
         tracing::warn!(init_pid, %error, "a container keeps its place in the OOM killer's order");
@@ -394,14 +409,14 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let real = scratch.path().canonicalize().unwrap();
         std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
-        assert_eq!(real_place(&real.join("link/farfork/keys")), real.join("farfork/keys"));
-        assert_eq!(real_place(&real.join("link")), real);
-        assert_eq!(real_place(Path::new("/")), Path::new("/"));
+        assert_eq!(resolve_missing(&real.join("link/farfork/keys")), real.join("farfork/keys"));
+        assert_eq!(resolve_missing(&real.join("link")), real);
+        assert_eq!(resolve_missing(Path::new("/")), Path::new("/"));
     }
 
     #[test]
     fn a_path_below_another_is_masked_with_it() {
         let paths = ["/run/n1/keys", "/run/n1", "/run/n10", "/run/n1"].map(PathBuf::from);
-        assert_eq!(outermost(paths.to_vec()), ["/run/n1", "/run/n10"].map(PathBuf::from));
+        assert_eq!(outermost_paths(paths.to_vec()), ["/run/n1", "/run/n10"].map(PathBuf::from));
     }
 }

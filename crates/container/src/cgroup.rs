@@ -20,11 +20,11 @@ mod unlimited;
 
 use std::path::PathBuf;
 
-use farfork_sys::cgroup::hierarchy::Version;
+use farfork_sys::cgroup::hierarchy::CgroupVersion;
 
 pub use self::error::CgroupError;
 pub use self::group::ContainerCgroup;
-pub use self::limits::{CPU_MILLICORES_MIN, Limits, MEMORY_BYTES_MIN, MemoryEnd};
+pub use self::limits::{CPU_MILLICORES_MIN, ContainerLimits, MEMORY_BYTES_MIN, OomCause};
 pub use self::node::NodeCgroups;
 
 /// Name of a container's control group below the node's.
@@ -34,8 +34,8 @@ pub(crate) fn group_name(container: &str) -> String {
 
 /// A group's directory in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    version: Version,
+struct CgroupDirectory {
+    version: CgroupVersion,
     controllers: Vec<String>,
     path: PathBuf,
 }

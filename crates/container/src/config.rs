@@ -10,7 +10,7 @@ const CONTAINERS_MAX_DEFAULT: usize = 4096;
 
 /// Most roots of containers that have ended that are kept unless configured: as many as children end while one container is built, and
 /// more than start at once. Each has a container around it, as those of the pool.
-pub const KEPT_ROOTS_MAX_DEFAULT: usize = 64;
+pub const CACHED_ROOTS_MAX_DEFAULT: usize = 64;
 
 /// Environment variable with further paths to hide from containers, separated by colons: a local cluster's nodes have
 /// their run directories beside each other on one file system.
@@ -33,11 +33,11 @@ pub struct ContainerConfig {
     /// Directories and files that no container shall see: those of the daemon. The run directory is always hidden.
     pub masked_paths: Vec<PathBuf>,
     /// The same, for what need not exist yet: it is hidden from containers that are built before it is made, too.
-    pub masked_places: Vec<PathBuf>,
+    pub masked_future_paths: Vec<PathBuf>,
     /// Most containers at a time, waiting and in use.
     pub containers_max: usize,
     /// Most roots of containers that have ended that are kept for others; 0 for none.
-    pub kept_roots_max: usize,
+    pub cached_roots_max: usize,
     /// File by whose locks all nodes of the machine know which users containers have that have some of their own. Made where missing.
     pub user_ranges: PathBuf,
 }
@@ -54,9 +54,9 @@ impl ContainerConfig {
             init_image,
             masked_paths: std::env::var_os(HIDDEN_PATHS_VARIABLE)
                 .map_or_else(Vec::new, |paths| std::env::split_paths(&paths).collect()),
-            masked_places: Vec::new(),
+            masked_future_paths: Vec::new(),
             containers_max: CONTAINERS_MAX_DEFAULT,
-            kept_roots_max: KEPT_ROOTS_MAX_DEFAULT,
+            cached_roots_max: CACHED_ROOTS_MAX_DEFAULT,
             user_ranges: USER_RANGES_DEFAULT.into(),
         }
     }
@@ -94,9 +94,9 @@ pub struct ContainerSpec {
 impl ContainerSpec {
     /// Whether another container may have its root after it: that of one with limits, of users of its own, or of the node itself is
     /// nobody else's.
-    pub(crate) fn may_leave_root(self) -> bool {
+    pub(crate) fn has_reusable_root(self) -> bool {
         let Self { root, network: _, users, limited } = self;
-        root == RootSpec::Overlay && users == UsersSpec::Nodes && !limited
+        root == RootSpec::Overlay && users == UsersSpec::Host && !limited
     }
 }
 
@@ -104,9 +104,9 @@ impl ContainerSpec {
 /// network is not one's own, of the same fan-out. Through a network a process can hand a descriptor to another, and with that the other
 /// would see what the next in that root does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Heirs {
+pub struct RootReuseKey {
     /// What only they have in common.
-    pub line: Arc<str>,
+    pub lineage: Arc<str>,
     /// The fan-out whose network they share.
     pub fan_out: Option<u64>,
 }
@@ -122,9 +122,9 @@ impl From<RootSpec> for ContainerSpec {
 pub enum UsersSpec {
     /// The node's.
     #[default]
-    Nodes,
+    Host,
     /// Numbers of its own, in a user namespace that its child enters. The node's files are shown as theirs.
-    Own,
+    Private,
 }
 
 /// Which network a container is built with.
@@ -132,9 +132,9 @@ pub enum UsersSpec {
 pub enum NetworkSpec {
     /// One of its own, with a loopback interface.
     #[default]
-    Own,
+    Private,
     /// The node's: for what is to be there, or is led into another before anything of it runs. None has to be made for it.
-    Nodes,
+    Host,
 }
 
 /// Which root file system a container has.

@@ -11,7 +11,7 @@ use crate::cgroup::CgroupError;
 pub enum ContainerError {
     /// Init's program cannot be held ready.
     #[error("cannot keep the container's init program in memory: {0}")]
-    Image(#[source] io::Error),
+    InitImage(#[source] io::Error),
     /// A directory of the node's is missing or cannot be used.
     #[error("cannot use {}: {cause}; check that it exists and that farfork runs as root", path.display())]
     Directory {
@@ -50,10 +50,10 @@ pub enum ContainerError {
         cause: io::Error,
     },
     /// The root of a container that has ended is not as it was when it was built: it goes.
-    #[error("the root of a container that has ended is not for another: {what}: {why}")]
-    Spoilt {
+    #[error("the root of a container that has ended is not for another: {path}: {why}")]
+    RootChanged {
         /// What of it.
-        what: String,
+        path: String,
         /// How it differs.
         why: String,
     },
@@ -102,7 +102,7 @@ pub enum ContainerError {
     #[error(
         "container {id} still runs {waited_ms} ms after it was killed; look for processes of its init {init_pid} in uninterruptible sleep"
     )]
-    Stuck {
+    KillTimeout {
         /// The container.
         id: String,
         /// Its init.
@@ -114,7 +114,7 @@ pub enum ContainerError {
     #[error(
         "node {node} has {containers_max} containers, the most it may have; wait for children to end, or fork on other nodes"
     )]
-    Full {
+    TooManyContainers {
         /// The node.
         node: String,
         /// The limit.
@@ -135,7 +135,7 @@ pub enum ContainerError {
     #[error(
         "all {ranges} ranges of users that containers of this machine may have are taken; wait for children with --user-namespace to end"
     )]
-    NoNumbers {
+    IdRangesExhausted {
         /// How many there are.
         ranges: u32,
     },
@@ -143,7 +143,7 @@ pub enum ContainerError {
     #[error(
         "no container on node {node} within {waited_ms} ms: the pool of {size} is empty; ask for fewer children at a time, or make the pool larger"
     )]
-    Empty {
+    PoolEmpty {
         /// The node.
         node: String,
         /// The pool's size.
@@ -153,7 +153,7 @@ pub enum ContainerError {
     },
     /// The pool was empty and could not build one.
     #[error("no container on node {node}: {cause}")]
-    Build {
+    PoolBuild {
         /// The node.
         node: String,
         /// Why the last one could not be built.
@@ -161,7 +161,7 @@ pub enum ContainerError {
     },
     /// The pool is being taken down.
     #[error("no container on node {node}: the daemon is stopping")]
-    Stopping {
+    PoolStopping {
         /// The node.
         node: String,
     },

@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use farfork_sys::clone::{self, Born};
+use farfork_sys::clone::{self, SpawnedProcess};
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::pidfd;
-use farfork_sys::user_namespace::{self, Numbers};
+use farfork_sys::user_namespace::{self, IdRange};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
-use crate::bearer::Bearer;
+use crate::bearer::PrivilegedForker;
 use crate::bind;
-use crate::builder::Builder;
-use crate::cgroup::{ContainerCgroup, Limits};
-use crate::config::{ContainerSpec, Heirs, NetworkSpec, RootSpec};
+use crate::builder::ContainerBuilder;
+use crate::cgroup::{ContainerCgroup, ContainerLimits};
+use crate::config::{ContainerSpec, NetworkSpec, RootReuseKey, RootSpec};
 use crate::error::ContainerError;
-use crate::record::{self, Use};
+use crate::record::{self, RecordState};
 use crate::root::PRIVATE_DIR;
-use crate::root::kept::KeptRoot;
-use crate::root::protection::{self, Protection};
+use crate::root::kept::CachedRoot;
+use crate::root::protection::{self, RootProtection};
 
 /// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or
 /// renamed anywhere meanwhile.
@@ -34,59 +34,71 @@ const RESOLVE_TRIES_MAX: usize = 100;
 const KILL_MS_MAX: u64 = 5_000;
 
 /// The bearer, and the midwife that it forks.
-const BEARER_TASKS: u64 = 2;
+const FORKER_TASKS: u64 = 2;
 
 /// A container with an init that waits for what to do. Dropping it kills all that is in it and removes it.
 #[derive(Debug)]
 pub struct Container {
     /// `None` once it was handed over.
-    parts: Option<Parts>,
+    parts: Option<ContainerParts>,
     control: Option<OwnedFd>,
     /// Whom the socket leads to, if not to init.
-    bearer: Option<Bearer>,
+    privileged_forker: Option<PrivilegedForker>,
     spec: ContainerSpec,
     /// Of the node's mounts, when it was built.
-    layout: u64,
-    will: Option<Will>,
+    mounts_version: u64,
+    root_recipient: Option<RootRecipient>,
 }
 
 /// What a container keeps from ending: the count of the node's containers, and the mount point that a shared root needs.
-pub(crate) type Held = (Arc<()>, Option<Arc<MountPoint>>);
+pub(crate) type Keepalive = (Arc<()>, Option<Arc<MountPoint>>);
 
 /// Whom a container is asked by: our end of a socket, and the process at the other end if that is not init.
-pub(crate) type Asked = (OwnedFd, Option<Bearer>);
+pub(crate) type ControlChannel = (OwnedFd, Option<PrivilegedForker>);
 
 /// What a container consists of, in this process.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct ContainerParts {
     pub(crate) id: String,
-    pub(crate) init: Born,
+    pub(crate) init: SpawnedProcess,
     pub(crate) cgroup: ContainerCgroup,
-    pub(crate) builder: Arc<Builder>,
-    pub(crate) held: Held,
+    pub(crate) builder: Arc<ContainerBuilder>,
+    pub(crate) keepalive: Keepalive,
     /// Of users of its own.
-    pub(crate) numbers: Option<Numbers>,
+    pub(crate) id_range: Option<IdRange>,
     /// If another container may have it.
-    pub(crate) root: Option<KeptRoot>,
+    pub(crate) root: Option<CachedRoot>,
 }
 
 /// To whom the root of a container goes that has ended.
-pub(crate) trait Inherit: std::fmt::Debug + Send + Sync {
+pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
     /// Takes the root; nothing is in it any more.
-    fn inherit(&self, kind: ContainerSpec, heirs: &Heirs, root: KeptRoot);
+    fn return_root(&self, kind: ContainerSpec, heirs: &RootReuseKey, root: CachedRoot);
 }
 
 /// A will: who is to have the root, and who keeps it for them.
-pub(crate) type Will = (Heirs, Weak<dyn Inherit>);
+pub(crate) type RootRecipient = (RootReuseKey, Weak<dyn RootSink>);
 
 impl Container {
-    pub(crate) fn new(parts: Parts, (control, bearer): Asked, spec: ContainerSpec, layout: u64) -> Self {
-        Self { parts: Some(parts), control: Some(control), bearer, spec, layout, will: None }
+    pub(crate) fn new(
+        parts: ContainerParts,
+        (control, bearer): ControlChannel,
+        spec: ContainerSpec,
+        layout: u64,
+    ) -> Self {
+        Self {
+            parts: Some(parts),
+            control: Some(control),
+            privileged_forker: bearer,
+            spec,
+            mounts_version: layout,
+            root_recipient: None,
+        }
     }
 
     /// Says who is to have its root when all in it has ended.
-    pub(crate) fn bequeath(&mut self, will: Will) {
-        self.will = Some(will);
+    pub(crate) fn set_root_recipient(&mut self, will: RootRecipient) {
+        self.root_recipient = Some(will);
     }
 
     /// Its id, unique on the node.
@@ -105,18 +117,18 @@ impl Container {
     }
 
     /// Who is asked for the child: its init, or one beside it with the node's rights where init has none.
-    pub fn asked_pid(&self) -> i32 {
-        self.bearer.as_ref().map_or_else(|| self.init_pid(), Bearer::pid)
+    pub fn forker_pid(&self) -> i32 {
+        self.privileged_forker.as_ref().map_or_else(|| self.init_pid(), PrivilegedForker::pid)
     }
 
     /// Our end of the socket of init, where another is asked for the child.
-    pub fn waiter(&self) -> Option<BorrowedFd<'_>> {
-        self.bearer.as_ref().map(Bearer::waiter)
+    pub fn init_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.privileged_forker.as_ref().map(PrivilegedForker::init_socket)
     }
 
     /// What its users are outside, if they are its own.
-    pub fn users(&self) -> Option<Numbers> {
-        self.parts().numbers
+    pub fn id_range(&self) -> Option<IdRange> {
+        self.parts().id_range
     }
 
     /// Our end of the socket (SOCK_SEQPACKET) whose other end is descriptor 3 of who is asked for the child.
@@ -133,29 +145,29 @@ impl Container {
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
-    pub fn birthplace(&self) -> Result<Option<File>, ContainerError> {
-        Ok(self.cgroup().open_birthplace()?)
+    pub fn open_clone_target(&self) -> Result<Option<File>, ContainerError> {
+        Ok(self.cgroup().open_clone_target()?)
     }
 
     /// Limits what those in it may use together; who bears the child has room besides, until it is dismissed.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
-    pub fn limit(&self, limits: &Limits) -> Result<(), ContainerError> {
-        let room = if self.bearer.is_some() { BEARER_TASKS } else { 0 };
+    pub fn set_limits(&self, limits: &ContainerLimits) -> Result<(), ContainerError> {
+        let room = if self.privileged_forker.is_some() { FORKER_TASKS } else { 0 };
         let tasks_max = limits.tasks_max.map(|tasks| tasks.saturating_add(room));
-        Ok(self.cgroup().limit(&Limits { tasks_max, ..*limits })?)
+        Ok(self.cgroup().set_limits(&ContainerLimits { tasks_max, ..*limits })?)
     }
 
     /// Waits for the end of who has borne the child, and takes the room away that it had under `limits`.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
-    pub fn dismiss_bearer(&mut self, limits: &Limits) -> Result<(), ContainerError> {
-        let Some(bearer) = self.bearer.take() else { return Ok(()) };
-        bearer.await_end();
+    pub fn wait_privileged_forker(&mut self, limits: &ContainerLimits) -> Result<(), ContainerError> {
+        let Some(bearer) = self.privileged_forker.take() else { return Ok(()) };
+        bearer.wait_exit();
         drop(bearer);
-        self.limit(&Limits { tasks_max: limits.tasks_max, ..Limits::default() })
+        self.set_limits(&ContainerLimits { tasks_max: limits.tasks_max, ..ContainerLimits::default() })
     }
 
     /// Which root it has.
@@ -170,7 +182,8 @@ impl Container {
 
     /// Whether it shows the node's mounts as they are now, and its init lives: where memory runs out the kernel may end those that wait, too.
     pub fn is_current(&self) -> bool {
-        self.layout == self.parts().builder.layout() && !pidfd::wait_exit(self.init(), Duration::ZERO).unwrap_or(false)
+        self.mounts_version == self.parts().builder.mounts_version()
+            && !pidfd::wait_exit(self.init(), Duration::ZERO).unwrap_or(false)
     }
 
     /// Shows a directory or file of the node, with all that is mounted below, at a path of the container; what
@@ -181,7 +194,7 @@ impl Container {
     /// [`ContainerError::Bind`].
     pub fn bind(&self, host_path: &Path, inside_path: &Path) -> Result<(), ContainerError> {
         let masked = self.parts().builder.masked();
-        let users = self.users().map(|_| user_namespace::open(self.init_pid())).transpose();
+        let users = self.id_range().map(|_| user_namespace::open(self.init_pid())).transpose();
         let bound = users.and_then(|users| {
             let into = (self.init(), users.as_ref().map(AsFd::as_fd));
             bind::bind(into, self.root(), host_path, inside_path, masked)
@@ -198,8 +211,8 @@ impl Container {
     ///
     /// # Errors
     /// [`ContainerError::Protect`]; it may have been done in part.
-    pub fn protect(&self, protection: Protection) -> Result<(), ContainerError> {
-        let protected = protection::protect((self.init_pid(), self.init()), protection);
+    pub fn protect(&self, protection: RootProtection) -> Result<(), ContainerError> {
+        let protected = protection::protect_root((self.init_pid(), self.init()), protection);
         protected.map_err(|cause| ContainerError::Protect { id: self.id().to_owned(), cause })
     }
 
@@ -209,14 +222,14 @@ impl Container {
     /// [`ContainerError::PutFile`]; ENOSPC where it is larger than the directory may become.
     pub fn put_file(&self, name: &str, contents: &[u8], mode: u32) -> Result<PathBuf, ContainerError> {
         let path = Path::new(PRIVATE_DIR).join(name);
-        match self.put(&path, contents, mode) {
+        match self.write_via_init_root(&path, contents, mode) {
             Ok(()) => Ok(path),
             Err(cause) => Err(ContainerError::PutFile { id: self.id().to_owned(), path, cause }),
         }
     }
 
     /// By way of init's root, which no path of the container's leads out of.
-    fn put(&self, path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+    fn write_via_init_root(&self, path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = format!("/proc/{}/root", self.init_pid());
         let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
@@ -237,23 +250,23 @@ impl Container {
     /// [`ContainerError::Record`], and the container is removed.
     pub fn into_running(mut self) -> Result<(RunningContainer, OwnedFd), ContainerError> {
         let records = self.parts().builder.config().records_dir();
-        record::hand_over(&records, self.id())?;
+        record::mark_in_use(&records, self.id())?;
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
-        let root = parts.root.zip(self.will.take()).map(|(root, will)| (self.spec, root, will));
+        let root = parts.root.zip(self.root_recipient.take()).map(|(root, will)| (self.spec, root, will));
         let running = RunningContainer {
-            legacy: Mutex::new(root),
+            reusable_root: Mutex::new(root),
             id: parts.id,
             init_pid: parts.init.pid,
             init: parts.init.pidfd,
             cgroup: parts.cgroup,
-            records,
-            _held: Some(parts.held),
+            records_dir: records,
+            _held: Some(parts.keepalive),
         };
         Ok((running, control))
     }
 
-    fn parts(&self) -> &Parts {
+    fn parts(&self) -> &ContainerParts {
         self.parts.as_ref().expect("only a drop takes it")
     }
 }
@@ -261,8 +274,8 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
-        drop((self.control.take(), self.bearer.take()));
-        if let Err(error) = end(&parts.id, &parts.init.pidfd, parts.init.pid, &parts.cgroup) {
+        drop((self.control.take(), self.privileged_forker.take()));
+        if let Err(error) = end_container(&parts.id, &parts.init.pidfd, parts.init.pid, &parts.cgroup) {
             // The record stays, for the next start of the daemon to try again.
             tracing::warn!(%error, "a container is not removed");
             return;
@@ -278,11 +291,11 @@ pub struct RunningContainer {
     pub(crate) init_pid: i32,
     pub(crate) init: OwnedFd,
     pub(crate) cgroup: ContainerCgroup,
-    pub(crate) records: PathBuf,
+    pub(crate) records_dir: PathBuf,
     /// Where this daemon built it.
-    pub(crate) _held: Option<Held>,
+    pub(crate) _held: Option<Keepalive>,
     /// What it leaves, and to whom.
-    pub(crate) legacy: Mutex<Option<(ContainerSpec, KeptRoot, Will)>>,
+    pub(crate) reusable_root: Mutex<Option<(ContainerSpec, CachedRoot, RootRecipient)>>,
 }
 
 impl RunningContainer {
@@ -309,12 +322,12 @@ impl RunningContainer {
     /// Kills all that is in the container, whatever it is doing: by its init, with which the kernel kills its pid namespace, and by its
     /// control group. Does not wait for their end.
     pub fn kill(&self) {
-        kill(&self.init, &self.cgroup);
+        kill_container(&self.init, &self.cgroup);
     }
 
     /// Has nobody have its root.
-    pub fn disinherit(&self) {
-        drop(self.take_legacy());
+    pub fn discard_root(&self) {
+        drop(self.take_reusable_root());
     }
 
     /// Kills what still runs in the container and removes what it has outside of itself: control group and record. Its root goes to its
@@ -323,34 +336,34 @@ impl RunningContainer {
     /// # Errors
     /// [`ContainerError::Stuck`], [`ContainerError::Cgroup`]; it can be tried again.
     pub fn remove(&self) -> Result<(), ContainerError> {
-        end(&self.id, &self.init, self.init_pid, &self.cgroup)?;
-        record::remove(&self.records, &self.id, Use::InUse);
-        if let Some((kind, root, (heirs, keeper))) = self.take_legacy()
+        end_container(&self.id, &self.init, self.init_pid, &self.cgroup)?;
+        record::remove_record(&self.records_dir, &self.id, RecordState::InUse);
+        if let Some((kind, root, (heirs, keeper))) = self.take_reusable_root()
             && let Some(keeper) = keeper.upgrade()
         {
-            keeper.inherit(kind, &heirs, root);
+            keeper.return_root(kind, &heirs, root);
         }
         Ok(())
     }
 
-    fn take_legacy(&self) -> Option<(ContainerSpec, KeptRoot, Will)> {
-        self.legacy.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn take_reusable_root(&self) -> Option<(ContainerSpec, CachedRoot, RootRecipient)> {
+        self.reusable_root.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 /// The end of a container: with process 1 of its pid namespace the kernel kills the others, and mounts, network and
 /// the rest go with the last of them.
-fn end(id: &str, init: &OwnedFd, init_pid: i32, cgroup: &ContainerCgroup) -> Result<(), ContainerError> {
-    kill(init, cgroup);
-    let ended = clone::reap(init, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false);
+fn end_container(id: &str, init: &OwnedFd, init_pid: i32, cgroup: &ContainerCgroup) -> Result<(), ContainerError> {
+    kill_container(init, cgroup);
+    let ended = clone::reap_within(init, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false);
     if !ended {
-        return Err(ContainerError::Stuck { id: id.to_owned(), init_pid, waited_ms: KILL_MS_MAX });
+        return Err(ContainerError::KillTimeout { id: id.to_owned(), init_pid, waited_ms: KILL_MS_MAX });
     }
     Ok(cgroup.remove()?)
 }
 
-fn kill(init: &OwnedFd, cgroup: &ContainerCgroup) {
+fn kill_container(init: &OwnedFd, cgroup: &ContainerCgroup) {
     // ESRCH: it has ended already.
     let _ = pidfd::send_signal(init, Signal::KILL.as_raw());
-    cgroup.let_end();
+    cgroup.thaw_killed();
 }

@@ -10,11 +10,11 @@ use farfork_sys::mount::point;
 use farfork_sys::{clone, pidfd};
 use rustix::process::Signal;
 
-use crate::cgroup::{MemoryEnd, NodeCgroups, group_name};
+use crate::cgroup::{NodeCgroups, OomCause, group_name};
 use crate::config::ContainerConfig;
 use crate::error::ContainerError;
 use crate::handle::RunningContainer;
-use crate::record::{self, Record, Use};
+use crate::record::{self, ContainerRecord, RecordState};
 use crate::root::PRIVATE_DIR;
 
 /// Longest wait for the end of a leftover init, in milliseconds; what does not end is reported and tried next time.
@@ -27,7 +27,7 @@ pub struct Leftovers {
     pub running: Vec<RunningContainer>,
     /// Ids of containers that ended meanwhile, of which the kernel had killed a process for want of memory: with their control groups goes
     /// what tells of it.
-    pub killed: Vec<(String, MemoryEnd)>,
+    pub oom_killed: Vec<(String, OomCause)>,
     /// How many containers and control groups were removed.
     pub removed: usize,
 }
@@ -42,46 +42,51 @@ pub struct Leftovers {
 pub fn clean_leftovers(config: &ContainerConfig) -> Result<Leftovers, ContainerError> {
     let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
     let mut found = Leftovers::default();
-    for record in record::read_all(&config.records_dir())? {
+    for record in record::read_records(&config.records_dir())? {
         match record.init.open().ok().flatten() {
-            Some(init) if record.used == Use::InUse => {
-                found.running.push(adopt(config, &cgroups, &record, init));
+            Some(init) if record.state == RecordState::InUse => {
+                found.running.push(adopt_running(config, &cgroups, &record, init));
             }
             other => {
                 if let Some(init) = other {
                     let _ = pidfd::send_signal(&init, Signal::KILL.as_raw());
-                    let _ = clone::reap(&init, Duration::from_millis(KILL_MS_MAX));
+                    let _ = clone::reap_within(&init, Duration::from_millis(KILL_MS_MAX));
                 }
-                let memory_end = cgroups.existing(&group_name(&record.id)).memory_end();
-                found.killed.extend(memory_end.map(|end| (record.id.clone(), end)));
-                found.removed += usize::from(remove(config, &cgroups, &record));
+                let memory_end = cgroups.open_group(&group_name(&record.id)).oom_cause();
+                found.oom_killed.extend(memory_end.map(|end| (record.id.clone(), end)));
+                found.removed += usize::from(remove_container(config, &cgroups, &record));
             }
         }
     }
     if found.running.is_empty() {
         point::remove_unused(Path::new(PRIVATE_DIR));
     }
-    found.removed += remove_unrecorded(&cgroups, &found.running);
-    remove_former(config, &cgroups);
+    found.removed += remove_unrecorded_groups(&cgroups, &found.running);
+    remove_former_groups(config, &cgroups);
     Ok(found)
 }
 
-fn adopt(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record, init: OwnedFd) -> RunningContainer {
+fn adopt_running(
+    config: &ContainerConfig,
+    cgroups: &NodeCgroups,
+    record: &ContainerRecord,
+    init: OwnedFd,
+) -> RunningContainer {
     RunningContainer {
         id: record.id.clone(),
         init_pid: record.init.pid,
         init,
-        cgroup: cgroups.existing(&group_name(&record.id)),
-        records: config.records_dir(),
+        cgroup: cgroups.open_group(&group_name(&record.id)),
+        records_dir: config.records_dir(),
         _held: None,
-        legacy: Mutex::default(),
+        reusable_root: Mutex::default(),
     }
 }
 
-fn remove(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record) -> bool {
-    match cgroups.existing(&group_name(&record.id)).remove() {
+fn remove_container(config: &ContainerConfig, cgroups: &NodeCgroups, record: &ContainerRecord) -> bool {
+    match cgroups.open_group(&group_name(&record.id)).remove() {
         Ok(()) => {
-            record::remove(&config.records_dir(), &record.id, record.used);
+            record::remove_record(&config.records_dir(), &record.id, record.state);
             true
         }
         Err(error) => {
@@ -92,21 +97,21 @@ fn remove(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record) -> b
 }
 
 /// Groups of containers that died before their record was written. One with processes is not removed.
-fn remove_unrecorded(cgroups: &NodeCgroups, running: &[RunningContainer]) -> usize {
+fn remove_unrecorded_groups(cgroups: &NodeCgroups, running: &[RunningContainer]) -> usize {
     let in_use = |name: &str| running.iter().any(|container| group_name(container.id()) == name);
-    let names = cgroups.names();
+    let names = cgroups.group_names();
     let orphans = names.iter().filter(|name| name.starts_with("pool-") && !in_use(name));
     orphans
-        .map(|name| cgroups.existing(name))
+        .map(|name| cgroups.open_group(name))
         .filter(|group| group.processes().is_empty() && group.remove().is_ok())
         .count()
 }
 
 /// Groups that a daemon of this run directory had while the node was called otherwise; they are empty by now, or stay.
-fn remove_former(config: &ContainerConfig, cgroups: &NodeCgroups) {
+fn remove_former_groups(config: &ContainerConfig, cgroups: &NodeCgroups) {
     let written = std::fs::read_to_string(config.cgroups_file()).unwrap_or_default();
-    let is_former = |path: &PathBuf| !cgroups.directories().any(|directory| directory == path);
-    let former = NodeCgroups::former(written.lines().map(PathBuf::from).filter(is_former));
-    former.names().iter().for_each(|name| drop(former.existing(name).remove()));
+    let is_former = |path: &PathBuf| !cgroups.paths().any(|directory| directory == path);
+    let former = NodeCgroups::from_former(written.lines().map(PathBuf::from).filter(is_former));
+    former.group_names().iter().for_each(|name| drop(former.open_group(name).remove()));
     former.remove_empty();
 }

@@ -30,15 +30,17 @@ mod root;
 mod users;
 
 pub use builder::OOM_SCORE_ADJUSTMENT;
-pub use cgroup::{CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, Limits, MEMORY_BYTES_MIN, MemoryEnd, NodeCgroups};
+pub use cgroup::{
+    CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, ContainerLimits, MEMORY_BYTES_MIN, NodeCgroups, OomCause,
+};
 pub use config::{
-    ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, Heirs, KEPT_ROOTS_MAX_DEFAULT, NetworkSpec, RootSpec,
-    USER_RANGES_DEFAULT, UsersSpec,
+    CACHED_ROOTS_MAX_DEFAULT, ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootReuseKey,
+    RootSpec, USER_RANGES_DEFAULT, UsersSpec,
 };
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};
 pub use leftover::{Leftovers, clean_leftovers};
-pub use outsider::Outsider;
-pub use pool::Pool;
+pub use outsider::HostInit;
+pub use pool::ContainerPool;
 pub use root::PRIVATE_DIR;
-pub use root::protection::Protection;
+pub use root::protection::RootProtection;

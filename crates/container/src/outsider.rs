@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use farfork_sys::clone::Born;
+use farfork_sys::clone::SpawnedProcess;
 use farfork_sys::pidfd;
 
 use crate::bearer;
@@ -16,28 +16,28 @@ const OOM_SCORE_ADJUSTMENT: i32 = 850;
 
 /// The process. Dropping it kills it; it ends by itself when the daemon does.
 #[derive(Debug)]
-pub struct Outsider {
-    born: Born,
+pub struct HostInit {
+    process: SpawnedProcess,
     control: OwnedFd,
 }
 
-impl Outsider {
-    pub(crate) fn new(born: Born, control: OwnedFd) -> Self {
+impl HostInit {
+    pub(crate) fn new(born: SpawnedProcess, control: OwnedFd) -> Self {
         let score = OOM_SCORE_ADJUSTMENT.to_string();
         if let Err(error) = fs::write(format!("/proc/{}/oom_score_adj", born.pid), score) {
             tracing::warn!(pid = born.pid, %error, "a zygote keeps its place in the OOM killer's order");
         }
-        Self { born, control }
+        Self { process: born, control }
     }
 
     /// Its process id.
     pub fn pid(&self) -> i32 {
-        self.born.pid
+        self.process.pid
     }
 
     /// Whether it has ended.
-    pub fn has_ended(&self) -> bool {
-        pidfd::wait_exit(&self.born.pidfd, Duration::ZERO).unwrap_or(false)
+    pub fn has_exited(&self) -> bool {
+        pidfd::wait_exit(&self.process.pidfd, Duration::ZERO).unwrap_or(false)
     }
 
     /// Our end of the socket (SOCK_SEQPACKET) whose other end is its descriptor 3.
@@ -46,8 +46,8 @@ impl Outsider {
     }
 }
 
-impl Drop for Outsider {
+impl Drop for HostInit {
     fn drop(&mut self) {
-        bearer::end(&self.born);
+        bearer::kill_and_reap(&self.process);
     }
 }

@@ -17,7 +17,7 @@ use crate::error::ContainerError;
 
 /// Whether something runs in a container that outlives the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum RecordState {
     /// Its init waits; it ends with the daemon.
     Waiting,
     /// It was handed over; it ends with what runs in it.
@@ -26,31 +26,32 @@ pub(crate) enum Use {
 
 /// What is written down of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ContainerRecord {
     pub(crate) id: String,
-    pub(crate) used: Use,
+    pub(crate) state: RecordState,
     pub(crate) init: ProcessIdentity,
 }
 
 /// Writes down a new container.
-pub(crate) fn create(directory: &Path, id: &str, init: &ProcessIdentity) -> Result<(), ContainerError> {
-    let path = file(directory, id, Use::Waiting);
+pub(crate) fn write_record(directory: &Path, id: &str, init: &ProcessIdentity) -> Result<(), ContainerError> {
+    let path = record_path(directory, id, RecordState::Waiting);
     fs::write(&path, init.to_string()).map_err(|cause| ContainerError::Record { path, cause })
 }
 
 /// Writes down that a container is in use from now on.
-pub(crate) fn hand_over(directory: &Path, id: &str) -> Result<(), ContainerError> {
-    let path = file(directory, id, Use::Waiting);
-    fs::rename(&path, file(directory, id, Use::InUse)).map_err(|cause| ContainerError::Record { path, cause })
+pub(crate) fn mark_in_use(directory: &Path, id: &str) -> Result<(), ContainerError> {
+    let path = record_path(directory, id, RecordState::Waiting);
+    fs::rename(&path, record_path(directory, id, RecordState::InUse))
+        .map_err(|cause| ContainerError::Record { path, cause })
 }
 
 /// Removes the record of a container; none is no error.
-pub(crate) fn remove(directory: &Path, id: &str, used: Use) {
-    let _ = fs::remove_file(file(directory, id, used));
+pub(crate) fn remove_record(directory: &Path, id: &str, used: RecordState) {
+    let _ = fs::remove_file(record_path(directory, id, used));
 }
 
 /// All records. A file that is none (of a daemon that died while it wrote) is removed.
-pub(crate) fn read_all(directory: &Path) -> Result<Vec<Record>, ContainerError> {
+pub(crate) fn read_records(directory: &Path) -> Result<Vec<ContainerRecord>, ContainerError> {
     let error = |cause| ContainerError::Record { path: directory.to_owned(), cause };
     let entries = match fs::read_dir(directory) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -59,7 +60,7 @@ pub(crate) fn read_all(directory: &Path) -> Result<Vec<Record>, ContainerError> 
     let mut records = Vec::new();
     for entry in entries {
         let path = entry.map_err(error)?.path();
-        match read(&path) {
+        match read_record(&path) {
             Some(record) => records.push(record),
             None => {
                 let _ = fs::remove_file(&path);
@@ -69,15 +70,16 @@ pub(crate) fn read_all(directory: &Path) -> Result<Vec<Record>, ContainerError> 
     Ok(records)
 }
 
-fn read(path: &Path) -> Option<Record> {
-    let used =
-        [Use::Waiting, Use::InUse].into_iter().find(|used| path.extension().is_some_and(|e| e == used.word()))?;
+fn read_record(path: &Path) -> Option<ContainerRecord> {
+    let used = [RecordState::Waiting, RecordState::InUse]
+        .into_iter()
+        .find(|used| path.extension().is_some_and(|e| e == used.suffix()))?;
     let init = fs::read_to_string(path).ok()?.parse().ok()?;
-    Some(Record { id: path.file_stem()?.to_str()?.to_owned(), used, init })
+    Some(ContainerRecord { id: path.file_stem()?.to_str()?.to_owned(), state: used, init })
 }
 
-impl Use {
-    fn word(self) -> &'static str {
+impl RecordState {
+    fn suffix(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
             Self::InUse => "in-use",
@@ -85,8 +87,8 @@ impl Use {
     }
 }
 
-fn file(directory: &Path, id: &str, used: Use) -> PathBuf {
-    directory.join(format!("{id}.{}", used.word()))
+fn record_path(directory: &Path, id: &str, used: RecordState) -> PathBuf {
+    directory.join(format!("{id}.{}", used.suffix()))
 }
 
 #[cfg(test)]
@@ -97,17 +99,17 @@ mod tests {
     fn a_record_is_found_again() {
         let directory = tempfile::tempdir().unwrap();
         let init = ProcessIdentity { pid: 7, start_ticks: 9 };
-        create(directory.path(), "one", &init).unwrap();
-        create(directory.path(), "two", &init).unwrap();
-        hand_over(directory.path(), "two").unwrap();
+        write_record(directory.path(), "one", &init).unwrap();
+        write_record(directory.path(), "two", &init).unwrap();
+        mark_in_use(directory.path(), "two").unwrap();
         fs::write(directory.path().join("three.waiting"), "").unwrap();
-        let mut found = read_all(directory.path()).unwrap();
+        let mut found = read_records(directory.path()).unwrap();
         found.sort_by(|a, b| a.id.cmp(&b.id));
-        let record = |id: &str, used| Record { id: id.to_owned(), used, init };
-        assert_eq!(found, [record("one", Use::Waiting), record("two", Use::InUse)]);
-        remove(directory.path(), "one", Use::Waiting);
-        remove(directory.path(), "two", Use::InUse);
+        let record = |id: &str, used| ContainerRecord { id: id.to_owned(), state: used, init };
+        assert_eq!(found, [record("one", RecordState::Waiting), record("two", RecordState::InUse)]);
+        remove_record(directory.path(), "one", RecordState::Waiting);
+        remove_record(directory.path(), "two", RecordState::InUse);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-        assert!(hand_over(directory.path(), "two").is_err());
+        assert!(mark_in_use(directory.path(), "two").is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::Observation;
 use crate::pattern::matches;
-use crate::tolerance::{Policy, TOLERANCES, Tolerance};
+use crate::tolerance::{TOLERANCES, Tolerance, TolerancePolicy};
 
 /// A field that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct ToleratedDifference {
 
 /// What a comparison yields.
 #[derive(Debug, Clone, Default)]
-pub struct Report {
+pub struct ComparisonReport {
     /// How many fields were compared.
     pub fields: usize,
     /// Differences that nothing permits.
@@ -45,9 +45,9 @@ const UNIX: &str = "1";
 
 /// Compares a child with its parent.
 #[must_use]
-pub fn compare(parent: &Observation, child: &Observation) -> Report {
-    let mut report = Report::default();
-    let circumstances = Circumstances::of(parent, child);
+pub fn compare(parent: &Observation, child: &Observation) -> ComparisonReport {
+    let mut report = ComparisonReport::default();
+    let circumstances = ComparisonContext::new(parent, child);
     let only_in_child = child.keys().filter(|field| !parent.contains_key(*field));
     for field in parent.keys().chain(only_in_child) {
         report.fields += 1;
@@ -56,7 +56,7 @@ pub fn compare(parent: &Observation, child: &Observation) -> Report {
             continue;
         }
         let difference = Difference { field: field.clone(), parent: parent.cloned(), child: child.cloned() };
-        match tolerance_of(&difference, &circumstances) {
+        match find_tolerance(&difference, &circumstances) {
             Some(tolerance) => report.tolerated.push(ToleratedDifference { difference, tolerance }),
             None => report.differences.push(difference),
         }
@@ -65,7 +65,7 @@ pub fn compare(parent: &Observation, child: &Observation) -> Report {
 }
 
 /// What of a child depends on more than one field.
-struct Circumstances<'a> {
+struct ComparisonContext<'a> {
     parent: &'a Observation,
     child: &'a Observation,
     /// Fields of descriptors, up to their number, that are standard streams of the child's own.
@@ -74,8 +74,8 @@ struct Circumstances<'a> {
     paused: BTreeSet<&'a str>,
 }
 
-impl<'a> Circumstances<'a> {
-    fn of(parent: &'a Observation, child: &'a Observation) -> Self {
+impl<'a> ComparisonContext<'a> {
+    fn new(parent: &'a Observation, child: &'a Observation) -> Self {
         let differs = |field: &str| parent.get(field) != child.get(field);
         let number_is_standard = |field: &str| (0..3).any(|number| field.ends_with(&format!("/fd/{number}/link")));
         let mut all = Self { parent, child, streams: BTreeSet::new(), paused: BTreeSet::new() };
@@ -94,7 +94,7 @@ impl<'a> Circumstances<'a> {
     }
 
     /// Another field of the same descriptor, in the child.
-    fn of_descriptor(&self, difference: &Difference, other: &str) -> Option<&str> {
+    fn descriptor_field(&self, difference: &Difference, other: &str) -> Option<&str> {
         let (process, field) = difference.field.split_once("/fd/")?;
         let number = field.split('/').next()?;
         self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
@@ -104,7 +104,7 @@ impl<'a> Circumstances<'a> {
     fn is_unread_pipe(&self, difference: &Difference) -> bool {
         const O_ACCMODE: u64 = 3;
         const O_WRONLY: u64 = 1;
-        let Some(pipe) = self.of_descriptor(difference, "link").filter(|link| link.starts_with("pipe of ")) else {
+        let Some(pipe) = self.descriptor_field(difference, "link").filter(|link| link.starts_with("pipe of ")) else {
             return false;
         };
         // An open file of several descriptors shows its flags once.
@@ -115,64 +115,67 @@ impl<'a> Circumstances<'a> {
         flags.all(|flags| flags & O_ACCMODE == O_WRONLY)
     }
 
-    fn permit(&self, policy: Policy, difference: &Difference) -> bool {
+    fn permits(&self, policy: TolerancePolicy, difference: &Difference) -> bool {
         let process = difference.field.split('/').next().unwrap_or_default();
         match policy {
-            Policy::StandardStream => self.streams.iter().any(|stream| difference.field.starts_with(stream)),
-            Policy::Connected => {
-                self.of_descriptor(difference, "peer address").is_some_and(|peer| !peer.starts_with("errno"))
+            TolerancePolicy::StandardStream => self.streams.iter().any(|stream| difference.field.starts_with(stream)),
+            TolerancePolicy::ConnectedSocket => {
+                self.descriptor_field(difference, "peer address").is_some_and(|peer| !peer.starts_with("errno"))
             }
-            Policy::NoListener => {
-                self.of_descriptor(difference, "option/SOL_SOCKET/SO_ACCEPTCONN").is_some_and(|listens| listens == "0")
-            }
-            Policy::UnixSocket => {
-                let is_unix = self.of_descriptor(difference, "option/SOL_SOCKET/SO_DOMAIN") == Some(UNIX);
+            TolerancePolicy::NonListeningSocket => self
+                .descriptor_field(difference, "option/SOL_SOCKET/SO_ACCEPTCONN")
+                .is_some_and(|listens| listens == "0"),
+            TolerancePolicy::UnixSocket => {
+                let is_unix = self.descriptor_field(difference, "option/SOL_SOCKET/SO_DOMAIN") == Some(UNIX);
                 is_unix && ![&difference.parent, &difference.child].into_iter().flatten().any(|value| value == "0")
             }
-            Policy::UnreadPipe => self.is_unread_pipe(difference),
-            Policy::Restorer => difference.parent.is_none() && self.paused.contains(process),
-            Policy::WithFirstStep { child } => {
+            TolerancePolicy::WriteOnlyPipe => self.is_unread_pipe(difference),
+            TolerancePolicy::RestorerState => difference.parent.is_none() && self.paused.contains(process),
+            TolerancePolicy::UntilFirstStep { child } => {
                 self.paused.contains(process) && matches(child, difference.child.as_deref().unwrap_or_default())
             }
-            policy => permits(policy, difference),
+            policy => permits_values(policy, difference),
         }
     }
 }
 
-fn tolerance_of(difference: &Difference, circumstances: &Circumstances<'_>) -> Option<&'static Tolerance> {
+fn find_tolerance(difference: &Difference, circumstances: &ComparisonContext<'_>) -> Option<&'static Tolerance> {
     // Behind the id of the process.
     let field = difference.field.split_once('/').map_or("", |(_, field)| field);
     // A thread shows files of its process, too: `thread/71/status/VmRSS`.
     let of_thread = field.strip_prefix("thread/").and_then(|field| field.split_once('/')).map(|(_, field)| field);
     let is_of = |pattern| matches(pattern, field) || of_thread.is_some_and(|field| matches(pattern, field));
-    TOLERANCES.iter().find(|row| is_of(row.field) && circumstances.permit(row.policy, difference))
+    TOLERANCES.iter().find(|row| is_of(row.field) && circumstances.permits(row.policy, difference))
 }
 
-fn permits(policy: Policy, difference: &Difference) -> bool {
+fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
     let (parent, child) = (difference.parent.as_deref(), difference.child.as_deref());
     match policy {
-        Policy::ChildsOwn | Policy::Moving | Policy::KnownGap => true,
+        TolerancePolicy::AnyValue | TolerancePolicy::Volatile | TolerancePolicy::KnownGap => true,
         // They depend on circumstances.
-        Policy::StandardStream
-        | Policy::Connected
-        | Policy::NoListener
-        | Policy::UnixSocket
-        | Policy::UnreadPipe
-        | Policy::Restorer
-        | Policy::WithFirstStep { .. } => false,
-        Policy::Becomes { parent: expected, child: value } | Policy::KnownGapOf { parent: expected, child: value } => {
+        TolerancePolicy::StandardStream
+        | TolerancePolicy::ConnectedSocket
+        | TolerancePolicy::NonListeningSocket
+        | TolerancePolicy::UnixSocket
+        | TolerancePolicy::WriteOnlyPipe
+        | TolerancePolicy::RestorerState
+        | TolerancePolicy::UntilFirstStep { .. } => false,
+        TolerancePolicy::ChangesTo { parent: expected, child: value }
+        | TolerancePolicy::KnownGapForValues { parent: expected, child: value } => {
             let is = |pattern: &str, value: Option<&str>| matches(pattern, value.unwrap_or_default());
             is(expected, parent) && is(value, child)
         }
-        Policy::AtMost(most) => numbers(difference).is_some_and(|(parent, child)| parent.abs_diff(child) <= most),
-        Policy::GainsBit(bit) => {
-            numbers(difference).is_some_and(|(parent, child)| parent & bit == 0 && parent | bit == child)
+        TolerancePolicy::WithinDistance(most) => {
+            parse_numbers(difference).is_some_and(|(parent, child)| parent.abs_diff(child) <= most)
+        }
+        TolerancePolicy::ExtraBit(bit) => {
+            parse_numbers(difference).is_some_and(|(parent, child)| parent & bit == 0 && parent | bit == child)
         }
     }
 }
 
 /// The parent's number and the child's: octal ones begin with 0.
-fn numbers(difference: &Difference) -> Option<(u64, u64)> {
+fn parse_numbers(difference: &Difference) -> Option<(u64, u64)> {
     let number = |value: &Option<String>| {
         let value = value.as_deref()?;
         u64::from_str_radix(value, if value.starts_with('0') { 8 } else { 10 }).ok()
@@ -271,14 +274,14 @@ mod tests {
             parent: Some(parent.to_owned()),
             child: Some(child.to_owned()),
         };
-        let policy = Policy::Becomes { parent: "pipe*", child: "*/stdout" };
-        assert!(permits(policy, &of("pipe of 1", "/run/stdout")));
-        assert!(!permits(policy, &of("pipe of 1", "/run/stderr")));
-        assert!(permits(Policy::AtMost(5), &of("10", "15")));
-        assert!(!permits(Policy::AtMost(5), &of("10", "16")));
-        assert!(permits(Policy::GainsBit(0o100_000), &of("2", "32770")));
-        assert!(permits(Policy::GainsBit(0o100_000), &of("02000002", "02100002")));
-        assert!(!permits(Policy::GainsBit(0o100_000), &of("02100002", "02000002")));
-        assert!(!permits(Policy::GainsBit(0o100_000), &of("2", "32771")));
+        let policy = TolerancePolicy::ChangesTo { parent: "pipe*", child: "*/stdout" };
+        assert!(permits_values(policy, &of("pipe of 1", "/run/stdout")));
+        assert!(!permits_values(policy, &of("pipe of 1", "/run/stderr")));
+        assert!(permits_values(TolerancePolicy::WithinDistance(5), &of("10", "15")));
+        assert!(!permits_values(TolerancePolicy::WithinDistance(5), &of("10", "16")));
+        assert!(permits_values(TolerancePolicy::ExtraBit(0o100_000), &of("2", "32770")));
+        assert!(permits_values(TolerancePolicy::ExtraBit(0o100_000), &of("02000002", "02100002")));
+        assert!(!permits_values(TolerancePolicy::ExtraBit(0o100_000), &of("02100002", "02000002")));
+        assert!(!permits_values(TolerancePolicy::ExtraBit(0o100_000), &of("2", "32771")));
     }
 }

@@ -16,9 +16,9 @@ mod observer;
 mod pattern;
 mod tolerance;
 
-pub use comparison::{Difference, Report, ToleratedDifference, compare};
+pub use comparison::{ComparisonReport, Difference, ToleratedDifference, compare};
 pub use observer::{ObserveError, observe};
-pub use tolerance::{Policy, TOLERANCES, Tolerance};
+pub use tolerance::{TOLERANCES, Tolerance, TolerancePolicy};
 
 /// What the kernel shows of the processes of a tree: a value for each field. Fields are paths that begin with the id of a process in
 /// its own pid namespace, such as `71/status/SigBlk`. Ids and inode numbers in values are replaced by names that are the same in a

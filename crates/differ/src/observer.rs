@@ -14,7 +14,7 @@ use std::io;
 use farfork_fork::capture::CaptureError;
 
 use crate::Observation;
-use names::Names;
+use names::IdentifierMap;
 use tree::StoppedTree;
 
 /// Why a process cannot be observed.
@@ -48,32 +48,32 @@ impl ObserveError {
 /// # Errors
 /// [`ObserveError`]; all of them run on.
 pub fn observe(pid: i32) -> Result<Observation, ObserveError> {
-    let mut tree = StoppedTree::of(pid)?;
-    let names = Names::of(&tree)?;
-    let mut fields = Fields { observation: Observation::new(), prefix: String::new(), names };
+    let mut tree = StoppedTree::stop(pid)?;
+    let names = IdentifierMap::new(&tree)?;
+    let mut fields = ObservationBuilder { observation: Observation::new(), prefix: String::new(), names };
     for process in tree.processes_mut() {
         fields.prefix = process.inner_id.to_string();
         fields.put("has ended", process.standstill.is_none());
         let Some(standstill) = &mut process.standstill else { continue };
-        process_files::read(process.pid, &mut fields)?;
-        areas::read(process.pid, &mut fields)?;
-        descriptors::read(process.pid, &mut fields)?;
-        threads::read(process.pid, &mut fields)?;
+        process_files::read_process_files(process.pid, &mut fields)?;
+        areas::read_mappings(process.pid, &mut fields)?;
+        descriptors::read_descriptors(process.pid, &mut fields)?;
+        threads::read_threads(process.pid, &mut fields)?;
         // At last: it maps pages meanwhile.
-        questions::read(process.pid, standstill, &mut fields)?;
+        questions::read_by_injected_calls(process.pid, standstill, &mut fields)?;
     }
     Ok(fields.observation)
 }
 
 /// An observation as it is filled, of the process that is read now.
-struct Fields {
+struct ObservationBuilder {
     observation: Observation,
     /// Id of the process in its own pid namespace.
     prefix: String,
-    names: Names,
+    names: IdentifierMap,
 }
 
-impl Fields {
+impl ObservationBuilder {
     fn put(&mut self, field: &str, value: impl ToString) {
         self.observation.insert(format!("{}/{field}", self.prefix), value.to_string());
     }
@@ -92,7 +92,7 @@ fn error_name(error: &io::Error) -> String {
 }
 
 /// Bytes as a number where they are as long as one, else in hexadecimal digits.
-fn text_of(bytes: &[u8]) -> String {
+fn bytes_text(bytes: &[u8]) -> String {
     match bytes.len() {
         4 => i32::from_ne_bytes(std::array::from_fn(|at| bytes[at])).to_string(),
         8 => u64::from_ne_bytes(std::array::from_fn(|at| bytes[at])).to_string(),

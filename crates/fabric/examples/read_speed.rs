@@ -100,15 +100,15 @@ fn main() -> io::Result<()> {
     let memory: Vec<u8> = (0..MEMORY_BYTES).map(|at| (at / PAGE) as u8).collect();
     let exporter = own_memory::export(&memory)?;
     if let [_, at] = arguments.as_slice() {
-        let _server = tcp::Server::start(TcpListener::bind(at)?, &exporter)?;
+        let _server = tcp::TcpServer::start(TcpListener::bind(at)?, &exporter)?;
         io::stdin().read_to_end(&mut Vec::new())?;
         return Ok(());
     }
     floors(&memory)?;
-    let server = tcp::Server::start(TcpListener::bind("127.0.0.1:0")?, &exporter)?;
+    let server = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0")?, &exporter)?;
     measure("tcp", &server.address())?;
     let path = std::env::temp_dir().join(format!("farfork-read-speed-{}.sock", std::process::id()));
-    let server = shm::Server::start(UnixListener::bind(&path)?, &exporter)?;
+    let server = shm::ShmServer::start(UnixListener::bind(&path)?, &exporter)?;
     let measured = measure("shm", &server.address());
     std::fs::remove_file(path)?;
     measured

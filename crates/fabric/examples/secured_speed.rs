@@ -10,8 +10,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use farfork_fabric::{Secured, connect, connect_node, tcp};
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
+use farfork_fabric::{TlsSecurity, connect, connect_node, tcp};
+use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TrustDirectory, member};
 use farfork_wire::NodeName;
 
 use own_memory::{Course, PAGE};
@@ -28,19 +28,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory: Vec<u8> = (0..MEMORY_BYTES).map(|at| (at / PAGE) as u8).collect();
     let exporter = own_memory::export(&memory)?;
     let scratch = tempfile::tempdir()?;
-    let (first, second) = (Directory::new(scratch.path().join("n1")), Directory::new(scratch.path().join("n2")));
+    let (first, second) =
+        (TrustDirectory::new(scratch.path().join("n1")), TrustDirectory::new(scratch.path().join("n2")));
     let (now, n1) = (SystemTime::now(), NodeName::new("n1")?);
-    member::init(&first, &NodeName::new("blue")?, &n1, now)?;
-    member::issue_directory(&first, &second, Role::Node, &NodeName::new("n2")?, now, NODE_VALID)?;
+    member::create_cluster(&first, &NodeName::new("blue")?, &n1, now)?;
+    member::issue_client_directory(&first, &second, Role::Node, &NodeName::new("n2")?, now, NODE_VALID)?;
 
-    let plain = tcp::Server::start(TcpListener::bind("127.0.0.1:0")?, &exporter)?;
+    let plain = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0")?, &exporter)?;
     let mut ways = vec![("plain TCP", connect(&plain.address())?)];
     let mut servers = vec![plain];
     for (name, encryption) in
         [("authenticated, in clear", Encryption::Off), ("authenticated, encrypted", Encryption::On)]
     {
-        let security = Arc::new(Secured::new(Credentials::open(&first, encryption)?));
-        let server = tcp::Server::start_secured(TcpListener::bind("127.0.0.1:0")?, &exporter, Some(security))?;
+        let security = Arc::new(TlsSecurity::new(Credentials::open(&first, encryption)?));
+        let server = tcp::TcpServer::start_secured(TcpListener::bind("127.0.0.1:0")?, &exporter, Some(security))?;
         ways.push((name, connect_node(&server.address(), &n1, Some(&Credentials::open(&second, encryption)?))?));
         servers.push(server);
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::sim::world::Place;
+use crate::sim::world::SimAddress;
 
 /// Where an owner is reached. As text, `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -15,7 +15,7 @@ pub enum Address {
     /// On the same host, by the path of the owner's Unix socket.
     Shm(PathBuf),
     /// In a simulated world.
-    Sim(Place),
+    Sim(SimAddress),
 }
 
 /// A text that is no address.

@@ -50,9 +50,9 @@ pub fn read_blocking(
     into: &mut [u8],
     deadline: Instant,
 ) -> Result<(), BlockingError> {
-    connection.forget_all();
+    connection.abandon_all();
     let outcome = read_chunks(connection, key, extent, offset, into, deadline);
-    connection.forget_all();
+    connection.abandon_all();
     outcome
 }
 
@@ -60,19 +60,19 @@ pub fn read_blocking(
 ///
 /// # Errors
 /// As [`read_blocking`]; [`BlockingError::TooLong`] where it has more than `bytes_max` bytes.
-pub fn fetch(
+pub fn fetch_extent(
     connection: &mut dyn Connection,
     key: &Arc<SeedKey>,
     extent: ExtentId,
     bytes_max: usize,
     deadline: Instant,
 ) -> Result<Vec<u8>, BlockingError> {
-    connection.forget_all();
+    connection.abandon_all();
     let spans = vec![Span { extent, offset: 0, bytes: READ_BYTES_MAX as u32 }];
-    connection.submit(ReadRequest { tag: 0, key: Arc::clone(key), mode: ReadMode::Clip, spans, deadline })?;
+    connection.submit_read(ReadRequest { tag: 0, key: Arc::clone(key), mode: ReadMode::Clip, spans, deadline })?;
     let mut completions = Vec::new();
     while completions.is_empty() {
-        wait(connection, &mut completions)?;
+        wait_for_completions(connection, &mut completions)?;
     }
     let first = completions.remove(0).result?;
     let bytes = first.extent_bytes;
@@ -80,7 +80,7 @@ pub fn fetch(
         return Err(BlockingError::TooLong { bytes, bytes_max });
     }
     let mut whole = first.data.to_vec();
-    connection.recycle(first.data);
+    connection.recycle_buffer(first.data);
     let rest = whole.len();
     whole.resize(bytes as usize, 0);
     read_blocking(connection, key, extent, rest as u64, &mut whole[rest..], deadline)?;
@@ -104,26 +104,35 @@ fn read_chunks(
             let offset = offset + (number * CHUNK_BYTES) as u64;
             let spans = vec![Span { extent, offset, bytes: chunk.len() as u32 }];
             let tag = number as u64;
-            connection.submit(ReadRequest { tag, key: Arc::clone(key), mode: ReadMode::Exact, spans, deadline })?;
+            connection.submit_read(ReadRequest {
+                tag,
+                key: Arc::clone(key),
+                mode: ReadMode::Exact,
+                spans,
+                deadline,
+            })?;
             in_flight.insert(tag, chunk);
         }
         if in_flight.is_empty() {
             return Ok(());
         }
-        wait(connection, &mut completions)?;
+        wait_for_completions(connection, &mut completions)?;
         for completion in completions.drain(..) {
             let reply = completion.result?;
             if let Some(chunk) = in_flight.remove(&completion.tag) {
                 chunk.copy_from_slice(&reply.data);
             }
-            connection.recycle(reply.data);
+            connection.recycle_buffer(reply.data);
         }
     }
 }
 
 /// Polls, and waits only where that gave nothing. A deadline of the reads ends the wait.
-fn wait(connection: &mut dyn Connection, completions: &mut Vec<Completion>) -> Result<(), BlockingError> {
-    let now = connection.clock();
+fn wait_for_completions(
+    connection: &mut dyn Connection,
+    completions: &mut Vec<Completion>,
+) -> Result<(), BlockingError> {
+    let now = connection.now();
     connection.poll(now, completions);
     if !completions.is_empty() {
         return Ok(());

@@ -50,13 +50,13 @@ impl fmt::Debug for Buffer {
 
 /// Buffers that wait to be used again; the last one given back, which is still in the CPU's cache, first.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
+pub(crate) struct BufferPool {
     small: Vec<Vec<u8>>,
     large: Vec<Vec<u8>>,
     large_bytes: usize,
 }
 
-impl Pool {
+impl BufferPool {
     /// A buffer of `length` bytes of arbitrary contents.
     pub(crate) fn take(&mut self, length: usize) -> Buffer {
         let kept = if length <= SMALL_BYTES {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn memory_is_used_again_within_limits() {
-        let mut pool = Pool::default();
+        let mut pool = BufferPool::default();
         for length in [1, 4096, 5000, 1 << 20] {
             let buffer = pool.take(length);
             assert_eq!(buffer.len(), length);

@@ -93,10 +93,10 @@ pub struct Completion {
 pub enum SubmitError {
     /// Too much, or nothing, in one request.
     #[error(transparent)]
-    Spans(#[from] SpansError),
+    InvalidSpans(#[from] SpansError),
     /// A write whose bytes are more or fewer than its spans have.
     #[error("{data} bytes do not fill spans of {spans}")]
-    Length {
+    LengthMismatch {
         /// Bytes to write.
         data: usize,
         /// Bytes that the spans have.
@@ -104,7 +104,7 @@ pub enum SubmitError {
     },
     /// A message of more than [`MESSAGE_BYTES_MAX`] bytes.
     #[error("a message has at most {MESSAGE_BYTES_MAX} bytes, not {0}")]
-    Message(usize),
+    MessageTooLong(usize),
     /// [`REQUESTS_MAX`] requests are unanswered, or [`CHANGE_BYTES_MAX`] bytes.
     #[error("{REQUESTS_MAX} requests or {CHANGE_BYTES_MAX} bytes to write are unanswered")]
     Full,
@@ -128,19 +128,19 @@ pub trait Connection: Send {
     ///
     /// # Errors
     /// [`SubmitError`], before anything is sent; then there is no completion.
-    fn submit(&mut self, request: ReadRequest) -> Result<(), SubmitError>;
+    fn submit_read(&mut self, request: ReadRequest) -> Result<(), SubmitError>;
 
     /// Takes a write, as [`Connection::submit`] does a read.
     ///
     /// # Errors
     /// As [`Connection::submit`].
-    fn write(&mut self, request: WriteRequest) -> Result<(), SubmitError>;
+    fn submit_write(&mut self, request: WriteRequest) -> Result<(), SubmitError>;
 
     /// Takes a message, as [`Connection::submit`] does a read.
     ///
     /// # Errors
     /// As [`Connection::submit`].
-    fn send(&mut self, message: MessageRequest) -> Result<(), SubmitError>;
+    fn submit_message(&mut self, message: MessageRequest) -> Result<(), SubmitError>;
 
     /// Sends what can be sent, receives what is there, and appends the requests that have ended. `now` is the time by
     /// [`Connection::clock`].
@@ -151,10 +151,10 @@ pub trait Connection: Send {
 
     /// What is readable when [`Connection::poll`] has something to do; it stays the same for the life of the
     /// connection, whatever sockets come and go. `None` where there is no such thing (`sim`).
-    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// The time by the clock that deadlines are meant by.
-    fn clock(&self) -> Instant;
+    fn now(&self) -> Instant;
 
     /// Waits until there is something to poll for, at most until `until`.
     ///
@@ -163,10 +163,10 @@ pub trait Connection: Send {
     fn wait(&mut self, until: Option<Instant>) -> io::Result<()>;
 
     /// Number of requests that were taken and have not ended.
-    fn unanswered(&self) -> usize;
+    fn unanswered_count(&self) -> usize;
 
     /// Ends all requests without completions.
-    fn forget_all(&mut self);
+    fn abandon_all(&mut self);
 
     /// Takes no further requests; the socket is closed once those that were taken have ended.
     fn close(&mut self);
@@ -175,7 +175,7 @@ pub trait Connection: Send {
     fn is_closed(&self) -> bool;
 
     /// Takes back a reply's memory, for the replies to come.
-    fn recycle(&mut self, buffer: Buffer);
+    fn recycle_buffer(&mut self, buffer: Buffer);
 
     /// The CPU on which what came last was taken from the network. `None` where that is not known.
     fn incoming_cpu(&self) -> Option<u32> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farfork_wire::SeedId;
-use farfork_wire::frame::FrameError;
+use farfork_wire::frame::FabricFrameError;
 use farfork_wire::frame::reply::Refusal;
 
 use crate::Address;
@@ -29,11 +29,11 @@ pub enum FabricError {
         /// Who it is.
         address: Address,
         /// Which versions met.
-        cause: FrameError,
+        cause: FabricFrameError,
     },
     /// The owner refused a message.
     #[error("the node at {address} takes no message: {refusal}")]
-    NotTaken {
+    MessageRefused {
         /// Who refused.
         address: Address,
         /// Why.
@@ -43,7 +43,7 @@ pub enum FabricError {
     #[error(
         "the node at {address} was asked and did not answer for {silence:.1?}, so that it may have been done or not: {cause}"
     )]
-    Uncertain {
+    OutcomeUnknown {
         /// Who did not answer.
         address: Address,
         /// What was last seen of the connection.
@@ -65,18 +65,22 @@ pub enum FabricError {
 
 impl FabricError {
     /// Whether trying again is pointless.
-    pub fn is_final(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         !matches!(
             self,
-            Self::Unreachable { .. } | Self::Uncertain { .. } | Self::NotTaken { refusal: Refusal::InboxFull, .. }
+            Self::Unreachable { .. }
+                | Self::OutcomeUnknown { .. }
+                | Self::MessageRefused { refusal: Refusal::MessageQueueFull, .. }
         )
     }
 
     /// Whether what was asked for may have been done all the same: a write made, a message taken.
-    pub fn may_have_been_done(&self) -> bool {
+    pub fn may_have_taken_effect(&self) -> bool {
         match self {
-            Self::Uncertain { .. } => true,
-            Self::Refused { refusal, .. } | Self::NotTaken { refusal, .. } => *refusal == Refusal::Forgotten,
+            Self::OutcomeUnknown { .. } => true,
+            Self::Refused { refusal, .. } | Self::MessageRefused { refusal, .. } => {
+                *refusal == Refusal::OutcomeForgotten
+            }
             Self::Incompatible { .. } | Self::Unreachable { .. } => false,
         }
     }
@@ -102,17 +106,17 @@ pub enum LinkError {
     Broken(#[source] io::Error),
     /// The owner was trusted when the stream began, and is no longer.
     #[error("{0}")]
-    Untrusted(#[source] io::Error),
+    TrustRevoked(#[source] io::Error),
     /// The owner closed it.
     #[error("the node closed the connection")]
     Closed,
     /// It is there, but nothing comes.
     #[error("the connection is silent")]
-    Silent,
+    NoResponse,
     /// The requester has connected anew since, so that this connection may change nothing more.
     #[error("its requester has connected anew")]
     Superseded,
     /// What came is damaged, or makes no sense.
     #[error(transparent)]
-    Frame(#[from] FrameError),
+    Frame(#[from] FabricFrameError),
 }

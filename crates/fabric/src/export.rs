@@ -17,13 +17,13 @@ pub trait Exporter: Send + Sync {
     ///
     /// # Errors
     /// [`Refusal::UnknownSeed`] or [`Refusal::WrongToken`].
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal>;
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal>;
 
     /// Takes a message; `from` is its sender, as the log names it.
     ///
     /// # Errors
     /// [`Refusal::NoReceiver`], or [`Refusal::InboxFull`] where too many wait.
-    fn deliver(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
+    fn deliver_message(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
         let _ = (from, message);
         Err(Refusal::NoReceiver)
     }
@@ -52,14 +52,14 @@ pub trait Region: Send + Sync {
 
     /// What lets a requester on the same host read for itself; `None` where all is read through the owner. Memory that is
     /// written, too, must give none: what is read past the owner is not ordered with writes.
-    fn same_host(&self) -> Option<SameHost> {
+    fn local_template(&self) -> Option<LocalTemplate> {
         None
     }
 }
 
 /// What lets a requester on the owner's host read a template's memory for itself.
 #[derive(Debug)]
-pub struct SameHost {
+pub struct LocalTemplate {
     /// The template's process (a pidfd).
     pub template: OwnedFd,
     /// The extents in its memory, each with its first address. Others are read through the owner.

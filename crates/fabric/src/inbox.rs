@@ -10,47 +10,47 @@ use farfork_wire::frame::reply::Refusal;
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Most messages that wait. A sender whose message finds the inbox full is told, and may send it again.
-pub const INBOX_MESSAGES_MAX: usize = 1024;
+pub const QUEUE_MESSAGES_MAX: usize = 1024;
 
 /// Most bytes that wait: so many of the longest messages.
-pub const INBOX_BYTES_MAX: usize = 4 << 20;
+pub const QUEUE_BYTES_MAX: usize = 4 << 20;
 
 /// A message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
     /// Who sent it, as the log names it.
-    pub from: String,
+    pub sender: String,
     /// What it says.
     pub bytes: Vec<u8>,
 }
 
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Message({} bytes from {})", self.bytes.len(), self.from)
+        write!(f, "Message({} bytes from {})", self.bytes.len(), self.sender)
     }
 }
 
 /// A queue of messages with a limit. Its descriptor is readable while there are any.
 #[derive(Debug)]
-pub struct Inbox {
-    waiting: Mutex<Waiting>,
-    readable: OwnedFd,
+pub struct MessageQueue {
+    state: Mutex<MessageQueueState>,
+    readable_fd: OwnedFd,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct MessageQueueState {
     messages: VecDeque<Message>,
     bytes: usize,
 }
 
-impl Inbox {
+impl MessageQueue {
     /// An empty one.
     ///
     /// # Errors
     /// Where this process cannot have another file descriptor.
     pub fn new() -> io::Result<Self> {
         let readable = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { waiting: Mutex::default(), readable })
+        Ok(Self { state: Mutex::default(), readable_fd: readable })
     }
 
     /// The message that arrived first.
@@ -60,7 +60,7 @@ impl Inbox {
         waiting.bytes -= message.bytes.len();
         if waiting.messages.is_empty() {
             // It is readable since the first message came.
-            let _ = rustix::io::read(&self.readable, &mut [0; 8]);
+            let _ = rustix::io::read(&self.readable_fd, &mut [0; 8]);
         }
         Some(message)
     }
@@ -71,26 +71,26 @@ impl Inbox {
     /// [`Refusal::InboxFull`].
     pub fn deliver(&self, from: &str, bytes: &[u8]) -> Result<(), Refusal> {
         let mut waiting = self.lock();
-        if waiting.messages.len() >= INBOX_MESSAGES_MAX || waiting.bytes + bytes.len() > INBOX_BYTES_MAX {
-            return Err(Refusal::InboxFull);
+        if waiting.messages.len() >= QUEUE_MESSAGES_MAX || waiting.bytes + bytes.len() > QUEUE_BYTES_MAX {
+            return Err(Refusal::MessageQueueFull);
         }
         if waiting.messages.is_empty() {
             // The counter was 0, so that it cannot overflow.
-            let _ = rustix::io::write(&self.readable, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.readable_fd, &1u64.to_ne_bytes());
         }
         waiting.bytes += bytes.len();
-        waiting.messages.push_back(Message { from: from.to_owned(), bytes: bytes.to_vec() });
+        waiting.messages.push_back(Message { sender: from.to_owned(), bytes: bytes.to_vec() });
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, MessageQueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl AsFd for Inbox {
+impl AsFd for MessageQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.readable.as_fd()
+        self.readable_fd.as_fd()
     }
 }
 
@@ -100,26 +100,26 @@ mod tests {
 
     use super::*;
 
-    fn is_readable(inbox: &Inbox) -> bool {
+    fn is_readable(inbox: &MessageQueue) -> bool {
         poll(&mut [PollFd::new(inbox, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
     }
 
     #[test]
     fn messages_come_out_in_order_and_no_more_go_in_than_may() {
-        let inbox = Inbox::new().unwrap();
-        for number in 0..INBOX_MESSAGES_MAX {
+        let inbox = MessageQueue::new().unwrap();
+        for number in 0..QUEUE_MESSAGES_MAX {
             inbox.deliver("n1", &number.to_le_bytes()).unwrap();
         }
-        assert_eq!(inbox.deliver("n1", b""), Err(Refusal::InboxFull));
-        for number in 0..INBOX_MESSAGES_MAX {
+        assert_eq!(inbox.deliver("n1", b""), Err(Refusal::MessageQueueFull));
+        for number in 0..QUEUE_MESSAGES_MAX {
             assert!(is_readable(&inbox));
             assert_eq!(inbox.receive().unwrap().bytes, number.to_le_bytes());
         }
         assert!(inbox.receive().is_none() && !is_readable(&inbox));
         for _ in 0..4 {
-            inbox.deliver("n1", &vec![0; INBOX_BYTES_MAX / 4]).unwrap();
+            inbox.deliver("n1", &vec![0; QUEUE_BYTES_MAX / 4]).unwrap();
         }
-        assert_eq!(inbox.deliver("n1", b"x"), Err(Refusal::InboxFull));
+        assert_eq!(inbox.deliver("n1", b"x"), Err(Refusal::MessageQueueFull));
         inbox.receive().unwrap();
         inbox.deliver("n1", b"x").unwrap();
     }

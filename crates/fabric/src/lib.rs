@@ -46,23 +46,23 @@ use std::io;
 use std::sync::Arc;
 
 pub use address::{Address, AddressError};
-pub use blocking::{BlockingError, fetch, read_blocking};
+pub use blocking::{BlockingError, fetch_extent, read_blocking};
 pub use buffer::Buffer;
 pub use connection::{
     CHANGE_BYTES_MAX, Completion, Connection, MessageRequest, REQUESTS_MAX, ReadRequest, Reply, SeedKey, SubmitError,
     WriteRequest,
 };
 pub use error::{FabricError, LinkError};
-pub use export::{Exporter, Region, SameHost};
+pub use export::{Exporter, LocalTemplate, Region};
 pub use farfork_wire::frame::change::{MESSAGE_BYTES_MAX, WRITE_BYTES_MAX};
 pub use farfork_wire::frame::reply::Refusal;
 pub use farfork_wire::frame::request::{ReadMode, Span};
 pub use farfork_wire::frame::{READ_BYTES_MAX, SPANS_MAX};
-pub use inbox::{INBOX_BYTES_MAX, INBOX_MESSAGES_MAX, Inbox, Message};
+pub use inbox::{Message, MessageQueue, QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX};
 pub use memory::SharedMemory;
-pub use registry::{RegisterError, Registration, Registry};
-pub use secured::{Secured, connect_node};
-pub use spin::Spin;
+pub use registry::{RegionRegistry, RegisterError, Registration};
+pub use secured::{TlsSecurity, connect_node};
+pub use spin::AdaptiveSpin;
 pub use template::TemplateMemory;
 pub use transport::Security;
 

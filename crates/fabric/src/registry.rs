@@ -10,13 +10,13 @@ use farfork_wire::frame::reply::Refusal;
 use farfork_wire::{SeedId, Token};
 use rustix::io::Errno;
 
-use crate::{Exporter, Inbox, Region, SeedKey};
+use crate::{Exporter, MessageQueue, Region, SeedKey};
 
 /// What an owner exports: registered regions, each under a key, and an inbox if it takes messages.
 #[derive(Debug, Default)]
-pub struct Registry {
-    regions: Mutex<HashMap<SeedId, (Token, Arc<Revocable>)>>,
-    inbox: Option<Arc<Inbox>>,
+pub struct RegionRegistry {
+    regions: Mutex<HashMap<SeedId, (Token, Arc<RevocableRegion>)>>,
+    messages: Option<Arc<MessageQueue>>,
 }
 
 /// A key that is taken.
@@ -24,10 +24,10 @@ pub struct Registry {
 #[error("memory is registered as {0} already; revoke it first")]
 pub struct RegisterError(SeedId);
 
-impl Registry {
+impl RegionRegistry {
     /// Without regions; messages go to `inbox`.
-    pub fn new(inbox: Option<Arc<Inbox>>) -> Arc<Self> {
-        Arc::new(Self { regions: Mutex::default(), inbox })
+    pub fn new(inbox: Option<Arc<MessageQueue>>) -> Arc<Self> {
+        Arc::new(Self { regions: Mutex::default(), messages: inbox })
     }
 
     /// Exports a region under a key, until what this gives is dropped.
@@ -39,21 +39,21 @@ impl Registry {
         if regions.contains_key(&key.seed) {
             return Err(RegisterError(key.seed.clone()));
         }
-        let region = Arc::new(Revocable { region: RwLock::new(Some(region)) });
+        let region = Arc::new(RevocableRegion { region: RwLock::new(Some(region)) });
         regions.insert(key.seed.clone(), (key.token, Arc::clone(&region)));
         Ok(Registration { registry: Arc::clone(self), seed: key.seed.clone(), region })
     }
 }
 
-impl Exporter for Registry {
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+impl Exporter for RegionRegistry {
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let (secret, region) = regions.get(seed).ok_or(Refusal::UnknownSeed)?;
         if secret == token { Ok(Arc::clone(region) as Arc<dyn Region>) } else { Err(Refusal::WrongToken) }
     }
 
-    fn deliver(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
-        self.inbox.as_ref().ok_or(Refusal::NoReceiver)?.deliver(from, message)
+    fn deliver_message(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
+        self.messages.as_ref().ok_or(Refusal::NoReceiver)?.deliver(from, message)
     }
 }
 
@@ -61,9 +61,9 @@ impl Exporter for Registry {
 /// not even for a request that was received before.
 #[derive(Debug)]
 pub struct Registration {
-    registry: Arc<Registry>,
+    registry: Arc<RegionRegistry>,
     seed: SeedId,
-    region: Arc<Revocable>,
+    region: Arc<RevocableRegion>,
 }
 
 impl Drop for Registration {
@@ -75,24 +75,24 @@ impl Drop for Registration {
 }
 
 /// A region, until it is revoked. What it grants to requesters of the same host is not passed on: they could keep it.
-struct Revocable {
+struct RevocableRegion {
     region: RwLock<Option<Arc<dyn Region>>>,
 }
 
-impl Revocable {
+impl RevocableRegion {
     /// Does something with the region; none can be revoked before that is done.
     fn with<T>(&self, what: impl FnOnce(&dyn Region) -> T) -> Option<T> {
         self.region.read().unwrap_or_else(PoisonError::into_inner).as_deref().map(what)
     }
 }
 
-impl fmt::Debug for Revocable {
+impl fmt::Debug for RevocableRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Revocable")
     }
 }
 
-impl Region for Revocable {
+impl Region for RevocableRegion {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
         // One that is gone has no bounds to be refused for: the access itself says that it is gone.
         self.with(|region| region.extent_bytes(extent)).unwrap_or(Some(u64::MAX))

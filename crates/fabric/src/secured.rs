@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use farfork_trust::{Credentials, Session};
+use farfork_trust::{AuthenticatedStream, Credentials};
 use farfork_wire::NodeName;
 
 use crate::transport::{Security, Stream};
@@ -13,13 +13,13 @@ use crate::{Address, Connection};
 
 /// Protects connections with a member's credentials.
 #[derive(Debug, Clone)]
-pub struct Secured {
+pub struct TlsSecurity {
     credentials: Credentials,
     /// The node that must be at the other end; any of the cluster where it is not known.
     expected: Option<NodeName>,
 }
 
-impl Secured {
+impl TlsSecurity {
     /// With these credentials; whoever answers has to be a node of the cluster.
     pub fn new(credentials: Credentials) -> Self {
         Self { credentials, expected: None }
@@ -27,7 +27,7 @@ impl Secured {
 
     /// For connections to one node.
     #[must_use]
-    pub fn to(&self, node: &NodeName) -> Arc<dyn Security> {
+    pub fn for_node(&self, node: &NodeName) -> Arc<dyn Security> {
         Arc::new(Self { credentials: self.credentials.clone(), expected: Some(node.clone()) })
     }
 }
@@ -41,29 +41,30 @@ pub fn connect_node(
     node: &NodeName,
     credentials: Option<&Credentials>,
 ) -> io::Result<Box<dyn Connection>> {
-    crate::connect_secured(address, credentials.map(|credentials| Secured::new(credentials.clone()).to(node)))
+    crate::connect_secured(address, credentials.map(|credentials| TlsSecurity::new(credentials.clone()).for_node(node)))
 }
 
-impl Security for Secured {
-    fn client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
-        let session = Session::connect(&self.credentials, Pipe(stream), self.expected.as_ref())?;
-        Ok(Box::new(Member { session, credentials: self.credentials.clone() }))
+impl Security for TlsSecurity {
+    fn wrap_client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
+        let session =
+            AuthenticatedStream::connect(&self.credentials, ReadWriteAdapter(stream), self.expected.as_ref())?;
+        Ok(Box::new(TlsStream { session, credentials: self.credentials.clone() }))
     }
 
-    fn server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
-        let session = Session::accept(&self.credentials, Pipe(stream))?;
-        Ok(Box::new(Member { session, credentials: self.credentials.clone() }))
+    fn wrap_server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
+        let session = AuthenticatedStream::accept(&self.credentials, ReadWriteAdapter(stream))?;
+        Ok(Box::new(TlsStream { session, credentials: self.credentials.clone() }))
     }
 }
 
 /// A stream to a member.
 #[derive(Debug)]
-struct Member {
-    session: Session<Pipe>,
+struct TlsStream {
+    session: AuthenticatedStream<ReadWriteAdapter>,
     credentials: Credentials,
 }
 
-impl Stream for Member {
+impl Stream for TlsStream {
     fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         self.session.receive(spaces)
     }
@@ -76,27 +77,27 @@ impl Stream for Member {
         self.session.has_unsent()
     }
 
-    fn keeps_received(&self) -> bool {
-        self.session.keeps_received()
+    fn may_have_buffered(&self) -> bool {
+        self.session.may_have_buffered()
     }
 
     /// A client need not wait for the server's word of welcome: nobody processes what it sends meanwhile unless that
     /// comes. So a connection costs no round trip beyond the handshake's.
-    fn shake(&mut self) -> io::Result<bool> {
-        self.session.shake()?;
-        Ok(self.session.may_send())
+    fn continue_handshake(&mut self) -> io::Result<bool> {
+        self.session.continue_handshake()?;
+        Ok(self.session.can_send())
     }
 
-    fn proves_bytes(&self) -> bool {
-        self.session.may_send() && !self.session.is_clear()
+    fn is_integrity_protected(&self) -> bool {
+        self.session.can_send() && !self.session.is_clear()
     }
 
-    fn peer(&self) -> Option<String> {
+    fn peer_identity(&self) -> Option<String> {
         self.session.peer().map(ToString::to_string)
     }
 
-    fn check(&self) -> io::Result<()> {
-        let standing = self.session.check_standing(&self.credentials);
+    fn check_peer_trusted(&self) -> io::Result<()> {
+        let standing = self.session.check_peer_trusted(&self.credentials);
         standing.map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))
     }
 
@@ -111,30 +112,30 @@ impl Stream for Member {
 
 /// A stream as `farfork-trust` uses it.
 #[derive(Debug)]
-struct Pipe(Box<dyn Stream>);
+struct ReadWriteAdapter(Box<dyn Stream>);
 
 /// As the standard library says it.
-fn or_blocked(outcome: io::Result<Option<usize>>) -> io::Result<usize> {
+fn or_would_block(outcome: io::Result<Option<usize>>) -> io::Result<usize> {
     outcome?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
 }
 
-impl Read for Pipe {
+impl Read for ReadWriteAdapter {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        or_blocked(self.0.receive(&mut [IoSliceMut::new(into)]))
+        or_would_block(self.0.receive(&mut [IoSliceMut::new(into)]))
     }
 
     fn read_vectored(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        or_blocked(self.0.receive(spaces))
+        or_would_block(self.0.receive(spaces))
     }
 }
 
-impl Write for Pipe {
+impl Write for ReadWriteAdapter {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        or_blocked(self.0.send(&[IoSlice::new(from)]))
+        or_would_block(self.0.send(&[IoSlice::new(from)]))
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        or_blocked(self.0.send(slices))
+        or_would_block(self.0.send(slices))
     }
 
     fn flush(&mut self) -> io::Result<()> {

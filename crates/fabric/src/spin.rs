@@ -12,88 +12,88 @@ use std::time::{Duration, Instant};
 const SPIN_LIMIT: Duration = Duration::from_micros(50);
 
 /// Who gives the CPU away has it back so soon, unless somebody else runs on it.
-const WAY_LIMIT: Duration = Duration::from_micros(3);
+const YIELD_TIME_IDLE_MAX: Duration = Duration::from_micros(3);
 
 /// How long somebody is taken to share the CPU after one was seen to: some tens of faults.
-const SHARED_PAUSE: Duration = Duration::from_millis(1);
+const SHARED_CPU_MEMORY: Duration = Duration::from_millis(1);
 
 /// Who is waited for never works for so long at a time; strangers do.
-const KIN_LIMIT: Duration = Duration::from_micros(300);
+const PEER_RUN_TIME_MAX: Duration = Duration::from_micros(300);
 
 /// How long strangers are taken to have work after they were seen to. A look costs as much as they work at a time, some
 /// milliseconds at most.
-const CROWDED_PAUSE: Duration = Duration::from_millis(50);
+const CONTENDED_CPU_MEMORY: Duration = Duration::from_millis(50);
 
 /// Successes remembered at most; so many failures end the looking.
 const CREDIT_MAX: u32 = 8;
 
 /// Looks that a beginner may have before the first success.
-const CREDIT_FIRST: u32 = 2;
+const CREDIT_INITIAL: u32 = 2;
 
 /// The decision of one loop, from what its last waits were like.
 #[derive(Debug)]
-pub struct Spin {
+pub struct AdaptiveSpin {
     idle_since: Instant,
     credit: u32,
     /// Somebody shares the CPU until then.
     shared_until: Option<Instant>,
     /// Strangers have work until then.
-    crowded_until: Option<Instant>,
+    contended_until: Option<Instant>,
 }
 
-impl Spin {
+impl AdaptiveSpin {
     /// Nothing is known yet.
     pub fn new(now: Instant) -> Self {
-        Self { idle_since: now, credit: CREDIT_FIRST, shared_until: None, crowded_until: None }
+        Self { idle_since: now, credit: CREDIT_INITIAL, shared_until: None, contended_until: None }
     }
 
     /// Something came. Whatever comes within the limit, looked for or slept for, is a reason to look the next time.
-    pub fn came(&mut self, now: Instant) {
-        let soon = self.idle(now) <= SPIN_LIMIT;
+    pub fn record_event(&mut self, now: Instant) {
+        let soon = self.idle_time(now) <= SPIN_LIMIT;
         self.credit = if soon { (self.credit + 1).min(CREDIT_MAX) } else { self.credit.saturating_sub(1) };
         self.idle_since = now;
     }
 
     /// What came was dealt with: the wait begins.
-    pub fn done(&mut self, now: Instant) {
+    pub fn start_wait(&mut self, now: Instant) {
         self.idle_since = now;
     }
 
     /// Whether to look again rather than sleep.
-    pub fn look_again(&self, now: Instant) -> bool {
-        self.credit > 0 && !self.shares_cpu(now) && self.look_again_for(now, SPIN_LIMIT)
+    pub fn should_spin(&self, now: Instant) -> bool {
+        self.credit > 0 && !self.is_cpu_shared(now) && self.should_spin_for(now, SPIN_LIMIT)
     }
 
     /// Whether somebody else was seen to run on this CPU a moment ago.
-    pub fn shares_cpu(&self, now: Instant) -> bool {
-        [self.shared_until, self.crowded_until].into_iter().flatten().any(|until| now < until)
+    pub fn is_cpu_shared(&self, now: Instant) -> bool {
+        [self.shared_until, self.contended_until].into_iter().flatten().any(|until| now < until)
     }
 
     /// Whether to look again for something that is known to come, at most for so long, also where who is waited for, and
     /// who waits for it, may run on this CPU in between.
-    pub fn look_again_for(&self, now: Instant, limit: Duration) -> bool {
-        self.idle(now) <= limit && self.crowded_until.is_none_or(|until| until <= now)
+    pub fn should_spin_for(&self, now: Instant, limit: Duration) -> bool {
+        self.idle_time(now) <= limit && self.contended_until.is_none_or(|until| until <= now)
     }
 
     /// Gives the CPU away between two looks.
-    pub fn give_way(&mut self) {
+    pub fn yield_cpu(&mut self) {
         let began = Instant::now();
         std::thread::yield_now();
-        self.gave_way(began, Instant::now());
+        self.record_yield(began, Instant::now());
     }
 
     /// The CPU was given away, and came back.
-    fn gave_way(&mut self, began: Instant, now: Instant) {
+    fn record_yield(&mut self, began: Instant, now: Instant) {
         let away = now.saturating_duration_since(began);
-        if away > WAY_LIMIT {
-            self.shared_until = Some(now + SHARED_PAUSE);
+        if away > YIELD_TIME_IDLE_MAX {
+            self.shared_until = Some(now + SHARED_CPU_MEMORY);
         }
-        if away > KIN_LIMIT {
-            self.crowded_until = Some(now + CROWDED_PAUSE);
+        if away > PEER_RUN_TIME_MAX {
+            self.contended_until = Some(now + CONTENDED_CPU_MEMORY);
         }
     }
 
-    fn idle(&self, now: Instant) -> Duration {
+    fn idle_time(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.idle_since)
     }
 }
@@ -108,60 +108,60 @@ mod tests {
     #[test]
     fn looks_again_while_that_pays() {
         let mut now = Instant::now();
-        let mut spin = Spin::new(now);
-        for _ in 0..CREDIT_FIRST {
-            assert!(spin.look_again(now), "it has to begin somehow");
+        let mut spin = AdaptiveSpin::new(now);
+        for _ in 0..CREDIT_INITIAL {
+            assert!(spin.should_spin(now), "it has to begin somehow");
             now += LATE;
-            spin.came(now);
+            spin.record_event(now);
         }
-        assert!(!spin.look_again(now));
+        assert!(!spin.should_spin(now));
         for _ in 0..CREDIT_MAX {
             now += SOON;
-            spin.came(now);
+            spin.record_event(now);
         }
         now += LATE;
-        spin.done(now);
-        assert!(spin.look_again(now + Duration::from_micros(40)), "the wait begins when the work ends");
-        assert!(!spin.look_again(now + Duration::from_micros(60)));
+        spin.start_wait(now);
+        assert!(spin.should_spin(now + Duration::from_micros(40)), "the wait begins when the work ends");
+        assert!(!spin.should_spin(now + Duration::from_micros(60)));
         for _ in 0..CREDIT_MAX {
             now += LATE;
-            spin.came(now);
+            spin.record_event(now);
         }
-        assert!(!spin.look_again(now));
+        assert!(!spin.should_spin(now));
     }
 
     #[test]
     fn sleeps_where_somebody_shares_the_cpu() {
         let mut now = Instant::now();
-        let mut spin = Spin::new(now);
-        spin.gave_way(now, now + WAY_LIMIT);
+        let mut spin = AdaptiveSpin::new(now);
+        spin.record_yield(now, now + YIELD_TIME_IDLE_MAX);
         assert!(
-            spin.look_again(now) && spin.look_again_for(now + 3 * SPIN_LIMIT, 4 * SPIN_LIMIT),
+            spin.should_spin(now) && spin.should_spin_for(now + 3 * SPIN_LIMIT, 4 * SPIN_LIMIT),
             "it came back at once"
         );
-        assert!(!spin.look_again_for(now + 5 * SPIN_LIMIT, 4 * SPIN_LIMIT));
-        spin.gave_way(now, now + KIN_LIMIT);
-        now += KIN_LIMIT;
-        spin.done(now);
-        assert!(spin.shares_cpu(now) && !spin.shares_cpu(now + SHARED_PAUSE));
-        assert!(!spin.look_again(now) && spin.look_again_for(now, SPIN_LIMIT), "only a stream is worth it");
-        now += SHARED_PAUSE;
-        spin.done(now);
-        assert!(spin.look_again(now), "it may be alone");
+        assert!(!spin.should_spin_for(now + 5 * SPIN_LIMIT, 4 * SPIN_LIMIT));
+        spin.record_yield(now, now + PEER_RUN_TIME_MAX);
+        now += PEER_RUN_TIME_MAX;
+        spin.start_wait(now);
+        assert!(spin.is_cpu_shared(now) && !spin.is_cpu_shared(now + SHARED_CPU_MEMORY));
+        assert!(!spin.should_spin(now) && spin.should_spin_for(now, SPIN_LIMIT), "only a stream is worth it");
+        now += SHARED_CPU_MEMORY;
+        spin.start_wait(now);
+        assert!(spin.should_spin(now), "it may be alone");
     }
 
     #[test]
     fn sleeps_where_strangers_have_work() {
         let mut now = Instant::now();
-        let mut spin = Spin::new(now);
+        let mut spin = AdaptiveSpin::new(now);
         now += LATE;
-        spin.gave_way(now - LATE, now);
-        spin.came(now);
-        spin.done(now);
-        assert!(!spin.look_again(now) && !spin.look_again_for(now, LATE));
-        assert!(spin.shares_cpu(now + 2 * SHARED_PAUSE));
-        now += CROWDED_PAUSE;
-        spin.done(now);
-        assert!(spin.look_again(now), "they may have ended");
+        spin.record_yield(now - LATE, now);
+        spin.record_event(now);
+        spin.start_wait(now);
+        assert!(!spin.should_spin(now) && !spin.should_spin_for(now, LATE));
+        assert!(spin.is_cpu_shared(now + 2 * SHARED_CPU_MEMORY));
+        now += CONTENDED_CPU_MEMORY;
+        spin.start_wait(now);
+        assert!(spin.should_spin(now), "they may have ended");
     }
 }

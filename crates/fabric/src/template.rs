@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 /// Most bytes that are read at once. More would cost no less a page, and a kernel that is not preempted runs nobody else on this
 /// CPU meanwhile, such as the thread that is to send the one page that somebody waits for.
-const READ_BYTES_MAX: usize = 32 << 10;
+const READ_CHUNK_BYTES_MAX: usize = 32 << 10;
 
 /// A template's memory, read by way of `/proc/PID/mem`: what process_vm_readv(2) reads, the kernel *copies* first where the
 /// template shares it with its parent (it pins pages, and those that are pinned must not be shared: since Linux 5.19), so
@@ -48,7 +48,7 @@ impl TemplateMemory {
     pub fn read(&self, address: u64, into: &mut [u8]) -> io::Result<()> {
         // Nothing has to be asked behind a read that succeeded: the kernel holds the memory while it reads, has nothing to give
         // of memory that is gone, and fails where it has taken pages from a process that it kills for want of memory.
-        let mut pieces = into.chunks_mut(READ_BYTES_MAX).zip((address..).step_by(READ_BYTES_MAX));
+        let mut pieces = into.chunks_mut(READ_CHUNK_BYTES_MAX).zip((address..).step_by(READ_CHUNK_BYTES_MAX));
         let read = pieces.try_for_each(|(piece, address)| self.mem.read_exact_at(piece, address));
         if read.is_err() {
             self.check_alive()?;

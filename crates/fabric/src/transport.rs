@@ -42,7 +42,7 @@ pub trait Stream: fmt::Debug + Send {
 
     /// Whether bytes may wait inside after a receipt that left room. Where that cannot be, the end of what there is now
     /// is known without asking once more.
-    fn keeps_received(&self) -> bool {
+    fn may_have_buffered(&self) -> bool {
         true
     }
 
@@ -50,17 +50,17 @@ pub trait Stream: fmt::Debug + Send {
     ///
     /// # Errors
     /// The stream broke, or peer and this side do not come to trust each other.
-    fn shake(&mut self) -> io::Result<bool> {
+    fn continue_handshake(&mut self) -> io::Result<bool> {
         Ok(true)
     }
 
     /// Whether what is received is proved to be what was sent, once [`Stream::shake`] is over: nobody has to look again.
-    fn proves_bytes(&self) -> bool {
+    fn is_integrity_protected(&self) -> bool {
         false
     }
 
     /// Who the peer has proved to be; `None` where nothing was to be proved.
-    fn peer(&self) -> Option<String> {
+    fn peer_identity(&self) -> Option<String> {
         None
     }
 
@@ -68,7 +68,7 @@ pub trait Stream: fmt::Debug + Send {
     ///
     /// # Errors
     /// It may not: it was revoked, its certificate has expired, or nobody trusts that one's authority any more.
-    fn check(&self) -> io::Result<()> {
+    fn check_peer_trusted(&self) -> io::Result<()> {
         Ok(())
     }
 
@@ -76,13 +76,13 @@ pub trait Stream: fmt::Debug + Send {
     ///
     /// # Errors
     /// Also where descriptors cannot be passed.
-    fn send_with(&mut self, slices: &[IoSlice<'_>], descriptor: BorrowedFd<'_>) -> io::Result<Option<usize>> {
+    fn send_with_fd(&mut self, slices: &[IoSlice<'_>], descriptor: BorrowedFd<'_>) -> io::Result<Option<usize>> {
         let _ = (slices, descriptor);
         Err(io::ErrorKind::Unsupported.into())
     }
 
     /// The next file descriptor that came along with bytes.
-    fn take_descriptor(&mut self) -> Option<OwnedFd> {
+    fn take_fd(&mut self) -> Option<OwnedFd> {
         None
     }
 
@@ -102,13 +102,13 @@ pub trait Security: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Where this side's own credentials cannot be used.
-    fn client(&self, stream: Box<dyn Stream>, address: &Address) -> io::Result<Box<dyn Stream>>;
+    fn wrap_client(&self, stream: Box<dyn Stream>, address: &Address) -> io::Result<Box<dyn Stream>>;
 
     /// Around a stream that was accepted.
     ///
     /// # Errors
     /// As [`Security::client`].
-    fn server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>>;
+    fn wrap_server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>>;
 }
 
 /// What makes streams to one place.
@@ -117,16 +117,16 @@ pub trait Dialer: fmt::Debug + Send {
     ///
     /// # Errors
     /// Where that fails at once.
-    fn dial(&mut self) -> io::Result<Box<dyn Attempt>>;
+    fn dial(&mut self) -> io::Result<Box<dyn ConnectAttempt>>;
 }
 
 /// An attempt to connect.
-pub trait Attempt: fmt::Debug + Send {
+pub trait ConnectAttempt: fmt::Debug + Send {
     /// The stream, once it is there; `None` before.
     ///
     /// # Errors
     /// The attempt failed.
-    fn finish(&mut self) -> io::Result<Option<Box<dyn Stream>>>;
+    fn poll(&mut self) -> io::Result<Option<Box<dyn Stream>>>;
 
     /// The socket that takes bytes once the attempt has ended, and is then the stream's; `None` where there is none.
     fn socket(&self) -> Option<BorrowedFd<'_>>;
@@ -139,16 +139,16 @@ pub trait Attempt: fmt::Debug + Send {
 
 /// A socket's own stream, with nothing around it.
 #[derive(Debug)]
-pub struct Plain(OwnedFd);
+pub struct PlainStream(OwnedFd);
 
-impl Plain {
+impl PlainStream {
     /// Of a connected, nonblocking stream socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self(socket)
     }
 }
 
-impl Stream for Plain {
+impl Stream for PlainStream {
     fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         let mut ancillary = RecvAncillaryBuffer::new(&mut []);
         loop {
@@ -177,7 +177,7 @@ impl Stream for Plain {
         }
     }
 
-    fn keeps_received(&self) -> bool {
+    fn may_have_buffered(&self) -> bool {
         false
     }
 

@@ -8,10 +8,10 @@ use farfork_wire::ChildId;
 use crate::pager::{ClientError, PagerClient, SettleProgress, SettleState};
 
 /// What a page takes to come, at least: the pager is asked so much later again how far it is.
-const PAGE_MIN: Duration = Duration::from_nanos(500);
+const PAGE_FETCH_MIN: Duration = Duration::from_nanos(500);
 
 /// Shortest and longest pause between two questions. One costs some 50 µs, and an end is to be noticed soon.
-const PAUSES: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
 /// Why a child does not get all of its memory.
 #[derive(Debug, thiserror::Error)]
@@ -21,15 +21,20 @@ pub enum EagerError {
     Pager(#[from] ClientError),
     /// Its owner did not give a page.
     #[error("not all of its memory could be fetched before its start: {0}; once its seed's node answers, fork again")]
-    Failed(String),
+    PageFetch(String),
     /// It takes too long.
     #[error("{0} pages were still missing when the time for its start was over; use the strategy `prefetch`")]
-    Late(u64),
+    Timeout(u64),
 }
 
 /// Waits until a child that stands has all of its memory, and needs its seed no more; gives the time by CLOCK_REALTIME
 /// when it had, in nanoseconds.
-pub(crate) fn fetch_all(child: &ChildId, pid: i32, pager: &PagerClient, until: Instant) -> Result<u64, EagerError> {
+pub(crate) fn settle_before_start(
+    child: &ChildId,
+    pid: i32,
+    pager: &PagerClient,
+    until: Instant,
+) -> Result<u64, EagerError> {
     let (mut begin, mut is_settled) = (true, false);
     loop {
         let SettleProgress { missing_pages, state, .. } = pager.settle(child, begin, pid)?;
@@ -37,12 +42,12 @@ pub(crate) fn fetch_all(child: &ChildId, pid: i32, pager: &PagerClient, until: I
             // Asked once more, the pager leaves what is settled to the kernel.
             SettleState::Settled if is_settled => return Ok(realtime_ns()),
             SettleState::Settled => is_settled = true,
-            SettleState::Failed(reason) => return Err(EagerError::Failed(reason)),
-            SettleState::Idle | SettleState::Underway if Instant::now() < until => {
+            SettleState::Failed(reason) => return Err(EagerError::PageFetch(reason)),
+            SettleState::Idle | SettleState::Running if Instant::now() < until => {
                 let pages = u32::try_from(missing_pages).unwrap_or(u32::MAX);
-                std::thread::sleep(PAGE_MIN.saturating_mul(pages).clamp(PAUSES.0, PAUSES.1));
+                std::thread::sleep(PAGE_FETCH_MIN.saturating_mul(pages).clamp(POLL_INTERVALS.0, POLL_INTERVALS.1));
             }
-            SettleState::Idle | SettleState::Underway => return Err(EagerError::Late(missing_pages)),
+            SettleState::Idle | SettleState::Running => return Err(EagerError::Timeout(missing_pages)),
         }
         begin = false;
     }

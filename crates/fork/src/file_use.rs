@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{FileIdentity, FileUser, FileVersion, OpenFile};
+use farfork_wire::descriptor::{FileIdentity, FileReference, FileVersion, OpenFile};
 use rustix::fs::OFlags;
 
 /// A file of a descriptor.
@@ -14,12 +14,12 @@ pub(crate) enum SeedFile<'a> {
 }
 
 impl<'a> SeedFile<'a> {
-    pub(crate) fn all(descriptor: &'a Descriptor) -> impl Iterator<Item = Self> {
+    pub(crate) fn iter(descriptor: &'a Descriptor) -> impl Iterator<Item = Self> {
         let mapped = (0..).zip(&descriptor.mapped_files);
         let mapped = mapped.map(|(index, file)| Self::Mapped { index, path: &file.path, identity: &file.identity });
         let versions = (0..).zip(&descriptor.file_versions).map(|(index, version)| Self::Version {
             index,
-            path: descriptor.path_of(version),
+            path: descriptor.referenced_path(version),
             version,
         });
         mapped.chain(versions)
@@ -39,7 +39,7 @@ impl<'a> SeedFile<'a> {
     }
 
     /// Where the owner's answer tells of it.
-    pub(crate) fn place(&self, descriptor: &Descriptor) -> usize {
+    pub(crate) fn state_index(&self, descriptor: &Descriptor) -> usize {
         match *self {
             Self::Mapped { index, .. } => index as usize,
             Self::Version { index, .. } => descriptor.mapped_files.len() + index as usize,
@@ -61,30 +61,31 @@ pub(crate) struct FileUse {
 }
 
 /// Device and inode.
-pub(crate) type FileNumber = (u64, u64);
+pub(crate) type FileKey = (u64, u64);
 
 impl FileUse {
     /// What tells a file from others of its machine.
-    pub(crate) fn number(identity: &FileIdentity) -> FileNumber {
+    pub(crate) fn file_key(identity: &FileIdentity) -> FileKey {
         (identity.device, identity.inode)
     }
 }
 
 /// By device and inode.
-pub(crate) fn uses(descriptor: &Descriptor) -> BTreeMap<FileNumber, FileUse> {
-    let mut uses: BTreeMap<FileNumber, FileUse> = BTreeMap::new();
-    for file in SeedFile::all(descriptor) {
-        let entry = uses.entry(FileUse::number(file.identity())).or_default();
-        let SeedFile::Version { version: FileVersion { user: FileUser::OpenFile(index), .. }, .. } = file else {
+pub(crate) fn collect_file_uses(descriptor: &Descriptor) -> BTreeMap<FileKey, FileUse> {
+    let mut uses: BTreeMap<FileKey, FileUse> = BTreeMap::new();
+    for file in SeedFile::iter(descriptor) {
+        let entry = uses.entry(FileUse::file_key(file.identity())).or_default();
+        let SeedFile::Version { version: FileVersion { reference: FileReference::OpenFile(index), .. }, .. } = file
+        else {
             entry.is_read = true;
             if let SeedFile::Mapped { index, .. } = file {
                 entry.has_written_pages |= descriptor.mapped_files[index as usize].has_written_pages;
             }
             let user = match file {
-                SeedFile::Version { version, .. } => Some(version.user),
+                SeedFile::Version { version, .. } => Some(version.reference),
                 SeedFile::Mapped { .. } => None,
             };
-            entry.is_written |= matches!(user, Some(FileUser::MappedFile(_)));
+            entry.is_written |= matches!(user, Some(FileReference::MappedFile(_)));
             continue;
         };
         let OpenFile::Regular { flags, .. } = &descriptor.open_files[*index as usize] else { continue };

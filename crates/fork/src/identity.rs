@@ -17,20 +17,20 @@ use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, StatxTimestamp, makedev, statx
 ///
 /// # Errors
 /// As open(2) and read(2).
-pub fn identify(path: &Path) -> io::Result<FileIdentity> {
+pub fn read_identity(path: &Path) -> io::Result<FileIdentity> {
     let file = File::open(path)?;
-    let mut identity = identify_by_inode(&file)?;
-    let mut head = vec![0; HEAD_BYTES];
+    let mut identity = stat_identity(&file)?;
+    let mut head = vec![0; BUILD_ID_SEARCH_BYTES];
     let filled = file.read_at(&mut head, 0)?;
-    identity.build_id = build_id_in(&head[..filled]).or_else(|| build_id(file));
+    identity.build_id = parse_build_id(&head[..filled]).or_else(|| read_build_id(file));
     Ok(identity)
 }
 
 /// Linkers put the build id among the first things of a file, which one call reads; to look for it as what the file is takes two dozen.
-const HEAD_BYTES: usize = 4096;
+const BUILD_ID_SEARCH_BYTES: usize = 4096;
 
 /// The build id of an ELF file, if it stands in its first bytes.
-fn build_id_in(head: &[u8]) -> Option<Vec<u8>> {
+fn parse_build_id(head: &[u8]) -> Option<Vec<u8>> {
     let file = FileHeader64::<Endianness>::parse(head).ok()?;
     let endian = file.endian().ok()?;
     let notes = file.program_headers(endian, head).ok()?.iter();
@@ -46,7 +46,7 @@ fn build_id_in(head: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The build id of an ELF file, wherever it stands.
-fn build_id(file: File) -> Option<Vec<u8>> {
+fn read_build_id(file: File) -> Option<Vec<u8>> {
     let cache = ReadCache::new(file);
     object::File::parse(&cache).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
 }
@@ -55,7 +55,7 @@ fn build_id(file: File) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// As statx(2).
-pub fn identify_by_inode(file: impl AsFd) -> io::Result<FileIdentity> {
+pub fn stat_identity(file: impl AsFd) -> io::Result<FileIdentity> {
     Ok(from_statx(&statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
 }
 
@@ -63,7 +63,7 @@ pub fn identify_by_inode(file: impl AsFd) -> io::Result<FileIdentity> {
 ///
 /// # Errors
 /// As statx(2).
-pub fn identify_path(path: &Path) -> io::Result<FileIdentity> {
+pub fn stat_path_identity(path: &Path) -> io::Result<FileIdentity> {
     Ok(from_statx(&statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)?))
 }
 
@@ -86,25 +86,25 @@ pub fn from_statx(found: &Statx) -> FileIdentity {
 
 /// How a file compares with one of the same machine that was looked at before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Comparison {
+pub enum FileComparison {
     /// The same file, with the same bytes.
     Same,
     /// The same file, whose bytes were changed, or may have been.
     Changed,
     /// Another file.
-    Other,
+    Different,
 }
 
 /// Compares `now` with `then` within one boot of one kernel.
-pub fn compare(then: &FileIdentity, now: &FileIdentity) -> Comparison {
+pub fn compare(then: &FileIdentity, now: &FileIdentity) -> FileComparison {
     if (then.device, then.inode) != (now.device, now.inode) {
-        return Comparison::Other;
+        return FileComparison::Different;
     }
-    if has_bytes_of(then, now) { Comparison::Same } else { Comparison::Changed }
+    if has_same_content(then, now) { FileComparison::Same } else { FileComparison::Changed }
 }
 
 /// Whether size and times say that a file has the bytes that it had.
-pub fn has_bytes_of(then: &FileIdentity, now: &FileIdentity) -> bool {
+pub fn has_same_content(then: &FileIdentity, now: &FileIdentity) -> bool {
     // A change of names, mode or owner moves the time of change, too; and whoever sets the time of modification back leaves only that.
     let is_explained = (then.links, then.status) != (now.links, now.status);
     (then.bytes, then.modified_ns) == (now.bytes, now.modified_ns)
@@ -112,34 +112,34 @@ pub fn has_bytes_of(then: &FileIdentity, now: &FileIdentity) -> bool {
 }
 
 /// A time of modification that no file has: of one that was changed before anybody looked at it.
-pub const MODIFIED_SINCE: i64 = i64::MIN;
+pub const CHANGED_MARKER_NS: i64 = i64::MIN;
 
 /// Marks a file that was changed since `moment_ns`, by the kernel's coarse clock: the time of change is the kernel's own.
 pub fn mark_if_changed_since(moment_ns: i64, identity: &mut FileIdentity) {
     if identity.changed_ns >= moment_ns && identity.modified_ns >= moment_ns {
-        identity.modified_ns = MODIFIED_SINCE;
+        identity.modified_ns = CHANGED_MARKER_NS;
     }
 }
 
 /// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`) inode, size and times decide; between kernels size,
 /// and build id or digest: a file that has neither is never the same, and is paged instead.
-pub fn is_same(path: &Path, wanted: &FileIdentity, same_boot: bool) -> bool {
+pub fn is_same_file(path: &Path, wanted: &FileIdentity, same_boot: bool) -> bool {
     let Ok(metadata) = path.metadata() else { return false };
-    if !metadata.is_file() || metadata.len() != wanted.bytes || wanted.modified_ns == MODIFIED_SINCE {
+    if !metadata.is_file() || metadata.len() != wanted.bytes || wanted.modified_ns == CHANGED_MARKER_NS {
         return false;
     }
-    let Ok(found) = identify_path(path) else { return false };
+    let Ok(found) = stat_path_identity(path) else { return false };
     match compare(wanted, &found) {
-        Comparison::Same if same_boot => true,
-        Comparison::Changed if same_boot => has_digest_of(path, wanted),
-        _ if wanted.build_id.is_some() => identify(path).is_ok_and(|found| found.build_id == wanted.build_id),
-        _ => has_digest_of(path, wanted),
+        FileComparison::Same if same_boot => true,
+        FileComparison::Changed if same_boot => has_same_digest(path, wanted),
+        _ if wanted.build_id.is_some() => read_identity(path).is_ok_and(|found| found.build_id == wanted.build_id),
+        _ => has_same_digest(path, wanted),
     }
 }
 
 /// Whether the file at `path` has the digest that is known of `wanted`.
-pub fn has_digest_of(path: &Path, wanted: &FileIdentity) -> bool {
-    let found = || File::open(path).and_then(|file| digest(&file));
+pub fn has_same_digest(path: &Path, wanted: &FileIdentity) -> bool {
+    let found = || File::open(path).and_then(|file| compute_digest(&file));
     wanted.digest.is_some() && found().ok().flatten() == wanted.digest
 }
 
@@ -150,15 +150,15 @@ const DIGEST_FILE_BYTES_MAX: u64 = 64 << 10;
 ///
 /// # Errors
 /// As fstat(2) and pread(2).
-pub fn digest(file: &File) -> io::Result<Option<[u8; DIGEST_BYTES]>> {
-    let before = identify_by_inode(file)?;
+pub fn compute_digest(file: &File) -> io::Result<Option<[u8; DIGEST_BYTES]>> {
+    let before = stat_identity(file)?;
     if before.bytes > DIGEST_FILE_BYTES_MAX {
         return Ok(None);
     }
     let mut bytes = vec![0; before.bytes as usize];
     file.read_exact_at(&mut bytes, 0)?;
     let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
-    let is_same = compare(&before, &identify_by_inode(file)?) == Comparison::Same;
+    let is_same = compare(&before, &stat_identity(file)?) == FileComparison::Same;
     Ok(is_same.then(|| digest.as_ref().try_into().ok()).flatten())
 }
 
@@ -169,52 +169,56 @@ mod tests {
     #[test]
     fn an_elf_file_has_a_build_id_and_is_itself() {
         let path = Path::new("/proc/self/exe");
-        let identity = identify(path).unwrap();
-        assert!(is_same(path, &identity, true));
+        let identity = read_identity(path).unwrap();
+        assert!(is_same_file(path, &identity, true));
         assert!(identity.build_id.is_some());
-        assert_eq!(identity.build_id, build_id(File::open(path).unwrap()), "wherever it is looked for");
+        assert_eq!(identity.build_id, read_build_id(File::open(path).unwrap()), "wherever it is looked for");
         let mut other = identity.clone();
         other.bytes += 1;
-        assert!(!is_same(path, &other, true));
+        assert!(!is_same_file(path, &other, true));
     }
 
     #[test]
     fn elsewhere_a_file_without_build_id_is_never_the_same() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let identity = identify(file.path()).unwrap();
+        let identity = read_identity(file.path()).unwrap();
         assert!(identity.build_id.is_none());
-        assert!(is_same(file.path(), &identity, true));
-        assert!(!is_same(file.path(), &identity, false));
+        assert!(is_same_file(file.path(), &identity, true));
+        assert!(!is_same_file(file.path(), &identity, false));
     }
 
     #[test]
     fn a_change_shows_and_other_attributes_do_not_count() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"before").unwrap();
-        let mut then = identify(file.path()).unwrap();
-        then.digest = digest(file.as_file()).unwrap();
-        let compared = || compare(&then, &identify_path(file.path()).unwrap());
-        assert_eq!(compared(), Comparison::Same);
+        let mut then = read_identity(file.path()).unwrap();
+        then.digest = compute_digest(file.as_file()).unwrap();
+        let compared = || compare(&then, &stat_path_identity(file.path()).unwrap());
+        assert_eq!(compared(), FileComparison::Same);
         let mut mode = file.path().metadata().unwrap().permissions();
         std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o640);
         std::fs::set_permissions(file.path(), mode).unwrap();
-        assert_eq!(compared(), Comparison::Same);
+        assert_eq!(compared(), FileComparison::Same);
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(file.path(), b"before").unwrap();
-        assert_eq!(compared(), Comparison::Changed);
-        assert!(is_same(file.path(), &then, true) && is_same(file.path(), &then, false), "its bytes are the same");
+        assert_eq!(compared(), FileComparison::Changed);
+        assert!(
+            is_same_file(file.path(), &then, true) && is_same_file(file.path(), &then, false),
+            "its bytes are the same"
+        );
         std::fs::write(file.path(), b"behind").unwrap();
-        assert!(!is_same(file.path(), &then, true) && !is_same(file.path(), &then, false));
+        assert!(!is_same_file(file.path(), &then, true) && !is_same_file(file.path(), &then, false));
     }
 
     #[test]
     fn who_sets_the_time_back_is_noticed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"before").unwrap();
-        let (then, times) = (identify(file.path()).unwrap(), file.as_file().metadata().unwrap().modified().unwrap());
+        let (then, times) =
+            (read_identity(file.path()).unwrap(), file.as_file().metadata().unwrap().modified().unwrap());
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(file.path(), b"behind").unwrap();
         file.as_file().set_modified(times).unwrap();
-        assert_eq!(compare(&then, &identify_path(file.path()).unwrap()), Comparison::Changed);
+        assert_eq!(compare(&then, &stat_path_identity(file.path()).unwrap()), FileComparison::Changed);
     }
 }

@@ -26,11 +26,11 @@ pub fn boot_id() -> &'static str {
 /// The vdso of this kernel, whole pages; empty where it cannot be read.
 pub(crate) fn vdso_image() -> &'static [u8] {
     static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
-    IMAGE.get_or_init(|| read().unwrap_or_default())
+    IMAGE.get_or_init(|| read_vdso().unwrap_or_default())
 }
 
-fn read() -> Option<Vec<u8>> {
-    let own = process::maps(rustix::process::getpid().as_raw_nonzero().get()).ok()?;
+fn read_vdso() -> Option<Vec<u8>> {
+    let own = process::read_maps(rustix::process::getpid().as_raw_nonzero().get()).ok()?;
     let vdso = own.iter().find(|entry| entry.path == b"[vdso]")?;
     let bytes = usize::try_from(vdso.end - vdso.start).ok().filter(|bytes| *bytes <= VDSO_BYTES_MAX)?;
     let mut image = vec![0; bytes];

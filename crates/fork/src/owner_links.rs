@@ -9,7 +9,7 @@ use farfork_fabric::{Address, Connection};
 use farfork_trust::Credentials;
 use farfork_wire::NodeName;
 
-use crate::pager::IDLE_LIMIT;
+use crate::pager::OWNER_IDLE_TIMEOUT;
 use crate::resume::ResumeError;
 
 /// Most connections that are kept so; the one that was used first goes first.
@@ -17,19 +17,19 @@ const IDLE_MAX: usize = 8;
 
 /// Connections to owners.
 #[derive(Default)]
-pub struct OwnerLinks {
+pub struct OwnerConnectionPool {
     credentials: Option<Credentials>,
     /// The latest last.
-    idle: Mutex<Vec<Idle>>,
+    idle: Mutex<Vec<IdleConnection>>,
 }
 
-struct Idle {
+struct IdleConnection {
     node: NodeName,
     connection: Box<dyn Connection>,
     since: Instant,
 }
 
-impl OwnerLinks {
+impl OwnerConnectionPool {
     /// None yet. `credentials` are shown to owners in the network, which then have to show theirs.
     pub fn new(credentials: Option<Credentials>) -> Self {
         Self { credentials, idle: Mutex::default() }
@@ -39,62 +39,62 @@ impl OwnerLinks {
     ///
     /// # Errors
     /// Those of `read`, and where this process cannot have another file descriptor.
-    pub(crate) fn with<T>(
+    pub(crate) fn with_connection<T>(
         &self,
         address: &Address,
         node: &NodeName,
         read: impl FnOnce(&mut dyn Connection) -> Result<T, ResumeError>,
     ) -> Result<T, ResumeError> {
-        let mut connection = match self.take(address, node) {
+        let mut connection = match self.take_idle(address, node) {
             Some(connection) => connection,
             None => farfork_fabric::connect_node(address, node, self.credentials.as_ref())
-                .map_err(ResumeError::local("a connection"))?,
+                .map_err(ResumeError::creation_error("a connection"))?,
         };
         let outcome = read(&mut *connection)?;
         // On the same host nothing has to be proved, and a connection there holds on to the memory of its seeds' templates.
         if matches!(address, Address::Tcp(_)) {
-            self.keep(Idle { node: node.clone(), connection, since: Instant::now() });
+            self.store_idle(IdleConnection { node: node.clone(), connection, since: Instant::now() });
         }
         Ok(outcome)
     }
 
     /// Whether there are any that nobody uses.
     pub fn has_idle(&self) -> bool {
-        !self.idle().is_empty()
+        !self.lock_idle().is_empty()
     }
 
     /// Closes those that nobody has used for long.
     pub fn close_idle(&self) {
-        self.close_unused_for(IDLE_LIMIT);
+        self.close_unused_for(OWNER_IDLE_TIMEOUT);
     }
 
     fn close_unused_for(&self, limit: Duration) {
-        self.idle().retain(|idle| idle.since.elapsed() < limit);
+        self.lock_idle().retain(|idle| idle.since.elapsed() < limit);
     }
 
     /// The one that was used last: the warmest.
-    fn take(&self, address: &Address, node: &NodeName) -> Option<Box<dyn Connection>> {
-        let mut idle = self.idle();
+    fn take_idle(&self, address: &Address, node: &NodeName) -> Option<Box<dyn Connection>> {
+        let mut idle = self.lock_idle();
         let found = idle.iter().rposition(|idle| idle.connection.address() == address && idle.node == *node)?;
         Some(idle.remove(found).connection)
     }
 
-    fn keep(&self, link: Idle) {
-        let mut idle = self.idle();
+    fn store_idle(&self, link: IdleConnection) {
+        let mut idle = self.lock_idle();
         if idle.len() >= IDLE_MAX {
             idle.remove(0);
         }
         idle.push(link);
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<IdleConnection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for OwnerLinks {
+impl fmt::Debug for OwnerConnectionPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnerLinks").field("idle", &self.idle().len()).finish_non_exhaustive()
+        f.debug_struct("OwnerLinks").field("idle", &self.lock_idle().len()).finish_non_exhaustive()
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
     use std::net::TcpListener;
     use std::sync::Arc;
 
-    use farfork_fabric::{Exporter, Registry, tcp};
+    use farfork_fabric::{Exporter, RegionRegistry, tcp};
 
     use super::*;
 
@@ -115,22 +115,23 @@ mod tests {
 
     #[test]
     fn a_connection_serves_the_next_read_of_that_owner_unless_one_failed() {
-        let exporter: Arc<dyn Exporter> = Arc::new(Registry::default());
+        let exporter: Arc<dyn Exporter> = Arc::new(RegionRegistry::default());
         let servers =
-            [(); 2].map(|()| tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap());
-        let [address, other] = servers.each_ref().map(tcp::Server::address);
+            [(); 2].map(|()| tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap());
+        let [address, other] = servers.each_ref().map(tcp::TcpServer::address);
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
-        let links = OwnerLinks::default();
-        let first = links.with(&address, &n1, place).unwrap();
+        let links = OwnerConnectionPool::default();
+        let first = links.with_connection(&address, &n1, place).unwrap();
         for (address, node) in [(&address, &n2), (&other, &n1)] {
-            assert_ne!(links.with(address, node, place).unwrap(), first, "that is another owner");
+            assert_ne!(links.with_connection(address, node, place).unwrap(), first, "that is another owner");
         }
-        assert_eq!(links.with(&address, &n1, place).unwrap(), first);
+        assert_eq!(links.with_connection(&address, &n1, place).unwrap(), first);
 
-        let failed =
-            links.with(&address, &n1, |_| Err::<(), _>(ResumeError::local("a file")(io::Error::other("full"))));
+        let failed = links.with_connection(&address, &n1, |_| {
+            Err::<(), _>(ResumeError::creation_error("a file")(io::Error::other("full")))
+        });
         assert_eq!(
-            (failed.unwrap_err().to_string().as_str(), links.idle().len()),
+            (failed.unwrap_err().to_string().as_str(), links.lock_idle().len()),
             ("a file could not be made: full", 2)
         );
         links.close_idle();
@@ -141,13 +142,13 @@ mod tests {
 
     #[test]
     fn only_some_are_kept() {
-        let exporter: Arc<dyn Exporter> = Arc::new(Registry::default());
-        let server = tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
-        let links = OwnerLinks::default();
+        let exporter: Arc<dyn Exporter> = Arc::new(RegionRegistry::default());
+        let server = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
+        let links = OwnerConnectionPool::default();
         for number in 0..=IDLE_MAX {
-            links.with(&server.address(), &NodeName::new(&format!("n{number}")).unwrap(), place).unwrap();
+            links.with_connection(&server.address(), &NodeName::new(&format!("n{number}")).unwrap(), place).unwrap();
         }
-        assert_eq!(links.idle().len(), IDLE_MAX);
-        assert!(links.take(&server.address(), &NodeName::new("n0").unwrap()).is_none(), "the oldest went");
+        assert_eq!(links.lock_idle().len(), IDLE_MAX);
+        assert!(links.take_idle(&server.address(), &NodeName::new("n0").unwrap()).is_none(), "the oldest went");
     }
 }

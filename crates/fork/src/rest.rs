@@ -9,39 +9,39 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock;
 
 /// A server that takes less than this part of a processor is at rest.
-const AT_REST_MAX: f64 = 0.01;
+const IDLE_CPU_FRACTION_MAX: f64 = 0.01;
 
 /// One that has worked less than this since its last rest has nothing to give back: connections that are kept, and looks at
 /// the clock, need no memory.
-const WORTH_WHILE: Duration = Duration::from_millis(100);
+const WORK_MIN: Duration = Duration::from_millis(100);
 
 /// How much this process has worked, by its time on all processors.
 #[derive(Debug)]
-pub struct Rest {
-    looked: Instant,
-    worked: Duration,
-    worked_at_last: Duration,
+pub struct IdleDetector {
+    checked_at: Instant,
+    cpu_time: Duration,
+    cpu_time_at_idle: Duration,
 }
 
-impl Rest {
+impl IdleDetector {
     /// Work that was done before counts as well: starting takes memory.
     pub fn new(now: Instant) -> Self {
-        Self { looked: now, worked: clock::worked(), worked_at_last: Duration::ZERO }
+        Self { checked_at: now, cpu_time: clock::process_cpu_time(), cpu_time_at_idle: Duration::ZERO }
     }
 
     /// Whether the process has come to rest: it did next to nothing since the last look, and something since it last
     /// rested. To be asked every second or every few.
-    pub fn has_begun(&mut self, now: Instant) -> bool {
-        self.begins(now, clock::worked())
+    pub fn has_become_idle(&mut self, now: Instant) -> bool {
+        self.update(now, clock::process_cpu_time())
     }
 
-    fn begins(&mut self, now: Instant, worked: Duration) -> bool {
-        let most = now.saturating_duration_since(self.looked).mul_f64(AT_REST_MAX);
-        let is_at_rest = worked.saturating_sub(self.worked) < most;
-        (self.looked, self.worked) = (now, worked);
-        let begins = is_at_rest && worked.saturating_sub(self.worked_at_last) >= WORTH_WHILE;
+    fn update(&mut self, now: Instant, worked: Duration) -> bool {
+        let most = now.saturating_duration_since(self.checked_at).mul_f64(IDLE_CPU_FRACTION_MAX);
+        let is_at_rest = worked.saturating_sub(self.cpu_time) < most;
+        (self.checked_at, self.cpu_time) = (now, worked);
+        let begins = is_at_rest && worked.saturating_sub(self.cpu_time_at_idle) >= WORK_MIN;
         if begins {
-            self.worked_at_last = worked;
+            self.cpu_time_at_idle = worked;
         }
         begins
     }
@@ -54,11 +54,11 @@ mod tests {
     #[test]
     fn rest_begins_once_when_work_has_ended() {
         let start = Instant::now();
-        let mut rest = Rest { worked: Duration::ZERO, ..Rest::new(start) };
+        let mut rest = IdleDetector { cpu_time: Duration::ZERO, ..IdleDetector::new(start) };
         let worked_ms = [90, 900, 2000, 2001, 2009, 2091, 2099, 2102];
         let begun: Vec<_> = (1..)
             .zip(worked_ms)
-            .map(|(second, worked)| rest.begins(start + Duration::from_secs(second), Duration::from_millis(worked)))
+            .map(|(second, worked)| rest.update(start + Duration::from_secs(second), Duration::from_millis(worked)))
             .collect();
         assert_eq!(begun, [false, false, false, true, false, false, false, true]);
     }
@@ -66,13 +66,13 @@ mod tests {
     #[test]
     fn a_process_that_works_is_not_at_rest() {
         let start = Instant::now();
-        let mut rest = Rest::new(start);
+        let mut rest = IdleDetector::new(start);
         // By its own work, which a busy machine may take long to give it: that it was at rest in between would be right then.
-        let begun = clock::worked();
-        while clock::worked() < begun + 3 * WORTH_WHILE {
+        let begun = clock::process_cpu_time();
+        while clock::process_cpu_time() < begun + 3 * WORK_MIN {
             std::hint::black_box(start);
         }
         let looked = start + Duration::from_millis(300);
-        assert!(!rest.has_begun(looked));
+        assert!(!rest.has_become_idle(looked));
     }
 }

@@ -7,32 +7,32 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
+use farfork_fabric::{Exporter, LocalTemplate, Refusal, Region, SeedKey, TemplateMemory};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
 use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
 use farfork_wire::{Descriptor, PAGE_SIZE, SeedId, Token};
 
-use crate::capture::{CaptureTimes, Captured, HeldFile, SharedCopy, Template};
-use crate::image::{self, Head, Image, ImageError, Progress};
-use crate::pager::{Habits, Learner, Remembered, Report};
-use crate::resume::OtherSeeds;
+use crate::capture::{CaptureTimes, CapturedTree, HeldFile, SharedCopy, Template};
+use crate::image::{self, Image, ImageError, ImageHeader, ImageProgress};
+use crate::pager::{AccessReport, LearnerThread, ProcessHistory, SharedWorkingSet};
+use crate::resume::LayerReader;
 
 /// A seed: a descriptor, and the template or the image that holds its memory. Dropping it ends the template; an image stays.
 #[derive(Debug)]
 pub struct Seed {
     key: Arc<SeedKey>,
     descriptor: Arc<Descriptor>,
-    encoded: Vec<u8>,
-    memory: Memory,
+    encoded_descriptor: Vec<u8>,
+    memory: SeedMemory,
     times: CaptureTimes,
-    working_set: Arc<Remembered>,
+    working_set: Arc<SharedWorkingSet>,
 }
 
 /// What holds a seed's memory.
 #[derive(Debug)]
-enum Memory {
-    Template(Held),
+enum SeedMemory {
+    Template(SeedTemplate),
     Image(Box<Image>),
 }
 
@@ -40,26 +40,26 @@ mod files;
 
 /// A template, and what fork shares rather than copies.
 #[derive(Debug)]
-struct Held {
+struct SeedTemplate {
     shared_copies: Vec<SharedCopy>,
     /// In the order of the descriptor's file versions; what takes too much room is let go of.
-    files: RwLock<Vec<Option<HeldFile>>>,
+    held_files: RwLock<Vec<Option<HeldFile>>>,
     /// By the number of the process.
-    templates: Vec<One>,
+    processes: Vec<ProcessTemplate>,
     /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
     _template: Mutex<Template>,
 }
 
 /// The template of one process.
 #[derive(Debug)]
-struct One {
+struct ProcessTemplate {
     memory: TemplateMemory,
     pid: i32,
     pidfd: OwnedFd,
 }
 
-impl One {
-    fn of(pid: i32) -> io::Result<Self> {
+impl ProcessTemplate {
+    fn open(pid: i32) -> io::Result<Self> {
         let pidfd = pidfd::open(pid)?;
         Ok(Self { memory: TemplateMemory::new(pidfd.try_clone()?)?, pid, pidfd })
     }
@@ -74,31 +74,40 @@ impl Seed {
     ///
     /// # Errors
     /// When the template has ended already.
-    pub fn new(id: SeedId, token: Token, captured: Captured) -> io::Result<Self> {
-        let Captured { descriptor, template, shared_copies, held_files, times } = captured;
+    pub fn new(id: SeedId, token: Token, captured: CapturedTree) -> io::Result<Self> {
+        let CapturedTree { descriptor, template, shared_copies, held_files, times } = captured;
         let files = RwLock::new(held_files);
-        let templates = template.pids().iter().map(|pid| One::of(*pid)).collect::<io::Result<_>>()?;
-        let held = Held { shared_copies, files, templates, _template: Mutex::new(template) };
+        let templates = template.pids().iter().map(|pid| ProcessTemplate::open(*pid)).collect::<io::Result<_>>()?;
+        let held =
+            SeedTemplate { shared_copies, held_files: files, processes: templates, _template: Mutex::new(template) };
         let key = Arc::new(SeedKey { seed: id, token });
         let (encoded, working_set) = (encode(&descriptor), Arc::default());
         let descriptor = Arc::new(descriptor);
-        Ok(Self { key, encoded, descriptor, memory: Memory::Template(held), times, working_set })
+        Ok(Self {
+            key,
+            encoded_descriptor: encoded,
+            descriptor,
+            memory: SeedMemory::Template(held),
+            times,
+            working_set,
+        })
     }
 
     /// The seed of an image, with the working set that is kept beside it.
-    pub fn of_image(image: Image) -> Self {
+    pub fn from_image(image: Image) -> Self {
         let descriptor = image.descriptor();
-        let working_set = Remembered::found(&image.kept_set(), |extent, page| has_data(descriptor, extent, page));
+        let working_set =
+            SharedWorkingSet::from_saved(&image.load_working_set(), |extent, page| has_data(descriptor, extent, page));
         Self::with_image(image, Arc::new(working_set))
     }
 
-    fn with_image(image: Image, working_set: Arc<Remembered>) -> Self {
+    fn with_image(image: Image, working_set: Arc<SharedWorkingSet>) -> Self {
         let head = image.head();
         Self {
             key: Arc::new(SeedKey { seed: head.seed.clone(), token: head.token }),
             descriptor: Arc::new(image.descriptor().clone()),
-            encoded: head.descriptor.clone(),
-            memory: Memory::Image(Box::new(image)),
+            encoded_descriptor: head.descriptor.clone(),
+            memory: SeedMemory::Image(Box::new(image)),
             times: CaptureTimes::default(),
             working_set,
         }
@@ -111,49 +120,49 @@ impl Seed {
     /// [`ImageError`]; nothing is left then.
     pub fn seal(
         &self,
-        others: &OtherSeeds,
+        others: &LayerReader,
         about: Vec<u8>,
         path: &Path,
-        progress: &Progress,
+        progress: &ImageProgress,
     ) -> Result<Image, ImageError> {
-        let (seed, token, mut whole) = (self.key.seed.clone(), self.key.token, image::whole(&self.descriptor));
-        self.leave_out_changed_files(&mut whole);
-        let head = Head { seed, token, descriptor: encode(&whole), about };
-        let read = |extent, offset, into: &mut [u8]| self.read_all(others, extent, offset, into);
-        image::write(&read, &whole, &head, path, progress)?;
+        let (seed, token, mut whole) = (self.key.seed.clone(), self.key.token, image::flatten_layers(&self.descriptor));
+        self.exclude_changed_files(&mut whole);
+        let head = ImageHeader { seed, token, descriptor: encode(&whole), daemon_state: about };
+        let read = |extent, offset, into: &mut [u8]| self.read_with_layers(others, extent, offset, into);
+        image::write_image(&read, &whole, &head, path, progress)?;
         Image::open(path)
     }
 
     /// Reads pages that the seed has or inherits.
-    fn read_all(
+    fn read_with_layers(
         &self,
-        others: &OtherSeeds,
+        others: &LayerReader,
         extent: ExtentId,
         offset: u64,
         mut into: &mut [u8],
     ) -> Result<(), ImageError> {
         let pages = offset / PAGE_SIZE..(offset + into.len() as u64) / PAGE_SIZE;
-        for piece in image::pieces(&self.descriptor.extents[extent.0 as usize], pages) {
+        for piece in image::split_by_owner(&self.descriptor.extents[extent.0 as usize], pages) {
             let bytes = (piece.pages.end - piece.pages.start) * PAGE_SIZE;
             let (part, rest) = into.split_at_mut(bytes as usize);
             into = rest;
             let Some(run) = piece.inherited else {
                 let read = self.read(extent, piece.pages.start * PAGE_SIZE, part);
-                read.map_err(|source| ImageError::Memory { source })?;
+                read.map_err(|source| ImageError::ReadMemory { source })?;
                 continue;
             };
             let layer = &self.descriptor.layers[run.layer as usize];
-            let there = (run.page + piece.pages.start - run.first) * PAGE_SIZE;
-            let failed = |cause| ImageError::Inherited { seed: layer.seed.clone(), cause: Box::new(cause) };
-            others.read(layer, run.extent, there, part).map_err(failed)?;
+            let there = (run.layer_page + piece.pages.start - run.first) * PAGE_SIZE;
+            let failed = |cause| ImageError::ReadLayer { seed: layer.seed.clone(), cause: Box::new(cause) };
+            others.read_layer(layer, run.extent, there, part).map_err(failed)?;
         }
         Ok(())
     }
 
     /// The same seed, whose memory is in its image now.
-    pub fn moved_to(&self, image: Image) -> Self {
+    pub fn to_sealed(&self, image: Image) -> Self {
         let moved = Self::with_image(image, self.working_set.clone());
-        moved.keep_working_set();
+        moved.save_working_set();
         moved
     }
 
@@ -170,24 +179,24 @@ impl Seed {
     /// The template of the first process, as this process sees it; `None` where an image has its place.
     pub fn template_pid(&self) -> Option<i32> {
         match &self.memory {
-            Memory::Template(held) => held.templates.first().map(|one| one.pid),
-            Memory::Image(_) => None,
+            SeedMemory::Template(held) => held.processes.first().map(|one| one.pid),
+            SeedMemory::Image(_) => None,
         }
     }
 
     /// Whether its memory is there: a template may be killed, and that of a child's seed ends with the child's pid namespace.
     pub fn has_memory(&self) -> bool {
         match &self.memory {
-            Memory::Template(held) => !held.templates.iter().any(One::has_ended),
-            Memory::Image(_) => true,
+            SeedMemory::Template(held) => !held.processes.iter().any(ProcessTemplate::has_ended),
+            SeedMemory::Image(_) => true,
         }
     }
 
     /// Its image, where that has its memory.
     pub fn image(&self) -> Option<&Image> {
         match &self.memory {
-            Memory::Template(_) => None,
-            Memory::Image(image) => Some(image),
+            SeedMemory::Template(_) => None,
+            SeedMemory::Image(image) => Some(image),
         }
     }
 
@@ -200,22 +209,22 @@ impl Seed {
 impl Seed {
     /// How many pages its children are known to touch, and get at once.
     pub fn working_set_pages(&self) -> u64 {
-        self.working_set.pages()
+        self.working_set.page_count()
     }
 
     /// Takes what was seen of a child.
-    fn learn(&self, report: &Report) {
-        if self.working_set.learn(report, |extent, page| has_data(&self.descriptor, extent, page)) {
-            self.keep_working_set();
+    fn learn_working_set(&self, report: &AccessReport) {
+        if self.working_set.apply_report(report, |extent, page| has_data(&self.descriptor, extent, page)) {
+            self.save_working_set();
         }
     }
 
     /// Beside its image, if it has one, for whoever serves it next.
-    fn keep_working_set(&self) {
-        let Memory::Image(image) = &self.memory else { return };
-        let set = self.working_set.bytes();
+    fn save_working_set(&self) {
+        let SeedMemory::Image(image) = &self.memory else { return };
+        let set = self.working_set.encoded_bytes();
         if !set.is_empty()
-            && let Err(error) = image.keep_set(&set)
+            && let Err(error) = image.save_working_set(&set)
         {
             tracing::warn!(seed = %self.key.seed, %error, "a working set is not kept: the node's next daemon learns it anew");
         }
@@ -229,10 +238,10 @@ fn has_data(descriptor: &Descriptor, extent: ExtentId, page: u64) -> bool {
 impl Region for Seed {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
         if extent == ExtentId::WORKING_SET {
-            return Some(self.working_set.bytes().len() as u64);
+            return Some(self.working_set.encoded_bytes().len() as u64);
         }
         if extent == ExtentId::DESCRIPTOR {
-            return Some(self.encoded.len() as u64);
+            return Some(self.encoded_descriptor.len() as u64);
         }
         if extent == ExtentId::FILE_STATES {
             return Some(self.descriptor.file_count() as u64);
@@ -247,7 +256,7 @@ impl Region for Seed {
         }
         if extent == ExtentId::DESCRIPTOR {
             let from = offset as usize;
-            into.copy_from_slice(&self.encoded[from..from + into.len()]);
+            into.copy_from_slice(&self.encoded_descriptor[from..from + into.len()]);
             return Ok(());
         }
         if extent == ExtentId::FILE_STATES {
@@ -257,33 +266,33 @@ impl Region for Seed {
             return Ok(());
         }
         let held = match &self.memory {
-            Memory::Template(held) => held,
-            Memory::Image(image) => return image.read(extent, offset, into),
+            SeedMemory::Template(held) => held,
+            SeedMemory::Image(image) => return image.read(extent, offset, into),
         };
         match self.descriptor.extents[extent.0 as usize].source {
             ExtentSource::Template { process, address } => {
-                held.templates[process as usize].memory.read(address + offset, into)
+                held.processes[process as usize].memory.read(address + offset, into)
             }
             ExtentSource::SharedObject { object } => {
                 held.shared_copies[object as usize].read_at(offset, into);
                 Ok(())
             }
             ExtentSource::File { version } => {
-                held.read_file(&self.descriptor.file_versions[version as usize], version, (offset, into))
+                held.read_held_file(&self.descriptor.file_versions[version as usize], version, (offset, into))
             }
         }
     }
 
-    fn same_host(&self) -> Option<SameHost> {
-        let Memory::Template(held) = &self.memory else { return None };
+    fn local_template(&self) -> Option<LocalTemplate> {
+        let SeedMemory::Template(held) = &self.memory else { return None };
         // One process can be given: the first. What others have is read through the owner.
         let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
             ExtentSource::Template { process: 0, address } => Some((ExtentId(index as u32), address)),
             ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
         };
-        let template = held.templates.first()?.pidfd.try_clone().ok()?;
+        let template = held.processes.first()?.pidfd.try_clone().ok()?;
         let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
-        Some(SameHost { template, extents })
+        Some(LocalTemplate { template, extents })
     }
 }
 
@@ -292,9 +301,9 @@ impl Region for Seed {
 pub struct SeedTable {
     seeds: RwLock<HashMap<SeedId, Arc<Seed>>>,
     /// What learns which pages children touch.
-    learner: Learner,
+    learner: LearnerThread,
     /// What was learnt of processes of which there were seeds.
-    habits: Mutex<Habits>,
+    habits: Mutex<ProcessHistory>,
 }
 
 impl SeedTable {
@@ -306,13 +315,13 @@ impl SeedTable {
 
     /// Adds a seed of a process of this machine, whose children are given at once what those of its seed before this one touched.
     /// Gives that one, which may have been dropped.
-    pub fn insert_of(&self, process: ProcessIdentity, seed: Arc<Seed>) -> Option<Arc<SeedKey>> {
-        let before = self.habits().follow(process, (&seed.key, &seed.descriptor), &seed.working_set);
+    pub fn insert_successor(&self, process: ProcessIdentity, seed: Arc<Seed>) -> Option<Arc<SeedKey>> {
+        let before = self.lock_habits().add_seed(process, (&seed.key, &seed.descriptor), &seed.working_set);
         self.insert(seed);
         before
     }
 
-    fn habits(&self) -> MutexGuard<'_, Habits> {
+    fn lock_habits(&self) -> MutexGuard<'_, ProcessHistory> {
         self.habits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -328,22 +337,22 @@ impl SeedTable {
 }
 
 impl Exporter for SeedTable {
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
         let known = self.get(seed).ok_or(Refusal::UnknownSeed)?;
         if known.key.token == *token { Ok(known) } else { Err(Refusal::WrongToken) }
     }
 
-    fn deliver(&self, _from: &str, message: &[u8]) -> Result<(), Refusal> {
-        let report = Report::decode(message).ok_or(Refusal::NoReceiver)?;
+    fn deliver_message(&self, _from: &str, message: &[u8]) -> Result<(), Refusal> {
+        let report = AccessReport::decode_set(message).ok_or(Refusal::NoReceiver)?;
         let lesson: Box<dyn FnOnce() + Send> = match self.get(&report.seed) {
             Some(known) if known.key.token != report.token => return Err(Refusal::WrongToken),
-            Some(known) => Box::new(move || known.learn(&report)),
+            Some(known) => Box::new(move || known.learn_working_set(&report)),
             // It may have been dropped with the child's end: its parent's next one is to know.
             None => {
-                let habit = self.habits().of(&report).ok_or(Refusal::UnknownSeed)?;
-                Box::new(move || habit.learn(&report))
+                let habit = self.lock_habits().find_by_report(&report).ok_or(Refusal::UnknownSeed)?;
+                Box::new(move || habit.apply_report(&report))
             }
         };
-        if self.learner.take(lesson) { Ok(()) } else { Err(Refusal::InboxFull) }
+        if self.learner.submit(lesson) { Ok(()) } else { Err(Refusal::MessageQueueFull) }
     }
 }

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use farfork_container::Outsider;
+use farfork_container::HostInit;
 use farfork_wire::ChildId;
 
-use crate::pager::{ClientError, MemoryPlan, PagerClient, PlanError, Source, Strategy};
+use crate::pager::{ClientError, MemoryPlan, PageSource, PagerClient, PagingStrategy, PlanError};
 use crate::phase;
 use crate::restore::{
-    ChildPlan, Cradle, LocalNode, PAYLOAD_NAME, Prepared, Region, RestoreError, Restored, ZygotePlan,
+    ChildSpec, CopyDestination, LocalNode, PAYLOAD_NAME, PlannedChild, PlannedZygote, RestoreError, RestoredProcess,
+    ZygoteRegion,
 };
 use crate::resume::{ResumeError, ResumeRequest, SeedSource};
 
@@ -23,13 +24,13 @@ use crate::resume::{ResumeError, ResumeRequest, SeedSource};
 pub struct Zygote {
     id: ChildId,
     directory: PathBuf,
-    process: Outsider,
-    region: Region,
-    registered: Vec<Range<u64>>,
+    process: HostInit,
+    region: ZygoteRegion,
+    userfaultfd_ranges: Vec<Range<u64>>,
     /// Where the pages of its copies come from by the plan that is written for them.
-    sources: Vec<Source>,
+    sources: Vec<PageSource>,
     /// Held by whoever has a copy made: the pager tells copies apart by their being made one after the other.
-    turn: Mutex<()>,
+    copy_lock: Mutex<()>,
 }
 
 impl Zygote {
@@ -37,29 +38,43 @@ impl Zygote {
     ///
     /// # Errors
     /// [`ResumeError`]; the caller tells the pager to release it.
-    pub fn hatch(
+    pub fn start(
         (id, directory): (ChildId, &Path),
-        process: Outsider,
+        process: HostInit,
         source: &SeedSource,
         node: &LocalNode,
         (pager, limit): (&PagerClient, Duration),
     ) -> Result<Self, ResumeError> {
         let until = Instant::now() + limit;
-        let planned = ZygotePlan::new(&source.descriptor, node, (process.pid(), process.control()))?;
-        let registered = planned.registered();
-        let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, Strategy::default());
+        let planned = PlannedZygote::new(&source.descriptor, node, (process.pid(), process.control()))?;
+        let registered = planned.userfaultfd_ranges();
+        let plan = MemoryPlan::from_descriptor(
+            &source.descriptor,
+            source.page_sources(),
+            &registered,
+            PagingStrategy::default(),
+        );
         plan.write_for_copies(directory)?;
         let sources = plan.sources.clone();
         MemoryPlan { is_zygote: true, ..plan }.write(directory)?;
         let registered = registered.first().map_or_else(Vec::new, |ranges| ranges.to_vec());
-        let (pager_end, its_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
-        farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;
-        let adoption = pager.begin_adoption(&id, directory, pager_end);
+        let (pager_end, its_end) =
+            farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::creation_error("a socket"))?;
+        farfork_sys::fdpass::enable_sender_pid(pager_end.as_fd()).map_err(ResumeError::creation_error("a socket"))?;
+        let adoption = pager.start_adoption(&id, directory, pager_end);
         let left = until.saturating_duration_since(Instant::now());
         let region = planned.start(process.control(), its_end.as_fd(), left);
         adoption.wait()?;
         let (region, directory) = (region?, directory.to_owned());
-        Ok(Self { id, directory, process, region, registered, sources, turn: Mutex::default() })
+        Ok(Self {
+            id,
+            directory,
+            process,
+            region,
+            userfaultfd_ranges: registered,
+            sources,
+            copy_lock: Mutex::default(),
+        })
     }
 
     /// Its name at the pager.
@@ -74,7 +89,7 @@ impl Zygote {
 
     /// Whether its process has ended.
     pub fn has_ended(&self) -> bool {
-        self.process.has_ended()
+        self.process.has_exited()
     }
 
     /// Its process.
@@ -83,22 +98,27 @@ impl Zygote {
     }
 
     /// Gives a copy its memory plan: that which is there for all, but where it is to be another one.
-    fn plan_copy(&self, source: &SeedSource, strategy: Strategy, directory: &Path) -> Result<(), PlanError> {
-        let sources = source.sources();
-        let is_as_all = strategy == Strategy::default() && sources == self.sources;
+    fn write_copy_plan(
+        &self,
+        source: &SeedSource,
+        strategy: PagingStrategy,
+        directory: &Path,
+    ) -> Result<(), PlanError> {
+        let sources = source.page_sources();
+        let is_as_all = strategy == PagingStrategy::default() && sources == self.sources;
         if is_as_all && MemoryPlan::link_for_copy(&self.directory, directory).is_ok() {
             return Ok(());
         }
-        let registered = [&self.registered[..]];
+        let registered = [&self.userfaultfd_ranges[..]];
         MemoryPlan::from_descriptor(&source.descriptor, sources, &registered, strategy).write(directory)
     }
 }
 
 /// Whether a child that was to be a copy of a zygote, and failed so, has certainly not run: it may be made in another way.
-pub fn has_not_run(error: &ResumeError) -> bool {
+pub fn is_retryable(error: &ResumeError) -> bool {
     let may_have = |error: &RestoreError| {
-        use RestoreError::{Control, Died, Silent, StubGone};
-        matches!(error, Control(_) | Died { .. } | Silent { .. } | StubGone)
+        use RestoreError::{ChildDied, StubExited, StubIo, Timeout};
+        matches!(error, StubIo(_) | ChildDied { .. } | Timeout { .. } | StubExited)
     };
     match error {
         ResumeError::Restore(error) => !may_have(error),
@@ -109,7 +129,10 @@ pub fn has_not_run(error: &ResumeError) -> bool {
 
 /// Whether something took too long: that says more of the machine than of the zygote.
 pub fn is_late(error: &ResumeError) -> bool {
-    matches!(error, ResumeError::Restore(RestoreError::Silent { .. }) | ResumeError::Pager(ClientError::Silent { .. }))
+    matches!(
+        error,
+        ResumeError::Restore(RestoreError::Timeout { .. }) | ResumeError::Pager(ClientError::NoReply { .. })
+    )
 }
 
 /// Makes the child as a copy of a zygote of its seed. When this returns it runs, or waits if it is to be paused, and its
@@ -118,45 +141,55 @@ pub fn is_late(error: &ResumeError) -> bool {
 ///
 /// # Errors
 /// [`ResumeError`]; the child has not run, or ends with its container, and the zygote is not to be used any more.
-pub fn resume_from(
+pub fn resume_from_zygote(
     zygote: &Zygote,
     request: ResumeRequest<'_>,
     node: &LocalNode,
     pager: &PagerClient,
-) -> Result<(Restored, OwnedFd), ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, status_file, caller, payload, .. } = request;
+) -> Result<(RestoredProcess, OwnedFd), ResumeError> {
+    let ResumeRequest {
+        child,
+        directory,
+        source,
+        container,
+        streams,
+        status_file,
+        checkpoint_socket: caller,
+        payload,
+        ..
+    } = request;
     let ResumeRequest { paused, strategy, limit, .. } = request;
     let deadline = Instant::now() + limit;
-    let birthplace = container.birthplace()?.ok_or_else(|| ResumeError::Local {
+    let birthplace = container.open_clone_target()?.ok_or_else(|| ResumeError::CreateResource {
         what: "a child from a zygote",
         cause: std::io::Error::other("there is no unified hierarchy of control groups to be born in"),
     })?;
     let payload = payload.map(|bytes| container.put_file(PAYLOAD_NAME, bytes, 0o444)).transpose()?;
-    let shared = phase!("resume.shared", source.fetch_shared(deadline))?;
-    let mut prepared = Prepared::new(ChildPlan {
+    let shared = phase!("resume.shared", source.fetch_shared_memory(deadline))?;
+    let mut prepared = PlannedChild::new(ChildSpec {
         descriptor: &source.descriptor,
         node,
         stub_pid: container.init_pid(),
         control: container.control(),
         streams,
         shared,
-        caller,
+        checkpoint_socket: caller,
         payload: payload.as_deref(),
         paused,
-        zygote: Some(zygote.region),
+        zygote_region: Some(zygote.region),
         untrusted: false,
-        users: None,
+        user_namespace: None,
     })?;
-    phase!("resume.memory", zygote.plan_copy(source, strategy, directory))?;
-    let keep = farfork_sys::fdpass::self_connected().map_err(ResumeError::local("a socket"))?;
+    phase!("resume.memory", zygote.write_copy_plan(source, strategy, directory))?;
+    let keep = farfork_sys::fdpass::self_connected_socket().map_err(ResumeError::creation_error("a socket"))?;
 
-    let turn = phase!("resume.turn", zygote.turn.lock()).unwrap_or_else(PoisonError::into_inner);
-    let cradle = Cradle { init: container.init().as_fd(), birthplace: birthplace.as_fd() };
+    let turn = phase!("resume.turn", zygote.copy_lock.lock()).unwrap_or_else(PoisonError::into_inner);
+    let cradle = CopyDestination { init: container.init().as_fd(), cgroup: birthplace.as_fd() };
     let left = deadline.saturating_duration_since(Instant::now());
-    let started = phase!("resume.zygote", prepared.start_copy(zygote.process.control(), cradle, left));
+    let started = phase!("resume.zygote", prepared.start_from_zygote(zygote.process.control(), cradle, left));
     let (restored, control) = started?;
     phase!("resume.transfer", pager.transfer(&zygote.id, (child, directory, restored.pid), keep.as_fd()))?;
     drop(turn);
-    prepared.have_awaited(status_file.as_fd(), keep.as_fd())?;
+    prepared.assign_to_init(status_file.as_fd(), keep.as_fd())?;
     Ok((restored, control))
 }

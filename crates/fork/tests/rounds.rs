@@ -28,7 +28,7 @@ fn ours() -> Holdings {
 #[test]
 fn a_thousand_rounds_leave_nothing_behind() {
     let mut parent = Parent::start("threads", &[]);
-    let resident = || farfork_sys::process::Status::read(parent.pid()).unwrap().resident_bytes;
+    let resident = || farfork_sys::process::ProcStatus::read(parent.pid()).unwrap().resident_bytes;
     for _ in 0..ROUNDS / 10 {
         drop(parent.capture().unwrap());
     }

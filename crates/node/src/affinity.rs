@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use farfork_sys::process::cpu_list;
+use farfork_sys::process::format_cpu_list;
 
 /// Each of these sets once; not those of threads that have chosen none.
-pub(crate) fn distinct<'a>(sets: impl Iterator<Item = &'a [u32]>) -> Vec<String> {
-    let told: BTreeSet<String> = sets.filter(|cpus| !cpus.is_empty()).map(cpu_list).collect();
+pub(crate) fn format_distinct_sets<'a>(sets: impl Iterator<Item = &'a [u32]>) -> Vec<String> {
+    let told: BTreeSet<String> = sets.filter(|cpus| !cpus.is_empty()).map(format_cpu_list).collect();
     told.into_iter().collect()
 }
 
@@ -17,6 +17,6 @@ mod tests {
     #[test]
     fn each_choice_is_told_once() {
         let sets: [&[u32]; 4] = [&[2], &[], &[1], &[2]];
-        assert_eq!(distinct(sets.into_iter()), ["0", "1"]);
+        assert_eq!(format_distinct_sets(sets.into_iter()), ["0", "1"]);
     }
 }

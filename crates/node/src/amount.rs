@@ -3,7 +3,7 @@
 const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 /// `1536` → `1.5 KiB`.
-pub fn bytes(count: u64) -> String {
+pub fn format_bytes(count: u64) -> String {
     let mut figure = count as f64;
     let mut unit = 0;
     while figure >= 1024.0 && unit + 1 < BYTE_UNITS.len() {
@@ -18,12 +18,12 @@ pub fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::format_bytes;
 
     #[test]
     fn amounts_have_the_unit_that_fits() {
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(256 << 20), "256.0 MiB");
+        assert_eq!(format_bytes(1023), "1023 B");
+        assert_eq!(format_bytes(1536), "1.5 KiB");
+        assert_eq!(format_bytes(256 << 20), "256.0 MiB");
     }
 }

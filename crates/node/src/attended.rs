@@ -21,13 +21,13 @@ pub(crate) struct AttendedBatch(Mutex<BatchState>);
 #[derive(Debug, Default)]
 struct BatchState {
     /// The caller has gone: nobody could collect what comes of another child.
-    is_over: bool,
+    is_caller_gone: bool,
     children: Vec<HeldChild>,
 }
 
 impl AttendedBatches {
     /// A batch without children; it is known as long as somebody has it.
-    pub(crate) fn begin(&self, number: u64) -> Arc<AttendedBatch> {
+    pub(crate) fn register(&self, number: u64) -> Arc<AttendedBatch> {
         let batch = Arc::new(AttendedBatch::default());
         let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         batches.retain(|_, batch| batch.strong_count() > 0);
@@ -37,10 +37,10 @@ impl AttendedBatches {
 
     /// Ends the children of a batch whose caller has gone: by SIGTERM, and those that live on by SIGKILL. One that is unknown has none.
     /// Must be called within the runtime.
-    pub(crate) fn end(&self, number: u64) {
+    pub(crate) fn end_children(&self, number: u64) {
         let batch = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).and_then(Weak::upgrade);
         if let Some(batch) = batch {
-            batch.end();
+            batch.end_children();
         }
     }
 }
@@ -49,26 +49,26 @@ impl AttendedBatch {
     /// A child was started; in a batch that is over it ends at once.
     pub(crate) fn add(&self, child: HeldChild) {
         let mut state = self.state();
-        if state.is_over {
-            send(child.child(), Signal::KILL);
+        if state.is_caller_gone {
+            send_signal(child.child(), Signal::KILL);
         }
         state.children.push(child);
     }
 
-    fn end(&self) {
+    fn end_children(&self) {
         let living: Vec<Arc<Child>> = {
             let mut state = self.state();
-            state.is_over = true;
-            state.children.iter().filter(|child| child.lives()).map(|child| child.child().clone()).collect()
+            state.is_caller_gone = true;
+            state.children.iter().filter(|child| child.is_alive()).map(|child| child.child().clone()).collect()
         };
         if living.is_empty() {
             return;
         }
         tracing::info!(count = living.len(), "children are ended: who waited for them has gone");
-        living.iter().for_each(|child| send(child, Signal::TERM));
+        living.iter().for_each(|child| send_signal(child, Signal::TERM));
         tokio::spawn(async move {
             sleep(CALLER_GONE_GRACE).await;
-            living.iter().filter(|child| child.lives()).for_each(|child| send(child, Signal::KILL));
+            living.iter().filter(|child| child.is_alive()).for_each(|child| send_signal(child, Signal::KILL));
         });
     }
 
@@ -78,7 +78,7 @@ impl AttendedBatch {
     }
 }
 
-fn send(child: &Child, signal: Signal) {
+fn send_signal(child: &Child, signal: Signal) {
     // It may have ended by itself.
     let _ = child.kill(signal.as_raw().unsigned_abs());
 }

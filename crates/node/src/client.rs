@@ -18,26 +18,26 @@ use tower::service_fn;
 use crate::api::v1::GetRosterRequest;
 use crate::api::v1::node_client::NodeClient;
 use crate::api::v1::peer_client::PeerClient;
-use crate::failure::{Failure, connect_timeout_cause, innermost, is_connect_timeout};
-use crate::gate::{Connector, Proof};
+use crate::failure::{Failure, connect_timeout_cause, innermost_error, is_connect_timeout};
+use crate::gate::{MtlsConnector, TlsMode};
 use crate::limits::{
     CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, QUERY_TIMEOUT, SOCKET_KEEPALIVE_TIMEOUT,
 };
 
 /// Where a daemon listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum DaemonAddress {
     /// Its Unix socket.
     Socket(PathBuf),
     /// Its control port.
     Network(SocketAddr),
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Socket(path) => write!(f, "{}", path.display()),
-            Address::Network(address) => write!(f, "{address}"),
+            DaemonAddress::Socket(path) => write!(f, "{}", path.display()),
+            DaemonAddress::Network(address) => write!(f, "{address}"),
         }
     }
 }
@@ -63,19 +63,20 @@ async fn socket_channel(socket: &Path) -> Result<Channel, Failure> {
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     // The address is not used: the connector knows the path.
-    let endpoint = with_limits(Endpoint::from_static("http://node.farfork"));
+    let endpoint = with_timeouts(Endpoint::from_static("http://node.farfork"));
     let endpoint = endpoint.keep_alive_timeout(SOCKET_KEEPALIVE_TIMEOUT);
     endpoint.connect_with_connector(connector).await.map_err(|error| {
-        let step = match is_denied(&error) {
+        let step = match is_permission_denied(&error) {
             true => "it answers only root: run this with sudo, or show an identity of your own with --node and --trust",
             false => "start one with `farfork node` or `farfork up`, or say where it is with FARFORK_SOCKET",
         };
-        Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost(&error)).with_next_step(step)
+        Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost_error(&error))
+            .with_next_step(step)
     })
 }
 
-fn is_denied(error: &(dyn Error + 'static)) -> bool {
-    let cause = innermost(error).downcast_ref::<io::Error>();
+fn is_permission_denied(error: &(dyn Error + 'static)) -> bool {
+    let cause = innermost_error(error).downcast_ref::<io::Error>();
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::PermissionDenied)
 }
 
@@ -83,7 +84,7 @@ fn is_denied(error: &(dyn Error + 'static)) -> bool {
 ///
 /// # Errors
 /// As [`connect`].
-pub async fn connect_for_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
+pub async fn connect_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
     Ok(cluster_client(socket_channel(socket).await?))
 }
 
@@ -95,7 +96,7 @@ pub async fn connect_for_cluster(socket: &Path) -> Result<ClusterClient, Failure
 /// whom the cluster trusts does not count, or cannot be written down.
 pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> Result<Client, Failure> {
     let channel = member_channel(address, credentials).await?;
-    if hear_of_roster(channel.clone(), address, credentials).await? {
+    if adopt_newer_roster(channel.clone(), address, credentials).await? {
         // It may revoke the node itself.
         return Ok(node_client(member_channel(address, credentials).await?));
     }
@@ -103,26 +104,26 @@ pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> 
 }
 
 async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Result<Channel, Failure> {
-    let connector = Connector::new(address, None, Proof::Member(credentials.clone()));
-    with_limits(endpoint(address)).connect_with_connector(connector).await.map_err(|error| {
+    let connector = MtlsConnector::new(address, None, TlsMode::Mutual(credentials.clone()));
+    with_timeouts(endpoint(address)).connect_with_connector(connector).await.map_err(|error| {
         if is_connect_timeout(&error) {
             return Failure::new(Code::Unavailable, format!("node at {address}"), connect_timeout_cause())
                 .with_next_step(
                     "see whether its daemon runs there, or was stopped (SIGSTOP), and whether the network leads there",
                 );
         }
-        Failure::new(Code::Unavailable, format!("node at {address}"), innermost(&error))
+        Failure::new(Code::Unavailable, format!("node at {address}"), innermost_error(&error))
             .with_next_step("compare address and --trust; the node's log says why it lets somebody not in")
     })
 }
 
 /// Puts the roster of a node in force, if it is newer than the caller's; tells whether it was.
-async fn hear_of_roster(channel: Channel, address: SocketAddr, credentials: &Credentials) -> Result<bool, Failure> {
+async fn adopt_newer_roster(channel: Channel, address: SocketAddr, credentials: &Credentials) -> Result<bool, Failure> {
     let object = format!("roster of the node at {address}");
-    let answer = cluster_client(channel).get_roster(within(QUERY_TIMEOUT, GetRosterRequest {})).await;
+    let answer = cluster_client(channel).get_roster(request_with_timeout(QUERY_TIMEOUT, GetRosterRequest {})).await;
     let roster = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().roster;
-    let (adopting, own) = (credentials.clone(), credentials.directory().roster());
-    let adopted = tokio::task::spawn_blocking(move || adopting.adopt_roster(&roster)).await;
+    let (adopting, own) = (credentials.clone(), credentials.directory().roster_path());
+    let adopted = tokio::task::spawn_blocking(move || adopting.install_roster(&roster)).await;
     let adopted = adopted.map_err(|panic| Failure::new(Code::Internal, &object, panic))?;
     adopted.map_err(|error| {
         Failure::new(Code::FailedPrecondition, &object, error)
@@ -132,8 +133,8 @@ async fn hear_of_roster(channel: Channel, address: SocketAddr, credentials: &Cre
 
 /// A connection to the daemon behind a control port, made when it is first used and again when it breaks. It has to be
 /// the expected node, if one is.
-pub(crate) fn network_channel(address: SocketAddr, expected: Option<NodeName>, proof: Proof) -> Channel {
-    with_limits(endpoint(address)).connect_with_connector_lazy(Connector::new(address, expected, proof))
+pub(crate) fn network_channel(address: SocketAddr, expected: Option<NodeName>, proof: TlsMode) -> Channel {
+    with_timeouts(endpoint(address)).connect_with_connector_lazy(MtlsConnector::new(address, expected, proof))
 }
 
 /// What protects the connection is the connector's business: to HTTP it looks like one in clear.
@@ -155,13 +156,13 @@ pub(crate) fn peer_client(channel: Channel) -> PeerClient<Channel> {
 }
 
 /// A request that must be answered, or whose stream must begin, in time.
-pub fn within<T>(limit: Duration, message: T) -> Request<T> {
+pub fn request_with_timeout<T>(limit: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(limit);
     request
 }
 
-fn with_limits(endpoint: Endpoint) -> Endpoint {
+fn with_timeouts(endpoint: Endpoint) -> Endpoint {
     endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)

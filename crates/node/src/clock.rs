@@ -21,12 +21,12 @@ pub(crate) fn boot_ms_now() -> u64 {
 }
 
 /// How long it is until a time, by the clock that says `now_ms`.
-pub(crate) fn until(deadline_ms: u64, now_ms: u64) -> Duration {
+pub(crate) fn duration_until(deadline_ms: u64, now_ms: u64) -> Duration {
     Duration::from_millis(deadline_ms.saturating_sub(now_ms))
 }
 
 /// So long after a time in milliseconds; what lies beyond all clocks is never.
-pub(crate) fn after(time_ms: u64, wait: Duration) -> u64 {
+pub(crate) fn add_duration(time_ms: u64, wait: Duration) -> u64 {
     time_ms.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX))
 }
 
@@ -36,11 +36,11 @@ mod tests {
 
     #[test]
     fn a_wait_without_end_does_not_end_before_it_began() {
-        assert_eq!(after(1_000, Duration::from_millis(5)), 1_005);
+        assert_eq!(add_duration(1_000, Duration::from_millis(5)), 1_005);
         for wait in [Duration::from_millis(u64::MAX), Duration::MAX] {
-            assert_eq!(after(unix_ms_now(), wait), u64::MAX);
-            assert_eq!(after(boot_ms_now(), wait), u64::MAX);
-            assert!(until(after(unix_ms_now(), wait), unix_ms_now()) > Duration::from_secs(1 << 40));
+            assert_eq!(add_duration(unix_ms_now(), wait), u64::MAX);
+            assert_eq!(add_duration(boot_ms_now(), wait), u64::MAX);
+            assert!(duration_until(add_duration(unix_ms_now(), wait), unix_ms_now()) > Duration::from_secs(1 << 40));
         }
     }
 }

@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::Member;
-use farfork_container::{ContainerConfig, ContainerError, Leftovers, Pool, clean_leftovers};
-use farfork_fabric::{Exporter, Secured, shm, tcp};
-use farfork_fork::rest::Rest;
+use farfork_container::{ContainerConfig, ContainerError, ContainerPool, Leftovers, clean_leftovers};
+use farfork_fabric::{Exporter, TlsSecurity, shm, tcp};
+use farfork_fork::rest::IdleDetector;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
-use farfork_fork::resume::OwnSeeds;
+use farfork_fork::resume::LocalSeeds;
 use farfork_fork::seed::SeedTable;
 use farfork_fork::{call_timer, capture};
 use farfork_sys::allocator;
@@ -32,11 +32,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::acquaintances::Acquaintances;
-use crate::children::{self, ChildBudget, Children};
-use crate::engine::{Engine, random_number};
+use crate::acquaintances::MemberFile;
+use crate::children::{self, ChildBudget, ChildSupervisor};
+use crate::engine::{Engine, random_id};
 use crate::failure::Failure;
-use crate::heartbeat::{self, OwnState};
+use crate::heartbeat::{self, LocalState};
 use crate::metrics;
 use crate::node::Node;
 use crate::options::Options;
@@ -44,15 +44,15 @@ use crate::pager_link::{PagerError, PagerLink};
 use crate::pager_supervision;
 use crate::peers::Peers;
 use crate::program;
-use crate::run_dir::{Lock, RunDir, RunDirError};
-use crate::seeds::{self, EXPIRY_INTERVAL, Seeds};
+use crate::run_dir::{RunDir, RunDirError, RunDirLock};
+use crate::seeds::{self, EXPIRY_INTERVAL, SeedRegistry};
 use crate::serve;
 use crate::service;
 use crate::standstill;
-use crate::trust::{self, EstablishError, Security};
+use crate::trust::{self, EnrollmentError, Security};
 
 /// Between two looks at whether the daemon is at rest.
-const REST_INTERVAL: Duration = Duration::from_secs(5);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why a daemon could not run.
 #[derive(Debug, thiserror::Error)]
@@ -108,8 +108,8 @@ impl DaemonError {
     }
 }
 
-impl From<EstablishError> for DaemonError {
-    fn from(error: EstablishError) -> Self {
+impl From<EnrollmentError> for DaemonError {
+    fn from(error: EnrollmentError) -> Self {
         Self::Trust(error.to_string())
     }
 }
@@ -125,52 +125,53 @@ impl From<PagerError> for DaemonError {
 /// # Errors
 /// It could not be started; what it had made is gone again.
 pub async fn run(options: Options) -> Result<(), DaemonError> {
-    let security = trust::establish(&options).await?;
+    let security = trust::load_or_enroll(&options).await?;
     let started = tokio::task::spawn_blocking(move || start(options, security)).await;
     let running =
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
     let served = serve_until_signal(&running).await;
     tracing::info!("stopping");
     heartbeat::leave(&running.node.peers).await;
-    running.node.children.end_all().await;
+    running.node.children.kill_all().await;
     let stopping = tokio::task::spawn_blocking(move || running.stop());
     stopping.await.map_err(|panic| DaemonError::System { action: "stop", cause: io::Error::other(panic) })?;
     served
 }
 
-async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
-    let _watch =
-        standstill::Watch::over(tokio::runtime::Handle::current()).map_err(DaemonError::system("start a thread"))?;
-    let Running { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
-    let acquaintances = Acquaintances::read(run_dir);
-    heartbeat::introduce(&node.peers, &[join, acquaintances.addresses()].concat()).await?;
+async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> {
+    let _watch = standstill::StallWatchdog::start(tokio::runtime::Handle::current())
+        .map_err(DaemonError::system("start a thread"))?;
+    let RunningDaemon { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
+    let acquaintances = MemberFile::read(run_dir);
+    heartbeat::join_members(&node.peers, &[join, acquaintances.addresses()].concat()).await?;
     let programs = program::listen(&run_dir.program_socket());
     let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
-    let socket = listen_privately(&run_dir.socket())?;
+    let socket = bind_private_socket(&run_dir.socket())?;
     let control = control.try_clone().map_err(DaemonError::listen(node.address()))?;
     let listeners =
-        serve::Listeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
+        serve::ApiListeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
     tracing::info!(node = %node.name, address = %node.address(), socket = %run_dir.socket().display(), "ready");
 
     // Ends with the daemon: dropping the set ends its tasks.
     let mut tasks = JoinSet::new();
     let here = node.clone();
-    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), acquaintances, move || OwnState {
-        children: u32::try_from(here.children.living()).unwrap_or(u32::MAX),
-        not_ready: here.pager.not_ready(),
+    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), acquaintances, move || LocalState {
+        children: u32::try_from(here.children.count_alive()).unwrap_or(u32::MAX),
+        not_ready: here.pager.not_ready_reason(),
     }));
     tasks.spawn(pager_supervision::run(node.clone()));
-    tasks.spawn(service::keep_leases(node.clone()));
-    tasks.spawn(let_go_of_the_unused(node.clone()));
-    tasks.spawn(give_memory_back());
-    tasks.spawn(children::tend(node.clone()));
-    tasks.spawn(trust::keep(node.peers.clone()));
+    tasks.spawn(service::run_lease_expiry(node.clone()));
+    tasks.spawn(run_cache_eviction(node.clone()));
+    tasks.spawn(run_memory_trim());
+    tasks.spawn(children::run_child_maintenance(node.clone()));
+    tasks.spawn(trust::run_renewal(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
-    tasks.spawn(program::serve(node.clone(), programs, stopped.clone()));
+    tasks.spawn(program::serve_programs(node.clone(), programs, stopped.clone()));
     call_timer::start("call-timer");
-    capture::keep_ready();
+    capture::enable_thread_pool();
     if let Some(listener) = metrics_listener {
-        let listener = metrics::watched(listener).map_err(DaemonError::system("watch the listening sockets"))?;
+        let listener =
+            metrics::to_async_listener(listener).map_err(DaemonError::system("watch the listening sockets"))?;
         tasks.spawn(metrics::serve(node.clone(), listener));
     }
     let here = node.clone();
@@ -181,35 +182,35 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
         // Held until the daemon ends: a closed channel is no order to stop.
         std::future::pending().await
     });
-    serve::serve(node, listeners, stopped).await
+    serve::serve_api(node, listeners, stopped).await
 }
 
 /// What runs once a daemon has started.
-struct Running {
+struct RunningDaemon {
     run_dir: RunDir,
     node: Arc<Node>,
     control: TcpListener,
     join: Vec<SocketAddr>,
     metrics: Option<TcpListener>,
     /// Held for their ends.
-    _fabric: (tcp::Server, shm::Server),
-    lock: Lock,
+    _fabric: (tcp::TcpServer, shm::ShmServer),
+    lock: RunDirLock,
 }
 
-impl Running {
+impl RunningDaemon {
     /// All that blocks of a stop, once the children have ended.
     fn stop(self) {
-        self.node.engine.end_zygotes();
+        self.node.engine.stop_zygotes();
         self.node.seeds.drop_all();
         self.node.pager.stop();
-        if !self.lock.is_of(&self.run_dir) {
+        if !self.lock.is_current(&self.run_dir) {
             return;
         }
         // Whoever comes now is told that nobody is here.
         let _ = fs::remove_file(self.run_dir.socket());
         let _ = fs::remove_file(self.run_dir.program_socket());
         let _ = fs::remove_file(self.run_dir.fabric_socket());
-        Acquaintances::forget(&self.run_dir);
+        MemberFile::remove(&self.run_dir);
     }
 }
 
@@ -222,11 +223,11 @@ fn raise_descriptor_limit() {
 }
 
 /// All that blocks of a start, in the order drawn above.
-fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
+fn start(options: Options, security: Security) -> Result<RunningDaemon, DaemonError> {
     raise_descriptor_limit();
     let path = options.run_dir.display().to_string();
     let run_dir = RunDir::new(&options.run_dir);
-    let lock = run_dir.take().map_err(|cause| DaemonError::RunDir { path, cause })?;
+    let lock = run_dir.acquire().map_err(|cause| DaemonError::RunDir { path, cause })?;
     if !run_dir.is_in_memory() {
         let path = run_dir.root().display();
         tracing::warn!(run_dir = %path, "on no tmpfs: files of each child are made there, which keeps many children a second from standing; mount one there, or choose another with --run-dir");
@@ -234,13 +235,13 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
     // Also where nobody uses it yet (`--insecure`): what is made there later is no child's business.
-    containers.masked_places.push(options.trust.directory.clone());
-    containers.masked_places.extend(options.images.clone());
+    containers.masked_future_paths.push(options.trust.directory.clone());
+    containers.masked_future_paths.extend(options.images.clone());
     containers.user_ranges.clone_from(&options.user_ranges);
-    containers.kept_roots_max = options.kept_roots_max;
+    containers.cached_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
-    let pager = Arc::new(PagerLink::establish(&run_dir, security.credentials(), options.cache_bytes_max)?);
-    match assemble(options, security, (run_dir, lock), control, containers, leftovers, &pager) {
+    let pager = Arc::new(PagerLink::find_or_start(&run_dir, security.credentials(), options.cache_bytes_max)?);
+    match assemble_node(options, security, (run_dir, lock), control, containers, leftovers, &pager) {
         Ok(running) => Ok(running),
         Err(error) => {
             // It refuses where an earlier daemon's children still need it.
@@ -251,51 +252,51 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
 }
 
 /// Everything of a daemon but its pager.
-fn assemble(
+fn assemble_node(
     options: Options,
     security: Security,
-    (run_dir, lock): (RunDir, Lock),
+    (run_dir, lock): (RunDir, RunDirLock),
     control: TcpListener,
     containers: ContainerConfig,
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
-) -> Result<Running, DaemonError> {
+) -> Result<RunningDaemon, DaemonError> {
     let Options { name, listen, fabric_port, join, pool_size, zygotes_max, metrics, images, bridges_vdso, .. } =
         options;
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
-    let metrics = metrics.map(listen_for_metrics).transpose()?;
+    let metrics = metrics.map(bind_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
     // Before anybody can ask: a seed that is unknown is lost to its children.
-    let images = images.unwrap_or_else(|| run_dir.images());
-    let found = seeds::find(&images, &name, &seeds);
+    let images = images.unwrap_or_else(|| run_dir.images_dir());
+    let found = seeds::load_images(&images, &name, &seeds);
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
         serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter, &security)?;
     let detected = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
-    let mut local = LocalNode { bridges_vdso, ..detected };
+    let mut local = LocalNode { forces_vdso_bridge: bridges_vdso, ..detected };
     local.processor.state.xcr0 = options.xcr0.unwrap_or(local.processor.state.xcr0);
     let me = Member {
         name: name.clone(),
         address: control.local_addr().map_err(DaemonError::listen(listen))?,
         fabric_address,
-        incarnation: random_number().map_err(DaemonError::system("draw a random number"))?,
+        incarnation: random_id().map_err(DaemonError::system("draw a random number"))?,
         children: 0,
         not_ready: None,
         processor: Some(local.processor.clone()),
     };
-    let pool = Pool::start(containers, pool_size)?;
+    let pool = ContainerPool::start(containers, pool_size)?;
     let credentials = security.credentials().cloned();
-    let own = OwnSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
+    let own = LocalSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
     let engine =
         Engine::new(name.clone(), (run_dir.clone(), zygotes_max), local, pool, pager.clone(), own, credentials);
-    let children = take_over(&run_dir, pager, leftovers)?;
-    let seeds = Seeds::new(name, seeds, fabric_address, (images, options.seed_budget), found);
+    let children = adopt_children(&run_dir, pager, leftovers)?;
+    let seeds = SeedRegistry::new(name, seeds, fabric_address, (images, options.seed_budget), found);
     let node =
         Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, (children, child_budget), engine, pager.clone()));
-    Ok(Running { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), lock })
+    Ok(RunningDaemon { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), lock })
 }
 
-fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, DaemonError> {
+fn bind_metrics(address: SocketAddr) -> Result<TcpListener, DaemonError> {
     let listener = TcpListener::bind(address).map_err(DaemonError::listen(address))?;
     let address = listener.local_addr().map_err(DaemonError::listen(address))?;
     tracing::info!(%address, is_local = address.ip().is_loopback(), "metrics for whoever can reach this port");
@@ -307,30 +308,35 @@ fn serve_fabric(
     run_dir: &RunDir,
     exporter: &Arc<dyn Exporter>,
     security: &Security,
-) -> Result<(tcp::Server, shm::Server, SocketAddr), DaemonError> {
+) -> Result<(tcp::TcpServer, shm::ShmServer, SocketAddr), DaemonError> {
     let listener = TcpListener::bind(listen).map_err(DaemonError::listen(listen))?;
     let address = listener.local_addr().map_err(DaemonError::listen(listen))?;
-    let security = security.credentials().map(|credentials| Arc::new(Secured::new(credentials.clone())) as Arc<_>);
-    let tcp_server = tcp::Server::start_secured(listener, exporter, security)
+    let security = security.credentials().map(|credentials| Arc::new(TlsSecurity::new(credentials.clone())) as Arc<_>);
+    let tcp_server = tcp::TcpServer::start_secured(listener, exporter, security)
         .map_err(DaemonError::system("start the fabric's server"))?;
-    let local = listen_privately(&run_dir.fabric_socket())?;
-    let shm_server = shm::Server::start(local, exporter).map_err(DaemonError::system("start the fabric's server"))?;
+    let local = bind_private_socket(&run_dir.fabric_socket())?;
+    let shm_server =
+        shm::ShmServer::start(local, exporter).map_err(DaemonError::system("start the fabric's server"))?;
     Ok((tcp_server, shm_server, address))
 }
 
-fn take_over(run_dir: &RunDir, pager: &Arc<PagerLink>, leftovers: Leftovers) -> Result<Children, DaemonError> {
+fn adopt_children(
+    run_dir: &RunDir,
+    pager: &Arc<PagerLink>,
+    leftovers: Leftovers,
+) -> Result<ChildSupervisor, DaemonError> {
     if leftovers.removed > 0 || !leftovers.running.is_empty() {
         let (removed, running) = (leftovers.removed, leftovers.running.len());
         tracing::info!(removed, running, "an earlier daemon left containers");
     }
-    let children = Children::new(run_dir.clone(), pager.clone()).map_err(DaemonError::system("watch files"))?;
+    let children = ChildSupervisor::new(run_dir.clone(), pager.clone()).map_err(DaemonError::system("watch files"))?;
     children.adopt(leftovers).map_err(DaemonError::system("read the children's directories"))?;
-    children.hand_back();
+    children.hand_back_children();
     Ok(children)
 }
 
 /// A Unix socket that only its owner may connect to. One that an earlier daemon left is replaced: we hold the lock.
-fn listen_privately(path: &Path) -> Result<UnixListener, DaemonError> {
+fn bind_private_socket(path: &Path) -> Result<UnixListener, DaemonError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(DaemonError::listen(path.display())(error));
@@ -347,7 +353,7 @@ fn listen_privately(path: &Path) -> Result<UnixListener, DaemonError> {
 const HELD_FILES_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Ends zygotes and closes connections that are of no use, as long as the daemon runs.
-async fn let_go_of_the_unused(node: Arc<Node>) {
+async fn run_cache_eviction(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     let mut looked = Instant::now();
     loop {
@@ -358,26 +364,26 @@ async fn let_go_of_the_unused(node: Arc<Node>) {
             let _ = tokio::task::spawn_blocking(move || here.seeds.limit_held_files()).await;
         }
         // An idle node is not woken for nothing.
-        if !node.engine.keeps_anything() {
+        if !node.engine.has_cached_state() {
             continue;
         }
         let here = node.clone();
         let is_dropped = move |seed: &SeedId| *seed.node() == here.name && !here.seeds.is_listed(seed);
         let here = node.clone();
-        let is_in_vain = move |seed: &SeedId| here.foresight.is_only_elsewhere(seed);
+        let is_in_vain = move |seed: &SeedId| here.fork_history.has_only_remote_forks(seed);
         let here = node.clone();
-        let _ = tokio::task::spawn_blocking(move || here.engine.let_go(is_dropped, is_in_vain)).await;
+        let _ = tokio::task::spawn_blocking(move || here.engine.evict_unused(is_dropped, is_in_vain)).await;
     }
 }
 
 /// Gives memory back whenever the daemon comes to rest.
-async fn give_memory_back() {
-    let mut ticks = tokio::time::interval(REST_INTERVAL);
-    let mut rest = Rest::new(Instant::now());
+async fn run_memory_trim() {
+    let mut ticks = tokio::time::interval(IDLE_CHECK_INTERVAL);
+    let mut rest = IdleDetector::new(Instant::now());
     loop {
         ticks.tick().await;
-        if rest.has_begun(Instant::now()) {
-            let _ = tokio::task::spawn_blocking(allocator::give_back).await;
+        if rest.has_become_idle(Instant::now()) {
+            let _ = tokio::task::spawn_blocking(allocator::trim_heap).await;
         }
     }
 }

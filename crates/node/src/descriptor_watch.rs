@@ -8,9 +8,9 @@ use tokio::io::unix::AsyncFd;
 
 /// What owns a descriptor, and keeps it until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Owner<T>(pub(crate) T);
+pub(crate) struct FdOwner<T>(pub(crate) T);
 
-impl<T: AsFd> AsRawFd for Owner<T> {
+impl<T: AsFd> AsRawFd for FdOwner<T> {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
@@ -21,8 +21,8 @@ impl<T: AsFd> AsRawFd for Owner<T> {
 /// # Errors
 /// As epoll_ctl(2).
 #[expect(deprecated, reason = "its successor is unsafe for owners whose descriptor changes or closes; ours do neither")]
-pub(crate) fn watch_both<T: AsFd>(owner: T) -> io::Result<AsyncFd<Owner<T>>> {
-    AsyncFd::with_interest(Owner(owner), Interest::READABLE | Interest::WRITABLE)
+pub(crate) fn watch_read_write<T: AsFd>(owner: T) -> io::Result<AsyncFd<FdOwner<T>>> {
+    AsyncFd::with_interest(FdOwner(owner), Interest::READABLE | Interest::WRITABLE)
 }
 
 /// Watches a descriptor for becoming readable. Must be called within the runtime.
@@ -30,6 +30,6 @@ pub(crate) fn watch_both<T: AsFd>(owner: T) -> io::Result<AsyncFd<Owner<T>>> {
 /// # Errors
 /// As epoll_ctl(2).
 #[expect(deprecated, reason = "its successor is unsafe for owners whose descriptor changes or closes; ours do neither")]
-pub(crate) fn watch_readable<T: AsFd>(owner: T) -> io::Result<AsyncFd<Owner<T>>> {
-    AsyncFd::with_interest(Owner(owner), Interest::READABLE)
+pub(crate) fn watch_readable<T: AsFd>(owner: T) -> io::Result<AsyncFd<FdOwner<T>>> {
+    AsyncFd::with_interest(FdOwner(owner), Interest::READABLE)
 }

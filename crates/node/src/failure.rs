@@ -80,15 +80,17 @@ impl Failure {
             Code::Unavailable | Code::Unknown if status.source().is_some_and(is_connect_timeout) => {
                 Self::new(Code::Unavailable, object, connect_timeout_cause()).with_next_step(CONNECT_TIMEOUT_STEP)
             }
-            Code::Unavailable => Self::new(Code::Unavailable, object, format!("no connection ({})", said(status)))
-                .with_next_step("see whether its daemon runs: `farfork nodes`"),
+            Code::Unavailable => {
+                Self::new(Code::Unavailable, object, format!("no connection ({})", transport_cause(status)))
+                    .with_next_step("see whether its daemon runs: `farfork nodes`")
+            }
             // Only the transport has a cause of its own: the connection broke while the answer was awaited.
             Code::Unknown | Code::Internal if status.source().is_some() => {
-                let cause = format!("the connection ended before there was an answer ({})", said(status));
+                let cause = format!("the connection ended before there was an answer ({})", transport_cause(status));
                 Self::new(Code::Unavailable, object, cause)
                     .with_next_step("see whether its daemon runs: `farfork nodes`; then ask again")
             }
-            code => Self::new(code, object, said(status)),
+            code => Self::new(code, object, transport_cause(status)),
         }
     }
 }
@@ -99,7 +101,7 @@ pub(crate) const CONNECT_TIMEOUT_STEP: &str =
 
 /// Whether the limit on connecting was met: the transport's own words say neither whose nor of what.
 pub(crate) fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
-    innermost(error).to_string() == "deadline has elapsed"
+    innermost_error(error).to_string() == "deadline has elapsed"
 }
 
 /// That in words.
@@ -111,12 +113,12 @@ pub(crate) fn connect_timeout_cause() -> String {
 }
 
 /// What the transport met, where it tells.
-fn said(status: &Status) -> String {
-    status.source().map_or_else(|| status.message().to_owned(), |error| innermost(error).to_string())
+fn transport_cause(status: &Status) -> String {
+    status.source().map_or_else(|| status.message().to_owned(), |error| innermost_error(error).to_string())
 }
 
 /// The innermost error, which alone says what happened (`Connection refused`).
-pub(crate) fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+pub(crate) fn innermost_error<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
@@ -150,8 +152,8 @@ impl From<v1::Error> for Failure {
 
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
-        let failure = failure.fitting_a_header();
-        let (code, message) = (failure.code, cut(failure.to_string(), MESSAGE_BYTES_MAX));
+        let failure = failure.truncated_for_header();
+        let (code, message) = (failure.code, truncate_text(failure.to_string(), MESSAGE_BYTES_MAX));
         let details = v1::Error::from(failure).encode_to_vec();
         Status::with_details(code, message, details.into())
     }
@@ -159,7 +161,7 @@ impl From<Failure> for Status {
 
 impl Failure {
     /// Cut where it would be too long; then this node's log has all of it.
-    fn fitting_a_header(self) -> Self {
+    fn truncated_for_header(self) -> Self {
         let fits = self.object.len() <= OBJECT_BYTES_MAX
             && self.cause.len() <= CAUSE_BYTES_MAX
             && self.next_step.len() <= NEXT_STEP_BYTES_MAX;
@@ -171,7 +173,7 @@ impl Failure {
         let is_cause_cut = cause.len() > CAUSE_BYTES_MAX;
         let [object, cause, mut next_step] =
             [(object, OBJECT_BYTES_MAX), (cause, CAUSE_BYTES_MAX), (next_step, NEXT_STEP_BYTES_MAX)]
-                .map(|(text, bytes_max)| cut(text, bytes_max));
+                .map(|(text, bytes_max)| truncate_text(text, bytes_max));
         if is_cause_cut {
             let separator = if next_step.is_empty() { "" } else { "; " };
             next_step = format!("{next_step}{separator}the log of the node that says this has it whole");
@@ -181,7 +183,7 @@ impl Failure {
 }
 
 /// The beginning of a text that is too long, and how much is missing.
-fn cut(mut text: String, bytes_max: usize) -> String {
+fn truncate_text(mut text: String, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text;
     }

@@ -4,16 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::membership::{Event, HEARTBEAT_INTERVAL, JoinError, Member};
+use farfork_cluster::membership::{HEARTBEAT_INTERVAL, JoinError, Member, MembershipEvent};
 use farfork_trust::Credentials;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
 
-use crate::acquaintances::Acquaintances;
+use crate::acquaintances::MemberFile;
 use crate::api::v1;
 use crate::auth::Caller;
-use crate::client::{peer_client, within};
+use crate::client::{peer_client, request_with_timeout};
 use crate::failure::Failure;
 use crate::limits::{HEARTBEAT_TIMEOUT, LEAVE_TIMEOUT};
 use crate::peers::Peers;
@@ -23,10 +23,10 @@ use crate::trust;
 const TICK: Duration = Duration::from_millis(250);
 
 /// For the introduction at a daemon's start: nodes that are there answer in milliseconds.
-const INTRODUCTION_LIMIT: Duration = Duration::from_secs(1);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a node says of itself that changes.
-pub(crate) struct OwnState {
+pub(crate) struct LocalState {
     /// How many children run on it.
     pub(crate) children: u32,
     /// Why it takes no children, where it takes none.
@@ -37,8 +37,8 @@ pub(crate) struct OwnState {
 pub(crate) async fn run(
     peers: Arc<Peers>,
     join: Vec<SocketAddr>,
-    mut acquaintances: Acquaintances,
-    own_state: impl Fn() -> OwnState,
+    mut acquaintances: MemberFile,
+    own_state: impl Fn() -> LocalState,
 ) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -47,25 +47,25 @@ pub(crate) async fn run(
         let now = Instant::now();
         let due = {
             let mut membership = peers.membership();
-            let OwnState { children, not_ready } = own_state();
+            let LocalState { children, not_ready } = own_state();
             membership.set_children(children);
             membership.set_not_ready(not_ready);
             let events = membership.handle_time(now);
-            events.iter().for_each(log);
+            events.iter().for_each(log_event);
             membership.poll_heartbeats(now)
         };
         let mut addresses: Vec<SocketAddr> = due.iter().map(|member| member.address).collect();
         if now >= join_due {
             join_due = now + HEARTBEAT_INTERVAL;
-            addresses.extend(unknown(&peers, &join));
-            peers.follow_roster();
-            peers.forget_strangers();
-            acquaintances.keep(peers.others());
+            addresses.extend(unknown_addresses(&peers, &join));
+            peers.apply_roster();
+            peers.drop_stale_channels();
+            acquaintances.save(peers.others());
         }
         for address in addresses {
             let peers = peers.clone();
             tokio::spawn(async move {
-                if let Err(failure) = beat(peers, address).await {
+                if let Err(failure) = send_heartbeat(peers, address).await {
                     tracing::debug!(%failure, "a heartbeat without an answer");
                 }
             });
@@ -79,9 +79,9 @@ pub(crate) async fn run(
 ///
 /// # Errors
 /// This node cannot be a member of a cluster there.
-pub(crate) async fn introduce(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> Result<(), Failure> {
-    let mut beats: JoinSet<_> = addresses.iter().map(|address| beat(peers.clone(), *address)).collect();
-    let deadline = tokio::time::Instant::now() + INTRODUCTION_LIMIT;
+pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> Result<(), Failure> {
+    let mut beats: JoinSet<_> = addresses.iter().map(|address| send_heartbeat(peers.clone(), *address)).collect();
+    let deadline = tokio::time::Instant::now() + JOIN_TIMEOUT;
     while let Ok(Some(beaten)) = timeout_at(deadline, beats.join_next()).await {
         match beaten {
             Ok(Err(failure)) if failure.code() == Code::AlreadyExists => return Err(failure),
@@ -94,11 +94,11 @@ pub(crate) async fn introduce(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> R
 
 /// Tells all members that this node stops. Who does not hear it will find out.
 pub(crate) async fn leave(peers: &Peers) {
-    let me: v1::Member = peers.membership().me().clone().into();
+    let me: v1::Member = peers.membership().own_member().clone().into();
     let others = peers.others_alive().into_iter();
     let goodbyes = others.map(|member| {
         let mut client = peer_client(peers.channel(member.address));
-        let goodbye = within(LEAVE_TIMEOUT, me.clone());
+        let goodbye = request_with_timeout(LEAVE_TIMEOUT, me.clone());
         tokio::spawn(async move { client.leave(goodbye).await.map(drop) })
     });
     for goodbye in goodbyes.collect::<Vec<_>>() {
@@ -124,7 +124,11 @@ pub(crate) fn check_sender(caller: Option<&Caller>, from: &v1::Member) -> Result
 ///
 /// # Errors
 /// The sender cannot be a member.
-pub(crate) fn answer(peers: &Peers, caller: Option<&Caller>, from: v1::Member) -> Result<v1::Members, Failure> {
+pub(crate) fn handle_heartbeat(
+    peers: &Peers,
+    caller: Option<&Caller>,
+    from: v1::Member,
+) -> Result<v1::Members, Failure> {
     check_sender(caller, &from)?;
     let from = Member::try_from(from)?;
     let name = from.name.clone();
@@ -137,9 +141,9 @@ pub(crate) fn answer(peers: &Peers, caller: Option<&Caller>, from: v1::Member) -
         };
         Failure::new(Code::AlreadyExists, format!("node `{name}`"), error).with_next_step(step)
     })?;
-    event.iter().for_each(log);
-    peers.given().has_spoken(&name);
-    let members = membership.answer(now).into_iter().map(v1::Member::from).collect();
+    event.iter().for_each(log_event);
+    peers.reserved_names().release(&name);
+    let members = membership.known_members(now).into_iter().map(v1::Member::from).collect();
     drop(membership);
     let credentials = peers.security().credentials();
     let roster = credentials.map_or(0, Credentials::roster_counter);
@@ -148,34 +152,36 @@ pub(crate) fn answer(peers: &Peers, caller: Option<&Caller>, from: v1::Member) -
 }
 
 /// Addresses to join where no known member is.
-fn unknown(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
+fn unknown_addresses(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
     let known: Vec<SocketAddr> = peers.views().into_iter().map(|view| view.member.address).collect();
     join.iter().filter(|address| !known.contains(address)).copied().collect()
 }
 
 /// One heartbeat and its answer.
-async fn beat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
+async fn send_heartbeat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let object = format!("node at {address}");
-    let me: v1::Member = peers.membership().me().clone().into();
-    let asked_under = peers.followed_counter();
+    let me: v1::Member = peers.membership().own_member().clone().into();
+    let asked_under = peers.applied_roster_counter();
     let mut client = peer_client(peers.channel(address));
-    let answer = client.heartbeat(within(HEARTBEAT_TIMEOUT, me)).await;
+    let answer = client.heartbeat(request_with_timeout(HEARTBEAT_TIMEOUT, me)).await;
     let answer = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
     let v1::Members { members, roster, holds_authority } = answer;
     let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
-    let event = peers.handle_answer(members, asked_under);
+    let event = peers.handle_heartbeat_answer(members, asked_under);
     let event = event.map_err(|error| Failure::new(Code::FailedPrecondition, object, error))?;
-    event.iter().for_each(log);
-    peers.hear_of_authority(address, holds_authority);
-    trust::learn(&peers, address, roster).await
+    event.iter().for_each(log_event);
+    peers.record_authority(address, holds_authority);
+    trust::fetch_roster(&peers, address, roster).await
 }
 
-pub(crate) fn log(event: &Event) {
+pub(crate) fn log_event(event: &MembershipEvent) {
     match event {
-        Event::Joined(node) => tracing::info!(%node, "joined"),
-        Event::Restarted(node) => tracing::info!(%node, "was started anew"),
-        Event::Returned(node) => tracing::info!(%node, "answers again"),
-        Event::Unreachable(node) => tracing::warn!(%node, "is silent"),
-        Event::Forgotten(node) => tracing::warn!(%node, "was silent for so long that it is no member any more"),
+        MembershipEvent::Joined(node) => tracing::info!(%node, "joined"),
+        MembershipEvent::Restarted(node) => tracing::info!(%node, "was started anew"),
+        MembershipEvent::Returned(node) => tracing::info!(%node, "answers again"),
+        MembershipEvent::Unreachable(node) => tracing::warn!(%node, "is silent"),
+        MembershipEvent::Forgotten(node) => {
+            tracing::warn!(%node, "was silent for so long that it is no member any more")
+        }
     }
 }

@@ -46,4 +46,4 @@ mod standstill;
 mod starts;
 mod trust;
 
-pub use network::Reach;
+pub use network::EgressDestination;

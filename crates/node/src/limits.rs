@@ -25,7 +25,7 @@ pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// For a seed's zygote to stand with what it is to be given, before the children of a fan-out begin without it. It takes some tens of
 /// milliseconds; where it takes longer, so would they, who fetch the same each for itself.
-pub const HATCHING_TIMEOUT: Duration = Duration::from_secs(3);
+pub const ZYGOTE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// For a node to be warmed up: a working set comes in a second over the slowest links.
 pub const PREWARM_TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,7 +57,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Largest message that somebody who has shown no certificate may send, in bytes: a request to join has a name, a proof and a
 /// request for a certificate.
-pub const STRANGERS_MESSAGE_BYTES_MAX: usize = 16 << 10;
+pub const ANONYMOUS_MESSAGE_BYTES_MAX: usize = 16 << 10;
 
 /// Largest payload of one child, in bytes. Larger data belongs in the parent's memory or in a file.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
@@ -75,7 +75,7 @@ pub const LABEL_BYTES_MAX: usize = 63;
 pub const SEED_NAME_BYTES_MAX: usize = 63;
 
 /// Most children that start at once on a node; more would only wait for each other's processor.
-pub const STARTING_MAX: usize = 8;
+pub const CONCURRENT_STARTS_MAX: usize = 8;
 
 /// Programs that are connected at once; each has a few descriptors of the daemon's.
 pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
@@ -94,10 +94,10 @@ pub const UNCOLLECTED_CHILDREN_MAX: usize = FORK_COUNT_MAX as usize;
 pub const UNCOLLECTED_BYTES_MAX: u64 = 1 << 30;
 
 /// Ended children that a start of a child forgets at most: each start adds one, so that their number falls nevertheless.
-pub const FORGOTTEN_PER_START_MAX: usize = 2;
+pub const EVICTED_PER_START_MAX: usize = 2;
 
 /// Ended children that are forgotten in one round, which comes each second.
-pub const FORGOTTEN_PER_ROUND_MAX: usize = 1024;
+pub const EVICTED_PER_ROUND_MAX: usize = 1024;
 
 /// From the SIGTERM that children get whose caller has gone to the SIGKILL for those that live on: as a service manager's user is used to.
 pub const CALLER_GONE_GRACE: Duration = Duration::from_secs(10);
@@ -128,7 +128,7 @@ pub const STREAM_MESSAGES_MAX: usize = 16;
 pub const ATTACH_GRACE: Duration = Duration::from_secs(30);
 
 /// Most children of a seed that stand by. With one, who asks at once for the next finds it half made.
-pub const STANDBYS_MAX: usize = 2;
+pub const PRESTARTED_PER_SEED_MAX: usize = 2;
 
 /// Zygotes that a node keeps unless told otherwise: a node works with few seeds at a time, and each has 16 MiB at most.
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;

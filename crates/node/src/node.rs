@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farfork_cluster::membership::State;
-use farfork_fork::capture::Lineage;
+use farfork_cluster::membership::MemberState;
+use farfork_fork::capture::ServingPager;
 use farfork_fork::pager::PagerCounters;
 use farfork_wire::{ChildId, NodeName};
 use tokio::runtime::Handle;
@@ -14,33 +14,33 @@ use tonic::Code;
 
 use crate::api::v1;
 use crate::attended::AttendedBatches;
-use crate::children::{ChildBudget, Children};
+use crate::children::{ChildBudget, ChildSupervisor};
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::foresight::Foresight;
-use crate::limits::STARTING_MAX;
+use crate::foresight::ForkHistory;
+use crate::limits::CONCURRENT_STARTS_MAX;
 use crate::metrics::Metrics;
 use crate::pager_link::PagerLink;
 use crate::peers::Peers;
-use crate::seeds::Seeds;
-use crate::starts::Starts;
+use crate::seeds::SeedRegistry;
+use crate::starts::PendingStarts;
 
 /// A node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: NodeName,
     pub(crate) peers: Arc<Peers>,
-    pub(crate) seeds: Seeds,
-    pub(crate) children: Children,
+    pub(crate) seeds: SeedRegistry,
+    pub(crate) children: ChildSupervisor,
     pub(crate) child_budget: ChildBudget,
     pub(crate) engine: Engine,
     pub(crate) pager: Arc<PagerLink>,
     pub(crate) metrics: Metrics,
     /// Turns for starting children.
-    pub(crate) starting: Arc<Semaphore>,
+    pub(crate) start_permits: Arc<Semaphore>,
     /// Of which seeds children are being started.
-    pub(crate) starts: Arc<Starts>,
-    pub(crate) foresight: Foresight,
+    pub(crate) pending_starts: Arc<PendingStarts>,
+    pub(crate) fork_history: ForkHistory,
     pub(crate) attended: AttendedBatches,
     /// Whether it stops in good order: connections that end now tell nothing of who was at their other end.
     is_stopping: AtomicBool,
@@ -52,14 +52,14 @@ impl Node {
     /// Must be called within the runtime.
     pub(crate) fn new(
         peers: Arc<Peers>,
-        seeds: Seeds,
-        (children, child_budget): (Children, ChildBudget),
+        seeds: SeedRegistry,
+        (children, child_budget): (ChildSupervisor, ChildBudget),
         engine: Engine,
         pager: Arc<PagerLink>,
     ) -> Self {
-        let (starting, starts) = (Arc::new(Semaphore::new(STARTING_MAX)), Arc::default());
-        let (name, metrics) = (peers.my_name(), Metrics::new());
-        let (foresight, runtime) = (Foresight::default(), Handle::current());
+        let (starting, starts) = (Arc::new(Semaphore::new(CONCURRENT_STARTS_MAX)), Arc::default());
+        let (name, metrics) = (peers.local_name(), Metrics::new());
+        let (foresight, runtime) = (ForkHistory::default(), Handle::current());
         Self {
             name,
             peers,
@@ -69,9 +69,9 @@ impl Node {
             engine,
             pager,
             metrics,
-            starting,
-            starts,
-            foresight,
+            start_permits: starting,
+            pending_starts: starts,
+            fork_history: foresight,
             attended: AttendedBatches::default(),
             is_stopping: AtomicBool::new(false),
             runtime,
@@ -92,7 +92,7 @@ impl Node {
     ///
     /// # Errors
     /// The work's own; a panic in it is an internal failure.
-    pub(crate) async fn blocking<T: Send + 'static>(
+    pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
@@ -103,17 +103,17 @@ impl Node {
     }
 
     /// What a child's pager has counted so far.
-    pub(crate) async fn pager_counts(&self, id: &ChildId) -> Option<PagerCounters> {
+    pub(crate) async fn pager_counters(&self, id: &ChildId) -> Option<PagerCounters> {
         let (pager, id) = (self.pager.clone(), id.clone());
-        self.blocking(move || Ok(pager.counts(&id))).await.ok().flatten()
+        self.run_blocking(move || Ok(pager.counters(&id))).await.ok().flatten()
     }
 
     /// The nodes that nobody need ask, because they are silent.
-    pub(crate) fn unreachable(&self) -> Vec<v1::Error> {
+    pub(crate) fn unreachable_nodes(&self) -> Vec<v1::Error> {
         let views = self.peers.views().into_iter();
-        let silent = views.filter(|view| view.state == State::Unreachable);
-        let failure = |view: farfork_cluster::membership::View| {
-            let cause = format!("it has been silent for {} s", view.silent.as_secs());
+        let silent = views.filter(|view| view.state == MemberState::Unreachable);
+        let failure = |view: farfork_cluster::membership::MemberView| {
+            let cause = format!("it has been silent for {} s", view.silence.as_secs());
             let step = format!("check the node, and the network to {}", view.member.address);
             Failure::new(Code::Unavailable, format!("node {}", view.member.name), cause).with_next_step(step).into()
         };
@@ -124,8 +124,8 @@ impl Node {
     ///
     /// # Errors
     /// The child is paused: nothing can be asked of its processes. Or its users are its own: seeds do not tell of that.
-    pub(crate) fn lineage_of(&self, pid: u32) -> Result<Option<Lineage>, Failure> {
-        let Some(child) = self.children.of_process(pid) else { return Ok(None) };
+    pub(crate) fn lineage_of(&self, pid: u32) -> Result<Option<ServingPager>, Failure> {
+        let Some(child) = self.children.find_by_pid(pid) else { return Ok(None) };
         if child.is_frozen() {
             let id = &child.record().id;
             let paused =
@@ -138,12 +138,12 @@ impl Node {
             return Err(refused.with_next_step("fork children to be forked on without --user-namespace"));
         }
         // Its seed knows files by where they are in that root.
-        child.withhold_root();
+        child.disable_root_reuse();
         Ok(Some(self.engine.lineage(&child, self.seeds.fabric_address())))
     }
 
     /// Where its control API listens.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.peers.membership().me().address
+        self.peers.membership().own_member().address
     }
 }

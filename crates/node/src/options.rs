@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-pub use farfork_container::{KEPT_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
+pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
 use farfork_wire::NodeName;
 

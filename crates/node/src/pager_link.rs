@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::pager::{CacheStats, ClientError, PagerClient, PagerCounters, RELEASE, SOCKET_FILE, Trusting};
+use farfork_fork::pager::{CacheStats, ClientError, PagerClient, PagerCounters, RELEASE, SOCKET_FILE, TrustPolicy};
 use farfork_trust::Credentials;
 use farfork_wire::ChildId;
 use rustix::io::Errno;
@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::run_dir::RunDir;
 
 /// For a pager to end when it is told to.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why there is no pager.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,7 @@ pub(crate) enum PagerError {
     Spawn(#[source] io::Error),
     /// It was started and does not answer.
     #[error("{cause}; see pager.log in the run directory")]
-    Silent {
+    Unresponsive {
         /// What came instead.
         cause: ClientError,
     },
@@ -40,18 +40,18 @@ pub(crate) enum PagerError {
 
 /// What came of looking for the pager.
 #[derive(Debug)]
-pub(crate) enum PagerAnswer {
+pub(crate) enum PagerStatus {
     /// It answers.
-    Here,
+    Running,
     /// Somebody holds its socket, and nobody answers in time, for this reason.
-    Silent(String),
+    Unresponsive(String),
     /// Nobody holds its socket: keeper, pager and holder have all ended.
     Gone,
 }
 
 /// What a pager is started with.
 #[derive(Debug)]
-struct PagerStart {
+struct PagerConfig {
     run_dir: RunDir,
     credentials: Option<Credentials>,
     cache_bytes_max: u64,
@@ -62,7 +62,7 @@ struct PagerStart {
 pub(crate) struct PagerLink {
     client: PagerClient,
     /// How to start another; `None` in tests.
-    start: Option<PagerStart>,
+    config: Option<PagerConfig>,
     /// Why the node takes no children, where it takes none.
     not_ready: Mutex<Option<String>>,
 }
@@ -70,50 +70,50 @@ pub(crate) struct PagerLink {
 impl PagerLink {
     /// The way to one that nobody started.
     #[cfg(test)]
-    pub(crate) fn nowhere() -> Self {
-        Self { client: PagerClient::new(Path::new("/nonexistent")), start: None, not_ready: Mutex::default() }
+    pub(crate) fn unconnected() -> Self {
+        Self { client: PagerClient::new(Path::new("/nonexistent")), config: None, not_ready: Mutex::default() }
     }
 
     /// Finds the run directory's pager, or starts one. Its cache of pages takes so much memory at most.
     ///
     /// # Errors
     /// [`PagerError`].
-    pub(crate) fn establish(
+    pub(crate) fn find_or_start(
         run_dir: &RunDir,
         credentials: Option<&Credentials>,
         cache_bytes_max: u64,
     ) -> Result<Self, PagerError> {
         let client = PagerClient::new(run_dir.root());
-        let silent = |cause| PagerError::Silent { cause };
-        if !is_there(&run_dir.root().join(SOCKET_FILE)) {
-            start(run_dir, credentials)?;
-        } else if client.children().map_err(silent)?.is_empty() {
+        let silent = |cause| PagerError::Unresponsive { cause };
+        if !is_listening(&run_dir.root().join(SOCKET_FILE)) {
+            spawn_pager(run_dir, credentials)?;
+        } else if client.list_children().map_err(silent)?.is_empty() {
             // Of whatever release, and whomever it trusts: nobody needs it.
-            client.stop(STOP_LIMIT).map_err(silent)?;
-            start(run_dir, credentials)?;
+            client.stop(STOP_TIMEOUT).map_err(silent)?;
+            spawn_pager(run_dir, credentials)?;
         } else {
-            go_on(&client, &Trusting::of(credentials)).map_err(silent)?;
+            reuse_pager(&client, &TrustPolicy::from_credentials(credentials)).map_err(silent)?;
         }
-        client.limit_cache(cache_bytes_max).map_err(silent)?;
-        let start = PagerStart { run_dir: run_dir.clone(), credentials: credentials.cloned(), cache_bytes_max };
-        Ok(Self { client, start: Some(start), not_ready: Mutex::default() })
+        client.set_cache_limit(cache_bytes_max).map_err(silent)?;
+        let start = PagerConfig { run_dir: run_dir.clone(), credentials: credentials.cloned(), cache_bytes_max };
+        Ok(Self { client, config: Some(start), not_ready: Mutex::default() })
     }
 
     /// Looks whether the pager answers. Blocks, for some seconds at most.
-    pub(crate) fn look(&self) -> PagerAnswer {
+    pub(crate) fn probe(&self) -> PagerStatus {
         match self.connect() {
             // Its backlog may be full for a moment.
             Ok(_) => {}
-            Err(error) if is_nobody_there(&error) => return PagerAnswer::Gone,
+            Err(error) if is_not_listening(&error) => return PagerStatus::Gone,
             Err(error) => tracing::debug!(%error, "the pager's socket"),
         }
         match self.client.hello() {
-            Ok(_) => PagerAnswer::Here,
-            Err(error) if self.connect().is_err_and(|error| is_nobody_there(&error)) => {
+            Ok(_) => PagerStatus::Running,
+            Err(error) if self.connect().is_err_and(|error| is_not_listening(&error)) => {
                 tracing::debug!(%error, "the pager ended while it was asked");
-                PagerAnswer::Gone
+                PagerStatus::Gone
             }
-            Err(error) => PagerAnswer::Silent(error.to_string()),
+            Err(error) => PagerStatus::Unresponsive(error.to_string()),
         }
     }
 
@@ -122,7 +122,7 @@ impl PagerLink {
     /// # Errors
     /// As connect(2): `ConnectionRefused` or `NotFound` where there is none.
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
-        let run_dir = &self.start.as_ref().ok_or(io::ErrorKind::NotFound)?.run_dir;
+        let run_dir = &self.config.as_ref().ok_or(io::ErrorKind::NotFound)?.run_dir;
         connect(&run_dir.root().join(SOCKET_FILE))
     }
 
@@ -131,29 +131,29 @@ impl PagerLink {
     /// # Errors
     /// [`PagerError`].
     pub(crate) fn restart(&self) -> Result<(), PagerError> {
-        let Some(PagerStart { run_dir, credentials, cache_bytes_max }) = &self.start else { return Ok(()) };
-        start(run_dir, credentials.as_ref())?;
-        self.client.limit_cache(*cache_bytes_max).map_err(|cause| PagerError::Silent { cause })?;
+        let Some(PagerConfig { run_dir, credentials, cache_bytes_max }) = &self.config else { return Ok(()) };
+        spawn_pager(run_dir, credentials.as_ref())?;
+        self.client.set_cache_limit(*cache_bytes_max).map_err(|cause| PagerError::Unresponsive { cause })?;
         Ok(())
     }
 
     /// Why the node takes no children, where it takes none.
-    pub(crate) fn not_ready(&self) -> Option<String> {
-        self.readiness().clone()
+    pub(crate) fn not_ready_reason(&self) -> Option<String> {
+        self.lock_not_ready().clone()
     }
 
     /// The node takes children. Tells whether it did not before.
     pub(crate) fn set_ready(&self) -> bool {
-        self.readiness().take().is_some()
+        self.lock_not_ready().take().is_some()
     }
 
     /// The node takes no children. Tells whether it did before, or for another reason.
     pub(crate) fn set_not_ready(&self, reason: &str) -> bool {
-        let before = self.readiness().replace(reason.to_owned());
+        let before = self.lock_not_ready().replace(reason.to_owned());
         before.as_deref() != Some(reason)
     }
 
-    fn readiness(&self) -> MutexGuard<'_, Option<String>> {
+    fn lock_not_ready(&self) -> MutexGuard<'_, Option<String>> {
         self.not_ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,13 +163,13 @@ impl PagerLink {
     }
 
     /// What it has counted for a child; `None` where it no longer knows the child.
-    pub(crate) fn counts(&self, child: &ChildId) -> Option<PagerCounters> {
+    pub(crate) fn counters(&self, child: &ChildId) -> Option<PagerCounters> {
         Some(self.client.stats(child).ok()?.counters)
     }
 
     /// What its cache of pages holds; `None` where it does not answer.
-    pub(crate) fn cache(&self) -> Option<CacheStats> {
-        self.client.cache().ok()
+    pub(crate) fn cache_stats(&self) -> Option<CacheStats> {
+        self.client.cache_stats().ok()
     }
 
     /// Has it forget a child that has ended.
@@ -181,20 +181,20 @@ impl PagerLink {
 
     /// Has it forget a child all of whose processes have ended, as far as is known; `None` where it has not, else what it had
     /// counted.
-    pub(crate) fn release_at_once(&self, child: &ChildId) -> Option<Option<PagerCounters>> {
-        self.client.release_at_once(child).ok()
+    pub(crate) fn release_now(&self, child: &ChildId) -> Option<Option<PagerCounters>> {
+        self.client.try_release(child).ok()
     }
 
     /// Ends it. Only where no child runs any more.
     pub(crate) fn stop(&self) {
-        if let Err(error) = self.client.stop(STOP_LIMIT) {
+        if let Err(error) = self.client.stop(STOP_TIMEOUT) {
             tracing::warn!(%error, "the pager does not stop");
         }
     }
 }
 
 /// Has a pager that children need go on as this daemon would have started it.
-fn go_on(client: &PagerClient, trusting: &Trusting) -> Result<(), ClientError> {
+fn reuse_pager(client: &PagerClient, trusting: &TrustPolicy) -> Result<(), ClientError> {
     let hello = client.hello()?;
     if hello.release == RELEASE {
         tracing::info!("the pager of an earlier daemon goes on");
@@ -205,19 +205,19 @@ fn go_on(client: &PagerClient, trusting: &Trusting) -> Result<(), ClientError> {
              a daemon that is started when no child runs any more replaces it"
         );
     }
-    if hello.trusting != *trusting {
-        client.trust(trusting)?;
+    if hello.trust_policy != *trusting {
+        client.set_trust_policy(trusting)?;
         tracing::info!(?trusting, "another pager has taken its place, which trusts as this daemon does");
     }
     Ok(())
 }
 
 /// Whether somebody listens at a pager's socket; the socket of one that has died refuses.
-fn is_there(socket: &Path) -> bool {
-    !connect(socket).is_err_and(|error| is_nobody_there(&error))
+fn is_listening(socket: &Path) -> bool {
+    !connect(socket).is_err_and(|error| is_not_listening(&error))
 }
 
-fn is_nobody_there(error: &io::Error) -> bool {
+fn is_not_listening(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
@@ -233,7 +233,7 @@ fn connect(socket: &Path) -> io::Result<OwnedFd> {
 
 /// Starts `farfork pager`, which leaves our session by itself; a thread reaps it if it ends before us.
 /// It reads the trust directory for itself, now and whenever the files change: no secret is handed over.
-fn start(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<(), PagerError> {
+fn spawn_pager(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<(), PagerError> {
     let log = OpenOptions::new().create(true).append(true).open(run_dir.pager_log()).map_err(PagerError::Log)?;
     // Not the path of the binary, which an upgrade may have replaced: the pager must be of our own release.
     let mut command = Command::new("/proc/self/exe");

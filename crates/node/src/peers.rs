@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farfork_cluster::membership::{Event, JoinError, Member, Membership, State, View};
-use farfork_sys::cpu::{ExtendedState, Processor};
+use farfork_cluster::membership::{JoinError, Member, MemberState, MemberView, Membership, MembershipEvent};
+use farfork_sys::cpu::{ExtendedState, ProcessorFeatures};
 use farfork_wire::NodeName;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -16,7 +16,7 @@ use crate::api::v1;
 use crate::api::v1::peer_client::PeerClient;
 use crate::client::{Client, network_channel, node_client, peer_client};
 use crate::failure::Failure;
-use crate::trust::{Followed, Given, Security};
+use crate::trust::{AppliedRoster, NameReservations, Security};
 
 /// How long a connection takes new requests. One stands no longer than the certificates that were shown on it, and nodes
 /// renew theirs a month before the end: so what is asked has a month to be answered.
@@ -24,7 +24,7 @@ const CONNECTION_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A connection, since when.
 #[derive(Debug)]
-struct Kept {
+struct CachedChannel {
     channel: Channel,
     since: Instant,
 }
@@ -36,25 +36,25 @@ pub(crate) struct Peers {
     security: Security,
     /// Connections, kept: each carries many requests, and mends itself. A node that is known has to be the one at the
     /// other end.
-    channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), Kept>>,
+    channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), CachedChannel>>,
     /// Taken after `membership`, where both are.
-    followed: Mutex<Followed>,
-    given: Given,
+    applied_roster: Mutex<AppliedRoster>,
+    reserved_names: NameReservations,
     /// The control address of the node that said last that it holds the authority.
-    authority_at: Mutex<Option<SocketAddr>>,
+    authority_address: Mutex<Option<SocketAddr>>,
 }
 
 impl Peers {
     pub(crate) fn new(me: Member, security: Security) -> Self {
-        let followed = security.credentials().map(|credentials| Followed::of(&credentials.roster().0));
+        let followed = security.credentials().map(|credentials| AppliedRoster::from_roster(&credentials.roster().0));
         let followed = Mutex::new(followed.unwrap_or_default());
         Self {
             membership: Mutex::new(Membership::new(me)),
             security,
             channels: Mutex::default(),
-            followed,
-            given: Given::default(),
-            authority_at: Mutex::default(),
+            applied_roster: followed,
+            reserved_names: NameReservations::default(),
+            authority_address: Mutex::default(),
         }
     }
 
@@ -64,18 +64,18 @@ impl Peers {
     }
 
     /// Names that machines have joined with and have not spoken as.
-    pub(crate) fn given(&self) -> &Given {
-        &self.given
+    pub(crate) fn reserved_names(&self) -> &NameReservations {
+        &self.reserved_names
     }
 
     /// The control address of the other node that holds the authority, as far as this one has heard.
-    pub(crate) fn authority_at(&self) -> Option<SocketAddr> {
-        *self.authority_at.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn authority_address(&self) -> Option<SocketAddr> {
+        *self.authority_address.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A node has said whether it holds the authority.
-    pub(crate) fn hear_of_authority(&self, address: SocketAddr, holds: bool) {
-        let mut known = self.authority_at.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn record_authority(&self, address: SocketAddr, holds: bool) {
+        let mut known = self.authority_address.lock().unwrap_or_else(PoisonError::into_inner);
         match (holds, *known) {
             (true, _) => *known = Some(address),
             (false, Some(before)) if before == address => *known = None,
@@ -84,8 +84,8 @@ impl Peers {
     }
 
     /// This node's name.
-    pub(crate) fn my_name(&self) -> NodeName {
-        self.membership().me().name.clone()
+    pub(crate) fn local_name(&self) -> NodeName {
+        self.membership().own_member().name.clone()
     }
 
     /// The members' state machine.
@@ -94,19 +94,19 @@ impl Peers {
     }
 
     /// All nodes, this one too, by name.
-    pub(crate) fn views(&self) -> Vec<View> {
+    pub(crate) fn views(&self) -> Vec<MemberView> {
         self.membership().views(Instant::now())
     }
 
     /// Whether a node of this name answers.
     pub(crate) fn is_alive(&self, name: &NodeName) -> bool {
-        self.views().iter().any(|view| view.member.name == *name && view.state == State::Alive)
+        self.views().iter().any(|view| view.member.name == *name && view.state == MemberState::Alive)
     }
 
     /// The nodes that answer, without this one.
     pub(crate) fn others_alive(&self) -> Vec<Member> {
         let views = self.views().into_iter();
-        let others = views.filter(|view| !view.is_self && view.state == State::Alive);
+        let others = views.filter(|view| !view.is_self && view.state == MemberState::Alive);
         others.map(|view| view.member).collect()
     }
 
@@ -137,29 +137,30 @@ impl Peers {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let (key, now) = ((address, expected.clone()), Instant::now());
         channels.retain(|other, kept| *other != key || now - kept.since < CONNECTION_AGE_MAX);
-        let make = || Kept { channel: network_channel(address, expected, self.security.proof()), since: now };
+        let make =
+            || CachedChannel { channel: network_channel(address, expected, self.security.tls_mode()), since: now };
         channels.entry(key).or_insert_with(make).channel.clone()
     }
 
     /// Has what is asked from now on go over connections that begin with the credentials in force.
-    pub(crate) fn connect_anew(&self) {
+    pub(crate) fn drop_channels(&self) {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Closes connections that began before the roster in force, and forgets the members that it revokes. Whoever comes
     /// back under such a name, as the cluster's node anew, will say so itself.
-    pub(crate) fn follow_roster(&self) {
+    pub(crate) fn apply_roster(&self) {
         let Some(credentials) = self.security.credentials() else { return };
-        if credentials.roster_counter() == self.followed().counter() {
+        if credentials.roster_counter() == self.applied_roster().counter() {
             return;
         }
         let (roster, _) = credentials.roster();
         // Nobody takes what an answer said meanwhile for newer.
         let mut membership = self.membership();
-        let before = std::mem::replace(&mut *self.followed(), Followed::of(&roster));
-        self.connect_anew();
-        for node in self.followed().revoked_since(&before) {
-            if membership.handle_revoked(&node) {
+        let before = std::mem::replace(&mut *self.applied_roster(), AppliedRoster::from_roster(&roster));
+        self.drop_channels();
+        for node in self.applied_roster().revoked_since(&before) {
+            if membership.remove_revoked(&node) {
                 tracing::warn!(%node, "was revoked, and is no member any more");
             }
         }
@@ -167,9 +168,13 @@ impl Peers {
 
     /// The members of an answer to a heartbeat, unless the roster has changed since the question: who answered may have
     /// been revoked. Names that were revoked are not taken from others, who may not have heard.
-    pub(crate) fn handle_answer(&self, mut members: Vec<Member>, asked_under: u64) -> Result<Option<Event>, JoinError> {
+    pub(crate) fn handle_heartbeat_answer(
+        &self,
+        mut members: Vec<Member>,
+        asked_under: u64,
+    ) -> Result<Option<MembershipEvent>, JoinError> {
         let mut membership = self.membership();
-        let followed = self.followed();
+        let followed = self.applied_roster();
         if followed.counter() != asked_under {
             return Ok(None);
         }
@@ -179,16 +184,16 @@ impl Peers {
     }
 
     /// The number of the roster that connections and members are in line with.
-    pub(crate) fn followed_counter(&self) -> u64 {
-        self.followed().counter()
+    pub(crate) fn applied_roster_counter(&self) -> u64 {
+        self.applied_roster().counter()
     }
 
-    fn followed(&self) -> MutexGuard<'_, Followed> {
-        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn applied_roster(&self) -> MutexGuard<'_, AppliedRoster> {
+        self.applied_roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Closes connections to addresses where no member is any more.
-    pub(crate) fn forget_strangers(&self) {
+    pub(crate) fn drop_stale_channels(&self) {
         let known: Vec<SocketAddr> = self.views().into_iter().map(|view| view.member.address).collect();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         channels.retain(|(address, _), _| known.contains(address));
@@ -198,7 +203,7 @@ impl Peers {
     ///
     /// # Errors
     /// None has it; the failure lists those that there are.
-    pub(crate) fn find(&self, node: &NodeName, object: impl Display) -> Result<View, Failure> {
+    pub(crate) fn find(&self, node: &NodeName, object: impl Display) -> Result<MemberView, Failure> {
         let known = self.membership().view(node, Instant::now());
         known.ok_or_else(|| {
             let names: Vec<String> = self.views().iter().map(|v| v.member.name.to_string()).collect();
@@ -209,8 +214,8 @@ impl Peers {
 
     fn channel_to(&self, node: &NodeName, object: impl Display) -> Result<Channel, Failure> {
         let view = self.find(node, &object)?;
-        if view.state == State::Unreachable {
-            let silent_s = view.silent.as_secs();
+        if view.state == MemberState::Unreachable {
+            let silent_s = view.silence.as_secs();
             let cause = format!("node `{node}` has been silent for {silent_s} s");
             let step = format!("check the node, and the network to {}", view.member.address);
             return Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step));
@@ -249,8 +254,8 @@ impl TryFrom<v1::Member> for Member {
             fabric_address: member.fabric_address.parse().map_err(|error| refuse(&error))?,
             incarnation: member.incarnation,
             children: member.children,
-            not_ready: (!member.not_ready.is_empty()).then(|| shortened(member.not_ready)),
-            processor: member.processor.and_then(processor_of),
+            not_ready: (!member.not_ready.is_empty()).then(|| truncate_reason(member.not_ready)),
+            processor: member.processor.and_then(parse_processor),
         })
     }
 }
@@ -258,29 +263,29 @@ impl TryFrom<v1::Member> for Member {
 /// Most characters of the reason that another node gives for taking no children.
 const REASON_CHARACTERS_MAX: usize = 300;
 
-fn shortened(reason: String) -> String {
+fn truncate_reason(reason: String) -> String {
     reason.chars().take(REASON_CHARACTERS_MAX).collect()
 }
 
 /// What a node says of its processor; `None` where it speaks of another number of registers than this release.
-fn processor_of(told: v1::Processor) -> Option<Processor> {
+fn parse_processor(told: v1::Processor) -> Option<ProcessorFeatures> {
     let state = ExtendedState { xcr0: told.xcr0, bytes: told.xstate_bytes };
-    Some(Processor { state, features: told.features.try_into().ok()? })
+    Some(ProcessorFeatures { state, features: told.features.try_into().ok()? })
 }
 
-impl From<View> for v1::NodeView {
-    fn from(view: View) -> Self {
+impl From<MemberView> for v1::NodeView {
+    fn from(view: MemberView) -> Self {
         let state = match view.state {
-            State::Alive if view.member.not_ready.is_some() => v1::NodeState::NotReady,
-            State::Alive => v1::NodeState::Alive,
-            State::Unreachable => v1::NodeState::Unreachable,
+            MemberState::Alive if view.member.not_ready.is_some() => v1::NodeState::NotReady,
+            MemberState::Alive => v1::NodeState::Alive,
+            MemberState::Unreachable => v1::NodeState::Unreachable,
         };
         Self {
             name: view.member.name.to_string(),
             address: view.member.address.to_string(),
             fabric_address: view.member.fabric_address.to_string(),
             state: state.into(),
-            silent_ms: u64::try_from(view.silent.as_millis()).unwrap_or(u64::MAX),
+            silent_ms: u64::try_from(view.silence.as_millis()).unwrap_or(u64::MAX),
             is_self: view.is_self,
             not_ready: view.member.not_ready.unwrap_or_default(),
         }

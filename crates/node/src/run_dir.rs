@@ -29,10 +29,10 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// How long the lock of a daemon that was killed may stay: what it was just starting has it, and the daemon's sockets, until it
 /// begins its own program, for which a busy machine lets it wait.
-const HANDOVER_LIMIT: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between two looks at it.
-const HANDOVER_INTERVAL: Duration = Duration::from_millis(10);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why a run directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum RunDirError {
     #[error(
         "it belongs to user {uid}, who could read and change what is in it; name one in a directory of your own with --run-dir"
     )]
-    Foreign {
+    WrongOwner {
         /// Whose it is.
         uid: u32,
     },
@@ -52,7 +52,7 @@ pub enum RunDirError {
     #[error(
         "{} above it {who}, who could put another directory in its place; name one with --run-dir below directories of root's and your own, like /run, that nobody else can write", path.display()
     )]
-    ForeignAbove {
+    UnsafeAncestor {
         /// The directory above.
         path: PathBuf,
         /// To whom it is open, as a clause.
@@ -62,7 +62,7 @@ pub enum RunDirError {
     #[error(
         "its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes; choose a shorter one with --run-dir"
     )]
-    TooLong,
+    PathTooLong,
     /// It could not be made or opened.
     #[error("cannot {action}: {cause}; see its owner and its file system, or choose another directory with --run-dir")]
     Io {
@@ -81,15 +81,15 @@ pub struct RunDir {
 
 /// Held as long as the daemon runs; the kernel lets go when it dies.
 #[derive(Debug)]
-pub struct Lock {
+pub struct RunDirLock {
     file: File,
 }
 
-impl Lock {
+impl RunDirLock {
     /// Whether it is still that of the directory: somebody may have removed that, and another daemon have made it again.
-    pub fn is_of(&self, run_dir: &RunDir) -> bool {
+    pub fn is_current(&self, run_dir: &RunDir) -> bool {
         let numbers = |look: Metadata| (look.dev(), look.ino());
-        let (held, there) = (self.file.metadata(), fs::metadata(run_dir.lock()));
+        let (held, there) = (self.file.metadata(), fs::metadata(run_dir.lock_file()));
         held.is_ok_and(|held| there.is_ok_and(|there| numbers(held) == numbers(there)))
     }
 }
@@ -113,7 +113,7 @@ impl RunDir {
     }
 
     /// What its daemon holds.
-    fn lock(&self) -> PathBuf {
+    fn lock_file(&self) -> PathBuf {
         self.root.join("lock")
     }
 
@@ -133,7 +133,7 @@ impl RunDir {
     }
 
     /// The addresses of the nodes that it knows.
-    pub fn members(&self) -> PathBuf {
+    pub fn member_file(&self) -> PathBuf {
         self.root.join("members.json")
     }
 
@@ -143,22 +143,22 @@ impl RunDir {
     }
 
     /// Where sealed seeds are, unless the node keeps them elsewhere.
-    pub fn images(&self) -> PathBuf {
+    pub fn images_dir(&self) -> PathBuf {
         self.root.join("images")
     }
 
     /// Where the children's directories are.
-    pub fn children(&self) -> PathBuf {
+    pub fn children_dir(&self) -> PathBuf {
         self.root.join("children")
     }
 
     /// A child's directory.
-    pub fn child(&self, id: &ChildId) -> PathBuf {
-        self.children().join(id.to_string())
+    pub fn child_dir(&self, id: &ChildId) -> PathBuf {
+        self.children_dir().join(id.to_string())
     }
 
     /// Where the zygotes' directories are.
-    pub fn zygotes(&self) -> PathBuf {
+    pub fn zygotes_dir(&self) -> PathBuf {
         self.root.join("zygotes")
     }
 
@@ -166,29 +166,29 @@ impl RunDir {
     ///
     /// # Errors
     /// Another daemon has it, or it cannot be made.
-    pub fn take(&self) -> Result<Lock, RunDirError> {
+    pub fn acquire(&self) -> Result<RunDirLock, RunDirError> {
         if self.program_socket().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-            return Err(RunDirError::TooLong);
+            return Err(RunDirError::PathTooLong);
         }
         let io = |action| move |cause| RunDirError::Io { action, cause };
-        self.require_own_above()?;
+        self.check_ancestors()?;
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
-        builder.create(self.children()).map_err(io("make it"))?;
-        builder.create(self.zygotes()).map_err(io("make it"))?;
-        self.require_own()?;
+        builder.create(self.children_dir()).map_err(io("make it"))?;
+        builder.create(self.zygotes_dir()).map_err(io("make it"))?;
+        self.check_ownership()?;
         fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
-            .open(self.lock())
+            .open(self.lock_file())
             .map_err(io("open its lock"))?;
-        let give_up = Instant::now() + HANDOVER_LIMIT;
+        let give_up = Instant::now() + LOCK_TIMEOUT;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Lock { file }),
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(HANDOVER_INTERVAL),
+                Ok(()) => return Ok(RunDirLock { file }),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(LOCK_RETRY_INTERVAL),
                 Err(rustix::io::Errno::WOULDBLOCK) => return Err(RunDirError::InUse),
                 Err(errno) => return Err(io("lock it")(errno.into())),
             }
@@ -197,7 +197,7 @@ impl RunDir {
 
     /// Who may write a directory above can rename what is in it: each must be root's or ours, and closed to others or sticky. What is not there
     /// yet is made for us alone.
-    fn require_own_above(&self) -> Result<(), RunDirError> {
+    fn check_ancestors(&self) -> Result<(), RunDirError> {
         let io = |cause| RunDirError::Io { action: "see whose the directories above it are", cause };
         let absolute = std::path::absolute(&self.root).map_err(io)?;
         let Some(above) = absolute.parent() else { return Ok(()) };
@@ -206,8 +206,8 @@ impl RunDir {
         let real = existing.canonicalize().map_err(io)?;
         for directory in existing.ancestors().chain(real.ancestors()) {
             for look in [fs::symlink_metadata(directory), fs::metadata(directory)] {
-                if let Some(who) = open_to(&look.map_err(io)?) {
-                    return Err(RunDirError::ForeignAbove { path: directory.to_owned(), who });
+                if let Some(who) = describe_writers(&look.map_err(io)?) {
+                    return Err(RunDirError::UnsafeAncestor { path: directory.to_owned(), who });
                 }
             }
         }
@@ -215,12 +215,12 @@ impl RunDir {
     }
 
     /// A directory that somebody else made, or a link that somebody else can turn, is open to that one, whatever its mode.
-    fn require_own(&self) -> Result<(), RunDirError> {
+    fn check_ownership(&self) -> Result<(), RunDirError> {
         let own = rustix::process::geteuid().as_raw();
         for look in [fs::symlink_metadata(&self.root), fs::metadata(&self.root)] {
             let uid = look.map_err(|cause| RunDirError::Io { action: "see whose it is", cause })?.uid();
             if uid != own {
-                return Err(RunDirError::Foreign { uid });
+                return Err(RunDirError::WrongOwner { uid });
             }
         }
         Ok(())
@@ -228,7 +228,7 @@ impl RunDir {
 }
 
 /// Whom a directory is open to, beside root and us, as a clause.
-fn open_to(directory: &Metadata) -> Option<String> {
+fn describe_writers(directory: &Metadata) -> Option<String> {
     const OTHERS_WRITE: u32 = 0o022;
     const STICKY: u32 = 0o1000;
     let (uid, mode) = (directory.uid(), directory.mode());
@@ -259,22 +259,22 @@ mod tests {
     fn one_daemon_has_a_run_directory() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
-        let lock = run_dir.take().unwrap();
-        assert!(matches!(run_dir.take(), Err(RunDirError::InUse)));
+        let lock = run_dir.acquire().unwrap();
+        assert!(matches!(run_dir.acquire(), Err(RunDirError::InUse)));
         drop(lock);
-        run_dir.take().unwrap();
+        run_dir.acquire().unwrap();
     }
 
     #[test]
     fn a_lock_is_not_that_of_a_directory_that_was_made_anew() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
-        let lock = run_dir.take().unwrap();
-        assert!(lock.is_of(&run_dir));
+        let lock = run_dir.acquire().unwrap();
+        assert!(lock.is_current(&run_dir));
         fs::remove_dir_all(run_dir.root()).unwrap();
-        assert!(!lock.is_of(&run_dir));
-        let second = run_dir.take().unwrap();
-        assert!(second.is_of(&run_dir) && !lock.is_of(&run_dir));
+        assert!(!lock.is_current(&run_dir));
+        let second = run_dir.acquire().unwrap();
+        assert!(second.is_current(&run_dir) && !lock.is_current(&run_dir));
     }
 
     /// As what a killed daemon was just starting does.
@@ -282,7 +282,7 @@ mod tests {
     fn who_lets_go_in_a_moment_is_waited_for() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
-        let lock = run_dir.take().unwrap();
+        let lock = run_dir.acquire().unwrap();
         let holder = thread::spawn(move || {
             thread::sleep(Duration::from_millis(100));
             drop(lock);
@@ -290,7 +290,7 @@ mod tests {
         // On a busy machine it may let go later than anybody waits for it.
         loop {
             let has_let_go = holder.is_finished();
-            let taken = run_dir.take();
+            let taken = run_dir.acquire();
             if has_let_go || taken.is_ok() {
                 break drop(taken.unwrap());
             }
@@ -303,9 +303,9 @@ mod tests {
         assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
-        drop(run_dir.take().unwrap());
+        drop(run_dir.acquire().unwrap());
         std::os::unix::fs::chown(run_dir.root(), Some(65_534), None).unwrap();
-        assert!(matches!(run_dir.take(), Err(RunDirError::Foreign { uid: 65_534 })));
+        assert!(matches!(run_dir.acquire(), Err(RunDirError::WrongOwner { uid: 65_534 })));
     }
 
     #[test]
@@ -315,8 +315,8 @@ mod tests {
         let (above, link) = (top.path().join("above"), top.path().join("link"));
         fs::create_dir(&above).unwrap();
         symlink(&above, &link).unwrap();
-        let refused = |root: &std::path::Path| match RunDir::new(root).take() {
-            Err(RunDirError::ForeignAbove { path, who }) => Some((path, who)),
+        let refused = |root: &std::path::Path| match RunDir::new(root).acquire() {
+            Err(RunDirError::UnsafeAncestor { path, who }) => Some((path, who)),
             _ => None,
         };
         assert_eq!(refused(&above.join("a/run")), None);
@@ -338,6 +338,6 @@ mod tests {
     #[test]
     fn a_path_too_long_for_a_socket_is_refused() {
         let run_dir = RunDir::new(format!("/tmp/{}", "x".repeat(110)));
-        assert!(matches!(run_dir.take(), Err(RunDirError::TooLong)));
+        assert!(matches!(run_dir.acquire(), Err(RunDirError::PathTooLong)));
     }
 }

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farfork_fork::capture::{NamespacePolicy, Offer, ProgramSockets};
+use farfork_fork::capture::{DaemonSockets, NamespacePolicy, OfferedPages};
 use farfork_fork::image::ImageError;
 use farfork_fork::seed::SeedTable;
-use farfork_sys::process::Residence;
+use farfork_sys::process::ResidentMemory;
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
 
@@ -26,14 +26,14 @@ use crate::api::v1;
 use crate::failure::Failure;
 use crate::limits::{PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
 
-use budget::Holding;
+use budget::MemoryCharge;
 pub use budget::SeedBudget;
 pub(crate) use label::check_labels;
 use lease::Lease;
-pub(crate) use making::{Maker, make};
-use readiness::Readiness;
-use sealing::Seal;
-pub(crate) use sealing::{Found, find};
+pub(crate) use making::{SeedBuilder, prepare_seed};
+use readiness::SeedCompletion;
+use sealing::SealProgress;
+pub(crate) use sealing::{LoadedImages, load_images};
 
 /// Between two looks for leases that are over, or that it is time to renew: as precise as `--ttl` need be.
 pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,60 +54,68 @@ pub(crate) struct PrepareOptions {
     /// Copy its memory to an image, which outlives the template.
     pub(crate) sealed: bool,
     /// The process's connections to this daemon.
-    pub(crate) sockets: ProgramSockets,
+    pub(crate) sockets: DaemonSockets,
     /// Pages that the process offers, where it asks itself.
-    pub(crate) offer: Option<Offer>,
+    pub(crate) offer: Option<OfferedPages>,
 }
 
 /// The seeds of this node.
 #[derive(Debug)]
-pub(crate) struct Seeds {
+pub(crate) struct SeedRegistry {
     node: NodeName,
     /// What the fabric serves.
     table: Arc<SeedTable>,
     /// Where it serves it.
     fabric_address: SocketAddr,
     /// Where images are.
-    images: PathBuf,
+    images_dir: PathBuf,
     /// What templates may come to hold.
     budget: SeedBudget,
-    listed: Mutex<BTreeMap<SeedId, Listed>>,
+    entries: Mutex<BTreeMap<SeedId, SeedEntry>>,
     /// Images that were found and cannot be used.
-    refused: Mutex<BTreeMap<SeedId, ImageError>>,
+    unusable_images: Mutex<BTreeMap<SeedId, ImageError>>,
 }
 
 /// What is known of a seed.
 #[derive(Debug)]
-struct Listed {
+struct SeedEntry {
     view: v1::Seed,
-    readiness: Arc<Readiness>,
+    completion: Arc<SeedCompletion>,
     /// Where it has a time to live.
     lease: Option<Lease>,
     /// Where it is to be sealed, or is.
-    seal: Option<Seal>,
+    seal_progress: Option<SealProgress>,
     /// What a template of it may come to hold.
-    held: Holding,
+    memory_charge: MemoryCharge,
 }
 
-impl Listed {
+impl SeedEntry {
     /// As it is shown.
-    fn told(&self) -> v1::Seed {
+    fn to_view(&self) -> v1::Seed {
         let expires_unix_ms = self.lease.map_or(0, |lease| lease.expires_unix_ms());
-        v1::Seed { seal: self.seal.as_ref().map(Seal::view), expires_unix_ms, ..self.view.clone() }
+        v1::Seed { seal: self.seal_progress.as_ref().map(SealProgress::view), expires_unix_ms, ..self.view.clone() }
     }
 }
 
-impl Seeds {
+impl SeedRegistry {
     /// The seeds that were found sealed in `images`. The fabric serves those of `table` at `fabric_address`.
     pub(crate) fn new(
         node: NodeName,
         table: Arc<SeedTable>,
         fabric_address: SocketAddr,
         (images, budget): (PathBuf, SeedBudget),
-        found: Found,
+        found: LoadedImages,
     ) -> Self {
-        let Found { listed, refused } = found;
-        Self { node, table, fabric_address, images, budget, listed: Mutex::new(listed), refused: Mutex::new(refused) }
+        let LoadedImages { listed, refused } = found;
+        Self {
+            node,
+            table,
+            fabric_address,
+            images_dir: images,
+            budget,
+            entries: Mutex::new(listed),
+            unusable_images: Mutex::new(refused),
+        }
     }
 
     /// Where the fabric serves them.
@@ -116,8 +124,8 @@ impl Seeds {
     }
 
     /// A seed that has a time limit loses it.
-    pub(crate) fn keep(&self, id: &SeedId) {
-        if let Some(seed) = self.listed().get_mut(id) {
+    pub(crate) fn clear_ttl(&self, id: &SeedId) {
+        if let Some(seed) = self.entries().get_mut(id) {
             seed.lease = None;
             seed.view.ttl_ms = 0;
         }
@@ -125,12 +133,12 @@ impl Seeds {
 
     /// Whether a process is the parent of a seed of this node.
     pub(crate) fn is_parent(&self, pid: u32, id: &SeedId) -> bool {
-        self.listed().get(id).is_some_and(|seed| seed.view.parent_pid == pid)
+        self.entries().get(id).is_some_and(|seed| seed.view.parent_pid == pid)
     }
 
     /// The seed of a name.
-    pub(crate) fn by_name(&self, name: &str) -> Option<SeedId> {
-        let listed = self.listed();
+    pub(crate) fn find_by_name(&self, name: &str) -> Option<SeedId> {
+        let listed = self.entries();
         listed.iter().find(|(_, seed)| !name.is_empty() && seed.view.name == name).map(|(id, _)| id.clone())
     }
 
@@ -138,28 +146,28 @@ impl Seeds {
     ///
     /// # Errors
     /// There is none of that id, or it failed.
-    pub(crate) async fn ready(&self, id: &SeedId) -> Result<(), Failure> {
-        let readiness = self.listed().get(id).map(|seed| seed.readiness.clone());
-        let readiness = readiness.ok_or_else(|| self.unknown(id))?;
-        let outcome = readiness.concluded(PREPARE_TIMEOUT).await;
+    pub(crate) async fn wait_complete(&self, id: &SeedId) -> Result<(), Failure> {
+        let readiness = self.entries().get(id).map(|seed| seed.completion.clone());
+        let readiness = readiness.ok_or_else(|| self.unknown_seed(id))?;
+        let outcome = readiness.wait(PREPARE_TIMEOUT).await;
         let cause = "it is not complete yet; see the node's log";
         outcome.unwrap_or_else(|| Err(Failure::new(Code::DeadlineExceeded, format!("seed {id}"), cause)))
     }
 
     /// All of them.
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
-        let mut all: Vec<v1::Seed> = self.listed().values().map(Listed::told).collect();
+        let mut all: Vec<v1::Seed> = self.entries().values().map(SeedEntry::to_view).collect();
         for view in &mut all {
             let seed = view.id.parse().ok().and_then(|id| self.table.get(&id));
-            view.held_file_bytes = seed.map_or(0, |seed| seed.held_files().bytes);
+            view.held_file_bytes = seed.map_or(0, |seed| seed.held_file_usage().bytes);
         }
         all
     }
 
     /// Has no seed keep more of files that were removed than it may.
     pub(crate) fn limit_held_files(&self) {
-        let ids: Vec<SeedId> = self.listed().keys().cloned().collect();
-        ids.iter().filter_map(|id| self.table.get(id)).for_each(|seed| seed.limit_held_files());
+        let ids: Vec<SeedId> = self.entries().keys().cloned().collect();
+        ids.iter().filter_map(|id| self.table.get(id)).for_each(|seed| seed.release_excess_files());
     }
 
     /// All that is known of one that is complete.
@@ -167,24 +175,27 @@ impl Seeds {
     /// # Errors
     /// There is none of that id.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
-        let listed = self.listed().get(id).map(|seed| (seed.told(), seed.holding().bytes));
+        let listed = self.entries().get(id).map(|seed| (seed.to_view(), seed.memory_charge().bytes));
         let (Some((mut view, held_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
-            return Err(self.unknown(id));
+            return Err(self.unknown_seed(id));
         };
-        let (descriptor, held) = (seed.descriptor(), seed.held_files());
+        let (descriptor, held) = (seed.descriptor(), seed.held_file_usage());
         view.held_file_bytes = held.bytes;
         Ok(v1::SeedDetail {
             seed: Some(view),
-            mappings: count(descriptor.mappings.len()),
-            file_descriptors: count(descriptor.file_descriptors.len()),
+            mappings: to_u32(descriptor.mappings.len()),
+            file_descriptors: to_u32(descriptor.file_descriptors.len()),
             shared_memory_bytes: descriptor.shared_objects.iter().map(|object| object.bytes).sum(),
             template_pid: seed.template_pid().map_or(0, i32::unsigned_abs),
             working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
-            own_bytes: seed.template_pid().and_then(|pid| Residence::of(pid).ok()).map(|held| held.private_bytes),
+            own_bytes: seed
+                .template_pid()
+                .and_then(|pid| ResidentMemory::read(pid).ok())
+                .map(|held| held.private_bytes),
             held_bytes_max,
             held_files: held.files,
-            unproved_files: descriptor.unproved_files(),
-            affinity: affinity::distinct(descriptor.threads.iter().map(|thread| thread.cpus.as_slice())),
+            unproved_files: descriptor.unverifiable_files(),
+            affinity: affinity::format_distinct_sets(descriptor.threads.iter().map(|thread| thread.cpus.as_slice())),
         })
     }
 
@@ -195,7 +206,7 @@ impl Seeds {
     pub(crate) fn access(&self, id: &SeedId) -> Result<v1::SeedAccess, Failure> {
         // For the child that is about to be made: nobody knows of it yet.
         self.renew_lease(id);
-        let seed = self.table.get(id).ok_or_else(|| self.unknown(id))?;
+        let seed = self.table.get(id).ok_or_else(|| self.unknown_seed(id))?;
         if !seed.has_memory() {
             let cause = "the process that holds its memory has ended: a child's seed ends with the child, and any may be killed for want of memory";
             return Err(Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause)
@@ -211,81 +222,82 @@ impl Seeds {
 
     /// Whether there is a seed of that id.
     pub(crate) fn is_listed(&self, id: &SeedId) -> bool {
-        self.listed().contains_key(id)
+        self.entries().contains_key(id)
     }
 
     /// Ends a seed, its template and its image.
     ///
     /// # Errors
     /// There is none of that id.
-    pub(crate) fn drop(&self, id: &SeedId) -> Result<(), Failure> {
-        if self.refused().remove(id).is_some() {
-            sealing::remove(&self.image_path(id));
+    pub(crate) fn drop_seed(&self, id: &SeedId) -> Result<(), Failure> {
+        if self.unusable_images().remove(id).is_some() {
+            sealing::remove_image(&self.image_path(id));
             return Ok(());
         }
-        let Listed { readiness, seal, .. } = self.listed().remove(id).ok_or_else(|| self.unknown(id))?;
-        seal.iter().for_each(sealing::discard);
+        let SeedEntry { completion: readiness, seal_progress: seal, .. } =
+            self.entries().remove(id).ok_or_else(|| self.unknown_seed(id))?;
+        seal.iter().for_each(sealing::discard_image);
         // One that is not complete yet comes from there, and else from the table.
-        drop(readiness.wait_unlisted(PREPARE_TIMEOUT));
+        drop(readiness.wait_dropped_seed(PREPARE_TIMEOUT));
         drop(self.table.remove(id));
         Ok(())
     }
 
     /// The seeds with a lease of which it is time to learn who needs them.
     pub(crate) fn leases_due(&self, now_unix_ms: u64) -> Vec<SeedId> {
-        let is_due = |seed: &Listed| seed.lease.is_some_and(|lease| lease.is_due(now_unix_ms));
-        self.listed().iter().filter(|(_, seed)| is_due(seed)).map(|(id, _)| id.clone()).collect()
+        let is_due = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_check_due(now_unix_ms));
+        self.entries().iter().filter(|(_, seed)| is_due(seed)).map(|(id, _)| id.clone()).collect()
     }
 
     /// Somebody needs a seed: if it has a lease, that lasts as long again from now on.
     pub(crate) fn renew_lease(&self, id: &SeedId) {
-        if let Some(lease) = self.listed().get_mut(id).and_then(|seed| seed.lease.as_mut()) {
+        if let Some(lease) = self.entries().get_mut(id).and_then(|seed| seed.lease.as_mut()) {
             lease.renew();
         }
     }
 
     /// Whether a seed's time was over then, and it was not renewed since.
-    pub(crate) fn is_over(&self, id: &SeedId, then_unix_ms: u64) -> bool {
-        let is_over = |seed: &Listed| seed.lease.is_some_and(|lease| lease.is_over(then_unix_ms));
-        self.listed().get(id).is_some_and(is_over)
+    pub(crate) fn is_lease_expired(&self, id: &SeedId, then_unix_ms: u64) -> bool {
+        let is_over = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_expired(then_unix_ms));
+        self.entries().get(id).is_some_and(is_over)
     }
 
     /// Ends a seed if its time was over then. Somebody may have dropped it meanwhile, or forked it.
     pub(crate) fn drop_expired(&self, id: &SeedId, then_unix_ms: u64) {
-        if self.is_over(id, then_unix_ms) && self.drop(id).is_ok() {
+        if self.is_lease_expired(id, then_unix_ms) && self.drop_seed(id).is_ok() {
             tracing::info!(seed = %id, "dropped: its time is over");
         }
     }
 
     /// Ends all of them, but for images that are whole: they are for the next daemon.
     pub(crate) fn drop_all(&self) {
-        let is_sealed = |seed: &Listed| matches!(seed.seal, Some(Seal::Sealed { .. }));
+        let is_sealed = |seed: &SeedEntry| matches!(seed.seal_progress, Some(SealProgress::Sealed { .. }));
         let all: Vec<SeedId> =
-            self.listed().iter().filter(|(_, seed)| !is_sealed(seed)).map(|(id, _)| id.clone()).collect();
+            self.entries().iter().filter(|(_, seed)| !is_sealed(seed)).map(|(id, _)| id.clone()).collect();
         for id in all {
             // Somebody may have dropped it meanwhile.
-            let _ = self.drop(&id);
+            let _ = self.drop_seed(&id);
         }
     }
 
-    fn check_free(&self, name: &str) -> Result<(), Failure> {
-        if self.by_name(name).is_some() { Err(name_taken(name)) } else { Ok(()) }
+    fn check_name_free(&self, name: &str) -> Result<(), Failure> {
+        if self.find_by_name(name).is_some() { Err(name_taken(name)) } else { Ok(()) }
     }
 
-    fn unknown(&self, id: &SeedId) -> Failure {
-        match self.refused().get(id) {
-            None => unknown(id),
+    fn unknown_seed(&self, id: &SeedId) -> Failure {
+        match self.unusable_images().get(id) {
+            None => unknown_seed(id),
             Some(error) => Failure::new(Code::DataLoss, format!("seed {id}"), error)
                 .with_next_step(format!("remove the image with `farfork drop {id}`, and prepare its parent again")),
         }
     }
 
-    fn refused(&self) -> MutexGuard<'_, BTreeMap<SeedId, ImageError>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unusable_images(&self) -> MutexGuard<'_, BTreeMap<SeedId, ImageError>> {
+        self.unusable_images.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listed(&self) -> MutexGuard<'_, BTreeMap<SeedId, Listed>> {
-        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<SeedId, SeedEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -306,7 +318,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     Err(Failure::new(Code::InvalidArgument, object, cause))
 }
 
-fn count(items: usize) -> u32 {
+fn to_u32(items: usize) -> u32 {
     u32::try_from(items).unwrap_or(u32::MAX)
 }
 
@@ -315,7 +327,7 @@ fn name_taken(name: &str) -> Failure {
         .with_next_step(format!("choose another, or drop that one: `farfork drop {name}`"))
 }
 
-fn unknown(id: &SeedId) -> Failure {
+fn unknown_seed(id: &SeedId) -> Failure {
     Failure::new(Code::NotFound, format!("seed {id}"), "its node has no such seed")
         .with_next_step("list seeds with `farfork seeds`; unless sealed, they end with their node's daemon")
 }

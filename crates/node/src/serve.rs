@@ -13,23 +13,23 @@ use tonic::transport::Server;
 use crate::api::v1::cluster_server::ClusterServer;
 use crate::api::v1::node_server::NodeServer;
 use crate::api::v1::peer_server::PeerServer;
-use crate::auth::Doorkeeper;
+use crate::auth::RequestAuthorizer;
 use crate::daemon::DaemonError;
-use crate::gate::arrivals;
+use crate::gate::accept_connections;
 use crate::limits::{
-    KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT, STRANGERS_MESSAGE_BYTES_MAX,
+    ANONYMOUS_MESSAGE_BYTES_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT,
 };
 use crate::node::Node;
 use crate::service::{ControlService, PeerService};
 use crate::trust::ClusterService;
 
 /// The sockets that requests come in at.
-pub(crate) struct Listeners {
+pub(crate) struct ApiListeners {
     socket: tokio::net::UnixListener,
     network: tokio::net::TcpListener,
 }
 
-impl Listeners {
+impl ApiListeners {
     /// Must be called within the runtime.
     ///
     /// # Errors
@@ -45,9 +45,9 @@ impl Listeners {
 ///
 /// # Errors
 /// A server failed; the other is stopped too.
-pub(crate) async fn serve(
+pub(crate) async fn serve_api(
     node: &Arc<Node>,
-    listeners: Listeners,
+    listeners: ApiListeners,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), DaemonError> {
     let stop = |mut stopped: watch::Receiver<bool>| async move {
@@ -62,22 +62,22 @@ pub(crate) async fn serve(
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()))
-        .max_decoding_message_size(STRANGERS_MESSAGE_BYTES_MAX);
+        .max_decoding_message_size(ANONYMOUS_MESSAGE_BYTES_MAX);
     let credentials = node.peers.security().credentials().cloned();
     // Of whom the kernel tells when it is gone: one that stands still, for who stopped it or reads what it writes, is not gone.
     let at_socket = Server::builder()
-        .layer(Doorkeeper::Socket)
+        .layer(RequestAuthorizer::Socket)
         .add_service(control())
         .add_service(cluster.clone())
         .serve_with_incoming_shutdown(UnixListenerStream::new(listeners.socket), stop(stopped.clone()));
     let at_port = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .layer(Doorkeeper::Network { credentials: credentials.clone(), complaints: Arc::default() })
+        .layer(RequestAuthorizer::Network { credentials: credentials.clone(), denial_log: Arc::default() })
         .add_service(control())
         .add_service(peer)
         .add_service(cluster)
-        .serve_with_incoming_shutdown(arrivals(listeners.network, credentials), stop(stopped.clone()));
+        .serve_with_incoming_shutdown(accept_connections(listeners.network, credentials), stop(stopped.clone()));
     let both = async { tokio::try_join!(at_socket, at_port).map(drop) };
     let overdue = async {
         let _ = stopped.wait_for(|is_stopped| *is_stopped).await;

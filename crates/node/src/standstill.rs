@@ -8,34 +8,37 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::process::Whereabouts;
+use farfork_sys::process::KernelStackSummary;
 use tokio::runtime::Handle;
 
 /// From one answer to the next question.
-const INTERVAL: Duration = Duration::from_secs(1);
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// For an answer. Far above what a busy machine takes, below what any request has.
-const PATIENCE: Duration = Duration::from_secs(2);
+const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Watches until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct StallWatchdog {
     /// Nothing is ever sent: its end is what the thread hears.
     _alive: Sender<()>,
 }
 
-impl Watch {
+impl StallWatchdog {
     /// Watches a runtime.
     ///
     /// # Errors
     /// As the start of a thread.
-    pub(crate) fn over(runtime: Handle) -> io::Result<Self> {
-        Self::with(runtime, (INTERVAL, PATIENCE), |threads| {
-            tracing::warn!(threads, "the daemon stands still: nobody of its runtime has answered for {PATIENCE:?}");
+    pub(crate) fn start(runtime: Handle) -> io::Result<Self> {
+        Self::start_with(runtime, (PROBE_INTERVAL, STALL_TIMEOUT), |threads| {
+            tracing::warn!(
+                threads,
+                "the daemon stands still: nobody of its runtime has answered for {STALL_TIMEOUT:?}"
+            );
         })
     }
 
-    fn with(
+    fn start_with(
         runtime: Handle,
         (interval, patience): (Duration, Duration),
         tell: impl Fn(&str) + Send + 'static,
@@ -44,9 +47,9 @@ impl Watch {
         let watch = move || {
             let mut asleep = Instant::now();
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                let answered = ask(&runtime);
+                let answered = probe_runtime(&runtime);
                 if answered.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-                    let threads = Whereabouts::of(std::process::id().cast_signed());
+                    let threads = KernelStackSummary::read(std::process::id().cast_signed());
                     tell(&threads.map_or_else(|error| error.to_string(), |threads| threads.to_string()));
                     // An error is an answer too: the runtime has ended.
                     let _ = answered.recv();
@@ -64,7 +67,7 @@ impl Watch {
     }
 }
 
-fn ask(runtime: &Handle) -> Receiver<()> {
+fn probe_runtime(runtime: &Handle) -> Receiver<()> {
     let (answer, answered) = mpsc::channel();
     runtime.spawn(async move {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -81,9 +84,9 @@ mod tests {
 
     use tokio::runtime::Builder;
 
-    use super::Watch;
+    use super::StallWatchdog;
 
-    const PATIENCE: Duration = Duration::from_millis(200);
+    const STALL_TIMEOUT: Duration = Duration::from_millis(200);
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
@@ -99,7 +102,9 @@ mod tests {
             released.recv()
         });
         begun.recv().unwrap();
-        let watch = Watch::with(runtime.handle().clone(), (Duration::from_millis(1), PATIENCE), tell).unwrap();
+        let watch =
+            StallWatchdog::start_with(runtime.handle().clone(), (Duration::from_millis(1), STALL_TIMEOUT), tell)
+                .unwrap();
         let threads = heard.recv_timeout(LIMIT).expect("its only worker waits");
         assert!(threads.contains("1 worker S"), "{threads}");
         drop(release);

@@ -8,20 +8,20 @@ use farfork_wire::SeedId;
 
 /// How many requests for children of each seed are under way.
 #[derive(Debug, Default)]
-pub(crate) struct Starts(Mutex<BTreeMap<SeedId, usize>>);
+pub(crate) struct PendingStarts(Mutex<BTreeMap<SeedId, usize>>);
 
 /// One of them, which is over when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Start {
-    starts: Arc<Starts>,
+pub(crate) struct PendingStart {
+    pending_starts: Arc<PendingStarts>,
     seed: SeedId,
 }
 
-impl Starts {
+impl PendingStarts {
     /// Begins one.
-    pub(crate) fn begin(self: &Arc<Self>, seed: SeedId) -> Start {
+    pub(crate) fn begin(self: &Arc<Self>, seed: SeedId) -> PendingStart {
         *self.table().entry(seed.clone()).or_default() += 1;
-        Start { starts: self.clone(), seed }
+        PendingStart { pending_starts: self.clone(), seed }
     }
 
     /// Those seeds.
@@ -34,9 +34,9 @@ impl Starts {
     }
 }
 
-impl Drop for Start {
+impl Drop for PendingStart {
     fn drop(&mut self) {
-        let mut table = self.starts.table();
+        let mut table = self.pending_starts.table();
         let Some(count) = table.get_mut(&self.seed) else { return };
         *count -= 1;
         if *count == 0 {
@@ -47,11 +47,11 @@ impl Drop for Start {
 
 #[cfg(test)]
 mod tests {
-    use super::{Arc, Starts};
+    use super::{Arc, PendingStarts};
 
     #[test]
     fn a_seed_is_told_until_the_last_start_is_over() {
-        let (starts, seed) = (Arc::new(Starts::default()), "n1.s0123456789abcdef".parse().unwrap());
+        let (starts, seed) = (Arc::new(PendingStarts::default()), "n1.s0123456789abcdef".parse().unwrap());
         let (one, other) = (starts.begin(seed), starts.begin("n1.s0123456789abcdef".parse().unwrap()));
         drop(one);
         assert_eq!(starts.seeds(), ["n1.s0123456789abcdef"]);

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// A structure as a test compares it.
 #[derive(Debug)]
-pub struct Layout {
+pub struct StructLayout {
     /// Its name in C, without the prefix `farfork_`.
     pub name: &'static str,
     /// Its size, in bytes.
@@ -27,8 +27,8 @@ macro_rules! structures {
         )*
 
         /// Every structure.
-        pub const LAYOUTS: &[Layout] = &[$(
-            Layout {
+        pub const LAYOUTS: &[StructLayout] = &[$(
+            StructLayout {
                 name: $c_name,
                 bytes: size_of::<$name>(),
                 fields: &[$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>()),)*],
@@ -212,7 +212,7 @@ structures! {
 
 impl Pages {
     /// What stands there if these pages are offered, as bytes.
-    pub fn mark(pages: &Range<u64>) -> Vec<u8> {
+    pub fn marker_bytes(pages: &Range<u64>) -> Vec<u8> {
         let bytes = pages.end.saturating_sub(pages.start);
         Self { magic: PAGES_MAGIC, address: pages.start, bytes }.as_bytes().to_vec()
     }
@@ -220,13 +220,13 @@ impl Pages {
 
 impl Header {
     /// The header of a reply.
-    pub(crate) fn of_reply(kind: u16) -> Self {
+    pub(crate) fn for_reply(kind: u16) -> Self {
         Self { magic: MAGIC, version: VERSION, kind, socket_inode: 0 }
     }
 }
 
 /// A text in an array that it need not fill: cut at a character's end where it is longer, with a zero byte behind it.
-pub(crate) fn text<const BYTES: usize>(text: &str) -> [u8; BYTES] {
+pub(crate) fn encode_text<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut array = <[u8; BYTES]>::new_zeroed();
     let end = text.floor_char_boundary(BYTES - 1);
     array[..end].copy_from_slice(&text.as_bytes()[..end]);
@@ -234,7 +234,7 @@ pub(crate) fn text<const BYTES: usize>(text: &str) -> [u8; BYTES] {
 }
 
 /// The text of such an array; `None` where it has no end or is no UTF-8.
-pub(crate) fn text_of(array: &[u8]) -> Option<&str> {
+pub(crate) fn decode_text(array: &[u8]) -> Option<&str> {
     let end = array.iter().position(|byte| *byte == 0)?;
     str::from_utf8(&array[..end]).ok()
 }
@@ -245,10 +245,10 @@ mod tests {
 
     #[test]
     fn a_text_fits_with_its_end() {
-        assert_eq!(text_of(&text::<8>("abc")), Some("abc"));
-        assert_eq!(text_of(&text::<4>("abcdef")), Some("abc"));
-        assert_eq!(text_of(&text::<4>("abé")), Some("ab"), "no half of a character");
-        assert_eq!(text_of(b"abc"), None, "no end");
-        assert_eq!(text_of(&[0xff, 0]), None, "no UTF-8");
+        assert_eq!(decode_text(&encode_text::<8>("abc")), Some("abc"));
+        assert_eq!(decode_text(&encode_text::<4>("abcdef")), Some("abc"));
+        assert_eq!(decode_text(&encode_text::<4>("abé")), Some("ab"), "no half of a character");
+        assert_eq!(decode_text(b"abc"), None, "no end");
+        assert_eq!(decode_text(&[0xff, 0]), None, "no UTF-8");
     }
 }

@@ -8,8 +8,8 @@ pub mod layout;
 mod reply;
 mod request;
 
-pub use reply::{End, Limit, Reply};
-pub use request::{Fork, Network, Offered, ProtocolError, Request, Wish};
+pub use reply::{ChildEnd, ExceededLimit, Reply};
+pub use request::{CaptureOffer, ForkOptions, ProtocolError, Request, RequestBody, RequestedNetwork};
 
 /// Largest message that a program may send, in bytes: a fork request is the largest one.
 pub const REQUEST_BYTES_MAX: usize = size_of::<layout::ForkRequest>();

@@ -63,7 +63,7 @@ pub enum Reply<'a> {
         /// Which child of it.
         index: u32,
         /// How.
-        end: End<'a>,
+        end: ChildEnd<'a>,
         /// Whether a descriptor of its result comes along.
         has_result: bool,
     },
@@ -71,7 +71,7 @@ pub enum Reply<'a> {
 
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End<'a> {
+pub enum ChildEnd<'a> {
     /// With this exit code.
     Exit(u32),
     /// By this signal.
@@ -79,7 +79,7 @@ pub enum End<'a> {
         /// Which.
         signal: u32,
         /// Which limit it was killed for, where it was for one.
-        limit: Option<Limit>,
+        limit: Option<ExceededLimit>,
         /// The same as a clause, or nothing.
         why: &'a str,
     },
@@ -89,7 +89,7 @@ pub enum End<'a> {
 
 /// A limit that a child was killed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
+pub enum ExceededLimit {
     /// It ran for as long as it may.
     Time,
     /// It needed more memory than it may use.
@@ -103,50 +103,54 @@ impl Reply<'_> {
     pub fn encode(&self) -> Vec<u8> {
         match *self {
             Self::Welcome { node } => {
-                let header = Header::of_reply(kind::WELCOME);
-                WelcomeReply { header, node: layout::text(node) }.as_bytes().to_vec()
+                let header = Header::for_reply(kind::WELCOME);
+                WelcomeReply { header, node: layout::encode_text(node) }.as_bytes().to_vec()
             }
             Self::Seed { seed, pause_us, prepare_us } => {
-                let header = Header::of_reply(kind::SEED);
-                SeedReply { header, pause_us, prepare_us, seed: layout::text(seed) }.as_bytes().to_vec()
+                let header = Header::for_reply(kind::SEED);
+                SeedReply { header, pause_us, prepare_us, seed: layout::encode_text(seed) }.as_bytes().to_vec()
             }
             Self::Child { child, seed, index, has_payload } => ChildReply {
-                header: Header::of_reply(kind::CHILD),
+                header: Header::for_reply(kind::CHILD),
                 index,
                 has_payload: has_payload.into(),
-                seed: layout::text(&seed.to_string()),
-                child: layout::text(&child.to_string()),
+                seed: layout::encode_text(&seed.to_string()),
+                child: layout::encode_text(&child.to_string()),
             }
             .as_bytes()
             .to_vec(),
             Self::Failed { batch, index, code, text } => {
-                let header = Header::of_reply(kind::FAILED);
-                FailedReply { header, batch, index, code, reserved: 0, text: layout::text(text) }.as_bytes().to_vec()
+                let header = Header::for_reply(kind::FAILED);
+                FailedReply { header, batch, index, code, reserved: 0, text: layout::encode_text(text) }
+                    .as_bytes()
+                    .to_vec()
             }
             Self::Started { batch, index, child } => {
-                let header = Header::of_reply(kind::STARTED);
-                StartedReply { header, batch, index, child: layout::text(child) }.as_bytes().to_vec()
+                let header = Header::for_reply(kind::STARTED);
+                StartedReply { header, batch, index, child: layout::encode_text(child) }.as_bytes().to_vec()
             }
-            Self::Ended { batch, index, end, has_result } => ended(batch, index, end, has_result).as_bytes().to_vec(),
+            Self::Ended { batch, index, end, has_result } => {
+                encode_ended(batch, index, end, has_result).as_bytes().to_vec()
+            }
         }
     }
 }
 
-fn ended(batch: u32, index: u32, end: End<'_>, has_result: bool) -> EndedReply {
+fn encode_ended(batch: u32, index: u32, end: ChildEnd<'_>, has_result: bool) -> EndedReply {
     let (how, value, text) = match end {
-        End::Exit(code) => (ENDED_EXIT, code, ""),
-        End::Signal { signal, why, .. } => (ENDED_SIGNAL, signal, why),
-        End::Lost(text) => (ENDED_LOST, 0, text),
+        ChildEnd::Exit(code) => (ENDED_EXIT, code, ""),
+        ChildEnd::Signal { signal, why, .. } => (ENDED_SIGNAL, signal, why),
+        ChildEnd::Lost(text) => (ENDED_LOST, 0, text),
     };
     let limit = match end {
-        End::Signal { limit: Some(Limit::Time), .. } => LIMIT_TIME,
-        End::Signal { limit: Some(Limit::Memory), .. } => LIMIT_MEMORY,
-        End::Signal { limit: Some(Limit::NodeMemory), .. } => LIMIT_NODE_MEMORY,
+        ChildEnd::Signal { limit: Some(ExceededLimit::Time), .. } => LIMIT_TIME,
+        ChildEnd::Signal { limit: Some(ExceededLimit::Memory), .. } => LIMIT_MEMORY,
+        ChildEnd::Signal { limit: Some(ExceededLimit::NodeMemory), .. } => LIMIT_NODE_MEMORY,
         _ => LIMIT_NONE,
     };
-    let header = Header::of_reply(kind::ENDED);
+    let header = Header::for_reply(kind::ENDED);
     let has_result = has_result.into();
-    EndedReply { header, batch, index, how, value, has_result, limit, text: layout::text(text) }
+    EndedReply { header, batch, index, how, value, has_result, limit, text: layout::encode_text(text) }
 }
 
 #[cfg(test)]
@@ -169,7 +173,7 @@ mod tests {
             (Reply::Welcome { node: "n1" }, kind::WELCOME, size_of::<WelcomeReply>()),
             (Reply::Started { batch: 1, index: 2, child: "c" }, kind::STARTED, size_of::<StartedReply>()),
             (
-                Reply::Ended { batch: 1, index: 2, end: End::Lost("gone"), has_result: false },
+                Reply::Ended { batch: 1, index: 2, end: ChildEnd::Lost("gone"), has_result: false },
                 kind::ENDED,
                 size_of::<EndedReply>(),
             ),

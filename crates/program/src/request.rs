@@ -56,12 +56,12 @@ pub struct Request {
     /// Of its end of the connection.
     pub socket_inode: u64,
     /// What it asks for.
-    pub wish: Wish,
+    pub body: RequestBody,
 }
 
 /// What a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum RequestBody {
     /// A seed of itself.
     Checkpoint {
         /// May be empty.
@@ -69,10 +69,10 @@ pub enum Wish {
         /// The seed is dropped after so long.
         ttl: Option<Duration>,
         /// What it offers.
-        offered: Option<Offered>,
+        offer: Option<CaptureOffer>,
     },
     /// Children of a seed.
-    Fork(Fork),
+    Fork(ForkOptions),
     /// The end of a child.
     Kill {
         /// The batch it belongs to.
@@ -91,16 +91,16 @@ pub enum Wish {
 
 /// What a program does for its capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offered {
+pub struct CaptureOffer {
     /// Pages of its own for the calls of it.
     pub pages: Range<u64>,
     /// The thread, by its own id, that has kept itself to one CPU for it and else may run on all.
-    pub kept_thread: Option<u32>,
+    pub pinned_thread: Option<u32>,
 }
 
 /// Children of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fork {
+pub struct ForkOptions {
     /// The program's number for them.
     pub batch: u32,
     /// The first child's index.
@@ -132,14 +132,14 @@ pub struct Fork {
     /// How many processes and threads a child may have; 0 for no limit of its own.
     pub processes_max: u32,
     /// Which network a child has.
-    pub network: Network,
+    pub network: RequestedNetwork,
     /// Where it gets to from its own; nowhere, where it is empty.
     pub egress: Vec<String>,
 }
 
 /// Which network a child has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Network {
+pub enum RequestedNetwork {
     /// One of its own.
     Private,
     /// One for all children of a request on a node.
@@ -163,57 +163,66 @@ impl Request {
         }
         let wish = match header.kind {
             kind::CHECKPOINT => {
-                const OLDER: [usize; 2] =
+                const OLDER_LENGTHS: [usize; 2] =
                     [offset_of!(CheckpointRequest, pages), offset_of!(CheckpointRequest, kept_thread)];
-                checkpoint(&read_newer(bytes, header.kind, &OLDER)?)
+                decode_checkpoint(&read_zero_extended(bytes, header.kind, &OLDER_LENGTHS)?)
             }
             kind::FORK => {
-                const OLDER: [usize; 3] = [
+                const OLDER_LENGTHS: [usize; 3] = [
                     offset_of!(ForkRequest, memory_bytes_max),
                     offset_of!(ForkRequest, processes_max),
                     offset_of!(ForkRequest, egress),
                 ];
-                fork(&read_newer(bytes, header.kind, &OLDER)?)
+                decode_fork(&read_zero_extended(bytes, header.kind, &OLDER_LENGTHS)?)
             }
             kind::KILL => {
-                let KillRequest { batch, index, .. } = read(bytes, header.kind)?;
-                Ok(Wish::Kill { batch, index })
+                let KillRequest { batch, index, .. } = read_message(bytes, header.kind)?;
+                Ok(RequestBody::Kill { batch, index })
             }
-            kind::HELLO => read::<HelloRequest>(bytes, header.kind).map(|_| Wish::Hello),
+            kind::HELLO => read_message::<HelloRequest>(bytes, header.kind).map(|_| RequestBody::Hello),
             kind::DROP => {
-                let request: DropRequest = read(bytes, header.kind)?;
-                Ok(Wish::Drop { seed: seed_id(&request.seed)? })
+                let request: DropRequest = read_message(bytes, header.kind)?;
+                Ok(RequestBody::Drop { seed: seed_id(&request.seed)? })
             }
             found => Err(ProtocolError::Kind { found }),
         };
-        Ok(Self { socket_inode: header.socket_inode, wish: wish? })
+        Ok(Self { socket_inode: header.socket_inode, body: wish? })
     }
 }
 
 /// A message of one kind has one length.
-fn read<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
+fn read_message<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
     T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
 }
 
 /// A message that older libraries send without its last fields, which are zero then: it ends after one of `older_bytes`.
-fn read_newer<T: FromBytes + IntoBytes>(bytes: &[u8], kind: u16, older_bytes: &[usize]) -> Result<T, ProtocolError> {
+fn read_zero_extended<T: FromBytes + IntoBytes>(
+    bytes: &[u8],
+    kind: u16,
+    older_bytes: &[usize],
+) -> Result<T, ProtocolError> {
     if !older_bytes.contains(&bytes.len()) {
-        return read(bytes, kind);
+        return read_message(bytes, kind);
     }
     let mut request = T::new_zeroed();
     request.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
     Ok(request)
 }
 
-fn checkpoint(request: &CheckpointRequest) -> Result<Wish, ProtocolError> {
+fn decode_checkpoint(request: &CheckpointRequest) -> Result<RequestBody, ProtocolError> {
     let CheckpointRequest { pages: start, pages_bytes, kept_thread, .. } = *request;
     let end = start.checked_add(pages_bytes).ok_or(ProtocolError::Field { field: "pages" })?;
     let kept_thread = u32::try_from(kept_thread).ok().filter(|thread| *thread > 0);
-    let offered = (start != 0 && pages_bytes != 0).then_some(Offered { pages: start..end, kept_thread });
-    Ok(Wish::Checkpoint { name: text(&request.name, "name")?, ttl: milliseconds(request.ttl_ms), offered })
+    let offered =
+        (start != 0 && pages_bytes != 0).then_some(CaptureOffer { pages: start..end, pinned_thread: kept_thread });
+    Ok(RequestBody::Checkpoint {
+        name: decode_text_field(&request.name, "name")?,
+        ttl: duration_from_ms(request.ttl_ms),
+        offer: offered,
+    })
 }
 
-fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
+fn decode_fork(request: &ForkRequest) -> Result<RequestBody, ProtocolError> {
     let ForkRequest { batch, first, count, flags, .. } = *request;
     if count == 0 || first.checked_add(count).is_none() {
         return Err(ProtocolError::Field { field: "count" });
@@ -227,25 +236,25 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         return Err(ProtocolError::Field { field: "first" });
     }
     let network = match request.network {
-        NETWORK_PRIVATE => Network::Private,
-        NETWORK_SHARED => Network::Shared,
-        NETWORK_HOST => Network::Host,
+        NETWORK_PRIVATE => RequestedNetwork::Private,
+        NETWORK_SHARED => RequestedNetwork::Shared,
+        NETWORK_HOST => RequestedNetwork::Host,
         _ => return Err(ProtocolError::Field { field: "network" }),
     };
-    let (nodes, egress) = (words(&request.nodes, "nodes")?, words(&request.egress, "egress")?);
-    Ok(Wish::Fork(Fork {
+    let (nodes, egress) = (split_commas(&request.nodes, "nodes")?, split_commas(&request.egress, "egress")?);
+    Ok(RequestBody::Fork(ForkOptions {
         batch,
         first,
         count,
         seed: seed_id(&request.seed)?,
         nodes,
-        strategy: text(&request.strategy, "strategy")?,
+        strategy: decode_text_field(&request.strategy, "strategy")?,
         any_node: flags & FORK_ANY_NODE != 0,
         owns_seed: flags & FORK_OWNS_SEED != 0,
         untrusted: flags & FORK_UNTRUSTED != 0,
         user_namespace: flags & FORK_USER_NAMESPACE != 0,
         has_payload,
-        timeout: milliseconds(request.timeout_ms),
+        timeout: duration_from_ms(request.timeout_ms),
         memory_bytes_max: request.memory_bytes_max,
         cpu_millicores_max: request.cpu_millicores_max,
         processes_max: request.processes_max,
@@ -254,22 +263,22 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
     }))
 }
 
-fn text(array: &[u8], field: &'static str) -> Result<String, ProtocolError> {
-    layout::text_of(array).map(str::to_owned).ok_or(ProtocolError::Field { field })
+fn decode_text_field(array: &[u8], field: &'static str) -> Result<String, ProtocolError> {
+    layout::decode_text(array).map(str::to_owned).ok_or(ProtocolError::Field { field })
 }
 
 /// Words with commas between them.
-fn words(array: &[u8], field: &'static str) -> Result<Vec<String>, ProtocolError> {
-    let text = text(array, field)?;
+fn split_commas(array: &[u8], field: &'static str) -> Result<Vec<String>, ProtocolError> {
+    let text = decode_text_field(array, field)?;
     Ok(text.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect())
 }
 
 fn seed_id(array: &[u8]) -> Result<SeedId, ProtocolError> {
     let field = ProtocolError::Field { field: "seed" };
-    layout::text_of(array).and_then(|id| id.parse().ok()).ok_or(field)
+    layout::decode_text(array).and_then(|id| id.parse().ok()).ok_or(field)
 }
 
-fn milliseconds(count: u64) -> Option<Duration> {
+fn duration_from_ms(count: u64) -> Option<Duration> {
     (count > 0).then(|| Duration::from_millis(count))
 }
 
@@ -278,7 +287,7 @@ mod tests {
     use super::*;
 
     fn header(kind: u16) -> Header {
-        Header { socket_inode: 7, ..Header::of_reply(kind) }
+        Header { socket_inode: 7, ..Header::for_reply(kind) }
     }
 
     fn fork_request() -> ForkRequest {
@@ -289,21 +298,21 @@ mod tests {
             count: 5,
             flags: FORK_OWNS_SEED | FORK_UNTRUSTED | FORK_USER_NAMESPACE,
             timeout_ms: 1500,
-            seed: layout::text("n1.s00f3a96c5d217e84"),
-            nodes: layout::text("n2,n3"),
-            strategy: layout::text("cow,cache"),
+            seed: layout::encode_text("n1.s00f3a96c5d217e84"),
+            nodes: layout::encode_text("n2,n3"),
+            strategy: layout::encode_text("cow,cache"),
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
             processes_max: 20,
             network: NETWORK_SHARED,
-            egress: layout::text("any,10.0.0.0/8:443"),
+            egress: layout::encode_text("any,10.0.0.0/8:443"),
         }
     }
 
     #[test]
     fn a_fork_is_read() {
         let request = Request::decode(fork_request().as_bytes()).unwrap();
-        let expected = Fork {
+        let expected = ForkOptions {
             batch: 3,
             first: 10,
             count: 5,
@@ -319,26 +328,26 @@ mod tests {
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
             processes_max: 20,
-            network: Network::Shared,
+            network: RequestedNetwork::Shared,
             egress: vec!["any".to_owned(), "10.0.0.0/8:443".to_owned()],
         };
-        assert_eq!(request, Request { socket_inode: 7, wish: Wish::Fork(expected.clone()) });
-        let older = |end: usize| Request::decode(&fork_request().as_bytes()[..end]).unwrap().wish;
-        let expected = Fork { egress: Vec::new(), ..expected };
-        assert_eq!(older(offset_of!(ForkRequest, egress)), Wish::Fork(expected.clone()), "an older library");
-        let expected = Fork { processes_max: 0, network: Network::Private, ..expected };
-        assert_eq!(older(offset_of!(ForkRequest, processes_max)), Wish::Fork(expected.clone()), "an older one");
-        let unlimited = Fork { memory_bytes_max: 0, cpu_millicores_max: 0, ..expected };
-        assert_eq!(older(offset_of!(ForkRequest, memory_bytes_max)), Wish::Fork(unlimited), "a still older one");
+        assert_eq!(request, Request { socket_inode: 7, body: RequestBody::Fork(expected.clone()) });
+        let older = |end: usize| Request::decode(&fork_request().as_bytes()[..end]).unwrap().body;
+        let expected = ForkOptions { egress: Vec::new(), ..expected };
+        assert_eq!(older(offset_of!(ForkRequest, egress)), RequestBody::Fork(expected.clone()), "an older library");
+        let expected = ForkOptions { processes_max: 0, network: RequestedNetwork::Private, ..expected };
+        assert_eq!(older(offset_of!(ForkRequest, processes_max)), RequestBody::Fork(expected.clone()), "an older one");
+        let unlimited = ForkOptions { memory_bytes_max: 0, cpu_millicores_max: 0, ..expected };
+        assert_eq!(older(offset_of!(ForkRequest, memory_bytes_max)), RequestBody::Fork(unlimited), "a still older one");
     }
 
     #[test]
     fn a_checkpoint_is_read() {
-        let (header, name) = (header(kind::CHECKPOINT), layout::text("warm"));
+        let (header, name) = (header(kind::CHECKPOINT), layout::encode_text("warm"));
         let request = CheckpointRequest { header, ttl_ms: 0, name, pages: 0x5000, pages_bytes: 0x3000, kept_thread: 7 };
-        let wish = |bytes: &[u8]| Request::decode(bytes).map(|request| request.wish);
-        let expected = |offered| Ok(Wish::Checkpoint { name: "warm".to_owned(), ttl: None, offered });
-        let offered = |kept_thread| Some(Offered { pages: 0x5000..0x8000, kept_thread });
+        let wish = |bytes: &[u8]| Request::decode(bytes).map(|request| request.body);
+        let expected = |offered| Ok(RequestBody::Checkpoint { name: "warm".to_owned(), ttl: None, offer: offered });
+        let offered = |kept_thread| Some(CaptureOffer { pages: 0x5000..0x8000, pinned_thread: kept_thread });
         assert_eq!(wish(request.as_bytes()), expected(offered(Some(7))));
         let older = &request.as_bytes()[..offset_of!(CheckpointRequest, kept_thread)];
         assert_eq!(wish(older), expected(offered(None)), "an older library keeps no thread to a CPU");
@@ -359,7 +368,7 @@ mod tests {
         assert_eq!(decode(ForkRequest { flags: FORK_NO_PAYLOAD, ..fork_request() }), field("first"));
         assert!(decode(ForkRequest { flags: FORK_NO_PAYLOAD, first: 0, ..fork_request() }).is_ok());
         assert_eq!(decode(ForkRequest { network: 3, ..fork_request() }), field("network"));
-        assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
+        assert_eq!(decode(ForkRequest { seed: layout::encode_text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));
         assert_eq!(decode(ForkRequest { strategy: [b'c'; 32], ..fork_request() }), field("strategy"));
         let mut request = fork_request();

@@ -24,11 +24,11 @@ pub mod sim;
 mod spool;
 mod typed;
 
-pub use client::{Body, CallError, Client, Completion, Outgoing, SessionKey, SubmitError};
+pub use client::{CallError, Client, Completion, OutgoingRequest, RequestPayload, SessionHandle, SubmitError};
 pub use farfork_wire::rpc::{PAYLOAD_BYTES_MAX, SESSIONS_MAX, SessionId, Status, WINDOW_MAX};
 pub use inbound::Payload;
-pub use server::{Deferred, Handlers, Reply, Server};
-pub use typed::{Call, TypedError};
+pub use server::{DeferredReply, HandlerTable, ReplyWriter, Server};
+pub use typed::{TypedCall, TypedCallError};
 
 #[cfg(test)]
 mod tests;

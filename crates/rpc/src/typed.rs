@@ -5,11 +5,11 @@ use std::io;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::client::{Body, CallFailure, Client, Outgoing, SessionKey};
-use crate::server::Handlers;
+use crate::client::{BlockingCallError, Client, OutgoingRequest, RequestPayload, SessionHandle};
+use crate::server::HandlerTable;
 
 /// A call that both sides know.
-pub trait Call {
+pub trait TypedCall {
     /// Its handler's id. It never gets another meaning.
     const ID: u32;
     /// What is asked.
@@ -20,7 +20,7 @@ pub trait Call {
 
 /// Why a typed call gave nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum TypedError {
+pub enum TypedCallError {
     /// The request cannot be written.
     #[error("the request cannot be encoded: {0}")]
     Encode(postcard::Error),
@@ -29,7 +29,7 @@ pub enum TypedError {
     Decode(postcard::Error),
     /// There was none.
     #[error(transparent)]
-    Call(#[from] CallFailure),
+    Call(#[from] BlockingCallError),
 }
 
 impl Client {
@@ -37,32 +37,32 @@ impl Client {
     ///
     /// # Errors
     /// What came of it.
-    pub fn ask<C: Call>(
+    pub fn call_typed<C: TypedCall>(
         &mut self,
-        session: SessionKey,
-        call: &Outgoing,
+        session: SessionHandle,
+        call: &OutgoingRequest,
         request: &C::Request,
-    ) -> Result<C::Reply, TypedError> {
-        let bytes = postcard::to_stdvec(request).map_err(TypedError::Encode)?;
-        let call = Outgoing { handler: C::ID, ..*call };
-        let reply = self.call(session, &call, Body::Given(bytes), |_| {})?;
-        postcard::from_bytes(&reply).map_err(TypedError::Decode)
+    ) -> Result<C::Reply, TypedCallError> {
+        let bytes = postcard::to_stdvec(request).map_err(TypedCallError::Encode)?;
+        let call = OutgoingRequest { handler: C::ID, ..*call };
+        let reply = self.call_blocking(session, &call, RequestPayload::Owned(bytes), |_| {})?;
+        postcard::from_bytes(&reply).map_err(TypedCallError::Decode)
     }
 }
 
-impl Handlers {
+impl HandlerTable {
     /// Adds a handler of a typed call; the text of an error is what its caller reads.
-    pub fn on_call<C: Call>(
+    pub fn add_typed_handler<C: TypedCall>(
         &mut self,
         mut handler: impl FnMut(C::Request) -> Result<C::Reply, String> + Send + 'static,
     ) {
-        self.on(C::ID, move |payload, reply| {
+        self.add_handler(C::ID, move |payload, reply| {
             let request = match postcard::from_bytes(payload) {
                 Ok(request) => request,
                 Err(cause) => return reply.refuse(&format!("the request cannot be decoded: {cause}")),
             };
             let written = match handler(request) {
-                Ok(answer) => reply.extend_with(|out| postcard::to_io(&answer, Appending(out)).map(drop)),
+                Ok(answer) => reply.append_with(|out| postcard::to_io(&answer, VecWriter(out)).map(drop)),
                 Err(reason) => return reply.refuse(&reason),
             };
             if let Err(cause) = written {
@@ -73,9 +73,9 @@ impl Handlers {
 }
 
 /// Appends what is written.
-struct Appending<'a>(&'a mut Vec<u8>);
+struct VecWriter<'a>(&'a mut Vec<u8>);
 
-impl io::Write for Appending<'_> {
+impl io::Write for VecWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())

@@ -11,13 +11,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 const WORDS_BEFORE_CPU: usize = 36;
 
 /// The CPU on which a process's first thread runs, or ran last; `None` where there is no such process.
-pub fn of_process(pid: i32) -> Option<usize> {
-    cpu_of_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+pub fn cpu_of_process(pid: i32) -> Option<usize> {
+    parse_stat_cpu(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// The CPUs that a process may choose from: those of its control group; bit N of word M is CPU 32 × M + N. `None` where that cannot
 /// be told.
-pub fn offered_to(pid: i32) -> Option<Vec<u32>> {
+pub fn cpuset_of_process(pid: i32) -> Option<Vec<u32>> {
     let path = fs::read_to_string(format!("/proc/{pid}/cpuset")).ok()?;
     let path = path.trim().trim_start_matches('/');
     // Version 1, then 2, where a group without a choice of its own has the one of a group above.
@@ -25,11 +25,11 @@ pub fn offered_to(pid: i32) -> Option<Vec<u32>> {
     let unified = Path::new("/sys/fs/cgroup").join(path);
     let second = unified.ancestors().take_while(|group| group.starts_with("/sys/fs/cgroup"));
     let mut files = iter::once(first).chain(second.map(|group| group.join("cpuset.cpus.effective")));
-    set_of_list(files.find_map(|file| fs::read_to_string(file).ok())?.trim())
+    parse_cpu_list(files.find_map(|file| fs::read_to_string(file).ok())?.trim())
 }
 
 /// A list such as `0-3,6`.
-fn set_of_list(list: &str) -> Option<Vec<u32>> {
+fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
     let mut words = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -48,7 +48,7 @@ const CPUS_MAX: usize = 8192;
 ///
 /// # Errors
 /// As sched_getaffinity(2).
-pub fn permitted() -> io::Result<usize> {
+pub fn allowed_cpu_count() -> io::Result<usize> {
     Ok(sched_getaffinity(None)?.count() as usize)
 }
 
@@ -56,32 +56,32 @@ pub fn permitted() -> io::Result<usize> {
 ///
 /// # Errors
 /// As sched_setaffinity(2).
-pub fn join(cpu: usize) -> io::Result<()> {
+pub fn migrate_to_cpu(cpu: usize) -> io::Result<()> {
     let permitted = sched_getaffinity(None)?;
     if cpu >= CpuSet::MAX_CPU || !permitted.is_set(cpu) {
         return Ok(());
     }
     let mut only = CpuSet::new();
     only.set(cpu);
-    push(&only, &permitted)
+    migrate_within(&only, &permitted)
 }
 
 /// Moves the calling thread away from a CPU, if it may run anywhere else.
 ///
 /// # Errors
 /// As sched_setaffinity(2).
-pub fn leave(cpu: usize) -> io::Result<()> {
+pub fn migrate_from_cpu(cpu: usize) -> io::Result<()> {
     let permitted = sched_getaffinity(None)?;
-    elsewhere(&permitted, cpu).map_or(Ok(()), |others| push(&others, &permitted))
+    without_cpu(&permitted, cpu).map_or(Ok(()), |others| migrate_within(&others, &permitted))
 }
 
-fn push(to: &CpuSet, permitted: &CpuSet) -> io::Result<()> {
+fn migrate_within(to: &CpuSet, permitted: &CpuSet) -> io::Result<()> {
     sched_setaffinity(None, to)?;
     Ok(sched_setaffinity(None, permitted)?)
 }
 
 /// All CPUs of a set but one, if any are left.
-fn elsewhere(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
+fn without_cpu(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
     let mut rest = *set;
     if avoided < CpuSet::MAX_CPU {
         rest.unset(avoided);
@@ -89,7 +89,7 @@ fn elsewhere(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
     (rest.count() > 0).then_some(rest)
 }
 
-fn cpu_of_stat(stat: &str) -> Option<usize> {
+fn parse_stat_cpu(stat: &str) -> Option<usize> {
     // The name may hold anything, also brackets.
     let (_, behind_name) = stat.rsplit_once(')')?;
     behind_name.split_ascii_whitespace().nth(WORDS_BEFORE_CPU)?.parse().ok()
@@ -107,17 +107,17 @@ mod tests {
 
     #[test]
     fn lists_are_sets() {
-        assert_eq!(set_of_list("0-2,33"), Some(vec![7, 2]));
-        assert_eq!((set_of_list(""), set_of_list("1-x"), set_of_list("9999")), (Some(Vec::new()), None, None));
-        assert!(offered_to(std::process::id() as i32).is_none_or(|cpus| cpus.iter().any(|word| *word != 0)));
+        assert_eq!(parse_cpu_list("0-2,33"), Some(vec![7, 2]));
+        assert_eq!((parse_cpu_list(""), parse_cpu_list("1-x"), parse_cpu_list("9999")), (Some(Vec::new()), None, None));
+        assert!(cpuset_of_process(std::process::id() as i32).is_none_or(|cpus| cpus.iter().any(|word| *word != 0)));
     }
 
     #[test]
     fn the_last_cpu_is_kept() {
-        assert_eq!(elsewhere(&set(&[0, 3]), 0), Some(set(&[3])));
-        assert_eq!(elsewhere(&set(&[3]), 0), Some(set(&[3])));
-        assert_eq!(elsewhere(&set(&[3]), 3), None);
-        assert_eq!(elsewhere(&set(&[3]), usize::MAX), Some(set(&[3])));
+        assert_eq!(without_cpu(&set(&[0, 3]), 0), Some(set(&[3])));
+        assert_eq!(without_cpu(&set(&[3]), 0), Some(set(&[3])));
+        assert_eq!(without_cpu(&set(&[3]), 3), None);
+        assert_eq!(without_cpu(&set(&[3]), usize::MAX), Some(set(&[3])));
     }
 
     #[test]
@@ -127,25 +127,25 @@ mod tests {
         let tried = |moves: &dyn Fn() -> bool| assert!((0..1000).any(|_| moves()), "it never moves");
         tried(&|| {
             let cpu = current();
-            leave(cpu).unwrap();
+            migrate_from_cpu(cpu).unwrap();
             current() != cpu || before.count() == 1
         });
         for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| before.is_set(*cpu)) {
             tried(&|| {
-                join(cpu).unwrap();
+                migrate_to_cpu(cpu).unwrap();
                 current() == cpu
             });
         }
-        join(usize::MAX).unwrap();
+        migrate_to_cpu(usize::MAX).unwrap();
         assert_eq!(sched_getaffinity(None).unwrap(), before, "it may run wherever it could");
     }
 
     #[test]
     fn the_kernel_tells_where_a_process_runs() {
         let stat = |name: &str| format!("12 ({name}) S {} 5 0 0", "7 ".repeat(WORDS_BEFORE_CPU - 1));
-        assert_eq!(cpu_of_stat(&stat("a) S 1 (b")), Some(5));
-        assert_eq!([cpu_of_stat(""), cpu_of_stat("1 (a) S 2 3")], [None; 2]);
-        assert!(of_process(std::process::id() as i32).is_some_and(|cpu| cpu < CpuSet::MAX_CPU));
-        assert_eq!(of_process(0), None);
+        assert_eq!(parse_stat_cpu(&stat("a) S 1 (b")), Some(5));
+        assert_eq!([parse_stat_cpu(""), parse_stat_cpu("1 (a) S 2 3")], [None; 2]);
+        assert!(cpu_of_process(std::process::id() as i32).is_some_and(|cpu| cpu < CpuSet::MAX_CPU));
+        assert_eq!(cpu_of_process(0), None);
     }
 }

@@ -9,22 +9,22 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The last real-time signal, which nothing else in this program uses.
-fn signal() -> i32 {
+fn alarm_signal() -> i32 {
     libc::SIGRTMAX()
 }
 
 /// How often the signal is repeated once it is due: one that comes just before the system call interrupts nothing.
-const REPEAT: Duration = Duration::from_millis(5);
+const REPEAT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// From when it is due until it is disarmed or dropped, system calls of the thread that made it return EINTR.
 #[derive(Debug)]
-pub struct Alarm {
+pub struct SyscallAlarm {
     timer: libc::timer_t,
     /// It is the thread's that made it.
     _not_send: PhantomData<*const ()>,
 }
 
-impl Alarm {
+impl SyscallAlarm {
     /// Makes an alarm of the calling thread, which is never due until it is armed.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl Alarm {
         // SAFETY: all zeroes is a valid sigevent; the fields that SIGEV_THREAD_ID uses are set below.
         let mut event: libc::sigevent = unsafe { zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = signal();
+        event.sigev_signo = alarm_signal();
         event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
         let mut timer = MaybeUninit::uninit();
         // SAFETY: the kernel reads `event` and writes the timer's id.
@@ -49,7 +49,7 @@ impl Alarm {
     ///
     /// # Errors
     /// As [`Alarm::new`].
-    pub fn after(limit: Duration) -> io::Result<Self> {
+    pub fn armed(limit: Duration) -> io::Result<Self> {
         let alarm = Self::new()?;
         alarm.arm(limit)?;
         Ok(alarm)
@@ -61,7 +61,7 @@ impl Alarm {
     /// As timer_settime(2): EINVAL for a time that is too long.
     pub fn arm(&self, limit: Duration) -> io::Result<()> {
         // A timer of zero would never be due.
-        self.set(timespec(limit.max(Duration::from_nanos(1))))
+        self.set_timer(timespec(limit.max(Duration::from_nanos(1))))
     }
 
     /// Never has it due, until it is armed again.
@@ -69,11 +69,11 @@ impl Alarm {
     /// # Errors
     /// None that is known.
     pub fn disarm(&self) -> io::Result<()> {
-        self.set(timespec(Duration::ZERO))
+        self.set_timer(timespec(Duration::ZERO))
     }
 
-    fn set(&self, first: libc::timespec) -> io::Result<()> {
-        let times = libc::itimerspec { it_interval: timespec(REPEAT), it_value: first };
+    fn set_timer(&self, first: libc::timespec) -> io::Result<()> {
+        let times = libc::itimerspec { it_interval: timespec(REPEAT_INTERVAL), it_value: first };
         // SAFETY: the timer is ours, `times` is read.
         if unsafe { libc::timer_settime(self.timer, 0, &times, ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
@@ -82,7 +82,7 @@ impl Alarm {
     }
 }
 
-impl Drop for Alarm {
+impl Drop for SyscallAlarm {
     fn drop(&mut self) {
         // SAFETY: the timer is ours and not deleted yet.
         unsafe { libc::timer_delete(self.timer) };
@@ -103,7 +103,7 @@ fn install_handler() -> io::Result<()> {
         let mut action: libc::sigaction = unsafe { zeroed() };
         action.sa_sigaction = interrupt_only as extern "C" fn(i32) as usize;
         // SAFETY: the handler does nothing, which is safe at any point of any thread.
-        unsafe { libc::sigaction(signal(), &action, ptr::null_mut()) == 0 }
+        unsafe { libc::sigaction(alarm_signal(), &action, ptr::null_mut()) == 0 }
     });
     if *installed { Ok(()) } else { Err(io::Error::other("no handler could be installed")) }
 }
@@ -118,7 +118,7 @@ mod tests {
     fn a_system_call_without_limit_gets_one() {
         let (mut reader, _writer) = io::pipe().unwrap();
         let begun = Instant::now();
-        let _alarm = Alarm::after(Duration::from_millis(30)).unwrap();
+        let _alarm = SyscallAlarm::armed(Duration::from_millis(30)).unwrap();
         let interrupted = reader.read(&mut [0]).unwrap_err();
         assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
         assert!(begun.elapsed() >= Duration::from_millis(30));
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_disarmed_alarm_interrupts_nothing_and_can_be_armed_again() {
         let (mut reader, mut writer) = io::pipe().unwrap();
-        let alarm = Alarm::after(Duration::from_millis(20)).unwrap();
+        let alarm = SyscallAlarm::armed(Duration::from_millis(20)).unwrap();
         alarm.disarm().unwrap();
         let speaker = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(60));

@@ -5,7 +5,7 @@
 /// holds a multiple of what it uses.
 ///
 /// Does nothing where the C library has no such choice: it is then not glibc (mallopt(3), `M_ARENA_MAX`).
-pub fn share_pools(pools: usize) {
+pub fn limit_arenas(pools: usize) {
     #[cfg(target_env = "gnu")]
     {
         let pools = pools.clamp(1, libc::c_int::MAX as usize) as libc::c_int;
@@ -21,7 +21,7 @@ pub fn share_pools(pools: usize) {
 /// milliseconds for tens of MiB, in which other threads may wait for memory.
 ///
 /// Does nothing where the C library has no such call: it is then not glibc (malloc_trim(3)).
-pub fn give_back() {
+pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes the allocator's own locks, and changes only memory that nobody has.
     unsafe {

@@ -49,7 +49,7 @@ impl Arena {
     /// # Panics
     /// Outside.
     pub fn slice(&self, range: Range<usize>) -> &[u8] {
-        let from = self.at(&range);
+        let from = self.pointer_to(&range);
         // SAFETY: `at` checked that the range is mapped, for as long as `self` lives; it is initialised (the kernel gives
         // zeroes), and nobody writes while `self` is borrowed.
         unsafe { slice::from_raw_parts(from.as_ptr(), range.len()) }
@@ -59,9 +59,9 @@ impl Arena {
     ///
     /// # Panics
     /// Outside.
-    pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         let range = offset..offset + bytes.len();
-        let to = self.at(&range);
+        let to = self.pointer_to(&range);
         // SAFETY: as in `slice`; `self` is borrowed exclusively, so that this is the only reference into the mapping.
         unsafe { slice::from_raw_parts_mut(to.as_ptr(), range.len()) }.copy_from_slice(bytes);
     }
@@ -78,14 +78,14 @@ impl Arena {
     }
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
-        let from = self.at(&range);
+        let from = self.pointer_to(&range);
         // SAFETY: within our own mapping (`at`); of the kinds of advice used here only DONTNEED changes contents, which
         // `release` does under an exclusive borrow.
         unsafe { rustix::mm::madvise(from.as_ptr().cast(), range.len(), advice)? };
         Ok(())
     }
 
-    fn at(&self, range: &Range<usize>) -> NonNull<u8> {
+    fn pointer_to(&self, range: &Range<usize>) -> NonNull<u8> {
         let inside = range.start <= range.end && range.end <= self.bytes;
         assert!(inside, "{range:?} of an arena of {} bytes", self.bytes);
         // SAFETY: within the one mapping, as just checked.
@@ -108,7 +108,7 @@ mod tests {
     fn what_is_filled_is_there_until_it_is_released() {
         let mut arena = Arena::reserve(1 << 20).unwrap();
         assert!(arena.slice(0..1 << 20).iter().all(|byte| *byte == 0));
-        arena.fill(8192, &[7; 4096]);
+        arena.write(8192, &[7; 4096]);
         assert_eq!(arena.slice(8191..8194), [0, 7, 7]);
         arena.release(8192..12288).unwrap();
         assert_eq!(arena.slice(8191..8194), [0, 0, 0]);
@@ -118,6 +118,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "of an arena of 4096 bytes")]
     fn nothing_is_reached_outside() {
-        Arena::reserve(4096).unwrap().fill(4090, b"too long");
+        Arena::reserve(4096).unwrap().write(4090, b"too long");
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// An instruction (Documentation/bpf/standardization/instruction-set.rst).
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Instruction {
+pub(crate) struct BpfInstruction {
     pub(crate) code: u8,
     /// The destination in the lower half, the source in the upper one.
     pub(crate) registers: u8,
@@ -15,57 +15,57 @@ pub(crate) struct Instruction {
     pub(crate) immediate: i32,
 }
 
-const ATTACH_SK_LOOKUP: u32 = 36;
+const BPF_SK_LOOKUP: u32 = 36;
 
 /// A map of so many sockets, by their numbers. None is kept open by it.
 ///
 /// # Errors
 /// EPERM without CAP_BPF and CAP_NET_ADMIN; ENOSYS and EINVAL of kernels without such maps.
-pub(crate) fn map_of_sockets(entries_max: u32) -> io::Result<OwnedFd> {
+pub(crate) fn create_sockmap(entries_max: u32) -> io::Result<OwnedFd> {
     /// The part of `union bpf_attr` for this command; so of the others.
     #[repr(C)]
-    struct Create {
+    struct MapCreateAttributes {
         kind: u32,
         key_bytes: u32,
         value_bytes: u32,
         entries_max: u32,
     }
-    const MAP_CREATE: libc::c_int = 0;
-    const SOCKMAP: u32 = 15;
-    let create = Create { kind: SOCKMAP, key_bytes: 4, value_bytes: 8, entries_max };
+    const BPF_MAP_CREATE: libc::c_int = 0;
+    const BPF_MAP_TYPE_SOCKMAP: u32 = 15;
+    let create = MapCreateAttributes { kind: BPF_MAP_TYPE_SOCKMAP, key_bytes: 4, value_bytes: 8, entries_max };
     // SAFETY: the kernel reads the attributes, which hold no pointers.
-    unsafe { bpf_descriptor(MAP_CREATE, &create) }
+    unsafe { bpf_descriptor(BPF_MAP_CREATE, &create) }
 }
 
 /// Puts a socket into such a map.
 ///
 /// # Errors
 /// As bpf(2): EOPNOTSUPP for a socket that is neither bound nor listening.
-pub(crate) fn put(map: BorrowedFd<'_>, key: i32, socket: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn update_sockmap(map: BorrowedFd<'_>, key: i32, socket: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]
-    struct Update {
+    struct MapUpdateAttributes {
         map: u64,
         key: *const i32,
         value: *const u64,
         flags: u64,
     }
-    const MAP_UPDATE_ELEMENT: libc::c_int = 2;
+    const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
     let (map, value) = (map.as_raw_fd() as u64, socket.as_raw_fd() as u64);
-    let update = Update { map, key: &raw const key, value: &raw const value, flags: 0 };
+    let update = MapUpdateAttributes { map, key: &raw const key, value: &raw const value, flags: 0 };
     // SAFETY: the kernel reads a key and a value of the map's sizes, which live on this frame.
-    unsafe { bpf(MAP_UPDATE_ELEMENT, &update) }.map(drop)
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &update) }.map(drop)
 }
 
 /// Loads a program that a socket lookup may ask.
 ///
 /// # Errors
 /// As bpf(2): EPERM; EACCES and EINVAL where the kernel finds it wrong, or knows no such programs.
-pub(crate) fn load_socket_lookup(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+pub(crate) fn load_socket_lookup(instructions: &[BpfInstruction]) -> io::Result<OwnedFd> {
     #[repr(C)]
-    struct Load {
+    struct ProgramLoadAttributes {
         kind: u32,
         count: u32,
-        instructions: *const Instruction,
+        instructions: *const BpfInstruction,
         licence: *const libc::c_char,
         log: [u32; 2],
         log_buffer: u64,
@@ -75,12 +75,12 @@ pub(crate) fn load_socket_lookup(instructions: &[Instruction]) -> io::Result<Own
         interface: u32,
         attach_kind: u32,
     }
-    const PROGRAM_LOAD: libc::c_int = 5;
-    const KIND_SK_LOOKUP: u32 = 30;
+    const BPF_PROG_LOAD: libc::c_int = 5;
+    const BPF_PROG_TYPE_SK_LOOKUP: u32 = 30;
     let mut name = [0; 16];
     name[..12].copy_from_slice(b"farfork_lead");
-    let load = Load {
-        kind: KIND_SK_LOOKUP,
+    let load = ProgramLoadAttributes {
+        kind: BPF_PROG_TYPE_SK_LOOKUP,
         count: instructions.len() as u32,
         instructions: instructions.as_ptr(),
         licence: c"Apache-2.0".as_ptr(),
@@ -90,10 +90,10 @@ pub(crate) fn load_socket_lookup(instructions: &[Instruction]) -> io::Result<Own
         flags: 0,
         name,
         interface: 0,
-        attach_kind: ATTACH_SK_LOOKUP,
+        attach_kind: BPF_SK_LOOKUP,
     };
     // SAFETY: the kernel reads so many instructions and a string, which outlive the call.
-    unsafe { bpf_descriptor(PROGRAM_LOAD, &load) }
+    unsafe { bpf_descriptor(BPF_PROG_LOAD, &load) }
 }
 
 /// Has the socket lookup of a network namespace ask a program, for as long as what it gives is open.
@@ -102,17 +102,18 @@ pub(crate) fn load_socket_lookup(instructions: &[Instruction]) -> io::Result<Own
 /// As bpf(2): E2BIG where 64 are asked already.
 pub(crate) fn attach_socket_lookup(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     #[repr(C)]
-    struct Create {
+    struct MapCreateAttributes {
         program: u32,
         target: u32,
         attach_kind: u32,
         flags: u32,
     }
-    const LINK_CREATE: libc::c_int = 28;
+    const BPF_LINK_CREATE: libc::c_int = 28;
     let fd = |fd: BorrowedFd<'_>| fd.as_raw_fd() as u32;
-    let create = Create { program: fd(program), target: fd(namespace), attach_kind: ATTACH_SK_LOOKUP, flags: 0 };
+    let create =
+        MapCreateAttributes { program: fd(program), target: fd(namespace), attach_kind: BPF_SK_LOOKUP, flags: 0 };
     // SAFETY: the kernel reads the attributes, which hold no pointers.
-    unsafe { bpf_descriptor(LINK_CREATE, &create) }
+    unsafe { bpf_descriptor(BPF_LINK_CREATE, &create) }
 }
 
 /// A command that makes something. All are close-on-exec.

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use self::hierarchy::Version;
+use self::hierarchy::CgroupVersion;
 
 /// Pause between two attempts to remove a group whose last processes are still on their way out, in milliseconds.
 const REMOVE_RETRY_MS: u64 = 2;
@@ -23,7 +23,7 @@ const CREATE_TRIES_MAX: u32 = 10;
 ///
 /// # Errors
 /// As mkdir(2). That a controller is not handed on shows when its files are missing.
-pub fn create_path(base: &Path, name: &Path, version: Version, controllers: &[String]) -> io::Result<()> {
+pub fn create_path(base: &Path, name: &Path, version: CgroupVersion, controllers: &[String]) -> io::Result<()> {
     for _ in 1..CREATE_TRIES_MAX {
         match create_path_once(base, name, version, controllers) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -33,13 +33,13 @@ pub fn create_path(base: &Path, name: &Path, version: Version, controllers: &[St
     create_path_once(base, name, version, controllers)
 }
 
-fn create_path_once(base: &Path, name: &Path, version: Version, controllers: &[String]) -> io::Result<()> {
+fn create_path_once(base: &Path, name: &Path, version: CgroupVersion, controllers: &[String]) -> io::Result<()> {
     let mut directory = base.to_owned();
     for part in name {
         directory.push(part);
         create(&directory)?;
-        if version == Version::V2 {
-            let _ = controllers.iter().try_for_each(|controller| delegate(&directory, controller));
+        if version == CgroupVersion::V2 {
+            let _ = controllers.iter().try_for_each(|controller| enable_for_children(&directory, controller));
         }
     }
     Ok(())
@@ -89,7 +89,7 @@ pub fn open(group: &Path) -> io::Result<File> {
 /// # Errors
 /// ESRCH where there is no such process; EINVAL where a controller refuses it (version 1's `cpu` refuses real-time
 /// tasks); EBUSY or EOPNOTSUPP where a version 2 group may hold no processes.
-pub fn join(group: &Path, pid: i32) -> io::Result<()> {
+pub fn move_process(group: &Path, pid: i32) -> io::Result<()> {
     write(group, "cgroup.procs", &pid.to_string())
 }
 
@@ -97,7 +97,7 @@ pub fn join(group: &Path, pid: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// As [`join`].
-pub fn join_alone(group: &Path) -> io::Result<()> {
+pub fn move_thread(group: &Path) -> io::Result<()> {
     write(group, "tasks", "0")
 }
 
@@ -124,7 +124,7 @@ pub fn read_number(group: &Path, file: &str) -> io::Result<u64> {
 ///
 /// # Errors
 /// As reading the file; `InvalidData` where it has no such line.
-pub fn read_entry(group: &Path, file: &str, name: &str) -> io::Result<u64> {
+pub fn read_keyed_number(group: &Path, file: &str, name: &str) -> io::Result<u64> {
     let text = fs::read_to_string(group.join(file))?;
     let value = text.lines().find_map(|line| line.split_once(' ').filter(|(found, _)| *found == name));
     value.and_then(|(_, value)| value.trim().parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -153,7 +153,7 @@ pub fn controllers(group: &Path) -> io::Result<Vec<String>> {
 ///
 /// # Errors
 /// EBUSY where the group itself holds processes; ENOENT where it lacks the controller.
-pub fn delegate(group: &Path, controller: &str) -> io::Result<()> {
+pub fn enable_for_children(group: &Path, controller: &str) -> io::Result<()> {
     write(group, "cgroup.subtree_control", &format!("+{controller}"))
 }
 

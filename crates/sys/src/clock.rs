@@ -34,8 +34,8 @@ impl Clocks {
     /// # Errors
     /// When either process's offsets cannot be read.
     pub fn as_seen_by(self, pid: i32) -> io::Result<Self> {
-        let ours = offsets("self")?;
-        let theirs = offsets(&pid.to_string())?;
+        let ours = read_offsets("self")?;
+        let theirs = read_offsets(&pid.to_string())?;
         Ok(Self {
             monotonic_ns: self.monotonic_ns - ours.monotonic_ns + theirs.monotonic_ns,
             boottime_ns: self.boottime_ns - ours.boottime_ns + theirs.boottime_ns,
@@ -51,12 +51,12 @@ pub fn monotonic_ns() -> u64 {
 }
 
 /// For how long threads of this process have been on a processor, all together.
-pub fn worked() -> Duration {
+pub fn process_cpu_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }
 
 /// Offsets of a process's time namespace; zero on a kernel without time namespaces.
-fn offsets(process: &str) -> io::Result<Clocks> {
+fn read_offsets(process: &str) -> io::Result<Clocks> {
     match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
         Ok(text) => Ok(parse_offsets(&text)),
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(Clocks::default()),

@@ -19,9 +19,9 @@ use rustix::io::{DupFlags, dup3, fcntl_dupfd_cloexec};
 /// Descriptors that an init is given, from number 0 on.
 pub const INIT_FDS: usize = 4;
 /// Descriptors are first moved here and above, so that placing one cannot overwrite another.
-const FDS_APART_MIN: RawFd = 16;
+const STAGING_FD_MIN: RawFd = 16;
 /// As many are used of a berth: the image, and the process's own.
-const BERTH_FDS: usize = 1 + INIT_FDS;
+const RESERVED_FDS: usize = 1 + INIT_FDS;
 /// The process's stack until its exec, in bytes: some frames that make system calls, unoptimised.
 const STACK_BYTES: usize = 32 << 10;
 /// Longest wait for a process whose exec failed to be gone, in milliseconds: it ends at once.
@@ -34,7 +34,7 @@ const SIGNAL_MAX: libc::c_int = 64;
 
 /// What the first process of a pid namespace shall be.
 #[derive(Debug)]
-pub struct Init<'a> {
+pub struct InitProgram<'a> {
     /// The program, by descriptor (an ELF file; a sealed memfd is well suited).
     pub image: BorrowedFd<'a>,
     /// The program's argument 0.
@@ -47,7 +47,7 @@ pub struct Init<'a> {
 
 /// A process that was started, held by descriptor.
 #[derive(Debug)]
-pub struct Born {
+pub struct SpawnedProcess {
     /// Its number in the caller's pid namespace.
     pub pid: i32,
     /// Its pidfd.
@@ -60,7 +60,7 @@ pub struct Born {
 ///
 /// # Errors
 /// As clone3(2), dup3(2), execveat(2). Nothing is left in these cases.
-pub fn spawn_init(init: &Init<'_>) -> io::Result<Born> {
+pub fn spawn_init(init: &InitProgram<'_>) -> io::Result<SpawnedProcess> {
     spawn(init, libc::CLONE_NEWPID as u64)
 }
 
@@ -69,7 +69,7 @@ pub fn spawn_init(init: &Init<'_>) -> io::Result<Born> {
 ///
 /// # Errors
 /// As [`spawn_init`].
-pub fn spawn_init_apart(init: &Init<'_>) -> io::Result<Born> {
+pub fn spawn_init_in_user_namespace(init: &InitProgram<'_>) -> io::Result<SpawnedProcess> {
     spawn(init, (libc::CLONE_NEWPID | libc::CLONE_NEWUSER) as u64)
 }
 
@@ -77,18 +77,18 @@ pub fn spawn_init_apart(init: &Init<'_>) -> io::Result<Born> {
 ///
 /// # Errors
 /// As [`spawn_init`].
-pub fn spawn_beside(init: &Init<'_>) -> io::Result<Born> {
+pub fn spawn_in_current_namespace(init: &InitProgram<'_>) -> io::Result<SpawnedProcess> {
     spawn(init, 0)
 }
 
-fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
-    let berth = Berth::of(init)?;
+fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> {
+    let berth = FdReservation::fill(init)?;
     let [image, fds @ ..] = berth.numbers();
-    let plan = Plan {
+    let plan = SpawnPlan {
         image,
         name: init.name,
         fds,
-        fds_end: berth.end(),
+        fds_end: berth.end_fd(),
         ignored: *IGNORED_SIGNALS.get_or_init(ignored_signals),
         failure: UnsafeCell::new(0),
     };
@@ -98,14 +98,14 @@ fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
     // another program's memory, or has ended.
     let born = unsafe { clone_into(namespaces, init.cgroup, &plan) };
     restore_signals(&every_signal);
-    berth.leave();
+    berth.release();
     let born = born?;
 
     // SAFETY: the process that wrote there runs another program now, or none.
     match unsafe { plan.failure.get().read_volatile() } {
         0 => Ok(born),
         errno => {
-            let _ = reap(&born.pidfd, Duration::from_millis(END_MS_MAX));
+            let _ = reap_within(&born.pidfd, Duration::from_millis(END_MS_MAX));
             Err(io::Error::from_raw_os_error(errno))
         }
     }
@@ -116,7 +116,7 @@ fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
 ///
 /// # Errors
 /// As poll(2).
-pub fn reap(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
+pub fn reap_within(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let take = || waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     // Most that are reaped have ended already.
@@ -134,15 +134,15 @@ pub fn reap(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
 /// Numbers of descriptors, kept from the first process on that is started: whoever is born copies only these of all that its maker has
 /// open, and what is below them.
 #[derive(Debug)]
-struct Berth([OwnedFd; BERTH_FDS]);
+struct FdReservation([OwnedFd; RESERVED_FDS]);
 
 /// Those that nobody is in.
-static BERTHS: Mutex<Vec<Berth>> = Mutex::new(Vec::new());
+static FREE_RESERVATIONS: Mutex<Vec<FdReservation>> = Mutex::new(Vec::new());
 
-impl Berth {
+impl FdReservation {
     /// One with the descriptors of `init`.
-    fn of(init: &Init<'_>) -> io::Result<Self> {
-        let free = BERTHS.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    fn fill(init: &InitProgram<'_>) -> io::Result<Self> {
+        let free = FREE_RESERVATIONS.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut berth = free.map_or_else(|| Self::new(init.image), Ok)?;
         dup3(init.image, &mut berth.0[0], DupFlags::CLOEXEC)?;
         for (kept, fd) in berth.0[1..].iter_mut().zip(init.fds) {
@@ -152,24 +152,24 @@ impl Berth {
     }
 
     fn new(occupant: BorrowedFd<'_>) -> io::Result<Self> {
-        let new = || fcntl_dupfd_cloexec(occupant, FDS_APART_MIN);
+        let new = || fcntl_dupfd_cloexec(occupant, STAGING_FD_MIN);
         Ok(Self([new()?, new()?, new()?, new()?, new()?]))
     }
 
-    fn numbers(&self) -> [RawFd; BERTH_FDS] {
+    fn numbers(&self) -> [RawFd; RESERVED_FDS] {
         self.0.each_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// The number after its last.
-    fn end(&self) -> RawFd {
+    fn end_fd(&self) -> RawFd {
         self.numbers().into_iter().max().map_or(RawFd::MAX, |last| last + 1)
     }
 
     /// Lets go of what is in it, and keeps its numbers.
-    fn leave(mut self) {
+    fn release(mut self) {
         let [image, fds @ ..] = &mut self.0;
         if fds.iter_mut().all(|fd| dup3(&*image, fd, DupFlags::CLOEXEC).is_ok()) {
-            BERTHS.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+            FREE_RESERVATIONS.lock().unwrap_or_else(PoisonError::into_inner).push(self);
         }
     }
 }
@@ -187,15 +187,15 @@ fn ignored_signals() -> u64 {
         };
         told == 0 && action[0] == libc::SIG_IGN as u64
     };
-    (1..=SIGNAL_MAX).filter(is_ignored).fold(0, |signals, signal| signals | bit(signal))
+    (1..=SIGNAL_MAX).filter(is_ignored).fold(0, |signals, signal| signals | signal_bit(signal))
 }
 
-fn bit(signal: libc::c_int) -> u64 {
+fn signal_bit(signal: libc::c_int) -> u64 {
     1 << (signal - 1)
 }
 
 /// All that the process needs, as plain numbers and pointers.
-struct Plan<'a> {
+struct SpawnPlan<'a> {
     image: RawFd,
     name: &'a CStr,
     fds: [RawFd; INIT_FDS],
@@ -209,7 +209,11 @@ struct Plan<'a> {
 
 /// # Safety
 /// See `become_init`, which the process runs.
-unsafe fn clone_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, plan: &Plan<'_>) -> io::Result<Born> {
+unsafe fn clone_into(
+    namespaces: u64,
+    cgroup: Option<BorrowedFd<'_>>,
+    plan: &SpawnPlan<'_>,
+) -> io::Result<SpawnedProcess> {
     let mut pidfd: RawFd = -1;
     let mut stack = [const { MaybeUninit::<u128>::uninit() }; STACK_BYTES / size_of::<u128>()];
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
@@ -232,7 +236,7 @@ unsafe fn clone_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, plan: &Pla
         pid if pid > 0 => {
             // SAFETY: clone3 succeeded with CLONE_PIDFD: `pidfd` is a new descriptor that nobody else owns.
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-            Ok(Born { pid: pid as i32, pidfd })
+            Ok(SpawnedProcess { pid: pid as i32, pidfd })
         }
         errno => Err(io::Error::from_raw_os_error(-errno as i32)),
     }
@@ -242,7 +246,7 @@ unsafe fn clone_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, plan: &Pla
 ///
 /// # Safety
 /// `args` must ask for a stack, and share or copy memory such that `plan` is there.
-unsafe fn clone3_on_stack(args: &libc::clone_args, plan: &Plan<'_>) -> i64 {
+unsafe fn clone3_on_stack(args: &libc::clone_args, plan: &SpawnPlan<'_>) -> i64 {
     let mut result = libc::SYS_clone3;
     // SAFETY: the caller goes on behind the call as after any system call, all of its registers and its stack as they were. The
     // process has the same registers but for the stack: it calls a function that does not return.
@@ -274,7 +278,7 @@ unsafe fn clone3_on_stack(args: &libc::clone_args, plan: &Plan<'_>) -> i64 {
 /// # Safety
 /// To be called only in a process just made, with all signals blocked. It calls nothing that takes a lock, allocates
 /// or unwinds: system calls by number, errno in memory of a thread that waits.
-unsafe extern "C" fn become_init(plan: *const Plan<'_>) -> ! {
+unsafe extern "C" fn become_init(plan: *const SpawnPlan<'_>) -> ! {
     // SAFETY: whoever made the process waits with it in hand.
     let plan = unsafe { &*plan };
     let argv = [plan.name.as_ptr(), ptr::null()];
@@ -283,17 +287,20 @@ unsafe extern "C" fn become_init(plan: *const Plan<'_>) -> ! {
     // one of its own.
     unsafe {
         let last = libc::c_uint::MAX;
-        step(libc::syscall(libc::SYS_close_range, plan.fds_end, last, libc::CLOSE_RANGE_UNSHARE), plan);
+        exit_on_error(libc::syscall(libc::SYS_close_range, plan.fds_end, last, libc::CLOSE_RANGE_UNSHARE), plan);
         for (number, fd) in plan.fds.iter().enumerate() {
-            step(libc::syscall(libc::SYS_dup3, *fd, number, 0), plan);
+            exit_on_error(libc::syscall(libc::SYS_dup3, *fd, number, 0), plan);
         }
         // All others go with the exec, also those that some library opened without close-on-exec.
-        step(libc::syscall(libc::SYS_close_range, INIT_FDS, last, libc::CLOSE_RANGE_CLOEXEC), plan);
-        step(libc::syscall(libc::SYS_setsid), plan);
+        exit_on_error(libc::syscall(libc::SYS_close_range, INIT_FDS, last, libc::CLOSE_RANGE_CLOEXEC), plan);
+        exit_on_error(libc::syscall(libc::SYS_setsid), plan);
         reset_signals(plan.ignored);
         let path = c"".as_ptr();
         let (argv, environment) = (argv.as_ptr(), environment.as_ptr());
-        step(libc::syscall(libc::SYS_execveat, plan.image, path, argv, environment, libc::AT_EMPTY_PATH), plan);
+        exit_on_error(
+            libc::syscall(libc::SYS_execveat, plan.image, path, argv, environment, libc::AT_EMPTY_PATH),
+            plan,
+        );
         libc::_exit(127)
     }
 }
@@ -302,7 +309,7 @@ unsafe extern "C" fn become_init(plan: *const Plan<'_>) -> ! {
 ///
 /// # Safety
 /// As `become_init`.
-unsafe fn step(result: libc::c_long, plan: &Plan<'_>) {
+unsafe fn exit_on_error(result: libc::c_long, plan: &SpawnPlan<'_>) {
     if result >= 0 {
         return;
     }
@@ -324,7 +331,7 @@ unsafe fn reset_signals(ignored: u64) {
     let none = 0_u64;
     // SAFETY: the kernel reads four words and one word of this frame; the numbers of signals are 1 to SIGNAL_MAX.
     unsafe {
-        for signal in (1..=SIGNAL_MAX).filter(|signal| ignored & bit(*signal) != 0) {
+        for signal in (1..=SIGNAL_MAX).filter(|signal| ignored & signal_bit(*signal) != 0) {
             libc::syscall(libc::SYS_rt_sigaction, signal, &default, ptr::null::<u64>(), size_of::<u64>());
         }
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &none, ptr::null::<u64>(), size_of::<u64>());

@@ -35,7 +35,7 @@ const ORPHAN_LIMIT_US: libc::suseconds_t = 500_000;
 const PAGE_BYTES: usize = 4096;
 
 /// Tells a companion that its owner has ended: a real-time signal that nothing else in this program uses.
-fn signal() -> i32 {
+fn owner_ended_signal() -> i32 {
     libc::SIGRTMAX() - 1
 }
 
@@ -78,7 +78,7 @@ impl Drop for CriticalSection {
         IS_CRITICAL.with(|is_critical| is_critical.store(false, Ordering::SeqCst));
         // Behind the above: a signal from now on ends the companion itself.
         if is_orphan() {
-            end();
+            exit_companion();
         }
     }
 }
@@ -88,23 +88,23 @@ impl Drop for CriticalSection {
 ///
 /// # Errors
 /// The companion was killed: `life` was not lived to its end, and what it held is lost.
-pub fn run(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
+pub fn run_companion(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
     let stack = GuardedStack::new(stack_bytes).and_then(|stack| install_handler().map(|()| stack));
     let Ok(stack) = stack else {
         life();
         return Ok(());
     };
-    let _ = starter();
+    let _ = owner_spawner();
     let mask = SignalMask::block_all();
     let job = CompanionStart { life: UnsafeCell::new(Some(life)), owner: std::process::id().cast_signed(), mask };
     let argument = ptr::from_ref(&job).cast_mut().cast::<c_void>();
-    let entry = begin_of(&job);
+    let entry = entry_for(&job);
     let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
     // SAFETY: the stack is mapped and nobody else's. Until the companion has ended, this thread makes bare system calls only, and no
     // signal interrupts them: the companion alone uses its local storage, and `job` lives as long.
     let ended = match unsafe { libc::clone(entry, stack.top(), flags, argument) } {
         pid if pid < 0 => None,
-        pid => Some(reap(pid)),
+        pid => Some(reap_clone(pid)),
     };
     OWNER.with(|owner| owner.store(0, Ordering::Relaxed));
     job.mask.restore();
@@ -125,36 +125,36 @@ struct CompanionStart<F> {
 
 type Entry = extern "C" fn(*mut c_void) -> i32;
 
-fn begin_of<F: FnOnce()>(_: &CompanionStart<F>) -> Entry {
-    begin::<F>
+fn entry_for<F: FnOnce()>(_: &CompanionStart<F>) -> Entry {
+    companion_entry::<F>
 }
 
-extern "C" fn begin<F: FnOnce()>(argument: *mut c_void) -> i32 {
+extern "C" fn companion_entry<F: FnOnce()>(argument: *mut c_void) -> i32 {
     // SAFETY: `run` gives a job of this type, which lives until this process has ended.
     let job = unsafe { &*argument.cast::<CompanionStart<F>>() };
     OWNER.with(|owner| owner.store(job.owner, Ordering::Relaxed));
     // SAFETY: a call with plain numbers.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal()) };
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, owner_ended_signal()) };
     job.mask.restore();
     // SAFETY: none is needed for getppid.
     if unsafe { libc::getppid() } != job.owner {
-        end();
+        exit_companion();
     }
     // SAFETY: the thread that made the job waits for this process, and looks at it again when that has ended.
     let life = unsafe { (*job.life.get()).take() };
     // A panic has written its message; nothing may unwind beyond this frame.
     let _ = catch_unwind(AssertUnwindSafe(|| life.into_iter().for_each(|life| life())));
-    end()
+    exit_companion()
 }
 
 /// Ends this process alone, without what exit(3) does for the memory that it shares.
-fn end() -> ! {
+fn exit_companion() -> ! {
     // SAFETY: the kernel ends the process.
     unsafe { libc::_exit(0) }
 }
 
 /// Waits for a child without an exit signal; gives its status.
-fn reap(pid: i32) -> i32 {
+fn reap_clone(pid: i32) -> i32 {
     let mut status = 0_i32;
     let at = ptr::from_mut(&mut status);
     // SAFETY: the kernel writes to `status`. Not waitpid(3), a cancellation point, which uses the thread's local storage; where the
@@ -185,7 +185,7 @@ impl SignalMask {
 }
 
 /// A thread that is to be started, and where to tell whether it was.
-type Order = (thread::Builder, Box<dyn FnOnce() + Send>, SyncSender<io::Result<()>>);
+type SpawnRequest = (thread::Builder, Box<dyn FnOnce() + Send>, SyncSender<io::Result<()>>);
 
 /// Starts a thread of the process that this memory belongs to: one that a companion starts by itself ends with the companion.
 ///
@@ -197,15 +197,15 @@ pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'st
     }
     let (told, hear) = mpsc::sync_channel(1);
     let lost = || io::Error::other("nobody starts threads for companions");
-    starter().ok_or_else(lost)?.send((builder, Box::new(body), told)).map_err(|_| lost())?;
+    owner_spawner().ok_or_else(lost)?.send((builder, Box::new(body), told)).map_err(|_| lost())?;
     hear.recv().map_err(|_| lost())?
 }
 
 /// Reaches the owner's thread that starts others; it is started by the first who asks, in the owner.
-fn starter() -> Option<&'static Sender<Order>> {
-    static STARTER: OnceLock<Option<Sender<Order>>> = OnceLock::new();
+fn owner_spawner() -> Option<&'static Sender<SpawnRequest>> {
+    static OWNER_SPAWNER: OnceLock<Option<Sender<SpawnRequest>>> = OnceLock::new();
     let begin = || {
-        let (sender, orders) = mpsc::channel::<Order>();
+        let (sender, orders) = mpsc::channel::<SpawnRequest>();
         let serve = move || {
             for (builder, body, told) in orders {
                 // Who asked may have ended meanwhile.
@@ -214,13 +214,13 @@ fn starter() -> Option<&'static Sender<Order>> {
         };
         thread::Builder::new().name("thread-starter".to_owned()).spawn(serve).is_ok().then_some(sender)
     };
-    STARTER.get_or_init(begin).as_ref()
+    OWNER_SPAWNER.get_or_init(begin).as_ref()
 }
 
 /// In a companion only: no other process is sent this signal.
-extern "C" fn owner_ended(_: i32) {
+extern "C" fn handle_owner_ended(_: i32) {
     if !IS_CRITICAL.with(|is_critical| is_critical.load(Ordering::SeqCst)) {
-        end();
+        exit_companion();
     }
     IS_ORPHAN.with(|is_orphan| is_orphan.store(true, Ordering::SeqCst));
     let limit = libc::timeval { tv_sec: 0, tv_usec: ORPHAN_LIMIT_US };
@@ -239,10 +239,10 @@ fn install_handler() -> io::Result<()> {
     let installed = INSTALLED.get_or_init(|| {
         // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
         let mut action: libc::sigaction = unsafe { zeroed() };
-        action.sa_sigaction = owner_ended as extern "C" fn(i32) as usize;
+        action.sa_sigaction = handle_owner_ended as extern "C" fn(i32) as usize;
         action.sa_flags = libc::SA_RESTART;
         // SAFETY: the handler makes system calls and touches atomics of its thread only.
-        unsafe { libc::sigaction(signal(), &action, ptr::null_mut()) == 0 }
+        unsafe { libc::sigaction(owner_ended_signal(), &action, ptr::null_mut()) == 0 }
     });
     if *installed { Ok(()) } else { Err(io::Error::other("no handler could be installed")) }
 }
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn a_companion_shares_memory_and_is_another_process() {
         let (own, mut seen) = (std::process::id(), Vec::new());
-        run(STACK_BYTES, || {
+        run_companion(STACK_BYTES, || {
             seen.push(std::process::id());
             assert_eq!(owner_pid(), own.cast_signed());
         })
@@ -305,7 +305,7 @@ mod tests {
         let (ask, asked) = mpsc::channel();
         let (answer, answered) = mpsc::channel();
         let starter = thread::spawn(move || {
-            run(STACK_BYTES, move || {
+            run_companion(STACK_BYTES, move || {
                 for number in asked {
                     let twice = thread::spawn(move || 2 * number).join().unwrap();
                     answer.send(twice).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     fn a_thread_of_the_owner_outlives_the_companion_that_asked_for_it() {
         let (ask, asked) = mpsc::channel::<()>();
         let (answer, answered) = mpsc::channel();
-        run(STACK_BYTES, move || {
+        run_companion(STACK_BYTES, move || {
             let body = move || {
                 let _ = asked.recv();
                 answer.send(std::process::id()).unwrap();
@@ -338,8 +338,8 @@ mod tests {
 
     #[test]
     fn a_panic_ends_the_companion_alone() {
-        run(STACK_BYTES, || panic!("this is expected")).unwrap();
-        let killed = run(STACK_BYTES, || {
+        run_companion(STACK_BYTES, || panic!("this is expected")).unwrap();
+        let killed = run_companion(STACK_BYTES, || {
             // SAFETY: a signal to this process.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         });
@@ -355,14 +355,14 @@ mod tests {
         if owner == 0 {
             drop((begun, output));
             let (mut begin, mut input) = (begin, input);
-            let _ = run(STACK_BYTES, move || {
+            let _ = run_companion(STACK_BYTES, move || {
                 let section = CriticalSection::enter();
                 begin.write_all(b"b").unwrap();
                 life(&mut input);
                 drop(section);
                 input.write_all(b" and on").unwrap();
             });
-            end();
+            exit_companion();
         }
         drop((begin, input));
         begun.read_exact(&mut [0]).unwrap();

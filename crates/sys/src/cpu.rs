@@ -4,7 +4,7 @@ mod features;
 mod processor;
 
 pub use features::{FEATURE_WORDS, feature_names, features};
-pub use processor::{Processor, ProcessorMismatch};
+pub use processor::{ProcessorFeatures, ProcessorMismatch};
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 

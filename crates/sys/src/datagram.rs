@@ -9,13 +9,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 ///
 /// # Errors
 /// As setsockopt(2).
-pub fn tell_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
+pub fn enable_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
     crate::socket::set_number_option(socket, libc::IPPROTO_IP as u32, libc::IP_RECVORIGDSTADDR as u32, 1)
 }
 
 /// A datagram that came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Datagram {
+pub struct ReceivedDatagram {
     /// Its bytes.
     pub bytes: usize,
     /// Who sent it.
@@ -28,11 +28,11 @@ pub struct Datagram {
 ///
 /// # Errors
 /// As recvmsg(2); `WouldBlock` where there is none and the socket does not wait; `InvalidData` where it is not told whom it was sent to.
-pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Datagram> {
+pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
     const CONTROL_BYTES: usize = 64;
     #[repr(C, align(8))]
-    struct Control([u8; CONTROL_BYTES]);
-    let mut control = Control([0; CONTROL_BYTES]);
+    struct ControlBuffer([u8; CONTROL_BYTES]);
+    let mut control = ControlBuffer([0; CONTROL_BYTES]);
     // SAFETY: all-zero bytes are valid for these plain C structs.
     let (mut from, mut header): (libc::sockaddr_in, libc::msghdr) = unsafe { (mem::zeroed(), mem::zeroed()) };
     let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -45,12 +45,12 @@ pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Datagram> 
     // SAFETY: the kernel writes to the buffers that the header names, within their lengths; all outlive the call.
     let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) };
     let bytes = usize::try_from(bytes).map_err(|_| io::Error::last_os_error())?;
-    let to = told_destination(&header).ok_or(io::ErrorKind::InvalidData)?;
-    Ok(Datagram { bytes, from: address(from), to })
+    let to = parse_destination(&header).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(ReceivedDatagram { bytes, from: address(from), to })
 }
 
 /// `header`: one that recvmsg(2) has filled in.
-fn told_destination(header: &libc::msghdr) -> Option<SocketAddrV4> {
+fn parse_destination(header: &libc::msghdr) -> Option<SocketAddrV4> {
     // SAFETY: the header's control buffer is that which the kernel wrote messages to, and lives; so the macros stay within it.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);

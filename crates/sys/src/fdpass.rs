@@ -47,7 +47,7 @@ fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], flags
 ///
 /// # Errors
 /// As socket(2), bind(2), connect(2).
-pub fn self_connected() -> io::Result<OwnedFd> {
+pub fn self_connected_socket() -> io::Result<OwnedFd> {
     let name = format!("farfork-{:016x}", RandomState::new().build_hasher().finish());
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -60,7 +60,7 @@ pub fn self_connected() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As [`send`]; `WouldBlock` where there is no room.
-pub fn send_at_once(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
 }
 
@@ -68,20 +68,20 @@ pub fn send_at_once(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]
 ///
 /// # Errors
 /// As [`send_at_once`]; EBADF where nothing is open under the number.
-pub fn send_number(socket: BorrowedFd<'_>, bytes: &[u8], number: RawFd) -> io::Result<()> {
+pub fn try_send_raw_fd(socket: BorrowedFd<'_>, bytes: &[u8], number: RawFd) -> io::Result<()> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     // SAFETY: borrowed for this call alone, which only has the kernel look the number up; it need not be open.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    send_at_once(socket, bytes, &[fd])
+    try_send(socket, bytes, &[fd])
 }
 
 /// Has a socket take so many bytes of messages that wait, beyond the system's limit where the caller may.
 ///
 /// # Errors
 /// As setsockopt(2).
-pub fn make_room(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+pub fn set_send_buffer(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, bytes).is_err() {
         rustix::net::sockopt::set_socket_send_buffer_size(socket, bytes)?;
     }
@@ -152,7 +152,7 @@ fn receive_with(
 ///
 /// # Errors
 /// As setsockopt(2).
-pub fn tell_sender(socket: BorrowedFd<'_>) -> io::Result<()> {
+pub fn enable_sender_pid(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_socket_passcred(socket, true)?)
 }
 
@@ -213,7 +213,7 @@ mod tests {
         send(a.as_fd(), b"stays", &[c.as_fd()]).unwrap();
         assert_eq!(peek(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
         assert_eq!(receive(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
-        tell_sender(b.as_fd()).unwrap();
+        enable_sender_pid(b.as_fd()).unwrap();
         send(a.as_fd(), b"whose", &[c.as_fd()]).unwrap();
         let (_, fds, sender) = peek_with_sender(b.as_fd(), &mut bytes, 1).unwrap();
         assert_eq!((fds.len(), sender), (1, Some(std::process::id() as i32)));

@@ -17,7 +17,7 @@ pub struct PidfdSlot<'a> {
 
 /// Which of the two processes this is.
 #[derive(Debug)]
-pub enum Forked {
+pub enum ForkedSide {
     /// The one that asked. It has to reap the copy (exit signal SIGCHLD), whose number is its own until then.
     Parent {
         /// The copy's pid.
@@ -35,7 +35,7 @@ pub enum Forked {
 /// # Errors
 /// As clone3(2); `ResourceBusy` when the process has several threads, because the copy would have only this one and
 /// for ever wait for the locks of the others.
-pub fn sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<Forked> {
+pub fn fork_sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<ForkedSide> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::ErrorKind::ResourceBusy.into());
     }
@@ -51,8 +51,8 @@ pub fn sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<Forked> {
     // has one thread (checked above), so that no lock of libc or of the program is held by a thread that the copy
     // lacks. `args` outlives the call; the pidfd is stored inside the mapping, which `address` checked and `slot` borrows.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
-        0 => Ok(Forked::Child),
-        pid if pid > 0 => Ok(Forked::Parent { pid: pid as i32 }),
+        0 => Ok(ForkedSide::Child),
+        pid if pid > 0 => Ok(ForkedSide::Parent { pid: pid as i32 }),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -61,7 +61,7 @@ pub fn sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<Forked> {
 ///
 /// # Errors
 /// EBADF where nothing is open under that number.
-pub fn take_over(number: RawFd) -> io::Result<OwnedFd> {
+pub fn adopt_raw_fd(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: F_GETFD only looks the number up.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::last_os_error());
@@ -77,7 +77,7 @@ pub fn take_over(number: RawFd) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As close_range(2).
-pub fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
+pub fn close_all_except(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     keep.dedup();

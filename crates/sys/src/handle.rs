@@ -11,14 +11,14 @@ const HANDLE_BYTES_MAX: usize = 128;
 ///
 /// # Errors
 /// ESTALE when the file is no more; EPERM without CAP_DAC_READ_SEARCH; `InvalidInput` for a handle that is too long.
-pub fn path_of(mount: BorrowedFd<'_>, kind: i32, bytes: &[u8]) -> io::Result<PathBuf> {
+pub fn resolve_path(mount: BorrowedFd<'_>, kind: i32, bytes: &[u8]) -> io::Result<PathBuf> {
     #[repr(C)]
-    struct Handle {
+    struct FileHandle {
         bytes: u32,
         kind: i32,
         handle: [u8; HANDLE_BYTES_MAX],
     }
-    let mut handle = Handle { bytes: bytes.len() as u32, kind, handle: [0; HANDLE_BYTES_MAX] };
+    let mut handle = FileHandle { bytes: bytes.len() as u32, kind, handle: [0; HANDLE_BYTES_MAX] };
     handle.handle.get_mut(..bytes.len()).ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(bytes);
     // SAFETY: the kernel reads a struct file_handle, whose layout this is, with no more bytes than it has room for.
     let fd = unsafe {

@@ -15,7 +15,7 @@ const MADV_COLLAPSE: libc::c_long = 25;
 ///
 /// # Errors
 /// As prctl(2): EINVAL where the kernel has none.
-pub fn permit() -> io::Result<()> {
+pub fn enable_thp() -> io::Result<()> {
     const NO: libc::c_long = 0;
     // SAFETY: sets a flag of the process's address space; no pointers.
     if unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, NO, NO, NO, NO) } == 0 {
@@ -31,7 +31,7 @@ pub fn permit() -> io::Result<()> {
 ///
 /// # Errors
 /// ESRCH when the process has ended, EPERM without CAP_SYS_NICE and the right to trace it.
-pub fn collapse(process: BorrowedFd<'_>, address: u64) -> io::Result<bool> {
+pub fn collapse_huge_page(process: BorrowedFd<'_>, address: u64) -> io::Result<bool> {
     const NO_FLAGS: libc::c_long = 0;
     const ONE: libc::c_long = 1;
     let base = ptr::without_provenance_mut(address as usize);
@@ -57,7 +57,7 @@ mod tests {
     use std::os::fd::AsFd as _;
 
     use super::*;
-    use crate::pagemap::{Detail, PageTables};
+    use crate::pagemap::{PageTables, ScanDetail};
 
     #[test]
     fn small_pages_become_a_huge_one_with_the_same_bytes() {
@@ -71,13 +71,13 @@ mod tests {
         }
         let (start, end) = (base as u64, base as u64 + HUGE_PAGE_BYTES);
         let mut tables = PageTables::open(me).unwrap();
-        assert!(!tables.are_shared(start, end).unwrap());
+        assert!(!tables.is_any_shared(start, end).unwrap());
         let pidfd = crate::pidfd::open(me).unwrap();
         // Without a free huge page there may be none at once.
-        let collapsed = (0..50).any(|_| collapse(pidfd.as_fd(), start).unwrap());
+        let collapsed = (0..50).any(|_| collapse_huge_page(pidfd.as_fd(), start).unwrap());
         assert!(collapsed, "no huge page is free");
         let mut regions = Vec::new();
-        tables.populated(start, end, Detail::Populated, &mut regions).unwrap();
+        tables.scan_populated(start, end, ScanDetail::Populated, &mut regions).unwrap();
         assert!(regions.iter().all(|region| region.is_huge()), "{regions:?}");
         let pages = memory[at..at + HUGE_PAGE_BYTES as usize].chunks(4096).enumerate();
         assert!(pages.into_iter().all(|(index, page)| page.iter().all(|byte| *byte == index as u8 | 1)));
@@ -85,6 +85,6 @@ mod tests {
 
     #[test]
     fn it_may_be_permitted_again() {
-        permit().unwrap();
+        enable_thp().unwrap();
     }
 }

@@ -11,10 +11,10 @@ use std::ptr;
 use rustix::fs::fstatfs;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::userfaultfd::{Cause, Features, Stopped, Userfaultfd};
+use crate::userfaultfd::{RangeError, RangeErrorCause, UffdFeatures, Userfaultfd};
 
 /// What statfs(2) says of hugetlbfs.
-pub const MAGIC: u64 = 0x9584_58f6;
+pub const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// Size of the blocks that stat(2) counts in, in bytes.
 const BLOCK_BYTES: u64 = 512;
@@ -23,15 +23,15 @@ const BLOCK_BYTES: u64 = 512;
 ///
 /// # Errors
 /// As fstatfs(2).
-pub fn has(file: impl AsFd) -> io::Result<bool> {
-    Ok(fstatfs(file)?.f_type as u64 == MAGIC)
+pub fn is_on_hugetlbfs(file: impl AsFd) -> io::Result<bool> {
+    Ok(fstatfs(file)?.f_type as u64 == HUGETLBFS_MAGIC)
 }
 
 /// Where a file of hugetlbfs, open for reading, has pages, ascending. No page is taken for that.
 ///
 /// # Errors
 /// As fstat(2), mmap(2) and userfaultfd(2). A file that has all of its pages, or none, needs neither of the latter two.
-pub fn data(file: &File) -> io::Result<Vec<Range<u64>>> {
+pub fn find_present_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     let status = file.metadata()?;
     let (bytes, page_bytes) = (status.len(), status.blksize());
     let there = (status.blocks() * BLOCK_BYTES).min(bytes.next_multiple_of(page_bytes));
@@ -41,7 +41,7 @@ pub fn data(file: &File) -> io::Result<Vec<Range<u64>>> {
     if there >= bytes {
         return Ok(std::iter::once(0..bytes).collect());
     }
-    let mut found = Probe::of(file, bytes.next_multiple_of(page_bytes))?.find(page_bytes, there)?;
+    let mut found = PresenceProbe::map(file, bytes.next_multiple_of(page_bytes))?.find(page_bytes, there)?;
     if let Some(last) = found.last_mut() {
         last.end = last.end.min(bytes);
     }
@@ -49,16 +49,16 @@ pub fn data(file: &File) -> io::Result<Vec<Range<u64>>> {
 }
 
 /// A mapping of a file that a userfaultfd has the kernel map only such pages into as are there (UFFDIO_CONTINUE).
-struct Probe {
+struct PresenceProbe {
     start: u64,
     bytes: u64,
     faults: Userfaultfd,
 }
 
-impl Probe {
-    fn of(file: &File, bytes: u64) -> io::Result<Self> {
+impl PresenceProbe {
+    fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let faults = Userfaultfd::create()?;
-        faults.enable(Features::MINOR_HUGETLBFS)?;
+        faults.enable(UffdFeatures::MINOR_HUGETLBFS)?;
         // Private: a shared mapping would have to be writable to be registered. Without a reserve: it takes no page.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory in use.
@@ -72,14 +72,18 @@ impl Probe {
     fn find(&self, page_bytes: u64, there: u64) -> io::Result<Vec<Range<u64>>> {
         let (mut runs, mut found, mut at) = (Vec::<Range<u64>>::new(), 0, 0);
         while at < self.bytes && found < there {
-            let done = match self.faults.map_present(self.start + at, self.bytes - at) {
+            let done = match self.faults.continue_range(self.start + at, self.bytes - at) {
                 Ok(()) => self.bytes - at,
-                Err(Stopped { done: 0, cause: Cause::Other(error) }) if error.raw_os_error() == Some(libc::EFAULT) => {
+                Err(RangeError { done: 0, cause: RangeErrorCause::Other(error) })
+                    if error.raw_os_error() == Some(libc::EFAULT) =>
+                {
                     at += page_bytes;
                     continue;
                 }
-                Err(Stopped { done: 0, cause }) => return Err(io::Error::other(format!("UFFDIO_CONTINUE: {cause:?}"))),
-                Err(Stopped { done, .. }) => done,
+                Err(RangeError { done: 0, cause }) => {
+                    return Err(io::Error::other(format!("UFFDIO_CONTINUE: {cause:?}")));
+                }
+                Err(RangeError { done, .. }) => done,
             };
             match runs.last_mut() {
                 Some(last) if last.end == at => last.end += done,
@@ -92,7 +96,7 @@ impl Probe {
     }
 }
 
-impl Drop for Probe {
+impl Drop for PresenceProbe {
     fn drop(&mut self) {
         // SAFETY: it was mapped in `of`, with this length, and nothing refers to its memory.
         let unmapped =
@@ -110,9 +114,9 @@ mod tests {
     #[test]
     fn a_file_without_pages_has_no_data() {
         let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).unwrap());
-        assert!(has(&file).unwrap() && !has(tempfile::tempfile().unwrap()).unwrap());
+        assert!(is_on_hugetlbfs(&file).unwrap() && !is_on_hugetlbfs(tempfile::tempfile().unwrap()).unwrap());
         file.set_len(64 << 20).unwrap();
-        assert_eq!(data(&file).unwrap(), []);
-        assert_eq!(Probe::of(&file, 64 << 20).unwrap().find(2 << 20, 2 << 20).unwrap(), []);
+        assert_eq!(find_present_ranges(&file).unwrap(), []);
+        assert_eq!(PresenceProbe::map(&file, 64 << 20).unwrap().find(2 << 20, 2 << 20).unwrap(), []);
     }
 }

@@ -6,11 +6,11 @@ use std::mem::size_of_val;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most bytes that an answer may have.
-const ANSWER_BYTES: usize = 64;
+const RESULT_BYTES_MAX: usize = 64;
 
 /// A command that writes its answer to memory, or gives it as its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inquiry {
+pub struct FdQuery {
     /// Its name in the kernel's headers.
     pub name: &'static str,
     command: u64,
@@ -18,73 +18,73 @@ pub struct Inquiry {
     bytes: usize,
 }
 
-const fn inquiry(name: &'static str, command: u64, bytes: usize) -> Inquiry {
-    assert!(bytes <= ANSWER_BYTES);
-    Inquiry { name, command, bytes }
+const fn fd_query(name: &'static str, command: u64, bytes: usize) -> FdQuery {
+    assert!(bytes <= RESULT_BYTES_MAX);
+    FdQuery { name, command, bytes }
 }
 
 /// Commands of fcntl(2) that read. F_GETFD tells of the copy that asks, so that it is not here; F_GETLK and F_OFD_GETLK need a lock to
 /// compare with.
-pub const FCNTL: [Inquiry; 10] = [
-    inquiry("F_GETFL", 3, 0),
-    inquiry("F_GETSIG", 11, 0),
-    inquiry("F_GETOWN_EX", 16, 8),
-    inquiry("F_GETOWNER_UIDS", 17, 8),
-    inquiry("F_GETLEASE", 1025, 0),
-    inquiry("F_CREATED_QUERY", 1028, 0),
-    inquiry("F_GETPIPE_SZ", 1032, 0),
-    inquiry("F_GET_SEALS", 1034, 0),
-    inquiry("F_GET_RW_HINT", 1035, 8),
-    inquiry("F_GETDELEG", 1039, 16),
+pub const FCNTL_QUERIES: [FdQuery; 10] = [
+    fd_query("F_GETFL", 3, 0),
+    fd_query("F_GETSIG", 11, 0),
+    fd_query("F_GETOWN_EX", 16, 8),
+    fd_query("F_GETOWNER_UIDS", 17, 8),
+    fd_query("F_GETLEASE", 1025, 0),
+    fd_query("F_CREATED_QUERY", 1028, 0),
+    fd_query("F_GETPIPE_SZ", 1032, 0),
+    fd_query("F_GET_SEALS", 1034, 0),
+    fd_query("F_GET_RW_HINT", 1035, 8),
+    fd_query("F_GETDELEG", 1039, 16),
 ];
 
 /// Commands of ioctl(2) that read, of files, pipes, sockets and terminals.
-pub const IOCTL: [Inquiry; 17] = [
-    inquiry("TCGETS2", 0x802c_542a, 44),
-    inquiry("TIOCGWINSZ", 0x5413, 8),
-    inquiry("TIOCGPGRP", 0x540f, 4),
-    inquiry("TIOCGSID", 0x5429, 4),
-    inquiry("TIOCGETD", 0x5424, 4),
-    inquiry("TIOCGEXCL", 0x8004_5440, 4),
-    inquiry("TIOCGPKT", 0x8004_5438, 4),
-    inquiry("TIOCGPTLCK", 0x8004_5439, 4),
-    inquiry("TIOCGPTN", 0x8004_5430, 4),
-    inquiry("TIOCGSOFTCAR", 0x5419, 4),
-    inquiry("FIONREAD", 0x541b, 4),
-    inquiry("SIOCOUTQ", 0x5411, 4),
-    inquiry("SIOCATMARK", 0x8905, 4),
-    inquiry("FIOQSIZE", 0x5460, 8),
-    inquiry("FS_IOC_GETFLAGS", 0x8008_6601, 8),
-    inquiry("FS_IOC_FSGETXATTR", 0x801c_581f, 28),
-    inquiry("FS_IOC_GETVERSION", 0x8008_7601, 8),
+pub const IOCTL_QUERIES: [FdQuery; 17] = [
+    fd_query("TCGETS2", 0x802c_542a, 44),
+    fd_query("TIOCGWINSZ", 0x5413, 8),
+    fd_query("TIOCGPGRP", 0x540f, 4),
+    fd_query("TIOCGSID", 0x5429, 4),
+    fd_query("TIOCGETD", 0x5424, 4),
+    fd_query("TIOCGEXCL", 0x8004_5440, 4),
+    fd_query("TIOCGPKT", 0x8004_5438, 4),
+    fd_query("TIOCGPTLCK", 0x8004_5439, 4),
+    fd_query("TIOCGPTN", 0x8004_5430, 4),
+    fd_query("TIOCGSOFTCAR", 0x5419, 4),
+    fd_query("FIONREAD", 0x541b, 4),
+    fd_query("SIOCOUTQ", 0x5411, 4),
+    fd_query("SIOCATMARK", 0x8905, 4),
+    fd_query("FIOQSIZE", 0x5460, 8),
+    fd_query("FS_IOC_GETFLAGS", 0x8008_6601, 8),
+    fd_query("FS_IOC_FSGETXATTR", 0x801c_581f, 28),
+    fd_query("FS_IOC_GETVERSION", 0x8008_7601, 8),
 ];
 
 /// Asks fcntl(2): the answer's bytes.
 ///
 /// # Errors
 /// EINVAL where the file has no such thing.
-pub fn fcntl(fd: BorrowedFd<'_>, inquiry: Inquiry) -> io::Result<Vec<u8>> {
-    debug_assert!(FCNTL.contains(&inquiry));
-    let mut answer = [0_u8; ANSWER_BYTES];
+pub fn query_fcntl(fd: BorrowedFd<'_>, inquiry: FdQuery) -> io::Result<Vec<u8>> {
+    debug_assert!(FCNTL_QUERIES.contains(&inquiry));
+    let mut answer = [0_u8; RESULT_BYTES_MAX];
     let command = inquiry.command as libc::c_int;
     // SAFETY: each command of `FCNTL` reads, and writes at most `bytes` to `answer`, which has more and outlives the call.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, answer.as_mut_ptr()) };
-    answer_of(result, &answer, inquiry)
+    query_result(result, &answer, inquiry)
 }
 
 /// Asks ioctl(2): the answer's bytes.
 ///
 /// # Errors
 /// ENOTTY where the file has no such thing.
-pub fn ioctl(fd: BorrowedFd<'_>, inquiry: Inquiry) -> io::Result<Vec<u8>> {
-    debug_assert!(IOCTL.contains(&inquiry));
-    let mut answer = [0_u8; ANSWER_BYTES];
+pub fn query_ioctl(fd: BorrowedFd<'_>, inquiry: FdQuery) -> io::Result<Vec<u8>> {
+    debug_assert!(IOCTL_QUERIES.contains(&inquiry));
+    let mut answer = [0_u8; RESULT_BYTES_MAX];
     // SAFETY: each command of `IOCTL` reads, and writes at most `bytes` to `answer`, which has more and outlives the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), inquiry.command, answer.as_mut_ptr()) };
-    answer_of(result, &answer, inquiry)
+    query_result(result, &answer, inquiry)
 }
 
-fn answer_of(result: libc::c_int, answer: &[u8; ANSWER_BYTES], inquiry: Inquiry) -> io::Result<Vec<u8>> {
+fn query_result(result: libc::c_int, answer: &[u8; RESULT_BYTES_MAX], inquiry: FdQuery) -> io::Result<Vec<u8>> {
     match (result, inquiry.bytes) {
         (..0, _) => Err(io::Error::last_os_error()),
         (_, 0) => Ok(result.to_ne_bytes().to_vec()),
@@ -97,9 +97,9 @@ fn answer_of(result: libc::c_int, answer: &[u8; ANSWER_BYTES], inquiry: Inquiry)
 /// # Errors
 /// ESRCH when the thread has ended.
 pub fn io_priority(tid: i32) -> io::Result<u32> {
-    const OF_PROCESS: libc::c_int = 1;
+    const IOPRIO_WHO_PROCESS: libc::c_int = 1;
     // SAFETY: ioprio_get takes numbers only.
-    let priority = unsafe { libc::syscall(libc::SYS_ioprio_get, OF_PROCESS, tid) };
+    let priority = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, tid) };
     u32::try_from(priority).map_err(|_| io::Error::last_os_error())
 }
 
@@ -108,7 +108,7 @@ pub fn io_priority(tid: i32) -> io::Result<u32> {
 /// # Errors
 /// ESRCH when the thread has ended.
 pub fn scheduling_attributes(tid: i32) -> io::Result<Vec<u8>> {
-    let mut raw = [0_u8; ANSWER_BYTES];
+    let mut raw = [0_u8; RESULT_BYTES_MAX];
     // SAFETY: the kernel writes at most the size given, that of `raw`.
     let failed =
         unsafe { libc::syscall(libc::SYS_sched_getattr, tid, raw.as_mut_ptr(), size_of_val(&raw) as libc::c_uint, 0) };
@@ -125,10 +125,10 @@ mod tests {
     fn a_pipe_tells_what_is_in_it() {
         let (reader, mut writer) = io::pipe().unwrap();
         io::Write::write_all(&mut writer, b"abc").unwrap();
-        let find = |list: &[Inquiry], name: &str| *list.iter().find(|inquiry| inquiry.name == name).unwrap();
-        assert_eq!(ioctl(reader.as_fd(), find(&IOCTL, "FIONREAD")).unwrap(), 3_i32.to_ne_bytes());
-        assert_eq!(fcntl(reader.as_fd(), find(&FCNTL, "F_GETPIPE_SZ")).unwrap(), 65536_i32.to_ne_bytes());
-        assert!(ioctl(reader.as_fd(), find(&IOCTL, "TIOCGWINSZ")).is_err());
+        let find = |list: &[FdQuery], name: &str| *list.iter().find(|inquiry| inquiry.name == name).unwrap();
+        assert_eq!(query_ioctl(reader.as_fd(), find(&IOCTL_QUERIES, "FIONREAD")).unwrap(), 3_i32.to_ne_bytes());
+        assert_eq!(query_fcntl(reader.as_fd(), find(&FCNTL_QUERIES, "F_GETPIPE_SZ")).unwrap(), 65536_i32.to_ne_bytes());
+        assert!(query_ioctl(reader.as_fd(), find(&IOCTL_QUERIES, "TIOCGWINSZ")).is_err());
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl SharedMapping {
     ///
     /// # Errors
     /// As mmap(2); `InvalidInput` when the file is shorter or `bytes` is 0.
-    pub fn of_file(file: &File, bytes: usize) -> io::Result<Self> {
+    pub fn map_file(file: &File, bytes: usize) -> io::Result<Self> {
         if bytes == 0 || file.metadata()?.len() < bytes as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -48,7 +48,7 @@ impl SharedMapping {
     /// # Panics
     /// Outside the mapping.
     pub fn load(&self, offset: usize, into: &mut [u8]) {
-        let from = self.at(offset, into.len());
+        let from = self.pointer_to(offset, into.len());
         for (index, byte) in into.iter_mut().enumerate() {
             // SAFETY: `at` checked that the whole range is mapped; a volatile read of a byte is valid for any value,
             // also while another process writes.
@@ -61,7 +61,7 @@ impl SharedMapping {
     /// # Panics
     /// Outside the mapping.
     pub fn store(&self, offset: usize, bytes: &[u8]) {
-        let to = self.at(offset, bytes.len());
+        let to = self.pointer_to(offset, bytes.len());
         for (index, byte) in bytes.iter().enumerate() {
             // SAFETY: `at` checked that the whole range is mapped, writable for as long as `self` lives.
             unsafe { to.as_ptr().add(index).write_volatile(*byte) };
@@ -73,7 +73,7 @@ impl SharedMapping {
     /// # Panics
     /// Outside the mapping, or where `offset` is no multiple of 8.
     pub fn load_u64(&self, offset: usize) -> u64 {
-        self.number(offset).load(Ordering::Acquire)
+        self.atomic_at(offset).load(Ordering::Acquire)
     }
 
     /// Stores a number whole: no reader ever sees half of it.
@@ -81,7 +81,7 @@ impl SharedMapping {
     /// # Panics
     /// Outside the mapping, or where `offset` is no multiple of 8.
     pub fn store_u64(&self, offset: usize, number: u64) {
-        self.number(offset).store(number, Ordering::Release);
+        self.atomic_at(offset).store(number, Ordering::Release);
     }
 
     /// read(2) straight into the mapping: the kernel stores the bytes, whether or not this process lives on to see it.
@@ -92,7 +92,7 @@ impl SharedMapping {
     /// # Panics
     /// Outside the mapping.
     pub fn read_from(&self, from: impl AsFd, offset: usize, bytes: usize) -> io::Result<usize> {
-        let to = self.at(offset, bytes);
+        let to = self.pointer_to(offset, bytes);
         // SAFETY: `at` checked that `bytes` bytes are mapped from `to` on; no reference into them exists, ever.
         let read = unsafe { libc::read(from.as_fd().as_raw_fd(), to.as_ptr().cast(), bytes) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
@@ -104,17 +104,17 @@ impl SharedMapping {
     /// Outside the mapping, or where `offset` is no multiple of 8.
     pub(crate) fn address(&self, offset: usize, bytes: usize) -> u64 {
         assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
-        self.at(offset, bytes).as_ptr() as u64
+        self.pointer_to(offset, bytes).as_ptr() as u64
     }
 
-    fn number(&self, offset: usize) -> &AtomicU64 {
+    fn atomic_at(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
         // SAFETY: inside the mapping (`at`), aligned (the base is page-aligned), and accessed only as an atomic or
         // byte by byte through volatile copies.
-        unsafe { AtomicU64::from_ptr(self.at(offset, 8).as_ptr().cast()) }
+        unsafe { AtomicU64::from_ptr(self.pointer_to(offset, 8).as_ptr().cast()) }
     }
 
-    fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
+    fn pointer_to(&self, offset: usize, bytes: usize) -> NonNull<u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(inside, "{bytes} bytes at {offset} of a mapping of {}", self.bytes);
         // SAFETY: within the one mapping, as just checked.
@@ -137,11 +137,11 @@ mod tests {
     fn what_is_stored_is_in_the_file() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        let one = SharedMapping::of_file(&file, 4096).unwrap();
+        let one = SharedMapping::map_file(&file, 4096).unwrap();
         one.store(9, b"record");
         one.store_u64(16, 7);
         drop(one);
-        let other = SharedMapping::of_file(&file, 4096).unwrap();
+        let other = SharedMapping::map_file(&file, 4096).unwrap();
         let mut bytes = [0; 6];
         other.load(9, &mut bytes);
         assert_eq!((&bytes, other.load_u64(16)), (b"record", 7));
@@ -152,6 +152,6 @@ mod tests {
     fn nothing_is_reached_outside() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        SharedMapping::of_file(&file, 4096).unwrap().store(4090, b"too long");
+        SharedMapping::map_file(&file, 4096).unwrap().store(4090, b"too long");
     }
 }

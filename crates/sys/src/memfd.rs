@@ -27,7 +27,7 @@ pub fn seal(memfd: &File, seals: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// As fcntl(F_ADD_SEALS) and open(2).
-pub fn sealed_for_reading(memfd: &File) -> io::Result<File> {
+pub fn seal_read_only(memfd: &File) -> io::Result<File> {
     seal(memfd, (SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).bits())?;
     // A description of its own, with its own position.
     File::open(format!("/proc/self/fd/{}", memfd.as_raw_fd()))
@@ -37,7 +37,7 @@ pub fn sealed_for_reading(memfd: &File) -> io::Result<File> {
 ///
 /// # Errors
 /// As memfd_create(2), write(2) and fcntl(F_ADD_SEALS).
-pub fn executable(name: &str, image: &[u8]) -> io::Result<File> {
+pub fn create_executable(name: &str, image: &[u8]) -> io::Result<File> {
     use std::io::Write;
     let mut file = create(name, true)?;
     file.write_all(image)?;

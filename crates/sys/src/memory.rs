@@ -19,11 +19,11 @@ pub fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<usize
 
 /// Reads `N` bytes from each of these addresses of process `pid`, in as few calls as can be; `None` from the first one on that cannot be
 /// read.
-pub fn read_process_each<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Option<[u8; N]>> {
+pub fn read_process_batch<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Option<[u8; N]>> {
     /// UIO_MAXIOV.
-    const PARTS_MAX: usize = 1024;
+    const UIO_MAXIOV: usize = 1024;
     let (mut all, mut is_whole) = (Vec::with_capacity(addresses.len()), true);
-    for part in addresses.chunks(PARTS_MAX) {
+    for part in addresses.chunks(UIO_MAXIOV) {
         let mut bytes = vec![[0; N]; part.len()];
         let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: part.len() * N };
         let remote =

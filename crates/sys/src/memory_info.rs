@@ -5,14 +5,14 @@ use std::io;
 
 /// The machine's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryInfo {
+pub struct SystemMemory {
     /// All that the kernel has.
     pub total_bytes: u64,
     /// What is free or can be freed.
     pub available_bytes: u64,
 }
 
-impl MemoryInfo {
+impl SystemMemory {
     /// As it is now.
     ///
     /// # Errors
@@ -32,15 +32,15 @@ impl MemoryInfo {
 
 #[cfg(test)]
 mod tests {
-    use super::MemoryInfo;
+    use super::SystemMemory;
 
     #[test]
     fn lines_are_found_by_name() {
         let text = "MemTotal:       25166 kB\nMemFree:  7 kB\nMemAvailable:   100 kB\n";
-        let parsed = MemoryInfo { total_bytes: 25_166 << 10, available_bytes: 100 << 10 };
-        assert_eq!(MemoryInfo::parse(text), Some(parsed));
-        assert_eq!(MemoryInfo::parse("MemTotal: 1 kB\n"), None);
-        let now = MemoryInfo::read().unwrap();
+        let parsed = SystemMemory { total_bytes: 25_166 << 10, available_bytes: 100 << 10 };
+        assert_eq!(SystemMemory::parse(text), Some(parsed));
+        assert_eq!(SystemMemory::parse("MemTotal: 1 kB\n"), None);
+        let now = SystemMemory::read().unwrap();
         assert!(now.total_bytes >= now.available_bytes && now.available_bytes > 0, "{now:?}");
     }
 }

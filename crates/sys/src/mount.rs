@@ -23,7 +23,7 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// How much of a tree of mounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Depth {
+pub enum MountDepth {
     /// One mount, without those on it.
     Single,
     /// With all that are mounted on it.
@@ -35,7 +35,7 @@ pub enum Depth {
 ///
 /// # Errors
 /// As fsopen(2), fsconfig(2), fsmount(2), with the kernel's own message where it gives one.
-pub fn create(name: &str, options: &[(&str, &str)], attributes: Attributes) -> io::Result<OwnedFd> {
+pub fn create_filesystem(name: &str, options: &[(&str, &str)], attributes: Attributes) -> io::Result<OwnedFd> {
     let context = fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
     configure(context.as_fd(), options).map_err(|errno| with_message(errno, context.as_fd()))?;
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(|errno| with_message(errno, context.as_fd()))
@@ -78,16 +78,16 @@ pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) 
     let lower = text(lower)?.replace('\\', "\\\\").replace(':', "\\:");
     let (upper, work) = (text(upper)?, text(work)?);
     let options = [("source", SOURCE), ("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)];
-    create("overlay", &options, attributes)
+    create_filesystem("overlay", &options, attributes)
 }
 
 /// Copies the mount at `path`, attached nowhere yet.
 ///
 /// # Errors
 /// As open_tree(2).
-pub fn copy(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
+pub fn clone_mount(path: &Path, depth: MountDepth) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    if depth == Depth::Recursive {
+    if depth == MountDepth::Recursive {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
     Ok(open_tree(CWD, path, flags)?)
@@ -107,7 +107,7 @@ pub fn attach(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// As mount_setattr(2): EINVAL where a file system cannot do that.
-pub fn number_owners(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
+pub fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid mount_attr, a plain C struct of numbers.
     let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
     wanted.attr_set = libc::MOUNT_ATTR_IDMAP;
@@ -150,7 +150,7 @@ pub fn restrict(point: &Path, attributes: Attributes) -> io::Result<()> {
 ///
 /// # Errors
 /// As fspick(2), fsconfig(2).
-pub fn forget_names(point: &Path) -> io::Result<()> {
+pub fn drop_dentry_cache(point: &Path) -> io::Result<()> {
     // Reconfiguring a file system drops the names that it keeps; to nothing new, nothing else.
     let context = fspick(CWD, point, FsPickFlags::FSPICK_CLOEXEC)?;
     fsconfig_reconfigure(context.as_fd()).map_err(|errno| with_message(errno, context.as_fd()))

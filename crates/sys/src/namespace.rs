@@ -13,7 +13,7 @@ use rustix::process::{PidfdFlags, chdir, chroot, fchdir, getpid, pidfd_open, piv
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
 
 /// Pause before a thread tries again to come home.
-const RETRY: Duration = Duration::from_millis(10);
+const RETURN_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Gives the calling thread mount, UTS, IPC and, where wanted, network namespaces of its own (and, with the first, its own root
 /// and working directory). Processes that it starts are born there.
@@ -31,7 +31,7 @@ pub fn unshare_container(with_network: bool) -> io::Result<()> {
 ///
 /// # Errors
 /// As [`unshare_container`], and setns(2).
-pub fn unshare_around(mounts: BorrowedFd<'_>, with_network: bool) -> io::Result<()> {
+pub fn unshare_with_mounts(mounts: BorrowedFd<'_>, with_network: bool) -> io::Result<()> {
     use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
     let mut flags = UnshareFlags::FS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
     flags.set(UnshareFlags::NEWNET, with_network);
@@ -42,13 +42,13 @@ pub fn unshare_around(mounts: BorrowedFd<'_>, with_network: bool) -> io::Result<
 
 /// Where a thread is at home, which leaves that to do something elsewhere and comes back: namespaces, root and working directory.
 #[derive(Debug)]
-pub struct Home {
+pub struct HomeNamespaces {
     process: OwnedFd,
     root: OwnedFd,
     current: OwnedFd,
 }
 
-impl Home {
+impl HomeNamespaces {
     /// That of the calling thread, which must be in the namespaces of the process's first one. From now on its root and working
     /// directory are its own.
     ///
@@ -65,12 +65,12 @@ impl Home {
 
     /// Does something for which the thread, whose home it is, may go into other namespaces, but for one of users; it is back afterwards,
     /// also from a panic.
-    pub fn leave<T>(&self, to_do: impl FnOnce() -> T) -> T {
-        let _away = Away(self);
+    pub fn run_elsewhere<T>(&self, to_do: impl FnOnce() -> T) -> T {
+        let _away = ReturnGuard(self);
         to_do()
     }
 
-    fn enter(&self) -> io::Result<()> {
+    fn return_home(&self) -> io::Result<()> {
         let kinds = ThreadNameSpaceType::MOUNT
             | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
             | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
@@ -83,13 +83,13 @@ impl Home {
 }
 
 /// Dropping it brings the thread home.
-struct Away<'a>(&'a Home);
+struct ReturnGuard<'a>(&'a HomeNamespaces);
 
-impl Drop for Away<'_> {
+impl Drop for ReturnGuard<'_> {
     fn drop(&mut self) {
         // ENOMEM at most, and elsewhere the thread may do nothing else.
-        while self.0.enter().is_err() {
-            thread::sleep(RETRY);
+        while self.0.return_home().is_err() {
+            thread::sleep(RETURN_RETRY_PAUSE);
         }
     }
 }
@@ -98,7 +98,7 @@ impl Drop for Away<'_> {
 ///
 /// # Errors
 /// As open(2).
-pub fn own_mounts() -> io::Result<OwnedFd> {
+pub fn open_mount_namespace() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/mnt")?.into())
 }
 
@@ -106,12 +106,12 @@ pub fn own_mounts() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As open(2).
-pub fn own_network() -> io::Result<OwnedFd> {
+pub fn open_network_namespace() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
 }
 
 /// Whether the link of a namespace, as those of `/proc/PID/ns`, leads to the one of that kind that this process's main thread is in.
-pub fn is_ours(directory: BorrowedFd<'_>, link: &str) -> bool {
+pub fn is_main_thread_namespace(directory: BorrowedFd<'_>, link: &str) -> bool {
     let kind = link.rsplit('/').next().unwrap_or(link);
     let number = |found: Stat| (found.st_dev, found.st_ino);
     let theirs = statat(directory, link, AtFlags::empty()).map(number);
@@ -159,21 +159,21 @@ pub fn enter_network_of(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 ///
 /// # Errors
 /// As clone(2) of a thread, unshare(2), setns(2).
-pub fn look_inside<T: Send>(process: BorrowedFd<'_>, to_do: impl FnOnce() -> T + Send) -> io::Result<T> {
+pub fn run_in_namespaces_of<T: Send>(process: BorrowedFd<'_>, to_do: impl FnOnce() -> T + Send) -> io::Result<T> {
     let kinds = ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
-    in_own_thread(move || Ok(move_into_thread_name_spaces(process, kinds)?), to_do)
+    run_in_thread(move || Ok(move_into_thread_name_spaces(process, kinds)?), to_do)
 }
 
 /// The same in namespaces that are made for it, as for a container.
 ///
 /// # Errors
 /// As clone(2) of a thread, unshare(2).
-pub fn look_into_new<T: Send>(to_do: impl FnOnce() -> T + Send) -> io::Result<T> {
+pub fn run_in_new_namespaces<T: Send>(to_do: impl FnOnce() -> T + Send) -> io::Result<T> {
     // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
-    in_own_thread(|| Ok(unsafe { unshare_unsafe(UnshareFlags::NEWUTS | UnshareFlags::NEWIPC) }?), to_do)
+    run_in_thread(|| Ok(unsafe { unshare_unsafe(UnshareFlags::NEWUTS | UnshareFlags::NEWIPC) }?), to_do)
 }
 
-fn in_own_thread<T: Send>(
+fn run_in_thread<T: Send>(
     enter: impl FnOnce() -> io::Result<()> + Send,
     to_do: impl FnOnce() -> T + Send,
 ) -> io::Result<T> {
@@ -191,8 +191,8 @@ fn in_own_thread<T: Send>(
 pub fn unshare_network() -> io::Result<OwnedFd> {
     // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
-    raise_loopback()?;
-    own_network()
+    bring_up_loopback()?;
+    open_network_namespace()
 }
 
 /// Makes the mount at `new_root` the root of the calling thread's mount namespace and lets go of the old one. No mount
@@ -200,7 +200,7 @@ pub fn unshare_network() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As pivot_root(2): EINVAL where the root is the initial ramfs.
-pub fn pivot(new_root: &Path) -> io::Result<()> {
+pub fn pivot_to(new_root: &Path) -> io::Result<()> {
     chdir(new_root)?;
     // The old root is stacked upon the new one, at the same place, and taken off from there.
     pivot_root(".", ".")?;
@@ -212,7 +212,7 @@ pub fn pivot(new_root: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// As ioctl(SIOCSIFFLAGS).
-pub fn raise_loopback() -> io::Result<()> {
+pub fn bring_up_loopback() -> io::Result<()> {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // SAFETY: all-zero bytes are a valid ifreq, a plain C struct of bytes, numbers and pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -244,14 +244,14 @@ mod tests {
     fn who_has_a_home_comes_back() {
         let elsewhere = tempfile::tempdir().unwrap();
         let thread = thread::spawn(move || {
-            let home = Home::of_this_thread().unwrap();
+            let home = HomeNamespaces::of_this_thread().unwrap();
             let at_home = whereabouts();
             let leave = || {
                 unshare_container(true).unwrap();
                 chroot(elsewhere.path()).unwrap();
                 chdir("/").unwrap();
             };
-            let left = home.leave(|| {
+            let left = home.run_elsewhere(|| {
                 unshare_container(true).unwrap();
                 chdir(elsewhere.path()).unwrap();
                 whereabouts()
@@ -259,7 +259,7 @@ mod tests {
             assert!(left.iter().zip(&at_home).filter(|(left, home)| left != home).count() == at_home.len() - 1);
             assert_eq!(whereabouts(), at_home);
             let panicked = panic::catch_unwind(AssertUnwindSafe(|| {
-                home.leave(|| {
+                home.run_elsewhere(|| {
                     leave();
                     panic!("elsewhere");
                 });

@@ -9,9 +9,9 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, So
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// The flag that every request has.
-pub(crate) const REQUEST: u16 = 0x1;
+pub(crate) const NLM_F_REQUEST: u16 = 0x1;
 /// Asks for an answer where there would be none but of a failure.
-pub(crate) const ACKNOWLEDGE: u16 = 0x4;
+pub(crate) const NLM_F_ACK: u16 = 0x4;
 
 /// A connection to one of the kernel's facilities.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Netlink {
     ///
     /// # Errors
     /// As send(2) and recv(2). What the answer says, [`failure`] tells.
-    pub(crate) fn ask(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    pub(crate) fn request(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         /// The kernel tells at most a page, and some of what it was asked.
         const ANSWER_BYTES_MAX: usize = 8192;
         let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
@@ -60,12 +60,12 @@ pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 }
 
 /// What an answer says went wrong.
-pub(crate) fn failure(answer: &[u8]) -> io::Result<()> {
-    const ERROR: u16 = 2;
-    if half_at(answer, 4).ok_or_else(malformed)? != ERROR {
+pub(crate) fn check_error(answer: &[u8]) -> io::Result<()> {
+    const NLMSG_ERROR: u16 = 2;
+    if u16_at(answer, 4).ok_or_else(malformed)? != NLMSG_ERROR {
         return Ok(());
     }
-    match word_at(answer, HEADER_BYTES).ok_or_else(malformed)?.cast_signed() {
+    match u32_at(answer, HEADER_BYTES).ok_or_else(malformed)?.cast_signed() {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(-errno)),
     }
@@ -75,10 +75,10 @@ pub(crate) fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "an answer of the kernel over netlink is not of its form")
 }
 
-pub(crate) fn word_at(answer: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn u32_at(answer: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
 }
 
-pub(crate) fn half_at(answer: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn u16_at(answer: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?))
 }

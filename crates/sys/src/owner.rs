@@ -5,9 +5,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Who is told, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct FdOwner {
     /// Who, by an id as the caller sees it.
-    pub whom: Whom,
+    pub target: SignalTarget,
     /// The signal; 0 for SIGIO.
     pub signal: u32,
 }
@@ -15,7 +15,7 @@ pub struct Owner {
 /// Whom a file's readiness is told to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
-pub enum Whom {
+pub enum SignalTarget {
     Nobody,
     Thread(i32),
     Process(i32),
@@ -26,7 +26,7 @@ pub enum Whom {
 ///
 /// # Errors
 /// As fcntl(2).
-pub fn of_file(fd: BorrowedFd<'_>) -> io::Result<Owner> {
+pub fn read_fd_owner(fd: BorrowedFd<'_>) -> io::Result<FdOwner> {
     const F_GETSIG: libc::c_int = 11;
     const F_GETOWN_EX: libc::c_int = 16;
     #[repr(C)]
@@ -43,10 +43,10 @@ pub fn of_file(fd: BorrowedFd<'_>) -> io::Result<Owner> {
         return Err(io::Error::last_os_error());
     }
     let whom = match (owner.kind, owner.id) {
-        (_, 0) => Whom::Nobody,
-        (0, tid) => Whom::Thread(tid),
-        (1, pid) => Whom::Process(pid),
-        (_, group) => Whom::Group(group),
+        (_, 0) => SignalTarget::Nobody,
+        (0, tid) => SignalTarget::Thread(tid),
+        (1, pid) => SignalTarget::Process(pid),
+        (_, group) => SignalTarget::Group(group),
     };
-    Ok(Owner { whom, signal: signal as u32 })
+    Ok(FdOwner { target: whom, signal: signal as u32 })
 }

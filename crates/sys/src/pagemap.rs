@@ -25,7 +25,7 @@ const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 /// Neighbouring pages of one kind; addresses in bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Region {
+pub struct PageRegion {
     /// First address.
     pub start: u64,
     /// Address behind the last byte.
@@ -33,7 +33,7 @@ pub struct Region {
     categories: u64,
 }
 
-impl Region {
+impl PageRegion {
     /// Whether the pages are a file's own (page cache, shared memory), not copies that the process has written.
     pub fn is_file(&self) -> bool {
         self.categories & PAGE_IS_FILE != 0
@@ -77,7 +77,7 @@ const ENTRY_IS_EXCLUSIVE: u64 = 1 << 56;
 
 /// Whether it matters whose pages they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detail {
+pub enum ScanDetail {
     /// All count alike: the kernel reads the page tables only.
     Populated,
     /// [`Region::is_file`] is told. The kernel looks at each page's own record for it, which takes five times as long.
@@ -88,8 +88,8 @@ pub enum Detail {
 #[derive(Debug)]
 pub struct PageTables {
     pagemap: File,
-    batch: Vec<Region>,
-    knows_guards: bool,
+    batch: Vec<PageRegion>,
+    supports_guards: bool,
 }
 
 impl PageTables {
@@ -99,21 +99,27 @@ impl PageTables {
     /// NotFound when the process has ended; or what opening its pagemap gives.
     pub fn open(pid: i32) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-        Ok(Self { pagemap, batch: vec![Region::default(); REGIONS_PER_CALL], knows_guards: true })
+        Ok(Self { pagemap, batch: vec![PageRegion::default(); REGIONS_PER_CALL], supports_guards: true })
     }
 
     /// Adds to `found` all pages in `start..end` that are present or swapped out and not the zero page, ascending.
     ///
     /// # Errors
     /// ENOTTY before Linux 6.7; ESRCH when the process has ended.
-    pub fn populated(&mut self, start: u64, end: u64, detail: Detail, found: &mut Vec<Region>) -> io::Result<()> {
+    pub fn scan_populated(
+        &mut self,
+        start: u64,
+        end: u64,
+        detail: ScanDetail,
+        found: &mut Vec<PageRegion>,
+    ) -> io::Result<()> {
         let mut from = start;
         while from < end {
-            let guards = if self.knows_guards { PAGE_IS_GUARD } else { 0 };
+            let guards = if self.supports_guards { PAGE_IS_GUARD } else { 0 };
             let (count, walked_to) = match scan(&self.pagemap, from..end, (detail, guards), &mut self.batch) {
                 // A kernel that does not know of guard pages has none.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) && self.knows_guards => {
-                    self.knows_guards = false;
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) && self.supports_guards => {
+                    self.supports_guards = false;
                     continue;
                 }
                 scanned => scanned?,
@@ -132,12 +138,12 @@ impl PageTables {
     ///
     /// # Errors
     /// ESRCH when the process has ended.
-    pub fn are_shared(&self, start: u64, end: u64) -> io::Result<bool> {
-        const ASKED: u64 = ENTRY_IS_PRESENT | ENTRY_IS_EXCLUSIVE;
+    pub fn is_any_shared(&self, start: u64, end: u64) -> io::Result<bool> {
+        const ENTRY_MASK: u64 = ENTRY_IS_PRESENT | ENTRY_IS_EXCLUSIVE;
         let mut entries = vec![0; ((end - start) / PAGE_BYTES * ENTRY_BYTES) as usize];
         self.pagemap.read_exact_at(&mut entries, start / PAGE_BYTES * ENTRY_BYTES)?;
         let (entries, _) = entries.as_chunks();
-        Ok(entries.iter().any(|entry| u64::from_ne_bytes(*entry) & ASKED == ENTRY_IS_PRESENT))
+        Ok(entries.iter().any(|entry| u64::from_ne_bytes(*entry) & ENTRY_MASK == ENTRY_IS_PRESENT))
     }
 }
 
@@ -145,8 +151,8 @@ impl PageTables {
 fn scan(
     pagemap: &File,
     range: std::ops::Range<u64>,
-    (detail, guards): (Detail, u64),
-    regions: &mut [Region],
+    (detail, guards): (ScanDetail, u64),
+    regions: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
     let mut arguments = ScanArguments {
         size: size_of::<ScanArguments>() as u64,
@@ -160,7 +166,7 @@ fn scan(
         category_inverted: PAGE_IS_PFNZERO,
         category_mask: PAGE_IS_PFNZERO,
         category_anyof: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-        category_returned: PAGE_IS_HUGE | guards | if detail == Detail::Owner { PAGE_IS_FILE } else { 0 },
+        category_returned: PAGE_IS_HUGE | guards | if detail == ScanDetail::Owner { PAGE_IS_FILE } else { 0 },
     };
     // SAFETY: the kernel writes `arguments` and at most `regions_length` elements of `regions`, whose layout is that of
     // struct page_region; both outlive the call.
@@ -190,7 +196,7 @@ mod tests {
         unsafe { at.cast::<u8>().add(4 * PAGE).write(1) };
         let (mut regions, base) = (Vec::new(), at.addr() as u64);
         let mut tables = PageTables::open(std::process::id() as i32).unwrap();
-        tables.populated(base, base + 8 * PAGE as u64, Detail::Populated, &mut regions).unwrap();
+        tables.scan_populated(base, base + 8 * PAGE as u64, ScanDetail::Populated, &mut regions).unwrap();
         // SAFETY: the mapping made above.
         unsafe { munmap(at, 8 * PAGE).unwrap() };
         let told: Vec<_> =
@@ -211,9 +217,9 @@ mod tests {
         memory[at + 10 * PAGE] = 1;
         memory[at + 11 * PAGE] = 1;
         let mut tables = PageTables::open(std::process::id() as i32).unwrap();
-        for detail in [Detail::Populated, Detail::Owner] {
+        for detail in [ScanDetail::Populated, ScanDetail::Owner] {
             let mut regions = Vec::new();
-            tables.populated(base as u64, (base + 32 * PAGE) as u64, detail, &mut regions).unwrap();
+            tables.scan_populated(base as u64, (base + 32 * PAGE) as u64, detail, &mut regions).unwrap();
             let holds = |page: usize| {
                 let address = (base + page * PAGE) as u64;
                 regions.iter().any(|region| region.start <= address && address < region.end && !region.is_file())

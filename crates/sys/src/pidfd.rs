@@ -31,32 +31,32 @@ pub fn get_fd(pidfd: &OwnedFd, number: u32) -> io::Result<OwnedFd> {
 /// # Errors
 /// As poll(2).
 pub fn wait_exit(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
-    crate::wait::readable(pidfd.as_fd(), Instant::now() + limit)
+    crate::wait::wait_readable(pidfd.as_fd(), Instant::now() + limit)
 }
 
 /// Whether this number is a pidfd whose process has ended.
-pub fn has_ended_by_number(number: RawFd) -> bool {
+pub fn has_exited_raw(number: RawFd) -> bool {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
-    text.lines().any(|line| line.starts_with("Pid:")) && wait_exit_of_any(&[number], Duration::ZERO)
+    text.lines().any(|line| line.starts_with("Pid:")) && wait_any_exit_raw(&[number], Duration::ZERO)
 }
 
 /// Whether the process behind the pidfd of this number has not ended. Opens no descriptor, so that it may be asked where another process closes
 /// those of a common table that it does not know. The number may mean something else by the time of the answer where others share the table:
 /// only a caller that looks again whether it still stands for the process may believe it.
-pub fn is_alive_by_number(number: RawFd) -> bool {
+pub fn is_alive_raw(number: RawFd) -> bool {
     const NO_SIGNAL: i32 = 0;
-    let exists = match send_signal_by_number(number, NO_SIGNAL) {
+    let exists = match send_signal_raw(number, NO_SIGNAL) {
         Ok(()) => true,
         Err(error) => error.raw_os_error() == Some(libc::EPERM),
     };
-    exists && !wait_exit_of_any(&[number], Duration::ZERO)
+    exists && !wait_any_exit_raw(&[number], Duration::ZERO)
 }
 
 /// Sends a signal to the process behind the pidfd of this number (pidfd_send_signal(2)), and opens no descriptor.
 ///
 /// # Errors
 /// EBADF where the number is no pidfd; ESRCH when the process has ended and was reaped; EPERM.
-pub fn send_signal_by_number(number: RawFd, signal: i32) -> io::Result<()> {
+pub fn send_signal_raw(number: RawFd, signal: i32) -> io::Result<()> {
     let no_details = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: pidfd_send_signal(2) takes any number, open or not, and no memory of this process.
     match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, number, signal, no_details, 0) } {
@@ -67,7 +67,7 @@ pub fn send_signal_by_number(number: RawFd, signal: i32) -> io::Result<()> {
 
 /// Waits until one of the processes behind pidfds of these numbers has ended, at most `limit`, and tells whether one may
 /// have. A number that is no open descriptor counts as one that has.
-pub fn wait_exit_of_any(numbers: &[RawFd], limit: Duration) -> bool {
+pub fn wait_any_exit_raw(numbers: &[RawFd], limit: Duration) -> bool {
     // SAFETY: poll(2) takes any number, open or not; each is used for that call alone, and never closed here.
     let borrowed =
         numbers.iter().filter(|number| **number >= 0).map(|number| unsafe { BorrowedFd::borrow_raw(*number) });

@@ -4,14 +4,14 @@ use std::io;
 
 /// The calling thread runs before all ordinary ones until this is dropped.
 #[derive(Debug)]
-pub struct RealTime {
+pub struct RealTimeGuard {
     /// It was scheduled like this before, and stays so.
-    was_before: bool,
+    was_real_time: bool,
     /// It is the calling thread's alone.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl RealTime {
+impl RealTimeGuard {
     /// Makes the calling thread a real-time thread of the lowest priority, if it is not one of any. What it starts
     /// meanwhile is not.
     ///
@@ -22,17 +22,17 @@ impl RealTime {
         let policy = unsafe { libc::sched_getscheduler(CALLER) } & !libc::SCHED_RESET_ON_FORK;
         let was_before = matches!(policy, libc::SCHED_FIFO | libc::SCHED_RR);
         if !was_before {
-            set(CALLER, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
+            set_policy(CALLER, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
         }
-        Ok(Self { was_before, _not_send: std::marker::PhantomData })
+        Ok(Self { was_real_time: was_before, _not_send: std::marker::PhantomData })
     }
 }
 
-impl Drop for RealTime {
+impl Drop for RealTimeGuard {
     fn drop(&mut self) {
-        if !self.was_before {
+        if !self.was_real_time {
             // An unprivileged thread may always go back.
-            let _ = set(CALLER, libc::SCHED_OTHER, 0);
+            let _ = set_policy(CALLER, libc::SCHED_OTHER, 0);
         }
     }
 }
@@ -41,22 +41,22 @@ impl Drop for RealTime {
 ///
 /// # Errors
 /// As [`RealTime::enter`]; ESRCH when there is no such thread.
-pub fn raise(tid: i32) -> io::Result<()> {
-    set(tid, libc::SCHED_FIFO, 1)
+pub fn make_real_time(tid: i32) -> io::Result<()> {
+    set_policy(tid, libc::SCHED_FIFO, 1)
 }
 
 /// Makes a thread an ordinary one.
 ///
 /// # Errors
 /// EPERM for another user's thread without CAP_SYS_NICE; ESRCH when there is no such thread.
-pub fn lower(tid: i32) -> io::Result<()> {
-    set(tid, libc::SCHED_OTHER, 0)
+pub fn make_ordinary(tid: i32) -> io::Result<()> {
+    set_policy(tid, libc::SCHED_OTHER, 0)
 }
 
 /// sched_setscheduler(2)'s name for the calling thread.
 const CALLER: i32 = 0;
 
-fn set(tid: i32, policy: i32, priority: i32) -> io::Result<()> {
+fn set_policy(tid: i32, policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the kernel reads `parameters`.
     if unsafe { libc::sched_setscheduler(tid, policy, &parameters) } != 0 {
@@ -74,17 +74,17 @@ mod tests {
         // SAFETY: asks about the calling thread only.
         let policy = || unsafe { libc::sched_getscheduler(0) };
         let before = policy();
-        if let Ok(real_time) = RealTime::enter() {
+        if let Ok(real_time) = RealTimeGuard::enter() {
             assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO);
-            drop(RealTime::enter().unwrap());
+            drop(RealTimeGuard::enter().unwrap());
             assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO, "the outer one's");
             drop(real_time);
         }
         assert_eq!(policy(), before);
         let caller = rustix::thread::gettid().as_raw_nonzero().get();
-        if raise(caller).is_ok() {
+        if make_real_time(caller).is_ok() {
             assert_eq!(policy(), libc::SCHED_FIFO);
-            lower(caller).unwrap();
+            make_ordinary(caller).unwrap();
         }
         assert_eq!(policy(), before);
     }

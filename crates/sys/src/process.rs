@@ -21,33 +21,33 @@ use std::str::FromStr;
 
 use rustix::fs::{Mode, OFlags, RawDir};
 
-pub use call::{SystemCall, waits_in};
+pub use call::{SystemCall, is_waiting_in};
 pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
-pub use maps::{MapEntry, maps, smaps};
+pub use maps::{MapEntry, read_maps, read_smaps};
 pub use query::{
-    DeadlineAttributes, SchedulingAttributes, Table, is_one_open_file, order_of_open_files, robust_list,
-    same_open_file, scheduling, share_table,
+    DeadlineAttributes, SchedulingAttributes, SharedResource, compare_open_files, is_same_open_file,
+    is_same_open_file_across, read_robust_list, read_scheduling, share_resource,
 };
-pub use residence::Residence;
-pub use run::{ProcessorTime, last_run_ns};
-pub use stat::Stat;
-pub use status::{Status, cpu_list};
-pub use whereabouts::Whereabouts;
+pub use residence::ResidentMemory;
+pub use run::{SchedStat, read_last_run_ns};
+pub use stat::ProcStat;
+pub use status::{ProcStatus, format_cpu_list};
+pub use whereabouts::KernelStackSummary;
 
 /// The ids of the threads of a process, as `/proc` lists them: ascending.
 ///
 /// # Errors
 /// NotFound when the process has ended.
-pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
-    numbers_in(&format!("/proc/{pid}/task"))
+pub fn thread_ids(pid: i32) -> io::Result<Vec<i32>> {
+    numeric_entries(&format!("/proc/{pid}/task"))
 }
 
 /// The ids of all processes, ascending.
 ///
 /// # Errors
 /// As open(2): there is no `/proc`.
-pub fn all() -> io::Result<Vec<i32>> {
-    numbers_in("/proc")
+pub fn all_pids() -> io::Result<Vec<i32>> {
+    numeric_entries("/proc")
 }
 
 /// How many threads a process has: cheaper than [`threads`].
@@ -63,8 +63,8 @@ pub fn thread_count(pid: i32) -> io::Result<usize> {
 }
 
 /// The names in a directory of `/proc` that are numbers, ascending.
-fn numbers_in<T: FromStr + Ord>(path: &str) -> io::Result<Vec<T>> {
-    numbers_of(&open_directory(path)?)
+fn numeric_entries<T: FromStr + Ord>(path: &str) -> io::Result<Vec<T>> {
+    numeric_entries_of(&open_directory(path)?)
 }
 
 fn open_directory(path: &str) -> io::Result<OwnedFd> {
@@ -72,7 +72,7 @@ fn open_directory(path: &str) -> io::Result<OwnedFd> {
 }
 
 /// The same of a directory that was just opened.
-fn numbers_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
+fn numeric_entries_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
     const BUFFER_BYTES: usize = 4 << 10;
     let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
     let mut entries = RawDir::new(directory, &mut buffer);
@@ -89,7 +89,7 @@ fn numbers_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
 ///
 /// # Errors
 /// NotFound when the process has ended.
-pub fn limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
+pub fn read_limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
     let text = read_text(&format!("/proc/{pid}/limits"))?;
     parse_limits(&text).ok_or_else(|| malformed("limits"))
 }
@@ -109,11 +109,11 @@ fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
 
 /// Reads a file of `/proc` that the kernel makes in one piece: one read(2), where the standard library, which expects
 /// sizes to be true, makes many.
-fn read_piece(path: &str) -> io::Result<Vec<u8>> {
-    piece_of(File::open(path)?)
+fn read_once(path: &str) -> io::Result<Vec<u8>> {
+    read_once_from(File::open(path)?)
 }
 
-fn piece_of(mut file: File) -> io::Result<Vec<u8>> {
+fn read_once_from(mut file: File) -> io::Result<Vec<u8>> {
     /// Most are of some hundred bytes; a larger buffer costs more to clear than the call itself.
     const PIECE_BYTES: usize = 4 << 10;
     let mut bytes = vec![0; PIECE_BYTES];
@@ -130,7 +130,7 @@ fn piece_of(mut file: File) -> io::Result<Vec<u8>> {
 /// # Errors
 /// NotFound or ESRCH when the process has ended.
 pub fn read_bytes(path: &str) -> io::Result<Vec<u8>> {
-    read_piece(path)
+    read_once(path)
 }
 
 /// Reads a file of `/proc` that the kernel makes in one piece, such as `cgroup` or `timers`.
@@ -138,7 +138,7 @@ pub fn read_bytes(path: &str) -> io::Result<Vec<u8>> {
 /// # Errors
 /// NotFound or ESRCH when the process has ended; InvalidData when it is no text.
 pub fn read_text(path: &str) -> io::Result<String> {
-    String::from_utf8(read_piece(path)?).map_err(|_| malformed(path))
+    String::from_utf8(read_once(path)?).map_err(|_| malformed(path))
 }
 
 /// Reads a file of `/proc` that is a line or two: one read(2) into a small buffer.
@@ -157,7 +157,7 @@ pub fn read_line(path: &str) -> io::Result<String> {
 ///
 /// # Errors
 /// NotFound or ESRCH when it has ended.
-pub fn name(pid: i32, tid: i32) -> io::Result<Vec<u8>> {
+pub fn thread_name(pid: i32, tid: i32) -> io::Result<Vec<u8>> {
     // As long as a name can be, and the kernel's newline. A name may hold any bytes.
     let mut bytes = [0; 64];
     let read = File::open(format!("/proc/{pid}/task/{tid}/comm"))?.read(&mut bytes)?;
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn our_own_limits_agree_with_the_system_call() {
-        let limits = limits(std::process::id() as i32).unwrap();
+        let limits = read_limits(std::process::id() as i32).unwrap();
         assert_eq!(limits.len(), 16);
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         assert_eq!(limits[7], (files.current.unwrap_or(u64::MAX), files.maximum.unwrap_or(u64::MAX)));
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn our_own_name_is_that_of_stat() {
         let pid = std::process::id() as i32;
-        assert_eq!(name(pid, pid).unwrap(), Stat::read(pid).unwrap().name);
+        assert_eq!(thread_name(pid, pid).unwrap(), ProcStat::read(pid).unwrap().name);
         assert!(read_line("/proc/self/oom_score_adj").unwrap().parse::<i32>().is_ok());
     }
 
@@ -192,8 +192,8 @@ mod tests {
     fn threads_are_listed_and_counted() {
         let pid = std::process::id() as i32;
         // Tests beside this one come and go.
-        let is_stable = || threads(pid).unwrap().len() == thread_count(pid).unwrap();
-        assert!(!threads(pid).unwrap().is_empty() && (0..1000).any(|_| is_stable()));
+        let is_stable = || thread_ids(pid).unwrap().len() == thread_count(pid).unwrap();
+        assert!(!thread_ids(pid).unwrap().is_empty() && (0..1000).any(|_| is_stable()));
         assert!(thread_count(i32::MAX).is_err());
     }
 }

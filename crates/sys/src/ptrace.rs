@@ -129,7 +129,7 @@ pub struct RseqConfiguration {
 
 /// What a wait told of a tracee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum TraceeEvent {
     /// It stands in a ptrace stop.
     Stopped {
         /// The signal that the stop is reported with.
@@ -222,7 +222,7 @@ pub fn detach(tid: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours.
-pub fn registers(tid: i32) -> io::Result<Option<Registers>> {
+pub fn read_registers(tid: i32) -> io::Result<Option<Registers>> {
     let mut registers = Registers::default();
     let mut vector = libc::iovec { iov_base: ptr::from_mut(&mut registers).cast(), iov_len: size_of::<Registers>() };
     // SAFETY: `vector` describes `registers`, which is plain words of the kernel's layout and outlives the call.
@@ -234,7 +234,7 @@ pub fn registers(tid: i32) -> io::Result<Option<Registers>> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours; EIO: a value that user mode may not have.
-pub fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
+pub fn write_registers(tid: i32, registers: &Registers) -> io::Result<()> {
     let mut vector =
         libc::iovec { iov_base: ptr::from_ref(registers).cast_mut().cast(), iov_len: size_of::<Registers>() };
     // SAFETY: `vector` describes `registers`, which the kernel only reads.
@@ -246,7 +246,7 @@ pub fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours.
-pub fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
+pub fn read_extended_state(tid: i32) -> io::Result<Vec<u8>> {
     // Not on the heap, which would grow by that much for each thread.
     let mut state = [0_u8; XSTATE_BYTES_MAX];
     let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
@@ -259,7 +259,7 @@ pub fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours.
-pub fn signal_mask(tid: i32) -> io::Result<u64> {
+pub fn read_signal_mask(tid: i32) -> io::Result<u64> {
     let mut mask = 0_u64;
     // SAFETY: the kernel writes SIGNAL_SET_BYTES, the size of `mask`.
     unsafe { ptrace(PTRACE_GETSIGMASK, tid, SIGNAL_SET_BYTES, ptr::from_mut(&mut mask).expose_provenance()) }?;
@@ -270,7 +270,7 @@ pub fn signal_mask(tid: i32) -> io::Result<u64> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours.
-pub fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
+pub fn write_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
     // SAFETY: the kernel reads SIGNAL_SET_BYTES, the size of `mask`.
     unsafe { ptrace(PTRACE_SETSIGMASK, tid, SIGNAL_SET_BYTES, ptr::from_ref(&mask).expose_provenance()) }.map(drop)
 }
@@ -279,20 +279,25 @@ pub fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours; EIO: the kernel knows no restartable sequences.
-pub fn rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
+pub fn read_rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     #[repr(C)]
     #[derive(Default)]
-    struct Raw {
+    struct RawRseqConfiguration {
         address: u64,
         bytes: u32,
         signature: u32,
         flags: u32,
         pad: u32,
     }
-    let mut raw = Raw::default();
+    let mut raw = RawRseqConfiguration::default();
     // SAFETY: the kernel writes at most the size given, that of `raw`.
     unsafe {
-        ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of::<Raw>(), ptr::from_mut(&mut raw).expose_provenance())
+        ptrace(
+            PTRACE_GET_RSEQ_CONFIGURATION,
+            tid,
+            size_of::<RawRseqConfiguration>(),
+            ptr::from_mut(&mut raw).expose_provenance(),
+        )
     }?;
     let registered = raw.address != 0;
     Ok(registered.then_some(RseqConfiguration { address: raw.address, bytes: raw.bytes, signature: raw.signature }))
@@ -304,7 +309,7 @@ pub fn rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
 /// # Errors
 /// EACCES without CAP_SYS_ADMIN, or when the caller itself is under a filter; EIO where the kernel cannot tell (it was built
 /// without CONFIG_CHECKPOINT_RESTORE).
-pub fn seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Vec<u8>)>> {
+pub fn read_seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Vec<u8>)>> {
     const INSTRUCTION_BYTES: usize = 8;
     // SAFETY: without a buffer the kernel gives the number of instructions, and writes nothing.
     let count = match unsafe { ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, 0) } {
@@ -327,7 +332,7 @@ pub fn seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Vec<u8>
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours; EINVAL or ENODEV: the processor has no such set.
-pub fn register_set(tid: i32, note: usize) -> io::Result<Vec<u8>> {
+pub fn read_register_set(tid: i32, note: usize) -> io::Result<Vec<u8>> {
     let mut set = vec![0_u8; REGISTER_SET_BYTES_MAX];
     let mut vector = libc::iovec { iov_base: set.as_mut_ptr().cast(), iov_len: set.len() };
     // SAFETY: `vector` describes `set`, which outlives the call.
@@ -341,7 +346,7 @@ pub fn register_set(tid: i32, note: usize) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours; EIO: the kernel tells nobody (before Linux 6.4).
-pub fn user_dispatch(tid: i32) -> io::Result<[u64; 4]> {
+pub fn read_user_dispatch(tid: i32) -> io::Result<[u64; 4]> {
     let mut words = [0_u64; 4];
     let buffer = ptr::from_mut(&mut words).expose_provenance();
     // SAFETY: the kernel writes the size given, that of `words`.
@@ -362,9 +367,9 @@ pub enum SignalQueue {
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not ours.
-pub fn pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGINFO_BYTES]>> {
+pub fn read_pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGINFO_BYTES]>> {
     #[repr(C)]
-    struct Arguments {
+    struct PeekSiginfoArguments {
         offset: u64,
         flags: u32,
         count: i32,
@@ -373,7 +378,7 @@ pub fn pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGI
     let mut signals = Vec::new();
     loop {
         let mut batch = [[0_u8; SIGINFO_BYTES]; SIGNALS_PER_CALL];
-        let arguments = Arguments { offset: signals.len() as u64, flags, count: SIGNALS_PER_CALL as i32 };
+        let arguments = PeekSiginfoArguments { offset: signals.len() as u64, flags, count: SIGNALS_PER_CALL as i32 };
         // SAFETY: the kernel reads `arguments` and writes at most `count` siginfo_t, which is what `batch` holds.
         let read = unsafe {
             ptrace(
@@ -405,11 +410,11 @@ pub fn is_stopped_by_signal(tid: i32) -> io::Result<bool> {
 
 /// Whether a wait sleeps until there is something to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
+pub enum WaitMode {
     /// Looks, and comes back.
-    None,
+    NoWait,
     /// Sleeps until a report, or until a signal comes: see [`crate::alarm`].
-    Sleep,
+    Block,
 }
 
 /// The next report of any tracee of the calling thread; `None` if there is none now, or a signal came. An end is told
@@ -418,32 +423,32 @@ pub enum Patience {
 ///
 /// # Errors
 /// ECHILD: the calling thread has no tracee.
-pub fn wait_any(patience: Patience) -> io::Result<Option<(i32, Report)>> {
+pub fn wait_any(patience: WaitMode) -> io::Result<Option<(i32, TraceeEvent)>> {
     let seen = match patience {
-        Patience::None => wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG),
-        Patience::Sleep => wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT),
+        WaitMode::NoWait => wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG),
+        WaitMode::Block => wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT),
     };
     match (seen, patience) {
-        (Ok(Some((tid, Report::Stopped { .. }))), Patience::Sleep) => {
+        (Ok(Some((tid, TraceeEvent::Stopped { .. }))), WaitMode::Block) => {
             // Takes the stop. If the tracee was killed just now, the next call tells.
-            Ok(wait(libc::P_PID, tid, libc::WSTOPPED | libc::WNOHANG).unwrap_or(None))
+            Ok(wait_id(libc::P_PID, tid, libc::WSTOPPED | libc::WNOHANG).unwrap_or(None))
         }
         (Ok(Some(report)), _) => Ok(Some(report)),
         (Err(signal), _) if signal.kind() == io::ErrorKind::Interrupted => Ok(None),
-        (Err(none), Patience::Sleep) => Err(none),
+        (Err(none), WaitMode::Block) => Err(none),
         // ECHILD is also told where only ends are left to be seen.
-        (_, Patience::None) => {
-            let seen = wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG)?;
+        (_, WaitMode::NoWait) => {
+            let seen = wait_id(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG)?;
             // A stop that came between the two calls is left to the next.
-            Ok(seen.filter(|(_, report)| *report == Report::Ended))
+            Ok(seen.filter(|(_, report)| *report == TraceeEvent::Ended))
         }
-        (Ok(None), Patience::Sleep) => Ok(None),
+        (Ok(None), WaitMode::Block) => Ok(None),
     }
 }
 
 /// A stop of any tracee of the calling thread that is there already: one call, where [`wait_any`] takes two.
-pub fn stop_at_hand() -> Option<(i32, Report)> {
-    wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG).ok().flatten()
+pub fn poll_stop() -> Option<(i32, TraceeEvent)> {
+    wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG).ok().flatten()
 }
 
 /// Takes the end of a tracee of the calling thread; tells whether it has ended. Never waits.
@@ -451,12 +456,12 @@ pub fn stop_at_hand() -> Option<(i32, Report)> {
 /// # Errors
 /// ECHILD: it is no tracee of the calling thread (any more).
 pub fn reap(tid: i32) -> io::Result<bool> {
-    Ok(matches!(wait(libc::P_PID, tid, libc::WEXITED | libc::WNOHANG)?, Some((_, Report::Ended))))
+    Ok(matches!(wait_id(libc::P_PID, tid, libc::WEXITED | libc::WNOHANG)?, Some((_, TraceeEvent::Ended))))
 }
 
 /// waitid(2) for tracees of the calling thread. The kernel tells a tracer of stops and ends alike, whichever it asks
 /// for.
-fn wait(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32, Report)>> {
+fn wait_id(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32, TraceeEvent)>> {
     let options = flags | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: all zeroes is a valid siginfo_t.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -467,8 +472,8 @@ fn wait(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32, R
     // SAFETY: waitid fills the fields of SIGCHLD, or leaves the zeroes where there was nothing to report.
     let (tid, status) = unsafe { (info.si_pid(), info.si_status()) };
     let report = match info.si_code {
-        libc::CLD_TRAPPED | libc::CLD_STOPPED => Report::Stopped { signal: status & 0xff, event: status >> 8 },
-        _ => Report::Ended,
+        libc::CLD_TRAPPED | libc::CLD_STOPPED => TraceeEvent::Stopped { signal: status & 0xff, event: status >> 8 },
+        _ => TraceeEvent::Ended,
     };
     Ok((tid != 0).then_some((tid, report)))
 }

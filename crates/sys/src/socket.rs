@@ -11,7 +11,7 @@ const OPTION_BYTES_MAX: usize = 256;
 ///
 /// # Errors
 /// As getsockopt(2): ENOPROTOOPT where the socket knows no such option.
-pub fn option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<Vec<u8>> {
+pub fn read_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<Vec<u8>> {
     let mut value = vec![0_u8; OPTION_BYTES_MAX];
     let mut length = value.len() as libc::socklen_t;
     let (fd, level, name) = (socket.as_raw_fd(), level as libc::c_int, name as libc::c_int);
@@ -28,7 +28,7 @@ pub fn option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<Vec<u
 ///
 /// # Errors
 /// EACCES where the filter was not made of such instructions.
-pub fn filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+pub fn read_filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     const INSTRUCTION_BYTES: usize = 8;
     let read = |into: *mut libc::c_void, room: usize| -> io::Result<usize> {
         // Counted in instructions, not in bytes.
@@ -52,8 +52,8 @@ pub fn filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`option`]; `InvalidData` where it is no number.
-pub fn number_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<i32> {
-    let value = option(socket, level, name)?;
+pub fn read_number_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<i32> {
+    let value = read_option(socket, level, name)?;
     Ok(i32::from_ne_bytes(value.as_slice().try_into().map_err(|_| io::ErrorKind::InvalidData)?))
 }
 
@@ -75,7 +75,7 @@ pub fn set_number_option(socket: BorrowedFd<'_>, level: u32, name: u32, value: i
 ///
 /// # Errors
 /// As getsockname(2).
-pub fn own_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     // SAFETY: as `address` asks for.
     address(|at, length| unsafe { libc::getsockname(socket.as_raw_fd(), at, length) })
 }
@@ -94,7 +94,7 @@ pub fn peer_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As ioctl(2).
-pub fn unread_by_peer(socket: BorrowedFd<'_>) -> io::Result<u32> {
+pub fn peer_unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one `int`, which outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
@@ -108,11 +108,11 @@ pub fn unread_by_peer(socket: BorrowedFd<'_>) -> io::Result<u32> {
 ///
 /// # Errors
 /// As ioctl(2): EPERM without CAP_NET_ADMIN over the socket's network namespace.
-pub fn bound_file(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+pub fn open_bound_file(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
     // SAFETY: this request takes no argument, and touches no memory of ours.
     match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) } {
-        file @ 0.. => Ok(Some(owned(file))),
+        file @ 0.. => Ok(Some(own_fd(file))),
         _ => match io::Error::last_os_error() {
             none if none.kind() == io::ErrorKind::NotFound => Ok(None),
             error => Err(error),
@@ -133,22 +133,22 @@ fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc:
 
 /// What one look into a socket gave.
 #[derive(Debug, Default)]
-pub struct Peeked {
+pub struct PeekedMessage {
     /// How many bytes.
     pub bytes: usize,
     /// Whether the message is longer than the room for it.
-    pub is_cut: bool,
+    pub is_truncated: bool,
     /// Copies of the descriptors that come with it (SCM_RIGHTS), close-on-exec.
     pub files: Vec<OwnedFd>,
     /// Whether there are more of them than this process may have.
-    pub lacks_files: bool,
+    pub is_missing_files: bool,
     /// Who sent it, where the socket tells (SO_PASSCRED).
-    pub sender: Option<Sender>,
+    pub sender: Option<MessageSender>,
 }
 
 /// The sender of a message (SCM_CREDENTIALS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sender {
+pub struct MessageSender {
     /// As this process sees it; 0 where it cannot, or where nobody has noted it.
     pub pid: i32,
     /// User.
@@ -164,7 +164,7 @@ const CONTROL_WORDS: usize = 512;
 ///
 /// # Errors
 /// `WouldBlock` where nothing is (more); else as recvmsg(2).
-pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Peeked> {
+pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<PeekedMessage> {
     let mut control = [0_u64; CONTROL_WORDS];
     let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // SAFETY: all-zero bytes are a valid msghdr: no address.
@@ -178,13 +178,13 @@ pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Peeked> {
         return Err(io::Error::last_os_error());
     }
     let has = |flag: libc::c_int| message.msg_flags & flag != 0;
-    let mut peeked = Peeked {
+    let mut peeked = PeekedMessage {
         bytes: received as usize,
-        is_cut: has(libc::MSG_TRUNC),
-        lacks_files: has(libc::MSG_CTRUNC),
-        ..Peeked::default()
+        is_truncated: has(libc::MSG_TRUNC),
+        is_missing_files: has(libc::MSG_CTRUNC),
+        ..PeekedMessage::default()
     };
-    peeked.take_control(&control, message.msg_controllen);
+    peeked.parse_control(&control, message.msg_controllen);
     Ok(peeked)
 }
 
@@ -193,7 +193,7 @@ pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Peeked> {
 ///
 /// # Errors
 /// As recvmsg(2).
-pub fn peek_all_but_last(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
+pub fn bytes_before_last_piece(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
     let mut room = vec![0_u8; bytes.saturating_sub(1)];
     let mut vectors = [
         libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() },
@@ -213,9 +213,9 @@ pub fn peek_all_but_last(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<usi
     }
 }
 
-impl Peeked {
+impl PeekedMessage {
     /// Takes what came beside the bytes: a header of length, level and type, then data, one behind the other.
-    fn take_control(&mut self, control: &[u64], control_bytes: usize) {
+    fn parse_control(&mut self, control: &[u64], control_bytes: usize) {
         const HEADER_BYTES: usize = 16;
         const SCM_PIDFD: i32 = 4;
         let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).take(control_bytes).collect();
@@ -227,12 +227,12 @@ impl Peeked {
             let words: Vec<i32> =
                 data.chunks_exact(4).map(|one| i32::from_ne_bytes([one[0], one[1], one[2], one[3]])).collect();
             match (level, kind, words.as_slice()) {
-                (libc::SOL_SOCKET, libc::SCM_RIGHTS, fds) => self.files.extend(fds.iter().map(|fd| owned(*fd))),
+                (libc::SOL_SOCKET, libc::SCM_RIGHTS, fds) => self.files.extend(fds.iter().map(|fd| own_fd(*fd))),
                 (libc::SOL_SOCKET, libc::SCM_CREDENTIALS, [pid, uid, gid]) => {
                     let (pid, uid, gid) = (*pid, uid.cast_unsigned(), gid.cast_unsigned());
-                    self.sender = Some(Sender { pid, uid, gid });
+                    self.sender = Some(MessageSender { pid, uid, gid });
                 }
-                (libc::SOL_SOCKET, SCM_PIDFD, [fd]) if *fd >= 0 => drop(owned(*fd)),
+                (libc::SOL_SOCKET, SCM_PIDFD, [fd]) if *fd >= 0 => drop(own_fd(*fd)),
                 _ => {}
             }
             at += length.next_multiple_of(mem::size_of::<usize>());
@@ -240,7 +240,7 @@ impl Peeked {
     }
 }
 
-fn owned(fd: i32) -> OwnedFd {
+fn own_fd(fd: i32) -> OwnedFd {
     // SAFETY: the kernel has just made this descriptor for this process, and told nobody else of it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
@@ -258,11 +258,11 @@ mod tests {
         let mut room = [0; 8];
         for _ in 0..2 {
             let peeked = peek(other.as_fd(), &mut room).unwrap();
-            assert_eq!((peeked.bytes, peeked.files.len(), peeked.lacks_files), (3, 2, false));
+            assert_eq!((peeked.bytes, peeked.files.len(), peeked.is_missing_files), (3, 2, false));
             assert_eq!(peeked.sender, None);
         }
         assert_eq!(crate::fdpass::receive(other.as_fd(), &mut room, 2).unwrap().1.len(), 2);
-        crate::fdpass::tell_sender(other.as_fd()).unwrap();
+        crate::fdpass::enable_sender_pid(other.as_fd()).unwrap();
         crate::fdpass::send(one.as_fd(), b"whose", &[]).unwrap();
         let told = peek(other.as_fd(), &mut room).unwrap().sender.unwrap();
         assert_eq!(told.pid, std::process::id().cast_signed());
@@ -275,8 +275,8 @@ mod tests {
         let (then, now) = (directory.path().join("then"), directory.path().join("now"));
         let listener = UnixListener::bind(&then).unwrap();
         std::fs::rename(&then, &now).unwrap();
-        let file = bound_file(listener.as_fd()).unwrap().unwrap();
+        let file = open_bound_file(listener.as_fd()).unwrap().unwrap();
         assert_eq!(std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap(), now);
-        assert!(bound_file(UnixStream::pair().unwrap().0.as_fd()).unwrap().is_none());
+        assert!(open_bound_file(UnixStream::pair().unwrap().0.as_fd()).unwrap().is_none());
     }
 }

@@ -8,12 +8,12 @@ use std::thread;
 
 use rustix::net::{AddressFamily, netlink};
 
-use crate::netlink::{HEADER_BYTES, Netlink, REQUEST, failure, half_at, malformed, word_at};
+use crate::netlink::{HEADER_BYTES, NLM_F_REQUEST, Netlink, check_error, malformed, u16_at, u32_at};
 use crate::{namespace, pidfd};
 
 /// A connection to the kernel in one network namespace.
 #[derive(Debug)]
-pub struct Diagnosis(Netlink);
+pub struct SockDiag(Netlink);
 
 /// What the kernel tells of a Unix socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,21 +23,21 @@ pub struct UnixSocket {
     /// Inode of the other end; 0 where that was closed, `None` where there never was one.
     pub peer: Option<u32>,
     /// Bytes that wait; of a listening socket, connections.
-    pub waiting: u32,
+    pub queued: u32,
     /// Of a listening socket, how many connections may wait.
     pub backlog: u32,
     /// Whether it was shut down for reading (1) and for writing (2).
     pub shut_down: u8,
     /// Of a listening socket, the inodes of who waits to be accepted, in their order; 0 for who has gone. None of them where
     /// they are too many to be told.
-    pub clients: Vec<u32>,
+    pub pending_clients: Vec<u32>,
 }
 
 const MESSAGE_BYTES: usize = 16;
 
-const ANY: u32 = u32::MAX;
+const NO_COOKIE: u32 = u32::MAX;
 
-impl Diagnosis {
+impl SockDiag {
     /// In the network namespace of a process.
     ///
     /// # Errors
@@ -60,8 +60,8 @@ impl Diagnosis {
         const SHOW_CLIENTS: u32 = 0x8;
         let ask = |what: u32| {
             let mut body = vec![AddressFamily::UNIX.as_raw() as u8, 0, 0, 0];
-            [ANY, inode, what, ANY, ANY].iter().for_each(|word| body.extend(word.to_ne_bytes()));
-            parse(&self.ask(&body)?)
+            [NO_COOKIE, inode, what, NO_COOKIE, NO_COOKIE].iter().for_each(|word| body.extend(word.to_ne_bytes()));
+            parse(&self.query(&body)?)
         };
         match ask(SHOW_PEER_AND_QUEUE | SHOW_CLIENTS) {
             // More than a page of clients.
@@ -75,13 +75,13 @@ impl Diagnosis {
     ///
     /// # Errors
     /// A kernel that does not tell of TCP.
-    pub fn is_nobodys(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
+    pub fn is_orphaned(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
         const TCP: u8 = 6;
         const STATE_AT: usize = HEADER_BYTES + 1;
         const INODE_AT: usize = HEADER_BYTES + 68;
         const LISTENING: u8 = 10;
-        let Some(answer) = self.ask_internet(TCP, [own, peer], [ANY, ANY])? else { return Ok(None) };
-        let inode = word_at(&answer, INODE_AT).ok_or_else(malformed)?;
+        let Some(answer) = self.query_inet(TCP, [own, peer], [NO_COOKIE, NO_COOKIE])? else { return Ok(None) };
+        let inode = u32_at(&answer, INODE_AT).ok_or_else(malformed)?;
         Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
     }
 
@@ -90,15 +90,15 @@ impl Diagnosis {
     ///
     /// # Errors
     /// A kernel that does not tell of UDP; ESTALE where another socket has the addresses.
-    pub fn shut_down_of_udp(&self, own: SocketAddr, peer: SocketAddr, cookie: u64) -> io::Result<Option<u8>> {
+    pub fn udp_shutdown(&self, own: SocketAddr, peer: SocketAddr, cookie: u64) -> io::Result<Option<u8>> {
         const UDP: u8 = 17;
         const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
         const SHUT_DOWN: u16 = 8;
         let cookie = [cookie as u32, (cookie >> 32) as u32];
         // Of UDP, the kernel takes the two ends the other way around.
-        let Some(answer) = self.ask_internet(UDP, [peer, own], cookie)? else { return Ok(None) };
+        let Some(answer) = self.query_inet(UDP, [peer, own], cookie)? else { return Ok(None) };
         let mut at = ATTRIBUTES_AT;
-        while let (Some(length @ 4..), Some(kind)) = (half_at(&answer, at), half_at(&answer, at + 2)) {
+        while let (Some(length @ 4..), Some(kind)) = (u16_at(&answer, at), u16_at(&answer, at + 2)) {
             if kind == SHUT_DOWN {
                 return answer.get(at + 4).copied().map(Some).ok_or_else(malformed);
             }
@@ -108,10 +108,10 @@ impl Diagnosis {
     }
 
     /// About one socket of the internet; `None` where there is none.
-    fn ask_internet(&self, protocol: u8, ends: [SocketAddr; 2], cookie: [u32; 2]) -> io::Result<Option<Vec<u8>>> {
+    fn query_inet(&self, protocol: u8, ends: [SocketAddr; 2], cookie: [u32; 2]) -> io::Result<Option<Vec<u8>>> {
         let family = if ends[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let mut body = vec![family.as_raw() as u8, protocol, 0, 0];
-        body.extend(ANY.to_ne_bytes());
+        body.extend(NO_COOKIE.to_ne_bytes());
         ends.iter().for_each(|end| body.extend(end.port().to_be_bytes()));
         for end in ends {
             let bytes = match end.ip() {
@@ -122,34 +122,34 @@ impl Diagnosis {
         }
         // Any interface.
         [0, cookie[0], cookie[1]].iter().for_each(|word| body.extend(word.to_ne_bytes()));
-        let answer = self.ask(&body)?;
-        match failure(&answer) {
+        let answer = self.query(&body)?;
+        match check_error(&answer) {
             Ok(()) => Ok(Some(answer)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn ask(&self, body: &[u8]) -> io::Result<Vec<u8>> {
+    fn query(&self, body: &[u8]) -> io::Result<Vec<u8>> {
         const SOCK_DIAG_BY_FAMILY: u16 = 20;
-        self.0.ask(SOCK_DIAG_BY_FAMILY, REQUEST, body)
+        self.0.request(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, body)
     }
 }
 
 /// A header (length, type, flags, sequence, port), then a message and its attributes, or an error.
 fn parse(answer: &[u8]) -> io::Result<UnixSocket> {
-    failure(answer)?;
-    let word = |at: usize| word_at(answer, at);
+    check_error(answer)?;
+    let word = |at: usize| u32_at(answer, at);
     let state = *answer.get(HEADER_BYTES + 2).ok_or_else(malformed)?;
     let mut told = UnixSocket { state, ..UnixSocket::default() };
     let mut at = HEADER_BYTES + MESSAGE_BYTES;
-    while let (Some(length @ 4..), Some(kind)) = (half_at(answer, at), half_at(answer, at + 2)) {
+    while let (Some(length @ 4..), Some(kind)) = (u16_at(answer, at), u16_at(answer, at + 2)) {
         let data = at + 4..at + usize::from(length);
         match kind {
             2 => told.peer = word(data.start),
-            3 => told.clients = data.clone().step_by(4).filter_map(word).collect(),
+            3 => told.pending_clients = data.clone().step_by(4).filter_map(word).collect(),
             4 => {
-                (told.waiting, told.backlog) =
+                (told.queued, told.backlog) =
                     (word(data.start).ok_or_else(malformed)?, word(data.start + 4).ok_or_else(malformed)?);
             }
             6 => told.shut_down = *answer.get(data.start).ok_or_else(malformed)?,
@@ -173,13 +173,13 @@ mod tests {
     #[test]
     fn the_other_end_is_told() {
         use std::io::Write;
-        let diagnosis = Diagnosis::open(std::process::id() as i32).unwrap();
+        let diagnosis = SockDiag::open(std::process::id() as i32).unwrap();
         let (one, mut other) = UnixStream::pair().unwrap();
         other.write_all(b"five!").unwrap();
         other.shutdown(std::net::Shutdown::Write).unwrap();
         let told = diagnosis.unix_socket(inode(&one)).unwrap();
         let peer = Some(inode(&other));
-        assert_eq!(told, UnixSocket { state: 1, peer, waiting: 5, shut_down: 1, ..UnixSocket::default() });
+        assert_eq!(told, UnixSocket { state: 1, peer, queued: 5, shut_down: 1, ..UnixSocket::default() });
         drop(other);
         assert_eq!(diagnosis.unix_socket(inode(&one)).unwrap().peer, Some(0));
         assert!(diagnosis.unix_socket(1).is_err());
@@ -190,16 +190,16 @@ mod tests {
     fn which_ways_of_udp_are_shut_down_is_told() {
         use std::net::{Ipv4Addr, UdpSocket};
         const SO_COOKIE: u32 = 57;
-        let diagnosis = Diagnosis::open(std::process::id() as i32).unwrap();
+        let diagnosis = SockDiag::open(std::process::id() as i32).unwrap();
         let [one, other] = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
         one.connect(other.local_addr().unwrap()).unwrap();
-        let cookie = crate::socket::option(one.as_fd(), libc::SOL_SOCKET as u32, SO_COOKIE).unwrap();
+        let cookie = crate::socket::read_option(one.as_fd(), libc::SOL_SOCKET as u32, SO_COOKIE).unwrap();
         let cookie = u64::from_ne_bytes(cookie.try_into().unwrap());
-        let told = || diagnosis.shut_down_of_udp(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie);
+        let told = || diagnosis.udp_shutdown(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie);
         assert_eq!(told().unwrap(), Some(0));
         rustix::net::shutdown(&one, rustix::net::Shutdown::Write).unwrap();
         assert_eq!(told().unwrap(), Some(2));
-        let stale = diagnosis.shut_down_of_udp(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie + 1);
+        let stale = diagnosis.udp_shutdown(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie + 1);
         assert!(stale.is_err());
     }
 
@@ -207,7 +207,7 @@ mod tests {
     fn who_waits_to_be_accepted_is_told() {
         use std::net::{Ipv4Addr, TcpListener, TcpStream};
         use std::os::unix::net::UnixListener;
-        let diagnosis = Diagnosis::open(std::process::id() as i32).unwrap();
+        let diagnosis = SockDiag::open(std::process::id() as i32).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("listener");
         let listener = UnixListener::bind(&path).unwrap();
@@ -215,14 +215,14 @@ mod tests {
         let number =
             std::fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&listener))).unwrap();
         let told = diagnosis.unix_socket(number.ino() as u32).unwrap();
-        assert_eq!(told.clients, clients.each_ref().map(inode));
+        assert_eq!(told.pending_clients, clients.each_ref().map(inode));
 
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (own, peer) = (client.peer_addr().unwrap(), client.local_addr().unwrap());
-        assert_eq!(diagnosis.is_nobodys(own, peer).unwrap(), Some(true));
+        assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(true));
         let _server = listener.accept().unwrap();
-        assert_eq!(diagnosis.is_nobodys(own, peer).unwrap(), Some(false));
-        assert_eq!(diagnosis.is_nobodys(own, SocketAddr::new(peer.ip(), 1)).unwrap(), None);
+        assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(false));
+        assert_eq!(diagnosis.is_orphaned(own, SocketAddr::new(peer.ip(), 1)).unwrap(), None);
     }
 }

@@ -22,11 +22,11 @@ pub struct Redirection {
 
 /// What is redirected: all but what is for the namespace itself.
 #[derive(Debug, Clone, Copy)]
-pub struct Redirected<'a> {
+pub struct RedirectRule<'a> {
     /// The namespace's address beside those of loopback, 127.0.0.0/8.
-    pub own: Ipv4Addr,
+    pub namespace_address: Ipv4Addr,
     /// Of these, what is redirected nevertheless.
-    pub also: &'a [SocketAddrV4],
+    pub included: &'a [SocketAddrV4],
 }
 
 impl Redirection {
@@ -35,12 +35,12 @@ impl Redirection {
     ///
     /// # Errors
     /// EPERM without CAP_BPF and CAP_NET_ADMIN, EINVAL of kernels without such programs, ENOSYS without any.
-    pub fn start(what: Redirected<'_>, listener: BorrowedFd<'_>, datagrams: BorrowedFd<'_>) -> io::Result<Self> {
-        let sockets = bpf::map_of_sockets(2)?;
-        bpf::put(sockets.as_fd(), STREAMS_KEY, listener)?;
-        bpf::put(sockets.as_fd(), DATAGRAMS_KEY, datagrams)?;
-        let program = bpf::load_socket_lookup(&program::instructions(what, sockets.as_fd()))?;
-        let namespace = namespace::own_network()?;
+    pub fn start(what: RedirectRule<'_>, listener: BorrowedFd<'_>, datagrams: BorrowedFd<'_>) -> io::Result<Self> {
+        let sockets = bpf::create_sockmap(2)?;
+        bpf::update_sockmap(sockets.as_fd(), STREAMS_KEY, listener)?;
+        bpf::update_sockmap(sockets.as_fd(), DATAGRAMS_KEY, datagrams)?;
+        let program = bpf::load_socket_lookup(&program::build_program(what, sockets.as_fd()))?;
+        let namespace = namespace::open_network_namespace()?;
         Ok(Self { _link: bpf::attach_socket_lookup(program.as_fd(), namespace.as_fd())? })
     }
 }
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
     use crate::any_ip;
-    use crate::datagram::{Datagram, receive, tell_destination};
+    use crate::datagram::{ReceivedDatagram, enable_destination, receive};
 
     const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
     const NAMES: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 53), 53);
@@ -63,12 +63,12 @@ mod tests {
     fn redirected(test: impl FnOnce(UdpSocket) + Send + 'static) {
         let body = move || {
             namespace::unshare_network().unwrap();
-            any_ip::take_all(OWN).unwrap();
-            any_ip::take_all(OWN).unwrap();
+            any_ip::enable_any_ip(OWN).unwrap();
+            any_ip::enable_any_ip(OWN).unwrap();
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let datagrams = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            tell_destination(datagrams.as_fd()).unwrap();
-            let what = Redirected { own: OWN, also: &[NAMES] };
+            enable_destination(datagrams.as_fd()).unwrap();
+            let what = RedirectRule { namespace_address: OWN, included: &[NAMES] };
             let redirection = Redirection::start(what, listener.as_fd(), datagrams.as_fd()).unwrap();
             thread::spawn(move || {
                 for stream in listener.incoming() {
@@ -118,7 +118,7 @@ mod tests {
                 client.send_to(b"four", to).unwrap();
                 let received = receive(datagrams.as_fd(), &mut buffer).unwrap();
                 let from = SocketAddrV4::new(OWN, client.local_addr().unwrap().port());
-                assert_eq!((received, &buffer[..4]), (Datagram { bytes: 4, from, to }, &b"four"[..]));
+                assert_eq!((received, &buffer[..4]), (ReceivedDatagram { bytes: 4, from, to }, &b"four"[..]));
                 // Who is connected for it gets it, and may answer in that name.
                 let there = UdpSocket::bind(to).unwrap();
                 there.connect(from).unwrap();

@@ -10,7 +10,7 @@ use crate::process;
 ///
 /// # Errors
 /// As semctl(2) and msgctl(2).
-pub fn has_any() -> io::Result<bool> {
+pub fn has_semaphores_or_queues() -> io::Result<bool> {
     const SEM_INFO: libc::c_int = 19;
     const MSG_INFO: libc::c_int = 12;
     // SAFETY: all-zero bytes are a valid value of a struct of numbers.
@@ -18,9 +18,9 @@ pub fn has_any() -> io::Result<bool> {
     // SAFETY: as above.
     let mut queues: libc::msginfo = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes one struct seminfo, which outlives the call.
-    checked(unsafe { libc::semctl(0, 0, SEM_INFO, &raw mut sets) })?;
+    check_result(unsafe { libc::semctl(0, 0, SEM_INFO, &raw mut sets) })?;
     // SAFETY: with this command the kernel writes one struct msginfo to where the type says msqid_ds; it outlives the call.
-    checked(unsafe { libc::msgctl(0, MSG_INFO, (&raw mut queues).cast()) })?;
+    check_result(unsafe { libc::msgctl(0, MSG_INFO, (&raw mut queues).cast()) })?;
     Ok(sets.semusz > 0 || queues.msgpool > 0)
 }
 
@@ -28,12 +28,12 @@ pub fn has_any() -> io::Result<bool> {
 ///
 /// # Errors
 /// As shmctl(2).
-pub fn has_any_segment() -> io::Result<bool> {
+pub fn has_shared_memory() -> io::Result<bool> {
     const SHM_INFO: libc::c_int = 14;
     // `struct shm_info`: how many segments are in use, then five longs.
     let mut info = [0_u64; 6];
     // SAFETY: with this command the kernel writes one struct shm_info, of six words, which outlives the call.
-    checked(unsafe { libc::shmctl(0, SHM_INFO, info.as_mut_ptr().cast()) })?;
+    check_result(unsafe { libc::shmctl(0, SHM_INFO, info.as_mut_ptr().cast()) })?;
     Ok(info[0].to_ne_bytes()[..4] != [0; 4])
 }
 
@@ -50,13 +50,13 @@ pub fn open_segment(id: u32) -> io::Result<File> {
     }
     let opened = open_mapped(at.addr() as u64);
     // SAFETY: it was attached right here, and nobody else knows of it.
-    checked(unsafe { libc::shmdt(at) })?;
+    check_result(unsafe { libc::shmdt(at) })?;
     opened
 }
 
 /// Opens the file that this process has mapped from `start` on. How much of it: a segment in huge pages is rounded up to those.
 fn open_mapped(start: u64) -> io::Result<File> {
-    let maps = process::maps(std::process::id().cast_signed())?;
+    let maps = process::read_maps(std::process::id().cast_signed())?;
     let mapped = maps.iter().find(|entry| entry.start == start).ok_or(io::ErrorKind::NotFound)?;
     File::open(format!("/proc/self/map_files/{}", mapped.range_name()))
 }
@@ -65,23 +65,23 @@ fn open_mapped(start: u64) -> io::Result<File> {
 ///
 /// # Errors
 /// As semctl(2); `InvalidData` where the set has another size by now.
-pub fn semaphore_values(id: u32, count: u32) -> io::Result<Vec<u16>> {
+pub fn read_semaphores(id: u32, count: u32) -> io::Result<Vec<u16>> {
     const GETALL: libc::c_int = 13;
-    let has_count = set_size(id)? == u64::from(count);
+    let has_count = semaphore_count(id)? == u64::from(count);
     if !has_count {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut values = vec![0_u16; count as usize];
     // SAFETY: the kernel writes as many values as the set has, which never changes while the id is its; that was just asked.
-    checked(unsafe { libc::semctl(id.cast_signed(), 0, GETALL, values.as_mut_ptr()) })?;
+    check_result(unsafe { libc::semctl(id.cast_signed(), 0, GETALL, values.as_mut_ptr()) })?;
     Ok(values)
 }
 
-fn set_size(id: u32) -> io::Result<u64> {
+fn semaphore_count(id: u32) -> io::Result<u64> {
     // SAFETY: all-zero bytes are a valid value of a struct of numbers.
     let mut status: libc::semid_ds = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes one struct semid_ds, which outlives the call.
-    checked(unsafe { libc::semctl(id.cast_signed(), 0, libc::IPC_STAT, &raw mut status) })?;
+    check_result(unsafe { libc::semctl(id.cast_signed(), 0, libc::IPC_STAT, &raw mut status) })?;
     Ok(status.sem_nsems)
 }
 
@@ -89,21 +89,23 @@ fn set_size(id: u32) -> io::Result<u64> {
 ///
 /// # Errors
 /// As semctl(2).
-pub fn last_pid(id: u32, number: u32) -> io::Result<i32> {
+pub fn semaphore_last_pid(id: u32, number: u32) -> io::Result<i32> {
     const GETPID: libc::c_int = 11;
     // SAFETY: the command takes no argument.
-    checked(unsafe { libc::semctl(id.cast_signed(), number.cast_signed(), GETPID, ptr::null_mut::<libc::c_void>()) })
+    check_result(unsafe {
+        libc::semctl(id.cast_signed(), number.cast_signed(), GETPID, ptr::null_mut::<libc::c_void>())
+    })
 }
 
 /// The most bytes that may wait in a queue.
 ///
 /// # Errors
 /// As msgctl(2).
-pub fn queue_bytes_max(id: u32) -> io::Result<u64> {
+pub fn read_queue_limit(id: u32) -> io::Result<u64> {
     // SAFETY: all-zero bytes are a valid value of a struct of numbers.
     let mut status: libc::msqid_ds = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes one struct msqid_ds, which outlives the call.
-    checked(unsafe { libc::msgctl(id.cast_signed(), libc::IPC_STAT, &raw mut status) })?;
+    check_result(unsafe { libc::msgctl(id.cast_signed(), libc::IPC_STAT, &raw mut status) })?;
     Ok(status.msg_qbytes)
 }
 
@@ -127,6 +129,6 @@ pub fn peek_message(id: u32, place: u32, bytes_max: usize) -> io::Result<Option<
     Ok(Some((room[0].cast_signed(), bytes)))
 }
 
-fn checked(result: libc::c_int) -> io::Result<i32> {
+fn check_result(result: libc::c_int) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

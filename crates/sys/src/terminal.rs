@@ -9,7 +9,7 @@ pub const SETTINGS_BYTES: usize = 44;
 
 /// What the end of a pseudo-terminal that drives it tells of the whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Master {
+pub struct PtyMaster {
     /// Its number: the name of the other end in `/dev/pts`.
     pub number: u32,
     /// The other end's settings, `struct termios2`.
@@ -27,16 +27,16 @@ pub struct Master {
     /// The process group in its foreground; 0 for none that we see.
     pub foreground: i32,
     /// What can be done at once.
-    pub readiness: Readiness,
+    pub readiness: PtyReadiness,
 }
 
 /// What an end is ready for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Readiness {
+pub struct PtyReadiness {
     /// Bytes that can be read, as far as the kernel counts them; at least one where anything can.
     pub unread_bytes: u32,
     /// A change of the other end's settings waits to be told (packet mode).
-    pub has_news: bool,
+    pub has_packet_event: bool,
     /// It can be written: it was not stopped (Ctrl-S), and the way is not full.
     pub is_writable: bool,
     /// The other end was opened and is closed.
@@ -47,27 +47,27 @@ pub struct Readiness {
 ///
 /// # Errors
 /// As ioctl_tty(2): ENOTTY where it is none.
-pub fn master(fd: BorrowedFd<'_>) -> io::Result<Master> {
+pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     // From asm-generic/ioctls.h; libc has no name for some of them.
     const TCGETS2: libc::c_ulong = 0x802c_542a;
     const TIOCGPTN: libc::c_ulong = 0x8004_5430;
     const TIOCGPKT: libc::c_ulong = 0x8004_5438;
     const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
-    let group = |request| match ask(fd, request, 0_i32) {
+    let group = |request| match ioctl_value(fd, request, 0_i32) {
         // Nobody's.
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
         told => told.map(Some),
     };
-    Ok(Master {
-        number: ask(fd, TIOCGPTN, 0_u32)?,
-        settings: ask(fd, TCGETS2, [0_u8; SETTINGS_BYTES])?,
-        window: ask(fd, libc::TIOCGWINSZ, [0_u16; 4])?,
-        discipline: ask(fd, libc::TIOCGETD, 0_u32)?,
-        is_locked: ask(fd, TIOCGPTLCK, 0_u32)? != 0,
-        is_packet_mode: ask(fd, TIOCGPKT, 0_u32)? != 0,
+    Ok(PtyMaster {
+        number: ioctl_value(fd, TIOCGPTN, 0_u32)?,
+        settings: ioctl_value(fd, TCGETS2, [0_u8; SETTINGS_BYTES])?,
+        window: ioctl_value(fd, libc::TIOCGWINSZ, [0_u16; 4])?,
+        discipline: ioctl_value(fd, libc::TIOCGETD, 0_u32)?,
+        is_locked: ioctl_value(fd, TIOCGPTLCK, 0_u32)? != 0,
+        is_packet_mode: ioctl_value(fd, TIOCGPKT, 0_u32)? != 0,
         session: group(libc::TIOCGSID)?,
         foreground: group(libc::TIOCGPGRP)?.unwrap_or(0),
-        readiness: readiness(fd)?,
+        readiness: poll_pty(fd)?,
     })
 }
 
@@ -75,7 +75,7 @@ pub fn master(fd: BorrowedFd<'_>) -> io::Result<Master> {
 ///
 /// # Errors
 /// As poll(2) and ioctl_tty(2).
-pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Readiness> {
+pub fn poll_pty(fd: BorrowedFd<'_>) -> io::Result<PtyReadiness> {
     let events = libc::POLLIN | libc::POLLOUT | libc::POLLPRI;
     let mut polled = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     // SAFETY: one pollfd, which outlives the call, that does not wait.
@@ -84,10 +84,10 @@ pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Readiness> {
     }
     let has = |event: libc::c_short| polled.revents & event != 0;
     // After poll(2), which brings on what is on its way.
-    let counted = ask(fd, libc::FIONREAD, 0_u32)?;
-    Ok(Readiness {
+    let counted = ioctl_value(fd, libc::FIONREAD, 0_u32)?;
+    Ok(PtyReadiness {
         unread_bytes: counted.max(has(libc::POLLIN).into()),
-        has_news: has(libc::POLLPRI),
+        has_packet_event: has(libc::POLLPRI),
         is_writable: has(libc::POLLOUT),
         is_hung_up: has(libc::POLLHUP),
     })
@@ -99,14 +99,14 @@ pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Readiness> {
 /// As ioctl_tty(2).
 pub fn unlock(master: BorrowedFd<'_>) -> io::Result<()> {
     const TIOCSPTLCK: libc::c_ulong = 0x4004_5431;
-    ask(master, TIOCSPTLCK, 0_i32).map(drop)
+    ioctl_value(master, TIOCSPTLCK, 0_i32).map(drop)
 }
 
 /// Opens the other end, which must be unlocked, for reading and writing; it does not become our controlling terminal.
 ///
 /// # Errors
 /// As ioctl_tty(2) for TIOCGPTPEER.
-pub fn other_end(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub fn open_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const TIOCGPTPEER: libc::c_ulong = 0x5441;
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: the request takes flags by value, and gives a descriptor that nobody else knows.
@@ -121,12 +121,12 @@ pub fn other_end(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As fstat(2).
-pub fn number_of_other_end(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
-    Ok(number_of_device(rustix::fs::fstat(fd)?.st_rdev))
+pub fn pts_number(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    Ok(pts_number_of_device(rustix::fs::fstat(fd)?.st_rdev))
 }
 
 /// Which pseudo-terminal a device is: those of `/dev/pts` have major 136, and their number as minor.
-pub(crate) fn number_of_device(device: u64) -> Option<u32> {
+pub(crate) fn pts_number_of_device(device: u64) -> Option<u32> {
     const MAJOR: u32 = 136;
     (rustix::fs::major(device) == MAJOR).then(|| rustix::fs::minor(device))
 }
@@ -137,11 +137,11 @@ pub(crate) fn number_of_device(device: u64) -> Option<u32> {
 /// As ioctl_tty(2).
 pub fn is_exclusive(fd: BorrowedFd<'_>) -> io::Result<bool> {
     const TIOCGEXCL: libc::c_ulong = 0x8004_5440;
-    Ok(ask(fd, TIOCGEXCL, 0_u32)? != 0)
+    Ok(ioctl_value(fd, TIOCGEXCL, 0_u32)? != 0)
 }
 
 /// An ioctl(2) that reads or writes a value of the type that it is for.
-fn ask<T: Copy>(fd: BorrowedFd<'_>, request: libc::c_ulong, mut value: T) -> io::Result<T> {
+fn ioctl_value<T: Copy>(fd: BorrowedFd<'_>, request: libc::c_ulong, mut value: T) -> io::Result<T> {
     // SAFETY: each request of this file is for a value of the type that it is called with, all of plain numbers; the value
     // outlives the call.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) } {
@@ -161,33 +161,33 @@ mod tests {
     #[test]
     fn a_new_one_is_locked_and_nothing_waits() {
         let mut fd = std::fs::File::options().read(true).write(true).open("/dev/ptmx").unwrap();
-        let told = master(fd.as_fd()).unwrap();
+        let told = read_master(fd.as_fd()).unwrap();
         assert!(told.is_locked && !told.is_packet_mode && told.session.is_none() && told.discipline == 0, "{told:?}");
         assert_eq!(
             told.readiness,
-            Readiness { unread_bytes: 0, has_news: false, is_writable: true, is_hung_up: false }
+            PtyReadiness { unread_bytes: 0, has_packet_event: false, is_writable: true, is_hung_up: false }
         );
-        assert!(other_end(fd.as_fd()).is_err(), "it is locked");
+        assert!(open_peer(fd.as_fd()).is_err(), "it is locked");
         unlock(fd.as_fd()).unwrap();
-        let other = other_end(fd.as_fd()).unwrap();
-        assert_eq!(number_of_other_end(other.as_fd()).unwrap(), Some(told.number));
-        assert_eq!(number_of_other_end(std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap(), None);
+        let other = open_peer(fd.as_fd()).unwrap();
+        assert_eq!(pts_number(other.as_fd()).unwrap(), Some(told.number));
+        assert_eq!(pts_number(std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap(), None);
         // What is typed comes back as an echo, by a thread of the kernel.
         fd.write_all(b"typed").unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        while readiness(fd.as_fd()).unwrap().unread_bytes < 5 && Instant::now() < deadline {
+        while poll_pty(fd.as_fd()).unwrap().unread_bytes < 5 && Instant::now() < deadline {
             sleep(Duration::from_millis(1));
         }
-        assert_eq!(readiness(fd.as_fd()).unwrap().unread_bytes, 5);
-        assert!(!master(fd.as_fd()).unwrap().is_locked && !is_exclusive(other.as_fd()).unwrap());
-        assert!(master(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
+        assert_eq!(poll_pty(fd.as_fd()).unwrap().unread_bytes, 5);
+        assert!(!read_master(fd.as_fd()).unwrap().is_locked && !is_exclusive(other.as_fd()).unwrap());
+        assert!(read_master(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
     }
 
     #[test]
     fn a_device_is_a_pseudo_terminal_by_its_major() {
-        assert_eq!(number_of_device(0), None);
-        assert_eq!(number_of_device((4 << 8) | 1), None, "a virtual console");
-        assert_eq!(number_of_device(136 << 8), Some(0));
-        assert_eq!(number_of_device((136 << 8) | 0x2c | (1 << 20)), Some(300));
+        assert_eq!(pts_number_of_device(0), None);
+        assert_eq!(pts_number_of_device((4 << 8) | 1), None, "a virtual console");
+        assert_eq!(pts_number_of_device(136 << 8), Some(0));
+        assert_eq!(pts_number_of_device((136 << 8) | 0x2c | (1 << 20)), Some(300));
     }
 }

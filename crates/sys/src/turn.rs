@@ -5,7 +5,7 @@ use std::mem;
 use std::time::Duration;
 
 /// The shortest turn that the kernel grants.
-pub const SHORTEST: Duration = Duration::from_micros(100);
+pub const SLICE_MIN: Duration = Duration::from_micros(100);
 
 /// sched_setattr(2)'s name for the calling thread.
 const CALLER: libc::pid_t = 0;
@@ -17,8 +17,8 @@ const CALLER: libc::pid_t = 0;
 ///
 /// # Errors
 /// As sched_setattr(2), for a thread of a kind that has no turns: a real-time one.
-pub fn set(length: Duration) -> io::Result<()> {
-    let mut attributes = attributes()?;
+pub fn set_slice(length: Duration) -> io::Result<()> {
+    let mut attributes = read_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER.cast_unsigned() {
         return Err(io::ErrorKind::Unsupported.into());
     }
@@ -28,7 +28,7 @@ pub fn set(length: Duration) -> io::Result<()> {
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-fn attributes() -> io::Result<libc::sched_attr> {
+fn read_attributes() -> io::Result<libc::sched_attr> {
     // SAFETY: it has numbers only, of which all zeroes are valid.
     let mut attributes: libc::sched_attr = unsafe { mem::zeroed() };
     let bytes = mem::size_of_val(&attributes);
@@ -39,22 +39,22 @@ fn attributes() -> io::Result<libc::sched_attr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Duration, SHORTEST, attributes, set};
+    use super::{Duration, SLICE_MIN, read_attributes, set_slice};
 
     #[test]
     fn turns_become_short_and_nothing_else_changes() {
         let check = || {
-            let before = attributes().unwrap();
-            if set(SHORTEST).is_err() {
+            let before = read_attributes().unwrap();
+            if set_slice(SLICE_MIN).is_err() {
                 return assert_ne!(before.sched_policy, 0, "only a real-time thread has no turns");
             }
-            let after = attributes().unwrap();
+            let after = read_attributes().unwrap();
             assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, before.sched_nice));
             let is_known = before.sched_runtime > 0;
             let runtime = |length: Duration| if is_known { length.as_nanos() as u64 } else { 0 };
-            assert_eq!(after.sched_runtime, runtime(SHORTEST));
-            set(3 * SHORTEST).unwrap();
-            assert_eq!(attributes().unwrap().sched_runtime, runtime(3 * SHORTEST));
+            assert_eq!(after.sched_runtime, runtime(SLICE_MIN));
+            set_slice(3 * SLICE_MIN).unwrap();
+            assert_eq!(read_attributes().unwrap().sched_runtime, runtime(3 * SLICE_MIN));
         };
         // On a thread of its own: the test runner's keep theirs.
         std::thread::spawn(check).join().unwrap();

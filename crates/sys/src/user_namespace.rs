@@ -6,16 +6,16 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 /// Numbers of users, and the same of groups, from 0 on inside, and from `first` on outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbers {
+pub struct IdRange {
     /// What 0 inside is outside.
     pub first: u32,
     /// How many there are.
     pub count: u32,
 }
 
-impl Numbers {
+impl IdRange {
     /// What a number inside is outside; `None`: nothing.
-    pub fn outside(&self, inside: u32) -> Option<u32> {
+    pub fn to_host(&self, inside: u32) -> Option<u32> {
         (inside < self.count).then(|| self.first + inside)
     }
 }
@@ -24,8 +24,8 @@ impl Numbers {
 ///
 /// # Errors
 /// As write(2) on `/proc/PID/uid_map`: EPERM without CAP_SETUID outside, or a second time.
-pub fn number(pid: i32, numbers: Numbers) -> io::Result<()> {
-    let Numbers { first, count } = numbers;
+pub fn write_id_maps(pid: i32, numbers: IdRange) -> io::Result<()> {
+    let IdRange { first, count } = numbers;
     let map = format!("0 {first} {count}");
     fs::write(format!("/proc/{pid}/uid_map"), &map)?;
     fs::write(format!("/proc/{pid}/gid_map"), &map)
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn numbers_inside_have_one_outside() {
-        let numbers = Numbers { first: 1000, count: 10 };
-        assert_eq!([0, 9, 10].map(|inside| numbers.outside(inside)), [Some(1000), Some(1009), None]);
+        let numbers = IdRange { first: 1000, count: 10 };
+        assert_eq!([0, 9, 10].map(|inside| numbers.to_host(inside)), [Some(1000), Some(1009), None]);
     }
 }

@@ -15,7 +15,7 @@ use rustix::mm::UserfaultfdFlags;
 use crate::mapping::SharedMapping;
 
 /// Size of a message, in bytes (`struct uffd_msg`).
-pub const MESSAGE_BYTES: usize = 32;
+pub const EVENT_BYTES: usize = 32;
 
 /// What a userfaultfd is called in /proc/PID/fd.
 const FD_LINK: &str = "anon_inode:[userfaultfd]";
@@ -41,18 +41,18 @@ const ANY_ADDRESS: u64 = 1 << 32;
 
 /// Features of the interface, as bits (UFFD_FEATURE_*).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Features(pub u64);
+pub struct UffdFeatures(pub u64);
 
-impl Features {
+impl UffdFeatures {
     /// Messages at fork, mremap, madvise(MADV_DONTNEED and the like) and munmap.
-    pub const ALL_EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
+    pub const ALL_EVENTS: UffdFeatures = UffdFeatures(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
     /// A page fault says which thread waits.
-    pub const THREAD_IDS: Features = Features(1 << 8);
+    pub const THREAD_IDS: UffdFeatures = UffdFeatures(1 << 8);
     /// UFFDIO_CONTINUE in files of hugetlbfs (since Linux 5.13).
-    pub const MINOR_HUGETLBFS: Features = Features(1 << 9);
+    pub const MINOR_HUGETLBFS: UffdFeatures = UffdFeatures(1 << 9);
 
     /// Whether all of `other` is in this set.
-    pub fn contains(self, other: Features) -> bool {
+    pub fn contains(self, other: UffdFeatures) -> bool {
         self.0 & other.0 == other.0
     }
 }
@@ -67,7 +67,7 @@ impl Features {
 ///       event  start       end                             0x15 remove, 0x16 unmap
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Message {
+pub enum UffdEvent {
     /// A thread waits for the page at `address` (a multiple of the page size).
     Fault {
         /// First address of the page.
@@ -107,9 +107,9 @@ pub enum Message {
     },
 }
 
-impl Message {
+impl UffdEvent {
     /// Understands a message as read; `None` for one of an unknown kind, or zeroes.
-    pub fn parse(bytes: &[u8; MESSAGE_BYTES]) -> Option<Message> {
+    pub fn parse(bytes: &[u8; EVENT_BYTES]) -> Option<UffdEvent> {
         let word = |index: usize| {
             let at = 8 * index;
             u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]))
@@ -117,12 +117,12 @@ impl Message {
         match bytes[0] {
             0x12 => {
                 let (address, write) = (word(2) & !0xfff, word(1) & FAULT_WRITE != 0);
-                Some(Message::Fault { address, write, thread: word(3) as u32 })
+                Some(UffdEvent::Fault { address, write, thread: word(3) as u32 })
             }
-            0x13 => Some(Message::Fork { number: word(1) as u32 as RawFd }),
-            0x14 => Some(Message::Remap { from: word(1), to: word(2), bytes: word(3) }),
-            0x15 => Some(Message::Remove { start: word(1), end: word(2) }),
-            0x16 => Some(Message::Unmap { start: word(1), end: word(2) }),
+            0x13 => Some(UffdEvent::Fork { number: word(1) as u32 as RawFd }),
+            0x14 => Some(UffdEvent::Remap { from: word(1), to: word(2), bytes: word(3) }),
+            0x15 => Some(UffdEvent::Remove { start: word(1), end: word(2) }),
+            0x16 => Some(UffdEvent::Unmap { start: word(1), end: word(2) }),
             _ => None,
         }
     }
@@ -130,39 +130,39 @@ impl Message {
 
 /// Why a request for a range ended early. What lies before it was done.
 #[derive(Debug)]
-pub struct Stopped {
+pub struct RangeError {
     /// Bytes that were done, from the start of the range.
     pub done: u64,
     /// What ended it.
-    pub cause: Cause,
+    pub cause: RangeErrorCause,
 }
 
 /// What the kernel's errno means for the first page that was not done.
 #[derive(Debug)]
-pub enum Cause {
+pub enum RangeErrorCause {
     /// The process is changing its memory map (EAGAIN): read the messages, then try again.
-    Changing,
+    MapChanging,
     /// The page is there already (EEXIST).
-    Present,
+    AlreadyPresent,
     /// No registered area covers the whole of what was asked (ENOENT): unmapped, or two areas.
     Unmapped,
     /// The process is gone (ESRCH).
-    Gone,
+    ProcessGone,
     /// No memory left, for the machine or for the process's control group (ENOMEM).
     NoMemory,
     /// Anything else.
     Other(io::Error),
 }
 
-impl From<Errno> for Cause {
+impl From<Errno> for RangeErrorCause {
     fn from(errno: Errno) -> Self {
         match errno {
-            Errno::AGAIN => Cause::Changing,
-            Errno::EXIST => Cause::Present,
-            Errno::NOENT => Cause::Unmapped,
-            Errno::SRCH => Cause::Gone,
-            Errno::NOMEM => Cause::NoMemory,
-            other => Cause::Other(other.into()),
+            Errno::AGAIN => RangeErrorCause::MapChanging,
+            Errno::EXIST => RangeErrorCause::AlreadyPresent,
+            Errno::NOENT => RangeErrorCause::Unmapped,
+            Errno::SRCH => RangeErrorCause::ProcessGone,
+            Errno::NOMEM => RangeErrorCause::NoMemory,
+            other => RangeErrorCause::Other(other.into()),
         }
     }
 }
@@ -219,10 +219,10 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// As UFFDIO_API: EINVAL for features that the kernel lacks, EPERM for fork events without CAP_SYS_PTRACE.
-    pub fn enable(&self, features: Features) -> io::Result<Features> {
+    pub fn enable(&self, features: UffdFeatures) -> io::Result<UffdFeatures> {
         let mut api = ApiArgument { api: API, features: features.0, ioctls: 0 };
         self.request::<{ opcode::read_write::<ApiArgument>(0xaa, 0x3f) }, _>(&mut api)?;
-        Ok(Features(api.features))
+        Ok(UffdFeatures(api.features))
     }
 
     /// Has missing pages of a range reported.
@@ -242,7 +242,7 @@ impl Userfaultfd {
     }
 
     fn register_as(&self, mode: u64, start: u64, bytes: u64) -> io::Result<()> {
-        let range = Range { start, bytes };
+        let range = UffdioRange { start, bytes };
         let mut argument = RegisterArgument { range, mode, ioctls: 0 };
         Ok(self.request::<{ opcode::read_write::<RegisterArgument>(0xaa, 0x00) }, _>(&mut argument)?)
     }
@@ -251,10 +251,10 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// [`Stopped`] at the first page that the file has not (EFAULT, where nothing was done before it).
-    pub fn map_present(&self, start: u64, bytes: u64) -> Result<(), Stopped> {
-        let mut argument = RangeArgument { range: Range { start, bytes }, mode: CONTINUE_WITHOUT_WAKE, done: 0 };
+    pub fn continue_range(&self, start: u64, bytes: u64) -> Result<(), RangeError> {
+        let mut argument = RangeArgument { range: UffdioRange { start, bytes }, mode: CONTINUE_WITHOUT_WAKE, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x07) }, _>(&mut argument);
-        stopped(outcome, argument.done)
+        range_result(outcome, argument.done)
     }
 
     /// Ends what [`Self::register`] began; waiting threads go on (and find zeroes).
@@ -262,39 +262,39 @@ impl Userfaultfd {
     /// # Errors
     /// As UFFDIO_UNREGISTER.
     pub fn unregister(&self, start: u64, bytes: u64) -> io::Result<()> {
-        let mut range = Range { start, bytes };
-        Ok(self.request::<{ opcode::read::<Range>(0xaa, 0x01) }, _>(&mut range)?)
+        let mut range = UffdioRange { start, bytes };
+        Ok(self.request::<{ opcode::read::<UffdioRange>(0xaa, 0x01) }, _>(&mut range)?)
     }
 
     /// Copies `from` to the missing pages at `to` and wakes who waits for them.
     ///
     /// # Errors
     /// [`Stopped`] at the first page that cannot be filled.
-    pub fn copy(&self, to: u64, from: &[u8]) -> Result<(), Stopped> {
+    pub fn copy(&self, to: u64, from: &[u8]) -> Result<(), RangeError> {
         let source = from.as_ptr() as u64;
         let mut argument = CopyArgument { to, from: source, bytes: from.len() as u64, mode: 0, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument);
-        stopped(outcome, argument.done)
+        range_result(outcome, argument.done)
     }
 
     /// Maps zeroes at missing pages and wakes who waits for them.
     ///
     /// # Errors
     /// [`Stopped`] at the first page that cannot be filled.
-    pub fn zero(&self, start: u64, bytes: u64) -> Result<(), Stopped> {
-        let mut argument = RangeArgument { range: Range { start, bytes }, mode: 0, done: 0 };
+    pub fn zero(&self, start: u64, bytes: u64) -> Result<(), RangeError> {
+        let mut argument = RangeArgument { range: UffdioRange { start, bytes }, mode: 0, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x04) }, _>(&mut argument);
-        stopped(outcome, argument.done)
+        range_result(outcome, argument.done)
     }
 
     /// Makes missing pages raise SIGBUS (EFAULT or EHWPOISON in a system call), and wakes who waits for them.
     ///
     /// # Errors
     /// [`Stopped`] at the first page that cannot be poisoned; `Other` with EINVAL before Linux 6.6.
-    pub fn poison(&self, start: u64, bytes: u64) -> Result<(), Stopped> {
-        let mut argument = RangeArgument { range: Range { start, bytes }, mode: 0, done: 0 };
+    pub fn poison(&self, start: u64, bytes: u64) -> Result<(), RangeError> {
+        let mut argument = RangeArgument { range: UffdioRange { start, bytes }, mode: 0, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x08) }, _>(&mut argument);
-        stopped(outcome, argument.done)
+        range_result(outcome, argument.done)
     }
 
     /// Has every thread that waits in the range try its access again.
@@ -302,16 +302,16 @@ impl Userfaultfd {
     /// # Errors
     /// As UFFDIO_WAKE: EINVAL for a range outside user space.
     pub fn wake(&self, start: u64, bytes: u64) -> io::Result<()> {
-        let mut range = Range { start, bytes };
-        Ok(self.request::<{ opcode::read::<Range>(0xaa, 0x02) }, _>(&mut range)?)
+        let mut range = UffdioRange { start, bytes };
+        Ok(self.request::<{ opcode::read::<UffdioRange>(0xaa, 0x02) }, _>(&mut range)?)
     }
 
     /// Whether the process's memory is gone: it ended, or executes another program. A userfaultfd does not tell that
     /// by itself.
-    pub fn is_gone(&self) -> bool {
+    pub fn is_process_gone(&self) -> bool {
         // Lifting a write protection that was never there changes nothing, wherever it is; the kernel looks for the
         // process first.
-        let range = Range { start: ANY_ADDRESS, bytes: 4096 };
+        let range = UffdioRange { start: ANY_ADDRESS, bytes: 4096 };
         let mut argument = ProtectArgument { range, mode: UNPROTECT_WITHOUT_WAKE };
         let outcome = self.request::<{ opcode::read_write::<ProtectArgument>(0xaa, 0x06) }, _>(&mut argument);
         outcome == Err(Errno::SRCH)
@@ -322,28 +322,28 @@ impl Userfaultfd {
     /// # Errors
     /// [`Cause::Changing`] while the process is changing its memory map, or forks, and this was not read yet;
     /// [`Cause::Gone`].
-    pub fn is_registered(&self, address: u64) -> Result<bool, Cause> {
-        self.is_in_one_area(address, 4096)
+    pub fn is_registered(&self, address: u64) -> Result<bool, RangeErrorCause> {
+        self.is_in_one_mapping(address, 4096)
     }
 
     /// Whether a range, of whole pages, lies in one area that is registered, for missing pages alone. Nothing changes.
     ///
     /// # Errors
     /// As [`Self::is_registered`].
-    pub fn is_in_one_area(&self, address: u64, bytes: u64) -> Result<bool, Cause> {
+    pub fn is_in_one_mapping(&self, address: u64, bytes: u64) -> Result<bool, RangeErrorCause> {
         // The kernel finds the area before it finds that this one can have no protected page. So it copies nothing.
         let mut argument = CopyArgument { to: address, from: address, bytes, mode: COPY_PROTECTED, done: 0 };
         match self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument) {
             Err(Errno::INVAL) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(other) => Err(other.into()),
-            Ok(()) => Err(Cause::Other(io::Error::other("an area is registered for write protection"))),
+            Ok(()) => Err(RangeErrorCause::Other(io::Error::other("an area is registered for write protection"))),
         }
     }
 
     /// Whether all changes of the process's memory map that were made so far, and all its forks, have been read.
-    pub fn is_quiet(&self) -> bool {
-        !matches!(self.is_registered(ANY_ADDRESS), Err(Cause::Changing))
+    pub fn has_no_pending_events(&self) -> bool {
+        !matches!(self.is_registered(ANY_ADDRESS), Err(RangeErrorCause::MapChanging))
     }
 
     /// Reads as many messages as there are, at most `messages_max`, into a mapping from `offset` on: the kernel stores
@@ -351,9 +351,9 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// As read(2): EMFILE when the table has no room for a forked process's userfaultfd; the message stays.
-    pub fn read_messages(&self, into: &SharedMapping, offset: usize, messages_max: usize) -> io::Result<usize> {
-        match into.read_from(&self.0, offset, messages_max * MESSAGE_BYTES) {
-            Ok(bytes) => Ok(bytes / MESSAGE_BYTES),
+    pub fn read_events(&self, into: &SharedMapping, offset: usize, messages_max: usize) -> io::Result<usize> {
+        match into.read_from(&self.0, offset, messages_max * EVENT_BYTES) {
+            Ok(bytes) => Ok(bytes / EVENT_BYTES),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
             Err(error) => Err(error),
         }
@@ -389,8 +389,8 @@ fn is_userfaultfd(number: RawFd) -> bool {
 }
 
 /// `done` is what the kernel left there: bytes done, or a negative errno that it also returned.
-fn stopped(outcome: Result<(), Errno>, done: i64) -> Result<(), Stopped> {
-    outcome.map_err(|errno| Stopped { done: u64::try_from(done).unwrap_or(0), cause: errno.into() })
+fn range_result(outcome: Result<(), Errno>, done: i64) -> Result<(), RangeError> {
+    outcome.map_err(|errno| RangeError { done: u64::try_from(done).unwrap_or(0), cause: errno.into() })
 }
 
 /// `struct uffdio_api`.
@@ -403,7 +403,7 @@ struct ApiArgument {
 
 /// `struct uffdio_range`.
 #[repr(C)]
-struct Range {
+struct UffdioRange {
     start: u64,
     bytes: u64,
 }
@@ -411,7 +411,7 @@ struct Range {
 /// `struct uffdio_register`.
 #[repr(C)]
 struct RegisterArgument {
-    range: Range,
+    range: UffdioRange,
     mode: u64,
     ioctls: u64,
 }
@@ -429,7 +429,7 @@ struct CopyArgument {
 /// `struct uffdio_zeropage`, `struct uffdio_continue` and `struct uffdio_poison`.
 #[repr(C)]
 struct RangeArgument {
-    range: Range,
+    range: UffdioRange,
     mode: u64,
     done: i64,
 }
@@ -437,7 +437,7 @@ struct RangeArgument {
 /// `struct uffdio_writeprotect`.
 #[repr(C)]
 struct ProtectArgument {
-    range: Range,
+    range: UffdioRange,
     mode: u64,
 }
 
@@ -447,19 +447,19 @@ mod tests {
 
     #[test]
     fn messages_are_understood() {
-        let mut bytes = [0; MESSAGE_BYTES];
-        assert_eq!(Message::parse(&bytes), None);
+        let mut bytes = [0; EVENT_BYTES];
+        assert_eq!(UffdEvent::parse(&bytes), None);
         bytes[0] = 0x14;
         bytes[8..16].copy_from_slice(&0x1000u64.to_ne_bytes());
         bytes[16..24].copy_from_slice(&0x5000u64.to_ne_bytes());
         bytes[24..32].copy_from_slice(&0x2000u64.to_ne_bytes());
-        assert_eq!(Message::parse(&bytes), Some(Message::Remap { from: 0x1000, to: 0x5000, bytes: 0x2000 }));
+        assert_eq!(UffdEvent::parse(&bytes), Some(UffdEvent::Remap { from: 0x1000, to: 0x5000, bytes: 0x2000 }));
         bytes[0] = 0x12;
         bytes[16..24].copy_from_slice(&0x5123u64.to_ne_bytes());
-        assert_eq!(Message::parse(&bytes), Some(Message::Fault { address: 0x5000, write: false, thread: 0x2000 }));
+        assert_eq!(UffdEvent::parse(&bytes), Some(UffdEvent::Fault { address: 0x5000, write: false, thread: 0x2000 }));
         bytes[0] = 0x13;
         bytes[8..12].copy_from_slice(&17u32.to_ne_bytes());
-        assert_eq!(Message::parse(&bytes), Some(Message::Fork { number: 17 }));
+        assert_eq!(UffdEvent::parse(&bytes), Some(UffdEvent::Fork { number: 17 }));
     }
 
     #[test]
@@ -474,16 +474,16 @@ mod tests {
     #[test]
     fn a_living_process_is_not_gone() {
         let uffd = Userfaultfd::create().unwrap();
-        let features = uffd.enable(Features::ALL_EVENTS).unwrap();
-        assert!(features.contains(Features::ALL_EVENTS));
-        assert!(!uffd.is_gone());
+        let features = uffd.enable(UffdFeatures::ALL_EVENTS).unwrap();
+        assert!(features.contains(UffdFeatures::ALL_EVENTS));
+        assert!(!uffd.is_process_gone());
     }
 
     #[test]
     fn it_is_told_where_nothing_is_registered() {
         let uffd = Userfaultfd::create().unwrap();
-        uffd.enable(Features::ALL_EVENTS).unwrap();
+        uffd.enable(UffdFeatures::ALL_EVENTS).unwrap();
         assert!(!uffd.is_registered(ANY_ADDRESS).unwrap());
-        assert!(uffd.is_quiet());
+        assert!(uffd.has_no_pending_events());
     }
 }

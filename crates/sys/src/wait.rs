@@ -11,7 +11,7 @@ use rustix::io::{Errno, retry_on_intr};
 ///
 /// # Errors
 /// As poll(2); a signal only interrupts the wait, which goes on.
-pub fn either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
+pub fn wait_either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
     loop {
         let mut fds = [one, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match poll(&mut fds, None) {
@@ -24,7 +24,7 @@ pub fn either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
 
 /// What there is to read from a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Readiness {
+pub struct ReadReadiness {
     /// An error waits to be told, and who is told takes it.
     pub has_error: bool,
     /// Urgent data waits (MSG_OOB).
@@ -36,20 +36,20 @@ pub struct Readiness {
 ///
 /// # Errors
 /// As poll(2).
-pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Option<Readiness>> {
+pub fn poll_read(fd: BorrowedFd<'_>) -> io::Result<Option<ReadReadiness>> {
     const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::PRI)];
     let ready = retry_on_intr(|| poll(&mut polled, Some(&AT_ONCE)))?;
     let events = polled[0].revents();
     let has = |event| events.contains(event);
-    Ok((ready > 0).then(|| Readiness { has_error: has(PollFlags::ERR), is_urgent: has(PollFlags::PRI) }))
+    Ok((ready > 0).then(|| ReadReadiness { has_error: has(PollFlags::ERR), is_urgent: has(PollFlags::PRI) }))
 }
 
 /// Waits until `fd` is readable, or has come to its end, at most until `deadline`; tells whether it has.
 ///
 /// # Errors
 /// As poll(2); a signal only interrupts the wait, which goes on.
-pub fn readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
+pub fn wait_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };

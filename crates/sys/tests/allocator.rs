@@ -11,7 +11,7 @@ const THREADS: usize = 24;
 
 #[test]
 fn threads_share_as_many_pools_as_were_asked_for() {
-    allocator::share_pools(3);
+    allocator::limit_arenas(3);
     let all_have_memory = Barrier::new(THREADS);
     thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -31,7 +31,7 @@ fn what_is_free_between_what_is_used_goes_back() {
     let blocks: Vec<_> = (0..BLOCKS).map(|block| vec![block as u8; 2000]).collect();
     let used: Vec<_> = blocks.into_iter().step_by(20).collect();
     let before = anonymous_kib();
-    allocator::give_back();
+    allocator::trim_heap();
     let given = before - anonymous_kib();
     // Of 38 MiB; a page that a used block touches stays.
     assert!(given > 25 << 10, "{given} KiB");

@@ -14,8 +14,8 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use zeroize::Zeroizing;
 
-use crate::certificate::serial;
-use crate::key::{KEY_KIND, pem};
+use crate::certificate::new_serial;
+use crate::key::{KEY_ALGORITHM, encode_pem};
 use crate::{Fingerprint, Identity, Role};
 
 /// How long an authority is good for: it is rotated by a command, not by a clock.
@@ -43,7 +43,7 @@ pub enum AuthorityError {
     #[error("the request for a certificate is damaged, or not signed with its own key: {0}")]
     Request(#[source] rcgen::Error),
     /// It would be good for too long.
-    #[error("a certificate for a {role} is good for at most {} days; choose a shorter time", role.valid_max().as_secs() / 86_400)]
+    #[error("a certificate for a {role} is good for at most {} days; choose a shorter time", role.validity_max().as_secs() / 86_400)]
     Validity {
         /// Whose it would be.
         role: Role,
@@ -77,9 +77,9 @@ impl Authority {
     /// # Errors
     /// [`AuthorityError::Sign`], [`AuthorityError::Random`].
     pub fn create(cluster: &NodeName, now: SystemTime) -> Result<Self, AuthorityError> {
-        let key = KeyPair::generate_for(KEY_KIND)?;
+        let key = KeyPair::generate_for(KEY_ALGORITHM)?;
         let mut params = CertificateParams::default();
-        let serial = serial(now)?;
+        let serial = new_serial(now)?;
         // Two authorities of a cluster, during a rotation, have different names by the number.
         let number = crate::fingerprint::to_hex(&serial[serial.len() - 4..]);
         params.distinguished_name = DistinguishedName::new();
@@ -99,7 +99,7 @@ impl Authority {
 
     /// What join tokens pin.
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(&self.certificate)
+        Fingerprint::of_certificate(&self.certificate)
     }
 
     /// Signs a certificate for the key of a request. What it says of its bearer is the caller's decision alone; the
@@ -114,19 +114,19 @@ impl Authority {
         now: SystemTime,
         valid: Duration,
     ) -> Result<Vec<u8>, AuthorityError> {
-        if valid > bearer.role.valid_max() {
+        if valid > bearer.role.validity_max() {
             return Err(AuthorityError::Validity { role: bearer.role });
         }
         let request = CertificateSigningRequestDer::from(request);
         let request = CertificateSigningRequestParams::from_der(&request).map_err(AuthorityError::Request)?;
-        if request.public_key.algorithm() != KEY_KIND {
+        if request.public_key.algorithm() != KEY_ALGORITHM {
             return Err(AuthorityError::KeyKind);
         }
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, bearer.name.as_str());
         params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(bearer.to_string())?)];
-        params.serial_number = Some(SerialNumber::from_slice(&serial(now)?));
+        params.serial_number = Some(SerialNumber::from_slice(&new_serial(now)?));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         if bearer.role == Role::Node {
@@ -144,7 +144,7 @@ impl Authority {
 
     /// Certificate and key, as PEM.
     pub(crate) fn to_pem(&self) -> Zeroizing<String> {
-        let mut text = Zeroizing::new(pem("CERTIFICATE", &self.certificate));
+        let mut text = Zeroizing::new(encode_pem("CERTIFICATE", &self.certificate));
         text.push_str(&Zeroizing::new(self.key.serialize_pem()));
         text
     }
@@ -154,12 +154,12 @@ impl Authority {
         let format = |cause: &dyn fmt::Display| AuthorityError::Format(cause.to_string());
         let certificate = CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| format(&error))?;
         let key = rustls::pki_types::PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|error| format(&error))?;
-        let key = KeyPair::from_der_and_sign_algo(&key, KEY_KIND).map_err(|error| format(&error))?;
+        let key = KeyPair::from_der_and_sign_algo(&key, KEY_ALGORITHM).map_err(|error| format(&error))?;
         Ok(Self { certificate, key })
     }
 }
 
 fn set_validity(params: &mut CertificateParams, now: SystemTime, valid: Duration) {
-    params.not_before = crate::moment::calendar(now - CLOCK_SLACK);
-    params.not_after = crate::moment::calendar(now + valid);
+    params.not_before = crate::moment::to_calendar(now - CLOCK_SLACK);
+    params.not_after = crate::moment::to_calendar(now + valid);
 }

@@ -18,56 +18,56 @@ use webpki::EndEntityCert;
 use crate::Identity;
 
 const SERIAL_BYTES: usize = 17;
-const SERIAL_FORM: u8 = 1;
+const SERIAL_FORMAT: u8 = 1;
 
 /// What a certificate says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct CertificateFields {
     /// Whose it is.
-    pub(crate) bearer: Identity,
+    pub(crate) subject: Identity,
     /// When it was made, in microseconds since 1970.
     pub(crate) issued_us: u64,
 }
 
-impl Facts {
+impl CertificateFields {
     /// Reads a certificate, which proves nothing yet.
     ///
     /// # Errors
     /// What is wrong with it, as a clause.
-    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Result<Self, String> {
+    pub(crate) fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
         let parsed = EndEntityCert::try_from(certificate).map_err(|error| format!("it cannot be read ({error})"))?;
         let mut names = parsed.valid_uri_names();
         let (Some(name), None) = (names.next(), names.next()) else {
             return Err("it names no member of a farfork cluster, or several".to_owned());
         };
         let bearer = name.parse().map_err(|error: crate::identity::IdentityError| error.to_string())?;
-        let issued_us = issued_us(parsed.serial()).ok_or("its serial number is not of farfork's form")?;
-        Ok(Self { bearer, issued_us })
+        let issued_us = serial_issued_us(parsed.serial()).ok_or("its serial number is not of farfork's form")?;
+        Ok(Self { subject: bearer, issued_us })
     }
 }
 
 /// When a certificate was made, as its serial number says, in microseconds since 1970.
-pub(crate) fn made_us(certificate: &[u8]) -> Option<u64> {
+pub(crate) fn certificate_issued_us(certificate: &[u8]) -> Option<u64> {
     let certificate = CertificateDer::from(certificate);
-    issued_us(EndEntityCert::try_from(&certificate).ok()?.serial())
+    serial_issued_us(EndEntityCert::try_from(&certificate).ok()?.serial())
 }
 
 /// When a certificate ends, in seconds since 1970. To be asked of one whose signature was checked.
-pub(crate) fn expires_s(certificate: &CertificateDer<'_>) -> Option<u64> {
+pub(crate) fn certificate_expires_s(certificate: &CertificateDer<'_>) -> Option<u64> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     u64::try_from(parsed.validity().not_after.timestamp()).ok()
 }
 
 /// A serial number for a certificate that is made now.
-pub(crate) fn serial(now: SystemTime) -> Result<[u8; SERIAL_BYTES], getrandom::Error> {
-    let mut serial = [SERIAL_FORM; SERIAL_BYTES];
+pub(crate) fn new_serial(now: SystemTime) -> Result<[u8; SERIAL_BYTES], getrandom::Error> {
+    let mut serial = [SERIAL_FORMAT; SERIAL_BYTES];
     serial[1..9].copy_from_slice(&crate::moment::unix_us(now).to_be_bytes());
     getrandom::fill(&mut serial[9..])?;
     Ok(serial)
 }
 
-fn issued_us(serial: &[u8]) -> Option<u64> {
+fn serial_issued_us(serial: &[u8]) -> Option<u64> {
     let serial: &[u8; SERIAL_BYTES] = serial.try_into().ok()?;
     let issued = serial[1..9].try_into().ok()?;
-    (serial[0] == SERIAL_FORM).then(|| u64::from_be_bytes(issued))
+    (serial[0] == SERIAL_FORMAT).then(|| u64::from_be_bytes(issued))
 }

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant, SystemTime};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::{ClientConfig, ServerConfig};
 
-use crate::certificate::Facts;
-use crate::directory::{Directory, DirectoryError};
+use crate::certificate::CertificateFields;
+use crate::directory::{DirectoryError, TrustDirectory};
 use crate::roster::{Roster, RosterError};
-use crate::verify::{Anchors, Peer};
+use crate::verify::{AuthenticatedPeer, TrustAnchors};
 use crate::{Identity, PeerError, tls};
 
 /// Between two looks at the files: a revocation is in force within this time, and a look costs two stat(2).
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether what the fabric carries is encrypted once both sides have shown who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,7 +62,7 @@ pub enum CredentialsError {
     Directory(#[from] DirectoryError),
     /// What is in it does not fit together.
     #[error("{}: {cause}; join the cluster again", path.display())]
-    Content {
+    InvalidContent {
         /// The file.
         path: std::path::PathBuf,
         /// What is wrong.
@@ -72,35 +72,35 @@ pub enum CredentialsError {
 
 /// What is in force.
 #[derive(Debug)]
-pub(crate) struct Current {
-    pub(crate) own: Peer,
+pub(crate) struct CredentialSnapshot {
+    pub(crate) own_peer: AuthenticatedPeer,
     pub(crate) roster: Roster,
     pub(crate) roster_bytes: Vec<u8>,
-    pub(crate) anchors: Arc<Anchors>,
+    pub(crate) anchors: Arc<TrustAnchors>,
     pub(crate) control_client: Arc<ClientConfig>,
     pub(crate) control_server: Arc<ServerConfig>,
     pub(crate) fabric_client: Arc<ClientConfig>,
     pub(crate) fabric_server: Arc<ServerConfig>,
 }
 
-type Versions = [Option<(u64, i64, i64, u64)>; 2];
+type FileStamps = [Option<(u64, i64, i64, u64)>; 2];
 
 /// When the files were last looked at, and which they were.
-struct Looked {
-    at: Instant,
-    versions: Versions,
+struct LastFileCheck {
+    checked_at: Instant,
+    stamps: FileStamps,
 }
 
-struct Shared {
-    directory: Directory,
+struct CredentialState {
+    directory: TrustDirectory,
     encryption: Encryption,
-    current: RwLock<Arc<Current>>,
-    looked: Mutex<Looked>,
+    snapshot: RwLock<Arc<CredentialSnapshot>>,
+    last_check: Mutex<LastFileCheck>,
 }
 
 /// A member's credentials. Clones are the same credentials.
 #[derive(Clone)]
-pub struct Credentials(Arc<Shared>);
+pub struct Credentials(Arc<CredentialState>);
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -113,25 +113,30 @@ impl Credentials {
     ///
     /// # Errors
     /// [`CredentialsError`].
-    pub fn open(directory: &Directory, encryption: Encryption) -> Result<Self, CredentialsError> {
-        let versions = versions(directory);
-        let current = RwLock::new(Arc::new(load(directory, encryption)?));
-        let looked = Mutex::new(Looked { at: Instant::now(), versions });
-        Ok(Self(Arc::new(Shared { directory: directory.clone(), encryption, current, looked })))
+    pub fn open(directory: &TrustDirectory, encryption: Encryption) -> Result<Self, CredentialsError> {
+        let versions = read_file_stamps(directory);
+        let current = RwLock::new(Arc::new(load_snapshot(directory, encryption)?));
+        let looked = Mutex::new(LastFileCheck { checked_at: Instant::now(), stamps: versions });
+        Ok(Self(Arc::new(CredentialState {
+            directory: directory.clone(),
+            encryption,
+            snapshot: current,
+            last_check: looked,
+        })))
     }
 
     /// Who this member is.
     pub fn identity(&self) -> Identity {
-        self.current().own.identity.clone()
+        self.snapshot().own_peer.identity.clone()
     }
 
     /// Who this member is, as its certificate says.
-    pub fn own(&self) -> Peer {
-        self.current().own.clone()
+    pub fn own_peer(&self) -> AuthenticatedPeer {
+        self.snapshot().own_peer.clone()
     }
 
     /// Where they come from.
-    pub fn directory(&self) -> &Directory {
+    pub fn directory(&self) -> &TrustDirectory {
         &self.0.directory
     }
 
@@ -141,25 +146,25 @@ impl Credentials {
     }
 
     /// When this member's certificate was made.
-    pub fn issued(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_micros(self.current().own.issued_us)
+    pub fn issued_at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_micros(self.snapshot().own_peer.issued_us)
     }
 
     /// The roster in force, and as it travels.
     pub fn roster(&self) -> (Roster, Vec<u8>) {
-        let current = self.current();
+        let current = self.snapshot();
         (current.roster.clone(), current.roster_bytes.clone())
     }
 
     /// The number of the roster in force.
     pub fn roster_counter(&self) -> u64 {
-        self.current().roster.counter()
+        self.snapshot().roster.counter()
     }
 
     /// Whether the authority that issues now also issued this member's certificate.
-    pub fn is_of_current_authority(&self) -> bool {
+    pub fn is_issued_by_current_authority(&self) -> bool {
         let directory = &self.0.directory;
-        let current = self.current();
+        let current = self.snapshot();
         let issuing = current.roster.authorities().first();
         issuing.is_some_and(|authority| tls::is_issued_by(directory, authority).unwrap_or(false))
     }
@@ -168,15 +173,15 @@ impl Credentials {
     ///
     /// # Errors
     /// [`RosterError`] but for one that is not newer; [`DirectoryError`].
-    pub fn adopt_roster(&self, bytes: &[u8]) -> Result<bool, CredentialsError> {
+    pub fn install_roster(&self, bytes: &[u8]) -> Result<bool, CredentialsError> {
         let _lock = self.0.directory.lock()?;
         let (mine, _) = self.0.directory.read_roster()?;
-        match mine.check_successor(bytes) {
+        match mine.verify_successor(bytes) {
             Err(RosterError::Stale) => Ok(false),
-            Err(error) => Err(content(&self.0.directory.roster(), &error)),
+            Err(error) => Err(content_error(&self.0.directory.roster_path(), &error)),
             Ok(_) => {
                 self.0.directory.write_roster(bytes)?;
-                self.look(true);
+                self.reload_if_changed(true);
                 Ok(true)
             }
         }
@@ -187,57 +192,57 @@ impl Credentials {
     ///
     /// # Errors
     /// It would not.
-    pub fn check_standing(&self, shown: &CertificateDer<'_>) -> Result<(), PeerError> {
-        self.current().anchors.check(shown, UnixTime::now()).map(drop)
+    pub fn check_certificate(&self, shown: &CertificateDer<'_>) -> Result<(), PeerError> {
+        self.snapshot().anchors.verify(shown, UnixTime::now()).map(drop)
     }
 
     /// Whether a peer that came in is welcome no longer.
-    pub fn is_revoked(&self, peer: &Peer) -> bool {
-        self.current().anchors.is_revoked(peer)
+    pub fn is_revoked(&self, peer: &AuthenticatedPeer) -> bool {
+        self.snapshot().anchors.is_revoked(peer)
     }
 
     /// Who the peer of a connection is that TLS has let in; `None` where it showed no certificate.
-    pub fn peer_of(chain: Option<&[CertificateDer<'_>]>) -> Option<Peer> {
-        let facts = Facts::of(chain?.first()?).ok()?;
-        Some(Peer { identity: facts.bearer, issued_us: facts.issued_us })
+    pub fn peer_from_chain(chain: Option<&[CertificateDer<'_>]>) -> Option<AuthenticatedPeer> {
+        let facts = CertificateFields::parse(chain?.first()?).ok()?;
+        Some(AuthenticatedPeer { identity: facts.subject, issued_us: facts.issued_us })
     }
 
     /// For connections to the control port of a node. Name the node, or its address where any node will do.
-    pub fn control_client(&self) -> Arc<ClientConfig> {
-        self.current().control_client.clone()
+    pub fn control_client_config(&self) -> Arc<ClientConfig> {
+        self.snapshot().control_client.clone()
     }
 
     /// For connections at the control port.
-    pub fn control_server(&self) -> Arc<ServerConfig> {
-        self.current().control_server.clone()
+    pub fn control_server_config(&self) -> Arc<ServerConfig> {
+        self.snapshot().control_server.clone()
     }
 
     /// Looks at the files now, whenever that was done last.
     pub fn reload(&self) {
-        self.look(true);
+        self.reload_if_changed(true);
     }
 
-    pub(crate) fn current(&self) -> Arc<Current> {
-        self.look(false);
-        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn snapshot(&self) -> Arc<CredentialSnapshot> {
+        self.reload_if_changed(false);
+        self.0.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Reads the files again if they have changed. What cannot be used changes nothing, and is said once.
-    fn look(&self, now: bool) {
-        let mut looked = self.0.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        if !now && looked.at.elapsed() < LOOK_INTERVAL {
+    fn reload_if_changed(&self, now: bool) {
+        let mut looked = self.0.last_check.lock().unwrap_or_else(PoisonError::into_inner);
+        if !now && looked.checked_at.elapsed() < RELOAD_INTERVAL {
             return;
         }
-        looked.at = Instant::now();
-        let versions = versions(&self.0.directory);
-        if versions == looked.versions {
+        looked.checked_at = Instant::now();
+        let versions = read_file_stamps(&self.0.directory);
+        if versions == looked.stamps {
             return;
         }
-        looked.versions = versions;
-        match load(&self.0.directory, self.0.encryption) {
+        looked.stamps = versions;
+        match load_snapshot(&self.0.directory, self.0.encryption) {
             Ok(loaded) => {
                 tracing::info!(roster = loaded.roster.counter(), "new credentials are in force");
-                *self.0.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+                *self.0.snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
             }
             Err(error) => {
                 tracing::error!(%error, "the trust directory has changed and cannot be used: the credentials stay")
@@ -246,23 +251,32 @@ impl Credentials {
     }
 }
 
-fn versions(directory: &Directory) -> Versions {
-    [Directory::version(&directory.identity()), Directory::version(&directory.roster())]
+fn read_file_stamps(directory: &TrustDirectory) -> FileStamps {
+    [TrustDirectory::file_stamp(&directory.identity_path()), TrustDirectory::file_stamp(&directory.roster_path())]
 }
 
-fn load(directory: &Directory, encryption: Encryption) -> Result<Current, CredentialsError> {
+fn load_snapshot(directory: &TrustDirectory, encryption: Encryption) -> Result<CredentialSnapshot, CredentialsError> {
     let (roster, roster_bytes) = directory.read_roster()?;
     let pem = directory.read_identity()?;
-    let at = directory.identity();
-    let own = tls::Own::read(&pem, &roster).map_err(|cause| content(&at, &cause))?;
-    let anchors = Anchors::new(&roster).map_err(|error| content(&directory.roster(), &error))?;
+    let at = directory.identity_path();
+    let own = tls::OwnCertificate::from_pem(&pem, &roster).map_err(|cause| content_error(&at, &cause))?;
+    let anchors = TrustAnchors::new(&roster).map_err(|error| content_error(&directory.roster_path(), &error))?;
     let anchors = Arc::new(anchors);
-    let configs = tls::Configs::new(&own, &anchors, encryption).map_err(|error| content(&at, &error))?;
-    let tls::Configs { control_client, control_server, fabric_client, fabric_server } = configs;
+    let configs = tls::TlsConfigs::new(&own, &anchors, encryption).map_err(|error| content_error(&at, &error))?;
+    let tls::TlsConfigs { control_client, control_server, fabric_client, fabric_server } = configs;
     let own = own.peer;
-    Ok(Current { own, roster, roster_bytes, anchors, control_client, control_server, fabric_client, fabric_server })
+    Ok(CredentialSnapshot {
+        own_peer: own,
+        roster,
+        roster_bytes,
+        anchors,
+        control_client,
+        control_server,
+        fabric_client,
+        fabric_server,
+    })
 }
 
-fn content(path: &Path, cause: &dyn fmt::Display) -> CredentialsError {
-    CredentialsError::Content { path: path.into(), cause: cause.to_string() }
+fn content_error(path: &Path, cause: &dyn fmt::Display) -> CredentialsError {
+    CredentialsError::InvalidContent { path: path.into(), cause: cause.to_string() }
 }

@@ -14,8 +14,8 @@ pub struct Fingerprint([u8; DIGEST_BYTES]);
 
 impl Fingerprint {
     /// Of these bytes.
-    pub fn of(bytes: &[u8]) -> Self {
-        Self(digest(bytes))
+    pub fn of_certificate(bytes: &[u8]) -> Self {
+        Self(sha256(bytes))
     }
 }
 
@@ -45,7 +45,7 @@ impl FromStr for Fingerprint {
 }
 
 /// SHA-256.
-pub(crate) fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
     digest.as_ref().try_into().expect("a SHA-256 has 32 bytes")
 }

@@ -12,7 +12,7 @@ use farfork_wire::NodeName;
 
 use crate::authority::{CLIENT_VALID_MAX, NODE_VALID};
 
-const SCHEME: &str = "farfork://";
+const URI_SCHEME: &str = "farfork://";
 
 /// What somebody may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +27,7 @@ pub enum Role {
 
 impl Role {
     /// How long a certificate of it may be good for: a revocation is remembered for as long.
-    pub fn valid_max(self) -> Duration {
+    pub fn validity_max(self) -> Duration {
         match self {
             Self::Node => NODE_VALID,
             Self::Client | Self::ReadOnly => CLIENT_VALID_MAX,
@@ -77,14 +77,14 @@ pub struct Identity {
 
 impl Identity {
     /// Of a node.
-    pub fn node(cluster: &NodeName, name: &NodeName) -> Self {
+    pub fn for_node(cluster: &NodeName, name: &NodeName) -> Self {
         Self { cluster: cluster.clone(), role: Role::Node, name: name.clone() }
     }
 }
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}/{}/{}", self.cluster, self.role, self.name)
+        write!(f, "{URI_SCHEME}{}/{}/{}", self.cluster, self.role, self.name)
     }
 }
 
@@ -98,7 +98,7 @@ impl FromStr for Identity {
 
     fn from_str(text: &str) -> Result<Self, IdentityError> {
         let parse = || {
-            let mut parts = text.strip_prefix(SCHEME)?.split('/');
+            let mut parts = text.strip_prefix(URI_SCHEME)?.split('/');
             let cluster = NodeName::new(parts.next()?).ok()?;
             let role = parts.next()?.parse().ok()?;
             let name = NodeName::new(parts.next()?).ok()?;

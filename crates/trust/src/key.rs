@@ -8,7 +8,7 @@ use webpki::EndEntityCert;
 use zeroize::Zeroizing;
 
 /// The kind of all keys here: signing and checking with it is fast on every machine, and every library knows it.
-pub(crate) static KEY_KIND: &rcgen::SignatureAlgorithm = &rcgen::PKCS_ECDSA_P256_SHA256;
+pub(crate) static KEY_ALGORITHM: &rcgen::SignatureAlgorithm = &rcgen::PKCS_ECDSA_P256_SHA256;
 
 /// Why a key or a request cannot be made: the system has no randomness.
 #[derive(Debug, thiserror::Error)]
@@ -16,21 +16,21 @@ pub(crate) static KEY_KIND: &rcgen::SignatureAlgorithm = &rcgen::PKCS_ECDSA_P256
 pub struct KeyError(#[from] rcgen::Error);
 
 /// A key that has no certificate yet.
-pub struct NewKey(KeyPair);
+pub struct UncertifiedKey(KeyPair);
 
-impl fmt::Debug for NewKey {
+impl fmt::Debug for UncertifiedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("NewKey(hidden)")
     }
 }
 
-impl NewKey {
+impl UncertifiedKey {
     /// Draws a key.
     ///
     /// # Errors
     /// [`KeyError`].
     pub fn generate() -> Result<Self, KeyError> {
-        Ok(Self(KeyPair::generate_for(KEY_KIND)?))
+        Ok(Self(KeyPair::generate_for(KEY_ALGORITHM)?))
     }
 
     /// The request for a certificate (PKCS #10, DER), signed with the key. It names nobody: who asks is what whoever
@@ -38,7 +38,7 @@ impl NewKey {
     ///
     /// # Errors
     /// [`KeyError`].
-    pub fn request(&self) -> Result<Vec<u8>, KeyError> {
+    pub fn certificate_request(&self) -> Result<Vec<u8>, KeyError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, "farfork request");
@@ -46,22 +46,22 @@ impl NewKey {
     }
 
     /// Whether a certificate (DER) is for this key.
-    pub(crate) fn is_of(&self, certificate: &[u8]) -> bool {
+    pub(crate) fn matches_certificate(&self, certificate: &[u8]) -> bool {
         let certificate = CertificateDer::from(certificate);
         let own = self.0.subject_public_key_info();
         EndEntityCert::try_from(&certificate).is_ok_and(|parsed| parsed.subject_public_key_info().as_ref() == own)
     }
 
     /// The key with its certificate, as PEM: what `identity.pem` holds.
-    pub fn with_certificate(&self, certificate: &[u8]) -> Zeroizing<String> {
-        let mut text = Zeroizing::new(pem("CERTIFICATE", certificate));
+    pub fn to_identity_pem(&self, certificate: &[u8]) -> Zeroizing<String> {
+        let mut text = Zeroizing::new(encode_pem("CERTIFICATE", certificate));
         text.push_str(&Zeroizing::new(self.0.serialize_pem()));
         text
     }
 }
 
 /// PEM, with lines as RFC 7468 has them.
-pub(crate) fn pem(label: &str, bytes: &[u8]) -> String {
+pub(crate) fn encode_pem(label: &str, bytes: &[u8]) -> String {
     let encoding = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
     pem::encode_config(&pem::Pem::new(label, bytes), encoding)
 }

@@ -17,6 +17,6 @@ pub(crate) fn unix_ms(at: SystemTime) -> u64 {
 }
 
 /// As certificates have it.
-pub(crate) fn calendar(at: SystemTime) -> OffsetDateTime {
+pub(crate) fn to_calendar(at: SystemTime) -> OffsetDateTime {
     OffsetDateTime::from(at)
 }

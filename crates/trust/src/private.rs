@@ -10,13 +10,13 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Mode, OFlags, open, openat, renameat, unlinkat};
 use zeroize::Zeroizing;
 
-use crate::directory::{DirectoryError, failed};
+use crate::directory::{DirectoryError, io_error};
 
 /// Permissions of others to read, write or enter.
-const ANY_OF_OTHERS: u32 = 0o077;
+const GROUP_OTHER_ANY: u32 = 0o077;
 
 /// Permission of others to change what is in a directory.
-const WRITE_OF_OTHERS: u32 = 0o022;
+const GROUP_OTHER_WRITE: u32 = 0o022;
 
 /// Reads a secret from a file of its owner's, or from a pipe; `path` names it in what is said of it.
 ///
@@ -24,29 +24,29 @@ const WRITE_OF_OTHERS: u32 = 0o022;
 /// [`DirectoryError::Open`] and [`DirectoryError::Owner`] for one that others can reach, [`DirectoryError::Content`] for
 /// one that is longer than `bytes_max`; it cannot be read.
 pub fn read_private(path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec<u8>>, DirectoryError> {
-    let file = File::open(path).map_err(failed("open", path))?;
+    let file = File::open(path).map_err(io_error("open", path))?;
     read_checked(file, path, bytes_max)
 }
 
 fn read_checked(file: File, path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec<u8>>, DirectoryError> {
-    check(&file, path, ANY_OF_OTHERS)?;
+    check_permissions(&file, path, GROUP_OTHER_ANY)?;
     let mut bytes = Zeroizing::new(Vec::new());
-    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
     if bytes.len() as u64 > bytes_max {
-        return Err(DirectoryError::Content { path: path.into(), cause: "it is too long".to_owned() });
+        return Err(DirectoryError::InvalidContent { path: path.into(), cause: "it is too long".to_owned() });
     }
     Ok(bytes)
 }
 
-fn check(file: &File, path: &Path, mask: u32) -> Result<(), DirectoryError> {
-    let metadata = file.metadata().map_err(failed("look at", path))?;
+fn check_permissions(file: &File, path: &Path, mask: u32) -> Result<(), DirectoryError> {
+    let metadata = file.metadata().map_err(io_error("look at", path))?;
     let mode = metadata.mode() & 0o777;
     if mode & mask != 0 {
-        return Err(DirectoryError::Open { path: path.into(), mode });
+        return Err(DirectoryError::TooPermissive { path: path.into(), mode });
     }
     let uid = metadata.uid();
     if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-        return Err(DirectoryError::Owner { path: path.into(), uid });
+        return Err(DirectoryError::WrongOwner { path: path.into(), uid });
     }
     Ok(())
 }
@@ -67,9 +67,9 @@ impl<'a> PrivateDir<'a> {
         let dir = match open(path, flags, Mode::empty()) {
             Ok(dir) => File::from(dir),
             Err(rustix::io::Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(failed("open", path)(errno.into())),
+            Err(errno) => return Err(io_error("open", path)(errno.into())),
         };
-        check(&dir, path, WRITE_OF_OTHERS)?;
+        check_permissions(&dir, path, GROUP_OTHER_WRITE)?;
         Ok(Some(Self { dir, path }))
     }
 
@@ -77,8 +77,8 @@ impl<'a> PrivateDir<'a> {
     ///
     /// # Errors
     /// [`DirectoryError::Open`]: they can.
-    pub(crate) fn check_closed(&self) -> Result<(), DirectoryError> {
-        check(&self.dir, self.path, ANY_OF_OTHERS)
+    pub(crate) fn check_unreadable_by_others(&self) -> Result<(), DirectoryError> {
+        check_permissions(&self.dir, self.path, GROUP_OTHER_ANY)
     }
 
     /// What one of its files holds; nothing where there is none.
@@ -92,7 +92,7 @@ impl<'a> PrivateDir<'a> {
         let file = match openat(&self.dir, name, flags, Mode::empty()) {
             Ok(file) => File::from(file),
             Err(rustix::io::Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(failed("open", &path)(errno.into())),
+            Err(errno) => return Err(io_error("open", &path)(errno.into())),
         };
         read_checked(file, &path, bytes_max).map(Some)
     }
@@ -134,14 +134,14 @@ mod tests {
         for mode in [0o644, 0o640, 0o604, 0o660] {
             set_mode(&file, mode);
             let refused = read_private(&file, 100).unwrap_err();
-            assert!(matches!(refused, DirectoryError::Open { mode: found, .. } if found == mode));
+            assert!(matches!(refused, DirectoryError::TooPermissive { mode: found, .. } if found == mode));
             assert!(refused.to_string().contains(&format!("chmod go= {}", file.display())), "{refused}");
         }
         for mode in [0o600, 0o400] {
             set_mode(&file, mode);
             assert_eq!(**read_private(&file, 100).unwrap(), *b"secret");
         }
-        assert!(matches!(read_private(&file, 3), Err(DirectoryError::Content { .. })), "nor what is too long");
+        assert!(matches!(read_private(&file, 3), Err(DirectoryError::InvalidContent { .. })), "nor what is too long");
     }
 
     #[test]
@@ -151,10 +151,10 @@ mod tests {
         PrivateDir::open(scratch.path()).unwrap().unwrap().write(OsStr::new("key"), b"secret").unwrap();
         assert_eq!(fs::metadata(scratch.path().join("key")).unwrap().mode() & 0o777, 0o600);
         set_mode(scratch.path(), 0o720);
-        assert!(matches!(PrivateDir::open(scratch.path()), Err(DirectoryError::Open { .. })));
+        assert!(matches!(PrivateDir::open(scratch.path()), Err(DirectoryError::TooPermissive { .. })));
         set_mode(scratch.path(), 0o755);
         let dir = PrivateDir::open(scratch.path()).unwrap().unwrap();
-        assert!(matches!(dir.check_closed(), Err(DirectoryError::Open { .. })));
+        assert!(matches!(dir.check_unreadable_by_others(), Err(DirectoryError::TooPermissive { .. })));
         assert_eq!(**dir.read(OsStr::new("key"), 100).unwrap().unwrap(), *b"secret");
     }
 

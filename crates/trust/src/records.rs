@@ -11,23 +11,23 @@ const HEADER_BYTES: usize = 5;
 const RECORD_BYTES_MAX: usize = HEADER_BYTES + (16 << 10) + 256;
 
 /// Space for what is received within the handshake: its longest flight fits, a larger record makes room.
-const FIRST_BYTES: usize = 2 << 10;
+const HANDSHAKE_BUFFER_BYTES: usize = 2 << 10;
 
 /// Space for what is received later: a few records with one system call.
-const LATER_BYTES: usize = 4 * RECORD_BYTES_MAX;
+const DATA_BUFFER_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
 /// What TLS records may begin with: change cipher spec, alert, handshake, application data.
-const TYPES: std::ops::RangeInclusive<u8> = 20..=23;
+const RECORD_TYPES: std::ops::RangeInclusive<u8> = 20..=23;
 
 /// Received and not yet processed.
 #[derive(Debug, Default)]
-pub(crate) struct Inbox {
+pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-impl Inbox {
+impl RecordBuffer {
     /// Reads once from the pipe.
     pub(crate) fn fill(&mut self, pipe: &mut impl Read) -> io::Result<usize> {
         if self.start > 0 {
@@ -36,7 +36,7 @@ impl Inbox {
             self.start = 0;
         }
         if self.end == self.bytes.len() {
-            let more = if self.bytes.is_empty() { FIRST_BYTES } else { RECORD_BYTES_MAX };
+            let more = if self.bytes.is_empty() { HANDSHAKE_BUFFER_BYTES } else { RECORD_BYTES_MAX };
             self.bytes.resize(self.end + more, 0);
         }
         let count = pipe.read(&mut self.bytes[self.end..])?;
@@ -45,21 +45,21 @@ impl Inbox {
     }
 
     /// The handshake is over: much may come.
-    pub(crate) fn expect_much(&mut self) {
-        if self.bytes.len() < LATER_BYTES {
-            self.bytes.resize(LATER_BYTES, 0);
+    pub(crate) fn grow_for_data(&mut self) {
+        if self.bytes.len() < DATA_BUFFER_BYTES {
+            self.bytes.resize(DATA_BUFFER_BYTES, 0);
         }
     }
 
     /// All is taken, and nothing more will be put here.
-    pub(crate) fn free_if_empty(&mut self) {
-        if self.filled().is_empty() {
+    pub(crate) fn release_if_empty(&mut self) {
+        if self.unprocessed().is_empty() {
             *self = Self::default();
         }
     }
 
     /// What was received.
-    pub(crate) fn filled(&self) -> &[u8] {
+    pub(crate) fn unprocessed(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
@@ -68,8 +68,10 @@ impl Inbox {
     /// # Errors
     /// [`PeerError::Plaintext`] where no record begins.
     pub(crate) fn first_record(&self) -> Result<&[u8], PeerError> {
-        let filled = self.filled();
-        if filled.first().is_some_and(|kind| !TYPES.contains(kind)) || filled.get(1).is_some_and(|major| *major != 3) {
+        let filled = self.unprocessed();
+        if filled.first().is_some_and(|kind| !RECORD_TYPES.contains(kind))
+            || filled.get(1).is_some_and(|major| *major != 3)
+        {
             return Err(PeerError::Plaintext);
         }
         let Some(header) = filled.first_chunk::<HEADER_BYTES>() else { return Ok(&[]) };
@@ -81,7 +83,7 @@ impl Inbox {
     }
 
     /// Forgets the first bytes, which were processed.
-    pub(crate) fn discard(&mut self, count: usize) {
+    pub(crate) fn consume(&mut self, count: usize) {
         self.start += count;
         assert!(self.start <= self.end, "no more is processed than was received");
     }

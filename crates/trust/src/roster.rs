@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use webpki::EndEntityCert;
 
 use crate::authority::{Authority, AuthorityError};
-use crate::certificate::made_us;
-use crate::{Fingerprint, Identity, Peer};
+use crate::certificate::certificate_issued_us;
+use crate::{AuthenticatedPeer, Fingerprint, Identity};
 
 const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
 
@@ -31,7 +31,7 @@ pub const ROSTER_BYTES_MAX: usize = 1 << 20;
 const AUTHORITIES_MAX: usize = 2;
 
 /// What a signature covers begins with this, so that it can be taken for nothing else.
-const SIGNED_FOR: &[u8] = b"farfork roster 1\0";
+const SIGNATURE_CONTEXT: &[u8] = b"farfork roster 1\0";
 
 /// Why a roster does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum RosterError {
     TooLong,
     /// It is another cluster's.
     #[error("the roster is of cluster `{theirs}`, not of `{ours}`")]
-    Cluster {
+    WrongCluster {
         /// Its cluster.
         theirs: NodeName,
         /// The receiver's.
@@ -62,7 +62,7 @@ pub enum RosterError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocation {
     /// Whose, as a URI.
-    pub bearer: String,
+    pub subject: String,
     /// Those made before this moment, in microseconds since 1970.
     pub issued_before_us: u64,
 }
@@ -70,15 +70,15 @@ pub struct Revocation {
 impl Revocation {
     /// Whether all that it covers has expired. What it covers is as old as itself at least, and good for no longer than its
     /// bearer's role allows.
-    fn is_over(&self, now_us: u64) -> bool {
-        let Ok(bearer) = self.bearer.parse::<Identity>() else { return false };
-        let valid_us = u64::try_from(bearer.role.valid_max().as_micros()).unwrap_or(u64::MAX);
+    fn is_expired(&self, now_us: u64) -> bool {
+        let Ok(bearer) = self.subject.parse::<Identity>() else { return false };
+        let valid_us = u64::try_from(bearer.role.validity_max().as_micros()).unwrap_or(u64::MAX);
         self.issued_before_us.saturating_add(valid_us) < now_us
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Document {
+struct RosterDocument {
     cluster: NodeName,
     counter: u64,
     authorities: Vec<Vec<u8>>,
@@ -86,28 +86,28 @@ struct Document {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Signature {
+struct RosterSignature {
     authority: Fingerprint,
     bytes: Vec<u8>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Signed {
+struct SignedRoster {
     document: Vec<u8>,
-    signatures: Vec<Signature>,
+    signatures: Vec<RosterSignature>,
 }
 
 /// A roster that was made here, or was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roster {
-    document: Document,
+    document: RosterDocument,
 }
 
 impl Roster {
     /// The first one of a cluster.
     pub fn new(cluster: &NodeName, authority: &Authority) -> Self {
         let authorities = vec![authority.certificate().to_vec()];
-        Self { document: Document { cluster: cluster.clone(), counter: 1, authorities, revocations: Vec::new() } }
+        Self { document: RosterDocument { cluster: cluster.clone(), counter: 1, authorities, revocations: Vec::new() } }
     }
 
     /// The cluster's name.
@@ -135,16 +135,19 @@ impl Roster {
     pub fn revoke(&mut self, bearer: &Identity, now: SystemTime) {
         let bearer = bearer.to_string();
         let issued_before_us = crate::moment::unix_us(now);
-        let counts = |earlier: &Revocation| earlier.bearer != bearer && !earlier.is_over(issued_before_us);
+        let counts = |earlier: &Revocation| earlier.subject != bearer && !earlier.is_expired(issued_before_us);
         self.document.revocations.retain(counts);
-        self.document.revocations.push(Revocation { bearer, issued_before_us });
+        self.document.revocations.push(Revocation { subject: bearer, issued_before_us });
         self.document.counter += 1;
     }
 
     /// Whether what a peer showed counts no longer.
-    pub fn is_revoked(&self, peer: &Peer) -> bool {
+    pub fn is_revoked(&self, peer: &AuthenticatedPeer) -> bool {
         let bearer = peer.identity.to_string();
-        self.document.revocations.iter().any(|entry| entry.bearer == bearer && peer.issued_us <= entry.issued_before_us)
+        self.document
+            .revocations
+            .iter()
+            .any(|entry| entry.subject == bearer && peer.issued_us <= entry.issued_before_us)
     }
 
     /// Begins a rotation: the new authority issues from now on, the one that issued is still trusted.
@@ -157,7 +160,8 @@ impl Roster {
     /// Ends a rotation: only the authority that issues is trusted; what others issued needs no revocation.
     pub fn end_rotation(&mut self) {
         self.document.authorities.truncate(1);
-        if let Some(made_us) = self.document.authorities.first().and_then(|authority| made_us(authority)) {
+        if let Some(made_us) = self.document.authorities.first().and_then(|authority| certificate_issued_us(authority))
+        {
             self.document.revocations.retain(|entry| entry.issued_before_us >= made_us);
         }
         self.document.counter += 1;
@@ -170,12 +174,12 @@ impl Roster {
     pub fn sign(&self, authorities: &[&Authority]) -> Result<Vec<u8>, AuthorityError> {
         let format = |error: &dyn std::fmt::Display| AuthorityError::Format(error.to_string());
         let document = postcard::to_stdvec(&self.document).map_err(|error| format(&error))?;
-        let message = signed_message(&document);
-        let sign = |authority: &&Authority| -> Result<Signature, AuthorityError> {
-            Ok(Signature { authority: authority.fingerprint(), bytes: authority.sign(&message)? })
+        let message = message_to_sign(&document);
+        let sign = |authority: &&Authority| -> Result<RosterSignature, AuthorityError> {
+            Ok(RosterSignature { authority: authority.fingerprint(), bytes: authority.sign(&message)? })
         };
         let signatures = authorities.iter().map(sign).collect::<Result<_, _>>()?;
-        let signed = postcard::to_stdvec(&Signed { document, signatures }).map_err(|error| format(&error))?;
+        let signed = postcard::to_stdvec(&SignedRoster { document, signatures }).map_err(|error| format(&error))?;
         let bytes = [&MAGIC[..], &signed].concat();
         if bytes.len() > ROSTER_BYTES_MAX { Err(format(&RosterError::TooLong)) } else { Ok(bytes) }
     }
@@ -184,18 +188,18 @@ impl Roster {
     ///
     /// # Errors
     /// [`RosterError::Damaged`].
-    pub fn read_own(bytes: &[u8]) -> Result<Self, RosterError> {
-        Ok(open(bytes)?.0)
+    pub fn decode_trusted(bytes: &[u8]) -> Result<Self, RosterError> {
+        Ok(decode(bytes)?.0)
     }
 
     /// Checks a roster that somebody sent against the one that is in force.
     ///
     /// # Errors
     /// [`RosterError`].
-    pub fn check_successor(&self, bytes: &[u8]) -> Result<Self, RosterError> {
-        let (next, signed) = open(bytes)?;
+    pub fn verify_successor(&self, bytes: &[u8]) -> Result<Self, RosterError> {
+        let (next, signed) = decode(bytes)?;
         if next.cluster() != self.cluster() {
-            return Err(RosterError::Cluster { theirs: next.cluster().clone(), ours: self.cluster().clone() });
+            return Err(RosterError::WrongCluster { theirs: next.cluster().clone(), ours: self.cluster().clone() });
         }
         if next.counter() <= self.counter() {
             return Err(RosterError::Stale);
@@ -209,9 +213,9 @@ impl Roster {
     ///
     /// # Errors
     /// [`RosterError`].
-    pub fn check_first(bytes: &[u8], pinned: Fingerprint) -> Result<Self, RosterError> {
-        let (roster, signed) = open(bytes)?;
-        let pinned = roster.authorities().iter().find(|authority| Fingerprint::of(authority) == pinned);
+    pub fn verify_pinned(bytes: &[u8], pinned: Fingerprint) -> Result<Self, RosterError> {
+        let (roster, signed) = decode(bytes)?;
+        let pinned = roster.authorities().iter().find(|authority| Fingerprint::of_certificate(authority) == pinned);
         match pinned {
             Some(authority) if is_signed_by(&signed, authority) => Ok(roster),
             _ => Err(RosterError::Unsigned),
@@ -219,27 +223,27 @@ impl Roster {
     }
 }
 
-fn signed_message(document: &[u8]) -> Vec<u8> {
-    [SIGNED_FOR, document].concat()
+fn message_to_sign(document: &[u8]) -> Vec<u8> {
+    [SIGNATURE_CONTEXT, document].concat()
 }
 
-fn open(bytes: &[u8]) -> Result<(Roster, Signed), RosterError> {
+fn decode(bytes: &[u8]) -> Result<(Roster, SignedRoster), RosterError> {
     let damaged = |cause: &dyn std::fmt::Display| RosterError::Damaged(cause.to_string());
     if bytes.len() > ROSTER_BYTES_MAX {
         return Err(RosterError::TooLong);
     }
     let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| damaged(&"it does not begin as a roster of this form"))?;
-    let signed: Signed = postcard::from_bytes(body).map_err(|error| damaged(&error))?;
-    let document: Document = postcard::from_bytes(&signed.document).map_err(|error| damaged(&error))?;
+    let signed: SignedRoster = postcard::from_bytes(body).map_err(|error| damaged(&error))?;
+    let document: RosterDocument = postcard::from_bytes(&signed.document).map_err(|error| damaged(&error))?;
     if !(1..=AUTHORITIES_MAX).contains(&document.authorities.len()) {
         return Err(damaged(&"it has no authority, or too many"));
     }
     Ok((Roster { document }, signed))
 }
 
-fn is_signed_by(signed: &Signed, authority: &[u8]) -> bool {
-    let fingerprint = Fingerprint::of(authority);
-    let message = signed_message(&signed.document);
+fn is_signed_by(signed: &SignedRoster, authority: &[u8]) -> bool {
+    let fingerprint = Fingerprint::of_certificate(authority);
+    let message = message_to_sign(&signed.document);
     let certificate = CertificateDer::from(authority);
     let Ok(certificate) = EndEntityCert::try_from(&certificate) else { return false };
     let kind = webpki::ring::ECDSA_P256_SHA256;
@@ -270,16 +274,16 @@ mod tests {
         let mut next = first.clone();
         next.begin_rotation(&new);
         next.revoke(&Identity { cluster, role: Role::Client, name: NodeName::new("x").unwrap() }, SystemTime::now());
-        assert_eq!(first.check_successor(&next.sign(&[&old, &new]).unwrap()).unwrap(), next);
-        assert_eq!(first.check_successor(&next.sign(&[&new]).unwrap()), Err(RosterError::Unsigned));
+        assert_eq!(first.verify_successor(&next.sign(&[&old, &new]).unwrap()).unwrap(), next);
+        assert_eq!(first.verify_successor(&next.sign(&[&new]).unwrap()), Err(RosterError::Unsigned));
         // Whoever follows from the second one trusts the new authority alone.
         let mut last = next.clone();
         last.end_rotation();
-        assert_eq!(next.check_successor(&last.sign(&[&new]).unwrap()).unwrap().authorities(), [new.certificate()]);
-        assert_eq!(last.check_successor(&next.sign(&[&old]).unwrap()), Err(RosterError::Stale));
+        assert_eq!(next.verify_successor(&last.sign(&[&new]).unwrap()).unwrap().authorities(), [new.certificate()]);
+        assert_eq!(last.verify_successor(&next.sign(&[&old]).unwrap()), Err(RosterError::Stale));
         let mut forged = last.clone();
         forged.begin_rotation(&old);
-        assert_eq!(last.check_successor(&forged.sign(&[&old]).unwrap()), Err(RosterError::Unsigned));
+        assert_eq!(last.verify_successor(&forged.sign(&[&old]).unwrap()), Err(RosterError::Unsigned));
     }
 
     #[test]
@@ -287,10 +291,10 @@ mod tests {
         let (cluster, ours) = authority("blue");
         let (_, others) = authority("blue");
         let bytes = Roster::new(&cluster, &ours).sign(&[&ours]).unwrap();
-        assert!(Roster::check_first(&bytes, ours.fingerprint()).is_ok());
-        assert_eq!(Roster::check_first(&bytes, others.fingerprint()), Err(RosterError::Unsigned));
+        assert!(Roster::verify_pinned(&bytes, ours.fingerprint()).is_ok());
+        assert_eq!(Roster::verify_pinned(&bytes, others.fingerprint()), Err(RosterError::Unsigned));
         let forged = Roster::new(&cluster, &ours).sign(&[&others]).unwrap();
-        assert_eq!(Roster::check_first(&forged, ours.fingerprint()), Err(RosterError::Unsigned));
+        assert_eq!(Roster::verify_pinned(&forged, ours.fingerprint()), Err(RosterError::Unsigned));
     }
 
     #[test]
@@ -301,7 +305,7 @@ mod tests {
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 1;
-            assert!(roster.check_successor(&changed).is_err(), "byte {at}");
+            assert!(roster.verify_successor(&changed).is_err(), "byte {at}");
         }
     }
 
@@ -311,14 +315,14 @@ mod tests {
         let mut roster = Roster::new(&cluster, &old);
         let bearer = |role, text: &str| Identity { cluster: cluster.clone(), role, name: NodeName::new(text).unwrap() };
         let bearers = |roster: &Roster| -> Vec<String> {
-            roster.revocations().iter().map(|entry| entry.bearer.rsplit('/').next().unwrap().to_owned()).collect()
+            roster.revocations().iter().map(|entry| entry.subject.rsplit('/').next().unwrap().to_owned()).collect()
         };
         let now = SystemTime::now();
         roster.revoke(&bearer(Role::Node, "node"), now);
         roster.revoke(&bearer(Role::Client, "client"), now);
-        roster.revoke(&bearer(Role::Node, "early"), now + Role::Node.valid_max() - Duration::from_secs(1));
+        roster.revoke(&bearer(Role::Node, "early"), now + Role::Node.validity_max() - Duration::from_secs(1));
         assert_eq!(bearers(&roster), ["node", "client", "early"], "what it covers may be good still");
-        roster.revoke(&bearer(Role::Node, "late"), now + Role::Node.valid_max() + Duration::from_secs(1));
+        roster.revoke(&bearer(Role::Node, "late"), now + Role::Node.validity_max() + Duration::from_secs(1));
         assert_eq!(bearers(&roster), ["client", "early", "late"]);
         // Nobody trusts what the old authority issued: no need to say of whom.
         let (_, new) = authority("blue");
@@ -334,8 +338,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = Roster::read_own(&[&MAGIC[..], &bytes].concat());
-            let _ = Roster::read_own(&bytes);
+            let _ = Roster::decode_trusted(&[&MAGIC[..], &bytes].concat());
+            let _ = Roster::decode_trusted(&bytes);
         }
     }
 }

@@ -5,63 +5,64 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// Wrong tokens from one address before it has to wait: a person mistypes, or takes yesterday's file.
-const WRONG_FREE: u32 = 3;
+const FREE_ATTEMPTS: u32 = 3;
 
 /// The first wait; each further wrong token doubles it.
-const WAIT_FIRST: Duration = Duration::from_secs(1);
+const WAIT_INITIAL: Duration = Duration::from_secs(1);
 
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// An address that was silent for so long has a clean slate: longer than the longest wait, so that waiting clears nothing.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
 /// Most addresses that are remembered; the one that was heard of longest ago is forgotten first.
 const ADDRESSES_MAX: usize = 4096;
 
 #[derive(Debug, Clone, Copy)]
-struct Record {
-    wrong: u32,
+struct AddressRecord {
+    wrong_count: u32,
     /// When the last wrong token came.
-    last: Instant,
+    last_wrong_at: Instant,
 }
 
-impl Record {
-    fn wait(&self) -> Duration {
-        match self.wrong.checked_sub(WRONG_FREE) {
+impl AddressRecord {
+    fn penalty(&self) -> Duration {
+        match self.wrong_count.checked_sub(FREE_ATTEMPTS) {
             None => Duration::ZERO,
-            Some(doublings) => (WAIT_FIRST * 2u32.saturating_pow(doublings.min(16))).min(WAIT_MAX),
+            Some(doublings) => (WAIT_INITIAL * 2u32.saturating_pow(doublings.min(16))).min(WAIT_MAX),
         }
     }
 }
 
 /// The wrong tokens that were shown.
 #[derive(Debug, Default)]
-pub struct Throttle {
-    records: HashMap<IpAddr, Record>,
+pub struct JoinThrottle {
+    records: HashMap<IpAddr, AddressRecord>,
     wrong_total: u64,
 }
 
-impl Throttle {
+impl JoinThrottle {
     /// How long an address still has to wait before it may show a token.
-    pub fn wait(&self, from: IpAddr, now: Instant) -> Duration {
+    pub fn remaining_wait(&self, from: IpAddr, now: Instant) -> Duration {
         let record = self.records.get(&from);
-        record.map_or(Duration::ZERO, |record| (record.last + record.wait()).saturating_duration_since(now))
+        record.map_or(Duration::ZERO, |record| (record.last_wrong_at + record.penalty()).saturating_duration_since(now))
     }
 
     /// A wrong token came from there. Returns how many came from there of late.
-    pub fn wrong(&mut self, from: IpAddr, now: Instant) -> u32 {
+    pub fn record_wrong_token(&mut self, from: IpAddr, now: Instant) -> u32 {
         self.wrong_total += 1;
-        self.records.retain(|_, record| now.saturating_duration_since(record.last) < FORGOTTEN_AFTER);
+        self.records.retain(|_, record| now.saturating_duration_since(record.last_wrong_at) < FORGET_AFTER);
         if self.records.len() >= ADDRESSES_MAX
             && !self.records.contains_key(&from)
-            && let Some(oldest) = self.records.iter().min_by_key(|(_, record)| record.last).map(|(address, _)| *address)
+            && let Some(oldest) =
+                self.records.iter().min_by_key(|(_, record)| record.last_wrong_at).map(|(address, _)| *address)
         {
             self.records.remove(&oldest);
         }
-        let record = self.records.entry(from).or_insert(Record { wrong: 0, last: now });
-        *record = Record { wrong: record.wrong.saturating_add(1), last: now };
-        record.wrong
+        let record = self.records.entry(from).or_insert(AddressRecord { wrong_count: 0, last_wrong_at: now });
+        *record = AddressRecord { wrong_count: record.wrong_count.saturating_add(1), last_wrong_at: now };
+        record.wrong_count
     }
 
     /// How many wrong tokens were shown, from everywhere.
@@ -76,24 +77,28 @@ mod tests {
 
     #[test]
     fn guessing_soon_takes_for_ever() {
-        let (mut throttle, from) = (Throttle::default(), IpAddr::from([10, 0, 0, 1]));
+        let (mut throttle, from) = (JoinThrottle::default(), IpAddr::from([10, 0, 0, 1]));
         let mut now = Instant::now();
         let start = now;
         for _ in 0..100 {
-            now += throttle.wait(from, now);
-            throttle.wrong(from, now);
+            now += throttle.remaining_wait(from, now);
+            throttle.record_wrong_token(from, now);
         }
         assert!(now - start > Duration::from_secs(20_000), "{:?}", now - start);
-        assert_eq!(throttle.wait(IpAddr::from([10, 0, 0, 2]), now), Duration::ZERO, "others are not disturbed");
-        assert_eq!(throttle.wait(from, now + WAIT_MAX), Duration::ZERO);
+        assert_eq!(
+            throttle.remaining_wait(IpAddr::from([10, 0, 0, 2]), now),
+            Duration::ZERO,
+            "others are not disturbed"
+        );
+        assert_eq!(throttle.remaining_wait(from, now + WAIT_MAX), Duration::ZERO);
         assert_eq!(throttle.wrong_total(), 100);
     }
 
     #[test]
     fn addresses_without_end_cost_bounded_memory() {
-        let (mut throttle, now) = (Throttle::default(), Instant::now());
+        let (mut throttle, now) = (JoinThrottle::default(), Instant::now());
         for number in 0..3 * ADDRESSES_MAX as u32 {
-            throttle.wrong(IpAddr::from(number.to_be_bytes()), now);
+            throttle.record_wrong_token(IpAddr::from(number.to_be_bytes()), now);
         }
         assert_eq!(throttle.records.len(), ADDRESSES_MAX);
     }

@@ -14,84 +14,89 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, ServerConfig};
 use webpki::EndEntityCert;
 
-use crate::certificate::Facts;
+use crate::certificate::CertificateFields;
 use crate::credentials::Encryption;
-use crate::directory::{Directory, DirectoryError};
+use crate::directory::{DirectoryError, TrustDirectory};
 use crate::roster::Roster;
-use crate::verify::{Accepts, Anchors, ClientVerifier, Peer, PinVerifier, ServerVerifier};
+use crate::verify::{
+    AuthenticatedPeer, ClientPolicy, ClientVerifier, PinnedServerVerifier, ServerVerifier, TrustAnchors,
+};
 use crate::{Fingerprint, PeerError};
 
 /// The control port: HTTP/2.
-const CONTROL: &[u8] = b"h2";
+const ALPN_CONTROL: &[u8] = b"h2";
 
 /// The fabric, in TLS records to the end.
-const FABRIC: &[u8] = b"farfork-fabric-1";
+const ALPN_FABRIC: &[u8] = b"farfork-fabric-1";
 
 /// The fabric, in clear behind the handshake.
-pub(crate) const FABRIC_CLEAR: &[u8] = b"farfork-fabric-1-clear";
+pub(crate) const ALPN_FABRIC_CLEAR: &[u8] = b"farfork-fabric-1-clear";
 
 /// This member's certificate and key.
-pub(crate) struct Own {
-    pub(crate) peer: Peer,
+pub(crate) struct OwnCertificate {
+    pub(crate) peer: AuthenticatedPeer,
     certificate: CertificateDer<'static>,
     /// The authority that issued it.
     issuer: CertificateDer<'static>,
     key: Arc<dyn rustls::sign::SigningKey>,
 }
 
-impl Own {
+impl OwnCertificate {
     /// Of `identity.pem`.
     ///
     /// # Errors
     /// What is wrong with it, as a clause.
-    pub(crate) fn read(pem: &str, roster: &Roster) -> Result<Self, String> {
+    pub(crate) fn from_pem(pem: &str, roster: &Roster) -> Result<Self, String> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
         let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
         let key = ring::sign::any_ecdsa_type(&key).map_err(|error| error.to_string())?;
-        let facts = Facts::of(&certificate)?;
+        let facts = CertificateFields::parse(&certificate)?;
         let authorities = roster.authorities().iter();
-        let issuer =
-            authorities.map(|der| CertificateDer::from(der.clone())).find(|der| names_issuer(&certificate, der));
+        let issuer = authorities.map(|der| CertificateDer::from(der.clone())).find(|der| is_issuer(&certificate, der));
         let issuer = issuer.ok_or("no authority that the cluster still trusts issued this certificate")?;
-        let peer = Peer { identity: facts.bearer, issued_us: facts.issued_us };
+        let peer = AuthenticatedPeer { identity: facts.subject, issued_us: facts.issued_us };
         Ok(Self { peer, certificate, issuer, key })
     }
 }
 
-fn names_issuer(certificate: &CertificateDer<'_>, authority: &CertificateDer<'_>) -> bool {
+fn is_issuer(certificate: &CertificateDer<'_>, authority: &CertificateDer<'_>) -> bool {
     let parsed = (EndEntityCert::try_from(certificate), EndEntityCert::try_from(authority));
     matches!(parsed, (Ok(certificate), Ok(authority)) if certificate.issuer() == authority.subject())
 }
 
 /// Whether an authority issued the certificate of a directory.
-pub(crate) fn is_issued_by(directory: &Directory, authority: &[u8]) -> Result<bool, DirectoryError> {
+pub(crate) fn is_issued_by(directory: &TrustDirectory, authority: &[u8]) -> Result<bool, DirectoryError> {
     let pem = directory.read_identity()?;
     let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
-    Ok(certificate.is_ok_and(|certificate| names_issuer(&certificate, &CertificateDer::from(authority))))
+    Ok(certificate.is_ok_and(|certificate| is_issuer(&certificate, &CertificateDer::from(authority))))
 }
 
 /// For each kind of connection.
-pub(crate) struct Configs {
+pub(crate) struct TlsConfigs {
     pub(crate) control_client: Arc<ClientConfig>,
     pub(crate) control_server: Arc<ServerConfig>,
     pub(crate) fabric_client: Arc<ClientConfig>,
     pub(crate) fabric_server: Arc<ServerConfig>,
 }
 
-impl Configs {
-    pub(crate) fn new(own: &Own, anchors: &Arc<Anchors>, encryption: Encryption) -> Result<Self, rustls::Error> {
+impl TlsConfigs {
+    pub(crate) fn new(
+        own: &OwnCertificate,
+        anchors: &Arc<TrustAnchors>,
+        encryption: Encryption,
+    ) -> Result<Self, rustls::Error> {
         let fabric: &[&[u8]] = match encryption {
-            Encryption::On => &[FABRIC],
-            Encryption::Off => &[FABRIC_CLEAR, FABRIC],
+            Encryption::On => &[ALPN_FABRIC],
+            Encryption::Off => &[ALPN_FABRIC_CLEAR, ALPN_FABRIC],
         };
         let short = vec![own.certificate.clone()];
         // A node that joins looks for the authority that its token pins.
         let long = vec![own.certificate.clone(), own.issuer.clone()];
         Ok(Self {
-            control_client: Arc::new(client(own, anchors, &[CONTROL])?),
-            control_server: Arc::new(server(own, long, anchors, Accepts::Everybody, &[CONTROL])?),
-            fabric_client: Arc::new(client(own, anchors, fabric)?),
-            fabric_server: Arc::new(server(own, short, anchors, Accepts::Nodes, fabric)?),
+            control_client: Arc::new(client_config(own, anchors, &[ALPN_CONTROL])?),
+            control_server: Arc::new(server_config(own, long, anchors, ClientPolicy::AnyClient, &[ALPN_CONTROL])?),
+            fabric_client: Arc::new(client_config(own, anchors, fabric)?),
+            fabric_server: Arc::new(server_config(own, short, anchors, ClientPolicy::NodesOnly, fabric)?),
         })
     }
 }
@@ -100,26 +105,31 @@ impl Configs {
 ///
 /// # Errors
 /// [`PeerError::Protocol`]: never in practice, as nothing in it depends on what is given.
-pub fn joining_client(pin: Fingerprint) -> Result<Arc<ClientConfig>, PeerError> {
-    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
+pub fn joining_client_config(pin: Fingerprint) -> Result<Arc<ClientConfig>, PeerError> {
+    let builder =
+        ClientConfig::builder_with_provider(crypto_provider()).with_protocol_versions(&[&rustls::version::TLS13]);
     let builder = builder.map_err(|error| PeerError::Protocol(error.to_string()))?;
-    let verifier = Arc::new(PinVerifier { pin });
+    let verifier = Arc::new(PinnedServerVerifier { pin });
     let config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
-    Ok(Arc::new(prudent_client(config, &[CONTROL])))
+    Ok(Arc::new(restrict_client_config(config, &[ALPN_CONTROL])))
 }
 
-fn client(own: &Own, anchors: &Arc<Anchors>, protocols: &[&[u8]]) -> Result<ClientConfig, rustls::Error> {
+fn client_config(
+    own: &OwnCertificate,
+    anchors: &Arc<TrustAnchors>,
+    protocols: &[&[u8]],
+) -> Result<ClientConfig, rustls::Error> {
     let verifier = Arc::new(ServerVerifier { anchors: anchors.clone() });
-    let certified = certified(own, vec![own.certificate.clone()])?;
-    let config = ClientConfig::builder_with_provider(provider())
+    let certified = certified_key(own, vec![own.certificate.clone()])?;
+    let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(verifier)
         .with_client_cert_resolver(certified);
-    Ok(prudent_client(config, protocols))
+    Ok(restrict_client_config(config, protocols))
 }
 
-fn prudent_client(mut config: ClientConfig, protocols: &[&[u8]]) -> ClientConfig {
+fn restrict_client_config(mut config: ClientConfig, protocols: &[&[u8]]) -> ClientConfig {
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     // Each connection checks anew who the peer is, and whether it was revoked.
     config.resumption = Resumption::disabled();
@@ -127,25 +137,28 @@ fn prudent_client(mut config: ClientConfig, protocols: &[&[u8]]) -> ClientConfig
     config
 }
 
-fn server(
-    own: &Own,
+fn server_config(
+    own: &OwnCertificate,
     chain: Vec<CertificateDer<'static>>,
-    anchors: &Arc<Anchors>,
-    accepts: Accepts,
+    anchors: &Arc<TrustAnchors>,
+    accepts: ClientPolicy,
     protocols: &[&[u8]],
 ) -> Result<ServerConfig, rustls::Error> {
-    let verifier = Arc::new(ClientVerifier { anchors: anchors.clone(), accepts });
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let verifier = Arc::new(ClientVerifier { anchors: anchors.clone(), policy: accepts });
+    let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
-        .with_cert_resolver(certified(own, chain)?);
+        .with_cert_resolver(certified_key(own, chain)?);
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(config)
 }
 
-fn certified(own: &Own, chain: Vec<CertificateDer<'static>>) -> Result<Arc<SingleCertAndKey>, rustls::Error> {
+fn certified_key(
+    own: &OwnCertificate,
+    chain: Vec<CertificateDer<'static>>,
+) -> Result<Arc<SingleCertAndKey>, rustls::Error> {
     let certified = CertifiedKey::new(chain, own.key.clone());
     certified.keys_match()?;
     Ok(Arc::new(SingleCertAndKey::from(certified)))
@@ -153,7 +166,7 @@ fn certified(own: &Own, chain: Vec<CertificateDer<'static>>) -> Result<Arc<Singl
 
 /// AES with 128 bits first, which every processor of the last decade has instructions for. P-256 for the exchange too: it
 /// costs a connection 287 µs of both ends' processors together where X25519 costs 310 (`farfork bench connect` has rates).
-fn provider() -> Arc<CryptoProvider> {
+fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![
             ring::cipher_suite::TLS13_AES_128_GCM_SHA256,

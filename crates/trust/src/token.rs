@@ -22,15 +22,15 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::Fingerprint;
-use crate::fingerprint::{DIGEST_BYTES, digest, from_hex, to_hex};
+use crate::fingerprint::{DIGEST_BYTES, from_hex, sha256, to_hex};
 
-const FORM: &str = "farfork-join-1";
+const TEXT_PREFIX: &str = "farfork-join-1";
 
 /// Size of a token's secret, in bytes: 128 bits cannot be guessed.
 const SECRET_BYTES: usize = 16;
 
 /// What a proof covers begins with this, so that it can be taken for nothing else.
-const PROVED_FOR: &[u8] = b"farfork join 1\0";
+const PROOF_CONTEXT: &[u8] = b"farfork join 1\0";
 
 /// How long a token is good for unless its maker says otherwise: long enough to walk to the other machine.
 pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
@@ -43,20 +43,20 @@ const TOKENS_MAX: usize = 256;
 
 /// Why a text is no token. It does not say what the text was.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no join token: it looks like `{FORM}.…`, one line, as `farfork cluster token` prints it")]
+#[error("no join token: it looks like `{TEXT_PREFIX}.…`, one line, as `farfork cluster token` prints it")]
 pub struct TokenError;
 
 /// The secret part, which is never shown; it leaves no copy behind.
 #[derive(Clone)]
-struct Secret(Zeroizing<[u8; SECRET_BYTES]>);
+struct TokenSecret(Zeroizing<[u8; SECRET_BYTES]>);
 
-impl Secret {
+impl TokenSecret {
     fn digest(&self) -> [u8; DIGEST_BYTES] {
-        digest(&self.0[..])
+        sha256(&self.0[..])
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for TokenSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(hidden)")
     }
@@ -79,9 +79,9 @@ impl JoinProof {
 }
 
 /// What a proof covers. The name's length keeps a name and a request from being cut elsewhere.
-fn proved(name: &NodeName, request: &[u8]) -> Vec<u8> {
+fn proof_message(name: &NodeName, request: &[u8]) -> Vec<u8> {
     let name = name.as_str().as_bytes();
-    [PROVED_FOR, &(name.len() as u64).to_le_bytes(), name, request].concat()
+    [PROOF_CONTEXT, &(name.len() as u64).to_le_bytes(), name, request].concat()
 }
 
 fn proof_key(digest: &[u8; DIGEST_BYTES]) -> hmac::Key {
@@ -92,7 +92,7 @@ fn proof_key(digest: &[u8; DIGEST_BYTES]) -> hmac::Key {
 #[derive(Debug, Clone)]
 pub struct JoinToken {
     /// What the cluster knows the machine by.
-    secret: Secret,
+    secret: TokenSecret,
     /// What the machine knows the cluster by: the fingerprint of its authority.
     pub authority: Fingerprint,
 }
@@ -102,22 +102,22 @@ impl JoinToken {
     ///
     /// # Errors
     /// The system has no randomness.
-    pub fn draw(authority: Fingerprint) -> Result<Self, getrandom::Error> {
+    pub fn generate(authority: Fingerprint) -> Result<Self, getrandom::Error> {
         let mut secret = Zeroizing::new([0; SECRET_BYTES]);
         getrandom::fill(&mut *secret)?;
-        Ok(Self { secret: Secret(secret), authority })
+        Ok(Self { secret: TokenSecret(secret), authority })
     }
 
     /// What a machine sends that is to have this name, with its request for a certificate.
-    pub fn prove(&self, name: &NodeName, request: &[u8]) -> JoinProof {
-        let tag = hmac::sign(&proof_key(&self.secret.digest()), &proved(name, request));
+    pub fn create_proof(&self, name: &NodeName, request: &[u8]) -> JoinProof {
+        let tag = hmac::sign(&proof_key(&self.secret.digest()), &proof_message(name, request));
         JoinProof(tag.as_ref().try_into().expect("an HMAC-SHA256 has as many bytes as a SHA-256"))
     }
 
     /// The text, for whoever joins.
     pub fn to_text(&self) -> Zeroizing<String> {
         let secret = Zeroizing::new(to_hex(&self.secret.0[..]));
-        Zeroizing::new(format!("{FORM}.{}.{}", *secret, self.authority))
+        Zeroizing::new(format!("{TEXT_PREFIX}.{}.{}", *secret, self.authority))
     }
 }
 
@@ -128,8 +128,8 @@ impl FromStr for JoinToken {
         let parse = || {
             let mut parts = text.trim().split('.');
             let (form, secret, pin) = (parts.next()?, parts.next()?, parts.next()?);
-            let secret = Secret(Zeroizing::new(from_hex(secret)?));
-            let is_whole = form == FORM && parts.next().is_none();
+            let secret = TokenSecret(Zeroizing::new(from_hex(secret)?));
+            let is_whole = form == TEXT_PREFIX && parts.next().is_none();
             is_whole.then_some(Self { secret, authority: pin.parse().ok()? })
         };
         parse().ok_or(TokenError)
@@ -137,7 +137,7 @@ impl FromStr for JoinToken {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Outstanding {
+struct OutstandingToken {
     /// SHA-256 of the secret: the key of its proofs.
     digest: [u8; DIGEST_BYTES],
     expires_unix_ms: u64,
@@ -156,13 +156,13 @@ pub enum TokenRefusal {
 
 /// The tokens that are good.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TokenBook {
-    tokens: Vec<Outstanding>,
+pub struct TokenStore {
+    tokens: Vec<OutstandingToken>,
 }
 
-impl TokenBook {
+impl TokenStore {
     /// Enters a token. Whoever has it may join until it expires, more than once.
-    pub fn enter(&mut self, token: &JoinToken, now: SystemTime, valid: Duration) {
+    pub fn add(&mut self, token: &JoinToken, now: SystemTime, valid: Duration) {
         // An expired one stays for a while, so that its bearer is told why it does not open.
         let forgotten = crate::moment::unix_ms(now - TOKEN_VALID);
         self.tokens.retain(|token| token.expires_unix_ms > forgotten);
@@ -170,7 +170,7 @@ impl TokenBook {
             self.tokens.remove(0);
         }
         let expires_unix_ms = crate::moment::unix_ms(now + valid);
-        self.tokens.push(Outstanding { digest: token.secret.digest(), expires_unix_ms });
+        self.tokens.push(OutstandingToken { digest: token.secret.digest(), expires_unix_ms });
     }
 
     /// Whether a proof opens the cluster for this name and request. All tokens are looked at, whichever it is of, and each
@@ -178,14 +178,14 @@ impl TokenBook {
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub fn admit(
+    pub fn check_proof(
         &self,
         proof: &JoinProof,
         name: &NodeName,
         request: &[u8],
         now: SystemTime,
     ) -> Result<(), TokenRefusal> {
-        let proved = proved(name, request);
+        let proved = proof_message(name, request);
         let (mut known, mut good) = (false, false);
         for token in &self.tokens {
             let same = hmac::verify(&proof_key(&token.digest), &proved, &proof.0).is_ok();
@@ -200,7 +200,7 @@ impl TokenBook {
     }
 
     /// How many are good now.
-    pub fn count_good(&self, now: SystemTime) -> usize {
+    pub fn valid_count(&self, now: SystemTime) -> usize {
         let now = crate::moment::unix_ms(now);
         self.tokens.iter().filter(|token| token.expires_unix_ms > now).count()
     }
@@ -224,7 +224,7 @@ mod tests {
     }
 
     fn token() -> JoinToken {
-        JoinToken::draw(Fingerprint::of(b"authority")).unwrap()
+        JoinToken::generate(Fingerprint::of_certificate(b"authority")).unwrap()
     }
 
     #[test]
@@ -239,45 +239,49 @@ mod tests {
     #[test]
     fn a_token_opens_until_it_expires() {
         let (token, now) = (token(), SystemTime::now());
-        let mut book = TokenBook::default();
-        let admit = |book: &TokenBook, token: &JoinToken, at| {
-            book.admit(&token.prove(&name("n2"), b"request"), &name("n2"), b"request", at)
+        let mut book = TokenStore::default();
+        let admit = |book: &TokenStore, token: &JoinToken, at| {
+            book.check_proof(&token.create_proof(&name("n2"), b"request"), &name("n2"), b"request", at)
         };
         assert_eq!(admit(&book, &token, now), Err(TokenRefusal::Unknown));
-        book.enter(&token, now, HOUR);
+        book.add(&token, now, HOUR);
         assert_eq!(admit(&book, &token, now + HOUR / 2), Ok(()));
         assert_eq!(admit(&book, &token, now + HOUR), Err(TokenRefusal::Expired));
         assert_eq!(admit(&book, &self::token(), now), Err(TokenRefusal::Unknown));
-        assert_eq!((book.count_good(now), book.count_good(now + HOUR)), (1, 0));
+        assert_eq!((book.valid_count(now), book.valid_count(now + HOUR)), (1, 0));
     }
 
     #[test]
     fn a_proof_is_good_for_its_own_request_alone() {
         let (token, now) = (token(), SystemTime::now());
-        let mut book = TokenBook::default();
-        book.enter(&self::token(), now, HOUR);
-        book.enter(&token, now, HOUR);
-        let proof = token.prove(&name("n2"), b"request");
-        assert_eq!(book.admit(&proof, &name("n2"), b"request", now), Ok(()), "also again: its answer may be lost");
+        let mut book = TokenStore::default();
+        book.add(&self::token(), now, HOUR);
+        book.add(&token, now, HOUR);
+        let proof = token.create_proof(&name("n2"), b"request");
+        assert_eq!(
+            book.check_proof(&proof, &name("n2"), b"request", now),
+            Ok(()),
+            "also again: its answer may be lost"
+        );
         for (other, request) in [("n3", &b"request"[..]), ("n2", b"another"), ("n", b"2request"), ("n2r", b"equest")] {
-            assert_eq!(book.admit(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");
+            assert_eq!(book.check_proof(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");
         }
         for at in 0..DIGEST_BYTES {
             let mut changed = proof;
             changed.0[at] ^= 1;
-            assert_eq!(book.admit(&changed, &name("n2"), b"request", now), Err(TokenRefusal::Unknown));
+            assert_eq!(book.check_proof(&changed, &name("n2"), b"request", now), Err(TokenRefusal::Unknown));
         }
         assert!(!token.to_text().contains(&to_hex(proof.as_bytes())), "it does not show the secret");
     }
 
     #[test]
     fn the_book_stays_small() {
-        let (mut book, now) = (TokenBook::default(), SystemTime::now());
+        let (mut book, now) = (TokenStore::default(), SystemTime::now());
         for _ in 0..2 * TOKENS_MAX {
-            book.enter(&token(), now, HOUR);
+            book.add(&token(), now, HOUR);
         }
         assert_eq!(book.tokens.len(), TOKENS_MAX);
-        book.enter(&token(), now + 3 * HOUR, HOUR);
+        book.add(&token(), now + 3 * HOUR, HOUR);
         assert_eq!(book.tokens.len(), 1);
     }
 

@@ -17,7 +17,7 @@ pub enum IdError {
     NodeName(String),
     /// The text lacks the form of a seed's or child's id.
     #[error("`{text}` is no {kind} id: it looks like `{example}`")]
-    Form {
+    InvalidForm {
         /// What was given.
         text: String,
         /// `seed` or `child`.
@@ -136,7 +136,7 @@ macro_rules! owned_id {
                     let number = u64::from_str_radix(digits, 16).ok()?;
                     Some(Self::new(NodeName::new(node).ok()?, number))
                 };
-                parse().ok_or_else(|| IdError::Form { text: text.to_owned(), kind: $kind, example: $example })
+                parse().ok_or_else(|| IdError::InvalidForm { text: text.to_owned(), kind: $kind, example: $example })
             }
         }
     };

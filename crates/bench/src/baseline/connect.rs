@@ -4,16 +4,16 @@
 use std::path::Path;
 
 use crate::error::BenchError;
-use crate::links::Links;
-use crate::program::{Image, Program};
+use crate::links::VethNetwork;
+use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// The program.
-pub(crate) const CONNECT: Image =
-    Image { name: "connect", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/connect")) };
+pub(crate) const CONNECT: EmbeddedProgram =
+    EmbeddedProgram { name: "connect", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/connect")) };
 
 /// Who connects to whom.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Connect<'a> {
+pub(crate) struct BareConnect<'a> {
     pub(crate) program: &'a Path,
     pub(crate) clients: usize,
     /// Of each client.
@@ -22,26 +22,26 @@ pub(crate) struct Connect<'a> {
     pub(crate) seconds: f64,
 }
 
-impl Connect<'_> {
+impl BareConnect<'_> {
     /// Connections a second, of all clients.
-    pub(crate) fn per_s(&self, links: &Links) -> Result<f64, BenchError> {
-        let mut server = links.on_server();
+    pub(crate) fn measure_per_s(&self, links: &VethNetwork) -> Result<f64, BenchError> {
+        let mut server = links.server_command();
         server.arg(self.program).args(["serve", "0.0.0.0", &self.server_threads.to_string()]);
-        let mut server = Program::start(CONNECT.name, &server)?;
-        let [port] = server.answer("listening")?;
+        let mut server = ChildProgram::start(CONNECT.name, &server)?;
+        let [port] = server.read_answer("listening")?;
         let client = |number: usize| {
-            let mut client = links.on_client(number);
-            client.arg(self.program).args(["drive", &Links::server_ip(number).to_string(), &port.to_string()]);
+            let mut client = links.client_command(number);
+            client.arg(self.program).args(["drive", &VethNetwork::server_ip(number).to_string(), &port.to_string()]);
             client.args([&self.threads.to_string(), &self.seconds.to_string()]);
-            let mut client = Program::start(CONNECT.name, &client)?;
-            let [] = client.answer("ready")?;
+            let mut client = ChildProgram::start(CONNECT.name, &client)?;
+            let [] = client.read_answer("ready")?;
             Ok(client)
         };
         let mut clients = (0..self.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
-        clients.iter_mut().try_for_each(|client| client.tell(b'g'))?;
+        clients.iter_mut().try_for_each(|client| client.send_letter(b'g'))?;
         let mut per_s = 0.0;
         for client in &mut clients {
-            let [connections, ns] = client.answer("connected")?;
+            let [connections, ns] = client.read_answer("connected")?;
             per_s += connections as f64 / (ns as f64 / 1e9);
         }
         Ok(per_s)

@@ -5,21 +5,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::crowd::{ChildNetwork, LocalCrowd};
+use super::crowd::{ChildNetwork, LocalFanout};
 use crate::error::BenchError;
-use crate::program::{Image, Program};
+use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// The program.
-pub(crate) const CONTAINER: Image =
-    Image { name: "container", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/container")) };
+pub(crate) const CONTAINER: EmbeddedProgram =
+    EmbeddedProgram { name: "container", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/container")) };
 
 /// Why this machine has no such floor.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum BareContainerRefusal {
     #[error("there is no unified hierarchy of control groups (cgroup2)")]
     NoUnifiedHierarchy,
     #[error("none can be made in {group}: {cause}")]
-    Refused { group: PathBuf, cause: io::Error },
+    CgroupDenied { group: PathBuf, cause: io::Error },
 }
 
 /// Starts the program with so much memory, whose children have such networks.
@@ -27,8 +27,10 @@ pub(crate) fn start(
     program: &Path,
     mib: u64,
     network: ChildNetwork,
-) -> Result<Result<LocalCrowd, Refusal>, BenchError> {
-    let Some(group) = super::unified_group("containers")? else { return Ok(Err(Refusal::NoUnifiedHierarchy)) };
+) -> Result<Result<LocalFanout, BareContainerRefusal>, BenchError> {
+    let Some(group) = super::unified_cgroup_for("containers")? else {
+        return Ok(Err(BareContainerRefusal::NoUnifiedHierarchy));
+    };
     start_in(program, mib, network, group)
 }
 
@@ -37,13 +39,13 @@ fn start_in(
     mib: u64,
     network: ChildNetwork,
     group: PathBuf,
-) -> Result<Result<LocalCrowd, Refusal>, BenchError> {
+) -> Result<Result<LocalFanout, BareContainerRefusal>, BenchError> {
     let mut command = Command::new(program);
     command.args([mib, network as u64].map(|number| number.to_string())).arg(&group);
-    let mut program = Program::start(CONTAINER.name, &command)?;
-    Ok(match program.answer("ready")? {
-        [0] => Ok(LocalCrowd::of(program, mib)),
-        [errno] => Err(Refusal::Refused { group, cause: io::Error::from_raw_os_error(errno as i32) }),
+    let mut program = ChildProgram::start(CONTAINER.name, &command)?;
+    Ok(match program.read_answer("ready")? {
+        [0] => Ok(LocalFanout::from_program(program, mib)),
+        [errno] => Err(BareContainerRefusal::CgroupDenied { group, cause: io::Error::from_raw_os_error(errno as i32) }),
     })
 }
 
@@ -54,8 +56,8 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use super::{CONTAINER, ChildNetwork, Refusal, start, start_in};
-    use crate::baseline::unified_group;
+    use super::{BareContainerRefusal, CONTAINER, ChildNetwork, start, start_in};
+    use crate::baseline::unified_cgroup_for;
 
     /// For processes that nobody waits for to have ended.
     const GONE_LIMIT: Duration = Duration::from_secs(60);
@@ -72,8 +74,11 @@ mod tests {
     fn children_are_contained_and_nothing_is_left_whoever_is_killed() {
         let scratch = tempfile::tempdir().unwrap();
         let program = CONTAINER.install(scratch.path()).unwrap();
-        let Some(group) = unified_group("containers").unwrap() else {
-            assert!(matches!(start(&program, 4, ChildNetwork::Host), Ok(Err(Refusal::NoUnifiedHierarchy))));
+        let Some(group) = unified_cgroup_for("containers").unwrap() else {
+            assert!(matches!(
+                start(&program, 4, ChildNetwork::Host),
+                Ok(Err(BareContainerRefusal::NoUnifiedHierarchy))
+            ));
             return;
         };
         for network in [ChildNetwork::Private, ChildNetwork::Shared, ChildNetwork::Host] {
@@ -81,9 +86,9 @@ mod tests {
             assert!(group.exists());
             let (took, answers) = crowd.fan_out(7, 20).unwrap();
             assert_eq!(answers.len(), 20);
-            assert!(answers.iter().all(|answer| answer.result < answer.answered && answer.answered < took));
+            assert!(answers.iter().all(|answer| answer.result < answer.answer && answer.answer < took));
             // It is killed while it makes children.
-            crowd.order(1, 10_000).unwrap();
+            crowd.request_fork(1, 10_000).unwrap();
             while fs::read_dir(&group).unwrap().flatten().all(|entry| entry.file_type().unwrap().is_file()) {}
             drop(crowd);
             wait_until_gone(&group);

@@ -5,18 +5,19 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use crate::error::BenchError;
-use crate::links::Links;
-use crate::program::{Image, Program};
+use crate::links::VethNetwork;
+use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// The program.
-pub(crate) const ECHO: Image = Image { name: "echo", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/echo")) };
+pub(crate) const ECHO: EmbeddedProgram =
+    EmbeddedProgram { name: "echo", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/echo")) };
 
 /// Size of a message, in bytes: what farfork's head of a request has.
 const MESSAGE_BYTES: usize = 32;
 
 /// What goes there and back.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Echo<'a> {
+pub(crate) struct BareEcho<'a> {
     pub(crate) program: &'a Path,
     pub(crate) connections: usize,
     pub(crate) window: usize,
@@ -27,34 +28,34 @@ pub(crate) struct Echo<'a> {
     pub(crate) pinned: bool,
 }
 
-impl Echo<'_> {
+impl BareEcho<'_> {
     /// Messages a second.
-    pub(crate) fn per_s(&self, links: &Links) -> Result<f64, BenchError> {
-        let (ip, mode) = (Links::server_ip(0), if self.spins { "spin" } else { "sleep" });
-        let mut server = links.on_server();
-        self.pin(&mut server, "0");
+    pub(crate) fn measure_per_s(&self, links: &VethNetwork) -> Result<f64, BenchError> {
+        let (ip, mode) = (VethNetwork::server_ip(0), if self.spins { "spin" } else { "sleep" });
+        let mut server = links.server_command();
+        self.pin_to_processor(&mut server, "0");
         server.arg(self.program).args(["serve", &ip.to_string(), mode]);
-        let mut server = Program::start(ECHO.name, &server)?;
-        let [port] = server.answer("listening")?;
-        let mut client = Program::start(ECHO.name, &self.client(links, ip, port, mode))?;
-        let [] = client.answer("ready")?;
-        let [echoed, ns, wrong] = client.ask(b'g', "echoed")?;
+        let mut server = ChildProgram::start(ECHO.name, &server)?;
+        let [port] = server.read_answer("listening")?;
+        let mut client = ChildProgram::start(ECHO.name, &self.client_command(links, ip, port, mode))?;
+        let [] = client.read_answer("ready")?;
+        let [echoed, ns, wrong] = client.request(b'g', "echoed")?;
         match u64::try_from(wrong) {
             Ok(0) => Ok(echoed as f64 / (ns as f64 / 1e9)),
-            wrong => Err(BenchError::Wrong { wrong: wrong.unwrap_or(u64::MAX), what: "bytes of an echo" }),
+            wrong => Err(BenchError::WrongMemory { count: wrong.unwrap_or(u64::MAX), what: "bytes of an echo" }),
         }
     }
 
-    fn client(&self, links: &Links, ip: Ipv4Addr, port: i64, mode: &str) -> std::process::Command {
-        let mut client = links.on_client(0);
-        self.pin(&mut client, "1");
+    fn client_command(&self, links: &VethNetwork, ip: Ipv4Addr, port: i64, mode: &str) -> std::process::Command {
+        let mut client = links.client_command(0);
+        self.pin_to_processor(&mut client, "1");
         client.arg(self.program).args(["drive", &ip.to_string(), &port.to_string()]);
         client.args([self.connections, self.window, MESSAGE_BYTES].map(|number| number.to_string()));
         client.args([&self.seconds.to_string(), mode]);
         client
     }
 
-    fn pin(&self, command: &mut std::process::Command, processor: &str) {
+    fn pin_to_processor(&self, command: &mut std::process::Command, processor: &str) {
         if self.pinned {
             command.args(["taskset", "--cpu-list", processor]);
         }

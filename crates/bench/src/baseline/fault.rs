@@ -9,15 +9,16 @@ use farfork_cluster::local::LocalNode;
 use serde::Serialize;
 
 use crate::error::BenchError;
-use crate::program::{Image, Program};
+use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// The program.
-pub(crate) const FAULT: Image = Image { name: "fault", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/fault")) };
+pub(crate) const FAULT: EmbeddedProgram =
+    EmbeddedProgram { name: "fault", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/fault")) };
 
 /// How both programs wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Waiting {
+pub(crate) enum WaitMode {
     /// They sleep.
     Sleep,
     /// They look again for a while before they do.
@@ -26,7 +27,7 @@ pub(crate) enum Waiting {
 
 /// What a fault took, in µs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Served {
+pub(crate) struct FaultTiming {
     /// All of it, as the thread saw it that touched the page.
     pub(crate) touch_us: f64,
     /// There and back: a request, and a page.
@@ -38,28 +39,28 @@ pub(crate) struct Served {
 /// A pair of programs at the ends of the link; they end with this value.
 #[derive(Debug)]
 pub(crate) struct BareFaults {
-    driver: Program,
+    driver: ChildProgram,
     /// Kept running.
-    _server: Program,
+    _server: ChildProgram,
 }
 
 impl BareFaults {
     /// Starts both: the second node's program faults, the first one's has the pages.
-    pub(crate) fn open(program: &Path, nodes: &[LocalNode], waiting: Waiting) -> Result<Self, BenchError> {
-        let mode = if waiting == Waiting::Spin { "spin" } else { "sleep" };
-        let [server, driver] = pair(program, nodes, ["serve", "drive"], &[mode])?;
+    pub(crate) fn open(program: &Path, nodes: &[LocalNode], waiting: WaitMode) -> Result<Self, BenchError> {
+        let mode = if waiting == WaitMode::Spin { "spin" } else { "sleep" };
+        let [server, driver] = start_pair(program, nodes, ["serve", "drive"], &[mode])?;
         Ok(Self { driver, _server: server })
     }
 
     /// So many faults, with a pause before each.
-    pub(crate) fn serve(&mut self, faults: usize, gap: Duration) -> Result<Vec<Served>, BenchError> {
-        self.driver.say(&format!("{faults} {}\n", gap.as_micros()))?;
+    pub(crate) fn measure(&mut self, faults: usize, gap: Duration) -> Result<Vec<FaultTiming>, BenchError> {
+        self.driver.send_text(&format!("{faults} {}\n", gap.as_micros()))?;
         let us = |ns: i64| ns as f64 / 1e3;
-        let one = |_| match self.driver.answer("served")? {
+        let one = |_| match self.driver.read_answer("served")? {
             [touch, exchange, copy, 0] => {
-                Ok(Served { touch_us: us(touch), exchange_us: us(exchange), copy_us: us(copy) })
+                Ok(FaultTiming { touch_us: us(touch), exchange_us: us(exchange), copy_us: us(copy) })
             }
-            [.., wrong] => Err(BenchError::Wrong { wrong: wrong.unsigned_abs(), what: "pages of a bare fault" }),
+            [.., wrong] => Err(BenchError::WrongMemory { count: wrong.unsigned_abs(), what: "pages of a bare fault" }),
         };
         (0..faults).map(one).collect()
     }
@@ -68,41 +69,47 @@ impl BareFaults {
 /// A stream of pages between the same nodes, which are mapped as they come; it ends with this value.
 #[derive(Debug)]
 pub(crate) struct BareStream {
-    installer: Program,
+    installer: ChildProgram,
     /// Kept running.
-    _sender: Program,
+    _sender: ChildProgram,
 }
 
 impl BareStream {
     /// Starts it: the first node's program sends, the second one's maps what it receives.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode]) -> Result<Self, BenchError> {
-        let [sender, installer] = pair(program, nodes, ["send", "install"], &[])?;
+        let [sender, installer] = start_pair(program, nodes, ["send", "install"], &[])?;
         Ok(Self { installer, _sender: sender })
     }
 
     /// Pages mapped so far.
-    pub(crate) fn pages(&mut self) -> Result<u64, BenchError> {
-        self.installer.say("\n")?;
-        match self.installer.answer("installed")? {
+    pub(crate) fn read_pages(&mut self) -> Result<u64, BenchError> {
+        self.installer.send_text("\n")?;
+        match self.installer.read_answer("installed")? {
             [pages, 0] => Ok(pages.unsigned_abs()),
-            [_, wrong] => Err(BenchError::Wrong { wrong: wrong.unsigned_abs(), what: "pages of a bare stream" }),
+            [_, wrong] => Err(BenchError::WrongMemory { count: wrong.unsigned_abs(), what: "pages of a bare stream" }),
         }
     }
 }
 
 /// One program on the first node, and one on the second that is connected to it, each of these kinds.
-fn pair(program: &Path, nodes: &[LocalNode], kinds: [&str; 2], further: &[&str]) -> Result<[Program; 2], BenchError> {
+fn start_pair(
+    program: &Path,
+    nodes: &[LocalNode],
+    kinds: [&str; 2],
+    further: &[&str],
+) -> Result<[ChildProgram; 2], BenchError> {
     let ip = nodes[0].address.ip().to_string();
-    let start =
-        |node, arguments: &[&str]| Program::start(FAULT.name, &on(node, program, &[arguments, further].concat()));
+    let start = |node, arguments: &[&str]| {
+        ChildProgram::start(FAULT.name, &node_command(node, program, &[arguments, further].concat()))
+    };
     let mut first = start(&nodes[0], &[kinds[0], &ip])?;
-    let [port] = first.answer("listening")?;
+    let [port] = first.read_answer("listening")?;
     let mut second = start(&nodes[1], &[kinds[1], &ip, &port.to_string()])?;
-    let [] = second.answer("ready")?;
+    let [] = second.read_answer("ready")?;
     Ok([first, second])
 }
 
-fn on(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command {
+fn node_command(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &node.netns]).arg(program).args(arguments);
     command

@@ -8,47 +8,53 @@ use std::time::Duration;
 use farfork_sys::cgroup;
 
 use crate::error::BenchError;
-use crate::program::{Image, Program};
-use crate::workload::turns::{self, Turn};
+use crate::program::{ChildProgram, EmbeddedProgram};
+use crate::workload::turns::{self, FunctionRun};
 
 /// The program.
-pub(crate) const HALTS: Image = Image { name: "halts", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/halts")) };
+pub(crate) const PAUSED_FORKS: EmbeddedProgram =
+    EmbeddedProgram { name: "halts", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/halts")) };
 
 /// For forks that were killed to be gone from their groups.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Forks and what drives them; they end with this value.
 #[derive(Debug)]
-pub(crate) struct Halts {
+pub(crate) struct PausedForks {
     // Before the groups: they are empty when those go.
-    program: Program,
+    program: ChildProgram,
     steps: u64,
-    _groups: Option<Groups>,
+    _groups: Option<FreezerGroups>,
 }
 
 /// The control groups of frozen forks.
 #[derive(Debug)]
-struct Groups(PathBuf);
+struct FreezerGroups(PathBuf);
 
-impl Halts {
+impl PausedForks {
     /// Forks that SIGSTOP stops.
-    pub(crate) fn stopped(program: &Path, steps: u64, children: usize) -> Result<Self, BenchError> {
+    pub(crate) fn start_stopped(program: &Path, steps: u64, children: usize) -> Result<Self, BenchError> {
         Self::start(program, &["stop".to_owned(), steps.to_string(), children.to_string()], steps, None)
     }
 
     /// Forks that the freezer of version 2 stops; none where there is none.
-    pub(crate) fn frozen(program: &Path, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
-        let Some(groups) = Groups::make()? else { return Ok(None) };
+    pub(crate) fn start_frozen(program: &Path, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
+        let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
         let path = groups.0.display().to_string();
         let arguments = ["freeze".to_owned(), steps.to_string(), children.to_string(), path];
         Self::start(program, &arguments, steps, Some(groups)).map(Some)
     }
 
-    fn start(program: &Path, arguments: &[String], steps: u64, groups: Option<Groups>) -> Result<Self, BenchError> {
+    fn start(
+        program: &Path,
+        arguments: &[String],
+        steps: u64,
+        groups: Option<FreezerGroups>,
+    ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.args(arguments);
-        let mut program = Program::start(HALTS.name, &command)?;
-        let [] = program.answer("ready")?;
+        let mut program = ChildProgram::start(PAUSED_FORKS.name, &command)?;
+        let [] = program.read_answer("ready")?;
         Ok(Self { program, steps, _groups: groups })
     }
 
@@ -59,25 +65,25 @@ impl Halts {
         time: Duration,
         gap: Duration,
         first: u64,
-    ) -> Result<(Duration, Vec<Turn>), BenchError> {
-        self.program.say(&format!("{parallel} {} {} {first}\n", time.as_millis(), gap.as_micros()))?;
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
+        self.program.send_text(&format!("{parallel} {} {} {first}\n", time.as_millis(), gap.as_micros()))?;
         let ns = |ns: i64| Duration::from_nanos(ns.unsigned_abs());
-        let [took, count] = self.program.answer("halted")?;
+        let [took, count] = self.program.read_answer("halted")?;
         let turn = |_| {
-            let [number, value, unpause, answer, pause] = self.program.answer("turn")?;
+            let [number, value, unpause, answer, pause] = self.program.read_answer("turn")?;
             let (number, value) = (number.cast_unsigned(), value.cast_unsigned());
-            Ok(Turn { number, value, unpause: ns(unpause), answer: ns(answer), pause: ns(pause) })
+            Ok(FunctionRun { number, value, unpause: ns(unpause), answer: ns(answer), pause: ns(pause) })
         };
-        let all: Vec<Turn> = (0..count).map(turn).collect::<Result<_, BenchError>>()?;
-        turns::check(&all, self.steps)?;
+        let all: Vec<FunctionRun> = (0..count).map(turn).collect::<Result<_, BenchError>>()?;
+        turns::check_values(&all, self.steps)?;
         Ok((ns(took), all))
     }
 }
 
-impl Groups {
+impl FreezerGroups {
     /// One to make others in, where the machine has the unified hierarchy.
-    fn make() -> Result<Option<Self>, BenchError> {
-        let Some(path) = super::unified_group("floor")? else { return Ok(None) };
+    fn create() -> Result<Option<Self>, BenchError> {
+        let Some(path) = super::unified_cgroup_for("floor")? else { return Ok(None) };
         cgroup::create(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
         Ok(Some(Self(path)))
     }
@@ -87,7 +93,7 @@ impl Groups {
     }
 }
 
-impl Drop for Groups {
+impl Drop for FreezerGroups {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
             eprintln!("farfork: control groups are left at {}: {error}", self.0.display());
@@ -99,14 +105,14 @@ impl Drop for Groups {
 mod tests {
     use std::time::Duration;
 
-    use super::{HALTS, Halts};
+    use super::{PAUSED_FORKS, PausedForks};
 
     #[test]
     fn forks_take_turns_and_stand_still_between_them() {
         let scratch = tempfile::tempdir().unwrap();
-        let program = HALTS.install(scratch.path()).unwrap();
-        let stopped = Halts::stopped(&program, 5, 2).unwrap();
-        let frozen = Halts::frozen(&program, 5, 2).unwrap();
+        let program = PAUSED_FORKS.install(scratch.path()).unwrap();
+        let stopped = PausedForks::start_stopped(&program, 5, 2).unwrap();
+        let frozen = PausedForks::start_frozen(&program, 5, 2).unwrap();
         for mut halts in [Some(stopped), frozen].into_iter().flatten() {
             let (_, turns) = halts.run(2, Duration::ZERO, Duration::ZERO, 40).unwrap();
             assert_eq!(turns.iter().map(|turn| turn.number).collect::<Vec<_>>(), [40, 41]);

@@ -12,15 +12,15 @@ pub(crate) mod link;
 
 use std::path::PathBuf;
 
-use farfork_sys::cgroup::hierarchy::{self, Version};
+use farfork_sys::cgroup::hierarchy::{self, CgroupVersion};
 
 use crate::error::BenchError;
 
 /// Where a floor of this run may make a control group of the unified hierarchy, if there is one.
-fn unified_group(of: &str) -> Result<Option<PathBuf>, BenchError> {
+fn unified_cgroup_for(of: &str) -> Result<Option<PathBuf>, BenchError> {
     let failed = |cause| BenchError::File { path: "/proc/self/mountinfo".into(), cause };
-    let hierarchies = hierarchy::mounted().map_err(failed)?;
-    let unified = hierarchies.iter().find(|hierarchy| hierarchy.version == Version::V2);
+    let hierarchies = hierarchy::mounted_hierarchies().map_err(failed)?;
+    let unified = hierarchies.iter().find(|hierarchy| hierarchy.version == CgroupVersion::V2);
     let name = format!("farfork-bench-{}-{of}", std::process::id());
-    Ok(unified.map(|unified| unified.base(&[]).directory.join(name)))
+    Ok(unified.map(|unified| unified.creation_base(&[]).directory.join(name)))
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 use farfork_sys::cgroup;
-use farfork_sys::process::{Table, read_text, share_table, thread_count};
+use farfork_sys::process::{SharedResource, read_text, share_resource, thread_count};
 use serde::Serialize;
 
 /// For a node to let go of what it keeps for a while: connections for half a minute, statistics, threads.
-const LET_GO_LIMIT: Duration = Duration::from_secs(60);
+const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Between two counts.
 const COUNT_INTERVAL: Duration = Duration::from_millis(500);
@@ -27,7 +27,7 @@ const MEMORY_SLACK_KIB: u64 = 32 << 10;
 
 /// A number of one kind of thing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Count {
+pub struct ResourceCount {
     /// The node.
     pub node: String,
     /// The kind.
@@ -40,14 +40,14 @@ pub struct Count {
     pub slack: u64,
 }
 
-impl Count {
+impl ResourceCount {
     /// Whether something was left.
     pub fn is_leak(&self) -> bool {
         self.after > self.before + self.slack
     }
 
     /// What to say where something was left.
-    pub(super) fn leak(&self) -> Option<String> {
+    pub(super) fn leak_text(&self) -> Option<String> {
         let Self { node, of, before, after, .. } = self;
         self.is_leak().then(|| format!("{node} has {after} {of}, and had {before} at the start"))
     }
@@ -55,30 +55,30 @@ impl Count {
 
 /// What all nodes have.
 #[derive(Debug, Clone)]
-pub(super) struct Census(Vec<Entry>);
+pub(super) struct ResourceCounts(Vec<ResourceEntry>);
 
 #[derive(Debug, Clone)]
-struct Entry {
+struct ResourceEntry {
     node: String,
     of: &'static str,
     count: u64,
     slack: u64,
 }
 
-impl Census {
+impl ResourceCounts {
     /// Counts.
-    fn take(nodes: &[LocalNode]) -> Self {
-        Self(nodes.iter().flat_map(of_node).collect())
+    fn read(nodes: &[LocalNode]) -> Self {
+        Self(nodes.iter().flat_map(count_node).collect())
     }
 
     /// What nodes have once no process or file of theirs comes or goes: containers are made in the background.
-    pub(super) async fn steady(nodes: &[LocalNode]) -> Self {
-        let give_up = Instant::now() + LET_GO_LIMIT;
-        let mut last = Self::take(nodes);
+    pub(super) async fn read_steady(nodes: &[LocalNode]) -> Self {
+        let give_up = Instant::now() + RELEASE_LIMIT;
+        let mut last = Self::read(nodes);
         loop {
             tokio::time::sleep(COUNT_INTERVAL).await;
-            let now = Self::take(nodes);
-            let is_steady = last.compare(&now).iter().all(|count| count.slack > 0 || count.before == count.after);
+            let now = Self::read(nodes);
+            let is_steady = last.compare_with(&now).iter().all(|count| count.slack > 0 || count.before == count.after);
             if is_steady || Instant::now() >= give_up {
                 return now;
             }
@@ -87,11 +87,11 @@ impl Census {
     }
 
     /// Both counts, when nothing is left that was not there, or at the latest after the limit.
-    pub(super) async fn let_go(&self, nodes: &[LocalNode]) -> Vec<Count> {
-        let give_up = Instant::now() + LET_GO_LIMIT;
+    pub(super) async fn wait_released(&self, nodes: &[LocalNode]) -> Vec<ResourceCount> {
+        let give_up = Instant::now() + RELEASE_LIMIT;
         loop {
-            let counts = self.compare(&Self::take(nodes));
-            if !counts.iter().any(Count::is_leak) || Instant::now() >= give_up {
+            let counts = self.compare_with(&Self::read(nodes));
+            if !counts.iter().any(ResourceCount::is_leak) || Instant::now() >= give_up {
                 return counts;
             }
             tokio::time::sleep(COUNT_INTERVAL).await;
@@ -99,9 +99,9 @@ impl Census {
     }
 
     /// Both counts of everything.
-    fn compare(&self, after: &Self) -> Vec<Count> {
+    fn compare_with(&self, after: &Self) -> Vec<ResourceCount> {
         let pairs = self.0.iter().zip(&after.0);
-        let count = |(before, after): (&Entry, &Entry)| Count {
+        let count = |(before, after): (&ResourceEntry, &ResourceEntry)| ResourceCount {
             node: before.node.clone(),
             of: before.of,
             before: before.count,
@@ -112,31 +112,32 @@ impl Census {
     }
 }
 
-fn of_node(node: &LocalNode) -> Vec<Entry> {
+fn count_node(node: &LocalNode) -> Vec<ResourceEntry> {
     let servers: Vec<i32> = node.pid().into_iter().chain(node.pager_pids()).collect();
     let sum = |of: fn(i32) -> u64, servers: &[i32]| servers.iter().map(|pid| of(*pid)).sum();
-    let (tables, memories) = (distinct(&servers, Table::Files), distinct(&servers, Table::Memory));
+    let (tables, memories) =
+        (distinct_processes(&servers, SharedResource::Files), distinct_processes(&servers, SharedResource::Memory));
     let groups: Vec<_> = node.cgroups.iter().flat_map(|group| cgroup::subtree(group).unwrap_or_default()).collect();
     let pids: BTreeSet<i32> = groups.iter().flat_map(|group| cgroup::processes(group).unwrap_or_default()).collect();
-    let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespaces(*pid)).collect();
-    let entry = |of, count, slack| Entry { node: node.name.clone(), of, count, slack };
+    let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespace_links(*pid)).collect();
+    let entry = |of, count, slack| ResourceEntry { node: node.name.clone(), of, count, slack };
     vec![
         entry("processes", pids.len() as u64, 0),
         entry("namespaces", spaces.len() as u64, 0),
         entry("control groups", groups.len() as u64, 0),
-        entry("mounts", mounts(node), 0),
-        entry("files", files_below(&node.run_dir), 0),
-        entry("descriptors", sum(descriptors, &tables), DESCRIPTORS_SLACK),
+        entry("mounts", count_mounts(node), 0),
+        entry("files", count_files_below(&node.run_dir), 0),
+        entry("descriptors", sum(count_descriptors, &tables), DESCRIPTORS_SLACK),
         entry("threads", sum(|pid| thread_count(pid).unwrap_or_default() as u64, &servers), THREADS_SLACK),
         entry("KiB of memory", sum(memory_kib, &memories), MEMORY_SLACK_KIB),
     ]
 }
 
 /// One process of all that share something: tracers have the daemon's memory and files, a keeper its pager's files.
-fn distinct(pids: &[i32], table: Table) -> Vec<i32> {
+fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
     let mut distinct: Vec<i32> = Vec::new();
     for pid in pids {
-        if !distinct.iter().any(|known| share_table(*known, *pid, table).unwrap_or(false)) {
+        if !distinct.iter().any(|known| share_resource(*known, *pid, table).unwrap_or(false)) {
             distinct.push(*pid);
         }
     }
@@ -144,7 +145,7 @@ fn distinct(pids: &[i32], table: Table) -> Vec<i32> {
 }
 
 /// What nodes that have ended have left on the machine.
-pub(super) fn left_by(nodes: &[LocalNode]) -> Vec<String> {
+pub(super) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
     let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
     let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
     let directories = nodes.iter().map(|node| node.run_dir.clone());
@@ -152,12 +153,12 @@ pub(super) fn left_by(nodes: &[LocalNode]) -> Vec<String> {
     left.map(|path| format!("{} is left after the nodes have ended", path.display())).collect()
 }
 
-fn descriptors(pid: i32) -> u64 {
+fn count_descriptors(pid: i32) -> u64 {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
 }
 
 /// Those that the daemon sees and that are of its making: others of the machine come and go.
-fn mounts(node: &LocalNode) -> u64 {
+fn count_mounts(node: &LocalNode) -> u64 {
     let table =
         node.pid().and_then(|pid| fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()).unwrap_or_default();
     let (run_dir, netns) = (node.run_dir.to_string_lossy(), format!("/{} ", node.netns));
@@ -165,7 +166,7 @@ fn mounts(node: &LocalNode) -> u64 {
 }
 
 /// Names of the namespaces that a process is in.
-fn namespaces(pid: i32) -> Vec<String> {
+fn namespace_links(pid: i32) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/ns")).into_iter().flatten().flatten();
     entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned())).collect()
 }
@@ -181,22 +182,22 @@ fn memory_kib(pid: i32) -> u64 {
 }
 
 /// Files and directories, but for what the node says of itself, which grows, and of others, once it has heard of any.
-fn files_below(directory: &Path) -> u64 {
+fn count_files_below(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_told =
         |path: &Path| path.extension().is_some_and(|extension| extension == "log") || path.ends_with("members.json");
     let kept = entries.filter(|path| !is_told(path));
-    kept.map(|path| 1 + if path.is_dir() && !path.is_symlink() { files_below(&path) } else { 0 }).sum()
+    kept.map(|path| 1 + if path.is_dir() && !path.is_symlink() { count_files_below(&path) } else { 0 }).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Census, Entry, Table};
+    use super::{ResourceCounts, ResourceEntry, SharedResource};
 
     #[test]
     fn what_is_more_than_before_is_a_leak() {
-        let census = |count| Census(vec![Entry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
-        let is_leak = |before, after| census(before).compare(&census(after))[0].is_leak();
+        let census = |count| ResourceCounts(vec![ResourceEntry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
+        let is_leak = |before, after| census(before).compare_with(&census(after))[0].is_leak();
         assert_eq!([is_leak(3, 2), is_leak(3, 4), is_leak(3, 5)], [false, false, true]);
     }
 
@@ -204,14 +205,16 @@ mod tests {
     fn what_processes_share_counts_once() {
         let own = std::process::id().cast_signed();
         let parent = std::os::unix::process::parent_id().cast_signed();
-        assert_eq!(super::distinct(&[own, parent, own], Table::Memory), [own, parent]);
+        assert_eq!(super::distinct_processes(&[own, parent, own], SharedResource::Memory), [own, parent]);
         let living = rustix::thread::gettid().as_raw_nonzero().get();
-        assert_eq!(super::distinct(&[own, parent, living], Table::Files), [own, parent]);
+        assert_eq!(super::distinct_processes(&[own, parent, living], SharedResource::Files), [own, parent]);
     }
 
     #[test]
     fn a_process_has_memory_descriptors_and_namespaces() {
         let pid = std::process::id().cast_signed();
-        assert!(super::memory_kib(pid) > 0 && super::descriptors(pid) > 2 && super::namespaces(pid).len() > 5);
+        assert!(
+            super::memory_kib(pid) > 0 && super::count_descriptors(pid) > 2 && super::namespace_links(pid).len() > 5
+        );
     }
 }

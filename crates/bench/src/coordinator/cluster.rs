@@ -12,30 +12,30 @@ use farfork_node::failure::Failure;
 use tempfile::TempDir;
 
 use crate::error::BenchError;
-use crate::figure::Place;
+use crate::figure::ChildPlace;
 
 /// Beside the default run directory: what a child costs depends on the file system, too.
 pub(crate) const SCRATCH_PARENT: &str = "/run";
 
 /// For the nodes to know each other: a few heartbeats.
-const ACQUAINTED_LIMIT: Duration = Duration::from_secs(15);
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
 
 /// Between two questions whether they do.
-const ASK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// For any one request; a child that touches 1 GiB on a busy machine takes seconds.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// For a working set to be told, which a pager does when a child has ended; and between two looks for it.
-const REPORT_LIMIT: Duration = Duration::from_secs(2);
-const REPORT_INTERVAL: Duration = Duration::from_millis(50);
+const WORKING_SET_LIMIT: Duration = Duration::from_secs(2);
+const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The signal's number.
-const KILL: u32 = 9;
+const SIGKILL: u32 = 9;
 
 /// Nodes; they end with this value.
 #[derive(Debug)]
-pub(crate) struct Cluster {
+pub(crate) struct BenchCluster {
     /// Taken when it ends.
     local: Option<LocalCluster>,
     client: Client,
@@ -44,30 +44,30 @@ pub(crate) struct Cluster {
 
 /// A seed, and how long it took to make it.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedSeed {
     pub(crate) seed: String,
     /// How long the parent stood still, as its node tells.
     pub(crate) pause_us: u64,
     /// Request received to seed made, as the node tells.
-    pub(crate) on_node_us: u64,
+    pub(crate) node_us: u64,
     /// Request sent to answer received.
-    pub(crate) answer: Duration,
+    pub(crate) round_trip: Duration,
 }
 
 /// A child that has ended.
 #[derive(Debug)]
-pub(crate) struct Child {
+pub(crate) struct EndedChild {
     /// When the request for it was sent, in ns since 1970.
     pub(crate) sent_unix_ns: i64,
     /// Request sent to answer received.
-    pub(crate) answer: Duration,
+    pub(crate) round_trip: Duration,
     /// What it wrote.
-    pub(crate) said: String,
+    pub(crate) output: String,
 }
 
 /// How a child is to be.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ForkOptions<'a> {
     /// How its memory comes; empty for the default.
     pub(crate) strategy: &'a str,
     /// Whether it waits before its first instruction.
@@ -78,12 +78,12 @@ pub(crate) struct Wanted<'a> {
 
 /// A child that takes all of its memory and never runs.
 #[derive(Debug)]
-pub(crate) struct Streaming {
+pub(crate) struct SettlingChild {
     child: String,
     progress: tonic::Streaming<v1::SettleProgress>,
 }
 
-impl Cluster {
+impl BenchCluster {
     /// Starts both nodes. `farfork` is the program whose `node` command their daemons are; `encrypted`: whether what goes
     /// between their memories is.
     pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
@@ -114,7 +114,7 @@ impl Cluster {
         config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];
         config.node_arguments.extend_from_slice(arguments);
         let local = LocalCluster::up(&config, &mut |_| ())?;
-        match acquainted(&local.nodes()[0], nodes).await {
+        match connect_when_all_alive(&local.nodes()[0], nodes).await {
             Ok(client) => Ok(Self { local: Some(local), client, scratch }),
             Err(error) => {
                 local.down()?;
@@ -136,7 +136,7 @@ impl Cluster {
     /// Makes the connection anew. Whoever drives a program for long does not see to it meanwhile, and probes of it that
     /// nobody answers end it.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
-        self.client = acquainted(&self.nodes()[0], self.nodes().len()).await?;
+        self.client = connect_when_all_alive(&self.nodes()[0], self.nodes().len()).await?;
         Ok(())
     }
 
@@ -144,114 +144,128 @@ impl Cluster {
     ///
     /// # Errors
     /// Something of them cannot be removed.
-    pub(crate) fn end(mut self) -> Result<(), BenchError> {
+    pub(crate) fn stop(mut self) -> Result<(), BenchError> {
         self.local.take().map_or(Ok(()), |local| Ok(local.down()?))
     }
 
     /// Makes a seed on the first node.
-    pub(crate) async fn prepare(&mut self, pid: u32) -> Result<Prepared, BenchError> {
+    pub(crate) async fn prepare(&mut self, pid: u32) -> Result<PreparedSeed, BenchError> {
         let request = v1::PrepareRequest { pid, ..Default::default() };
         let sent = Instant::now();
-        let outcome = self.client.prepare(client::within(REQUEST_LIMIT, request)).await;
+        let outcome = self.client.prepare(client::request_with_timeout(REQUEST_LIMIT, request)).await;
         let answer = sent.elapsed();
-        let seed = outcome.map_err(told(format_args!("process {pid}")))?.into_inner();
-        Ok(Prepared { pause_us: seed.pause_us, on_node_us: seed.prepare_us, answer, seed: seed.id })
+        let seed = outcome.map_err(request_failure(format_args!("process {pid}")))?.into_inner();
+        Ok(PreparedSeed { pause_us: seed.pause_us, node_us: seed.prepare_us, round_trip: answer, seed: seed.id })
     }
 
     /// Forgets a seed.
     pub(crate) async fn drop_seed(&mut self, seed: &str) -> Result<(), BenchError> {
         let request = v1::DropRequest { seed: seed.to_owned(), force: true };
-        self.client.drop(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?;
+        self.client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
         Ok(())
     }
 
     /// Starts one child and waits for its end, which must be a good one.
-    pub(crate) async fn fork(&mut self, seed: &str, place: Place, payload: &str) -> Result<Child, BenchError> {
+    pub(crate) async fn fork(
+        &mut self,
+        seed: &str,
+        place: ChildPlace,
+        payload: &str,
+    ) -> Result<EndedChild, BenchError> {
         // No sample is helped by what the ones before it touched.
-        self.fork_as(seed, place, payload, Wanted { strategy: "first", ..Wanted::default() }).await
+        self.fork_with(seed, place, payload, ForkOptions { strategy: "first", ..ForkOptions::default() }).await
     }
 
     /// Likewise, as it is wanted.
-    pub(crate) async fn fork_as(
+    pub(crate) async fn fork_with(
         &mut self,
         seed: &str,
-        place: Place,
+        place: ChildPlace,
         payload: &str,
-        wanted: Wanted<'_>,
-    ) -> Result<Child, BenchError> {
+        wanted: ForkOptions<'_>,
+    ) -> Result<EndedChild, BenchError> {
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let child = self.begin(seed, place, payload, wanted).await?;
+        let child = self.start_child(seed, place, payload, wanted).await?;
         let answer = sent.elapsed();
-        let said = self.wait(&child).await?;
+        let said = self.wait_output(&child).await?;
         let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok(Child { sent_unix_ns, answer, said })
+        Ok(EndedChild { sent_unix_ns, round_trip: answer, output: said })
     }
 
     /// The same, with what its node knows of it at its end.
-    pub(crate) async fn fork_counted(
+    pub(crate) async fn fork_with_detail(
         &mut self,
         seed: &str,
-        place: Place,
+        place: ChildPlace,
         payload: &str,
-        wanted: Wanted<'_>,
-    ) -> Result<(Child, v1::ChildDetail), BenchError> {
+        wanted: ForkOptions<'_>,
+    ) -> Result<(EndedChild, v1::ChildDetail), BenchError> {
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let child = self.begin(seed, place, payload, wanted).await?;
+        let child = self.start_child(seed, place, payload, wanted).await?;
         let answer = sent.elapsed();
-        let said = self.said(&child).await?;
-        let detail = self.detail(&child).await?;
+        let said = self.read_output(&child).await?;
+        let detail = self.inspect_child(&child).await?;
         self.remove(&child).await?;
         let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok((Child { sent_unix_ns, answer, said }, detail))
+        Ok((EndedChild { sent_unix_ns, round_trip: answer, output: said }, detail))
     }
 
     /// Waits until the owner of a seed knows what its last child touched, or seems not to be told anything.
-    pub(crate) async fn wait_for_report(&mut self, seed: &str) -> Result<(), BenchError> {
-        let give_up = Instant::now() + REPORT_LIMIT;
+    pub(crate) async fn wait_for_working_set(&mut self, seed: &str) -> Result<(), BenchError> {
+        let give_up = Instant::now() + WORKING_SET_LIMIT;
         let mut last = None;
         while Instant::now() < give_up {
             let request = v1::InspectRequest { id: seed.to_owned() };
-            let answer = self.client.inspect(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?;
+            let answer = self
+                .client
+                .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
+                .await
+                .map_err(request_failure(seed))?;
             let Some(v1::inspect_response::Object::Seed(detail)) = answer.into_inner().object else { break };
             if detail.working_set_bytes > 0 && last == Some(detail.working_set_bytes) {
                 break;
             }
             last = Some(detail.working_set_bytes);
-            tokio::time::sleep(REPORT_INTERVAL).await;
+            tokio::time::sleep(WORKING_SET_POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    async fn detail(&mut self, child: &str) -> Result<v1::ChildDetail, BenchError> {
+    async fn inspect_child(&mut self, child: &str) -> Result<v1::ChildDetail, BenchError> {
         let request = v1::InspectRequest { id: child.to_owned() };
-        let inspected = self.client.inspect(client::within(REQUEST_LIMIT, request)).await;
-        Ok(match inspected.map_err(told(child))?.into_inner().object {
+        let inspected = self.client.inspect(client::request_with_timeout(REQUEST_LIMIT, request)).await;
+        Ok(match inspected.map_err(request_failure(child))?.into_inner().object {
             Some(v1::inspect_response::Object::Child(detail)) => detail,
             _ => v1::ChildDetail::default(),
         })
     }
 
     /// Starts a child that takes all of its memory and never runs; some of it has come then.
-    pub(crate) async fn start_streaming(&mut self, seed: &str, place: Place) -> Result<Streaming, BenchError> {
-        let child = self.begin(seed, place, "none", Wanted { paused: true, ..Wanted::default() }).await?;
+    pub(crate) async fn start_settling(&mut self, seed: &str, place: ChildPlace) -> Result<SettlingChild, BenchError> {
+        let child =
+            self.start_child(seed, place, "none", ForkOptions { paused: true, ..ForkOptions::default() }).await?;
         let request = v1::SettleRequest { child: child.clone() };
-        let answer = self.client.settle(client::within(REQUEST_LIMIT, request)).await;
-        let mut progress = answer.map_err(told(&child))?.into_inner();
-        progress.message().await.map_err(told(&child))?;
-        Ok(Streaming { child, progress })
+        let answer = self.client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
+        let mut progress = answer.map_err(request_failure(&child))?.into_inner();
+        progress.message().await.map_err(request_failure(&child))?;
+        Ok(SettlingChild { child, progress })
     }
 
     /// Starts such a child of each seed, then has all of them take their memory at the same time; how long each took, from the moment
     /// at which all were asked.
-    pub(crate) async fn stream_all(&mut self, seeds: &[String], place: Place) -> Result<Vec<Duration>, BenchError> {
+    pub(crate) async fn settle_concurrently(
+        &mut self,
+        seeds: &[String],
+        place: ChildPlace,
+    ) -> Result<Vec<Duration>, BenchError> {
         let mut children = Vec::new();
         for seed in seeds {
             // Nothing is fetched for a child that never runs before it is told to settle.
-            let wanted = Wanted { strategy: "cow,first", paused: true, ..Wanted::default() };
-            children.push(self.begin(seed, place, "none", wanted).await?);
+            let wanted = ForkOptions { strategy: "cow,first", paused: true, ..ForkOptions::default() };
+            children.push(self.start_child(seed, place, "none", wanted).await?);
         }
         let asked = Instant::now();
-        let settled = children.iter().map(|child| settle(self.client.clone(), child));
+        let settled = children.iter().map(|child| settle_child(self.client.clone(), child));
         let ends = futures_util::future::try_join_all(settled).await?;
         for child in &children {
             self.kill(child).await?;
@@ -260,9 +274,9 @@ impl Cluster {
     }
 
     /// Ends such a child; tells how many bytes of its memory had not come yet.
-    pub(crate) async fn end_streaming(&mut self, streaming: Streaming) -> Result<u64, BenchError> {
-        let Streaming { child, progress } = streaming;
-        let remote_bytes = self.detail(&child).await?.memory.and_then(|memory| memory.remote_bytes);
+    pub(crate) async fn end_settling(&mut self, streaming: SettlingChild) -> Result<u64, BenchError> {
+        let SettlingChild { child, progress } = streaming;
+        let remote_bytes = self.inspect_child(&child).await?.memory.and_then(|memory| memory.remote_bytes);
         drop(progress);
         self.kill(&child).await?;
         Ok(remote_bytes.unwrap_or_default())
@@ -270,20 +284,20 @@ impl Cluster {
 
     /// Ends a child.
     pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
-        let request = v1::KillRequest { child: child.to_owned(), signal: KILL };
-        self.client.kill(client::within(REQUEST_LIMIT, request)).await.map_err(told(child))?;
+        let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL };
+        self.client.kill(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child))?;
         // It ends by the signal, which is not how children of a benchmark should.
-        let _ = self.wait(child).await;
+        let _ = self.wait_output(child).await;
         Ok(())
     }
 
     /// Starts one child; gives its id.
-    pub(crate) async fn begin(
+    pub(crate) async fn start_child(
         &mut self,
         seed: &str,
-        place: Place,
+        place: ChildPlace,
         payload: &str,
-        wanted: Wanted<'_>,
+        wanted: ForkOptions<'_>,
     ) -> Result<String, BenchError> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let bind = wanted.bind.map(|(from, to)| v1::Bind { from: text(from), to: text(to) });
@@ -301,40 +315,40 @@ impl Cluster {
             options: Some(options),
             ..Default::default()
         };
-        let outcomes = self.client.fork(client::within(REQUEST_LIMIT, request)).await;
-        let mut outcomes = outcomes.map_err(told(seed))?.into_inner();
-        match outcomes.message().await.map_err(told(seed))?.and_then(|outcome| outcome.result) {
+        let outcomes = self.client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await;
+        let mut outcomes = outcomes.map_err(request_failure(seed))?.into_inner();
+        match outcomes.message().await.map_err(request_failure(seed))?.and_then(|outcome| outcome.result) {
             Some(Outcome::Child(child)) => Ok(child.id),
             Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
             None => Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child").into()),
         }
     }
 
-    fn node(&self, place: Place) -> &LocalNode {
+    fn node(&self, place: ChildPlace) -> &LocalNode {
         match place {
-            Place::Own => &self.nodes()[0],
-            Place::Other => &self.nodes()[1],
+            ChildPlace::Own => &self.nodes()[0],
+            ChildPlace::Other => &self.nodes()[1],
         }
     }
 
     /// What a child wrote until its end. Its node forgets it.
-    async fn wait(&mut self, child: &str) -> Result<String, BenchError> {
-        let said = self.said(child).await?;
+    async fn wait_output(&mut self, child: &str) -> Result<String, BenchError> {
+        let said = self.read_output(child).await?;
         self.remove(child).await?;
         Ok(said)
     }
 
     /// What a child wrote until its end.
-    async fn said(&mut self, child: &str) -> Result<String, BenchError> {
+    async fn read_output(&mut self, child: &str) -> Result<String, BenchError> {
         let request = v1::WaitRequest { children: vec![child.to_owned()], results: true };
-        let events = self.client.wait(client::within(REQUEST_LIMIT, request)).await;
-        let mut events = events.map_err(told(child))?.into_inner();
+        let events = self.client.wait(client::request_with_timeout(REQUEST_LIMIT, request)).await;
+        let mut events = events.map_err(request_failure(child))?.into_inner();
         let mut said = Vec::new();
-        while let Some(v1::WaitEvent { event, .. }) = events.message().await.map_err(told(child))? {
+        while let Some(v1::WaitEvent { event, .. }) = events.message().await.map_err(request_failure(child))? {
             match event {
                 Some(Event::Stdout(piece)) => said.extend(piece),
                 Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0..=1)), .. }), .. })) => break,
-                other => return Err(BenchError::Child { child: child.to_owned(), how: format!("{other:?}") }),
+                other => return Err(BenchError::ChildFailed { child: child.to_owned(), how: format!("{other:?}") }),
             }
         }
         Ok(String::from_utf8_lossy(&said).into_owned())
@@ -343,12 +357,15 @@ impl Cluster {
     /// Has its node forget a child that has ended.
     async fn remove(&mut self, child: &str) -> Result<(), BenchError> {
         let request = v1::RemoveRequest { child: child.to_owned() };
-        self.client.remove(client::within(REQUEST_LIMIT, request)).await.map_err(told(child))?;
+        self.client
+            .remove(client::request_with_timeout(REQUEST_LIMIT, request))
+            .await
+            .map_err(request_failure(child))?;
         Ok(())
     }
 }
 
-impl Drop for Cluster {
+impl Drop for BenchCluster {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
             eprintln!("farfork: the benchmark's nodes are not removed completely: {error}");
@@ -363,11 +380,11 @@ pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
 }
 
 /// Has a child take all of its memory; when it had.
-async fn settle(mut client: Client, child: &str) -> Result<Instant, BenchError> {
+async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchError> {
     let request = v1::SettleRequest { child: child.to_owned() };
-    let answer = client.settle(client::within(REQUEST_LIMIT, request)).await;
-    let mut progress = answer.map_err(told(child))?.into_inner();
-    while let Some(told_now) = progress.message().await.map_err(told(child))? {
+    let answer = client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
+    let mut progress = answer.map_err(request_failure(child))?.into_inner();
+    while let Some(told_now) = progress.message().await.map_err(request_failure(child))? {
         if told_now.is_settled {
             break;
         }
@@ -376,24 +393,24 @@ async fn settle(mut client: Client, child: &str) -> Result<Instant, BenchError> 
 }
 
 /// A client of a node that hears of all of so many.
-async fn acquainted(node: &LocalNode, all: usize) -> Result<Client, BenchError> {
+async fn connect_when_all_alive(node: &LocalNode, all: usize) -> Result<Client, BenchError> {
     let mut client = client::connect(&node.socket).await?;
-    let give_up = Instant::now() + ACQUAINTED_LIMIT;
+    let give_up = Instant::now() + DISCOVERY_LIMIT;
     loop {
-        let answer = client.list_nodes(client::within(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
-        let nodes = answer.map_err(told(&node.name))?.into_inner().nodes;
+        let answer = client.list_nodes(client::request_with_timeout(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
+        let nodes = answer.map_err(request_failure(&node.name))?.into_inner().nodes;
         if nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == all {
             return Ok(client);
         }
         if Instant::now() >= give_up {
-            let (seconds, run_dir) = (ACQUAINTED_LIMIT.as_secs(), node.run_dir.clone());
-            return Err(BenchError::Strangers { seconds, run_dir });
+            let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), node.run_dir.clone());
+            return Err(BenchError::NodesNotConnected { seconds, run_dir });
         }
-        tokio::time::sleep(ASK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// What a node said about an object.
-pub(crate) fn told(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
+pub(crate) fn request_failure(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
     move |status| Failure::from_status(object, &status)
 }

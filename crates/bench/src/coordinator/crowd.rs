@@ -15,8 +15,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tonic::Code;
 
-use super::cluster::told;
-use crate::baseline::crowd::{Answered, ChildNetwork};
+use super::cluster::request_failure;
+use crate::baseline::crowd::{ChildLatency, ChildNetwork};
 use crate::error::BenchError;
 use crate::workload::sparse;
 
@@ -24,43 +24,50 @@ use crate::workload::sparse;
 const FANOUT_LIMIT: Duration = Duration::from_secs(300);
 
 /// Children that are waited for by one request: they are in order there, so that one that is late delays those behind it.
-const BATCH: usize = 16;
+const BATCH_SIZE: usize = 16;
 
 /// For so long a request is not sent yet that more children might be waited for by.
 const BATCH_DELAY: Duration = Duration::from_millis(1);
 
 /// Whose children are forked, and where.
 #[derive(Debug, Clone)]
-pub(crate) struct Crowd {
+pub(crate) struct FanoutClient {
     seed: String,
     mib: u64,
     /// Names of nodes, and a connection to each: children are waited for where they are.
     nodes: BTreeMap<String, Client>,
     /// Whom the children are asked of.
-    asked: Client,
+    entry_client: Client,
     /// Whether children are forgotten once they have answered.
-    forgets: bool,
+    forgets_children: bool,
     network: v1::Network,
 }
 
-impl Crowd {
+impl FanoutClient {
     /// Of a seed of so many MiB, on all of these nodes, of which the first is asked.
-    pub(crate) async fn of(all: &[LocalNode], seed: &str, mib: u64) -> Result<Self, BenchError> {
+    pub(crate) async fn new(all: &[LocalNode], seed: &str, mib: u64) -> Result<Self, BenchError> {
         let mut nodes = BTreeMap::new();
         for node in all {
             nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
         }
         let asked = client::connect(&all[0].socket).await?;
-        Ok(Self { seed: seed.to_owned(), mib, nodes, asked, forgets: false, network: v1::Network::Private })
+        Ok(Self {
+            seed: seed.to_owned(),
+            mib,
+            nodes,
+            entry_client: asked,
+            forgets_children: false,
+            network: v1::Network::Private,
+        })
     }
 
     /// The same, whose children are forgotten by their nodes.
-    pub(crate) fn forgetting(self) -> Self {
-        Self { forgets: true, ..self }
+    pub(crate) fn forgetting_children(self) -> Self {
+        Self { forgets_children: true, ..self }
     }
 
     /// The same, whose children are in such networks.
-    pub(crate) fn in_network(self, network: ChildNetwork) -> Self {
+    pub(crate) fn with_network(self, network: ChildNetwork) -> Self {
         let network = match network {
             ChildNetwork::Private => v1::Network::Private,
             ChildNetwork::Shared => v1::Network::Shared,
@@ -70,54 +77,61 @@ impl Crowd {
     }
 
     /// Of such a seed, on one node, which is asked, and forgets the children.
-    pub(crate) async fn at(node: &str, socket: &Path, seed: &str, mib: u64) -> Result<Self, BenchError> {
+    pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, mib: u64) -> Result<Self, BenchError> {
         let asked = client::connect(socket).await?;
         let nodes = BTreeMap::from([(node.to_owned(), asked.clone())]);
-        Ok(Self { seed: seed.to_owned(), mib, nodes, asked, forgets: true, network: v1::Network::Private })
+        Ok(Self {
+            seed: seed.to_owned(),
+            mib,
+            nodes,
+            entry_client: asked,
+            forgets_children: true,
+            network: v1::Network::Private,
+        })
     }
 
     /// Forks children of these numbers over all nodes; what became of each.
-    pub(crate) async fn fan_out(&mut self, first: u64, count: u64) -> Result<Vec<Answered>, BenchError> {
+    pub(crate) async fn fan_out(&mut self, first: u64, count: u64) -> Result<Vec<ChildLatency>, BenchError> {
         let sent = (Instant::now(), SystemTime::now());
         let payloads = (first..first + count).map(|number| number.to_string());
         let mut outcomes = self.fork(payloads).await?;
-        let (mut waits, mut batches, mut all) = (FuturesUnordered::new(), Batches::default(), Vec::new());
+        let (mut waits, mut batches, mut all) = (FuturesUnordered::new(), WaitBatches::default(), Vec::new());
         let mut is_told = false;
         loop {
             tokio::select! {
                 biased;
-                outcome = outcomes.message(), if !is_told => match outcome.map_err(told(&self.seed))? {
-                    Some(outcome) => batches.add(started(outcome, first)?),
+                outcome = outcomes.message(), if !is_told => match outcome.map_err(request_failure(&self.seed))? {
+                    Some(outcome) => batches.add(parse_started_child(outcome, first)?),
                     None => is_told = true,
                 },
                 Some(answered) = waits.next(), if !waits.is_empty() => all.extend(answered?),
                 () = tokio::time::sleep(BATCH_DELAY), if !batches.is_empty() => batches.is_due = true,
                 else => break,
             }
-            for (node, batch) in batches.due(is_told) {
-                waits.push(wait(self.nodes[&node].clone(), batch, (self.mib, self.forgets), sent));
+            for (node, batch) in batches.take_due(is_told) {
+                waits.push(wait_batch(self.nodes[&node].clone(), batch, (self.mib, self.forgets_children), sent));
             }
         }
         Ok(all)
     }
 
     /// Starts a child that does what all do, then stays; its id, and its process on this machine.
-    pub(crate) async fn hold(&mut self, number: u64) -> Result<(String, i32), BenchError> {
+    pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
         let mut outcomes = self.fork([format!("{number} hold")].into_iter()).await?;
-        let outcome = outcomes.message().await.map_err(told(&self.seed))?;
+        let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
         let Some(Outcome::Child(child)) = outcome.and_then(|outcome| outcome.result) else {
             return Err(Failure::new(Code::Internal, &self.seed, "the node told of no child").into());
         };
         let only = v1::OutputStream::Stdout.into();
         let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
         let chunks = self.nodes.get_mut(&child.node).expect("a node of ours").logs(request).await;
-        let mut chunks = chunks.map_err(told(&child.id))?.into_inner();
+        let mut chunks = chunks.map_err(request_failure(&child.id))?.into_inner();
         let mut said = String::new();
         while !said.ends_with('\n') {
-            let Some(chunk) = chunks.message().await.map_err(told(&child.id))? else { break };
+            let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? else { break };
             said.push_str(&String::from_utf8_lossy(&chunk.data));
         }
-        sparse::result_at(&said, number, self.mib)?;
+        sparse::parse_result_time(&said, number, self.mib)?;
         Ok((child.id, child.pid.cast_signed()))
     }
 
@@ -134,23 +148,23 @@ impl Crowd {
             options: Some(v1::ChildOptions { network: self.network.into(), ..Default::default() }),
             ..Default::default()
         };
-        let outcomes = self.asked.fork(client::within(FANOUT_LIMIT, request)).await;
-        Ok(outcomes.map_err(told(&self.seed))?.into_inner())
+        let outcomes = self.entry_client.fork(client::request_with_timeout(FANOUT_LIMIT, request)).await;
+        Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
     }
 }
 
 /// A child that runs.
 #[derive(Debug)]
-struct Running {
+struct FanoutChild {
     number: u64,
     id: String,
     node: String,
 }
 
-fn started(outcome: v1::ForkOutcome, first: u64) -> Result<Running, BenchError> {
+fn parse_started_child(outcome: v1::ForkOutcome, first: u64) -> Result<FanoutChild, BenchError> {
     let number = first + u64::from(outcome.index);
     match outcome.result {
-        Some(Outcome::Child(child)) => Ok(Running { number, id: child.id, node: child.node }),
+        Some(Outcome::Child(child)) => Ok(FanoutChild { number, id: child.id, node: child.node }),
         Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
         None => Err(Failure::new(Code::Internal, format!("child {number}"), "the node told nothing of it").into()),
     }
@@ -158,13 +172,13 @@ fn started(outcome: v1::ForkOutcome, first: u64) -> Result<Running, BenchError> 
 
 /// Children that nobody waits for yet, by node.
 #[derive(Debug, Default)]
-struct Batches {
-    by_node: BTreeMap<String, Vec<Running>>,
+struct WaitBatches {
+    by_node: BTreeMap<String, Vec<FanoutChild>>,
     is_due: bool,
 }
 
-impl Batches {
-    fn add(&mut self, running: Running) {
+impl WaitBatches {
+    fn add(&mut self, running: FanoutChild) {
         self.by_node.entry(running.node.clone()).or_default().push(running);
     }
 
@@ -173,46 +187,48 @@ impl Batches {
     }
 
     /// Those that are to be waited for now.
-    fn due(&mut self, all: bool) -> Vec<(String, Vec<Running>)> {
+    fn take_due(&mut self, all: bool) -> Vec<(String, Vec<FanoutChild>)> {
         let is_due = std::mem::take(&mut self.is_due) || all;
         let (due, rest) = std::mem::take(&mut self.by_node)
             .into_iter()
-            .partition::<BTreeMap<_, _>, _>(|(_, batch)| is_due || batch.len() >= BATCH);
+            .partition::<BTreeMap<_, _>, _>(|(_, batch)| is_due || batch.len() >= BATCH_SIZE);
         self.by_node = rest;
         due.into_iter().collect()
     }
 }
 
 /// Waits for some children of a node, and checks what each says.
-async fn wait(
+async fn wait_batch(
     mut client: Client,
-    batch: Vec<Running>,
+    batch: Vec<FanoutChild>,
     (mib, forgets): (u64, bool),
     (sent, sent_at): (Instant, SystemTime),
-) -> Result<Vec<Answered>, BenchError> {
+) -> Result<Vec<ChildLatency>, BenchError> {
     let children = batch.iter().map(|running| running.id.clone()).collect();
-    let request = client::within(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
+    let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
     let object = &batch[0].id;
-    let mut events = client.wait(request).await.map_err(told(object))?.into_inner();
+    let mut events = client.wait(request).await.map_err(request_failure(object))?.into_inner();
     let (mut all, mut said) = (Vec::new(), String::new());
-    while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(told(object))? {
-        let Running { number, id, .. } = &batch[index as usize];
+    while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(request_failure(object))? {
+        let FanoutChild { number, id, .. } = &batch[index as usize];
         match event {
             Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
             Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
-                let result = sparse::result_at(&std::mem::take(&mut said), *number, mib)?;
+                let result = sparse::parse_result_time(&std::mem::take(&mut said), *number, mib)?;
                 let result = result.duration_since(sent_at).unwrap_or_default();
-                all.push(Answered { result, answered: sent.elapsed() });
+                all.push(ChildLatency { result, answer: sent.elapsed() });
             }
-            other => return Err(BenchError::Child { child: id.clone(), how: format!("{other:?}") }),
+            other => return Err(BenchError::ChildFailed { child: id.clone(), how: format!("{other:?}") }),
         }
     }
-    for Running { id, .. } in batch.iter().filter(|_| forgets) {
-        let request = client::within(FANOUT_LIMIT, v1::RemoveRequest { child: id.clone() });
-        client.remove(request).await.map_err(told(id))?;
+    for FanoutChild { id, .. } in batch.iter().filter(|_| forgets) {
+        let request = client::request_with_timeout(FANOUT_LIMIT, v1::RemoveRequest { child: id.clone() });
+        client.remove(request).await.map_err(request_failure(id))?;
     }
     match all.len() == batch.len() {
         true => Ok(all),
-        false => Err(BenchError::Wrong { wrong: (batch.len() - all.len()) as u64, what: "answers that are missing" }),
+        false => {
+            Err(BenchError::WrongMemory { count: (batch.len() - all.len()) as u64, what: "answers that are missing" })
+        }
     }
 }

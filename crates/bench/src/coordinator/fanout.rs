@@ -7,68 +7,76 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farfork_cluster::local::LocalNode;
-use farfork_sys::process::Residence;
+use farfork_sys::process::ResidentMemory;
 
-use super::cluster::{Cluster, node_arguments};
-use super::creators::{Creators, Held};
-use super::crowd::Crowd;
-use crate::baseline::container::{self, CONTAINER, Refusal};
-use crate::baseline::crowd::Answered;
+use super::cluster::{BenchCluster, node_arguments};
+use super::creators::{CreateMethods, HeldChild};
+use super::crowd::FanoutClient;
+use crate::baseline::container::{self, BareContainerRefusal, CONTAINER};
+use crate::baseline::crowd::ChildLatency;
 use crate::error::BenchError;
-use crate::plan::by::Creator;
-use crate::plan::fanout::{FanoutPlan, Figure, Key};
-use crate::progress::{Show, tell};
-use crate::report::fanout::FanoutReport;
+use crate::plan::by::CreateMethod;
+use crate::plan::fanout::{FanoutFigure, FanoutParameters, FanoutSampleKey};
+use crate::progress::{ProgressCallback, report_progress};
+use crate::report::fanout::FanoutSummary;
 use crate::samples::Samples;
 use crate::workload::sparse::SPARSE;
 
 /// Namespaces that local forks take in turn: more than there are children at once.
-const CONTAINERS: u64 = 16;
+const NAMESPACE_SETS: u64 = 16;
 
 /// Between two local fan-outs, for what came on the connections to nodes meanwhile.
-const PROBES_TURN: Duration = Duration::from_millis(2);
+const PROBE_PAUSE: Duration = Duration::from_millis(2);
 
 /// Children of each whose memory is looked at, one after the other.
-const HELD: usize = 5;
+const MEMORY_SAMPLES: usize = 5;
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
 ///
 /// # Errors
 /// What ended it early; a wrong result is such.
-pub async fn run_fanout(plan: &FanoutPlan, farfork: PathBuf, show: Show<'_>) -> Result<FanoutReport, BenchError> {
-    let samples = Samples::written_to(plan.samples_file.as_deref())?;
+pub async fn run_fanout(
+    plan: &FanoutParameters,
+    farfork: PathBuf,
+    show: ProgressCallback<'_>,
+) -> Result<FanoutSummary, BenchError> {
+    let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
-    let mut cluster = Cluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
-    let mut course = Course::begin(plan, &mut cluster, samples).await?;
-    let all = course.creators.all();
+    let mut cluster = BenchCluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
+    let mut course = FanoutRun::start(plan, &mut cluster, samples).await?;
+    let all = course.creators.available();
     let steps = plan.runs * all.len();
     for done in 0..steps {
         let by = all[done % all.len()];
-        tell(show, done, steps, by.text())?;
+        report_progress(show, done, steps, by.text())?;
         course.round(by).await?;
     }
-    course.look_at_memory(&mut cluster).await?;
-    let Course { creators, refusal, samples, .. } = course;
-    creators.end(&mut cluster).await?;
-    cluster.end()?;
-    FanoutReport::new(plan, refusal, samples)
+    course.measure_memory(&mut cluster).await?;
+    let FanoutRun { creators, refusal, samples, .. } = course;
+    creators.stop(&mut cluster).await?;
+    cluster.stop()?;
+    FanoutSummary::new(plan, refusal, samples)
 }
 
 /// Everything that is measured with.
-struct Course<'a> {
-    plan: &'a FanoutPlan,
-    creators: Creators,
+struct FanoutRun<'a> {
+    plan: &'a FanoutParameters,
+    creators: CreateMethods,
     /// Why there are no bare containers.
-    refusal: Option<Refusal>,
-    samples: Samples<Key>,
+    refusal: Option<BareContainerRefusal>,
+    samples: Samples<FanoutSampleKey>,
 }
 
-impl<'a> Course<'a> {
-    async fn begin(plan: &'a FanoutPlan, cluster: &mut Cluster, samples: Samples<Key>) -> Result<Self, BenchError> {
+impl<'a> FanoutRun<'a> {
+    async fn start(
+        plan: &'a FanoutParameters,
+        cluster: &mut BenchCluster,
+        samples: Samples<FanoutSampleKey>,
+    ) -> Result<Self, BenchError> {
         let crowd = async |nodes: &[LocalNode], seed: &str| {
-            Crowd::of(nodes, seed, plan.mib).await.map(|crowd| crowd.in_network(plan.network))
+            FanoutClient::new(nodes, seed, plan.mib).await.map(|crowd| crowd.with_network(plan.network))
         };
-        let creators = Creators::start(cluster, plan.mib, (CONTAINERS, plan.network), crowd).await?;
+        let creators = CreateMethods::start(cluster, plan.mib, (NAMESPACE_SETS, plan.network), crowd).await?;
         let program = CONTAINER.install(cluster.scratch())?;
         let (creators, refusal) = match container::start(&program, plan.mib, plan.network)? {
             Ok(bare) => (creators.with_bare(bare), None),
@@ -78,37 +86,37 @@ impl<'a> Course<'a> {
     }
 
     /// A round of fan-outs.
-    async fn round(&mut self, by: Creator) -> Result<(), BenchError> {
+    async fn round(&mut self, by: CreateMethod) -> Result<(), BenchError> {
         let (mut children, mut spent) = (0, Duration::ZERO);
         while children == 0 || spent.as_secs_f64() < self.plan.seconds {
             let (took, answers) = self.fan_out(by, self.plan.children).await?;
             spent += took;
             children += answers.len();
             let first = answers.iter().map(|answer| answer.result).min().unwrap_or_default();
-            self.add(by, Figure::FirstResultMs, ms(first))?;
-            for Answered { result, answered } in answers {
-                self.add(by, Figure::ResultMs, ms(result))?;
-                self.add(by, Figure::AnsweredMs, ms(answered))?;
+            self.add(by, FanoutFigure::FirstResultMs, ms(first))?;
+            for ChildLatency { result, answer: answered } in answers {
+                self.add(by, FanoutFigure::ResultMs, ms(result))?;
+                self.add(by, FanoutFigure::AnsweredMs, ms(answered))?;
             }
         }
-        self.add(by, Figure::ChildrenPerS, children as f64 / spent.as_secs_f64())
+        self.add(by, FanoutFigure::ChildrenPerS, children as f64 / spent.as_secs_f64())
     }
 
-    async fn fan_out(&mut self, by: Creator, count: u64) -> Result<(Duration, Vec<Answered>), BenchError> {
+    async fn fan_out(&mut self, by: CreateMethod, count: u64) -> Result<(Duration, Vec<ChildLatency>), BenchError> {
         let made = self.creators.create(by, count).await?;
         // Local forks were waited for by the thread that answers the nodes' probes too, which end a connection that is silent
         // for long.
-        if by != Creator::Farfork {
-            tokio::time::sleep(PROBES_TURN).await;
+        if by != CreateMethod::Farfork {
+            tokio::time::sleep(PROBE_PAUSE).await;
         }
         Ok(made)
     }
 
-    async fn look_at_memory(&mut self, cluster: &mut Cluster) -> Result<(), BenchError> {
+    async fn measure_memory(&mut self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         // Zygotes go that nobody used while others forked, and the first child of all is none's copy.
-        self.fan_out(Creator::Farfork, self.plan.children).await?;
-        for by in [Creator::EVERYWHERE; HELD].concat() {
-            let Held { pid, child } = self.creators.hold(by).await?;
+        self.fan_out(CreateMethod::Farfork, self.plan.children).await?;
+        for by in [CreateMethod::ON_EVERY_MACHINE; MEMORY_SAMPLES].concat() {
+            let HeldChild { pid, child } = self.creators.create_held(by).await?;
             self.add_memory(by, pid)?;
             if let Some(child) = child {
                 cluster.kill(&child).await?;
@@ -117,17 +125,17 @@ impl<'a> Course<'a> {
         Ok(())
     }
 
-    fn add_memory(&mut self, by: Creator, pid: i32) -> Result<(), BenchError> {
+    fn add_memory(&mut self, by: CreateMethod, pid: i32) -> Result<(), BenchError> {
         let gone = |cause| BenchError::Program { program: SPARSE.name, cause };
-        let own = Residence::of(pid).map_err(gone)?.private_bytes as f64 / 1024.0;
+        let own = ResidentMemory::read(pid).map_err(gone)?.private_bytes as f64 / 1024.0;
         let tables = page_tables_kib(pid).map_err(gone)?;
-        self.add(by, Figure::OwnKib, own)?;
-        self.add(by, Figure::PageTablesKib, tables)?;
-        self.add(by, Figure::MemoryKib, own + tables)
+        self.add(by, FanoutFigure::OwnKib, own)?;
+        self.add(by, FanoutFigure::PageTablesKib, tables)?;
+        self.add(by, FanoutFigure::MemoryKib, own + tables)
     }
 
-    fn add(&mut self, by: Creator, figure: Figure, value: f64) -> Result<(), BenchError> {
-        self.samples.add(Key { by, figure }, value)
+    fn add(&mut self, by: CreateMethod, figure: FanoutFigure, value: f64) -> Result<(), BenchError> {
+        self.samples.add(FanoutSampleKey { by, figure }, value)
     }
 }
 

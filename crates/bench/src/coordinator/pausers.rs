@@ -3,52 +3,57 @@
 
 use std::time::Duration;
 
-use super::cluster::Cluster;
-use super::warm::Warm;
-use crate::baseline::halts::{HALTS, Halts};
+use super::cluster::BenchCluster;
+use super::warm::WarmChildren;
+use crate::baseline::halts::{PAUSED_FORKS, PausedForks};
 use crate::error::BenchError;
-use crate::plan::by::Pauser;
-use crate::workload::turns::Turn;
+use crate::plan::by::PauseMethod;
+use crate::workload::turns::FunctionRun;
 
 /// All of them.
-pub(super) struct Pausers {
-    warm: Warm,
+pub(super) struct PauseMethods {
+    farfork: WarmChildren,
     /// Not on each machine.
-    frozen: Option<Halts>,
-    stopped: Halts,
+    freezer: Option<PausedForks>,
+    signals: PausedForks,
     /// The number of the next request to a floor.
     next: u64,
 }
 
-impl Pausers {
+impl PauseMethods {
     /// With a parent of so many MiB for farfork's children, none of which there are yet, and so many local forks. What all of them
     /// run takes so many steps.
-    pub(super) async fn start(cluster: &mut Cluster, mib: u64, steps: u64, forks: usize) -> Result<Self, BenchError> {
-        let floor = HALTS.install(cluster.scratch())?;
-        let frozen = Halts::frozen(&floor, steps, forks)?;
-        let stopped = Halts::stopped(&floor, steps, forks)?;
-        let warm = Warm::start(cluster, mib, steps).await?;
-        Ok(Self { warm, frozen, stopped, next: 1 })
+    pub(super) async fn start(
+        cluster: &mut BenchCluster,
+        mib: u64,
+        steps: u64,
+        forks: usize,
+    ) -> Result<Self, BenchError> {
+        let floor = PAUSED_FORKS.install(cluster.scratch())?;
+        let frozen = PausedForks::start_frozen(&floor, steps, forks)?;
+        let stopped = PausedForks::start_stopped(&floor, steps, forks)?;
+        let warm = WarmChildren::start(cluster, mib, steps).await?;
+        Ok(Self { farfork: warm, freezer: frozen, signals: stopped, next: 1 })
     }
 
     /// Has at least so many children of farfork's ready.
-    pub(super) async fn grow(&mut self, cluster: &mut Cluster, count: usize) -> Result<(), BenchError> {
-        self.warm.grow(cluster, count).await
+    pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
+        self.farfork.ensure_children(cluster, count).await
     }
 
     /// Has so many take turns for so long, each at least one, with a gap before each; how long it took, and each turn. There
     /// are none where the machine has no such floor.
     pub(super) async fn run(
         &mut self,
-        by: Pauser,
+        by: PauseMethod,
         parallel: usize,
         time: Duration,
         gap: Duration,
-    ) -> Result<(Duration, Vec<Turn>), BenchError> {
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
         let halts = match by {
-            Pauser::Farfork => return self.warm.run(parallel, time, gap).await,
-            Pauser::BareFreezer => self.frozen.as_mut(),
-            Pauser::Signals => Some(&mut self.stopped),
+            PauseMethod::Farfork => return self.farfork.run(parallel, time, gap).await,
+            PauseMethod::BareFreezer => self.freezer.as_mut(),
+            PauseMethod::Signals => Some(&mut self.signals),
         };
         let Some(halts) = halts else { return Ok((time, Vec::new())) };
         let (took, turns) = halts.run(parallel, time, gap, self.next)?;
@@ -57,7 +62,7 @@ impl Pausers {
     }
 
     /// Ends them.
-    pub(super) async fn end(self, cluster: &mut Cluster) -> Result<(), BenchError> {
-        self.warm.end(cluster).await
+    pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
+        self.farfork.stop(cluster).await
     }
 }

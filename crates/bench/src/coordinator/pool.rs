@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use farfork_cluster::local::LocalNode;
 
-use super::cluster::Cluster;
-use super::creators::Creators;
-use super::crowd::Crowd;
-use super::pausers::Pausers;
-use crate::baseline::crowd::{Answered, ChildNetwork};
+use super::cluster::BenchCluster;
+use super::creators::CreateMethods;
+use super::crowd::FanoutClient;
+use super::pausers::PauseMethods;
+use crate::baseline::crowd::{ChildLatency, ChildNetwork};
 use crate::error::BenchError;
 use crate::figure::{IDLE, Pace};
-use crate::plan::by::{Creator, Pauser};
-use crate::plan::pool::{By, Figure, Key, PoolPlan};
-use crate::progress::{Show, tell};
-use crate::report::pool::PoolReport;
+use crate::plan::by::{CreateMethod, PauseMethod};
+use crate::plan::pool::{PoolFigure, PoolMethod, PoolParameters, PoolSampleKey};
+use crate::progress::{ProgressCallback, report_progress};
+use crate::report::pool::PoolSummary;
 use crate::samples::Samples;
 
 /// Of the children of a burst, so many times as there are containers ready: most of them wait for theirs to be made.
@@ -26,70 +26,78 @@ const BURST_FACTOR: u64 = 4;
 ///
 /// # Errors
 /// What ended it early; a wrong result is such.
-pub async fn run_pool(plan: &PoolPlan, farfork: PathBuf, show: Show<'_>) -> Result<PoolReport, BenchError> {
-    let samples = Samples::written_to(plan.samples_file.as_deref())?;
+pub async fn run_pool(
+    plan: &PoolParameters,
+    farfork: PathBuf,
+    show: ProgressCallback<'_>,
+) -> Result<PoolSummary, BenchError> {
+    let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let arguments = ["--pool".to_owned(), plan.pool.to_string()];
-    let mut cluster = Cluster::start_nodes(farfork, 1, true, &arguments).await?;
-    let mut course = Course::begin(plan, &mut cluster, samples).await?;
+    let mut cluster = BenchCluster::start_nodes(farfork, 1, true, &arguments).await?;
+    let mut course = PoolRun::start(plan, &mut cluster, samples).await?;
     for done in 0..plan.runs {
-        tell(show, done, plan.runs, "creating and pausing")?;
+        report_progress(show, done, plan.runs, "creating and pausing")?;
         course.round().await?;
     }
-    let Course { creators, pausers, samples, .. } = course;
-    pausers.end(&mut cluster).await?;
-    creators.end(&mut cluster).await?;
-    cluster.end()?;
-    PoolReport::new(plan, samples)
+    let PoolRun { creators, pausers, samples, .. } = course;
+    pausers.stop(&mut cluster).await?;
+    creators.stop(&mut cluster).await?;
+    cluster.stop()?;
+    PoolSummary::new(plan, samples)
 }
 
 /// Everything that is measured with.
-struct Course<'a> {
-    plan: &'a PoolPlan,
-    creators: Creators,
-    pausers: Pausers,
-    samples: Samples<Key>,
+struct PoolRun<'a> {
+    plan: &'a PoolParameters,
+    creators: CreateMethods,
+    pausers: PauseMethods,
+    samples: Samples<PoolSampleKey>,
 }
 
-impl<'a> Course<'a> {
-    async fn begin(plan: &'a PoolPlan, cluster: &mut Cluster, samples: Samples<Key>) -> Result<Self, BenchError> {
+impl<'a> PoolRun<'a> {
+    async fn start(
+        plan: &'a PoolParameters,
+        cluster: &mut BenchCluster,
+        samples: Samples<PoolSampleKey>,
+    ) -> Result<Self, BenchError> {
         let crowd = async |nodes: &[LocalNode], seed: &str| {
             let [node, ..] = nodes else { unreachable!("it was started with one") };
-            Crowd::at(&node.name, &node.socket, seed, plan.mib).await
+            FanoutClient::on_node(&node.name, &node.socket, seed, plan.mib).await
         };
-        let mut pausers = Pausers::start(cluster, plan.mib, 0, 1).await?;
-        pausers.grow(cluster, 1).await?;
-        let creators = Creators::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), crowd).await?;
+        let mut pausers = PauseMethods::start(cluster, plan.mib, 0, 1).await?;
+        pausers.ensure_children(cluster, 1).await?;
+        let creators = CreateMethods::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), crowd).await?;
         Ok(Self { plan, creators, pausers, samples })
     }
 
     async fn round(&mut self) -> Result<(), BenchError> {
         for pace in [Pace::BackToBack, Pace::Idle] {
-            for by in Creator::EVERYWHERE {
+            for by in CreateMethod::ON_EVERY_MACHINE {
                 // Back to back is what follows the same.
                 match pace {
                     Pace::Idle => tokio::time::sleep(IDLE).await,
                     Pace::BackToBack => drop(self.creators.create(by, 1).await?),
                 }
-                for Answered { result, answered } in self.creators.create(by, 1).await?.1 {
-                    self.add(Figure::Create, By::Creating(by), pace, result)?;
-                    self.add(Figure::CreateAnswered, By::Creating(by), pace, answered)?;
+                for ChildLatency { result, answer: answered } in self.creators.create(by, 1).await?.1 {
+                    self.add(PoolFigure::Create, PoolMethod::Create(by), pace, result)?;
+                    self.add(PoolFigure::CreateAnswered, PoolMethod::Create(by), pace, answered)?;
                 }
             }
-            for by in Pauser::ALL {
-                self.pause(by, pace).await?;
+            for by in PauseMethod::ALL {
+                self.measure_pause(by, pace).await?;
             }
         }
-        for by in Creator::EVERYWHERE {
+        for by in CreateMethod::ON_EVERY_MACHINE {
             let (_, answers) = self.creators.create(by, self.plan.pool * BURST_FACTOR).await?;
-            let last = answers.iter().map(|answer| answer.answered).max().unwrap_or_default();
+            let last = answers.iter().map(|answer| answer.answer).max().unwrap_or_default();
             let each = last / answers.len().max(1) as u32;
-            self.add(Figure::CreateInBurst, By::Creating(by), Pace::BackToBack, each)?;
+            self.add(PoolFigure::CreateInBurst, PoolMethod::Create(by), Pace::BackToBack, each)?;
         }
         Ok(())
     }
 
     /// Of several turns, what the last one took.
-    async fn pause(&mut self, by: Pauser, pace: Pace) -> Result<(), BenchError> {
+    async fn measure_pause(&mut self, by: PauseMethod, pace: Pace) -> Result<(), BenchError> {
         let (turns, gap) = if pace == Pace::Idle { (1, IDLE) } else { (2, Duration::ZERO) };
         let mut last = None;
         for _ in 0..turns {
@@ -97,12 +105,12 @@ impl<'a> Course<'a> {
             last = taken.last().copied();
         }
         let Some(turn) = last else { return Ok(()) };
-        self.add(Figure::Pause, By::Pausing(by), pace, turn.pause)?;
-        self.add(Figure::Unpause, By::Pausing(by), pace, turn.unpause)?;
-        self.add(Figure::UnpauseToAnswer, By::Pausing(by), pace, turn.answer)
+        self.add(PoolFigure::Pause, PoolMethod::Pause(by), pace, turn.pause)?;
+        self.add(PoolFigure::Unpause, PoolMethod::Pause(by), pace, turn.unpause)?;
+        self.add(PoolFigure::UnpauseToAnswer, PoolMethod::Pause(by), pace, turn.answer)
     }
 
-    fn add(&mut self, figure: Figure, by: By, pace: Pace, time: Duration) -> Result<(), BenchError> {
-        self.samples.add(Key { figure, by, pace }, time.as_secs_f64() * 1e6)
+    fn add(&mut self, figure: PoolFigure, by: PoolMethod, pace: Pace, time: Duration) -> Result<(), BenchError> {
+        self.samples.add(PoolSampleKey { figure, by, pace }, time.as_secs_f64() * 1e6)
     }
 }

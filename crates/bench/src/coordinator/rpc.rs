@@ -5,79 +5,79 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use super::stage::{Stage, end_command};
-use crate::baseline::echo::{ECHO, Echo};
-use crate::end::specification::{CLIENT, End, Load, SERVER, Side, System};
+use super::stage::{Testbed, endpoint_command};
+use crate::baseline::echo::{BareEcho, ECHO};
+use crate::end::specification::{CLIENT, ClientLoad, EndpointRole, EndpointSpec, RpcSystem, SERVER};
 use crate::error::BenchError;
-use crate::links::Links;
-use crate::plan::rpc::{Key, Measured, RpcCase, RpcPlan, RunOutcome};
-use crate::program::Program;
-use crate::progress::{Show, tell};
-use crate::report::rpc::RpcReport;
+use crate::links::VethNetwork;
+use crate::plan::rpc::{RpcCase, RpcParameters, RpcRunOutcome, RpcSampleKey, RpcSeries};
+use crate::program::ChildProgram;
+use crate::progress::{ProgressCallback, report_progress};
+use crate::report::rpc::RpcSummary;
 use crate::samples::Samples;
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `bench end` command the ends are.
 ///
 /// # Errors
 /// What ended it early.
-pub fn run_rpc(plan: &RpcPlan, farfork: &Path, show: Show<'_>) -> Result<RpcReport, BenchError> {
-    let samples = Samples::written_to(plan.samples_file.as_deref())?;
+pub fn run_rpc(plan: &RpcParameters, farfork: &Path, show: ProgressCallback<'_>) -> Result<RpcSummary, BenchError> {
+    let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
-    let stage = Stage::new("rpc", farfork, clients)?;
+    let stage = Testbed::new("rpc", farfork, clients)?;
     let echo = ECHO.install(stage.scratch.path())?;
-    let mut course = Course { plan, stage, echo, samples, outcomes: Vec::new() };
+    let mut course = RpcRun { plan, stage, echo, samples, outcomes: Vec::new() };
     let steps: Vec<_> = plan.cases.iter().flat_map(|case| course.steps(case)).collect();
     let total = steps.len() * plan.runs;
     let mut done = 0;
     for case_steps in steps.chunk_by(|left, right| left.0 == right.0) {
         for _ in 0..plan.runs {
             for (case, measured) in case_steps {
-                tell(show, done, total, describe(case, *measured))?;
+                report_progress(show, done, total, describe(case, *measured))?;
                 course.step(case, *measured)?;
                 done += 1;
             }
         }
     }
     course.samples.flush()?;
-    Ok(RpcReport::new(plan, course.samples, course.outcomes))
+    Ok(RpcSummary::new(plan, course.samples, course.outcomes))
 }
 
-fn describe(case: &RpcCase, measured: Measured) -> String {
+fn describe(case: &RpcCase, measured: RpcSeries) -> String {
     let what = match measured {
-        Measured::Calls(system) => system.name(),
-        Measured::Floor => "raw echo",
+        RpcSeries::Calls(system) => system.name(),
+        RpcSeries::Floor => "raw echo",
     };
     format!("{what}: {} × {}", case.connections(), case.window)
 }
 
-struct Course<'a> {
-    plan: &'a RpcPlan,
-    stage: Stage<'a>,
+struct RpcRun<'a> {
+    plan: &'a RpcParameters,
+    stage: Testbed<'a>,
     echo: PathBuf,
-    samples: Samples<Key>,
-    outcomes: Vec<(RpcCase, RunOutcome)>,
+    samples: Samples<RpcSampleKey>,
+    outcomes: Vec<(RpcCase, RpcRunOutcome)>,
 }
 
-impl Course<'_> {
-    fn steps(&self, case: &RpcCase) -> Vec<(RpcCase, Measured)> {
-        let mut steps = vec![Measured::Calls(System::Farfork)];
+impl RpcRun<'_> {
+    fn steps(&self, case: &RpcCase) -> Vec<(RpcCase, RpcSeries)> {
+        let mut steps = vec![RpcSeries::Calls(RpcSystem::Farfork)];
         if self.plan.floors && case.has_floor() {
-            steps.insert(0, Measured::Floor);
+            steps.insert(0, RpcSeries::Floor);
         }
         if self.plan.floors && case.has_peers() {
-            let peers = [System::Tokio, System::TonicStream, System::Tarpc, System::TonicUnary];
-            steps.extend(peers.map(Measured::Calls));
+            let peers = [RpcSystem::Tokio, RpcSystem::TonicStream, RpcSystem::Tarpc, RpcSystem::TonicUnary];
+            steps.extend(peers.map(RpcSeries::Calls));
         }
         steps.into_iter().map(|measured| (*case, measured)).collect()
     }
 
-    fn step(&mut self, case: &RpcCase, measured: Measured) -> Result<(), BenchError> {
+    fn step(&mut self, case: &RpcCase, measured: RpcSeries) -> Result<(), BenchError> {
         let per_s = match measured {
-            Measured::Floor => self.floor(case)?,
-            Measured::Calls(system) => {
+            RpcSeries::Floor => self.measure_floor(case)?,
+            RpcSeries::Calls(system) => {
                 let outcome = run_once(&self.stage, self.plan, case, system, &mut |_, _| ControlFlow::Continue(()))?;
                 let per_s = outcome.per_s;
-                if system == System::Farfork {
+                if system == RpcSystem::Farfork {
                     self.add(case, measured, "p50_us", outcome.latency_us[0])?;
                     self.outcomes.push((*case, outcome));
                 }
@@ -87,39 +87,46 @@ impl Course<'_> {
         self.add(case, measured, "per_s", per_s)
     }
 
-    fn add(&mut self, case: &RpcCase, measured: Measured, figure: &'static str, value: f64) -> Result<(), BenchError> {
-        self.samples.add(Key { case: *case, measured, figure }, value)
+    fn add(&mut self, case: &RpcCase, measured: RpcSeries, figure: &'static str, value: f64) -> Result<(), BenchError> {
+        self.samples.add(RpcSampleKey { case: *case, series: measured, figure }, value)
     }
 
     /// The bare echo of the same kind; with several in flight the better of spinning and sleeping, that nobody be
     /// flattered.
-    fn floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
+    fn measure_floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
         let (connections, window, pinned) = (case.connections(), case.window * case.sessions, case.is_pinned());
         let seconds = self.plan.client_seconds / if window > 1 { 2.0 } else { 1.0 };
-        let echo = Echo { program: &self.echo, connections, window, seconds, spins: case.spins, pinned };
-        let per_s = echo.per_s(&self.stage.links)?;
+        let echo = BareEcho { program: &self.echo, connections, window, seconds, spins: case.spins, pinned };
+        let per_s = echo.measure_per_s(&self.stage.network)?;
         if window == 1 {
             return Ok(per_s);
         }
-        Ok(per_s.max(Echo { spins: !echo.spins, ..echo }.per_s(&self.stage.links)?))
+        Ok(per_s.max(BareEcho { spins: !echo.spins, ..echo }.measure_per_s(&self.stage.network)?))
     }
 }
 
 /// One run of one case: a server and its clients. `on_interval` is told of each interval's throughput as it passes.
 pub(crate) fn run_once(
-    stage: &Stage<'_>,
-    plan: &RpcPlan,
+    stage: &Testbed<'_>,
+    plan: &RpcParameters,
     case: &RpcCase,
-    system: System,
-    on_interval: &mut dyn FnMut(usize, &RunOutcome) -> ControlFlow<()>,
-) -> Result<RunOutcome, BenchError> {
+    system: RpcSystem,
+    on_interval: &mut dyn FnMut(usize, &RpcRunOutcome) -> ControlFlow<()>,
+) -> Result<RpcRunOutcome, BenchError> {
     let pinned = |processor: usize| if case.is_pinned() { vec![processor] } else { Vec::new() };
-    let (name, spins, Stage { links, farfork, .. }) = (system.name(), case.spins, stage);
-    let side = Side::Server { ip: [0, 0, 0, 0].into(), threads: case.server_threads, seconds: plan.server_seconds };
-    let end = End { system, side, spins, identity: stage.identity(case.protection, SERVER), processors: pinned(0) };
-    let mut server = Program::start(name, &end_command(links.on_server(), farfork, &end))?;
-    let [port] = server.answer("listening")?;
-    let load = Load {
+    let (name, spins, Testbed { network: links, farfork, .. }) = (system.name(), case.spins, stage);
+    let side =
+        EndpointRole::Server { ip: [0, 0, 0, 0].into(), threads: case.server_threads, seconds: plan.server_seconds };
+    let end = EndpointSpec {
+        system,
+        role: side,
+        spins,
+        identity: stage.identity(case.protection, SERVER),
+        processors: pinned(0),
+    };
+    let mut server = ChildProgram::start(name, &endpoint_command(links.server_command(), farfork, &end))?;
+    let [port] = server.read_answer("listening")?;
+    let load = ClientLoad {
         threads: case.threads,
         connections: case.connections_per_thread,
         sessions: case.sessions,
@@ -129,21 +136,21 @@ pub(crate) fn run_once(
         interval_seconds: plan.interval_seconds,
     };
     let client = |number: usize| {
-        let to = SocketAddr::new(Links::server_ip(number).into(), port as u16);
-        let (side, identity) = (Side::Client { to, load }, stage.identity(case.protection, CLIENT));
-        let end = End { system, side, spins, identity, processors: pinned(1) };
-        let mut client = Program::start(name, &end_command(links.on_client(number), farfork, &end))?;
-        let [] = client.answer("ready")?;
+        let to = SocketAddr::new(VethNetwork::server_ip(number).into(), port as u16);
+        let (side, identity) = (EndpointRole::Client { to, load }, stage.identity(case.protection, CLIENT));
+        let end = EndpointSpec { system, role: side, spins, identity, processors: pinned(1) };
+        let mut client = ChildProgram::start(name, &endpoint_command(links.client_command(number), farfork, &end))?;
+        let [] = client.read_answer("ready")?;
         Ok(client)
     };
     let mut clients = (0..case.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
-    clients.iter_mut().try_for_each(|client| client.tell(b'g'))?;
-    let mut outcome = RunOutcome::default();
-    for interval in 0..load.intervals() as usize {
+    clients.iter_mut().try_for_each(|client| client.send_letter(b'g'))?;
+    let mut outcome = RpcRunOutcome::default();
+    for interval in 0..load.interval_count() as usize {
         let mut per_s = 0.0;
         (outcome.errors, outcome.damaged) = (0, 0);
         for client in &mut clients {
-            let [answers, ns, errors, damaged] = client.answer("interval")?;
+            let [answers, ns, errors, damaged] = client.read_answer("interval")?;
             per_s += answers as f64 / (ns as f64 / 1e9);
             outcome.errors += errors as u64;
             outcome.damaged += damaged as u64;
@@ -156,10 +163,10 @@ pub(crate) fn run_once(
     finish(&mut clients, outcome)
 }
 
-fn finish(clients: &mut [Program], mut outcome: RunOutcome) -> Result<RunOutcome, BenchError> {
+fn finish(clients: &mut [ChildProgram], mut outcome: RpcRunOutcome) -> Result<RpcRunOutcome, BenchError> {
     (outcome.errors, outcome.damaged) = (0, 0);
     for client in clients {
-        let [answers, ns, errors, damaged, _count, latencies @ ..] = client.answer::<10>("done")?;
+        let [answers, ns, errors, damaged, _count, latencies @ ..] = client.read_answer::<10>("done")?;
         outcome.per_s += answers as f64 / (ns as f64 / 1e9);
         outcome.errors += errors as u64;
         outcome.damaged += damaged as u64;

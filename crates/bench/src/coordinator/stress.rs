@@ -6,26 +6,26 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::rpc::run_once;
-use super::stage::Stage;
-use crate::end::specification::System;
+use super::stage::Testbed;
+use crate::end::specification::RpcSystem;
 use crate::error::BenchError;
-use crate::plan::rpc::{RpcCase, RpcPlan, RunOutcome};
+use crate::plan::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
 
 /// What was found.
 #[derive(Debug, Clone, Serialize)]
-pub struct StressOutcome {
+pub struct StressRpcOutcome {
     /// Of all clients.
     #[serde(flatten)]
-    pub run: RunOutcome,
+    pub run: RpcRunOutcome,
     /// The floor that no interval may fall below, in answers a second.
     pub floor_per_s: f64,
     /// What is wrong; nothing if it passed.
     pub faults: Vec<String>,
 }
 
-impl StressOutcome {
+impl StressRpcOutcome {
     /// The verdict.
-    pub fn passed(&self) -> bool {
+    pub fn has_passed(&self) -> bool {
         self.faults.is_empty()
     }
 }
@@ -37,19 +37,19 @@ impl StressOutcome {
 /// # Errors
 /// It could not be run.
 pub fn stress_rpc(
-    plan: &RpcPlan,
+    plan: &RpcParameters,
     case: &RpcCase,
     floor_per_s: f64,
     farfork: &Path,
-    show: &mut dyn FnMut(usize, &RunOutcome) -> ControlFlow<()>,
-) -> Result<StressOutcome, BenchError> {
-    let stage = Stage::new("rpc", farfork, case.clients)?;
-    let run = run_once(&stage, plan, case, System::Farfork, show)?;
-    let faults = judge(&run, floor_per_s);
-    Ok(StressOutcome { run, floor_per_s, faults })
+    show: &mut dyn FnMut(usize, &RpcRunOutcome) -> ControlFlow<()>,
+) -> Result<StressRpcOutcome, BenchError> {
+    let stage = Testbed::new("rpc", farfork, case.clients)?;
+    let run = run_once(&stage, plan, case, RpcSystem::Farfork, show)?;
+    let faults = judge_run(&run, floor_per_s);
+    Ok(StressRpcOutcome { run, floor_per_s, faults })
 }
 
-fn judge(run: &RunOutcome, floor_per_s: f64) -> Vec<String> {
+fn judge_run(run: &RpcRunOutcome, floor_per_s: f64) -> Vec<String> {
     let mut faults = Vec::new();
     if run.errors > 0 {
         faults.push(format!("{} requests failed", run.errors));
@@ -70,19 +70,20 @@ fn judge(run: &RunOutcome, floor_per_s: f64) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{RunOutcome, judge};
+    use super::{RpcRunOutcome, judge_run};
 
     #[test]
     fn each_kind_of_fault_fails_the_run() {
-        let good = RunOutcome { per_s: 900.0, intervals_per_s: vec![10.0, 1000.0, 800.0], ..RunOutcome::default() };
-        assert!(judge(&good, 500.0).is_empty(), "the first interval may be slow");
+        let good =
+            RpcRunOutcome { per_s: 900.0, intervals_per_s: vec![10.0, 1000.0, 800.0], ..RpcRunOutcome::default() };
+        assert!(judge_run(&good, 500.0).is_empty(), "the first interval may be slow");
         for bad in [
-            RunOutcome { errors: 1, ..good.clone() },
-            RunOutcome { damaged: 1, ..good.clone() },
-            RunOutcome { intervals_per_s: vec![1000.0, 1000.0, 499.0], ..good.clone() },
-            RunOutcome { per_s: 400.0, ..good.clone() },
+            RpcRunOutcome { errors: 1, ..good.clone() },
+            RpcRunOutcome { damaged: 1, ..good.clone() },
+            RpcRunOutcome { intervals_per_s: vec![1000.0, 1000.0, 499.0], ..good.clone() },
+            RpcRunOutcome { per_s: 400.0, ..good.clone() },
         ] {
-            assert_eq!(judge(&bad, 500.0).len(), 1, "{bad:?}");
+            assert_eq!(judge_run(&bad, 500.0).len(), 1, "{bad:?}");
         }
     }
 }

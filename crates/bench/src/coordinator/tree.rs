@@ -2,56 +2,61 @@
 
 use std::path::PathBuf;
 
-use super::cluster::Cluster;
+use super::cluster::BenchCluster;
 use crate::error::BenchError;
-use crate::plan::tree::{Figure, Key, TreePlan};
-use crate::progress::{Show, tell};
-use crate::report::tree::TreeReport;
+use crate::plan::tree::{TreeFigure, TreeParameters, TreeSampleKey};
+use crate::progress::{ProgressCallback, report_progress};
+use crate::report::tree::TreeSummary;
 use crate::samples::Samples;
-use crate::workload::tree::{TREE, Tree};
+use crate::workload::tree::{PROCESS_TREE, ProcessTree};
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
 ///
 /// # Errors
 /// What ended it early.
-pub async fn run_tree(plan: &TreePlan, farfork: PathBuf, show: Show<'_>) -> Result<TreeReport, BenchError> {
-    let mut cluster = Cluster::start(farfork, true).await?;
-    let program = TREE.install(cluster.scratch())?;
-    let start = |processes: &u64| Ok((*processes, Tree::start(&program, *processes, plan.mib, plan.shared_mib)?));
-    let mut trees: Vec<(u64, Tree)> = plan.processes.iter().map(start).collect::<Result<_, BenchError>>()?;
+pub async fn run_tree(
+    plan: &TreeParameters,
+    farfork: PathBuf,
+    show: ProgressCallback<'_>,
+) -> Result<TreeSummary, BenchError> {
+    let mut cluster = BenchCluster::start(farfork, true).await?;
+    let program = PROCESS_TREE.install(cluster.scratch())?;
+    let start =
+        |processes: &u64| Ok((*processes, ProcessTree::start(&program, *processes, plan.mib, plan.shared_mib)?));
+    let mut trees: Vec<(u64, ProcessTree)> = plan.processes.iter().map(start).collect::<Result<_, BenchError>>()?;
     let (mut samples, mut done) = (Samples::new(), 0);
     let steps = plan.runs * trees.len();
     for _ in 0..plan.runs {
         for (processes, tree) in &mut trees {
-            tell(show, done, steps, format!("{processes} processes"))?;
-            measure(&mut cluster, *processes, tree, &mut samples).await?;
+            report_progress(show, done, steps, format!("{processes} processes"))?;
+            measure_tree(&mut cluster, *processes, tree, &mut samples).await?;
             done += 1;
         }
     }
     drop(trees);
-    cluster.end()?;
-    Ok(TreeReport::new(plan, samples))
+    cluster.stop()?;
+    Ok(TreeSummary::new(plan, samples))
 }
 
 /// One round of a tree whose processes have written to all of their pages before each fork.
-async fn measure(
-    cluster: &mut Cluster,
+async fn measure_tree(
+    cluster: &mut BenchCluster,
     processes: u64,
-    tree: &mut Tree,
-    samples: &mut Samples<Key>,
+    tree: &mut ProcessTree,
+    samples: &mut Samples<TreeSampleKey>,
 ) -> Result<(), BenchError> {
     tree.write_all()?;
-    let (forks_ms, copy_ms) = (tree.forks_ms()?, tree.copy_ms()?);
+    let (forks_ms, copy_ms) = (tree.measure_forks_ms()?, tree.measure_copy_ms()?);
     tree.write_all()?;
     let prepared = cluster.prepare(tree.pid()).await?;
     cluster.drop_seed(&prepared.seed).await?;
     for (figure, ms) in [
-        (Figure::Forks, forks_ms),
-        (Figure::Copy, copy_ms),
-        (Figure::Pause, prepared.pause_us as f64 / 1e3),
-        (Figure::Prepare, prepared.answer.as_secs_f64() * 1e3),
+        (TreeFigure::Forks, forks_ms),
+        (TreeFigure::Copy, copy_ms),
+        (TreeFigure::Pause, prepared.pause_us as f64 / 1e3),
+        (TreeFigure::Prepare, prepared.round_trip.as_secs_f64() * 1e3),
     ] {
-        samples.add(Key { processes, figure }, ms)?;
+        samples.add(TreeSampleKey { processes, figure }, ms)?;
     }
     Ok(())
 }

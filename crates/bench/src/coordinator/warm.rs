@@ -10,15 +10,15 @@ use futures_util::future;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::cluster::{Cluster, Wanted, told};
+use super::cluster::{BenchCluster, ForkOptions, request_failure};
 use crate::error::BenchError;
-use crate::figure::Place;
+use crate::figure::ChildPlace;
 use crate::workload::micro::PAYLOAD_PATH;
-use crate::workload::parent::Parent;
-use crate::workload::turns::{self, TURNS, Turn};
+use crate::workload::parent::ParentProgram;
+use crate::workload::turns::{self, FunctionRun, WARM_FUNCTION};
 
 /// Where children see the directory of their socket.
-const INSIDE: &str = "/run/turns";
+const SOCKET_DIR: &str = "/run/turns";
 
 /// For any one request to a node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
@@ -28,55 +28,55 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Such children of one parent, on one node.
 #[derive(Debug)]
-pub(super) struct Warm {
+pub(super) struct WarmChildren {
     client: Client,
     listener: UnixListener,
     directory: PathBuf,
     /// Kept running.
-    _parent: Parent,
+    _parent: ParentProgram,
     seed: String,
     steps: u64,
-    containers: Vec<Container>,
+    children: Vec<PausedChild>,
     /// The number of the next request.
     next: u64,
 }
 
 /// A child, paused.
 #[derive(Debug)]
-struct Container {
+struct PausedChild {
     child: String,
     stream: UnixStream,
 }
 
-impl Warm {
+impl WarmChildren {
     /// Starts their parent, with so much memory, whose children's function takes so many steps.
-    pub(super) async fn start(cluster: &mut Cluster, mib: u64, steps: u64) -> Result<Self, BenchError> {
-        let program = TURNS.install(cluster.scratch())?;
+    pub(super) async fn start(cluster: &mut BenchCluster, mib: u64, steps: u64) -> Result<Self, BenchError> {
+        let program = WARM_FUNCTION.install(cluster.scratch())?;
         let directory = cluster.scratch().join("sockets");
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
         std::fs::create_dir(&directory).map_err(failed)?;
         let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
-        let parent = Parent::start(&TURNS, &program, mib, PAYLOAD_PATH.as_ref())?;
+        let parent = ParentProgram::start(&WARM_FUNCTION, &program, mib, PAYLOAD_PATH.as_ref())?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let client = client::connect(&cluster.nodes()[0].socket).await?;
-        Ok(Self { client, listener, directory, _parent: parent, seed, steps, containers: Vec::new(), next: 1 })
+        Ok(Self { client, listener, directory, _parent: parent, seed, steps, children: Vec::new(), next: 1 })
     }
 
     /// Starts as many as are lacking, each of which has taken its first turn.
-    pub(super) async fn grow(&mut self, cluster: &mut Cluster, count: usize) -> Result<(), BenchError> {
-        while self.containers.len() < count {
-            let payload = turns::payload(self.containers.len(), self.steps, &Path::new(INSIDE).join("socket"));
-            let wanted = Wanted { bind: Some((&self.directory, INSIDE.as_ref())), ..Wanted::default() };
-            let child = cluster.begin(&self.seed, Place::Own, &payload, wanted).await?;
+    pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
+        while self.children.len() < count {
+            let payload = turns::payload(self.children.len(), self.steps, &Path::new(SOCKET_DIR).join("socket"));
+            let wanted = ForkOptions { bind: Some((&self.directory, SOCKET_DIR.as_ref())), ..ForkOptions::default() };
+            let child = cluster.start_child(&self.seed, ChildPlace::Own, &payload, wanted).await?;
             let connected = tokio::time::timeout(CONNECT_LIMIT, self.listener.accept()).await;
-            let (mut stream, _) = connected.map_err(Into::into).and_then(|accepted| accepted).map_err(broken)?;
-            let index = stream.read_u64_le().await.map_err(broken)?;
-            if index != self.containers.len() as u64 {
-                return Err(BenchError::Wrong { wrong: 1, what: "children that connect" });
+            let (mut stream, _) = connected.map_err(Into::into).and_then(|accepted| accepted).map_err(socket_error)?;
+            let index = stream.read_u64_le().await.map_err(socket_error)?;
+            if index != self.children.len() as u64 {
+                return Err(BenchError::WrongMemory { count: 1, what: "children that connect" });
             }
-            let mut container = Container { child, stream };
-            container.turn(self.client.clone(), 0).await?;
-            self.containers.push(container);
+            let mut container = PausedChild { child, stream };
+            container.run_function(self.client.clone(), 0).await?;
+            self.children.push(container);
         }
         Ok(())
     }
@@ -87,52 +87,52 @@ impl Warm {
         parallel: usize,
         time: Duration,
         gap: Duration,
-    ) -> Result<(Duration, Vec<Turn>), BenchError> {
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
         let (first, client, began) = (self.next, &self.client, Instant::now());
-        let take_turns = async |(index, container): (usize, &mut Container)| {
-            let mut turns: Vec<Turn> = Vec::new();
+        let take_turns = async |(index, container): (usize, &mut PausedChild)| {
+            let mut turns: Vec<FunctionRun> = Vec::new();
             while turns.is_empty() || began.elapsed() < time {
                 tokio::time::sleep(gap).await;
                 let number = first + (index + turns.len() * parallel) as u64;
-                turns.push(container.turn(client.clone(), number).await?);
+                turns.push(container.run_function(client.clone(), number).await?);
             }
             Ok::<_, BenchError>(turns)
         };
-        let all = self.containers.iter_mut().take(parallel).enumerate().map(take_turns);
+        let all = self.children.iter_mut().take(parallel).enumerate().map(take_turns);
         let turns = future::try_join_all(all).await?.concat();
         let took = began.elapsed();
         self.next += (turns.len() * parallel) as u64;
-        turns::check(&turns, self.steps)?;
+        turns::check_values(&turns, self.steps)?;
         Ok((took, turns))
     }
 
     /// Ends them.
-    pub(super) async fn end(self, cluster: &mut Cluster) -> Result<(), BenchError> {
-        for container in &self.containers {
+    pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
+        for container in &self.children {
             cluster.kill(&container.child).await?;
         }
         cluster.drop_seed(&self.seed).await
     }
 }
 
-impl Container {
+impl PausedChild {
     /// Of a child that is paused, or has not been so yet.
-    async fn turn(&mut self, mut client: Client, number: u64) -> Result<Turn, BenchError> {
+    async fn run_function(&mut self, mut client: Client, number: u64) -> Result<FunctionRun, BenchError> {
         let child = || self.child.clone();
-        self.stream.write_all(&number.to_le_bytes()).await.map_err(broken)?;
+        self.stream.write_all(&number.to_le_bytes()).await.map_err(socket_error)?;
         let began = Instant::now();
         let request = v1::UnpauseRequest { child: child() };
-        client.unpause(client::within(REQUEST_LIMIT, request)).await.map_err(told(child()))?;
+        client.unpause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
         let unpause = began.elapsed();
-        let answered = self.stream.read_u64_le().await.map_err(broken)?;
-        let value = self.stream.read_u64_le().await.map_err(broken)?;
+        let answered = self.stream.read_u64_le().await.map_err(socket_error)?;
+        let value = self.stream.read_u64_le().await.map_err(socket_error)?;
         let answer = began.elapsed();
         let request = v1::PauseRequest { child: child() };
-        client.pause(client::within(REQUEST_LIMIT, request)).await.map_err(told(child()))?;
-        Ok(Turn { number: answered, value, unpause, answer, pause: began.elapsed() - answer })
+        client.pause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
+        Ok(FunctionRun { number: answered, value, unpause, answer, pause: began.elapsed() - answer })
     }
 }
 
-fn broken(cause: std::io::Error) -> BenchError {
-    BenchError::Program { program: TURNS.name, cause }
+fn socket_error(cause: std::io::Error) -> BenchError {
+    BenchError::Program { program: WARM_FUNCTION.name, cause }
 }

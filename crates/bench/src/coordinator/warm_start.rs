@@ -4,15 +4,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::cluster::Cluster;
-use super::pausers::Pausers;
+use super::cluster::BenchCluster;
+use super::pausers::PauseMethods;
 use crate::error::BenchError;
-use crate::plan::by::Pauser;
-use crate::plan::warm_start::{Figure, Key, WarmStartPlan};
-use crate::progress::{Show, tell};
-use crate::report::warm_start::WarmStartReport;
+use crate::plan::by::PauseMethod;
+use crate::plan::warm_start::{WarmStartFigure, WarmStartParameters, WarmStartSampleKey};
+use crate::progress::{ProgressCallback, report_progress};
+use crate::report::warm_start::WarmStartSummary;
 use crate::samples::{Samples, Spread};
-use crate::workload::turns::Turn;
+use crate::workload::turns::FunctionRun;
 
 /// Children at once, at most.
 const PARALLEL_MAX: usize = 64;
@@ -25,54 +25,62 @@ const GAIN_MIN: f64 = 1.03;
 /// # Errors
 /// What ended it early; a wrong answer is such.
 pub async fn run_warm_start(
-    plan: &WarmStartPlan,
+    plan: &WarmStartParameters,
     farfork: PathBuf,
-    show: Show<'_>,
-) -> Result<WarmStartReport, BenchError> {
-    let samples = Samples::written_to(plan.samples_file.as_deref())?;
-    let mut cluster = Cluster::start_nodes(farfork, 1, true, &[]).await?;
-    let mut course = Course::begin(plan, &mut cluster, samples).await?;
+    show: ProgressCallback<'_>,
+) -> Result<WarmStartSummary, BenchError> {
+    let samples = Samples::with_file(plan.samples_file.as_deref())?;
+    let mut cluster = BenchCluster::start_nodes(farfork, 1, true, &[]).await?;
+    let mut course = WarmStartRun::start(plan, &mut cluster, samples).await?;
     let found = match plan.parallel.as_slice() {
-        [] => course.search(&mut cluster, show).await?,
+        [] => course.search_parallelism(&mut cluster, show).await?,
         given => given.to_vec(),
     };
     let steps = plan.runs * found.len();
     for done in 0..steps {
         let parallel = found[done % found.len()];
-        tell(show, done, steps, format!("{parallel} at once"))?;
-        course.pausers.grow(&mut cluster, parallel).await?;
-        for by in Pauser::ALL {
+        report_progress(show, done, steps, format!("{parallel} at once"))?;
+        course.pausers.ensure_children(&mut cluster, parallel).await?;
+        for by in PauseMethod::ALL {
             course.round(by, parallel).await?;
         }
     }
-    let Course { pausers, samples, .. } = course;
-    pausers.end(&mut cluster).await?;
-    cluster.end()?;
-    WarmStartReport::new(plan, found, samples)
+    let WarmStartRun { pausers, samples, .. } = course;
+    pausers.stop(&mut cluster).await?;
+    cluster.stop()?;
+    WarmStartSummary::new(plan, found, samples)
 }
 
 /// Everything that is measured with.
-struct Course<'a> {
-    plan: &'a WarmStartPlan,
-    pausers: Pausers,
-    samples: Samples<Key>,
+struct WarmStartRun<'a> {
+    plan: &'a WarmStartParameters,
+    pausers: PauseMethods,
+    samples: Samples<WarmStartSampleKey>,
 }
 
-impl<'a> Course<'a> {
-    async fn begin(plan: &'a WarmStartPlan, cluster: &mut Cluster, samples: Samples<Key>) -> Result<Self, BenchError> {
+impl<'a> WarmStartRun<'a> {
+    async fn start(
+        plan: &'a WarmStartParameters,
+        cluster: &mut BenchCluster,
+        samples: Samples<WarmStartSampleKey>,
+    ) -> Result<Self, BenchError> {
         let most = plan.parallel.iter().copied().max().unwrap_or(PARALLEL_MAX);
-        let pausers = Pausers::start(cluster, plan.mib, plan.steps, most).await?;
+        let pausers = PauseMethods::start(cluster, plan.mib, plan.steps, most).await?;
         Ok(Self { plan, pausers, samples })
     }
 
     /// Numbers at once, each twice the one before, up to the first that brings no more than that.
-    async fn search(&mut self, cluster: &mut Cluster, show: Show<'_>) -> Result<Vec<usize>, BenchError> {
+    async fn search_parallelism(
+        &mut self,
+        cluster: &mut BenchCluster,
+        show: ProgressCallback<'_>,
+    ) -> Result<Vec<usize>, BenchError> {
         let (mut found, mut best) = (vec![1], 0.0);
         loop {
             let parallel = found.last().copied().unwrap_or(1);
-            tell(show, 0, 1, format!("{parallel} at once"))?;
-            self.pausers.grow(cluster, parallel).await?;
-            let (took, turns) = self.turns(Pauser::Farfork, parallel).await?;
+            report_progress(show, 0, 1, format!("{parallel} at once"))?;
+            self.pausers.ensure_children(cluster, parallel).await?;
+            let (took, turns) = self.run_functions(PauseMethod::Farfork, parallel).await?;
             let per_s = turns.len() as f64 / took.as_secs_f64();
             if per_s < best * GAIN_MIN || parallel == PARALLEL_MAX {
                 return Ok(found);
@@ -82,8 +90,8 @@ impl<'a> Course<'a> {
         }
     }
 
-    async fn round(&mut self, by: Pauser, parallel: usize) -> Result<(), BenchError> {
-        let (took, turns) = self.turns(by, parallel).await?;
+    async fn round(&mut self, by: PauseMethod, parallel: usize) -> Result<(), BenchError> {
+        let (took, turns) = self.run_functions(by, parallel).await?;
         // The machine has no such floor.
         if turns.is_empty() {
             return Ok(());
@@ -91,18 +99,22 @@ impl<'a> Course<'a> {
         let mut answers: Vec<f64> = turns.iter().map(|turn| turn.answer.as_secs_f64() * 1e3).collect();
         answers.sort_by(f64::total_cmp);
         let p99 = answers[(answers.len() * 99).div_ceil(100) - 1];
-        let median = Spread::of(&answers).map_or(0.0, |spread| spread.median);
+        let median = Spread::from_samples(&answers).map_or(0.0, |spread| spread.median);
         for (figure, value) in [
-            (Figure::RunsPerS, turns.len() as f64 / took.as_secs_f64()),
-            (Figure::AnswerMs, median),
-            (Figure::AnswerP99Ms, p99),
+            (WarmStartFigure::RunsPerS, turns.len() as f64 / took.as_secs_f64()),
+            (WarmStartFigure::AnswerMs, median),
+            (WarmStartFigure::AnswerP99Ms, p99),
         ] {
-            self.samples.add(Key { parallel, by, figure }, value)?;
+            self.samples.add(WarmStartSampleKey { parallel, by, figure }, value)?;
         }
         Ok(())
     }
 
-    async fn turns(&mut self, by: Pauser, parallel: usize) -> Result<(Duration, Vec<Turn>), BenchError> {
+    async fn run_functions(
+        &mut self,
+        by: PauseMethod,
+        parallel: usize,
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
         let time = Duration::from_secs_f64(self.plan.seconds);
         self.pausers.run(by, parallel, time, Duration::ZERO).await
     }

@@ -9,7 +9,7 @@ const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// What is counted while it runs, by one thread.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct CallCounts {
     pub(crate) answers: AtomicU64,
     pub(crate) errors: AtomicU64,
     pub(crate) damaged: AtomicU64,

@@ -22,50 +22,53 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::{Secured, Security};
+use farfork_fabric::{Security, TlsSecurity};
 
 use crate::{peer, workload};
-use counts::{Counts, new_latencies};
-use lines::say;
-use specification::{End, Identity, Load, Manner, Side, System};
+use counts::{CallCounts, new_latencies};
+use lines::print_line;
+use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
 
 /// Is the end that the specification asks for.
 ///
 /// # Errors
 /// It cannot listen, connect or speak.
-pub fn be_end(specification: &str) -> io::Result<()> {
-    let end: End = serde_json::from_str(specification)?;
-    pin(&end.processors)?;
-    let credentials = end.identity.as_ref().map(Identity::credentials).transpose()?;
-    let security = || credentials.clone().map(|credentials| Arc::new(Secured::new(credentials)) as Arc<dyn Security>);
-    match &end.side {
-        Side::Server { ip, threads, seconds } => {
-            end_after(*seconds);
+pub fn run_endpoint(specification: &str) -> io::Result<()> {
+    let end: EndpointSpec = serde_json::from_str(specification)?;
+    pin_to_processors(&end.processors)?;
+    let credentials = end.identity.as_ref().map(EndpointIdentity::credentials).transpose()?;
+    let security =
+        || credentials.clone().map(|credentials| Arc::new(TlsSecurity::new(credentials)) as Arc<dyn Security>);
+    match &end.role {
+        EndpointRole::Server { ip, threads, seconds } => {
+            exit_after(*seconds);
             match end.system {
-                System::Farfork => workload::calls::serve(*ip, *threads, end.spins, security()),
+                RpcSystem::Farfork => workload::calls::serve(*ip, *threads, end.spins, security()),
                 other => peer::serve(other, *ip),
             }
         }
-        Side::Client { to, load } => drive(end.system, *to, load, &Manner { spins: end.spins, security: security() }),
-        Side::Acceptor { ip, threads, seconds } => {
-            end_after(*seconds);
+        EndpointRole::Client { to, load } => {
+            run_client(end.system, *to, load, &ClientOptions { spins: end.spins, security: security() })
+        }
+        EndpointRole::Acceptor { ip, threads, seconds } => {
+            exit_after(*seconds);
             workload::handshakes::serve(*ip, *threads, credentials.as_ref())
         }
-        Side::Connector { to, threads, seconds } => {
+        EndpointRole::Connector { to, threads, seconds } => {
             let run = Duration::from_secs_f64(*seconds);
-            workload::handshakes::drive(*to, *threads, run, credentials.as_ref())
+            workload::handshakes::run_client(*to, *threads, run, credentials.as_ref())
         }
     }
 }
 
-fn end_after(seconds: f64) {
+fn exit_after(seconds: f64) {
     thread::spawn(move || {
         thread::sleep(Duration::from_secs_f64(seconds));
         std::process::exit(0);
     });
 }
 
-fn pin(processors: &[usize]) -> io::Result<()> {
+fn pin_to_processors(processors: &[usize]) -> io::Result<()> {
     if processors.is_empty() {
         return Ok(());
     }
@@ -74,42 +77,42 @@ fn pin(processors: &[usize]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-fn drive(system: System, to: SocketAddr, load: &Load, manner: &Manner) -> io::Result<()> {
+fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, manner: &ClientOptions) -> io::Result<()> {
     let (latencies, load) = (Arc::new(Mutex::new(new_latencies())), *load);
     let gate = Arc::new(std::sync::Barrier::new(load.threads + 1));
     let threads: Vec<_> = (0..load.threads)
         .map(|_| {
-            let (counts, gate, latencies) = (Arc::<Counts>::default(), Arc::clone(&gate), Arc::clone(&latencies));
+            let (counts, gate, latencies) = (Arc::<CallCounts>::default(), Arc::clone(&gate), Arc::clone(&latencies));
             let (counted, manner) = (Arc::clone(&counts), manner.clone());
             let thread = thread::spawn(move || {
                 let run = || gate.wait();
                 let own = match system {
-                    System::Farfork => workload::calls::drive(to, &load, &manner, &counted, run),
-                    other => peer::drive(other, to, &load, &counted, run),
+                    RpcSystem::Farfork => workload::calls::run_client(to, &load, &manner, &counted, run),
+                    other => peer::run_client(other, to, &load, &counted, run),
                 }?;
                 latencies.lock().expect("no thread panics with it").add(own).map_err(io::Error::other)
             });
             (counts, thread)
         })
         .collect();
-    say("ready")?;
+    print_line("ready")?;
     io::stdin().read_exact(&mut [0])?;
     gate.wait();
     let began = Instant::now();
     let total =
-        |of: fn(&Counts) -> &AtomicU64| threads.iter().map(|(counts, _)| of(counts).load(Ordering::Relaxed)).sum();
+        |of: fn(&CallCounts) -> &AtomicU64| threads.iter().map(|(counts, _)| of(counts).load(Ordering::Relaxed)).sum();
     let line = |word: &str, before: u64, elapsed: Duration| {
         let answers: u64 = total(|counts| &counts.answers);
         let (errors, damaged): (u64, u64) = (total(|counts| &counts.errors), total(|counts| &counts.damaged));
         (answers, format!("{word} {} {} {errors} {damaged}", answers - before, elapsed.as_nanos()))
     };
     let (mut before, mut mark) = (0, began);
-    for interval in 1..=load.intervals() {
+    for interval in 1..=load.interval_count() {
         let until = began + Duration::from_secs_f64(load.interval_seconds) * interval;
         thread::sleep(until.saturating_duration_since(Instant::now()));
         let (answers, text) = line("interval", before, mark.elapsed());
         (before, mark) = (answers, Instant::now());
-        say(&text)?;
+        print_line(&text)?;
     }
     let (_, text) = line("done", 0, began.elapsed());
     threads.iter().for_each(|(counts, _)| counts.stop.store(true, Ordering::Relaxed));
@@ -118,5 +121,5 @@ fn drive(system: System, to: SocketAddr, load: &Load, manner: &Manner) -> io::Re
     }
     let latencies = latencies.lock().expect("all threads have ended");
     let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| latencies.value_at_quantile(quantile).to_string());
-    say(&format!("{text} {} {} {}", latencies.len(), quantiles.join(" "), latencies.max()))
+    print_line(&format!("{text} {} {} {}", latencies.len(), quantiles.join(" "), latencies.max()))
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use farfork_fabric::Security;
-use farfork_trust::{Credentials, Directory, Encryption};
+use farfork_trust::{Credentials, Encryption, TrustDirectory};
 use serde::{Deserialize, Serialize};
 
 /// The members of the benchmark's own cluster.
@@ -16,7 +16,7 @@ pub(crate) const CLIENT: &str = "client";
 /// What answers, and what asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum System {
+pub(crate) enum RpcSystem {
     /// farfork's own calls.
     Farfork,
     /// Messages with nothing but a length, on tokio.
@@ -29,7 +29,7 @@ pub(crate) enum System {
     Tarpc,
 }
 
-impl System {
+impl RpcSystem {
     /// Its name in a table.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -44,36 +44,36 @@ impl System {
 
 /// What an end is to be.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct End {
-    pub(crate) system: System,
-    pub(crate) side: Side,
+pub(crate) struct EndpointSpec {
+    pub(crate) system: RpcSystem,
+    pub(crate) role: EndpointRole,
     /// Whether to look for work for a while before sleeping, where the system has that.
     pub(crate) spins: bool,
     /// Who it is, where both ends prove that.
-    pub(crate) identity: Option<Identity>,
+    pub(crate) identity: Option<EndpointIdentity>,
     /// The processors that its threads may use; all if empty.
     pub(crate) processors: Vec<usize>,
 }
 
 /// A member of a cluster that the benchmark made for itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Identity {
+pub(crate) struct EndpointIdentity {
     /// Where its credentials are.
     pub(crate) directory: PathBuf,
     pub(crate) encrypted: bool,
 }
 
-impl Identity {
+impl EndpointIdentity {
     pub(super) fn credentials(&self) -> io::Result<Credentials> {
         let encryption = if self.encrypted { Encryption::On } else { Encryption::Off };
-        let directory = Directory::new(self.directory.clone());
+        let directory = TrustDirectory::new(self.directory.clone());
         Credentials::open(&directory, encryption).map_err(io::Error::other)
     }
 }
 
 /// Which side.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Side {
+pub(crate) enum EndpointRole {
     /// It ends after so many seconds, whoever still asks.
     Server {
         ip: IpAddr,
@@ -82,7 +82,7 @@ pub(crate) enum Side {
     },
     Client {
         to: SocketAddr,
-        load: Load,
+        load: ClientLoad,
     },
     /// Accepts connections, and nothing more; as a server otherwise.
     Acceptor {
@@ -100,7 +100,7 @@ pub(crate) enum Side {
 
 /// What a client node does.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Load {
+pub(crate) struct ClientLoad {
     pub(crate) threads: usize,
     /// Connections of each thread.
     pub(crate) connections: usize,
@@ -116,14 +116,14 @@ pub(crate) struct Load {
 
 /// How a client of farfork's asks.
 #[derive(Debug, Clone)]
-pub(crate) struct Manner {
+pub(crate) struct ClientOptions {
     pub(crate) spins: bool,
     pub(crate) security: Option<Arc<dyn Security>>,
 }
 
-impl Load {
+impl ClientLoad {
     /// Intervals that are reported.
-    pub(crate) fn intervals(&self) -> u32 {
+    pub(crate) fn interval_count(&self) -> u32 {
         (self.seconds / self.interval_seconds).round().max(1.0) as u32
     }
 }

@@ -11,41 +11,41 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::end::counts::{Counts, Latencies, new_latencies};
-use crate::end::lines::listening;
-use crate::end::specification::{Load, System};
+use crate::end::counts::{CallCounts, Latencies, new_latencies};
+use crate::end::lines::announce_port;
+use crate::end::specification::{ClientLoad, RpcSystem};
 
 /// Between two looks whether to end.
-const STOP_PAUSE: Duration = Duration::from_millis(20);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Latencies of so many requests are told by one of them.
-const SAMPLED: u64 = 16;
+const CALLS_PER_SAMPLE: u64 = 16;
 
 /// What a task counts by itself.
 #[derive(Debug)]
-struct Tally<'a> {
-    counts: &'a Counts,
+struct CallRecorder<'a> {
+    counts: &'a CallCounts,
     latencies: std::cell::RefCell<Latencies>,
 }
 
-impl Tally<'_> {
+impl CallRecorder<'_> {
     /// An answer came to what was asked then.
-    fn answered(&self, asked: Instant) {
-        if self.counts.answers.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLED) {
+    fn record_answer(&self, asked: Instant) {
+        if self.counts.answers.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_SAMPLE) {
             self.latencies.borrow_mut().saturating_record(asked.elapsed().as_nanos() as u64);
         }
     }
 
     /// Waits until it is time to end.
-    async fn stopped(&self) {
+    async fn wait_stop(&self) {
         while !self.counts.stop.load(Ordering::Relaxed) {
-            tokio::time::sleep(STOP_PAUSE).await;
+            tokio::time::sleep(STOP_POLL_INTERVAL).await;
         }
     }
 }
 
 /// Serves until its input ends.
-pub(crate) fn serve(system: System, ip: IpAddr) -> io::Result<()> {
+pub(crate) fn serve(system: RpcSystem, ip: IpAddr) -> io::Result<()> {
     let listener = std::net::TcpListener::bind((ip, 0))?;
     listener.set_nonblocking(true)?;
     let port = listener.local_addr()?.port();
@@ -54,49 +54,49 @@ pub(crate) fn serve(system: System, ip: IpAddr) -> io::Result<()> {
             eprintln!("farfork: the server of {} ends: {cause}", system.name());
         }
     });
-    listening(port)
+    announce_port(port)
 }
 
-async fn serve_on(system: System, listener: std::net::TcpListener) -> io::Result<()> {
+async fn serve_on(system: RpcSystem, listener: std::net::TcpListener) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     match system {
-        System::Tokio => tokio_echo::serve(listener).await,
-        System::TonicUnary | System::TonicStream => tonic::serve(listener).await,
-        System::Tarpc => tarpc::serve(listener).await,
-        System::Farfork => Err(io::ErrorKind::Unsupported.into()),
+        RpcSystem::Tokio => tokio_echo::serve(listener).await,
+        RpcSystem::TonicUnary | RpcSystem::TonicStream => tonic::serve(listener).await,
+        RpcSystem::Tarpc => tarpc::serve(listener).await,
+        RpcSystem::Farfork => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
 /// Asks from `run` on until it is told to stop, with one connection.
-pub(crate) fn drive<T>(
-    system: System,
+pub(crate) fn run_client<T>(
+    system: RpcSystem,
     to: SocketAddr,
-    load: &Load,
-    counts: &Counts,
+    load: &ClientLoad,
+    counts: &CallCounts,
     run: impl FnOnce() -> T,
 ) -> io::Result<Latencies> {
     run();
-    let tally = Tally { counts, latencies: new_latencies().into() };
+    let tally = CallRecorder { counts, latencies: new_latencies().into() };
     block_on(async {
         let asking = async {
             match system {
-                System::Tokio => tokio_echo::drive(to, load.window, &tally).await,
-                System::TonicUnary => tonic::drive_unary(to, load.window, &tally).await,
-                System::TonicStream => tonic::drive_stream(to, load.window, &tally).await,
-                System::Tarpc => tarpc::drive(to, load.window, &tally).await,
-                System::Farfork => Err(io::ErrorKind::Unsupported.into()),
+                RpcSystem::Tokio => tokio_echo::run_client(to, load.window, &tally).await,
+                RpcSystem::TonicUnary => tonic::run_unary_client(to, load.window, &tally).await,
+                RpcSystem::TonicStream => tonic::run_stream_client(to, load.window, &tally).await,
+                RpcSystem::Tarpc => tarpc::run_client(to, load.window, &tally).await,
+                RpcSystem::Farfork => Err(io::ErrorKind::Unsupported.into()),
             }
         };
         tokio::select! {
             outcome = asking => outcome,
-            () = tally.stopped() => Ok(()),
+            () = tally.wait_stop() => Ok(()),
         }
     })?;
     Ok(tally.latencies.into_inner())
 }
 
 /// Runs so many of these at once, on this thread, until the first fails.
-async fn together(count: usize, task: impl AsyncFn() -> io::Result<()>) -> io::Result<()> {
+async fn run_concurrently(count: usize, task: impl AsyncFn() -> io::Result<()>) -> io::Result<()> {
     let mut tasks: futures_util::stream::FuturesUnordered<_> = (0..count).map(|_| task()).collect();
     while let Some(outcome) = futures_util::StreamExt::next(&mut tasks).await {
         outcome?;

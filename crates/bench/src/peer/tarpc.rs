@@ -12,7 +12,7 @@ use tarpc::tokio_util::codec::LengthDelimitedCodec;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt as _;
 
-use super::Tally;
+use super::CallRecorder;
 
 /// Requests that a channel takes at once: more than any window that is measured.
 const IN_FLIGHT_MAX: usize = 4096;
@@ -23,9 +23,9 @@ trait Echo {
 }
 
 #[derive(Clone)]
-struct Answers;
+struct TarpcService;
 
-impl Echo for Answers {
+impl Echo for TarpcService {
     async fn empty(self, _: Context) {}
 }
 
@@ -36,7 +36,7 @@ pub(super) async fn serve(listener: TcpListener) -> io::Result<()> {
         let framed = LengthDelimitedCodec::builder().new_framed(stream);
         let transport = tarpc::serde_transport::new(framed, Bincode::default());
         let config = tarpc::server::Config { pending_response_buffer: IN_FLIGHT_MAX };
-        let requests = BaseChannel::new(config, transport).execute(Answers.serve());
+        let requests = BaseChannel::new(config, transport).execute(TarpcService.serve());
         tokio::task::spawn_local(async move {
             let mut requests = std::pin::pin!(requests);
             while let Some(request) = requests.next().await {
@@ -46,7 +46,7 @@ pub(super) async fn serve(listener: TcpListener) -> io::Result<()> {
     }
 }
 
-pub(super) async fn drive(to: SocketAddr, window: usize, tally: &Tally<'_>) -> io::Result<()> {
+pub(super) async fn run_client(to: SocketAddr, window: usize, tally: &CallRecorder<'_>) -> io::Result<()> {
     let stream = TcpStream::connect(to).await?;
     stream.set_nodelay(true)?;
     let transport = Transport::from((stream, Bincode::default()));
@@ -55,13 +55,13 @@ pub(super) async fn drive(to: SocketAddr, window: usize, tally: &Tally<'_>) -> i
     let new = EchoClient::new(config, transport);
     tokio::task::spawn_local(new.dispatch);
     let client = new.client;
-    super::together(window, async || {
+    super::run_concurrently(window, async || {
         loop {
             let asked = Instant::now();
             let mut context = tarpc::context::current();
             context.deadline = asked + Duration::from_secs(60);
             client.empty(context).await.map_err(io::Error::other)?;
-            tally.answered(asked);
+            tally.record_answer(asked);
         }
     })
     .await

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::Tally;
+use super::CallRecorder;
 
 /// Size of both buffers, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -20,7 +20,7 @@ const MESSAGE_BYTES: usize = 32;
 type Reader = BufReader<tokio::net::tcp::OwnedReadHalf>;
 type Writer = BufWriter<tokio::net::tcp::OwnedWriteHalf>;
 
-fn halves(stream: TcpStream) -> io::Result<(Reader, Writer)> {
+fn split_buffered(stream: TcpStream) -> io::Result<(Reader, Writer)> {
     stream.set_nodelay(true)?;
     let (read, write) = stream.into_split();
     Ok((BufReader::with_capacity(BUFFER_BYTES, read), BufWriter::with_capacity(BUFFER_BYTES, write)))
@@ -41,7 +41,7 @@ async fn send(to: &mut Writer, message: &[u8; MESSAGE_BYTES]) -> io::Result<()> 
 
 pub(super) async fn serve(listener: TcpListener) -> io::Result<()> {
     loop {
-        let (mut from, mut to) = halves(listener.accept().await?.0)?;
+        let (mut from, mut to) = split_buffered(listener.accept().await?.0)?;
         tokio::task::spawn_local(async move {
             let mut message = [0; MESSAGE_BYTES];
             while receive(&mut from, &mut message).await.is_ok() {
@@ -55,8 +55,8 @@ pub(super) async fn serve(listener: TcpListener) -> io::Result<()> {
     }
 }
 
-pub(super) async fn drive(to: SocketAddr, window: usize, tally: &Tally<'_>) -> io::Result<()> {
-    let (mut from, mut to) = halves(TcpStream::connect(to).await?)?;
+pub(super) async fn run_client(to: SocketAddr, window: usize, tally: &CallRecorder<'_>) -> io::Result<()> {
+    let (mut from, mut to) = split_buffered(TcpStream::connect(to).await?)?;
     let (mut message, mut asked) = ([7; MESSAGE_BYTES], VecDeque::with_capacity(window));
     for _ in 0..window {
         asked.push_back(Instant::now());
@@ -65,7 +65,7 @@ pub(super) async fn drive(to: SocketAddr, window: usize, tally: &Tally<'_>) -> i
     to.flush().await?;
     loop {
         receive(&mut from, &mut message).await?;
-        tally.answered(asked.pop_front().expect("as many were sent"));
+        tally.record_answer(asked.pop_front().expect("as many were sent"));
         asked.push_back(Instant::now());
         send(&mut to, &message).await?;
         if from.buffer().is_empty() {

@@ -14,7 +14,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Tally;
+use super::CallRecorder;
 
 #[expect(unreachable_pub, reason = "generated from echo.proto")]
 mod proto {
@@ -25,10 +25,10 @@ use proto::Empty;
 use proto::echo_client::EchoClient;
 use proto::echo_server::{Echo, EchoServer};
 
-struct Answers;
+struct TonicService;
 
 #[tonic::async_trait]
-impl Echo for Answers {
+impl Echo for TonicService {
     async fn unary(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
         Ok(Response::new(Empty {}))
     }
@@ -47,7 +47,7 @@ pub(super) async fn serve(listener: TcpListener) -> io::Result<()> {
         io::Result::Ok(stream)
     });
     Server::builder()
-        .add_service(EchoServer::new(Answers))
+        .add_service(EchoServer::new(TonicService))
         .serve_with_incoming(incoming)
         .await
         .map_err(io::Error::other)
@@ -58,20 +58,20 @@ async fn connect(to: SocketAddr) -> io::Result<EchoClient<Channel>> {
     Ok(EchoClient::new(endpoint.connect().await.map_err(io::Error::other)?))
 }
 
-pub(super) async fn drive_unary(to: SocketAddr, window: usize, tally: &Tally<'_>) -> io::Result<()> {
+pub(super) async fn run_unary_client(to: SocketAddr, window: usize, tally: &CallRecorder<'_>) -> io::Result<()> {
     let client = connect(to).await?;
-    super::together(window, async || {
+    super::run_concurrently(window, async || {
         let mut client = client.clone();
         loop {
             let asked = Instant::now();
             client.unary(Empty {}).await.map_err(io::Error::other)?;
-            tally.answered(asked);
+            tally.record_answer(asked);
         }
     })
     .await
 }
 
-pub(super) async fn drive_stream(to: SocketAddr, window: usize, tally: &Tally<'_>) -> io::Result<()> {
+pub(super) async fn run_stream_client(to: SocketAddr, window: usize, tally: &CallRecorder<'_>) -> io::Result<()> {
     let (asking, asked) = mpsc::channel(window);
     let times = RefCell::new(VecDeque::with_capacity(window));
     let ask = async || {
@@ -85,7 +85,7 @@ pub(super) async fn drive_stream(to: SocketAddr, window: usize, tally: &Tally<'_
     let mut answers = client.stream(ReceiverStream::new(asked)).await.map_err(io::Error::other)?.into_inner();
     while answers.message().await.map_err(io::Error::other)?.is_some() {
         let asked = times.borrow_mut().pop_front().expect("as many were asked");
-        tally.answered(asked);
+        tally.record_answer(asked);
         ask().await?;
     }
     Err(io::ErrorKind::UnexpectedEof.into())

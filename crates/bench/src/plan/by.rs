@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Who makes a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Creator {
+pub(crate) enum CreateMethod {
     Farfork,
     /// A floor: what the kernel has to do for a child in a container.
     BareContainer,
@@ -15,15 +15,15 @@ pub(crate) enum Creator {
     LocalFork,
 }
 
-impl Creator {
+impl CreateMethod {
     /// Those that there are on every machine.
-    pub(crate) const EVERYWHERE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
+    pub(crate) const ON_EVERY_MACHINE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
 }
 
 /// Who has a child stand still, and go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Pauser {
+pub(crate) enum PauseMethod {
     Farfork,
     /// A floor: a local fork, and the freezer of its control group.
     BareFreezer,
@@ -31,6 +31,6 @@ pub(crate) enum Pauser {
     Signals,
 }
 
-impl Pauser {
+impl PauseMethod {
     pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
 }

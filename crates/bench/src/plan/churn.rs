@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use crate::figure::Place;
-use crate::workload::churn::Deed;
+use crate::figure::ChildPlace;
+use crate::workload::churn::ChurnOperation;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
-pub struct ChurnPlan {
+pub struct ChurnParameters {
     /// Private memory of the program, in MiB.
     pub mib: u64,
     /// Rounds in which everything is measured in turn.
@@ -18,8 +18,8 @@ pub struct ChurnPlan {
 
 /// A figure, in µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    pub(crate) deed: Deed,
+pub(crate) struct ChurnSampleKey {
+    pub(crate) deed: ChurnOperation,
     /// Where the child was; none where the program was not forked.
-    pub(crate) node: Option<Place>,
+    pub(crate) node: Option<ChildPlace>,
 }

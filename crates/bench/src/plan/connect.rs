@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::protection::Protection;
+use super::protection::ConnectionSecurity;
 
 /// What is measured for each number of clients and threads.
-pub(crate) const PROTECTIONS: [Protection; 3] = [Protection::None, Protection::Authenticated, Protection::Encrypted];
+pub(crate) const PROTECTIONS: [ConnectionSecurity; 3] =
+    [ConnectionSecurity::None, ConnectionSecurity::Authenticated, ConnectionSecurity::Encrypted];
 
 /// One number of clients and threads. Each thread makes one connection after the other, and closes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -27,7 +28,7 @@ impl ConnectCase {
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
-pub struct ConnectPlan {
+pub struct ConnectParameters {
     /// One after the other.
     pub cases: Vec<ConnectCase>,
     /// Runs of each.
@@ -38,9 +39,9 @@ pub struct ConnectPlan {
     pub samples_file: Option<PathBuf>,
 }
 
-impl ConnectPlan {
+impl ConnectParameters {
     /// The reference's: by threads of one client, and by clients of two threads.
-    pub fn usual_cases() -> Vec<ConnectCase> {
+    pub fn default_cases() -> Vec<ConnectCase> {
         let by_threads = [1, 2, 4, 8, 12].map(|threads| ConnectCase { clients: 1, threads });
         let by_clients = [2, 4, 8].map(|clients| ConnectCase { clients, threads: 2 });
         by_threads.into_iter().chain(by_clients).collect()
@@ -50,20 +51,20 @@ impl ConnectPlan {
 /// What is measured in a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", content = "protection", rename_all = "snake_case")]
-pub(crate) enum Made {
+pub(crate) enum ConnectSeries {
     /// farfork's connections.
-    Connections(Protection),
+    Connections(ConnectionSecurity),
     /// Bare ones.
     Floor,
 }
 
 /// A figure of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
+pub(crate) struct ConnectSampleKey {
     #[serde(flatten)]
     pub(crate) case: ConnectCase,
     #[serde(flatten)]
-    pub(crate) made: Made,
+    pub(crate) series: ConnectSeries,
     /// Its unit is part of its name.
     pub(crate) figure: &'static str,
 }

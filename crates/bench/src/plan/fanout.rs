@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::by::Creator;
+use super::by::CreateMethod;
 use crate::baseline::crowd::ChildNetwork;
 
 /// What is to be measured.
 #[derive(Debug, Clone, Serialize)]
-pub struct FanoutPlan {
+pub struct FanoutParameters {
     /// Children of a fan-out.
     pub children: u64,
     /// Nodes that they are spread over.
@@ -36,7 +36,7 @@ pub struct FanoutPlan {
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Figure {
+pub(crate) enum FanoutFigure {
     /// Children a second, of a round.
     ChildrenPerS,
     /// From the call until the first child's result was there, of each fan-out.
@@ -54,7 +54,7 @@ pub(crate) enum Figure {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    pub(crate) by: Creator,
-    pub(crate) figure: Figure,
+pub(crate) struct FanoutSampleKey {
+    pub(crate) by: CreateMethod,
+    pub(crate) figure: FanoutFigure,
 }

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::baseline::fault::Waiting;
+use crate::baseline::fault::WaitMode;
 use crate::figure::Pace;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
-pub struct FaultPlan {
+pub struct FaultParameters {
     /// Rounds in which everything is measured in turn.
     pub runs: usize,
     /// Faults of a round, back to back and beside a stream.
@@ -29,7 +29,7 @@ pub struct FaultPlan {
 /// What was timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", rename_all = "snake_case")]
-pub(crate) enum Timed {
+pub(crate) enum FaultSeries {
     /// A touch in a child of farfork.
     Farfork,
     /// A touch in the same child, while another child's memory streams to its node.
@@ -37,7 +37,7 @@ pub(crate) enum Timed {
     /// A bare program's touch.
     BareTouch {
         /// How it waits.
-        waiting: Waiting,
+        waiting: WaitMode,
     },
     /// All memory of one of several children that take theirs at the same time.
     Stream,
@@ -46,7 +46,7 @@ pub(crate) enum Timed {
     /// The exchange of a request and a page, and the kernel's copy: the floor.
     Floor {
         /// How it waits.
-        waiting: Waiting,
+        waiting: WaitMode,
     },
     /// A bare program's touch, while two others stream pages over the same link and map them. Those that fault sleep.
     BareBesideStream,
@@ -60,8 +60,8 @@ pub(crate) enum Timed {
 
 /// A figure, in µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
+pub(crate) struct FaultSampleKey {
     #[serde(flatten)]
-    pub(crate) timed: Timed,
+    pub(crate) series: FaultSeries,
     pub(crate) pace: Pace,
 }

@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::baseline::criu::Mode;
-use crate::figure::{IDLE, Pace, Place};
+use crate::baseline::criu::CriuMode;
+use crate::figure::{ChildPlace, IDLE, Pace};
 use crate::reference;
-use crate::workload::micro::{Access, Manner, Order, PageSize};
+use crate::workload::micro::{MicroOptions, PageSize, TouchAccess, TouchOrder};
 
 /// Samples of each figure, unless the plan says otherwise or the time is over.
 pub(crate) const RUNS: usize = 20;
@@ -26,11 +26,11 @@ const TIME_MAX: Duration = Duration::from_secs(230);
 const TIME_MAX_WITH_PEER: Duration = Duration::from_secs(200);
 
 /// What CRIU's commands take by themselves, roughly.
-const CRIU_COMMANDS: Duration = Duration::from_millis(400);
+const CRIU_COMMANDS_ESTIMATE: Duration = Duration::from_millis(400);
 
 /// What `farfork bench fork` measures.
 #[derive(Debug, Clone)]
-pub struct ForkPlan {
+pub struct ForkParameters {
     /// Private memory of the parents, in MiB.
     pub sizes_mib: Vec<u64>,
     /// Samples of each figure.
@@ -38,9 +38,9 @@ pub struct ForkPlan {
     /// Time for all samples; a size that is too slow for it gets fewer.
     pub time_max: Duration,
     /// In which order a child touches its pages.
-    pub order: Order,
+    pub order: TouchOrder,
     /// What it does with them.
-    pub access: Access,
+    pub access: TouchAccess,
     /// In what pages the parents have their memory.
     pub page_size: PageSize,
     /// Threads of each parent, the first among them.
@@ -48,31 +48,31 @@ pub struct ForkPlan {
     /// Mappings of each parent beside its memory, and what every program has.
     pub mappings: u64,
     /// Which child of its seed on the node is resumed.
-    pub resumed: Resumed,
+    pub resume_case: ResumeCase,
     /// Strategies that are measured beside each other, as `farfork fork --strategy` takes them.
     pub strategies: Vec<String>,
     /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
     pub encrypted: bool,
     /// Whom to measure beside farfork.
-    pub peer: Option<Peer>,
+    pub peer: Option<PeerSystem>,
     /// Where each sample is written, as a line of JSON.
     pub samples_file: Option<PathBuf>,
 }
 
 /// Which child of its seed on a node is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resumed {
+pub enum ResumeCase {
     /// One of many of the same seed, which the node knows.
     Later,
     /// The first, which is restored: nodes keep no zygotes.
     First,
     /// The first, asked for as users do, where the seed before it had one: it may be foretold.
-    Foretold,
+    Speculative,
     /// The first, asked for as users do, of a new process's first seed.
     Fresh,
 }
 
-impl Resumed {
+impl ResumeCase {
     /// Whether each child has a seed of its own, which the node does not know yet.
     pub(crate) fn is_first(self) -> bool {
         self != Self::Later
@@ -80,29 +80,29 @@ impl Resumed {
 
     /// Whether nodes keep zygotes, as they do for users.
     pub(crate) fn has_zygotes(self) -> bool {
-        matches!(self, Self::Foretold | Self::Fresh)
+        matches!(self, Self::Speculative | Self::Fresh)
     }
 }
 
 /// Somebody else who clones processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peer {
+pub enum PeerSystem {
     /// CRIU: dump and restore.
     Criu,
 }
 
-impl Default for ForkPlan {
+impl Default for ForkParameters {
     fn default() -> Self {
         Self {
             sizes_mib: reference::SIZES_MIB.to_vec(),
             runs: RUNS,
             time_max: TIME_MAX,
-            order: Order::Random,
-            access: Access::Read,
+            order: TouchOrder::Random,
+            access: TouchAccess::Read,
             page_size: PageSize::Small,
             threads: 1,
             mappings: 0,
-            resumed: Resumed::Later,
+            resume_case: ResumeCase::Later,
             strategies: Vec::new(),
             encrypted: true,
             peer: None,
@@ -111,93 +111,95 @@ impl Default for ForkPlan {
     }
 }
 
-impl ForkPlan {
+impl ForkParameters {
     /// With somebody else to measure, or nobody.
-    pub fn beside(peer: Option<Peer>) -> Self {
+    pub fn with_peer(peer: Option<PeerSystem>) -> Self {
         let time_max = if peer.is_some() { TIME_MAX_WITH_PEER } else { TIME_MAX };
         Self { peer, time_max, ..Self::default() }
     }
 
     /// What each program is told.
-    pub(crate) fn manner(&self) -> Manner {
+    pub(crate) fn micro_options(&self) -> MicroOptions {
         let Self { order, access, page_size, threads, mappings, .. } = *self;
-        Manner { order, access, page_size, threads, mappings }
+        MicroOptions { order, access, page_size, threads, mappings }
     }
 }
 
 /// One thing that is measured several times, of one size of parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct ForkStep {
     pub(crate) mib: u64,
-    pub(crate) what: What,
+    pub(crate) kind: ForkStepKind,
 }
 
 /// What a step measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum ForkStepKind {
     /// The parent makes a seed of itself.
     Checkpoint(Pace),
     /// Another process asks for a seed of it; back to back also `fork()` of the same process.
     Prepare(Pace),
     /// A child starts, and ends.
-    Resume(Place, Pace),
+    Resume(ChildPlace, Pace),
     /// A child touches every page.
-    Execution(Place),
+    Execution(ChildPlace),
     /// The same touches without farfork, and the same bytes over the link.
     Floors,
     /// CRIU clones the process, and the clone touches every page.
-    Criu(Mode),
+    Criu(CriuMode),
 }
 
-impl What {
+impl ForkStepKind {
     /// All that is measured of a size, in order.
     pub(crate) const ALL: [Self; 11] = [
         Self::Checkpoint(Pace::BackToBack),
         Self::Checkpoint(Pace::Idle),
         Self::Prepare(Pace::BackToBack),
         Self::Prepare(Pace::Idle),
-        Self::Resume(Place::Own, Pace::BackToBack),
-        Self::Resume(Place::Own, Pace::Idle),
-        Self::Resume(Place::Other, Pace::BackToBack),
-        Self::Resume(Place::Other, Pace::Idle),
-        Self::Execution(Place::Own),
-        Self::Execution(Place::Other),
+        Self::Resume(ChildPlace::Own, Pace::BackToBack),
+        Self::Resume(ChildPlace::Own, Pace::Idle),
+        Self::Resume(ChildPlace::Other, Pace::BackToBack),
+        Self::Resume(ChildPlace::Other, Pace::Idle),
+        Self::Execution(ChildPlace::Own),
+        Self::Execution(ChildPlace::Other),
         Self::Floors,
     ];
 }
 
-impl Step {
+impl ForkStep {
     /// All steps for some sizes, a size after the other; each also with CRIU in these modes.
-    pub(crate) fn all(sizes_mib: &[u64], peers: &[Mode]) -> Vec<Self> {
-        let what = || What::ALL.into_iter().chain(peers.iter().map(|mode| What::Criu(*mode)));
-        sizes_mib.iter().flat_map(|&mib| what().map(move |what| Self { mib, what })).collect()
+    pub(crate) fn all_steps(sizes_mib: &[u64], peers: &[CriuMode]) -> Vec<Self> {
+        let what = || ForkStepKind::ALL.into_iter().chain(peers.iter().map(|mode| ForkStepKind::Criu(*mode)));
+        sizes_mib.iter().flat_map(|&mib| what().map(move |what| Self { mib, kind: what })).collect()
     }
 
     /// Samples that the step takes however long it takes, when so much time is left for all of them.
     pub(crate) fn runs_min(self, left: Duration) -> usize {
         // A lazy clone of 1 GiB takes a minute.
-        let is_peer = matches!(self.what, What::Criu(_));
+        let is_peer = matches!(self.kind, ForkStepKind::Criu(_));
         if left.is_zero() || is_peer { RUNS_MIN_LATE } else { RUNS_MIN }
     }
 
     /// What one sample takes, roughly. It only serves to share the time out: who guesses wrong has samples too few or
     /// too many, not wrong ones.
-    fn estimate(self) -> Duration {
-        let us_per_mib = match self.what {
-            What::Checkpoint(_) => 500,
-            What::Prepare(_) => 1_500,
-            What::Resume(..) => 0,
-            What::Execution(_) => 1_500,
-            What::Floors => 3_000,
-            What::Criu(Mode::Eager) => 3_000,
-            What::Criu(Mode::Lazy) => 30_000,
+    fn estimate_duration(self) -> Duration {
+        let us_per_mib = match self.kind {
+            ForkStepKind::Checkpoint(_) => 500,
+            ForkStepKind::Prepare(_) => 1_500,
+            ForkStepKind::Resume(..) => 0,
+            ForkStepKind::Execution(_) => 1_500,
+            ForkStepKind::Floors => 3_000,
+            ForkStepKind::Criu(CriuMode::Eager) => 3_000,
+            ForkStepKind::Criu(CriuMode::Lazy) => 30_000,
         };
-        let idle = match self.what {
-            What::Checkpoint(Pace::Idle) | What::Prepare(Pace::Idle) | What::Resume(_, Pace::Idle) => IDLE,
+        let idle = match self.kind {
+            ForkStepKind::Checkpoint(Pace::Idle)
+            | ForkStepKind::Prepare(Pace::Idle)
+            | ForkStepKind::Resume(_, Pace::Idle) => IDLE,
             _ => Duration::ZERO,
         };
-        let fixed = match self.what {
-            What::Criu(_) => CRIU_COMMANDS,
+        let fixed = match self.kind {
+            ForkStepKind::Criu(_) => CRIU_COMMANDS_ESTIMATE,
             _ => Duration::from_millis(8),
         };
         fixed + idle + Duration::from_micros(us_per_mib * self.mib)
@@ -206,8 +208,8 @@ impl Step {
 
 /// How long the first of some steps may take, when so much time is left for all of them: the same limit for each, but
 /// what the quick ones do not need is the slow ones'.
-pub(crate) fn share(steps: &[Step], runs: usize, left: Duration) -> Duration {
-    let mut needs: Vec<Duration> = steps.iter().map(|step| step.estimate() * runs as u32).collect();
+pub(crate) fn time_share(steps: &[ForkStep], runs: usize, left: Duration) -> Duration {
+    let mut needs: Vec<Duration> = steps.iter().map(|step| step.estimate_duration() * runs as u32).collect();
     needs.sort();
     let mut left = left;
     for (done, need) in needs.iter().enumerate() {
@@ -223,21 +225,21 @@ pub(crate) fn share(steps: &[Step], runs: usize, left: Duration) -> Duration {
 
 /// How many samples a step still takes.
 #[derive(Debug)]
-pub(crate) struct Quota {
+pub(crate) struct SampleQuota {
     taken: usize,
     runs_min: usize,
     runs: usize,
     deadline: Instant,
 }
 
-impl Quota {
+impl SampleQuota {
     /// For so many samples, or fewer if time is over before, but no fewer than that.
     pub(crate) fn new(runs_min: usize, runs: usize, deadline: Instant) -> Self {
         Self { taken: 0, runs_min, runs, deadline }
     }
 
     /// Whether to take another sample, which then counts.
-    pub(crate) fn another(&mut self, now: Instant) -> bool {
+    pub(crate) fn take_another(&mut self, now: Instant) -> bool {
         let goes_on = self.taken < self.runs && (self.taken < self.runs_min || now < self.deadline);
         self.taken += usize::from(goes_on);
         goes_on
@@ -248,68 +250,69 @@ impl Quota {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Mode, Quota, RUNS, Step, TIME_MAX, What, share};
-    use crate::figure::{Pace, Place};
+    use super::{CriuMode, ForkStep, ForkStepKind, RUNS, SampleQuota, TIME_MAX, time_share};
+    use crate::figure::{ChildPlace, Pace};
 
-    const PAUSE_FOR_THOUGHT: What = What::Resume(Place::Own, Pace::Idle);
+    const PAUSE_FOR_THOUGHT: ForkStepKind = ForkStepKind::Resume(ChildPlace::Own, Pace::Idle);
 
     #[test]
     fn each_size_has_every_step() {
-        let steps = Step::all(&[1, 4], &[]);
-        assert_eq!(steps.len(), 2 * What::ALL.len());
+        let steps = ForkStep::all_steps(&[1, 4], &[]);
+        assert_eq!(steps.len(), 2 * ForkStepKind::ALL.len());
         assert_eq!((steps[0].mib, steps[steps.len() - 1].mib), (1, 4));
-        assert_eq!(steps[What::ALL.len() - 1].what, What::Floors);
+        assert_eq!(steps[ForkStepKind::ALL.len() - 1].kind, ForkStepKind::Floors);
     }
 
     #[test]
     fn with_time_enough_no_step_is_cut_short() {
-        let steps = Step::all(&[1, 1024], &[]);
-        let needed: Duration = steps.iter().map(|step| step.estimate() * 20).sum();
-        let slowest = steps.iter().map(|step| step.estimate() * 20).max().unwrap();
-        assert!(share(&steps, 20, needed) >= slowest);
+        let steps = ForkStep::all_steps(&[1, 1024], &[]);
+        let needed: Duration = steps.iter().map(|step| step.estimate_duration() * 20).sum();
+        let slowest = steps.iter().map(|step| step.estimate_duration() * 20).max().unwrap();
+        assert!(time_share(&steps, 20, needed) >= slowest);
     }
 
     #[test]
     fn small_sizes_have_all_their_samples() {
-        let steps = Step::all(&crate::reference::SIZES_MIB, &[]);
-        let limit = share(&steps, RUNS, TIME_MAX);
-        let small = steps.iter().filter(|step| step.mib <= 16 && !matches!(step.what, What::Prepare(Pace::Idle)));
-        small.for_each(|step| assert!(step.estimate() * RUNS as u32 <= limit, "{step:?} within {limit:?}"));
+        let steps = ForkStep::all_steps(&crate::reference::SIZES_MIB, &[]);
+        let limit = time_share(&steps, RUNS, TIME_MAX);
+        let small =
+            steps.iter().filter(|step| step.mib <= 16 && !matches!(step.kind, ForkStepKind::Prepare(Pace::Idle)));
+        small.for_each(|step| assert!(step.estimate_duration() * RUNS as u32 <= limit, "{step:?} within {limit:?}"));
     }
 
     #[test]
     fn the_slow_steps_give_way_and_all_of_the_time_is_used() {
         let steps = [
-            Step { mib: 1, what: PAUSE_FOR_THOUGHT },
-            Step { mib: 1024, what: What::Floors },
-            Step { mib: 1024, what: What::Execution(Place::Other) },
+            ForkStep { mib: 1, kind: PAUSE_FOR_THOUGHT },
+            ForkStep { mib: 1024, kind: ForkStepKind::Floors },
+            ForkStep { mib: 1024, kind: ForkStepKind::Execution(ChildPlace::Other) },
         ];
-        let quick = steps[0].estimate() * 20;
-        let limit = share(&steps, 20, Duration::from_secs(20));
+        let quick = steps[0].estimate_duration() * 20;
+        let limit = time_share(&steps, 20, Duration::from_secs(20));
         assert!(limit > quick, "the quick step is not cut");
         assert_eq!(quick + 2 * limit, Duration::from_secs(20));
     }
 
     #[test]
     fn who_is_late_takes_one_sample() {
-        let step = Step { mib: 1024, what: What::Execution(Place::Other) };
+        let step = ForkStep { mib: 1024, kind: ForkStepKind::Execution(ChildPlace::Other) };
         assert_eq!(step.runs_min(Duration::from_secs(1)), 3);
         assert_eq!(step.runs_min(Duration::ZERO), 1);
-        assert_eq!(Step { mib: 1, what: What::Criu(Mode::Lazy) }.runs_min(Duration::from_secs(1)), 1);
+        assert_eq!(ForkStep { mib: 1, kind: ForkStepKind::Criu(CriuMode::Lazy) }.runs_min(Duration::from_secs(1)), 1);
     }
 
     #[test]
     fn no_time_is_no_time() {
-        assert_eq!(share(&Step::all(&[64], &[Mode::Eager]), 20, Duration::ZERO), Duration::ZERO);
-        assert_eq!(share(&[], 20, Duration::ZERO), Duration::ZERO);
+        assert_eq!(time_share(&ForkStep::all_steps(&[64], &[CriuMode::Eager]), 20, Duration::ZERO), Duration::ZERO);
+        assert_eq!(time_share(&[], 20, Duration::ZERO), Duration::ZERO);
     }
 
     #[test]
     fn a_step_ends_with_its_runs_or_its_time_but_not_before_three() {
         let now = Instant::now();
         let count = |runs, deadline| {
-            let mut quota = Quota::new(3, runs, deadline);
-            std::iter::repeat_with(|| quota.another(now)).take_while(|another| *another).count()
+            let mut quota = SampleQuota::new(3, runs, deadline);
+            std::iter::repeat_with(|| quota.take_another(now)).take_while(|another| *another).count()
         };
         assert_eq!(count(20, now + Duration::from_secs(1)), 20);
         assert_eq!(count(20, now), 3);

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::by::{Creator, Pauser};
+use super::by::{CreateMethod, PauseMethod};
 use crate::figure::Pace;
 
 /// What is to be measured.
 #[derive(Debug, Clone, Serialize)]
-pub struct PoolPlan {
+pub struct PoolParameters {
     /// Containers that the node keeps ready.
     pub pool: u64,
     /// Private memory of the parent, in MiB.
@@ -24,15 +24,15 @@ pub struct PoolPlan {
 /// Who did it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(untagged)]
-pub(crate) enum By {
-    Creating(Creator),
-    Pausing(Pauser),
+pub(crate) enum PoolMethod {
+    Create(CreateMethod),
+    Pause(PauseMethod),
 }
 
 /// A span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Figure {
+pub(crate) enum PoolFigure {
     /// From the call for one child until it had its result.
     Create,
     /// From the call until who asked had it.
@@ -49,8 +49,8 @@ pub(crate) enum Figure {
 
 /// A figure, in µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    pub(crate) figure: Figure,
-    pub(crate) by: By,
+pub(crate) struct PoolSampleKey {
+    pub(crate) figure: PoolFigure,
+    pub(crate) by: PoolMethod,
     pub(crate) pace: Pace,
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// What protects the connections of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Protection {
+pub enum ConnectionSecurity {
     /// Nothing: plain TCP.
     None,
     /// Both ends prove who they are; what follows is in clear.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::protection::Protection;
-use crate::end::specification::System;
+use super::protection::ConnectionSecurity;
+use crate::end::specification::RpcSystem;
 
 /// One combination of servers, clients and loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -27,12 +27,12 @@ pub struct RpcCase {
     /// Whether both sides look for work for a while before they sleep.
     pub spins: bool,
     /// What protects connections.
-    pub protection: Protection,
+    pub protection: ConnectionSecurity,
 }
 
 impl RpcCase {
     /// One client with one connection, empty answers.
-    pub const ONE: Self = Self {
+    pub const SINGLE_CONNECTION: Self = Self {
         clients: 1,
         threads: 1,
         connections_per_thread: 1,
@@ -41,7 +41,7 @@ impl RpcCase {
         payload_bytes: 0,
         server_threads: 1,
         spins: true,
-        protection: Protection::None,
+        protection: ConnectionSecurity::None,
     };
 
     /// All connections.
@@ -58,7 +58,7 @@ impl RpcCase {
     /// Whether a floor of the same shape says something: one thread on each side, nothing in the answers.
     pub(crate) fn has_floor(&self) -> bool {
         let alone = self.clients == 1 && self.threads == 1 && self.server_threads == 1;
-        alone && self.payload_bytes == 0 && self.protection == Protection::None
+        alone && self.payload_bytes == 0 && self.protection == ConnectionSecurity::None
     }
 
     /// Whether peers are measured beside it: one connection, several requests in flight.
@@ -69,7 +69,7 @@ impl RpcCase {
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
-pub struct RpcPlan {
+pub struct RpcParameters {
     /// One after the other.
     pub cases: Vec<RpcCase>,
     /// Runs of each.
@@ -86,10 +86,10 @@ pub struct RpcPlan {
     pub samples_file: Option<PathBuf>,
 }
 
-impl RpcPlan {
+impl RpcParameters {
     /// The cases that promises are made for, and the reference's.
-    pub fn usual_cases() -> Vec<RpcCase> {
-        let one = RpcCase::ONE;
+    pub fn default_cases() -> Vec<RpcCase> {
+        let one = RpcCase::SINGLE_CONNECTION;
         let mut cases = vec![
             one,
             RpcCase { spins: false, ..one },
@@ -97,8 +97,8 @@ impl RpcPlan {
             RpcCase { window: 256, ..one },
             RpcCase { connections_per_thread: 16, window: 64, ..one },
             RpcCase { connections_per_thread: 4, window: 64, payload_bytes: 2048, ..one },
-            RpcCase { protection: Protection::Encrypted, window: 64, ..one },
-            RpcCase { protection: Protection::Encrypted, window: 64, payload_bytes: 2048, ..one },
+            RpcCase { protection: ConnectionSecurity::Encrypted, window: 64, ..one },
+            RpcCase { protection: ConnectionSecurity::Encrypted, window: 64, payload_bytes: 2048, ..one },
         ];
         cases.extend([1, 2, 4, 8, 10].map(|clients| RpcCase { clients, threads: 12, ..one }));
         cases
@@ -108,27 +108,27 @@ impl RpcPlan {
 /// What is measured in a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", content = "system", rename_all = "snake_case")]
-pub(crate) enum Measured {
+pub(crate) enum RpcSeries {
     /// Calls by a system.
-    Calls(System),
+    Calls(RpcSystem),
     /// The bare echo.
     Floor,
 }
 
 /// A figure: answers a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
+pub(crate) struct RpcSampleKey {
     #[serde(flatten)]
     pub(crate) case: RpcCase,
     #[serde(flatten)]
-    pub(crate) measured: Measured,
+    pub(crate) series: RpcSeries,
     /// Its unit is part of its name.
     pub(crate) figure: &'static str,
 }
 
 /// What all clients of a run amount to.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct RunOutcome {
+pub struct RpcRunOutcome {
     /// Answers a second, of all clients.
     pub per_s: f64,
     /// Answers a second in each interval.

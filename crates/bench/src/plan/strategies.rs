@@ -7,13 +7,13 @@ use serde::Serialize;
 pub(crate) struct StrategyFigures {
     pub(crate) mib: u64,
     pub(crate) strategy: String,
-    pub(crate) first: ChildFigures,
-    pub(crate) second: ChildFigures,
+    pub(crate) first: StrategyChildFigures,
+    pub(crate) second: StrategyChildFigures,
 }
 
 /// Medians of one of the two children.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct ChildFigures {
+pub(crate) struct StrategyChildFigures {
     pub(crate) samples: usize,
     /// From the request to the last page, and of that the touching: what is there before the child runs is in the former alone.
     pub(crate) whole_ms: f64,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
-pub struct TreePlan {
+pub struct TreeParameters {
     /// How many processes each tree has.
     pub processes: Vec<u64>,
     /// Private memory of each process, in MiB.
@@ -17,15 +17,15 @@ pub struct TreePlan {
 
 /// A figure, in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
+pub(crate) struct TreeSampleKey {
     pub(crate) processes: u64,
-    pub(crate) figure: Figure,
+    pub(crate) figure: TreeFigure,
 }
 
 /// A span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Figure {
+pub(crate) enum TreeFigure {
     /// A floor: `fork()` of each process, one after the other.
     Forks,
     /// A floor: memcpy of the memory that they share.

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::by::Pauser;
+use super::by::PauseMethod;
 
 /// What is to be measured.
 #[derive(Debug, Clone, Serialize)]
-pub struct WarmStartPlan {
+pub struct WarmStartParameters {
     /// How many at once; none: the best is searched for.
     pub parallel: Vec<usize>,
     /// Steps of computing of the function.
@@ -27,7 +27,7 @@ pub struct WarmStartPlan {
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Figure {
+pub(crate) enum WarmStartFigure {
     /// Functions run a second, of all children.
     RunsPerS,
     /// From asking for a child to go on until its function's answer: of each round, the median of its turns.
@@ -37,8 +37,8 @@ pub(crate) enum Figure {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
+pub(crate) struct WarmStartSampleKey {
     pub(crate) parallel: usize,
-    pub(crate) by: Pauser,
-    pub(crate) figure: Figure,
+    pub(crate) by: PauseMethod,
+    pub(crate) figure: WarmStartFigure,
 }

@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::table::{Table, figure};
+use super::table::{FigureTable, format_figure};
 use crate::machine::{Machine, load_average};
-use crate::plan::connect::{ConnectCase, ConnectPlan, Key, Made, P50_US, P99_US, PER_S, PROTECTIONS};
-use crate::plan::protection::Protection;
+use crate::plan::connect::{
+    ConnectCase, ConnectParameters, ConnectSampleKey, ConnectSeries, P50_US, P99_US, PER_S, PROTECTIONS,
+};
+use crate::plan::protection::ConnectionSecurity;
 use crate::samples::{Samples, Spread};
 
 /// What the authors of the first remote fork in a kernel (MITOSIS) published for the connections of theirs: reliable ones
@@ -22,36 +24,36 @@ const REFERENCE_BY_CLIENTS_PER_S: [(usize, f64); 3] = [(2, 408.6), (4, 400.8), (
 const REFERENCE_LATENCY_US: f64 = 5_070.0;
 
 /// Cards, and with them paths, between two nodes.
-const RAILS: usize = 1;
+const NICS_PER_NODE: usize = 1;
 
 /// All figures of a run.
 #[derive(Debug)]
-pub struct ConnectReport {
+pub struct ConnectSummary {
     machine: Machine,
     load_average: f64,
-    plan: ConnectPlan,
+    plan: ConnectParameters,
     server_threads: usize,
-    samples: Samples<Key>,
+    samples: Samples<ConnectSampleKey>,
 }
 
-impl ConnectReport {
-    pub(crate) fn new(plan: &ConnectPlan, server_threads: usize, samples: Samples<Key>) -> Self {
-        let (machine, load_average) = (Machine::this(), load_average());
+impl ConnectSummary {
+    pub(crate) fn new(plan: &ConnectParameters, server_threads: usize, samples: Samples<ConnectSampleKey>) -> Self {
+        let (machine, load_average) = (Machine::detect(), load_average());
         Self { machine, load_average, plan: plan.clone(), server_threads, samples }
     }
 
-    fn spread(&self, case: ConnectCase, made: Made, figure: &'static str) -> Option<Spread> {
-        self.samples.spread(&Key { case, made, figure })
+    fn spread(&self, case: ConnectCase, made: ConnectSeries, figure: &'static str) -> Option<Spread> {
+        self.samples.spread(&ConnectSampleKey { case, series: made, figure })
     }
 
     /// Each case with each protection.
-    fn rows(&self) -> impl Iterator<Item = (ConnectCase, Protection)> {
+    fn rows(&self) -> impl Iterator<Item = (ConnectCase, ConnectionSecurity)> {
         self.plan.cases.iter().flat_map(|case| PROTECTIONS.map(|protection| (*case, protection)))
     }
 
     /// For scripts.
-    pub fn document(&self) -> Value {
-        let cases: Vec<Value> = self.rows().map(|(case, protection)| self.case_document(case, protection)).collect();
+    pub fn to_json(&self) -> Value {
+        let cases: Vec<Value> = self.rows().map(|(case, protection)| self.case_json(case, protection)).collect();
         json!({
             "benchmark": "connect",
             "machine": self.machine,
@@ -64,8 +66,8 @@ impl ConnectReport {
         })
     }
 
-    fn case_document(&self, case: ConnectCase, protection: Protection) -> Value {
-        let own = |figure| self.spread(case, Made::Connections(protection), figure);
+    fn case_json(&self, case: ConnectCase, protection: ConnectionSecurity) -> Value {
+        let own = |figure| self.spread(case, ConnectSeries::Connections(protection), figure);
         let median = |spread: Option<Spread>| spread.map(|spread| spread.median);
         json!({
             "clients": case.clients,
@@ -74,13 +76,13 @@ impl ConnectReport {
             "window": 1,
             "payload_bytes": 0,
             "checksum": false,
-            "rails": RAILS,
-            "authenticated": protection != Protection::None,
-            "encrypted": protection == Protection::Encrypted,
+            "rails": NICS_PER_NODE,
+            "authenticated": protection != ConnectionSecurity::None,
+            "encrypted": protection == ConnectionSecurity::Encrypted,
             "per_s": median(own(PER_S)),
             "per_s_p10": own(PER_S).map(|spread| spread.p10),
             "per_s_p90": own(PER_S).map(|spread| spread.p90),
-            "floor_per_s": median(self.spread(case, Made::Floor, PER_S)),
+            "floor_per_s": median(self.spread(case, ConnectSeries::Floor, PER_S)),
             "latency_us": { "p50": median(own(P50_US)), "p99": median(own(P99_US)) },
             "reference_per_s": reference_per_s(case),
             "reference_latency_us": (case.connections() == 1).then_some(REFERENCE_LATENCY_US),
@@ -88,14 +90,14 @@ impl ConnectReport {
     }
 
     /// For people.
-    pub fn text(&self) -> String {
+    pub fn to_text(&self) -> String {
         let headings =
             ["clients", "threads", "proved", "then", "1/s", "p50 µs", "p99 µs", "floor 1/s", "ratio", "ref. 1/s"];
-        let mut table = Table::new("Connections made a second, and how long each took", &headings);
+        let mut table = FigureTable::new("Connections made a second, and how long each took", &headings);
         for (case, protection) in self.rows() {
-            table.row(self.row(case, protection));
+            table.add_row(self.row(case, protection));
         }
-        let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.text(), self.load_average, table.text());
+        let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
         text += "proved: both ends have shown who they are; then: how all else on the connection goes\n";
         text += "floor: TCP connect and accept by bare programs, same run; ratio: of farfork to it\n";
         text += &format!("ref.: {REFERENCE};\n");
@@ -103,14 +105,14 @@ impl ConnectReport {
         text
     }
 
-    fn row(&self, case: ConnectCase, protection: Protection) -> [String; 10] {
-        let cell = |value: Option<f64>| value.map_or("–".to_owned(), figure);
-        let own = |name| self.spread(case, Made::Connections(protection), name).map(|spread| spread.median);
-        let floor = self.spread(case, Made::Floor, PER_S).map(|spread| spread.median);
+    fn row(&self, case: ConnectCase, protection: ConnectionSecurity) -> [String; 10] {
+        let cell = |value: Option<f64>| value.map_or("–".to_owned(), format_figure);
+        let own = |name| self.spread(case, ConnectSeries::Connections(protection), name).map(|spread| spread.median);
+        let floor = self.spread(case, ConnectSeries::Floor, PER_S).map(|spread| spread.median);
         let (proved, then) = match protection {
-            Protection::None => ("–", "clear"),
-            Protection::Authenticated => ("both", "clear"),
-            Protection::Encrypted => ("both", "encrypted"),
+            ConnectionSecurity::None => ("–", "clear"),
+            ConnectionSecurity::Authenticated => ("both", "clear"),
+            ConnectionSecurity::Encrypted => ("both", "encrypted"),
         };
         [
             case.clients.to_string(),
@@ -138,7 +140,10 @@ fn reference_per_s(case: ConnectCase) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ConnectCase, ConnectPlan, ConnectReport, Key, Made, P50_US, P99_US, PER_S, Protection};
+    use super::{
+        ConnectCase, ConnectParameters, ConnectSampleKey, ConnectSeries, ConnectSummary, ConnectionSecurity, P50_US,
+        P99_US, PER_S,
+    };
     use super::{Samples, reference_per_s};
 
     #[test]
@@ -146,27 +151,28 @@ mod tests {
         let of = |clients, threads| reference_per_s(ConnectCase { clients, threads });
         assert_eq!([of(1, 1), of(1, 12), of(8, 2)], [Some(172.6), Some(400.0), Some(391.2)]);
         assert_eq!([of(1, 3), of(2, 1), of(3, 2)], [None; 3]);
-        assert!(ConnectPlan::usual_cases().into_iter().all(|case| reference_per_s(case).is_some()));
+        assert!(ConnectParameters::default_cases().into_iter().all(|case| reference_per_s(case).is_some()));
     }
 
     #[test]
     fn a_case_has_its_own_figures() {
         let (mut samples, case) = (Samples::new(), ConnectCase { clients: 2, threads: 3 });
-        let mut add = |made, figure, value| samples.add(Key { case, made, figure }, value).unwrap();
-        let encrypted = Made::Connections(Protection::Encrypted);
-        add(Made::Floor, PER_S, 16_000.0);
+        let mut add =
+            |made, figure, value| samples.add(ConnectSampleKey { case, series: made, figure }, value).unwrap();
+        let encrypted = ConnectSeries::Connections(ConnectionSecurity::Encrypted);
+        add(ConnectSeries::Floor, PER_S, 16_000.0);
         for (figure, value) in [(PER_S, 4_000.0), (P50_US, 250.0), (P99_US, 900.0)] {
             add(encrypted, figure, value);
         }
-        let plan = ConnectPlan { cases: vec![case], runs: 1, seconds: 1.0, samples_file: None };
-        let report = ConnectReport::new(&plan, 2, samples);
-        let document = report.document();
+        let plan = ConnectParameters { cases: vec![case], runs: 1, seconds: 1.0, samples_file: None };
+        let report = ConnectSummary::new(&plan, 2, samples);
+        let document = report.to_json();
         let cases = document["cases"].as_array().unwrap();
         let found = cases.iter().find(|case| case["encrypted"] == true).unwrap();
         assert_eq!((cases.len(), &found["connections"], &found["rails"]), (3, &6.into(), &1.into()));
         assert_eq!((&found["per_s"], &found["floor_per_s"]), (&4_000.0.into(), &16_000.0.into()));
         assert_eq!(found["latency_us"], serde_json::json!({ "p50": 250.0, "p99": 900.0 }));
-        assert!(report.text().contains("0.25"), "{}", report.text());
-        assert!(report.text().lines().all(|line| line.chars().count() <= 100), "{}", report.text());
+        assert!(report.to_text().contains("0.25"), "{}", report.to_text());
+        assert!(report.to_text().lines().all(|line| line.chars().count() <= 100), "{}", report.to_text());
     }
 }

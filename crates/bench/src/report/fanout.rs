@@ -2,64 +2,65 @@
 
 use serde_json::{Value, json};
 
-use super::table::{Table, figure, spread};
-use crate::baseline::container::Refusal;
+use super::table::{FigureTable, format_figure, format_spread};
+use crate::baseline::container::BareContainerRefusal;
 use crate::baseline::crowd::ChildNetwork;
 use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
-use crate::plan::by::Creator;
-use crate::plan::fanout::{FanoutPlan, Figure, Key};
-use crate::samples::{Samples, Spread, document};
+use crate::plan::by::CreateMethod;
+use crate::plan::fanout::{FanoutFigure, FanoutParameters, FanoutSampleKey};
+use crate::samples::{Samples, Spread, figure_json};
 
 /// Figures of a fan-out, the most telling first.
-const FIGURES: [Figure; 7] = [
-    Figure::ChildrenPerS,
-    Figure::FirstResultMs,
-    Figure::ResultMs,
-    Figure::AnsweredMs,
-    Figure::OwnKib,
-    Figure::PageTablesKib,
-    Figure::MemoryKib,
+const FIGURES: [FanoutFigure; 7] = [
+    FanoutFigure::ChildrenPerS,
+    FanoutFigure::FirstResultMs,
+    FanoutFigure::ResultMs,
+    FanoutFigure::AnsweredMs,
+    FanoutFigure::OwnKib,
+    FanoutFigure::PageTablesKib,
+    FanoutFigure::MemoryKib,
 ];
 
 /// What farfork is compared with, what it can come nearest to first.
-const FLOORS: [Creator; 3] = [Creator::BareContainer, Creator::LocalForkIntoNamespaces, Creator::LocalFork];
+const FLOORS: [CreateMethod; 3] =
+    [CreateMethod::BareContainer, CreateMethod::LocalForkIntoNamespaces, CreateMethod::LocalFork];
 
 /// All figures of a run.
 #[derive(Debug)]
-pub struct FanoutReport {
+pub struct FanoutSummary {
     machine: Machine,
     load_average: f64,
-    plan: FanoutPlan,
+    plan: FanoutParameters,
     /// Why there are no bare containers.
     refusal: Option<String>,
-    samples: Samples<Key>,
+    samples: Samples<FanoutSampleKey>,
 }
 
-impl FanoutReport {
+impl FanoutSummary {
     pub(crate) fn new(
-        plan: &FanoutPlan,
-        refusal: Option<Refusal>,
-        mut samples: Samples<Key>,
+        plan: &FanoutParameters,
+        refusal: Option<BareContainerRefusal>,
+        mut samples: Samples<FanoutSampleKey>,
     ) -> Result<Self, BenchError> {
         samples.flush()?;
         let refusal = refusal.map(|refusal| refusal.to_string());
-        Ok(Self { machine: Machine::this(), load_average: load_average(), plan: plan.clone(), refusal, samples })
+        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), refusal, samples })
     }
 
-    fn spread(&self, by: Creator, figure: Figure) -> Option<Spread> {
-        self.samples.spread(&Key { by, figure })
+    fn spread(&self, by: CreateMethod, figure: FanoutFigure) -> Option<Spread> {
+        self.samples.spread(&FanoutSampleKey { by, figure })
     }
 
     /// farfork's median ÷ a floor's.
-    fn ratio(&self, floor: Creator, figure: Figure) -> Option<f64> {
-        Some(self.spread(Creator::Farfork, figure)?.median / self.spread(floor, figure)?.median)
+    fn ratio_to_floor(&self, floor: CreateMethod, figure: FanoutFigure) -> Option<f64> {
+        Some(self.spread(CreateMethod::Farfork, figure)?.median / self.spread(floor, figure)?.median)
     }
 
     /// For scripts.
-    pub fn document(&self) -> Value {
-        let figure = |(key, spread): (&Key, Spread)| {
-            let mut figure = document(key, spread, None);
+    pub fn to_json(&self) -> Value {
+        let figure = |(key, spread): (&FanoutSampleKey, Spread)| {
+            let mut figure = figure_json(key, spread, None);
             figure["p99"] = json!(self.samples.percentile(key, 0.99));
             figure["max"] = json!(self.samples.percentile(key, 1.0));
             figure
@@ -75,21 +76,21 @@ impl FanoutReport {
     }
 
     /// For people.
-    pub fn text(&self) -> String {
-        let FanoutPlan { children, nodes, mib, network, encrypted, .. } = &self.plan;
+    pub fn to_text(&self) -> String {
+        let FanoutParameters { children, nodes, mib, network, encrypted, .. } = &self.plan;
         let headings = ["", "farfork", "p99", "bare container", "×", "into namespaces", "×", "fork()", "×"];
         let network = network.text();
         let title = format!("{children} children of {mib} MiB, {network}, over {nodes} nodes, medians (p10–p90)");
-        let mut table = Table::new(&title, &headings);
+        let mut table = FigureTable::new(&title, &headings);
         for what in FIGURES {
-            let p99 = self.samples.percentile(&Key { by: Creator::Farfork, figure: what }, 0.99);
-            let mut row = vec![what.text().to_owned(), spread(self.spread(Creator::Farfork, what))];
-            row.push(p99.map_or("–".to_owned(), figure));
+            let p99 = self.samples.percentile(&FanoutSampleKey { by: CreateMethod::Farfork, figure: what }, 0.99);
+            let mut row = vec![what.text().to_owned(), format_spread(self.spread(CreateMethod::Farfork, what))];
+            row.push(p99.map_or("–".to_owned(), format_figure));
             for floor in FLOORS {
-                let ratio = self.ratio(floor, what).map_or("–".to_owned(), figure);
-                row.extend([super::table::median(self.spread(floor, what)), ratio]);
+                let ratio = self.ratio_to_floor(floor, what).map_or("–".to_owned(), format_figure);
+                row.extend([super::table::format_median(self.spread(floor, what)), ratio]);
             }
-            table.row(row);
+            table.add_row(row);
         }
         let link = if *encrypted { "encrypted" } else { "in clear" };
         let refused =
@@ -98,9 +99,9 @@ impl FanoutReport {
             "{}, load {:.1}; farfork's link {link}\n\n{}\n\nbare container: just what the kernel must do for a child in one, two at once. \
              fork(): local forks that touch and say the\nsame; into namespaces: those of a container, made before. ×: farfork's median \
              ÷ theirs. No result was wrong.\n{refused}",
-            self.machine.text(),
+            self.machine.describe(),
             self.load_average,
-            table.text()
+            table.render()
         )
     }
 }
@@ -116,7 +117,7 @@ impl ChildNetwork {
     }
 }
 
-impl Creator {
+impl CreateMethod {
     /// As people read it.
     pub(crate) fn text(self) -> &'static str {
         match self {
@@ -128,7 +129,7 @@ impl Creator {
     }
 }
 
-impl Figure {
+impl FanoutFigure {
     fn text(self) -> &'static str {
         match self {
             Self::ChildrenPerS => "children/s",
@@ -145,18 +146,23 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::super::table::COLUMNS_MAX;
-    use super::{ChildNetwork, Creator, FanoutPlan, FanoutReport, Figure, Key, Refusal, Samples};
+    use super::{
+        BareContainerRefusal, ChildNetwork, CreateMethod, FanoutFigure, FanoutParameters, FanoutSampleKey,
+        FanoutSummary, Samples,
+    };
 
     #[test]
     fn floors_stand_beside_farfork() {
         let mut samples = Samples::new();
-        for (by, value) in
-            [(Creator::Farfork, 500.0), (Creator::LocalForkIntoNamespaces, 2000.0), (Creator::LocalFork, 4000.0)]
-        {
-            samples.add(Key { by, figure: Figure::ChildrenPerS }, value).unwrap();
-            samples.add(Key { by, figure: Figure::ResultMs }, 1e6 / value).unwrap();
+        for (by, value) in [
+            (CreateMethod::Farfork, 500.0),
+            (CreateMethod::LocalForkIntoNamespaces, 2000.0),
+            (CreateMethod::LocalFork, 4000.0),
+        ] {
+            samples.add(FanoutSampleKey { by, figure: FanoutFigure::ChildrenPerS }, value).unwrap();
+            samples.add(FanoutSampleKey { by, figure: FanoutFigure::ResultMs }, 1e6 / value).unwrap();
         }
-        let plan = FanoutPlan {
+        let plan = FanoutParameters {
             children: 100,
             nodes: 2,
             mib: 16,
@@ -168,9 +174,9 @@ mod tests {
             encrypted: true,
             samples_file: None,
         };
-        let report = FanoutReport::new(&plan, Some(Refusal::NoUnifiedHierarchy), samples).unwrap();
-        assert_eq!(report.ratio(Creator::LocalFork, Figure::ChildrenPerS), Some(0.125));
-        let (text, document) = (report.text(), report.document());
+        let report = FanoutSummary::new(&plan, Some(BareContainerRefusal::NoUnifiedHierarchy), samples).unwrap();
+        assert_eq!(report.ratio_to_floor(CreateMethod::LocalFork, FanoutFigure::ChildrenPerS), Some(0.125));
+        let (text, document) = (report.to_text(), report.to_json());
         assert!(text.contains("0.25") && text.contains("0.12"), "{text}");
         assert!(text.contains("No bare containers: there is no unified hierarchy"), "{text}");
         assert!(document["bare_container_refused"].is_string(), "{document}");
@@ -178,12 +184,12 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS_MAX + 20), "{text}");
         assert_eq!(document["figures"].as_array().unwrap().len(), 6, "{document}");
         let mut samples = Samples::new();
-        for (by, value) in [(Creator::Farfork, 500.0), (Creator::BareContainer, 1000.0)] {
-            samples.add(Key { by, figure: Figure::ChildrenPerS }, value).unwrap();
+        for (by, value) in [(CreateMethod::Farfork, 500.0), (CreateMethod::BareContainer, 1000.0)] {
+            samples.add(FanoutSampleKey { by, figure: FanoutFigure::ChildrenPerS }, value).unwrap();
         }
-        let beside = FanoutReport::new(&plan, None, samples).unwrap();
-        assert_eq!(beside.ratio(Creator::BareContainer, Figure::ChildrenPerS), Some(0.5));
-        assert!(!beside.text().contains("No bare") && beside.document()["bare_container_refused"].is_null());
+        let beside = FanoutSummary::new(&plan, None, samples).unwrap();
+        assert_eq!(beside.ratio_to_floor(CreateMethod::BareContainer, FanoutFigure::ChildrenPerS), Some(0.5));
+        assert!(!beside.to_text().contains("No bare") && beside.to_json()["bare_container_refused"].is_null());
         assert_eq!(
             (&document["plan"]["children"], &document["plan"]["samples_file"]),
             (&100.into(), &serde_json::Value::Null)

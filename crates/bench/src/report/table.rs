@@ -14,12 +14,12 @@ const GAP: u16 = 2;
 
 /// A table with a title, built row by row.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct FigureTable {
     title: String,
     grid: Grid,
 }
 
-impl Table {
+impl FigureTable {
     /// A table with these headings.
     pub(crate) fn new(title: &str, headings: &[&str]) -> Self {
         let mut grid = Grid::new();
@@ -33,19 +33,19 @@ impl Table {
     }
 
     /// Adds a row; as many cells as headings.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.grid.add_row(cells.into_iter().collect::<Vec<_>>());
     }
 
     /// Title and table.
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let lines: Vec<String> = self.grid.lines().map(|line| line.trim_end().to_owned()).collect();
         format!("{}\n{}", self.title, lines.join("\n"))
     }
 }
 
 /// A figure with three digits that mean something: more are noise.
-pub(crate) fn figure(value: f64) -> String {
+pub(crate) fn format_figure(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.2}"),
         10.0..100.0 => format!("{value:.1}"),
@@ -54,34 +54,34 @@ pub(crate) fn figure(value: f64) -> String {
 }
 
 /// A median, or a dash where nothing was measured.
-pub(crate) fn median(spread: Option<Spread>) -> String {
-    spread.map_or("–".to_owned(), |spread| figure(spread.median))
+pub(crate) fn format_median(spread: Option<Spread>) -> String {
+    spread.map_or("–".to_owned(), |spread| format_figure(spread.median))
 }
 
 /// A median with its percentiles.
-pub(crate) fn spread(spread: Option<Spread>) -> String {
+pub(crate) fn format_spread(spread: Option<Spread>) -> String {
     spread.map_or("–".to_owned(), |Spread { median, p10, p90, .. }| {
-        format!("{} ({}–{})", figure(median), figure(p10), figure(p90))
+        format!("{} ({}–{})", format_figure(median), format_figure(p10), format_figure(p90))
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Table, figure, median, spread};
+    use super::{FigureTable, format_figure, format_median, format_spread};
     use crate::samples::Spread;
 
     #[test]
     fn figures_have_three_digits() {
-        assert_eq!([0.044, 9.994, 12.34, 669.374, 1246.94].map(figure), ["0.04", "9.99", "12.3", "669", "1247"]);
-        assert_eq!(spread(Spread::of(&[1.0, 2.0, 30.0])), "2.00 (1.00–30.0)");
-        assert_eq!((median(None), spread(None)), ("–".to_owned(), "–".to_owned()));
+        assert_eq!([0.044, 9.994, 12.34, 669.374, 1246.94].map(format_figure), ["0.04", "9.99", "12.3", "669", "1247"]);
+        assert_eq!(format_spread(Spread::from_samples(&[1.0, 2.0, 30.0])), "2.00 (1.00–30.0)");
+        assert_eq!((format_median(None), format_spread(None)), ("–".to_owned(), "–".to_owned()));
     }
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new("Times, ms", &["MiB", "pause"]);
-        table.row(["1".to_owned(), "0.30".to_owned()]);
-        table.row(["1024".to_owned(), "30.1".to_owned()]);
-        assert_eq!(table.text(), "Times, ms\n MiB  pause\n   1   0.30\n1024   30.1");
+        let mut table = FigureTable::new("Times, ms", &["MiB", "pause"]);
+        table.add_row(["1".to_owned(), "0.30".to_owned()]);
+        table.add_row(["1024".to_owned(), "30.1".to_owned()]);
+        assert_eq!(table.render(), "Times, ms\n MiB  pause\n   1   0.30\n1024   30.1");
     }
 }

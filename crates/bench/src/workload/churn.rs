@@ -7,15 +7,16 @@ use std::process::{Command, Stdio};
 use serde::Serialize;
 
 use crate::error::BenchError;
-use crate::program::{Image, numbers};
+use crate::program::{EmbeddedProgram, parse_numbers};
 
 /// The program.
-pub(crate) const CHURN: Image = Image { name: "churn", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/churn")) };
+pub(crate) const CHURN: EmbeddedProgram =
+    EmbeddedProgram { name: "churn", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/churn")) };
 
 /// What it does with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Deed {
+pub(crate) enum ChurnOperation {
     Decay,
     Remap,
     Collect,
@@ -23,7 +24,7 @@ pub(crate) enum Deed {
     Signals,
 }
 
-impl Deed {
+impl ChurnOperation {
     pub(crate) const ALL: [Self; 5] = [Self::Decay, Self::Remap, Self::Collect, Self::Forks, Self::Signals];
 
     /// As people read it.
@@ -39,7 +40,7 @@ impl Deed {
 }
 
 /// As the program takes it.
-impl Display for Deed {
+impl Display for ChurnOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Decay => "decay",
@@ -52,33 +53,33 @@ impl Display for Deed {
 }
 
 /// How long the same takes in a process that was never forked, in µs. `payload` is a file that says what.
-pub(crate) fn unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
+pub(crate) fn measure_unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
     let mut command = Command::new(program);
     let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
     let output = output.map_err(|cause| BenchError::Program { program: CHURN.name, cause })?;
     let said = String::from_utf8_lossy(&output.stdout);
-    took_us(said.trim().strip_prefix("ready\n").unwrap_or(&said))
+    parse_duration_us(said.trim().strip_prefix("ready\n").unwrap_or(&said))
 }
 
 /// How long it took a child, in µs, as it has said.
 ///
 /// # Errors
 /// It said something else, or pages were wrong.
-pub(crate) fn took_us(said: &str) -> Result<f64, BenchError> {
-    match numbers(CHURN.name, said, "churned")? {
+pub(crate) fn parse_duration_us(said: &str) -> Result<f64, BenchError> {
+    match parse_numbers(CHURN.name, said, "churned")? {
         [us, 0] => Ok(us as f64),
-        [_, wrong] => Err(BenchError::Wrong { wrong: wrong.unsigned_abs(), what: "pages of a program" }),
+        [_, wrong] => Err(BenchError::WrongMemory { count: wrong.unsigned_abs(), what: "pages of a program" }),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::took_us;
+    use super::parse_duration_us;
 
     #[test]
     fn wrong_pages_are_an_error() {
-        assert_eq!(took_us("churned 1500 0\n").unwrap(), 1500.0);
-        assert!(took_us("churned 1500 2\n").unwrap_err().to_string().starts_with("2 pages"));
-        assert!(took_us("ready\n").is_err());
+        assert_eq!(parse_duration_us("churned 1500 0\n").unwrap(), 1500.0);
+        assert!(parse_duration_us("churned 1500 2\n").unwrap_err().to_string().starts_with("2 pages"));
+        assert!(parse_duration_us("ready\n").is_err());
     }
 }

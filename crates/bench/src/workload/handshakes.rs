@@ -8,12 +8,12 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_trust::{Credentials, Encryption, Session};
+use farfork_trust::{AuthenticatedStream, Credentials, Encryption};
 use farfork_wire::NodeName;
 use rustix::net::sockopt::set_socket_linger;
 
 use crate::end::counts::{Latencies, new_latencies};
-use crate::end::lines::{listening, say};
+use crate::end::lines::{announce_port, print_line};
 use crate::end::specification::SERVER;
 
 /// What says that a connection is there, where no handshake does.
@@ -32,20 +32,20 @@ pub(crate) fn serve(ip: IpAddr, threads: usize, credentials: Option<&Credentials
             }
         });
     }
-    listening(port)
+    announce_port(port)
 }
 
 fn accept(listener: &TcpListener, credentials: Option<&Credentials>) -> io::Result<()> {
     let (mut stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;
     match credentials {
-        Some(credentials) => Session::accept(credentials, stream)?.shake().map(drop),
+        Some(credentials) => AuthenticatedStream::accept(credentials, stream)?.continue_handshake().map(drop),
         None => stream.write_all(&[GREETING]),
     }
 }
 
 /// Connects and closes for as long as that, in each thread, and says how often, and how long it took.
-pub(crate) fn drive(
+pub(crate) fn run_client(
     to: SocketAddr,
     threads: usize,
     run: Duration,
@@ -57,11 +57,11 @@ pub(crate) fn drive(
         thread::spawn(move || {
             let name = NodeName::new(SERVER).map_err(io::Error::other)?;
             gate.wait();
-            repeat(run, || connect(to, credentials.as_ref().map(|credentials| (credentials, &name))))
+            connect_repeatedly(run, || connect(to, credentials.as_ref().map(|credentials| (credentials, &name))))
         })
     };
     let threads: Vec<_> = (0..threads).map(start).collect();
-    say("ready")?;
+    print_line("ready")?;
     io::stdin().read_exact(&mut [0])?;
     gate.wait();
     let (began, mut latencies) = (Instant::now(), new_latencies());
@@ -71,10 +71,10 @@ pub(crate) fn drive(
     }
     let elapsed = began.elapsed();
     let [p50, p99] = [0.5, 0.99].map(|quantile| latencies.value_at_quantile(quantile));
-    say(&format!("done {} {} {p50} {p99}", latencies.len(), elapsed.as_nanos()))
+    print_line(&format!("done {} {} {p50} {p99}", latencies.len(), elapsed.as_nanos()))
 }
 
-fn repeat(run: Duration, mut connect: impl FnMut() -> io::Result<TcpStream>) -> io::Result<Latencies> {
+fn connect_repeatedly(run: Duration, mut connect: impl FnMut() -> io::Result<TcpStream>) -> io::Result<Latencies> {
     let (began, mut latencies) = (Instant::now(), new_latencies());
     let mut before = began;
     while before - began < run {
@@ -96,8 +96,8 @@ fn connect(to: SocketAddr, credentials: Option<(&Credentials, &NodeName)>) -> io
         stream.read_exact(&mut [0])?;
         return Ok(stream);
     };
-    let mut session = Session::connect(credentials, &stream, Some(name))?;
-    let is_over = session.shake()?;
+    let mut session = AuthenticatedStream::connect(credentials, &stream, Some(name))?;
+    let is_over = session.continue_handshake()?;
     let in_clear = credentials.encryption() == Encryption::Off;
     if !is_over || session.peer().is_none() || session.is_clear() != in_clear {
         return Err(io::Error::other(format!("the handshake left {session:?}")));

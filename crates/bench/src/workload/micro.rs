@@ -8,19 +8,20 @@ use std::process::Command;
 use serde::Serialize;
 
 use crate::error::BenchError;
-use crate::program::{Image, Program, numbers};
+use crate::program::{ChildProgram, EmbeddedProgram, parse_numbers};
 
 /// The program.
-pub(crate) const MICRO: Image = Image { name: "micro", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/micro")) };
+pub(crate) const MICRO: EmbeddedProgram =
+    EmbeddedProgram { name: "micro", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/micro")) };
 
 /// Where a child of farfork finds its payload.
 pub(crate) const PAYLOAD_PATH: &str = "/run/farfork/payload";
 
 /// The payload of a child that touches its pages. With any other it only tells the time.
-pub(crate) const TOUCH: &str = "touch";
+pub(crate) const PAYLOAD_TOUCH: &str = "touch";
 
 /// The payload of a child that does not.
-pub(crate) const STAMP: &str = "stamp";
+pub(crate) const PAYLOAD_STAMP: &str = "stamp";
 
 /// Size of what is touched at a time, in bytes: a small page, or as much of a huge one.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -28,7 +29,7 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 /// In which order pages are touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
+pub enum TouchOrder {
     /// Each page once, in an order that no readahead foresees.
     Random,
     /// From the first to the last.
@@ -38,7 +39,7 @@ pub enum Order {
 /// What a touch does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum TouchAccess {
     /// Reads a word of the page.
     Read,
     /// Changes a word of it.
@@ -57,9 +58,9 @@ pub enum PageSize {
 
 /// What a child does to its memory, and what its parent is made of.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner {
-    pub(crate) order: Order,
-    pub(crate) access: Access,
+pub(crate) struct MicroOptions {
+    pub(crate) order: TouchOrder,
+    pub(crate) access: TouchAccess,
     pub(crate) page_size: PageSize,
     /// Threads, the first among them.
     pub(crate) threads: u64,
@@ -76,7 +77,7 @@ impl Display for PageSize {
     }
 }
 
-impl Display for Order {
+impl Display for TouchOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Random => "random",
@@ -85,7 +86,7 @@ impl Display for Order {
     }
 }
 
-impl Display for Access {
+impl Display for TouchAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Read => "read",
@@ -100,7 +101,7 @@ pub(crate) struct ChildReport {
     /// When its first instruction ran, by CLOCK_REALTIME.
     pub(crate) first_unix_ns: i64,
     /// When it could have spoken.
-    pub(crate) spoke_unix_ns: i64,
+    pub(crate) reported_unix_ns: i64,
     /// How long it touched its pages; 0 if it was not told to.
     pub(crate) touch_ns: i64,
     /// What of its memory was there at its end that others have, too.
@@ -116,17 +117,17 @@ impl ChildReport {
     /// It is none, or pages were wrong.
     pub(crate) fn parse(said: &str) -> Result<Self, BenchError> {
         let [first_unix_ns, spoke_unix_ns, touch_ns, _faults, wrong, shared_kib, private_kib] =
-            numbers(MICRO.name, said, "child")?;
-        require_right(wrong, "pages of a child")?;
+            parse_numbers(MICRO.name, said, "child")?;
+        require_no_wrong_pages(wrong, "pages of a child")?;
         let bytes = |kib: i64| kib.cast_unsigned() << 10;
         let (shared_bytes, private_bytes) = (bytes(shared_kib), bytes(private_kib));
-        Ok(Self { first_unix_ns, spoke_unix_ns, touch_ns, shared_bytes, private_bytes })
+        Ok(Self { first_unix_ns, reported_unix_ns: spoke_unix_ns, touch_ns, shared_bytes, private_bytes })
     }
 }
 
 /// A seed that a program has made of itself.
 #[derive(Debug)]
-pub(crate) struct Checkpoint {
+pub(crate) struct CheckpointedSeed {
     /// The seed's name.
     pub(crate) seed: String,
     /// From the call of the library to its return, in ms.
@@ -138,7 +139,7 @@ pub(crate) struct Checkpoint {
 /// A running parent; it ends with this value.
 #[derive(Debug)]
 pub(crate) struct Micro {
-    program: Program,
+    program: ChildProgram,
     pages: u64,
 }
 
@@ -148,17 +149,17 @@ impl Micro {
     pub(crate) fn start(
         program: &Path,
         mib: u64,
-        manner: Manner,
+        manner: MicroOptions,
         payload: &Path,
         node: Option<&Path>,
     ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
-        let Manner { order, access, page_size, threads, mappings } = manner;
+        let MicroOptions { order, access, page_size, threads, mappings } = manner;
         command.args([&mib.to_string(), &order.to_string(), &access.to_string()]).arg(payload);
         command.args([page_size.to_string(), threads.to_string(), mappings.to_string()]);
         command.envs(node.map(|socket| ("FARFORK_SOCKET", socket)));
-        let mut program = Program::start(MICRO.name, &command)?;
-        let [_pid] = program.answer("ready")?;
+        let mut program = ChildProgram::start(MICRO.name, &command)?;
+        let [_pid] = program.read_answer("ready")?;
         Ok(Self { program, pages: (mib << 20) / PAGE_BYTES })
     }
 
@@ -169,47 +170,51 @@ impl Micro {
 
     /// Has it write to every page, so that the next fork finds them as a busy program leaves them.
     pub(crate) fn write_all(&mut self) -> Result<(), BenchError> {
-        let [_ns] = self.program.ask(b'w', "written")?;
+        let [_ns] = self.program.request(b'w', "written")?;
         Ok(())
     }
 
     /// How long its own fork(2) takes, in ms.
-    pub(crate) fn fork_ms(&mut self) -> Result<f64, BenchError> {
-        let [ns] = self.program.ask(b'f', "forked")?;
-        Ok(ms(ns))
+    pub(crate) fn measure_fork_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns] = self.program.request(b'f', "forked")?;
+        Ok(ns_to_ms(ns))
     }
 
     /// Has it make a seed of itself.
-    pub(crate) fn checkpoint(&mut self) -> Result<Checkpoint, BenchError> {
-        let [ns, pause_us] = self.program.ask(b's', "seeded")?;
-        Ok(Checkpoint { seed: format!("micro-{}", self.pid()), call_ms: ms(ns), pause_ms: pause_us as f64 / 1e3 })
+    pub(crate) fn checkpoint(&mut self) -> Result<CheckpointedSeed, BenchError> {
+        let [ns, pause_us] = self.program.request(b's', "seeded")?;
+        Ok(CheckpointedSeed {
+            seed: format!("micro-{}", self.pid()),
+            call_ms: ns_to_ms(ns),
+            pause_ms: pause_us as f64 / 1e3,
+        })
     }
 
     /// How long a fork of it takes to touch every page as a child does, in ms.
-    pub(crate) fn touch_ms(&mut self) -> Result<f64, BenchError> {
-        let [ns, _faults, wrong] = self.program.ask(b't', "touched")?;
-        require_right(wrong, "pages of a local fork")?;
-        Ok(ms(ns))
+    pub(crate) fn measure_touch_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns, _faults, wrong] = self.program.request(b't', "touched")?;
+        require_no_wrong_pages(wrong, "pages of a local fork")?;
+        Ok(ns_to_ms(ns))
     }
 
     /// How long a fork of it takes to write to every page, in ms; none where pages were not copied one by one, so that
     /// the figure would be no floor.
-    pub(crate) fn copy_ms(&mut self) -> Result<Option<f64>, BenchError> {
-        let [ns, faults, wrong] = self.program.ask(b'c', "copied")?;
-        require_right(wrong, "pages of a local fork")?;
-        Ok((faults >= self.pages as i64).then(|| ms(ns)))
+    pub(crate) fn measure_copy_ms(&mut self) -> Result<Option<f64>, BenchError> {
+        let [ns, faults, wrong] = self.program.request(b'c', "copied")?;
+        require_no_wrong_pages(wrong, "pages of a local fork")?;
+        Ok((faults >= self.pages as i64).then(|| ns_to_ms(ns)))
     }
 }
 
-fn require_right(wrong: i64, what: &'static str) -> Result<(), BenchError> {
+fn require_no_wrong_pages(wrong: i64, what: &'static str) -> Result<(), BenchError> {
     match u64::try_from(wrong) {
         Ok(0) => Ok(()),
-        wrong => Err(BenchError::Wrong { wrong: wrong.unwrap_or(u64::MAX), what }),
+        wrong => Err(BenchError::WrongMemory { count: wrong.unwrap_or(u64::MAX), what }),
     }
 }
 
 /// Nanoseconds in milliseconds.
-pub(crate) fn ms(ns: i64) -> f64 {
+pub(crate) fn ns_to_ms(ns: i64) -> f64 {
     ns as f64 / 1e6
 }
 
@@ -217,12 +222,12 @@ pub(crate) fn ms(ns: i64) -> f64 {
 mod tests {
     use std::fs;
 
-    use super::{Access, ChildReport, MICRO, Manner, Micro, Order, PAYLOAD_PATH, PageSize};
+    use super::{ChildReport, MICRO, Micro, MicroOptions, PAYLOAD_PATH, PageSize, TouchAccess, TouchOrder};
 
     #[test]
     fn a_wrong_page_is_an_error() {
         let report = ChildReport::parse("child 10 20 30 4 0 8 12\n").unwrap();
-        assert_eq!((report.first_unix_ns, report.spoke_unix_ns, report.touch_ns), (10, 20, 30));
+        assert_eq!((report.first_unix_ns, report.reported_unix_ns, report.touch_ns), (10, 20, 30));
         assert_eq!((report.shared_bytes, report.private_bytes), (8 << 10, 12 << 10));
         let error = ChildReport::parse("child 10 20 30 4 1 8 12\n").unwrap_err();
         assert!(error.to_string().starts_with("1 pages of a child"), "{error}");
@@ -234,16 +239,16 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let program = MICRO.install(scratch.path()).unwrap();
         for (mib, order, access, page_size, threads, mappings) in [
-            (1, Order::Random, Access::Read, PageSize::Small, 1, 0),
-            (3, Order::Random, Access::Write, PageSize::Small, 4, 150),
-            (5, Order::Sequential, Access::Write, PageSize::Huge, 1, 0),
+            (1, TouchOrder::Random, TouchAccess::Read, PageSize::Small, 1, 0),
+            (3, TouchOrder::Random, TouchAccess::Write, PageSize::Small, 4, 150),
+            (5, TouchOrder::Sequential, TouchAccess::Write, PageSize::Huge, 1, 0),
         ] {
-            let manner = Manner { order, access, page_size, threads, mappings };
+            let manner = MicroOptions { order, access, page_size, threads, mappings };
             let mut micro = Micro::start(&program, mib, manner, PAYLOAD_PATH.as_ref(), None).unwrap();
-            assert!(micro.fork_ms().unwrap() > 0.0);
-            assert!(micro.touch_ms().unwrap() > 0.0);
+            assert!(micro.measure_fork_ms().unwrap() > 0.0);
+            assert!(micro.measure_touch_ms().unwrap() > 0.0);
             micro.write_all().unwrap();
-            assert!(micro.copy_ms().unwrap().is_some(), "every page is copied");
+            assert!(micro.measure_copy_ms().unwrap().is_some(), "every page is copied");
             let of_process = |what| format!("/proc/{}/{what}", micro.pid());
             assert_eq!(fs::read_dir(of_process("task")).unwrap().count() as u64, threads);
             let maps = fs::read_to_string(of_process("maps")).unwrap();

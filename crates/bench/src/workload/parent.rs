@@ -4,25 +4,25 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::BenchError;
-use crate::program::{Image, Program};
+use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// A running parent; it ends with this value.
 #[derive(Debug)]
-pub(crate) struct Parent(Program);
+pub(crate) struct ParentProgram(ChildProgram);
 
-impl Parent {
+impl ParentProgram {
     /// Starts an image, installed as `program`, with so much private memory. A child finds its payload in that file.
-    pub(crate) fn start(image: &Image, program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
+    pub(crate) fn start(image: &EmbeddedProgram, program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.arg(mib.to_string()).arg(payload);
-        let mut program = Program::start(image.name, &command)?;
-        let [] = program.answer("ready")?;
+        let mut program = ChildProgram::start(image.name, &command)?;
+        let [] = program.read_answer("ready")?;
         Ok(Self(program))
     }
 
     /// What it said last, if it has ended by itself, as no parent does.
-    pub(crate) fn last_words(&mut self) -> Option<String> {
-        self.0.last_words()
+    pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
+        self.0.last_line_if_ended()
     }
 
     /// Its process id.

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crate::error::BenchError;
-use crate::program::Image;
+use crate::program::EmbeddedProgram;
 
 /// The program.
-pub(crate) const SINGLE: Image = Image { name: "single", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/single")) };
+pub(crate) const PAGE_TOUCH: EmbeddedProgram =
+    EmbeddedProgram { name: "single", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/single")) };
 
 /// The payload of a child that touches so many pages, with a pause before each.
 pub(crate) fn payload(touches: usize, gap: Duration) -> String {
@@ -17,27 +18,31 @@ pub(crate) fn payload(touches: usize, gap: Duration) -> String {
 ///
 /// # Errors
 /// It said something else, or pages were wrong.
-pub(crate) fn touches_us(said: &str) -> Result<Vec<f64>, BenchError> {
-    let strange = || BenchError::Answer { program: SINGLE.name, said: said.trim().to_owned(), expected: "touched" };
+pub(crate) fn parse_touches_us(said: &str) -> Result<Vec<f64>, BenchError> {
+    let strange = || BenchError::UnexpectedAnswer {
+        program: PAGE_TOUCH.name,
+        output: said.trim().to_owned(),
+        expected: "touched",
+    };
     let numbers = said.trim().strip_prefix("touched ").ok_or_else(strange)?;
     let numbers: Option<Vec<u64>> = numbers.split(' ').map(|number| number.parse().ok()).collect();
     match numbers.ok_or_else(strange)?.split_first() {
         Some((0, ns)) if !ns.is_empty() => Ok(ns.iter().map(|ns| *ns as f64 / 1e3).collect()),
-        Some((wrong, _)) => Err(BenchError::Wrong { wrong: *wrong, what: "pages of a child" }),
+        Some((wrong, _)) => Err(BenchError::WrongMemory { count: *wrong, what: "pages of a child" }),
         None => Err(strange()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::touches_us;
+    use super::parse_touches_us;
 
     #[test]
     fn touches_are_told_and_wrong_pages_are_an_error() {
-        assert_eq!(touches_us("touched 0 1500 20000\n").unwrap(), [1.5, 20.0]);
-        assert!(touches_us("touched 2 1500 20000\n").unwrap_err().to_string().starts_with("2 pages"));
+        assert_eq!(parse_touches_us("touched 0 1500 20000\n").unwrap(), [1.5, 20.0]);
+        assert!(parse_touches_us("touched 2 1500 20000\n").unwrap_err().to_string().starts_with("2 pages"));
         for said in ["", "touched", "touched 0", "touched x 1", "ready"] {
-            assert!(touches_us(said).is_err(), "{said}");
+            assert!(parse_touches_us(said).is_err(), "{said}");
         }
     }
 }

@@ -3,22 +3,23 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::turns::mixed;
+use super::turns::splitmix64_mix;
 use crate::error::BenchError;
-use crate::program::{Image, numbers};
+use crate::program::{EmbeddedProgram, parse_numbers};
 
 /// The program.
-pub(crate) const SPARSE: Image = Image { name: "sparse", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/sparse")) };
+pub(crate) const SPARSE: EmbeddedProgram =
+    EmbeddedProgram { name: "sparse", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/sparse")) };
 
 const PAGE_WORDS: u64 = 512;
-const TOUCHED: u64 = 4;
+const PAGES_TOUCHED: u64 = 4;
 
 /// What a child of this number, of a parent of so many MiB, says its value is.
-pub(crate) fn value_of(number: u64, mib: u64) -> u64 {
+pub(crate) fn expected_value(number: u64, mib: u64) -> u64 {
     let pages = mib << 8;
-    (0..TOUCHED).fold(number, |value, i| {
-        let index = mixed(number.wrapping_mul(TOUCHED).wrapping_add(i + 1)) % pages * PAGE_WORDS + i;
-        mixed(value ^ mixed((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    (0..PAGES_TOUCHED).fold(number, |value, i| {
+        let index = splitmix64_mix(number.wrapping_mul(PAGES_TOUCHED).wrapping_add(i + 1)) % pages * PAGE_WORDS + i;
+        splitmix64_mix(value ^ splitmix64_mix((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     })
 }
 
@@ -26,9 +27,9 @@ pub(crate) fn value_of(number: u64, mib: u64) -> u64 {
 ///
 /// # Errors
 /// It said something else, or another value than it must.
-pub(crate) fn result_at(said: &str, number: u64, mib: u64) -> Result<SystemTime, BenchError> {
-    let [told, value, unix_ns] = numbers(SPARSE.name, said, "result")?;
-    check(told, value, number, mib)?;
+pub(crate) fn parse_result_time(said: &str, number: u64, mib: u64) -> Result<SystemTime, BenchError> {
+    let [told, value, unix_ns] = parse_numbers(SPARSE.name, said, "result")?;
+    check_value(told, value, number, mib)?;
     Ok(UNIX_EPOCH + Duration::from_nanos(unix_ns.unsigned_abs()))
 }
 
@@ -36,27 +37,29 @@ pub(crate) fn result_at(said: &str, number: u64, mib: u64) -> Result<SystemTime,
 ///
 /// # Errors
 /// It is not.
-pub(crate) fn check(told: i64, value: i64, number: u64, mib: u64) -> Result<(), BenchError> {
-    if (told.cast_unsigned(), value.cast_unsigned()) == (number, value_of(number, mib)) {
+pub(crate) fn check_value(told: i64, value: i64, number: u64, mib: u64) -> Result<(), BenchError> {
+    if (told.cast_unsigned(), value.cast_unsigned()) == (number, expected_value(number, mib)) {
         return Ok(());
     }
-    Err(BenchError::Wrong { wrong: 1, what: "results of children" })
+    Err(BenchError::WrongMemory { count: 1, what: "results of children" })
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{result_at, value_of};
+    use super::{expected_value, parse_result_time};
 
     #[test]
     fn each_child_has_its_own_value_and_another_is_an_error() {
-        let values: BTreeSet<u64> = (0..1000).map(|number| value_of(number, 1)).collect();
+        let values: BTreeSet<u64> = (0..1000).map(|number| expected_value(number, 1)).collect();
         assert_eq!(values.len(), 1000);
         let said = |value: u64| format!("result 7 {} 1000\n", value.cast_signed());
-        assert!(result_at(&said(value_of(7, 1)), 7, 1).is_ok());
-        for (said, number) in [(said(value_of(7, 1) + 1), 7), (said(value_of(7, 1)), 8), ("ready\n".to_owned(), 7)] {
-            assert!(result_at(&said, number, 1).is_err());
+        assert!(parse_result_time(&said(expected_value(7, 1)), 7, 1).is_ok());
+        for (said, number) in
+            [(said(expected_value(7, 1) + 1), 7), (said(expected_value(7, 1)), 8), ("ready\n".to_owned(), 7)]
+        {
+            assert!(parse_result_time(&said, number, 1).is_err());
         }
     }
 }

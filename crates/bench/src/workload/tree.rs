@@ -3,24 +3,25 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::micro::ms;
+use super::micro::ns_to_ms;
 use crate::error::BenchError;
-use crate::program::{Image, Program};
+use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// The program.
-pub(crate) const TREE: Image = Image { name: "tree", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/tree")) };
+pub(crate) const PROCESS_TREE: EmbeddedProgram =
+    EmbeddedProgram { name: "tree", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/tree")) };
 
 /// A running tree; it ends with this value.
 #[derive(Debug)]
-pub(crate) struct Tree(Program);
+pub(crate) struct ProcessTree(ChildProgram);
 
-impl Tree {
+impl ProcessTree {
     /// Starts the installed program with so many processes, so much private memory each, and so much that they share.
     pub(crate) fn start(program: &Path, processes: u64, mib: u64, shared_mib: u64) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.args([processes, mib, shared_mib].map(|number| number.to_string()));
-        let mut program = Program::start(TREE.name, &command)?;
-        let [] = program.answer("ready")?;
+        let mut program = ChildProgram::start(PROCESS_TREE.name, &command)?;
+        let [] = program.read_answer("ready")?;
         Ok(Self(program))
     }
 
@@ -31,38 +32,38 @@ impl Tree {
 
     /// Has every process write to all of its pages, so that the next fork finds them as a busy program leaves them.
     pub(crate) fn write_all(&mut self) -> Result<(), BenchError> {
-        let [_ns] = self.0.ask(b'w', "written")?;
+        let [_ns] = self.0.request(b'w', "written")?;
         Ok(())
     }
 
     /// How long fork(2) of each process takes, one after the other, summed up, in ms.
-    pub(crate) fn forks_ms(&mut self) -> Result<f64, BenchError> {
-        let [ns] = self.0.ask(b'f', "forked")?;
-        Ok(ms(ns))
+    pub(crate) fn measure_forks_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns] = self.0.request(b'f', "forked")?;
+        Ok(ns_to_ms(ns))
     }
 
     /// How long memcpy(3) of the shared memory takes, in ms.
-    pub(crate) fn copy_ms(&mut self) -> Result<f64, BenchError> {
-        let [ns] = self.0.ask(b'm', "copied")?;
-        Ok(ms(ns))
+    pub(crate) fn measure_copy_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns] = self.0.request(b'm', "copied")?;
+        Ok(ns_to_ms(ns))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{TREE, Tree};
+    use super::{PROCESS_TREE, ProcessTree};
 
     #[test]
     fn every_process_forks_and_ends_with_the_first() {
         let scratch = tempfile::tempdir().unwrap();
-        let program = TREE.install(scratch.path()).unwrap();
-        let mut tree = Tree::start(&program, 3, 1, 1).unwrap();
+        let program = PROCESS_TREE.install(scratch.path()).unwrap();
+        let mut tree = ProcessTree::start(&program, 3, 1, 1).unwrap();
         let children = format!("/proc/{}/task/{0}/children", tree.pid());
         let children = std::fs::read_to_string(children).unwrap();
         let children: Vec<&str> = children.split_ascii_whitespace().collect();
         assert_eq!(children.len(), 2);
         tree.write_all().unwrap();
-        assert!(tree.forks_ms().unwrap() > 0.0 && tree.copy_ms().unwrap() > 0.0);
+        assert!(tree.measure_forks_ms().unwrap() > 0.0 && tree.measure_copy_ms().unwrap() > 0.0);
         drop(tree);
         // Who is asked to end does so, or is a zombie of whoever reaps orphans here.
         let ends = |child: &str| {

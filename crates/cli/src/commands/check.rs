@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use farfork_node::api::v1::{CheckRequest, CheckResponse};
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use crate::parents::{Parents, ProcessName, parse_process};
-use crate::{Global, output};
+use crate::parents::{ProcessName, ProcessNames, parse_process};
+use crate::{GlobalArgs, output};
 
 /// Say whether a process can be prepared, and what would be refused, without touching it.
 ///
@@ -41,23 +41,23 @@ pub(super) enum NamespacesArgument {
 }
 
 impl Check {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
-        let pid = Parents::of_environment().find(&self.process)?;
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
+        let pid = ProcessNames::from_environment().resolve_pid(&self.process)?;
         let mut client = global.connection.open().await?;
         let request = CheckRequest { pid, takes_node_namespaces: self.namespaces == NamespacesArgument::Node };
-        let answer = client.check(within(QUERY_TIMEOUT, request)).await;
+        let answer = client.check(request_with_timeout(QUERY_TIMEOUT, request)).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();
         if global.json {
-            output::json(&document(pid, &answer));
+            output::print_json(&check_json(pid, &answer));
         } else {
-            print(pid, &answer);
+            print_check(pid, &answer);
         }
         let can_be_prepared = answer.refusals.is_empty();
         Ok(if can_be_prepared { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-fn document(pid: u32, answer: &CheckResponse) -> serde_json::Value {
+fn check_json(pid: u32, answer: &CheckResponse) -> serde_json::Value {
     let refusals = answer.refusals.iter();
     let refusals: Vec<_> =
         refusals.map(|refusal| serde_json::json!({ "object": refusal.object, "reason": refusal.reason })).collect();
@@ -74,19 +74,19 @@ fn document(pid: u32, answer: &CheckResponse) -> serde_json::Value {
     })
 }
 
-fn print(pid: u32, answer: &CheckResponse) {
-    let (threads, memory) = (output::threads(answer.threads), output::bytes(answer.memory_bytes));
-    let command = format!("process {pid}: {}", output::shortened(&answer.command));
+fn print_check(pid: u32, answer: &CheckResponse) {
+    let (threads, memory) = (output::format_threads(answer.threads), output::format_bytes(answer.memory_bytes));
+    let command = format!("process {pid}: {}", output::shorten_command(&answer.command));
     // A thread of the kernel has none.
-    output::line(command.trim_end_matches(": "));
-    output::line(&format!("  would be carried: {threads}, {memory} of memory"));
+    output::print_line(command.trim_end_matches(": "));
+    output::print_line(&format!("  would be carried: {threads}, {memory} of memory"));
     if answer.refusals.is_empty() {
-        output::line("  nothing would be refused");
+        output::print_line("  nothing would be refused");
     }
     for note in &answer.notes {
-        output::line(&format!("  note: {note}"));
+        output::print_line(&format!("  note: {note}"));
     }
     for refusal in &answer.refusals {
-        output::line(&format!("  would be refused: {}: {}", refusal.object, refusal.reason));
+        output::print_line(&format!("  would be refused: {}: {}", refusal.object, refusal.reason));
     }
 }

@@ -14,9 +14,9 @@ use farfork_node::failure::Failure;
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
-use crate::Global;
-use crate::interruption::interrupted;
-use crate::output::{self, ByteBar, bytes, microseconds};
+use crate::GlobalArgs;
+use crate::interruption::wait_for_interrupt;
+use crate::output::{self, ByteProgressBar, format_bytes, format_microseconds};
 
 /// Write the state of a running child to a core file, for gdb and the like.
 ///
@@ -54,7 +54,7 @@ struct CoreView {
 }
 
 impl Core {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let output = self.output.unwrap_or_else(|| format!("core.{}", self.child).into());
         let unwritable = || format!("core file {} cannot be written", output.display());
         let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -62,34 +62,34 @@ impl Core {
         let draft = NamedTempFile::new_in(directory).with_context(unwritable)?;
         let client = global.connection.open().await?;
         let CoreEnd { file_bytes, threads, stopped_us } = tokio::select! {
-            end = receive(client, &self.child, draft.as_file()) => end?,
-            () = interrupted() => anyhow::bail!("child {}: interrupted: it runs on, and there is no core file", self.child),
+            end = write_core(client, &self.child, draft.as_file()) => end?,
+            () = wait_for_interrupt() => anyhow::bail!("child {}: interrupted: it runs on, and there is no core file", self.child),
         };
         draft.as_file().set_len(file_bytes).with_context(unwritable)?;
         draft.persist(&output).with_context(unwritable)?;
         let file = output.display().to_string();
         if global.json {
-            output::json(&CoreView { child: self.child, file, file_bytes, threads, stopped_us });
+            output::print_json(&CoreView { child: self.child, file, file_bytes, threads, stopped_us });
         } else {
             eprintln!(
                 "{}: {}, {}; it stood still for {}",
                 self.child,
-                output::threads(threads),
-                bytes(file_bytes),
-                microseconds(stopped_us)
+                output::format_threads(threads),
+                format_bytes(file_bytes),
+                format_microseconds(stopped_us)
             );
-            output::line(&file);
+            output::print_line(&file);
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
 /// Writes pieces to their places until the last has come.
-async fn receive(mut client: Client, child: &str, file: &File) -> anyhow::Result<CoreEnd> {
+async fn write_core(mut client: Client, child: &str, file: &File) -> anyhow::Result<CoreEnd> {
     let failed = |status| Failure::from_status(format!("child {child}"), &status);
     let request = CoreRequest { child: child.to_owned() };
     let mut events = client.core(request).await.map_err(failed)?.into_inner();
-    let bar = ByteBar::new("settling");
+    let bar = ByteProgressBar::new("settling");
     while let Some(message) = events.message().await.map_err(failed)? {
         match message.event {
             Some(Event::Settling(progress)) => {

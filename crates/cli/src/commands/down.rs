@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use clap::Args;
 use farfork_cluster::local::LocalCluster;
 
-use super::up::Place;
-use crate::parents::Parents;
-use crate::{Global, output, privilege};
+use super::up::LocalClusterArgs;
+use crate::parents::ProcessNames;
+use crate::{GlobalArgs, output, privilege};
 
 /// End the cluster that `farfork up` started, and remove every trace of it.
 ///
@@ -21,21 +21,21 @@ Examples:
 Exit status: 0 nothing of it is left, 1 failed, or there is no cluster, 2 wrong usage.")]
 pub(crate) struct Down {
     #[command(flatten)]
-    place: Place,
+    cluster: LocalClusterArgs,
 }
 
 impl Down {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it stops daemons and removes network namespaces")?;
-        let cluster = LocalCluster::load(&self.place.run_dir())?;
-        if let Some(name) = &self.place.name {
+        let cluster = LocalCluster::load(&self.cluster.run_dir())?;
+        if let Some(name) = &self.cluster.name {
             cluster.require_name(name)?;
         }
         let names: Vec<String> = cluster.nodes().iter().map(|node| node.name.clone()).collect();
-        Parents::of(&self.place.run_dir()).forget_ended();
+        ProcessNames::in_run_dir(&self.cluster.run_dir()).remove_ended();
         cluster.down()?;
         if global.json {
-            output::json(&serde_json::json!({ "removed": names }));
+            output::print_json(&serde_json::json!({ "removed": names }));
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_node::api::v1::DropRequest;
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use super::each::{self, Outcome};
-use super::seeds::{Label, labelled, parse_label};
-use crate::Global;
+use super::each::{self, ObjectOutcome};
+use super::seeds::{Label, find_labelled_seeds, parse_label};
+use crate::GlobalArgs;
 
 /// Drop seeds, and free the memory that they hold.
 ///
@@ -24,7 +24,7 @@ Examples:
   farfork seeds --json | jq -r '.seeds[].seed' | xargs farfork drop
 
 Exit status: 0 all are dropped, 1 one or more are not, or are needed, 2 wrong usage.")]
-pub(crate) struct Drop {
+pub(crate) struct DropCommand {
     /// Ids or names.
     #[arg(required_unless_present = "label", value_name = "SEED")]
     seeds: Vec<String>,
@@ -36,16 +36,17 @@ pub(crate) struct Drop {
     force: bool,
 }
 
-impl Drop {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+impl DropCommand {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let seeds = if self.label.is_empty() { self.seeds } else { labelled(&mut client, &self.label).await? };
+        let seeds =
+            if self.label.is_empty() { self.seeds } else { find_labelled_seeds(&mut client, &self.label).await? };
         let mut outcomes = Vec::new();
         for seed in seeds {
             let request = DropRequest { seed: seed.clone(), force: self.force };
-            let answer = client.clone().drop(within(QUERY_TIMEOUT, request)).await;
-            outcomes.push(Outcome::new("seed", seed, answer.map(drop)));
+            let answer = client.clone().drop(request_with_timeout(QUERY_TIMEOUT, request)).await;
+            outcomes.push(ObjectOutcome::new("seed", seed, answer.map(drop)));
         }
-        Ok(each::conclude("seeds", &outcomes, global.json))
+        Ok(each::report_outcomes("seeds", &outcomes, global.json))
     }
 }

@@ -9,20 +9,20 @@ use tonic::Status;
 use crate::output;
 
 /// What came of one object.
-pub(super) struct Outcome {
+pub(super) struct ObjectOutcome {
     kind: &'static str,
     id: String,
     result: Result<(), Failure>,
 }
 
-impl Outcome {
+impl ObjectOutcome {
     /// The answer about the `kind` (child, seed) of this id.
     pub(super) fn new(kind: &'static str, id: String, answer: Result<(), Status>) -> Self {
         let result = answer.map_err(|status| Failure::from_status(format!("{kind} {id}"), &status));
         Self { kind, id, result }
     }
 
-    fn document(&self) -> Value {
+    fn to_json(&self) -> Value {
         let mut fields = Map::new();
         fields.insert(self.kind.to_owned(), self.id.clone().into());
         if let Err(failure) = &self.result {
@@ -33,12 +33,12 @@ impl Outcome {
 }
 
 /// Tells all outcomes under the key `plural`; exit status 1 when one of them is a failure.
-pub(super) fn conclude(plural: &str, outcomes: &[Outcome], json: bool) -> ExitCode {
+pub(super) fn report_outcomes(plural: &str, outcomes: &[ObjectOutcome], json: bool) -> ExitCode {
     let failures = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
-    failures().for_each(output::failure);
+    failures().for_each(output::print_failure);
     if json {
-        let outcomes: Vec<Value> = outcomes.iter().map(Outcome::document).collect();
-        output::json(&serde_json::json!({ plural: outcomes }));
+        let outcomes: Vec<Value> = outcomes.iter().map(ObjectOutcome::to_json).collect();
+        output::print_json(&serde_json::json!({ plural: outcomes }));
     }
     if failures().next().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use clap::Args;
 use farfork_node::api::v1::inspect_response::Object;
 use farfork_node::api::v1::{ChildDetail, InspectRequest, PagerStats, SeedDetail};
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 use serde::Serialize;
 
 use super::inspect_against;
-use crate::Global;
+use crate::GlobalArgs;
 use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
 
 /// Show all that is known of a seed, a child or a node, one field a line.
@@ -97,17 +97,17 @@ struct NodeDetailView {
 }
 
 impl Inspect {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         if let Some(pid) = self.against {
-            return inspect_against::run(&global, self.id, pid).await;
+            return inspect_against::run_comparison(&global, self.id, pid).await;
         }
         let mut client = global.connection.open().await?;
         let request = InspectRequest { id: self.id.clone() };
-        let answer = client.inspect(within(QUERY_TIMEOUT, request)).await;
+        let answer = client.inspect(request_with_timeout(QUERY_TIMEOUT, request)).await;
         let answer = answer.map_err(|status| Failure::from_status(&self.id, &status))?.into_inner();
         let document = match answer.object {
-            Some(Object::Child(detail)) => serde_json::to_value(child(detail))?,
-            Some(Object::Seed(detail)) => serde_json::to_value(seed(detail))?,
+            Some(Object::Child(detail)) => serde_json::to_value(child_view(detail))?,
+            Some(Object::Seed(detail)) => serde_json::to_value(seed_view(detail))?,
             Some(Object::Node(detail)) => serde_json::to_value(NodeDetailView {
                 node: detail.node.unwrap_or_default().into(),
                 cache: detail.cache.map(CacheView::from),
@@ -117,15 +117,15 @@ impl Inspect {
             None => anyhow::bail!("{}: the node's answer is empty", self.id),
         };
         if global.json {
-            output::json(&document)
+            output::print_json(&document)
         } else {
-            print(&document, "")
+            print_fields(&document, "")
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn child(detail: ChildDetail) -> ChildDetailView {
+fn child_view(detail: ChildDetail) -> ChildDetailView {
     let count = |of: fn(&PagerStats) -> u64| detail.pager.as_ref().map(of);
     ChildDetailView {
         faults: count(|pager| pager.faults),
@@ -139,7 +139,7 @@ fn child(detail: ChildDetail) -> ChildDetailView {
     }
 }
 
-fn seed(detail: SeedDetail) -> SeedDetailView {
+fn seed_view(detail: SeedDetail) -> SeedDetailView {
     SeedDetailView {
         seed: detail.seed.unwrap_or_default().into(),
         mappings: detail.mappings,
@@ -156,15 +156,15 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
 }
 
 /// One field a line, under the names that scripts know; those within another have its name in front, as `jq` has it.
-fn print(document: &serde_json::Value, within: &str) {
+fn print_fields(document: &serde_json::Value, within: &str) {
     let fields = document.as_object().into_iter().flatten();
     for (name, value) in fields.filter(|(_, value)| !value.is_null()) {
         let name = format!("{within}{name}");
         if value.is_object() {
-            print(value, &format!("{name}."));
+            print_fields(value, &format!("{name}."));
             continue;
         }
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        output::line(&format!("{name:24} {text}"));
+        output::print_line(&format!("{name:24} {text}"));
     }
 }

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use farfork_node::api::v1::{CompareRequest, CompareResponse, FieldDifference, ToleratedFields};
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::failure::Failure;
 use farfork_node::limits::COMPARE_TIMEOUT;
 use serde::Serialize;
 
-use crate::Global;
+use crate::GlobalArgs;
 use crate::output::{self, Table};
 
 /// A field that differs.
@@ -42,15 +42,15 @@ struct ComparisonView {
 }
 
 /// Compares, and prints what differs.
-pub(super) async fn run(global: &Global, child: String, pid: u32) -> anyhow::Result<ExitCode> {
+pub(super) async fn run_comparison(global: &GlobalArgs, child: String, pid: u32) -> anyhow::Result<ExitCode> {
     let mut client = global.connection.open().await?;
     let request = CompareRequest { child: child.clone(), pid, place: None };
-    let answer = client.compare(within(COMPARE_TIMEOUT, request)).await;
+    let answer = client.compare(request_with_timeout(COMPARE_TIMEOUT, request)).await;
     let answer = answer.map_err(|status| Failure::from_status(format!("child {child}"), &status))?.into_inner();
     let is_same = answer.differences_count == 0;
     let view = ComparisonView::new(child, pid, answer);
     if global.json {
-        output::json(&view)
+        output::print_json(&view)
     } else {
         view.print()
     }
@@ -70,20 +70,20 @@ impl ComparisonView {
             let mut table = Table::new(&["FIELD", "PARENT", "CHILD"]);
             for DifferenceView { field, parent, child } in &self.differences {
                 let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-                table.row([field.clone(), value(parent), value(child)]);
+                table.add_row([field.clone(), value(parent), value(child)]);
             }
             table.print();
         }
         let gaps: Vec<&ToleratedView> = self.tolerated.iter().filter(|row| row.known_gap).collect();
         let tolerated: u32 = self.tolerated.iter().map(|row| row.count).sum();
-        output::line(&format!(
+        output::print_line(&format!(
             "{} fields: {} differ and should not, {tolerated} differ and may ({} of them are known gaps); --json has all",
             self.fields,
             self.differences_count,
             gaps.iter().map(|row| row.count).sum::<u32>()
         ));
         for row in gaps {
-            output::line(&format!("known gap: {}: {}", row.pattern, row.reason));
+            output::print_line(&format!("known gap: {}: {}", row.pattern, row.reason));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The arguments that describe a load of calls: what `bench rpc` and `stress rpc` have in common.
 
 use clap::Args;
-use farfork_bench::{Protection, RpcCase};
+use farfork_bench::{ConnectionSecurity, RpcCase};
 
 /// Bytes of an answer that is checked, unless told otherwise; its checksum comes on top.
 const PAYLOAD_BYTES: u32 = 2048;
@@ -46,7 +46,7 @@ pub(crate) struct LoadArgs {
 
 impl LoadArgs {
     /// Whether anything was said.
-    pub(crate) fn is_given(&self) -> bool {
+    pub(crate) fn is_specified(&self) -> bool {
         let numbers = [self.server_threads, self.clients, self.threads, self.connections, self.sessions, self.window];
         numbers.iter().any(Option::is_some)
             || self.payload.is_some()
@@ -56,7 +56,7 @@ impl LoadArgs {
     }
 
     /// The case that they describe; what they leave out is `usual`.
-    pub(crate) fn case(&self, usual: &RpcCase) -> RpcCase {
+    pub(crate) fn to_case(&self, usual: &RpcCase) -> RpcCase {
         let or = |given: Option<u64>, usual: usize| given.map_or(usual, |given| given as usize);
         let payload = self.payload.or(self.checksum.then_some(PAYLOAD_BYTES));
         RpcCase {
@@ -69,8 +69,8 @@ impl LoadArgs {
             server_threads: or(self.server_threads, usual.server_threads),
             spins: usual.spins && !self.no_spin,
             protection: match self.encryption.as_deref() {
-                Some("on") => Protection::Encrypted,
-                Some(_) => Protection::Authenticated,
+                Some("on") => ConnectionSecurity::Encrypted,
+                Some(_) => ConnectionSecurity::Authenticated,
                 None => usual.protection,
             },
         }
@@ -78,7 +78,7 @@ impl LoadArgs {
 }
 
 /// Seconds as a number; more than none.
-pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => Ok(seconds),
         _ => Err(format!("it must be a number of seconds, {SECONDS_MAX} at most")),

@@ -7,7 +7,7 @@ use clap::Args;
 use farfork_node::api::v1::{LogsRequest, OutputStream};
 use farfork_node::failure::Failure;
 
-use crate::{Global, output};
+use crate::{GlobalArgs, output};
 
 /// Show what a child has written to its standard output and standard error.
 ///
@@ -35,7 +35,7 @@ pub(crate) struct Logs {
 }
 
 impl Logs {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let only = match (self.stdout, self.stderr) {
             (true, _) => OutputStream::Stdout,
             (_, true) => OutputStream::Stderr,
@@ -48,14 +48,14 @@ impl Logs {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         while let Some(chunk) = chunks.message().await.map_err(failed)? {
             match (chunk.stream() == OutputStream::Stderr, global.json) {
-                (false, false) => output::raw(&chunk.data)?,
+                (false, false) => output::write_bytes(&chunk.data)?,
                 (true, false) => io::stderr().write_all(&chunk.data)?,
                 (false, true) => stdout.extend(chunk.data),
                 (true, true) => stderr.extend(chunk.data),
             }
         }
         if global.json {
-            output::json(&serde_json::json!({
+            output::print_json(&serde_json::json!({
                 "child": self.child,
                 "stdout": String::from_utf8_lossy(&stdout),
                 "stderr": String::from_utf8_lossy(&stderr),

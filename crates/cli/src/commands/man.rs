@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, CommandFactory as _};
 
-use crate::manual::{self, Page};
-use crate::{Cli, Global, output};
+use crate::manual::{self, ManualPage};
+use crate::{Cli, GlobalArgs, output};
 
 /// Print the manual page of a command, or write those of all commands to a directory.
 ///
@@ -31,9 +31,9 @@ pub(crate) struct Man {
 }
 
 impl Man {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
-        let root = manual::built(Cli::command());
-        let pages = manual::pages(&root);
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let root = manual::build_command(Cli::command());
+        let pages = manual::manual_pages(&root);
         match self.output {
             Some(directory) => write_all(&directory, &pages, global.json)?,
             None => {
@@ -49,20 +49,20 @@ impl Man {
     }
 }
 
-fn write_all(directory: &Path, pages: &[Page<'_>], json: bool) -> anyhow::Result<()> {
+fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("directory {}", directory.display()))?;
     for page in pages {
         let path = directory.join(page.file_name());
         write(page, pages, &path).with_context(|| path.display().to_string())?;
     }
     if json {
-        let names: Vec<String> = pages.iter().map(Page::file_name).collect();
-        output::json(&serde_json::json!({ "directory": directory, "pages": names }));
+        let names: Vec<String> = pages.iter().map(ManualPage::file_name).collect();
+        output::print_json(&serde_json::json!({ "directory": directory, "pages": names }));
     }
     Ok(())
 }
 
-fn write(page: &Page<'_>, pages: &[Page<'_>], path: &Path) -> io::Result<()> {
+fn write(page: &ManualPage<'_>, pages: &[ManualPage<'_>], path: &Path) -> io::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     page.write(pages, &mut file)?;
     file.flush()

@@ -37,7 +37,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use crate::Global;
+use crate::GlobalArgs;
 use crate::connection::block_on;
 
 #[derive(Subcommand)]
@@ -51,7 +51,7 @@ pub(crate) enum Command {
     #[command(hide = true)]
     CallTimer(call_timer::CallTimer),
     #[command(hide = true)]
-    Tend(run::Tend),
+    Tend(run::CollapserProcess),
     Run(run::Run),
     Check(check::Check),
     Prepare(prepare::Prepare),
@@ -69,9 +69,9 @@ pub(crate) enum Command {
     Settle(settle::Settle),
     Core(core::Core),
     Rm(rm::Rm),
-    Drop(drop::Drop),
+    Drop(drop::DropCommand),
     Demo(demo::Demo),
-    Bench(bench::Bench),
+    Bench(bench::BenchCommand),
     Stress(stress::Stress),
     Man(man::Man),
     Completions(completions::Completions),
@@ -79,7 +79,7 @@ pub(crate) enum Command {
 
 impl Command {
     /// Does it; the exit status is the command's own.
-    pub(crate) fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         match self {
             Command::Up(command) => command.run(&global),
             Command::Down(command) => command.run(&global),

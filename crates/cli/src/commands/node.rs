@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_node::daemon;
 use farfork_node::limits::ZYGOTES_MAX_DEFAULT;
-use farfork_node::options::{KEPT_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
+use farfork_node::options::{CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
 use farfork_sys::allocator;
 use farfork_trust::{Encryption, JoinToken, read_private};
@@ -21,14 +21,14 @@ use zeroize::Zeroizing;
 use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
 use crate::size::parse_size;
-use crate::{Global, privilege};
+use crate::{GlobalArgs, privilege};
 
 /// More than a token's file has, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
 
 /// How long a thread for what blocks stays without work. They take turns, so that a call every half second keeps all of them that were
 /// started within that time: with the runtime's 10 s, twenty, each with a stack and a heap of its own.
-const IDLE_THREAD_LIMIT: Duration = Duration::from_secs(2);
+const BLOCKING_THREAD_KEEPALIVE: Duration = Duration::from_secs(2);
 
 /// Run this machine's daemon, until SIGTERM or SIGINT.
 ///
@@ -81,7 +81,7 @@ pub(crate) struct Node {
     zygotes: usize,
     /// Roots of children that have ended which it keeps at most, for further children of the same seed: those in which the child before
     /// has left nothing; 0 for none.
-    #[arg(long, value_name = "N", default_value_t = KEPT_ROOTS_MAX_DEFAULT)]
+    #[arg(long, value_name = "N", default_value_t = CACHED_ROOTS_MAX_DEFAULT)]
     kept_roots: usize,
     /// Most memory that it keeps pages in for children of the strategy `cache`, like 512MiB; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
@@ -120,9 +120,9 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
-        log::start(&self.log)?;
+        log::start_logging(&self.log)?;
         // Always the same port by default, so that a daemon that was started again is known to be another.
         let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
@@ -153,9 +153,9 @@ impl Node {
         };
         let object = format!("node {}", options.name);
         // No more threads than that run at once; those that wait need no pool of free memory of their own.
-        allocator::share_pools(thread::available_parallelism().map_or(1, usize::from));
+        allocator::limit_arenas(thread::available_parallelism().map_or(1, usize::from));
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.enable_all().thread_keep_alive(IDLE_THREAD_LIMIT).build()?;
+        let runtime = runtime.enable_all().thread_keep_alive(BLOCKING_THREAD_KEEPALIVE).build()?;
         runtime.block_on(daemon::run(options)).context(object)?;
         Ok(ExitCode::SUCCESS)
     }

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_node::api::v1::ListNodesRequest;
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use crate::Global;
-use crate::output::{self, NodeView, Table, microseconds};
+use crate::GlobalArgs;
+use crate::output::{self, NodeView, Table, format_microseconds};
 
 /// List the cluster's nodes, as this one sees them.
 ///
@@ -25,16 +25,16 @@ Exit status: 0 listed, 1 this node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Nodes {}
 
 impl Nodes {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let answer = client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await;
+        let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await;
         let answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
         let nodes: Vec<NodeView> = answer.nodes.into_iter().map(NodeView::from).collect();
         if global.json {
-            output::json(&serde_json::json!({ "nodes": nodes }));
+            output::print_json(&serde_json::json!({ "nodes": nodes }));
         } else {
-            let reasons: Vec<String> = nodes.iter().filter_map(reason_of).collect();
-            table(nodes).print();
+            let reasons: Vec<String> = nodes.iter().filter_map(not_ready_reason).collect();
+            nodes_table(nodes).print();
             reasons.iter().for_each(|reason| println!("{reason}"));
         }
         Ok(ExitCode::SUCCESS)
@@ -42,18 +42,18 @@ impl Nodes {
 }
 
 /// Why a node takes no children, where it takes none.
-fn reason_of(node: &NodeView) -> Option<String> {
+fn not_ready_reason(node: &NodeView) -> Option<String> {
     (!node.not_ready.is_empty()).then(|| format!("{} is not ready: {}", node.name, node.not_ready))
 }
 
-fn table(nodes: Vec<NodeView>) -> Table {
+fn nodes_table(nodes: Vec<NodeView>) -> Table {
     let mut table = Table::new(&["NODE", "ADDRESS", "FABRIC", "STATE", ">SILENT"]);
     for node in nodes {
         let silent = match node.is_self {
             true => "this node".to_owned(),
-            false => microseconds(node.silent_ms * 1000),
+            false => format_microseconds(node.silent_ms * 1000),
         };
-        table.row([node.name, node.address, node.fabric_address, node.state.to_owned(), silent]);
+        table.add_row([node.name, node.address, node.fabric_address, node.state.to_owned(), silent]);
     }
     table
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use farfork_fork::pager::{self, PagerConfig};
 use farfork_trust::{Credentials, Encryption};
 
-use crate::Global;
+use crate::GlobalArgs;
 use crate::log::{self, LogOptions};
 
 /// Serve the memory of a node's children. The daemon starts this, and it outlives the daemon.
@@ -26,10 +26,10 @@ pub(crate) struct Pager {
 
 impl Pager {
     /// Runs on the only thread of this process: the pager copies itself by clone(2).
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         // Apart from the daemon's session, so that what ends that does not end the pager. It fails where we lead one.
         let _ = rustix::process::setsid();
-        log::start(&self.log)?;
+        log::start_logging(&self.log)?;
         let object = format!("pager of {}", self.run_dir.display());
         let credentials = self.encryption.map(|encryption| Credentials::open(&global.trust(), encryption)).transpose();
         let credentials = credentials.with_context(|| object.clone())?;

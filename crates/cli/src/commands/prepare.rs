@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use farfork_node::api::v1::inspect_response::Object;
 use farfork_node::api::v1::{InspectRequest, PrepareRequest, Seal, SealState, Seed};
-use farfork_node::client::{Client, within};
+use farfork_node::client::{Client, request_with_timeout};
 use farfork_node::failure::Failure;
 use farfork_node::limits::{LABEL_BYTES_MAX, PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
 use serde::Serialize;
@@ -14,9 +14,12 @@ use tonic::Code;
 
 use super::check::NamespacesArgument;
 use super::seeds::{Label, parse_label};
-use crate::output::{self, ByteBar, PhaseView, SeedView, bytes, microseconds, phase_table, phase_views, shortened};
-use crate::parents::{Parents, ProcessName, parse_process};
-use crate::{Global, seconds};
+use crate::output::{
+    self, ByteProgressBar, PhaseView, SeedView, format_bytes, format_microseconds, phase_table, phase_views,
+    shorten_command,
+};
+use crate::parents::{ProcessName, ProcessNames, parse_process};
+use crate::{GlobalArgs, seconds};
 
 /// Make a seed of a running process, which runs on.
 ///
@@ -74,7 +77,7 @@ pub(crate) struct Prepare {
 }
 
 /// Between two looks at a seed that is being sealed: as often as people see it change.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A new seed, with its phases where they were asked for.
 #[derive(Serialize)]
@@ -86,9 +89,9 @@ struct PrepareView<'a> {
 }
 
 impl Prepare {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         self.check_lengths()?;
-        let pid = Parents::of_environment().find(&self.process)?;
+        let pid = ProcessNames::from_environment().resolve_pid(&self.process)?;
         let request = PrepareRequest {
             pid,
             name: self.name.unwrap_or_default(),
@@ -101,10 +104,10 @@ impl Prepare {
             takes_node_namespaces: self.namespaces == NamespacesArgument::Node,
         };
         let mut client = global.connection.open().await?;
-        let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;
+        let answer = client.prepare(request_with_timeout(PREPARE_TIMEOUT, request)).await;
         let mut seed = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();
         if self.wait {
-            seed.seal = Some(sealed(&mut client, &seed.id).await?);
+            seed.seal = Some(wait_until_sealed(&mut client, &seed.id).await?);
         }
         let seal_failure = seed.seal.as_ref().filter(|seal| seal.state() == SealState::Failed).map(|seal| {
             Failure::new(
@@ -117,14 +120,14 @@ impl Prepare {
         if global.json {
             let phases = seed.phases.clone();
             let phases = self.profile.then(|| phase_views(&phases));
-            output::json(&PrepareView { seed: SeedView::from(seed), phases });
+            output::print_json(&PrepareView { seed: SeedView::from(seed), phases });
         } else {
             print(&seed);
             if self.profile {
                 eprintln!("\n{}", phase_table(&seed.phases));
             }
         }
-        seal_failure.iter().for_each(output::failure);
+        seal_failure.iter().for_each(output::print_failure);
         Ok(if seal_failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
@@ -153,21 +156,21 @@ impl Prepare {
 fn print(seed: &Seed) {
     eprintln!(
         "{}: {}, {} of memory; it stood still for {}, all took {}",
-        shortened(&seed.command),
-        output::threads(seed.threads),
-        bytes(seed.memory_bytes),
-        microseconds(seed.pause_us),
-        microseconds(seed.prepare_us),
+        shorten_command(&seed.command),
+        output::format_threads(seed.threads),
+        format_bytes(seed.memory_bytes),
+        format_microseconds(seed.pause_us),
+        format_microseconds(seed.prepare_us),
     );
     seed.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    output::line(&seed.id);
+    output::print_line(&seed.id);
 }
 
 /// Waits until a seed is sealed, or cannot be.
-async fn sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal> {
-    let bar = ByteBar::new("sealing");
+async fn wait_until_sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal> {
+    let bar = ByteProgressBar::new("sealing");
     loop {
-        let asked = within(PREPARE_TIMEOUT, InspectRequest { id: id.to_owned() });
+        let asked = request_with_timeout(PREPARE_TIMEOUT, InspectRequest { id: id.to_owned() });
         let answer = client.inspect(asked).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("seed {id}"), &status))?.into_inner();
         let Some(Object::Seed(detail)) = answer.object else { anyhow::bail!("{id}: the node's answer is empty") };
@@ -176,6 +179,6 @@ async fn sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal> {
         if seal.state() != SealState::Sealing {
             return Ok(seal);
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use clap::Args;
 use farfork_node::api::v1::prewarm_outcome::Result as Outcome;
 use farfork_node::api::v1::{PrewarmOutcome, PrewarmRequest, Warm};
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::failure::Failure;
 use farfork_node::limits::{PREWARM_TIMEOUT, QUERY_TIMEOUT};
 use serde::Serialize;
 
-use crate::Global;
-use crate::output::{self, Table, bytes};
+use crate::GlobalArgs;
+use crate::output::{self, Table, format_bytes};
 
 /// Make nodes ready for children of a seed, before the first is forked there.
 ///
@@ -49,26 +49,26 @@ struct PrewarmView {
 }
 
 impl Prewarm {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let request = PrewarmRequest { seed: self.seed.clone(), nodes: self.to };
-        let answer = client.prewarm(within(PREWARM_TIMEOUT + 2 * QUERY_TIMEOUT, request)).await;
+        let answer = client.prewarm(request_with_timeout(PREWARM_TIMEOUT + 2 * QUERY_TIMEOUT, request)).await;
         let answer =
             answer.map_err(|status| Failure::from_status(format!("seed {}", self.seed), &status))?.into_inner();
-        let outcomes: Vec<(String, Result<Warm, Failure>)> = answer.outcomes.into_iter().map(parted).collect();
+        let outcomes: Vec<(String, Result<Warm, Failure>)> = answer.outcomes.into_iter().map(split_outcome).collect();
         let failures: Vec<&Failure> = outcomes.iter().filter_map(|(_, result)| result.as_ref().err()).collect();
         if global.json {
-            let nodes: Vec<PrewarmView> = outcomes.iter().map(view).collect();
-            output::json(&serde_json::json!({ "seed": answer.seed, "nodes": nodes }));
+            let nodes: Vec<PrewarmView> = outcomes.iter().map(outcome_view).collect();
+            output::print_json(&serde_json::json!({ "seed": answer.seed, "nodes": nodes }));
         } else {
-            table(&outcomes).print();
+            outcomes_table(&outcomes).print();
         }
-        failures.iter().for_each(|failure| output::failure(failure));
+        failures.iter().for_each(|failure| output::print_failure(failure));
         Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-fn parted(outcome: PrewarmOutcome) -> (String, Result<Warm, Failure>) {
+fn split_outcome(outcome: PrewarmOutcome) -> (String, Result<Warm, Failure>) {
     let result = match outcome.result {
         Some(Outcome::Warm(warm)) => Ok(warm),
         Some(Outcome::Error(error)) => Err(Failure::from(error)),
@@ -77,7 +77,7 @@ fn parted(outcome: PrewarmOutcome) -> (String, Result<Warm, Failure>) {
     (outcome.node, result)
 }
 
-fn view((node, result): &(String, Result<Warm, Failure>)) -> PrewarmView {
+fn outcome_view((node, result): &(String, Result<Warm, Failure>)) -> PrewarmView {
     PrewarmView {
         node: node.clone(),
         set_bytes: result.as_ref().ok().map(|warm| warm.set_bytes),
@@ -86,10 +86,10 @@ fn view((node, result): &(String, Result<Warm, Failure>)) -> PrewarmView {
     }
 }
 
-fn table(outcomes: &[(String, Result<Warm, Failure>)]) -> Table {
+fn outcomes_table(outcomes: &[(String, Result<Warm, Failure>)]) -> Table {
     let mut table = Table::new(&["NODE", ">WORKING SET", ">KEPT"]);
     for (node, warm) in outcomes.iter().filter_map(|(node, result)| Some((node, result.as_ref().ok()?))) {
-        table.row([node.clone(), bytes(warm.set_bytes), bytes(warm.cached_bytes)]);
+        table.add_row([node.clone(), format_bytes(warm.set_bytes), format_bytes(warm.cached_bytes)]);
     }
     table
 }

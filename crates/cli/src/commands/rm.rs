@@ -4,11 +4,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_node::api::v1::RemoveRequest;
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use super::each::{self, Outcome};
-use crate::Global;
+use super::each::{self, ObjectOutcome};
+use crate::GlobalArgs;
 
 /// Forget children that have ended, with what they wrote.
 ///
@@ -27,14 +27,14 @@ pub(crate) struct Rm {
 }
 
 impl Rm {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let client = global.connection.open().await?;
         let mut outcomes = Vec::new();
         for child in self.children {
             let request = RemoveRequest { child: child.clone() };
-            let answer = client.clone().remove(within(QUERY_TIMEOUT, request)).await;
-            outcomes.push(Outcome::new("child", child, answer.map(drop)));
+            let answer = client.clone().remove(request_with_timeout(QUERY_TIMEOUT, request)).await;
+            outcomes.push(ObjectOutcome::new("child", child, answer.map(drop)));
         }
-        Ok(each::conclude("children", &outcomes, global.json))
+        Ok(each::report_outcomes("children", &outcomes, global.json))
     }
 }

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_node::api::v1::{ListRequest, ListSeedsResponse, Seal, Seed};
-use farfork_node::client::{Client, within};
+use farfork_node::client::{Client, request_with_timeout};
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use crate::Global;
-use crate::output::{self, SealView, SeedView, Table, age, bytes, microseconds, shortened};
+use crate::GlobalArgs;
+use crate::output::{self, SealView, SeedView, Table, format_age, format_bytes, format_microseconds, shorten_command};
 
 /// List seeds of all nodes.
 ///
@@ -36,21 +36,21 @@ pub(crate) struct Seeds {
 pub(super) type Label = (String, String);
 
 impl Seeds {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let request = ListRequest { this_node_only: self.here, living_only: false };
-        let answer = client.list_seeds(within(QUERY_TIMEOUT, request)).await;
+        let answer = client.list_seeds(request_with_timeout(QUERY_TIMEOUT, request)).await;
         let ListSeedsResponse { mut seeds, unanswered } =
             answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
-        seeds.retain(|seed| has_all(seed, &self.label));
+        seeds.retain(|seed| has_all_labels(seed, &self.label));
         let unanswered: Vec<Failure> = unanswered.into_iter().map(Failure::from).collect();
         if global.json {
             let seeds: Vec<SeedView> = seeds.into_iter().map(SeedView::from).collect();
             let unanswered: Vec<String> = unanswered.iter().map(Failure::to_string).collect();
-            output::json(&serde_json::json!({ "seeds": seeds, "unanswered": unanswered }));
+            output::print_json(&serde_json::json!({ "seeds": seeds, "unanswered": unanswered }));
         } else {
-            table(seeds).print();
-            unanswered.iter().for_each(output::failure);
+            seeds_table(seeds).print();
+            unanswered.iter().for_each(output::print_failure);
         }
         let is_complete = unanswered.is_empty();
         Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -64,34 +64,34 @@ pub(super) fn parse_label(text: &str) -> Result<Label, String> {
 }
 
 /// Ids of the cluster's seeds that have these labels.
-pub(super) async fn labelled(client: &mut Client, labels: &[Label]) -> Result<Vec<String>, Failure> {
-    let answer = client.list_seeds(within(QUERY_TIMEOUT, ListRequest::default())).await;
+pub(super) async fn find_labelled_seeds(client: &mut Client, labels: &[Label]) -> Result<Vec<String>, Failure> {
+    let answer = client.list_seeds(request_with_timeout(QUERY_TIMEOUT, ListRequest::default())).await;
     let mut seeds = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner().seeds;
-    seeds.retain(|seed| has_all(seed, labels));
+    seeds.retain(|seed| has_all_labels(seed, labels));
     Ok(seeds.into_iter().map(|seed| seed.id).collect())
 }
 
-fn has_all(seed: &Seed, labels: &[Label]) -> bool {
+fn has_all_labels(seed: &Seed, labels: &[Label]) -> bool {
     labels.iter().all(|(name, value)| seed.labels.get(name) == Some(value))
 }
 
-fn table(seeds: Vec<Seed>) -> Table {
+fn seeds_table(seeds: Vec<Seed>) -> Table {
     let headings =
         ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">HELD", ">PAUSE", ">AGE", ">NEEDED BY", "SEAL", "COMMAND"];
     let mut table = Table::new(&headings);
     for seed in seeds {
-        table.row([
+        table.add_row([
             seed.id,
             seed.name,
             seed.parent_pid.to_string(),
             seed.threads.to_string(),
-            bytes(seed.memory_bytes),
-            bytes(seed.held_file_bytes),
-            microseconds(seed.pause_us),
-            age(seed.created_unix_ms),
+            format_bytes(seed.memory_bytes),
+            format_bytes(seed.held_file_bytes),
+            format_microseconds(seed.pause_us),
+            format_age(seed.created_unix_ms),
             seed.needed_by_count.to_string(),
             seal_text(seed.seal),
-            shortened(&seed.command),
+            shorten_command(&seed.command),
         ]);
     }
     table

@@ -10,9 +10,9 @@ use farfork_node::failure::Failure;
 use serde::Serialize;
 use tonic::{Code, Status, Streaming};
 
-use crate::interruption::interrupted;
-use crate::output::{self, ByteBar, bytes};
-use crate::{Global, seconds};
+use crate::interruption::wait_for_interrupt;
+use crate::output::{self, ByteProgressBar, format_bytes};
+use crate::{GlobalArgs, seconds};
 
 /// Have a child take the rest of its memory, so that it needs its seed no more.
 ///
@@ -50,63 +50,69 @@ struct SettleView {
 }
 
 impl Settle {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let began = Instant::now();
         // Not before it has begun does anything go on without this command.
-        let mut progress = Progress::begin(&mut client, &self.child).await?;
+        let mut progress = SettleUpdates::start(&mut client, &self.child).await?;
         let limit = self.timeout.map_or(Duration::MAX, Duration::from_millis);
         let settled = tokio::select! {
-            settled = progress.follow() => settled?,
-            () = tokio::time::sleep(limit) => return Err(self.unfinished("it has not settled in time").into()),
-            () = interrupted() => return Err(self.unfinished("interrupted before it has settled").into()),
+            settled = progress.wait_settled() => settled?,
+            () = tokio::time::sleep(limit) => return Err(self.not_settled("it has not settled in time").into()),
+            () = wait_for_interrupt() => return Err(self.not_settled("interrupted before it has settled").into()),
         };
-        let Settled { memory_bytes, fetched_bytes } = settled;
+        let SettledMemory { memory_bytes, fetched_bytes } = settled;
         let elapsed_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         if global.json {
-            output::json(&SettleView { child: self.child, settled: true, memory_bytes, fetched_bytes, elapsed_us });
+            output::print_json(&SettleView {
+                child: self.child,
+                settled: true,
+                memory_bytes,
+                fetched_bytes,
+                elapsed_us,
+            });
         } else {
-            output::line(&format!(
+            output::print_line(&format!(
                 "{}  settled: {} fetched in {}",
                 self.child,
-                bytes(fetched_bytes),
-                output::microseconds(elapsed_us)
+                format_bytes(fetched_bytes),
+                output::format_microseconds(elapsed_us)
             ));
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn unfinished(&self, cause: &str) -> Failure {
+    fn not_settled(&self, cause: &str) -> Failure {
         let step =
             format!("its pages go on coming: see `farfork inspect {}`, or wait with `farfork settle`", self.child);
         Failure::new(Code::DeadlineExceeded, format!("child {}", self.child), cause).with_next_step(step)
     }
 }
 
-struct Settled {
+struct SettledMemory {
     memory_bytes: u64,
     fetched_bytes: u64,
 }
 
 /// What is told of a child that settles.
-struct Progress<'a> {
+struct SettleUpdates<'a> {
     child: &'a str,
-    told: Streaming<SettleProgress>,
+    stream: Streaming<SettleProgress>,
     first: SettleProgress,
 }
 
-impl<'a> Progress<'a> {
+impl<'a> SettleUpdates<'a> {
     /// Has the child begin.
-    async fn begin(client: &mut Client, child: &'a str) -> anyhow::Result<Self> {
+    async fn start(client: &mut Client, child: &'a str) -> anyhow::Result<Self> {
         let request = SettleRequest { child: child.to_owned() };
-        let mut told = client.settle(request).await.map_err(failed(child))?.into_inner();
-        let first = told.message().await.map_err(failed(child))?.ok_or_else(|| stopped(child))?;
-        Ok(Self { child, told, first })
+        let mut told = client.settle(request).await.map_err(settle_failure(child))?.into_inner();
+        let first = told.message().await.map_err(settle_failure(child))?.ok_or_else(|| stream_ended_failure(child))?;
+        Ok(Self { child, stream: told, first })
     }
 
     /// Shows how far the child is until it has settled.
-    async fn follow(&mut self) -> anyhow::Result<Settled> {
-        let bar = ByteBar::new("settling");
+    async fn wait_settled(&mut self) -> anyhow::Result<SettledMemory> {
+        let bar = ByteProgressBar::new("settling");
         let mut now = self.first;
         let mut memory_bytes = 0;
         loop {
@@ -114,17 +120,22 @@ impl<'a> Progress<'a> {
             bar.show(now.total_bytes.saturating_sub(now.missing_bytes), now.total_bytes);
             if now.is_settled {
                 let fetched_bytes = self.first.missing_bytes.saturating_sub(now.missing_bytes);
-                return Ok(Settled { memory_bytes, fetched_bytes });
+                return Ok(SettledMemory { memory_bytes, fetched_bytes });
             }
-            now = self.told.message().await.map_err(failed(self.child))?.ok_or_else(|| stopped(self.child))?;
+            now = self
+                .stream
+                .message()
+                .await
+                .map_err(settle_failure(self.child))?
+                .ok_or_else(|| stream_ended_failure(self.child))?;
         }
     }
 }
 
-fn failed(child: &str) -> impl FnOnce(Status) -> Failure {
+fn settle_failure(child: &str) -> impl FnOnce(Status) -> Failure {
     move |status| Failure::from_status(format!("child {child}"), &status)
 }
 
-fn stopped(child: &str) -> Failure {
+fn stream_ended_failure(child: &str) -> Failure {
     Failure::new(Code::Unavailable, format!("child {child}"), "its node stopped before it had settled")
 }

@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode, Progress};
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode, UpProgress};
 use farfork_node::api::v1::{ListNodesRequest, NodeState};
-use farfork_node::client::{self, within};
+use farfork_node::client::{self, request_with_timeout};
 use farfork_node::limits::QUERY_TIMEOUT;
 use indicatif::ProgressBar;
 
-use crate::connection::{block_on, run_dir_from_environment};
+use crate::connection::{block_on, default_run_dir};
 use crate::output::{self, Table};
-use crate::{Global, privilege};
+use crate::{GlobalArgs, privilege};
 
 /// For all nodes of a new cluster to know each other: a few heartbeats.
-const ACQUAINTED_LIMIT: Duration = Duration::from_secs(15);
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
 
 /// Between two questions whether they do.
-const ASK_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Start a small cluster on this machine, to try farfork and to test.
 ///
@@ -44,7 +44,7 @@ pub(crate) struct Up {
     #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics"])]
     restart: bool,
     #[command(flatten)]
-    place: Place,
+    cluster: LocalClusterArgs,
     /// Containers that each node keeps ready for children [default: that of `farfork node`].
     #[arg(long, value_name = "N")]
     pool: Option<usize>,
@@ -58,7 +58,7 @@ pub(crate) struct Up {
 
 /// Which cluster of this machine.
 #[derive(Args)]
-pub(crate) struct Place {
+pub(crate) struct LocalClusterArgs {
     /// Name of the cluster, part of the names of its namespaces [default: local, or that of the one that is there].
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -67,41 +67,41 @@ pub(crate) struct Place {
     run_dir: Option<PathBuf>,
 }
 
-impl Place {
+impl LocalClusterArgs {
     /// The cluster's directory.
     pub(crate) fn run_dir(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(run_dir_from_environment)
+        self.run_dir.clone().unwrap_or_else(default_run_dir)
     }
 }
 
 impl Up {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces and starts daemons in them")?;
-        let cluster = if self.restart { self.restarted()? } else { self.started()? };
+        let cluster = if self.restart { self.restart_ended()? } else { self.start_new()? };
         if global.json {
-            output::json(&serde_json::json!({ "nodes": documents(cluster.nodes()) }));
+            output::print_json(&serde_json::json!({ "nodes": nodes_json(cluster.nodes()) }));
         } else {
-            table(cluster.nodes()).print();
+            nodes_table(cluster.nodes()).print();
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn restarted(&self) -> anyhow::Result<LocalCluster> {
-        let mut cluster = LocalCluster::load(&self.place.run_dir())?;
-        if let Some(name) = &self.place.name {
+    fn restart_ended(&self) -> anyhow::Result<LocalCluster> {
+        let mut cluster = LocalCluster::load(&self.cluster.run_dir())?;
+        if let Some(name) = &self.cluster.name {
             cluster.require_name(name)?;
         }
-        let progress = spinner();
-        cluster.start_ended(&mut |step| progress.set_message(words(step)))?;
-        wait_until_acquainted(&cluster, &progress)?;
+        let progress = new_spinner();
+        cluster.restart_ended(&mut |step| progress.set_message(progress_text(step)))?;
+        wait_until_all_alive(&cluster, &progress)?;
         Ok(cluster)
     }
 
-    fn started(self) -> anyhow::Result<LocalCluster> {
+    fn start_new(self) -> anyhow::Result<LocalCluster> {
         let program = env::current_exe().context("the path of this program")?;
         let mut config = LocalClusterConfig::new(
-            self.place.name.as_deref().unwrap_or("local"),
-            self.place.run_dir(),
+            self.cluster.name.as_deref().unwrap_or("local"),
+            self.cluster.run_dir(),
             self.nodes,
             program,
         );
@@ -114,69 +114,69 @@ impl Up {
         if let Some(filter) = self.log {
             config.environment.push(("FARFORK_LOG".to_owned(), filter));
         }
-        start(&config)
+        start_cluster(&config)
     }
 }
 
 /// Starts a cluster, with progress on a terminal, and waits until its nodes know each other.
-pub(crate) fn start(config: &LocalClusterConfig) -> anyhow::Result<LocalCluster> {
-    let progress = spinner();
-    let cluster = LocalCluster::up(config, &mut |step| progress.set_message(words(step)))?;
-    if let Err(error) = wait_until_acquainted(&cluster, &progress) {
+pub(crate) fn start_cluster(config: &LocalClusterConfig) -> anyhow::Result<LocalCluster> {
+    let progress = new_spinner();
+    let cluster = LocalCluster::up(config, &mut |step| progress.set_message(progress_text(step)))?;
+    if let Err(error) = wait_until_all_alive(&cluster, &progress) {
         cluster.down()?;
         return Err(error);
     }
     Ok(cluster)
 }
 
-fn spinner() -> ProgressBar {
+fn new_spinner() -> ProgressBar {
     let progress = if stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     progress.enable_steady_tick(Duration::from_millis(100));
     progress
 }
 
-fn wait_until_acquainted(cluster: &LocalCluster, progress: &ProgressBar) -> anyhow::Result<()> {
+fn wait_until_all_alive(cluster: &LocalCluster, progress: &ProgressBar) -> anyhow::Result<()> {
     progress.set_message("waiting until the nodes know each other");
     let outcome = block_on(async {
         let sockets = cluster.nodes().iter().map(|node| node.socket.clone());
-        get_acquainted(&sockets.collect::<Vec<_>>()).await.map(|()| ExitCode::SUCCESS)
+        poll_until_all_alive(&sockets.collect::<Vec<_>>()).await.map(|()| ExitCode::SUCCESS)
     });
     progress.finish_and_clear();
     outcome.map(|_| ())
 }
 
-fn words(step: Progress<'_>) -> String {
+fn progress_text(step: UpProgress<'_>) -> String {
     match step {
-        Progress::Cleaning => "removing what an earlier cluster left".to_owned(),
-        Progress::Network => "making the network".to_owned(),
-        Progress::Starting(node) => format!("starting {node}"),
-        Progress::Ready(node) => format!("{node} answers"),
+        UpProgress::Cleaning => "removing what an earlier cluster left".to_owned(),
+        UpProgress::Network => "making the network".to_owned(),
+        UpProgress::Starting(node) => format!("starting {node}"),
+        UpProgress::Ready(node) => format!("{node} answers"),
     }
 }
 
-async fn get_acquainted(sockets: &[PathBuf]) -> anyhow::Result<()> {
-    let deadline = Instant::now() + ACQUAINTED_LIMIT;
+async fn poll_until_all_alive(sockets: &[PathBuf]) -> anyhow::Result<()> {
+    let deadline = Instant::now() + DISCOVERY_LIMIT;
     for socket in sockets {
-        while alive_at(socket).await? < sockets.len() {
+        while count_alive_nodes(socket).await? < sockets.len() {
             anyhow::ensure!(
                 Instant::now() < deadline,
                 "the nodes do not know each other after {} s: see node.log in their run directories",
-                ACQUAINTED_LIMIT.as_secs()
+                DISCOVERY_LIMIT.as_secs()
             );
-            tokio::time::sleep(ASK_INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
     Ok(())
 }
 
 /// How many nodes a node hears of.
-async fn alive_at(socket: &Path) -> anyhow::Result<usize> {
+async fn count_alive_nodes(socket: &Path) -> anyhow::Result<usize> {
     let mut client = client::connect(socket).await?;
-    let answer = client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await?;
+    let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await?;
     Ok(answer.into_inner().nodes.iter().filter(|node| node.state() == NodeState::Alive).count())
 }
 
-fn documents(nodes: &[LocalNode]) -> Vec<serde_json::Value> {
+fn nodes_json(nodes: &[LocalNode]) -> Vec<serde_json::Value> {
     let document = |node: &LocalNode| {
         serde_json::json!({
             "name": node.name,
@@ -188,11 +188,11 @@ fn documents(nodes: &[LocalNode]) -> Vec<serde_json::Value> {
     nodes.iter().map(document).collect()
 }
 
-fn table(nodes: &[LocalNode]) -> Table {
+fn nodes_table(nodes: &[LocalNode]) -> Table {
     let mut table = Table::new(&["NODE", "ADDRESS", "NETNS", "SOCKET"]);
     for node in nodes {
         let socket = node.socket.display().to_string();
-        table.row([node.name.clone(), node.address.to_string(), node.netns.clone(), socket]);
+        table.add_row([node.name.clone(), node.address.to_string(), node.netns.clone(), socket]);
     }
     table
 }

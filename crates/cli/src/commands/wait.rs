@@ -11,7 +11,7 @@ use serde::Serialize;
 use tonic::Code;
 
 use crate::output::{self, ChildView, exit_text};
-use crate::{Global, seconds};
+use crate::{GlobalArgs, seconds};
 
 /// Wait for children to end; print how they ended or, with --results, what came of them.
 ///
@@ -39,27 +39,27 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let waiting = collect(&mut client, &self.children, self.results, global.json);
+        let waiting = wait_for_all(&mut client, &self.children, self.results, global.json);
         let ends = match self.timeout {
             None => waiting.await?,
             Some(limit_ms) => {
                 let limit = std::time::Duration::from_millis(limit_ms);
-                tokio::time::timeout(limit, waiting).await.map_err(|_| too_late(limit_ms))??
+                tokio::time::timeout(limit, waiting).await.map_err(|_| timeout_failure(limit_ms))??
             }
         };
         if global.json {
-            output::json(&serde_json::json!({ "children": ends }));
+            output::print_json(&serde_json::json!({ "children": ends }));
         }
-        Ok(status(&ends))
+        Ok(exit_code_of_all(&ends))
     }
 }
 
 /// How one child ended.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub(crate) enum End {
+pub(crate) enum WaitOutcome {
     Ended {
         #[serde(flatten)]
         child: Box<ChildView>,
@@ -77,18 +77,18 @@ pub(crate) enum End {
 }
 
 /// Exit status 0 when all children ended with 0.
-pub(crate) fn status(ends: &[End]) -> ExitCode {
-    let is_well = |end: &End| matches!(end, End::Ended { child, .. } if child.exit_code == Some(0));
+pub(crate) fn exit_code_of_all(ends: &[WaitOutcome]) -> ExitCode {
+    let is_well = |end: &WaitOutcome| matches!(end, WaitOutcome::Ended { child, .. } if child.exit_code == Some(0));
     if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Waits for all children. Without `quiet`, prints each answer as it comes.
-pub(crate) async fn collect(
+pub(crate) async fn wait_for_all(
     client: &mut Client,
     children: &[String],
     results: bool,
     quiet: bool,
-) -> anyhow::Result<Vec<End>> {
+) -> anyhow::Result<Vec<WaitOutcome>> {
     let request = WaitRequest { children: children.to_vec(), results };
     let lost = |status| Failure::from_status("the children", &status);
     let mut events = client.wait(request).await.map_err(lost)?.into_inner();
@@ -98,18 +98,18 @@ pub(crate) async fn collect(
         match message.event {
             Some(Event::Stdout(piece)) if quiet => written.extend(piece),
             Some(Event::Result(piece)) if quiet => given.extend(piece),
-            Some(Event::Stdout(piece) | Event::Result(piece)) => output::raw(&piece)?,
+            Some(Event::Stdout(piece) | Event::Result(piece)) => output::write_bytes(&piece)?,
             Some(Event::Ended(child)) => {
-                let result = text(&mut given);
-                let stdout = (results && result.is_none()).then(|| text(&mut written).unwrap_or_default());
-                tell(&child, results, quiet);
-                ends.push(End::Ended { child: Box::new(child.into()), stdout, result });
+                let result = take_text(&mut given);
+                let stdout = (results && result.is_none()).then(|| take_text(&mut written).unwrap_or_default());
+                print_outcome(&child, results, quiet);
+                ends.push(WaitOutcome::Ended { child: Box::new(child.into()), stdout, result });
             }
             Some(Event::Error(error)) => {
                 let failure = Failure::from(error);
-                output::failure(&failure);
+                output::print_failure(&failure);
                 let child = children.get(message.index as usize).cloned().unwrap_or_default();
-                ends.push(End::Failed { child, error: failure.to_string() });
+                ends.push(WaitOutcome::Failed { child, error: failure.to_string() });
             }
             None => {}
         }
@@ -119,13 +119,13 @@ pub(crate) async fn collect(
 }
 
 /// What has come, if anything, and then nothing any more.
-fn text(bytes: &mut Vec<u8>) -> Option<String> {
+fn take_text(bytes: &mut Vec<u8>) -> Option<String> {
     let bytes = std::mem::take(bytes);
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// With results, standard output is the children's alone, and only what went wrong is told.
-fn tell(child: &Child, results: bool, quiet: bool) {
+fn print_outcome(child: &Child, results: bool, quiet: bool) {
     let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
     let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));
     if !child.memory_lost.is_empty() {
@@ -134,11 +134,11 @@ fn tell(child: &Child, results: bool, quiet: bool) {
     match (quiet, results, is_well) {
         (true, ..) | (false, true, true) => {}
         (false, true, false) => eprintln!("farfork: {text}"),
-        (false, false, _) => output::line(&text),
+        (false, false, _) => output::print_line(&text),
     }
 }
 
-fn too_late(limit_ms: u64) -> Failure {
+fn timeout_failure(limit_ms: u64) -> Failure {
     let cause = format!("not all have ended within {limit_ms} ms");
     Failure::new(Code::DeadlineExceeded, "the children", cause)
         .with_next_step("they run on: see `farfork ps`, wait again or `farfork kill` them")

@@ -5,9 +5,9 @@ use std::io::{IsTerminal as _, stderr};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar on standard error, cleared when it is dropped; nothing where that is no terminal.
-pub(crate) struct ByteBar(ProgressBar);
+pub(crate) struct ByteProgressBar(ProgressBar);
 
-impl ByteBar {
+impl ByteProgressBar {
     /// Of work that is called `what`.
     pub(crate) fn new(what: &'static str) -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
@@ -24,7 +24,7 @@ impl ByteBar {
     }
 }
 
-impl Drop for ByteBar {
+impl Drop for ByteProgressBar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -3,7 +3,7 @@
 use farfork_node::api::v1::{MemoryUse, PagerStats};
 use serde::Serialize;
 
-use super::{bytes, microseconds};
+use super::{format_bytes, format_microseconds};
 
 /// What a pager counted; the API says what each is.
 #[derive(Debug, Serialize)]
@@ -68,7 +68,7 @@ impl From<MemoryUse> for MemoryView {
 }
 
 /// What several pagers counted together.
-pub(crate) fn pager_sum<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -> PagerStats {
+pub(crate) fn sum_pager_stats<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -> PagerStats {
     let add = |sum: PagerStats, one: &PagerStats| PagerStats {
         faults: sum.faults + one.faults,
         faults_write: sum.faults_write + one.faults_write,
@@ -92,7 +92,7 @@ pub(crate) fn pager_sum<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -
 }
 
 /// The memory of several children together, as far as it is known.
-pub(crate) fn memory_sum<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) -> MemoryUse {
+pub(crate) fn sum_memory_use<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) -> MemoryUse {
     let add = |sum: Option<u64>, one: Option<u64>| sum.map(|sum| sum + one.unwrap_or(0)).or(one);
     used.into_iter().fold(MemoryUse::default(), |sum, one| MemoryUse {
         shared_bytes: add(sum.shared_bytes, one.shared_bytes),
@@ -108,7 +108,7 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
     let network_bytes = stats.bytes_fetched.saturating_sub(stats.bytes_same_host);
     let waited = match stats.round_trips_demand {
         0 => String::new(),
-        trips => format!(", {} each", microseconds(stats.demand_us / trips)),
+        trips => format!(", {} each", format_microseconds(stats.demand_us / trips)),
     };
     let inherited = match stats.pages_inherited {
         0 => String::new(),
@@ -128,18 +128,18 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
         stats.round_trips,
         stats.round_trips_demand,
         stats.pages_fetched,
-        bytes(network_bytes),
+        format_bytes(network_bytes),
         stats.pages_same_host,
-        bytes(stats.bytes_same_host),
+        format_bytes(stats.bytes_same_host),
         stats.pages_cached,
         stats.zero_pages,
-        microseconds(stats.install_us),
+        format_microseconds(stats.install_us),
     )
 }
 
 /// Where the memory is, on a line.
 pub(crate) fn memory_text(memory: &MemoryUse) -> String {
-    let told = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), bytes);
+    let told = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), format_bytes);
     let resident = match (memory.shared_bytes, memory.private_bytes) {
         (None, None) => "gone, the child has ended".to_owned(),
         (shared, private) => {

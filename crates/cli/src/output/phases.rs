@@ -3,7 +3,7 @@
 use farfork_node::api::v1::Phase;
 use serde::Serialize;
 
-use super::{Table, microseconds};
+use super::{Table, format_microseconds};
 
 /// Width of a bar, in characters: the table then fits the usual eighty columns.
 const BAR_CHARACTERS: usize = 32;
@@ -44,20 +44,20 @@ pub(crate) fn phase_table(phases: &[Phase]) -> String {
     let mut table = Table::new(&["PHASE", ">TIME", ">SHARE", "WHEN"]);
     let mut line = |depth: u32, name: &str, duration_us: u64, bar: String| {
         let name = format!("{}{name}", "  ".repeat(depth as usize));
-        table.row([name, microseconds(duration_us), percent(duration_us, whole.duration_us), bar]);
+        table.add_row([name, format_microseconds(duration_us), percent(duration_us, whole.duration_us), bar]);
     };
     for (index, phase) in phases.iter().enumerate() {
-        line(phase.depth, &phase.name, phase.duration_us, bar(phase, whole));
-        let rest_us = rest_us(&phases[index..]);
+        line(phase.depth, &phase.name, phase.duration_us, phase_bar(phase, whole));
+        let rest_us = unaccounted_us(&phases[index..]);
         if rest_us * 100 >= whole.duration_us.max(1) * REST_PERCENT_MIN {
             line(phase.depth + 1, "(the rest)", rest_us, String::new());
         }
     }
-    table.text()
+    table.render()
 }
 
 /// What the first of these phases took beside its parts; 0 where it has none.
-fn rest_us(phases: &[Phase]) -> u64 {
+fn unaccounted_us(phases: &[Phase]) -> u64 {
     let (first, others) = phases.split_first().expect("a phase");
     let inside = others.iter().take_while(|phase| phase.depth > first.depth);
     let mut parts = inside.filter(|phase| phase.depth == first.depth + 1).peekable();
@@ -72,7 +72,7 @@ fn percent(part_us: u64, whole_us: u64) -> String {
 }
 
 /// At least one character, within the bar of the whole.
-fn bar(phase: &Phase, whole: &Phase) -> String {
+fn phase_bar(phase: &Phase, whole: &Phase) -> String {
     let whole_us = whole.duration_us.max(1) as f64;
     let place = |us: u64| (us as f64 / whole_us * BAR_CHARACTERS as f64).round() as usize;
     let begin_us = phase.start_us.saturating_sub(whole.start_us);

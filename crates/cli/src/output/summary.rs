@@ -3,7 +3,7 @@
 use farfork_node::api::v1::Phase;
 use serde::Serialize;
 
-use super::{Table, microseconds};
+use super::{Table, format_microseconds};
 
 /// A phase of several children.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -21,7 +21,7 @@ pub(crate) struct PhaseSummary {
 }
 
 /// A phase in its place, with the times of all children that have it.
-struct Row {
+struct SummaryRow {
     /// The names of the phases that it is part of, and its own.
     path: Vec<String>,
     times: Vec<(u64, String)>,
@@ -29,17 +29,17 @@ struct Row {
 
 /// The phases of these children, each behind the one that it is part of. What a child does several times is summed up.
 pub(crate) fn summarize<'a>(children: impl IntoIterator<Item = &'a [Phase]>) -> Vec<PhaseSummary> {
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<SummaryRow> = Vec::new();
     for phases in children {
         let mut before = None;
         for row in rows_of(phases) {
             let at = rows.iter().position(|known| known.path == row.path);
-            let at = at.unwrap_or_else(|| insert(&mut rows, before, row.path));
+            let at = at.unwrap_or_else(|| insert_row(&mut rows, before, row.path));
             rows[at].times.extend(row.times);
             before = Some(at);
         }
     }
-    rows.into_iter().map(Row::summary).collect()
+    rows.into_iter().map(SummaryRow::summary).collect()
 }
 
 /// A line for each phase.
@@ -47,22 +47,22 @@ pub(crate) fn summary_table(phases: &[PhaseSummary]) -> String {
     let mut table = Table::new(&["PHASE", ">CHILDREN", ">MEDIAN", ">LONGEST", "ON"]);
     for phase in phases {
         let name = format!("{}{}", "  ".repeat(phase.depth as usize), phase.name);
-        let [median, longest] = [phase.median_us, phase.max_us].map(microseconds);
-        table.row([name, phase.children.to_string(), median, longest, phase.max_node.clone()]);
+        let [median, longest] = [phase.median_us, phase.max_us].map(format_microseconds);
+        table.add_row([name, phase.children.to_string(), median, longest, phase.max_node.clone()]);
     }
-    table.text()
+    table.render()
 }
 
 /// The phases of one child.
-fn rows_of(phases: &[Phase]) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
+fn rows_of(phases: &[Phase]) -> Vec<SummaryRow> {
+    let mut rows: Vec<SummaryRow> = Vec::new();
     let mut path: Vec<String> = Vec::new();
     for phase in phases {
         path.truncate(phase.depth as usize);
         path.push(phase.name.clone());
         match rows.iter_mut().find(|row| row.path == path) {
             Some(row) => row.times[0].0 += phase.duration_us,
-            None => rows.push(Row { path: path.clone(), times: vec![(phase.duration_us, phase.node.clone())] }),
+            None => rows.push(SummaryRow { path: path.clone(), times: vec![(phase.duration_us, phase.node.clone())] }),
         }
     }
     rows
@@ -70,16 +70,16 @@ fn rows_of(phases: &[Phase]) -> Vec<Row> {
 
 /// Makes a row for a phase that came behind the one of row `before`: behind all that is part of that one or of a phase
 /// beside it.
-fn insert(rows: &mut Vec<Row>, before: Option<usize>, path: Vec<String>) -> usize {
+fn insert_row(rows: &mut Vec<SummaryRow>, before: Option<usize>, path: Vec<String>) -> usize {
     let mut at = before.map_or(0, |before| before + 1);
     while rows.get(at).is_some_and(|row| row.path.len() > path.len()) {
         at += 1;
     }
-    rows.insert(at, Row { path, times: Vec::new() });
+    rows.insert(at, SummaryRow { path, times: Vec::new() });
     at
 }
 
-impl Row {
+impl SummaryRow {
     fn summary(mut self) -> PhaseSummary {
         self.times.sort_unstable();
         let children = self.times.len();

@@ -3,7 +3,7 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table as Grid};
 
-use super::line;
+use super::print_line;
 
 /// A table that is built row by row, then printed.
 pub(crate) struct Table {
@@ -27,17 +27,17 @@ impl Table {
     }
 
     /// Adds a row; as many cells as headings.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.grid.add_row(cells.into_iter().collect::<Vec<_>>());
     }
 
     /// Prints it on standard output.
     pub(crate) fn print(&self) {
-        line(&self.text());
+        print_line(&self.render());
     }
 
     /// The whole table.
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let lines: Vec<String> = self.grid.lines().map(|line| line.trim_end().to_owned()).collect();
         lines.join("\n")
     }
@@ -50,8 +50,8 @@ mod tests {
     #[test]
     fn columns_line_up_and_figures_stand_right() {
         let mut table = Table::new(&["NAME", ">BYTES"]);
-        table.row(["a".to_owned(), "7".to_owned()]);
-        table.row(["longer".to_owned(), "1234567".to_owned()]);
-        assert_eq!(table.text(), "NAME      BYTES\na             7\nlonger  1234567");
+        table.add_row(["a".to_owned(), "7".to_owned()]);
+        table.add_row(["longer".to_owned(), "1234567".to_owned()]);
+        assert_eq!(table.render(), "NAME      BYTES\na             7\nlonger  1234567");
     }
 }

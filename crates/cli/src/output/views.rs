@@ -160,7 +160,7 @@ impl From<v1::Child> for ChildView {
             publish: child.publish.iter().map(|port| format!("{}:{}", port.node, port.child)).collect(),
             exit_code: child.exit.as_ref().and_then(exit_code),
             signal,
-            limit_met: child.exit.as_ref().and_then(|exit| limit_word(exit.limit_met())),
+            limit_met: child.exit.as_ref().and_then(|exit| limit_name(exit.limit_met())),
             limit: child.exit.map(|exit| exit.limit).filter(|limit| !limit.is_empty()),
             egress: child.egress,
             child: child.id,
@@ -183,7 +183,7 @@ impl From<v1::Child> for ChildView {
     }
 }
 
-fn limit_word(limit: v1::Limit) -> Option<&'static str> {
+fn limit_name(limit: v1::Limit) -> Option<&'static str> {
     match limit {
         v1::Limit::Unspecified => None,
         v1::Limit::Time => Some("time"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::remains::{self, Marks};
+use crate::harness::remains::{self, RunMarkers};
 use crate::harness::{Farfork, deadline, scratch};
 use crate::test::Test;
 
@@ -157,7 +157,11 @@ fn fork_measures_first_children() {
 
 fn fork_refuses() {
     let farfork = Farfork::at(Path::new("/nonexistent"));
-    farfork.refused(&["bench", "fork", "--mib", "1048576"]).names(&["1048576 MiB", "free memory", "--mib"]);
+    farfork.run_failing(&["bench", "fork", "--mib", "1048576"]).require_mentions(&[
+        "1048576 MiB",
+        "free memory",
+        "--mib",
+    ]);
 }
 
 fn connect() {
@@ -343,21 +347,21 @@ fn run_benchmark(name: &str, arguments: &[&str]) -> Value {
     let ended = deadline::wait_with_output(child, &format!("farfork bench {name}"), RUN_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
     let marks = marks(pid);
-    deadline::until("nothing is left of the benchmark", REMAINS_LIMIT, || {
-        remains::find(&marks).is_empty().then_some(())
+    deadline::wait_until("nothing is left of the benchmark", REMAINS_LIMIT, || {
+        remains::find_leftovers(&marks).is_empty().then_some(())
     });
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 
 /// The traces of a benchmark's nodes.
-fn marks(pid: u32) -> Marks {
+fn marks(pid: u32) -> RunMarkers {
     let name = format!("farfork-bench-{pid}");
     let directories = fs::read_dir("/run").into_iter().flatten().flatten().map(|entry| entry.path());
     let is_ours = |path: &PathBuf| path.to_string_lossy().contains(&format!("{name}-"));
     let run_dir = directories.into_iter().find(is_ours).unwrap_or_else(|| format!("/run/{name}-").into());
     let mut cgroups = Vec::new();
     find_groups(Path::new("/sys/fs/cgroup"), &name, GROUP_DEPTH_MAX, &mut cgroups);
-    Marks { run_dir, network_prefix: format!("ff-bench-{pid}-"), group: name, cgroups }
+    RunMarkers { run_dir, network_prefix: format!("ff-bench-{pid}-"), group: name, cgroups }
 }
 
 fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) {

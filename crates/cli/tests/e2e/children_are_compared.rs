@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, require_like_parent};
+use crate::harness::{Cluster, Parent, Program, Seed, require_same_as_parent};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -18,9 +18,9 @@ const FIELDS_MIN: u64 = 300;
 /// Asked of a node that has neither.
 fn same(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    require_like_parent(cluster.node(2), &child, parent.pid());
+    require_same_as_parent(cluster.node(2), &child, parent.pid());
     let ended = cluster.first().run(&["inspect", &child.id, "--against", &parent.pid_text()]);
     assert!(ended.status.success() && ended.stdout.contains(" 0 differ and should not"), "{}", ended.stdout);
     let said = cluster.first().json(&["inspect", &child.id, "--against", &parent.pid_text()]);
@@ -36,12 +36,12 @@ fn same(cluster: &Cluster) {
 /// The parent changes behind the seed; and a file of its own is another process's.
 fn change(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    require_like_parent(cluster.first(), &child, parent.pid());
+    require_same_as_parent(cluster.first(), &child, parent.pid());
     let changed = std::process::Command::new("prlimit").args(["--pid", &parent.pid_text(), "--nofile=777"]).status();
     assert!(changed.expect("prlimit(1)").success());
-    let said = cluster.first().json_of_any(&["inspect", &child.id, "--against", &parent.pid_text()]);
+    let said = cluster.first().json_ignoring_status(&["inspect", &child.id, "--against", &parent.pid_text()]);
     assert_eq!(said["differences_count"], 1, "{said}");
     let difference = &said["differences"][0];
     assert_eq!(difference["field"], format!("{}/limits/Max open files", parent.pid()));
@@ -56,11 +56,11 @@ fn change(cluster: &Cluster) {
 fn refused(cluster: &Cluster) {
     const NOBODY: &str = "4194303";
     let parent = Parent::start(Program::Situation("still"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    cluster.first().refused(&["inspect", &child.id, "--against", NOBODY]).names(&[NOBODY]);
+    cluster.first().run_failing(&["inspect", &child.id, "--against", NOBODY]).require_mentions(&[NOBODY]);
     cluster.first().json(&["pause", &child.id]);
-    cluster.first().refused(&["inspect", &child.id, "--against", &parent.pid_text()]).names(&[
+    cluster.first().run_failing(&["inspect", &child.id, "--against", &parent.pid_text()]).require_mentions(&[
         &child.id,
         "paused",
         "farfork unpause",
@@ -68,6 +68,9 @@ fn refused(cluster: &Cluster) {
     cluster.first().json(&["unpause", &child.id]);
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     let ended = || cluster.first().json(&["inspect", &child.id])["state"] != "running";
-    crate::harness::deadline::until("the child ends", Duration::from_secs(60), || ended().then_some(()));
-    cluster.first().refused(&["inspect", &child.id, "--against", &parent.pid_text()]).names(&["it has ended"]);
+    crate::harness::deadline::wait_until("the child ends", Duration::from_secs(60), || ended().then_some(()));
+    cluster
+        .first()
+        .run_failing(&["inspect", &child.id, "--against", &parent.pid_text()])
+        .require_mentions(&["it has ended"]);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::children_stand_by::in_containers;
-use crate::harness::{Cluster, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 use crate::zygotes_are_forked::timely;
 
@@ -50,7 +50,7 @@ impl Changing {
         kill_process(pid, Signal::USR1).expect("it runs");
         // The first of them may be under way.
         self.parent.wait_for_ticks(3);
-        Seed::of(cluster.first(), &self.parent)
+        Seed::prepare(cluster.first(), &self.parent)
     }
 
     /// Forks a child of its latest seed, which must have the memory of that.
@@ -62,8 +62,9 @@ impl Changing {
     }
 
     /// The same of one that was left to itself.
-    fn check(&self, cluster: &Cluster, children: &[Started], number: u64) {
-        let said = cluster.first().json_of_any(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+    fn check(&self, cluster: &Cluster, children: &[StartedChild], number: u64) {
+        let said =
+            cluster.first().json_ignoring_status(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
         let expected = format!("result {number} {}", number + self.times);
         let stdout = said["children"][0]["stdout"].as_str().unwrap_or_default();
         assert!(stdout.lines().any(|line| line == expected), "no `{expected}`: {said}");
@@ -71,7 +72,9 @@ impl Changing {
 }
 
 fn wait_for(cluster: &Cluster, node: usize, what: &str, count: u64) {
-    deadline::until(&format!("{what}: {count}"), SOON, || (cluster.told_of_zygotes(node, what) >= count).then_some(()));
+    deadline::wait_until(&format!("{what}: {count}"), SOON, || {
+        (cluster.zygote_count(node, what) >= count).then_some(())
+    });
 }
 
 fn require_nothing_left(cluster: Cluster) {
@@ -82,9 +85,9 @@ fn require_nothing_left(cluster: Cluster) {
 fn of_each_next_seed() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
-    let used = || cluster.told_of_zygotes(0, "foretold_used");
+    let used = || cluster.zygote_count(0, "foretold_used");
     let mut rounds = 0;
-    deadline::until("foretold children that stood by", SOON, || {
+    deadline::wait_until("foretold children that stood by", SOON, || {
         let made = timely(|| {
             let (seed, before) = (changing.seed(&cluster), used());
             rounds += 1;
@@ -100,10 +103,10 @@ fn of_each_next_seed() {
             used() - before
         });
         assert_eq!(made, 1, "the first child is a copy, of the first seed of all, too");
-        (cluster.told_of_zygotes(0, "stood_by") >= ENOUGH).then_some(())
+        (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
     // The one that is foretold may come later than the child that it is meant for.
-    deadline::until("none that stands by where one was enough", SOON, || {
+    deadline::wait_until("none that stands by where one was enough", SOON, || {
         let seed = changing.seed(&cluster);
         rounds += 1;
         wait_for(&cluster, 0, "foretold", rounds);
@@ -132,20 +135,20 @@ fn nobody_asked() {
         wait_for(&cluster, 0, "foretold", made);
         drop(foretold);
         // Of the seed before, one may be made just when that is dropped, which goes a little later.
-        deadline::until("they go with their seeds", SOON, || (cluster.told_of_zygotes(0, "kept") == 0).then_some(()));
+        deadline::wait_until("they go with their seeds", SOON, || (cluster.zygote_count(0, "kept") == 0).then_some(()));
         let not_again = changing.seed(&cluster);
         thread::sleep(MOMENT);
-        let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.told_of_zygotes(0, what));
+        let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(0, what));
         assert_eq!(told, [0, made, 0], "not before there is another child");
         changing.fork(&not_again, made, &[]);
     }
     let mut made = 2;
     let used = timely(|| {
-        let (again, before) = (changing.seed(&cluster), cluster.told_of_zygotes(0, "foretold_used"));
+        let (again, before) = (changing.seed(&cluster), cluster.zygote_count(0, "foretold_used"));
         made += 1;
         wait_for(&cluster, 0, "foretold", made);
         changing.fork(&again, made, &[]);
-        cluster.told_of_zygotes(0, "foretold_used") - before
+        cluster.zygote_count(0, "foretold_used") - before
     });
     assert_eq!(used, 1);
     drop(changing);
@@ -157,9 +160,9 @@ fn not_of_each_first() {
     let cluster = Cluster::start(1);
     for options in [&["--sealed"][..], &["--freeze"]] {
         let parent = Parent::start(Program::Waits, &["8"]);
-        let seed = Seed::with_options(cluster.first(), &parent, options);
+        let seed = Seed::prepare_with(cluster.first(), &parent, options);
         thread::sleep(MOMENT);
-        assert_eq!(cluster.told_of_zygotes(0, "foretold"), 0, "{options:?}");
+        assert_eq!(cluster.zygote_count(0, "foretold"), 0, "{options:?}");
         drop((seed, parent));
     }
     require_nothing_left(cluster);
@@ -167,14 +170,14 @@ fn not_of_each_first() {
 
 fn many_at_once() {
     let cluster = Cluster::start(2);
-    let both = [0, 1].map(|node| move |cluster: &Cluster, what| cluster.told_of_zygotes(node, what));
+    let both = [0, 1].map(|node| move |cluster: &Cluster, what| cluster.zygote_count(node, what));
     let there = cluster.names(&[0, 1]);
     let parent = Parent::start(Program::Waits, &["16"]);
     let numbers: Vec<u64> = (1..=MANY).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let mut rounds = 0;
     let mut fan_out = || {
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         rounds += 1;
         // Of the first one where it is.
         [(0, rounds), (1, rounds - 1)]
@@ -186,7 +189,7 @@ fn many_at_once() {
         let now = counts();
         (seed, children, [0, 1].map(|what| [0, 1].map(|node| now[what][node] - before[what][node])))
     };
-    let check = |seed: &Seed, children: &[Started]| seed.check_answers(&parent, children, &numbers);
+    let check = |seed: &Seed, children: &[StartedChild]| seed.check_answers(&parent, children, &numbers);
     let (seed, children, _) = fan_out();
     check(&seed, &children);
     drop(seed);
@@ -211,15 +214,15 @@ fn on_other_nodes() {
     changing.check(&cluster, &children, 1);
     drop(first);
     let mut rounds = 0;
-    let used = || cluster.told_of_zygotes(1, "foretold_used");
-    deadline::until("foretold children that stood by", SOON, || {
+    let used = || cluster.zygote_count(1, "foretold_used");
+    deadline::wait_until("foretold children that stood by", SOON, || {
         let made = timely(|| {
             let (seed, before) = (changing.seed(&cluster), used());
             rounds += 1;
             wait_for(&cluster, 1, "foretold", rounds);
             thread::sleep(Duration::from_millis(100));
             let (payload, of_node) =
-                ([rounds.to_string()], |node| Seed::of_output(cluster.node(node), &seed.said.to_string()));
+                ([rounds.to_string()], |node| Seed::from_json(cluster.node(node), &seed.prepare_output.to_string()));
             // Of the seed's node, or of the one that they run on.
             let asked = of_node((rounds % 2) as usize);
             let children = asked.fork_detached(&payload, &there);
@@ -227,10 +230,10 @@ fn on_other_nodes() {
             used() - before
         });
         assert_eq!(made, 1, "the first child is a copy");
-        assert!(cluster.told_of_zygotes(1, "kept") <= 2, "no more than there may be");
-        (cluster.told_of_zygotes(1, "stood_by") >= ENOUGH).then_some(())
+        assert!(cluster.zygote_count(1, "kept") <= 2, "no more than there may be");
+        (cluster.zygote_count(1, "stood_by") >= ENOUGH).then_some(())
     });
-    assert_eq!(cluster.told_of_zygotes(0, "foretold"), 1, "nobody asked for any there");
+    assert_eq!(cluster.zygote_count(0, "foretold"), 1, "nobody asked for any there");
 
     // Nobody asks.
     let foretold = changing.seed(&cluster);
@@ -238,10 +241,10 @@ fn on_other_nodes() {
     drop(foretold);
     let used_before = used();
     let not_again = changing.seed(&cluster);
-    let are_gone = || (cluster.told_of_zygotes(1, "kept") == 0).then_some(());
-    deadline::until("it hears that the others are gone", SOON, are_gone);
+    let are_gone = || (cluster.zygote_count(1, "kept") == 0).then_some(());
+    deadline::wait_until("it hears that the others are gone", SOON, are_gone);
     thread::sleep(MOMENT);
-    let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.told_of_zygotes(1, what));
+    let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(1, what));
     assert_eq!(told, [0, rounds + 1, used_before], "not before there is another child");
     changing.fork(&not_again, 2, &[]);
     drop((not_again, changing));
@@ -319,10 +322,10 @@ fn whoever_dies() {
         thread::sleep(moment);
         cluster.kill_daemon(0);
         cluster.restart_daemon(0);
-        assert_eq!(cluster.told_of_zygotes(0, "kept"), 0, "it ends with its daemon");
+        assert_eq!(cluster.zygote_count(0, "kept"), 0, "it ends with its daemon");
         drop(lost);
-        deadline::until("no zygote of a seed that was dropped", SOON, || {
-            (cluster.told_of_zygotes(0, "kept") == 0).then_some(())
+        deadline::wait_until("no zygote of a seed that was dropped", SOON, || {
+            (cluster.zygote_count(0, "kept") == 0).then_some(())
         });
     }
     known(&mut changing);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline, memory, scratch};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline, memory, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -38,7 +38,7 @@ const COW: [&str; 2] = ["--strategy", "cow"];
 /// A child, and the command of the node it is on.
 struct Middle {
     farfork: Farfork,
-    child: Started,
+    child: StartedChild,
 }
 
 impl Middle {
@@ -52,7 +52,7 @@ impl Middle {
     fn tell(&self, signal: i32, word: &str) -> u64 {
         let before = self.said(word).len();
         signal_to(self.child.pid, signal);
-        deadline::until(&format!("the child says `{word}`"), TOLD_LIMIT, || {
+        deadline::wait_until(&format!("the child says `{word}`"), TOLD_LIMIT, || {
             let said = self.said(word);
             (said.len() > before).then(|| said.last().copied().unwrap_or_default())
         })
@@ -77,7 +77,7 @@ impl Middle {
     fn prepare_process(&self, pid: i32, options: &[&str]) -> Seed {
         let ended = self.farfork.run(&[&["prepare", &pid.to_string(), "--json"], options].concat());
         assert!(ended.status.success(), "{}", ended.stderr);
-        Seed::of_output(&self.farfork, &ended.stdout)
+        Seed::from_json(&self.farfork, &ended.stdout)
     }
 }
 
@@ -123,14 +123,14 @@ fn counted(farfork: &Farfork, child: &str, what: &str) -> u64 {
 /// Every page, by its bytes, of a child that stands still while it is looked at.
 fn changed(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
     assert_eq!(middle.live(), 1);
     signal_to(middle.child.pid, libc_signal::STOP);
     let second = middle.prepare();
     for index in [2, 1, 0] {
         let grandchild = Middle::of(cluster, &second, index, &["--paused"]);
-        let compared = memory::compare(middle.child.pid, grandchild.child.pid);
+        let compared = memory::compare_memory(middle.child.pid, grandchild.child.pid);
         assert!(compared.pages as u64 > MEMORY_PAGES, "{compared:?}");
     }
     signal_to(middle.child.pid, libc_signal::CONT);
@@ -150,7 +150,7 @@ fn whatever(cluster: &Cluster) {
         (Program::Goroutines, &["16"][..]),
     ] {
         let mut parent = Parent::start(program, arguments);
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         let middle = Middle::of(cluster, &seed, 1, &[]);
         let second = middle.prepare();
         second.fork_and_check(&parent, 5, &["--to", cluster.name(2)]);
@@ -162,7 +162,7 @@ fn whatever(cluster: &Cluster) {
 
 fn sixteen_times(cluster: &Cluster) {
     let parent = generations();
-    let mut seeds = vec![Seed::of(cluster.first(), &parent)];
+    let mut seeds = vec![Seed::prepare(cluster.first(), &parent)];
     let mut middles: Vec<Middle> = Vec::new();
     for depth in 1..=16 {
         let middle = Middle::of(cluster, seeds.last().expect("a seed"), depth % 3, &[]);
@@ -183,10 +183,10 @@ fn own_files(cluster: &Cluster) {
     let path = directory.path().join("file");
     fs::write(&path, "nodes, and more\n").expect("a small file");
     let mut parent = Parent::start(Program::Situation("own_files"), &[&path.to_string_lossy()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_detached(&["31".to_owned()], &["--to", cluster.name(1)]).remove(0);
     let middle = Middle { farfork: cluster.node(1).clone(), child };
-    deadline::until("the child has its files", TOLD_LIMIT, || {
+    deadline::wait_until("the child has its files", TOLD_LIMIT, || {
         let output = middle.farfork.run(&["logs", &middle.child.id]).stdout;
         output.lines().any(|line| line == "stands").then_some(())
     });
@@ -206,14 +206,14 @@ fn own_files(cluster: &Cluster) {
 /// A process that a child forked is a parent like any other.
 fn forked(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
     middle.live();
     middle.tell(libc_signal::HUP, "forked");
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", middle.child.pid)).expect("it lives");
     let pid = children.trim().parse().expect("one process");
     signal_to(pid, libc_signal::USR1);
-    deadline::until("it lives, too", TOLD_LIMIT, || (middle.said("lived").last() == Some(&2)).then_some(()));
+    deadline::wait_until("it lives, too", TOLD_LIMIT, || (middle.said("lived").last() == Some(&2)).then_some(()));
     let second = middle.prepare_process(pid, &[]);
     check(&second, 9, 2, &["--to", cluster.name(2)]);
     check(&middle.prepare(), 9, 1, &["--to", cluster.name(2)]);
@@ -222,7 +222,7 @@ fn forked(cluster: &Cluster) {
 /// The template is told apart from all that others fork at the same moment, and nobody is harmed by being looked at for it.
 fn storming(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
     middle.live();
     middle.tell(libc_signal::ALRM, "storming");
@@ -237,7 +237,7 @@ fn storming(cluster: &Cluster) {
 /// What the middle never touched comes from the node that owns it, and nothing else does.
 fn not_through_middle(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
     middle.live();
     let second = middle.prepare();
@@ -264,7 +264,7 @@ fn not_through_middle(cluster: &Cluster) {
 /// A middle child that has all of its pages hands down nothing of its seed's.
 fn settled(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &[]);
     middle.live();
     middle.farfork.json(&["settle", &middle.child.id]);
@@ -277,18 +277,18 @@ fn settled(cluster: &Cluster) {
 /// node that knew the seed before does not go on asking there.
 fn sealed(cluster: &Cluster) {
     let mut parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
     middle.live();
     let second = middle.prepare_process(middle.child.pid, &["--sealed"]);
     check(&second, 12, 1, &["--to", cluster.name(2)]);
-    let said = deadline::until("the seed is sealed", TOLD_LIMIT, || {
+    let said = deadline::wait_until("the seed is sealed", TOLD_LIMIT, || {
         Some(middle.farfork.json(&["inspect", second.id()])).filter(|said| said["seal"]["state"] != "sealing")
     });
     assert_eq!(said["seal"]["state"], "sealed", "{said}");
     let middle_id = middle.child.id.clone();
     drop(middle);
-    cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
+    cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
     cluster.first().json(&["drop", seed.id()]);
     parent.kill();
     for index in [2, 1, 0] {
@@ -301,18 +301,18 @@ fn sealed(cluster: &Cluster) {
 /// The first seed is gone: who misses its pages hears so by its name, whoever does not goes on.
 fn lost(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let name = seed.id().to_owned();
     let middle = Middle::of(cluster, &seed, 1, &COW);
     middle.live();
     let second = middle.prepare();
     let grandchild = Middle::of(cluster, &second, 2, &COW);
-    deadline::until("it runs", TOLD_LIMIT, || (!grandchild.said("tick").is_empty()).then_some(()));
+    deadline::wait_until("it runs", TOLD_LIMIT, || (!grandchild.said("tick").is_empty()).then_some(()));
     drop(seed);
     let ticks = grandchild.said("tick").len();
-    deadline::until("it goes on", TOLD_LIMIT, || (grandchild.said("tick").len() > ticks + 5).then_some(()));
+    deadline::wait_until("it goes on", TOLD_LIMIT, || (grandchild.said("tick").len() > ticks + 5).then_some(()));
     signal_to(grandchild.child.pid, libc_signal::USR2);
-    let ended = grandchild.farfork.json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
+    let ended = grandchild.farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
     let end = &ended["children"][0];
     assert_eq!(end["signal"], 7, "{ended}");
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&name)), "{ended}");
@@ -322,22 +322,26 @@ fn lost(cluster: &Cluster) {
 /// misses a page that only it had.
 fn seeds_end(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
     middle.live();
     let second = middle.prepare();
     let grandchild = Middle::of(cluster, &second, 2, &[&COW[..], &["--paused"]].concat());
     let (id, middle_id) = (second.id().to_owned(), middle.child.id.clone());
     drop(middle);
-    let ended = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
+    let ended = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
     assert_eq!(ended["children"][0]["signal"], 9, "its end is told though its seed is there: {ended}");
-    deadline::until("its seed cannot be forked", TOLD_LIMIT, || {
+    deadline::wait_until("its seed cannot be forked", TOLD_LIMIT, || {
         let ended = cluster.first().run(&["fork", &id, "--detach", "--to", cluster.name(2)]);
         (!ended.status.success()).then_some(())
     });
-    cluster.first().refused(&["fork", &id, "--detach", "--to", cluster.name(2)]).names(&[&id, "has ended", "drop"]);
+    cluster.first().run_failing(&["fork", &id, "--detach", "--to", cluster.name(2)]).require_mentions(&[
+        &id,
+        "has ended",
+        "drop",
+    ]);
     grandchild.farfork.json(&["unpause", &grandchild.child.id]);
-    let ended = grandchild.farfork.json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
+    let ended = grandchild.farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
     let end = &ended["children"][0];
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&id)), "{ended}");
 }
@@ -345,10 +349,10 @@ fn seeds_end(cluster: &Cluster) {
 /// A child cannot be its own template: its missing pages would be read.
 fn never_frozen(cluster: &Cluster) {
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &[]);
     let pid = middle.child.pid.to_string();
-    middle.farfork.refused(&["prepare", &pid, "--freeze"]).names(&[&pid, "child of a seed", "--freeze"]);
+    middle.farfork.run_failing(&["prepare", &pid, "--freeze"]).require_mentions(&[&pid, "child of a seed", "--freeze"]);
     let report = middle.farfork.json(&["check", &pid]);
     assert_eq!(report["refusals"], Value::Array(Vec::new()), "{report}");
     assert_eq!(middle.live(), 1, "it runs on");
@@ -358,7 +362,7 @@ fn never_frozen(cluster: &Cluster) {
 fn pagers_die() {
     let cluster = Cluster::start(3);
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(&cluster, &seed, 1, &COW);
     middle.live();
     cluster.kill_pager(1);
@@ -369,7 +373,8 @@ fn pagers_die() {
     cluster.kill_pager(2);
     cluster.kill_pager(1);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+    let said =
+        cluster.first().json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     for end in said["children"].as_array().expect("ends") {
         assert_eq!(end["exit_code"], 42, "{end}");
     }
@@ -381,7 +386,7 @@ fn pagers_die() {
 fn middle_dies() {
     let cluster = Cluster::start(3);
     let parent = generations();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(&cluster, &seed, 1, &COW);
     middle.live();
     let second = middle.prepare();

@@ -19,7 +19,7 @@ const PAGES_MIN: usize = 5000;
 
 fn check(cluster: &Cluster, program: Program, arguments: &[&str]) {
     let mut parent = Parent::start(program, arguments);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // The second one is a copy of a zygote.
     for _ in 0..2 {
         check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
@@ -31,7 +31,7 @@ fn check_memory(cluster: &Cluster, parent: &Parent, seed: &Seed, options: &[&str
     let children = seed.fork_detached(&["1001".to_owned()], &[options, &["--paused"]].concat());
     let inspected = cluster.first().json(&["inspect", &children[0].id]);
     assert_eq!(inspected["state"], "paused", "{inspected}");
-    let compared = memory::compare(seed.template_pid(), children[0].pid);
+    let compared = memory::compare_memory(seed.template_pid(), children[0].pid);
     assert!(compared.pages >= PAGES_MIN, "only {compared:?}");
     cluster.first().json(&["unpause", &children[0].id]);
     seed.check_answers(parent, &children, &[1001]);
@@ -39,7 +39,7 @@ fn check_memory(cluster: &Cluster, parent: &Parent, seed: &Seed, options: &[&str
 
 fn on_own_node(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["32"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     check_memory(cluster, &parent, &seed, &[]);
     parent.require_unharmed();
 }
@@ -47,7 +47,7 @@ fn on_own_node(cluster: &Cluster) {
 /// A seed is what the parent was at prepare, however much later the child is made: the parent has written meanwhile.
 fn later_children(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &["32"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     parent.wait_for_ticks(200);
     check_memory(cluster, &parent, &seed, &["--to", cluster.name(2)]);
     check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
@@ -56,7 +56,7 @@ fn later_children(cluster: &Cluster) {
 /// With `--freeze` the parent itself is the template: it stops, and runs on when the seed is dropped.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["32"]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--freeze"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--freeze"]);
     let ticks = parent.ticks_count();
     check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
     assert!(parent.ticks_count() <= ticks + 1, "a frozen parent goes on");

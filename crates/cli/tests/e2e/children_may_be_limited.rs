@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farfork_sys::pidfd;
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -38,21 +38,21 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 /// A trusted child's processes may trace the first process of its container, which then reaps nobody and tells no end.
 fn first_process_traced(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("tracing"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = cluster.name(1);
-    let has_traced = |child: &Started| cluster.first().run(&["logs", &child.id]).stdout.contains("traced");
-    let is_over = |child: &Started| cluster.first().json(&["inspect", &child.id])["state"] == "exited";
+    let has_traced = |child: &StartedChild| cluster.first().run(&["logs", &child.id]).stdout.contains("traced");
+    let is_over = |child: &StartedChild| cluster.first().json(&["inspect", &child.id])["state"] == "exited";
     // On a slow machine the time of one may be over before it has come to that.
     let start = |options: &[&str]| {
-        deadline::until("the first process stands still", END_LIMIT, || {
+        deadline::wait_until("the first process stands still", END_LIMIT, || {
             let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
-            deadline::until("it traces, or its time is over", END_LIMIT, || {
+            deadline::wait_until("it traces, or its time is over", END_LIMIT, || {
                 (has_traced(&child) || is_over(&child)).then_some(())
             });
             has_traced(&child).then_some(child)
         })
     };
-    let end = |child: &Started| {
+    let end = |child: &StartedChild| {
         let waited = cluster.first().run(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
         format!("{}{}", waited.stdout, waited.stderr)
     };
@@ -69,7 +69,7 @@ fn first_process_traced(cluster: &Cluster) {
 
 fn in_memory(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &[PARENT_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = cluster.name(1);
     let limited = seed.fork_detached(&["1".to_owned()], &["--to", to, "--memory", "64MiB"]);
     let free = seed.fork_detached(&["2".to_owned()], &["--to", to]);
@@ -93,13 +93,13 @@ fn in_memory(cluster: &Cluster) {
 }
 
 /// A child's process, and its container's own.
-fn process_and_init(child: &Started) -> [OwnedFd; 2] {
+fn process_and_init(child: &StartedChild) -> [OwnedFd; 2] {
     living_process_and_init(child).expect("it lives")
 }
 
 /// The same, where it has not ended by then.
-fn living_process_and_init(child: &Started) -> Option<[OwnedFd; 2]> {
-    let init = Stat::read(child.pid).ok()?.parent;
+fn living_process_and_init(child: &StartedChild) -> Option<[OwnedFd; 2]> {
+    let init = ProcStat::read(child.pid).ok()?.parent;
     Some([pidfd::open(child.pid).ok()?, pidfd::open(init).ok()?])
 }
 
@@ -107,7 +107,7 @@ fn living_process_and_init(child: &Started) -> Option<[OwnedFd; 2]> {
 fn without_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("generations"), &[PARENT_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let options = ["--to", cluster.name(1), "--memory", "64MiB", "--strategy", "cow"];
     let limited = seed.fork_idle(1, &options).remove(0);
     let [child, init] = process_and_init(&limited);
@@ -124,7 +124,7 @@ fn without_daemon() {
 
 fn in_processor_time(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let limited = seed.fork_idle(1, &["--cpus", "0.25"]);
     let free = seed.fork_idle(1, &[]);
     assert_eq!(quota_us(limited[0].pid), Some(25_000));
@@ -149,7 +149,7 @@ fn multiply(seed: &Seed, options: &[&str]) -> u64 {
 fn in_processes(cluster: &Cluster) {
     const UNTRUSTED: u64 = 1024;
     let mut parent = Parent::start(Program::Situation("multiplying"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
     let beside = &seed.fork_idle(1, &to)[0];
     assert_eq!(multiply(&seed, &[&to[..], &["--processes", "20"]].concat()), 20);
@@ -164,14 +164,14 @@ fn in_processes(cluster: &Cluster) {
     assert_eq!((told(&[]), told(&["--processes", "20"])), (Value::Null, 20.into()));
     assert_eq!(told(&["--untrusted"]), UNTRUSTED);
     assert_eq!(cluster.first().json(&["inspect", &beside.id])["state"], "running", "it is not harmed");
-    let refused = cluster.first().refused(&["fork", seed.id(), "--detach", "--processes", "1"]);
-    refused.names(&["has 2 processes and threads", "may have 1", "--processes"]);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--processes", "1"]);
+    refused.require_mentions(&["has 2 processes and threads", "may have 1", "--processes"]);
     parent.require_unharmed();
 }
 
 fn in_time(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(1, &["--timeout", "200ms"]);
     cluster.first().run(&["wait", &children[0].id]);
     let said: Value = cluster.first().json(&["inspect", &children[0].id]);
@@ -182,7 +182,7 @@ fn in_time(cluster: &Cluster) {
 /// The kernel may take a container's own process too, before that has told of the child's end. Here we do.
 fn with_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // Where a slow machine is too late for that, the child's time was over before its container stood still.
     let halted = |options: &[&str]| {
         let child = seed.fork_idle(1, options).remove(0);
@@ -197,7 +197,7 @@ fn with_container(cluster: &Cluster) {
     };
     let end = |options: &[&str], deed: &dyn Fn(&str)| {
         let (child, process, init) =
-            deadline::until("a child whose container stands still", END_LIMIT, || halted(options));
+            deadline::wait_until("a child whose container stands still", END_LIMIT, || halted(options));
         deed(&child.id);
         assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "it was not killed");
         pidfd::send_signal(&init, SIGKILL).expect("it stands still");
@@ -213,10 +213,14 @@ fn with_container(cluster: &Cluster) {
 
 fn senseless(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let farfork = cluster.first();
-    farfork.refused(&["fork", seed.id(), "--detach", "--memory", "4KiB"]).names(&["memory limit", "1.0 MiB"]);
-    farfork.refused(&["fork", seed.id(), "--detach", "--cpus", "0.001"]).names(&["processor limit", "0.01"]);
+    farfork
+        .run_failing(&["fork", seed.id(), "--detach", "--memory", "4KiB"])
+        .require_mentions(&["memory limit", "1.0 MiB"]);
+    farfork
+        .run_failing(&["fork", seed.id(), "--detach", "--cpus", "0.001"])
+        .require_mentions(&["processor limit", "0.01"]);
     assert_eq!(farfork.run(&["fork", seed.id(), "--cpus", "0"]).status.code(), Some(2));
     parent.require_unharmed();
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -26,12 +26,12 @@ const MOMENT: Duration = Duration::from_millis(60);
 /// For a child to do what it does every two milliseconds, or to end, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn state(farfork: &Farfork, child: &Started) -> String {
+fn state(farfork: &Farfork, child: &StartedChild) -> String {
     farfork.json(&["inspect", &child.id])["state"].as_str().expect("a state").to_owned()
 }
 
 /// Processor time of all its threads, and what it has written: neither grows while it stands still.
-fn doings(farfork: &Farfork, child: &Started) -> (Vec<String>, usize) {
+fn doings(farfork: &Farfork, child: &StartedChild) -> (Vec<String>, usize) {
     let tasks = fs::read_dir(format!("/proc/{}/task", child.pid)).expect("a child that lives");
     let mut times: Vec<String> = tasks
         .flatten()
@@ -42,21 +42,21 @@ fn doings(farfork: &Farfork, child: &Started) -> (Vec<String>, usize) {
     (times, farfork.json(&["logs", &child.id])["stdout"].as_str().expect("output").len())
 }
 
-fn require_still(farfork: &Farfork, child: &Started) {
+fn require_still(farfork: &Farfork, child: &StartedChild) {
     let before = doings(farfork, child);
     thread::sleep(MOMENT);
     assert_eq!(doings(farfork, child), before, "{} does something", child.id);
 }
 
-fn require_going_on(farfork: &Farfork, child: &Started) {
+fn require_going_on(farfork: &Farfork, child: &StartedChild) {
     let before = doings(farfork, child).1;
-    deadline::until("a child goes on", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
+    deadline::wait_until("a child goes on", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
 }
 
 /// A program with four workers beside its main thread, asked by another node than its own.
 fn stand_still(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
     let (farfork, child, other) = (cluster.first(), &children[0], &children[1]);
     require_going_on(farfork, child);
@@ -74,15 +74,15 @@ fn stand_still(cluster: &Cluster) {
     }
     require_going_on(farfork, child);
     farfork.json(&["kill", "-s", "KILL", &child.id, &other.id]);
-    farfork.json_of_any(&["wait", &child.id]);
-    farfork.refused(&["pause", &child.id]).names(&[&child.id, "it has ended"]);
-    farfork.refused(&["unpause", &child.id]).names(&[&child.id, "it has ended"]);
+    farfork.json_ignoring_status(&["wait", &child.id]);
+    farfork.run_failing(&["pause", &child.id]).require_mentions(&[&child.id, "it has ended"]);
+    farfork.run_failing(&["unpause", &child.id]).require_mentions(&[&child.id, "it has ended"]);
 }
 
 /// Again and again, in the middle of faults, in loads and in system calls.
 fn while_paging(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let payloads = [format!("71 {PAGING_MS} held"), format!("72 {PAGING_MS} calls held")];
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1), "--strategy", "cow"]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
@@ -92,7 +92,7 @@ fn while_paging(cluster: &Cluster) {
         cluster.first().json(&[&["unpause"], &ids[..]].concat());
         thread::sleep(MOMENT);
     }
-    seed.let_end(&children);
+    seed.release_children(&children);
     seed.check_answers(&parent, &children, &[71, 72]);
     parent.require_unharmed();
 }
@@ -100,14 +100,18 @@ fn while_paging(cluster: &Cluster) {
 /// What needs no step of the child is done, and it stays paused.
 fn settled_and_looked_at(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_detached(&["73 500".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]).remove(0);
     let there = cluster.node(1);
     there.json(&["pause", &child.id]);
-    there.refused(&["prepare", &child.pid.to_string()]).names(&[&child.id, "is paused", "farfork unpause"]);
+    there.run_failing(&["prepare", &child.pid.to_string()]).require_mentions(&[
+        &child.id,
+        "is paused",
+        "farfork unpause",
+    ]);
     let checked = there.run(&["check", &child.pid.to_string()]);
     assert!(checked.stdout.contains("frozen"), "{}{}", checked.stdout, checked.stderr);
-    there.refused(&["rm", &child.id]).names(&["it has not ended", "farfork kill"]);
+    there.run_failing(&["rm", &child.id]).require_mentions(&["it has not ended", "farfork kill"]);
     assert_eq!(there.json(&["settle", &child.id])["settled"], true);
     let core = tempfile::NamedTempFile::new().expect("a file");
     there.json(&["core", &child.id, "--output", &core.path().to_string_lossy()]);
@@ -118,18 +122,18 @@ fn settled_and_looked_at(cluster: &Cluster) {
     seed.check_answers(&parent, &[child], &[73]);
 }
 
-fn ended(farfork: &Farfork, child: &Started) -> Value {
-    farfork.json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &child.id])["children"][0].clone()
+fn ended(farfork: &Farfork, child: &StartedChild) -> Value {
+    farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &child.id])["children"][0].clone()
 }
 
 /// KILL at once, by hand or when its time is over; TERM when it goes on.
 fn killed(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let farfork = cluster.first();
     let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
     // On a slow machine its time may be over before it is paused: then there is another one.
-    let limited = deadline::until("a child with a time limit is paused", LIMIT, || {
+    let limited = deadline::wait_until("a child with a time limit is paused", LIMIT, || {
         let limited = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "2s"]).remove(0);
         let paused = farfork.run(&["pause", &limited.id]);
         assert!(paused.status.success() || paused.stderr.contains("it has ended"), "{}", paused.stderr);
@@ -151,7 +155,7 @@ fn killed(cluster: &Cluster) {
 fn outlive_daemon() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_detached(&["74 500".to_owned()], &["--to", cluster.name(1)]).remove(0);
     cluster.node(1).json(&["pause", &child.id]);
     cluster.kill_daemon(1);
@@ -160,7 +164,7 @@ fn outlive_daemon() {
     assert_eq!(state(farfork, &child), "paused");
     require_still(farfork, &child);
     farfork.json(&["unpause", &child.id]);
-    deadline::until("the owner is known again", LIMIT, || {
+    deadline::wait_until("the owner is known again", LIMIT, || {
         farfork.run(&["inspect", seed.id()]).status.success().then_some(())
     });
     seed.check_answers(&parent, &[child], &[74]);

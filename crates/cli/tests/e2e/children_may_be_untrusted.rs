@@ -6,7 +6,7 @@ use std::path::Path;
 
 use farfork_fork::pager::MemoryPlan;
 use farfork_sys::memory::read_process;
-use farfork_sys::process::maps;
+use farfork_sys::process::read_maps;
 
 use crate::harness::{Cluster, Parent, Program, Seed, scratch};
 use crate::test::Test;
@@ -37,7 +37,7 @@ fn ways(seed: &Seed, options: &[&str]) -> Vec<String> {
 
 fn no_way_out(cluster: &Cluster) {
     let mut parent = escaping(cluster);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     for network in ["private", "shared"] {
         let open = ways(&seed, &["--to", cluster.name(1), "--untrusted", "--net", network]);
         assert!(open.is_empty(), "{network}: {}", open.join("\n"));
@@ -55,7 +55,7 @@ fn no_way_out(cluster: &Cluster) {
 /// The tries are real: where nothing is closed, many are open.
 fn others(cluster: &Cluster) {
     let mut parent = escaping(cluster);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let open = ways(&seed, &["--to", cluster.name(1)]);
     for way in ["unshare uts", "setns", "mount", "chroot", "ptrace", "mknod", "chown", "/proc/sys/kernel/printk"] {
         assert!(open.iter().any(|found| found == way), "{way} is closed, too:\n{}", open.join("\n"));
@@ -70,14 +70,14 @@ fn others(cluster: &Cluster) {
 
 fn python(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Arrays, &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 11, &["--to", cluster.name(1), "--untrusted"]);
     parent.require_unharmed();
 }
 
 fn tokens(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = &seed.fork_idle(1, &["--to", cluster.name(1), "--untrusted", "--strategy", "eager"])[0];
     let said = cluster.first().json(&["inspect", &child.id]);
     let plan = MemoryPlan::read(Path::new(said["directory"].as_str().expect("a directory")));
@@ -100,7 +100,7 @@ fn tokens(cluster: &Cluster) {
 
 /// Whether a process has these bytes anywhere that can be read.
 fn has_in_memory(pid: i32, wanted: &[u8]) -> bool {
-    let areas = maps(pid).expect("its maps can be read").into_iter().filter(|area| area.protection & 1 != 0);
+    let areas = read_maps(pid).expect("its maps can be read").into_iter().filter(|area| area.protection & 1 != 0);
     areas.filter(|area| !area.path.starts_with(b"[v")).any(|area| {
         let mut bytes = vec![0; CHUNK_BYTES + wanted.len()];
         (area.start..area.end).step_by(CHUNK_BYTES).any(|at| {
@@ -114,9 +114,9 @@ fn has_in_memory(pid: i32, wanted: &[u8]) -> bool {
 /// Rights that a process has not cannot be in its seed.
 fn children_of_one(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = &seed.fork_idle(1, &["--untrusted"])[0];
-    let second = Seed::of_process(cluster.first(), &child.pid.to_string(), &[]);
+    let second = Seed::prepare_process(cluster.first(), &child.pid.to_string(), &[]);
     let grandchild = &second.fork_idle(1, &[])[0];
     let status = fs::read_to_string(format!("/proc/{}/status", grandchild.pid)).expect("it lives");
     for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000", "Seccomp_filters:\t1"] {
@@ -129,11 +129,11 @@ fn read_only(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("lines");
     let mut parent = Parent::start(Program::Situation("appending"), &[&path.to_string_lossy()]);
-    let seed = Seed::of(cluster.first(), &parent);
-    let refused = cluster.first().refused(&["fork", seed.id(), "--read-only"]);
-    refused.names(&["opening a file", &path.to_string_lossy(), "Read-only file system"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--read-only"]);
+    refused.require_mentions(&["opening a file", &path.to_string_lossy(), "Read-only file system"]);
     let mut other = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &other);
+    let seed = Seed::prepare(cluster.first(), &other);
     for options in [&["--read-only"][..], &["--read-only", "--untrusted"]] {
         let child = &seed.fork_idle(1, options)[0];
         let said = cluster.first().json(&["inspect", &child.id]);

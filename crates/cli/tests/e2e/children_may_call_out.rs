@@ -73,7 +73,7 @@ fn heard(seed: &Seed, payload: &str, options: &[&str]) -> Vec<String> {
 
 fn called(cluster: &Cluster) {
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, own) = (cluster.ip(0).to_string(), cluster.ip(1).to_string());
     let server = Server::start(cluster, 0, true);
     let to = ["--to", cluster.name(1), "--egress", "any"];
@@ -94,7 +94,7 @@ fn called(cluster: &Cluster) {
 
 fn limited(cluster: &Cluster) {
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, server) = (cluster.ip(0).to_string(), Server::start(cluster, 0, true));
     let call = format!("5 call {ip} {}", server.port);
     let with = |egress: &str| heard(&seed, &call, &["--to", cluster.name(1), "--egress", egress]).remove(0);
@@ -148,7 +148,7 @@ fn echo(cluster: &Cluster) -> u16 {
 
 fn datagrams(cluster: &Cluster) {
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, own) = (cluster.ip(0).to_string(), cluster.ip(1).to_string());
     let port = echo(cluster);
     let send = format!("5 send {ip} {port}");
@@ -172,7 +172,7 @@ fn datagrams(cluster: &Cluster) {
 fn connected(cluster: &Cluster) {
     let (ip, own, port) = (cluster.ip(0).to_string(), cluster.ip(1).to_string(), echo(cluster).to_string());
     let mut parent = Parent::start(Program::Situation("networks"), &["connected", &ip, &port]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
     for net in ["private", "shared"] {
         let without = heard(&seed, "5 speak", &[&to[..], &["--net", net]].concat());
@@ -185,7 +185,7 @@ fn connected(cluster: &Cluster) {
 
 fn untrusted(cluster: &Cluster) {
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, server) = (cluster.ip(0).to_string(), Server::start(cluster, 0, true));
     let call = format!("5 call {ip} {}", server.port);
     let to = ["--to", cluster.name(1), "--egress", &ip, "--untrusted"];
@@ -198,7 +198,7 @@ fn untrusted(cluster: &Cluster) {
 fn parting(cluster: &Cluster) {
     const CHILDREN: usize = 20;
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let ip = cluster.ip(0).to_string();
     let (listener, socket) = on_node(cluster, 0, || {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -226,7 +226,7 @@ fn parting(cluster: &Cluster) {
         let ended = seed.fork_attached(&payload, &["--to", cluster.name(1), "--egress", "any"]);
         assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
     }
-    deadline::until("all are heard", LIMIT, || {
+    deadline::wait_until("all are heard", LIMIT, || {
         let counts = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
         (counts == [CHILDREN; 2]).then_some(())
     });
@@ -235,7 +235,7 @@ fn parting(cluster: &Cluster) {
 
 fn shared(cluster: &Cluster) {
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, server) = (cluster.ip(0).to_string(), Server::start(cluster, 0, false));
     let first = Server::start(cluster, 0, true);
     let payloads = [format!("5 call {ip} {}", first.port), format!("6 calls {ip} {}", server.port)];
@@ -245,7 +245,9 @@ fn shared(cluster: &Cluster) {
         seed.check_answers(&parent, &children[..1], &[5]);
         // Who is left calls on.
         let before = server.calls.load(Ordering::Relaxed);
-        deadline::until("the other is heard", LIMIT, || (server.calls.load(Ordering::Relaxed) > before).then_some(()));
+        deadline::wait_until("the other is heard", LIMIT, || {
+            (server.calls.load(Ordering::Relaxed) > before).then_some(())
+        });
         server.is_done.store(true, Ordering::Relaxed);
         seed.check_answers(&parent, &children[1..], &[6]);
         server.is_done.store(false, Ordering::Relaxed);
@@ -256,7 +258,7 @@ fn shared(cluster: &Cluster) {
 fn new_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, server) = (cluster.ip(0).to_string(), Server::start(&cluster, 0, false));
     let call = |number: u32| format!("{number} calls {ip} {}", server.port);
     let options = ["--to", cluster.name(1), "--egress", "any", "--strategy", "eager"];
@@ -264,11 +266,11 @@ fn new_daemon() {
     let in_one = [&options[..], &["--net", "shared"]].concat();
     children.extend(seed.fork_detached(&[call(6), call(7)], &in_one));
     let calls = || server.calls.load(Ordering::Relaxed);
-    deadline::until("the child is heard", LIMIT, || (calls() > 0).then_some(()));
+    deadline::wait_until("the child is heard", LIMIT, || (calls() > 0).then_some(()));
     cluster.kill_daemon(1);
     let before = calls();
     cluster.restart_daemon(1);
-    deadline::until("the child is heard by way of the new daemon", LIMIT, || (calls() > before).then_some(()));
+    deadline::wait_until("the child is heard by way of the new daemon", LIMIT, || (calls() > before).then_some(()));
     cluster.wait_until_all_are_alive();
     server.is_done.store(true, Ordering::Relaxed);
     seed.check_answers(&parent, &children, &[5, 6, 7]);
@@ -279,8 +281,8 @@ fn new_daemon() {
 
 fn senseless(cluster: &Cluster) {
     let mut parent = parent();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let options = ["fork", seed.id(), "--detach", "--net", "host", "--egress", "any"];
-    cluster.first().refused(&options).names(&["the way out", "--egress", "--net"]);
+    cluster.first().run_failing(&options).require_mentions(&["the way out", "--egress", "--net"]);
     parent.require_unharmed();
 }

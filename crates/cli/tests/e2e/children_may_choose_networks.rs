@@ -53,16 +53,16 @@ fn check_parents_server(port: u16) {
 }
 
 fn port_of(parent: &Parent) -> u16 {
-    u16::try_from(parent.answer_to(0)).expect("its hash is its port")
+    u16::try_from(parent.expected_answer(0)).expect("its hash is its port")
 }
 
 fn published(cluster: &Cluster) {
     let mut parent = parent("listen");
-    let (seed, port) = (Seed::of(cluster.first(), &parent), port_of(&parent));
+    let (seed, port) = (Seed::prepare(cluster.first(), &parent), port_of(&parent));
     let ports = format!("18080:{port}");
     let child = seed.fork_detached(&["7 serve".to_owned()], &["--to", cluster.name(1), "--publish", &ports]);
     for (from, ip) in [(1, LOOPBACK), (1, cluster.ip(1)), (0, cluster.ip(1))] {
-        let answer = deadline::until("the child answers", LIMIT, || {
+        let answer = deadline::wait_until("the child answers", LIMIT, || {
             ask(cluster, from, ip, 18_080, "/").ok().filter(|answer| !answer.is_empty())
         });
         assert_eq!(answer, "child 7", "from node {from} to {ip}");
@@ -73,36 +73,38 @@ fn published(cluster: &Cluster) {
 
     assert_eq!(ask(cluster, 1, LOOPBACK, 18_080, "/quit").expect("the child answers"), "child 7");
     seed.check_answers(&parent, &child, &[7]);
-    deadline::until("the port ends with the child", LIMIT, || ask(cluster, 1, LOOPBACK, 18_080, "/").err());
+    deadline::wait_until("the port ends with the child", LIMIT, || ask(cluster, 1, LOOPBACK, 18_080, "/").err());
     check_parents_server(port);
     parent.require_unharmed();
 }
 
 fn taken_port(cluster: &Cluster) {
     let mut parent = parent("listen");
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let options = ["--to", cluster.name(1), "--publish", "18081:80"];
     let child = &seed.fork_idle(1, &options)[0];
     let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
-    cluster.first().refused(&again).names(&["port 18081", "in use", "another"]);
+    cluster.first().run_failing(&again).require_mentions(&["port 18081", "in use", "another"]);
     cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
     cluster.first().run(&["wait", &child.id]);
-    deadline::until("the port is free again", LIMIT, || cluster.first().run(&again).status.success().then_some(()));
+    deadline::wait_until("the port is free again", LIMIT, || {
+        cluster.first().run(&again).status.success().then_some(())
+    });
     parent.require_unharmed();
 }
 
 fn new_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = parent("listen");
-    let (seed, port) = (Seed::of(cluster.first(), &parent), port_of(&parent));
+    let (seed, port) = (Seed::prepare(cluster.first(), &parent), port_of(&parent));
     let ports = format!("18082:{port}");
     let options = ["--to", cluster.name(1), "--publish", &ports, "--strategy", "eager"];
     let child = seed.fork_detached(&["9 serve".to_owned()], &options);
     let answers = || ask(&cluster, 1, LOOPBACK, 18_082, "/").ok().filter(|answer| answer == "child 9");
-    deadline::until("the child answers", LIMIT, answers);
+    deadline::wait_until("the child answers", LIMIT, answers);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    deadline::until("the child answers by way of the new daemon", LIMIT, answers);
+    deadline::wait_until("the child answers by way of the new daemon", LIMIT, answers);
     cluster.wait_until_all_are_alive();
     assert_eq!(ask(&cluster, 1, LOOPBACK, 18_082, "/quit").expect("the child answers"), "child 9");
     seed.check_answers(&parent, &child, &[9]);
@@ -117,7 +119,7 @@ fn network_of(pid: i32) -> PathBuf {
 
 fn shared(cluster: &Cluster) {
     let mut parent = parent("nothing");
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let options = ["--to", cluster.name(1), "--net", "shared"];
     let payloads = ["1 host 7000", "2 meet 7000"].map(str::to_owned);
     let children = seed.fork_detached(&payloads, &options);
@@ -149,14 +151,14 @@ fn copies() {
     const EACH: usize = 3;
     let cluster = Cluster::start(2);
     let mut parent = parent("nothing");
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
-    deadline::until("a zygote that children are forked from", LIMIT, || {
+    deadline::wait_until("a zygote that children are forked from", LIMIT, || {
         let ended = seed.fork_attached("5 look", &to);
         assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
-        (cluster.told_of_zygotes(1, "children") > 0).then_some(())
+        (cluster.zygote_count(1, "children") > 0).then_some(())
     });
-    let before = cluster.told_of_zygotes(1, "children");
+    let before = cluster.zygote_count(1, "children");
     let of_node = network_of(cluster.daemon_pid(1));
     let in_turn = |net: &str| {
         let children = seed.fork_idle(EACH, &[&to[..], &["--net", net]].concat());
@@ -185,11 +187,11 @@ fn copies() {
         for child in &ended {
             cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
         }
-        deadline::until("a shared network ends with its children", LIMIT, || {
+        deadline::wait_until("a shared network ends with its children", LIMIT, || {
             (!is_held(&cluster, &shared[0])).then_some(())
         });
     }
-    assert_eq!(cluster.told_of_zygotes(1, "children") - before, 6 * EACH as u64, "each is a copy");
+    assert_eq!(cluster.zygote_count(1, "children") - before, 6 * EACH as u64, "each is a copy");
     // Those that meet talk, copies or not.
     let meeting = ["1 host 7000", "2 meet 7000"].map(str::to_owned);
     let children = seed.fork_detached(&meeting, &[&to[..], &["--net", "shared"]].concat());
@@ -201,7 +203,7 @@ fn copies() {
 
 fn host(cluster: &Cluster) {
     let mut parent = parent("nothing");
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let interfaces = |options: &[&str]| {
         let ended = seed.fork_attached("5 look", &[&["--to", cluster.name(1)], options].concat());
         assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
@@ -220,14 +222,19 @@ fn host(cluster: &Cluster) {
 
 fn port_of_the_node(cluster: &Cluster) {
     let mut parent = parent("listen");
-    let (seed, port) = (Seed::of(cluster.first(), &parent), port_of(&parent));
+    let (seed, port) = (Seed::prepare(cluster.first(), &parent), port_of(&parent));
     let options = ["--to", cluster.name(1), "--net", "host"];
     // The parent is in another network, where it keeps its port.
     let child = seed.fork_detached(&["3 serve".to_owned()], &options);
     let answers = || ask(cluster, 0, cluster.ip(1), port, "/").ok().filter(|answer| answer == "child 3");
-    deadline::until("the child answers at the node's address", LIMIT, answers);
+    deadline::wait_until("the child answers at the node's address", LIMIT, answers);
     let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
-    cluster.first().refused(&again).names(&["making a socket", &format!(":{port}"), "in use", "--net private"]);
+    cluster.first().run_failing(&again).require_mentions(&[
+        "making a socket",
+        &format!(":{port}"),
+        "in use",
+        "--net private",
+    ]);
     assert_eq!(answers().as_deref(), Some("child 3"), "the first has its port still");
     assert_eq!(ask(cluster, 1, LOOPBACK, port, "/quit").expect("the child answers"), "child 3");
     seed.check_answers(&parent, &child, &[3]);
@@ -237,11 +244,11 @@ fn port_of_the_node(cluster: &Cluster) {
 
 fn senseless(cluster: &Cluster) {
     let mut sharing = parent("share");
-    let (seed, port) = (Seed::of(cluster.first(), &sharing), port_of(&sharing));
-    let refused = |options: &[&str]| cluster.first().refused(&[&["fork", seed.id(), "--detach"], options].concat());
-    refused(&["--net", "host"]).names(&["fd 3", &format!(":{port}"), "would take what is sent to others"]);
-    refused(&["--net", "host", "--untrusted"]).names(&["untrusted", "--net host"]);
-    refused(&["--net", "shared", "--publish", "18083:80"]).names(&["published ports", "--net"]);
+    let (seed, port) = (Seed::prepare(cluster.first(), &sharing), port_of(&sharing));
+    let refused = |options: &[&str]| cluster.first().run_failing(&[&["fork", seed.id(), "--detach"], options].concat());
+    refused(&["--net", "host"]).require_mentions(&["fd 3", &format!(":{port}"), "would take what is sent to others"]);
+    refused(&["--net", "host", "--untrusted"]).require_mentions(&["untrusted", "--net host"]);
+    refused(&["--net", "shared", "--publish", "18083:80"]).require_mentions(&["published ports", "--net"]);
     check_parents_server(port);
     sharing.require_unharmed();
 }

@@ -55,7 +55,7 @@ fn nobody(cluster: &Cluster) {
     fs::write(&secret, "secret").expect("a small file can be written");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
     let mut parent = Parent::start(Program::Situation("numbered"), &[&directory.path().to_string_lossy()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     for network in ["private", "shared"] {
         let options = [&OPTIONS[..], &["--to", cluster.name(1), "--net", network]].concat();
         let ended = seed.fork_attached("7", &options);
@@ -82,14 +82,14 @@ fn nobody(cluster: &Cluster) {
     assert_eq!((shown.uid(), fs::metadata(&secret).expect("it is there").uid()), (first, 0));
     let said = cluster.first().json(&["inspect", &child.id]);
     assert_eq!((&said["untrusted"], &said["user_namespace"]), (&true.into(), &true.into()), "{said}");
-    let refused = cluster.first().refused(&["prepare", &child.pid.to_string()]);
-    refused.names(&["users are its own", "--user-namespace"]);
+    let refused = cluster.first().run_failing(&["prepare", &child.pid.to_string()]);
+    refused.require_mentions(&["users are its own", "--user-namespace"]);
     parent.require_unharmed();
 }
 
 fn apart(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let nodes = format!("{},{}", cluster.name(0), cluster.name(1));
     let children = seed.fork_idle(6, &[&OPTIONS[..], &["--to", &nodes]].concat());
     let firsts: BTreeSet<u32> = children.iter().map(|child| first_of(child.pid)).collect();
@@ -98,7 +98,7 @@ fn apart(cluster: &Cluster) {
     for child in &children {
         cluster.first().json(&["kill", "-s", "KILL", &child.id]);
     }
-    deadline::until("their numbers are free", GIVEN_BACK_LIMIT, || {
+    deadline::wait_until("their numbers are free", GIVEN_BACK_LIMIT, || {
         firsts.iter().all(|first| !is_taken(cluster, *first)).then_some(())
     });
     // As many as it has: who bears it does not count.
@@ -111,7 +111,7 @@ fn apart(cluster: &Cluster) {
 fn no_way_out(cluster: &Cluster) {
     let socket = cluster.node(1).socket().to_string_lossy().into_owned();
     let mut parent = Parent::start(Program::Situation("escaping"), &[&socket]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     for network in ["private", "shared"] {
         let options = [&OPTIONS[..], &["--to", cluster.name(1), "--net", network, "--read-only"]].concat();
         let ended = seed.fork_attached("7", &options);
@@ -124,7 +124,7 @@ fn no_way_out(cluster: &Cluster) {
 
 fn python(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Arrays, &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 11, &[&OPTIONS[..], &["--to", cluster.name(1)]].concat());
     parent.require_unharmed();
 }
@@ -136,7 +136,7 @@ fn shared_files(cluster: &Cluster) {
     fs::write(&secret, "secret").expect("a small file can be written");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
     let mut parent = Parent::start(Program::Situation("numbered"), &[&path]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let options = [&OPTIONS[..], &["--to", cluster.name(1), "--shared", &path]].concat();
     let ended = seed.fork_attached("7", &options);
     assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
@@ -149,11 +149,11 @@ fn shared_files(cluster: &Cluster) {
 
 fn refused(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let ended = seed.fork_attached("7", &["--user-namespace"]);
     assert_eq!(ended.status.code(), Some(2), "{}{}", ended.stdout, ended.stderr);
-    let refused = cluster.first().refused(&[&["fork", seed.id()], &OPTIONS[..], &["--shared", "/"]].concat());
-    refused.names(&["the node's own root", "directories below it"]);
+    let refused = cluster.first().run_failing(&[&["fork", seed.id()], &OPTIONS[..], &["--shared", "/"]].concat());
+    refused.require_mentions(&["the node's own root", "directories below it"]);
     parent.require_unharmed();
 }
 
@@ -162,7 +162,7 @@ fn daemon_killed() {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     // The second node forks it itself: the first one's connections to it end with its daemon.
     let said = cluster.first().json(&["prepare", &parent.pid().to_string()]);
-    let seed = Seed::of_output(cluster.node(1), &said.to_string());
+    let seed = Seed::from_json(cluster.node(1), &said.to_string());
     let child = &seed.fork_idle(1, &OPTIONS)[0];
     let first = first_of(child.pid);
     cluster.kill_daemon(1);
@@ -182,7 +182,7 @@ fn daemon_killed() {
 fn processes_killed() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = &seed.fork_idle(1, &OPTIONS)[0];
     let first = first_of(child.pid);
     let status = fs::read_to_string(format!("/proc/{}/status", child.pid)).expect("the child lives");
@@ -190,7 +190,7 @@ fn processes_killed() {
     kill(init.expect("its first process"));
     await_free(&cluster, first);
 
-    deadline::until("containers wait", GIVEN_BACK_LIMIT, || {
+    deadline::wait_until("containers wait", GIVEN_BACK_LIMIT, || {
         let bearers = bearers(&cluster);
         bearers.iter().for_each(|pid| kill(*pid));
         (!bearers.is_empty()).then_some(())
@@ -207,7 +207,7 @@ fn processes_killed() {
 }
 
 fn await_free(cluster: &Cluster, first: u32) {
-    deadline::until("its numbers are free", GIVEN_BACK_LIMIT, || (!is_taken(cluster, first)).then_some(()));
+    deadline::wait_until("its numbers are free", GIVEN_BACK_LIMIT, || (!is_taken(cluster, first)).then_some(()));
 }
 
 /// Those who bear children of containers with users of their own: alone of all init programs they are in the node's pid namespace.

@@ -27,7 +27,7 @@ const SETTLED_LIMIT: Duration = Duration::from_secs(100);
 fn outlive_owner() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers = [51, 52];
     let payloads = ["51 500".to_owned(), "52 500 calls".to_owned()];
     // Before their first step, so that next to nothing is there.
@@ -49,9 +49,10 @@ fn outlive_owner() {
         cluster.node(1).json(&["unpause", &child.id]);
     }
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.node(1).json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+    let said =
+        cluster.node(1).json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     for (end, number) in said["children"].as_array().expect("ends").iter().zip(numbers) {
-        let expected = format!("result {number} {}", parent.answer_to(number));
+        let expected = format!("result {number} {}", parent.expected_answer(number));
         assert!(end["stdout"].as_str().is_some_and(|text| text.contains(&expected)), "no `{expected}` in {end}");
         assert!(end["memory_lost"].is_null(), "{end}");
     }
@@ -63,18 +64,18 @@ fn outlive_owner() {
 fn while_cut() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&[format!("53 {PAGING_MS} held")], &["--to", cluster.name(1)]);
     let settling = cluster.node(1).spawn(&["settle", &children[0].id, "--json"]);
     thread::sleep(Duration::from_millis(30));
-    cluster.cut(1);
+    cluster.cut_link(1);
     thread::sleep(Duration::from_millis(1500));
-    cluster.mend(1);
+    cluster.restore_link(1);
     let ended = deadline::wait_with_output(settling, "settle", SETTLED_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
     cluster.wait_until_all_are_alive();
     cluster.first().json(&["drop", seed.id()]);
-    seed.let_end(&children);
+    seed.release_children(&children);
     seed.check_answers(&parent, &children, &[53]);
     drop((seed, parent));
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -83,7 +84,7 @@ fn while_cut() {
 fn while_pager_dies() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&[format!("54 {PAGING_MS} held")], &["--to", cluster.name(1)]);
     let settling = cluster.node(1).spawn(&["settle", &children[0].id, "--json"]);
     for _ in 0..3 {
@@ -94,7 +95,7 @@ fn while_pager_dies() {
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
     cluster.first().json(&["drop", seed.id()]);
     cluster.kill_pager(1);
-    seed.let_end(&children);
+    seed.release_children(&children);
     seed.check_answers(&parent, &children, &[54]);
     drop((seed, parent));
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -103,7 +104,7 @@ fn while_pager_dies() {
 /// Children that fork, move, unmap and discard memory, and are told to settle meanwhile.
 fn while_changing(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Resource("memory_operations"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (1..=8).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[1, 2])]);
@@ -118,11 +119,11 @@ fn while_changing(cluster: &Cluster) {
 /// Every page, by its bytes; and the areas are the kernel's alone then, so that nothing waits for a pager.
 fn have_all(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["32"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let template = seed.template_pid();
     let children = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]);
     cluster.first().json(&["settle", &children[0].id]);
-    let compared = memory::compare(template, children[0].pid);
+    let compared = memory::compare_memory(template, children[0].pid);
     assert!(compared.pages > (32 << 20) / 4096, "{compared:?}");
     cluster.first().json(&["unpause", &children[0].id]);
     cluster.first().json(&["kill", "--signal", "KILL", &children[0].id]);
@@ -131,29 +132,29 @@ fn have_all(cluster: &Cluster) {
 /// Who does not wait for it finds it done.
 fn in_background(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // It touches nothing, and nothing else is fetched, however late a slow machine asks.
     let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
     let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();
-    cluster.first().refused(&["settle", id, "--timeout", "1ms"]).names(&[id, "in time", "go on coming"]);
-    deadline::until("the child has settled", SETTLED_LIMIT, || {
+    cluster.first().run_failing(&["settle", id, "--timeout", "1ms"]).require_mentions(&[id, "in time", "go on coming"]);
+    deadline::wait_until("the child has settled", SETTLED_LIMIT, || {
         (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
     });
     cluster.first().json(&["unpause", id]);
-    seed.let_end(&children);
+    seed.release_children(&children);
     seed.check_answers(&parent, &children, &[55]);
-    cluster.first().refused(&["settle", id]).names(&[id, "ended"]);
+    cluster.first().run_failing(&["settle", id]).require_mentions(&[id, "ended"]);
 }
 
 /// A child whose seed is gone cannot settle, is told why, and goes on with what it has until it touches more.
 fn not_without_seed(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]);
     let id = children[0].id.as_str();
     cluster.first().json(&["drop", "--force", seed.id()]);
-    cluster.first().refused(&["settle", id]).names(&[id, "does not settle"]);
+    cluster.first().run_failing(&["settle", id]).require_mentions(&[id, "does not settle"]);
     let said = cluster.first().json(&["inspect", id]);
     assert_eq!((&said["settled"], &said["memory_lost"]), (&false.into(), &serde_json::Value::Null), "{said}");
     cluster.first().json(&["kill", "--signal", "KILL", id]);

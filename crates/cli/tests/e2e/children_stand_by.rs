@@ -42,16 +42,16 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
 /// time: a fork that comes at once takes it as its own child.
 fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
-    deadline::until("a child stands by", SOON, || {
+    deadline::wait_until("a child stands by", SOON, || {
         number += 1;
         seed.fork_and_check(parent, number, &[]);
-        deadline::within(STANDBY_WAIT, || in_containers(cluster, parent).pop())
+        deadline::poll_within(STANDBY_WAIT, || in_containers(cluster, parent).pop())
     })
 }
 
 /// Kills a standby child. If it has ended by itself before that, another one is made.
 fn kill_one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
-    deadline::until("one that stands by is killed", SOON, || {
+    deadline::wait_until("one that stands by is killed", SOON, || {
         let pid = one_that_stands_by(cluster, parent, seed);
         let process = pidfd::open(pid).ok()?;
         // Its number is not another's by now.
@@ -62,15 +62,15 @@ fn kill_one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i
 
 fn require_gone(pid: i32, why: &str) {
     let directory = format!("/proc/{pid}");
-    deadline::until(why, SOON, || (!Path::new(&directory).exists()).then_some(()));
+    deadline::wait_until(why, SOON, || (!Path::new(&directory).exists()).then_some(()));
 }
 
 fn for_whoever_asks() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["8"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let mut number = 0;
-    deadline::until("children that stood by", SOON, || {
+    deadline::wait_until("children that stood by", SOON, || {
         number += 1;
         // With other limits, ports and networks they are others.
         let options: &[&str] = match number % 5 {
@@ -79,7 +79,7 @@ fn for_whoever_asks() {
             _ => &[],
         };
         seed.fork_and_check(&parent, number, options);
-        (cluster.told_of_zygotes(0, "stood_by") >= ENOUGH).then_some(())
+        (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
     // Without a payload, and more than one at a time.
     let idle = seed.fork_idle(1, &[]);
@@ -90,7 +90,7 @@ fn for_whoever_asks() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 4, "each has a name of its own");
-    assert!(cluster.told_of_zygotes(0, "stood_by") <= cluster.told_of_zygotes(0, "children"));
+    assert!(cluster.zygote_count(0, "stood_by") <= cluster.zygote_count(0, "children"));
     cluster.first().run(&["kill", &idle[0].id, "--signal", "KILL"]);
     parent.require_unharmed();
     drop((seed, parent));
@@ -101,7 +101,7 @@ fn for_whoever_asks() {
 fn nobody_asks() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["8"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
 
     let killed = kill_one_that_stands_by(&cluster, &parent, &seed);
     require_gone(killed, "the one that was killed is gone");
@@ -121,7 +121,7 @@ fn nobody_asks() {
     cluster.restart_daemon(0);
     drop(seed);
 
-    let other = Seed::of(cluster.first(), &parent);
+    let other = Seed::prepare(cluster.first(), &parent);
     let last = one_that_stands_by(&cluster, &parent, &other);
     cluster.first().json(&["drop", other.id()]);
     require_gone(last, "it goes with its seed");
@@ -145,14 +145,14 @@ fn files_of_now() {
     };
     make("before");
     let parent = Parent::start_command(Program::Situation("paging").command().arg("8").current_dir(&current));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let page = |number: u64, how: &str| seed.fork_detached(&[format!("{number} 1 {how}")], &[]);
     let mut number = 0;
-    deadline::until("one stood by, and the next one does", SOON, || {
+    deadline::wait_until("one stood by, and the next one does", SOON, || {
         number += 1;
         seed.check_answers(&parent, &page(number, ""), &[number]);
-        let has_stood_by = cluster.told_of_zygotes(0, "stood_by") > 0;
-        let stands_by = deadline::within(STANDBY_WAIT, || in_containers(&cluster, &parent).pop()).is_some();
+        let has_stood_by = cluster.zygote_count(0, "stood_by") > 0;
+        let stands_by = deadline::poll_within(STANDBY_WAIT, || in_containers(&cluster, &parent).pop()).is_some();
         (has_stood_by && stands_by).then_some(())
     });
     fs::rename(&current, &former).expect("the temporary directory can be written");
@@ -160,7 +160,7 @@ fn files_of_now() {
     let children = page(number + 1, "held");
     let word = fs::read_to_string(format!("/proc/{}/cwd/word", children[0].pid)).expect("it runs");
     assert_eq!(word, "after");
-    seed.let_end(&children);
+    seed.release_children(&children);
     seed.check_answers(&parent, &children, &[number + 1]);
 }
 
@@ -174,20 +174,20 @@ fn others_would_notice() {
         Parent::start_command(Command::new("bash").args(["-c", &command]).arg(program.get_program()))
     };
     let (writes, reads) = (opened(">>", 8), opened("<", 9));
-    let [writers, readers] = [&writes, &reads].map(|parent| Seed::of(cluster.first(), parent));
+    let [writers, readers] = [&writes, &reads].map(|parent| Seed::prepare(cluster.first(), parent));
     one_that_stands_by(&cluster, &reads, &readers);
     for number in 0..FORKS {
         writers.fork_and_check(&writes, number, &[]);
     }
-    deadline::until("its zygote", SOON, || {
-        let before = cluster.told_of_zygotes(0, "children");
+    deadline::wait_until("its zygote", SOON, || {
+        let before = cluster.zygote_count(0, "children");
         writers.fork_and_check(&writes, FORKS, &[]);
-        (cluster.told_of_zygotes(0, "children") > before).then_some(())
+        (cluster.zygote_count(0, "children") > before).then_some(())
     });
-    let stood_by = cluster.told_of_zygotes(0, "stood_by");
+    let stood_by = cluster.zygote_count(0, "stood_by");
     for number in 0..FORKS {
         writers.fork_and_check(&writes, number, &[]);
         assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "none stands by");
     }
-    assert_eq!(cluster.told_of_zygotes(0, "stood_by"), stood_by);
+    assert_eq!(cluster.zygote_count(0, "stood_by"), stood_by);
 }

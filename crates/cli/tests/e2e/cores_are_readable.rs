@@ -56,7 +56,7 @@ fn segments(core: &File) -> Vec<Segment> {
 /// Byte by byte, of a child that has not made its first step, and so had next to none of it.
 fn all_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]).remove(0);
     let directory = scratch::directory();
     let path = directory.path().join("core");
@@ -79,7 +79,7 @@ fn all_memory(cluster: &Cluster) {
             }
         }
     }
-    compared.judge(child.pid);
+    compared.require_only_rseq(child.pid);
     let compared_bytes = compared.pages as u64 * 4096;
     assert!(compared_bytes > 64 << 20 && mapped_bytes > compared_bytes, "{compared_bytes} of {mapped_bytes} bytes");
     cluster.first().json(&["unpause", &child.id]);
@@ -98,7 +98,7 @@ fn is_installed(tool: &str) -> bool {
 
 fn by_debuggers(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["8"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     let directory = scratch::directory();
     let path = directory.path().join("core");
@@ -137,7 +137,7 @@ fn require_gdb_to_understand(core: &Path, parent: i32, threads: usize) {
 /// In the midst of touching memory: it goes on, and is right.
 fn run_on(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(
         &[format!("81 {PAGING_MS} held"), format!("82 {PAGING_MS} calls held")],
         &["--to", cluster.name(1)],
@@ -148,24 +148,27 @@ fn run_on(cluster: &Cluster) {
         let said = cluster.first().json(&["core", &child.id, "--output", &path.to_string_lossy()]);
         assert!(said["file_bytes"].as_u64() > Some(64 << 20), "{said}");
     }
-    seed.let_end(&children);
+    seed.release_children(&children);
     seed.check_answers(&parent, &children, &[81, 82]);
     let ended = &children[0].id;
     let path = directory.path().join("late").to_string_lossy().into_owned();
-    cluster.first().refused(&["core", ended, "--output", &path]).names(&[ended, "ended"]);
+    cluster.first().run_failing(&["core", ended, "--output", &path]).require_mentions(&[ended, "ended"]);
     parent.require_unharmed();
 }
 
 fn failures(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]).remove(0);
-    cluster.first().refused(&["core", &child.id, "--output", "/nonexistent/core"]).names(&["/nonexistent/core"]);
+    cluster
+        .first()
+        .run_failing(&["core", &child.id, "--output", "/nonexistent/core"])
+        .require_mentions(&["/nonexistent/core"]);
     cluster.first().json(&["drop", "--force", seed.id()]);
     let directory = scratch::directory();
     let path = directory.path().join("core").to_string_lossy().into_owned();
-    let refused = cluster.first().refused(&["core", &child.id, "--output", &path]);
-    refused.names(&[&child.id, "does not settle"]);
+    let refused = cluster.first().run_failing(&["core", &child.id, "--output", &path]);
+    refused.require_mentions(&[&child.id, "does not settle"]);
     assert_eq!(fs::read_dir(directory.path()).expect("the directory").count(), 0);
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, OwnProcess, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
+use crate::harness::seed::kernel_waits_text;
+use crate::harness::{Cluster, NodeProcess, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -23,23 +23,23 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// Deaths that leave only the stubs of the containers.
-const DEATHS_OF_ALL: &[&[OwnProcess]] = &[
-    &[OwnProcess::Keeper, OwnProcess::Pager, OwnProcess::Holder],
-    &[OwnProcess::Daemon, OwnProcess::Keeper, OwnProcess::Pager, OwnProcess::Holder],
+const DEATHS_OF_ALL: &[&[NodeProcess]] = &[
+    &[NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
+    &[NodeProcess::Daemon, NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
 ];
 
 /// For a pager to be there again, or not.
 const REPLACEMENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Deaths that leave one of those that hold descriptors, on the children's node.
-const DEATHS: &[&[OwnProcess]] = &[
-    &[OwnProcess::Keeper, OwnProcess::Pager],
-    &[OwnProcess::Daemon, OwnProcess::Keeper, OwnProcess::Pager],
-    &[OwnProcess::Daemon, OwnProcess::Pager],
-    &[OwnProcess::Daemon, OwnProcess::Keeper],
-    &[OwnProcess::Keeper],
-    &[OwnProcess::Holder, OwnProcess::Pager],
-    &[OwnProcess::Holder, OwnProcess::Keeper],
+const DEATHS: &[&[NodeProcess]] = &[
+    &[NodeProcess::Keeper, NodeProcess::Pager],
+    &[NodeProcess::Daemon, NodeProcess::Keeper, NodeProcess::Pager],
+    &[NodeProcess::Daemon, NodeProcess::Pager],
+    &[NodeProcess::Daemon, NodeProcess::Keeper],
+    &[NodeProcess::Keeper],
+    &[NodeProcess::FdHolder, NodeProcess::Pager],
+    &[NodeProcess::FdHolder, NodeProcess::Keeper],
 ];
 
 /// How long children fork while those die.
@@ -73,7 +73,7 @@ struct Paging {
     cluster: Cluster,
     parent: Parent,
     seed: Seed,
-    children: Vec<Started>,
+    children: Vec<StartedChild>,
 }
 
 impl Paging {
@@ -84,7 +84,7 @@ impl Paging {
     fn start_for(paging_ms: u64) -> Self {
         let cluster = Cluster::start(2);
         let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         let payloads: Vec<String> =
             NUMBERS.iter().zip(HOW).map(|(number, how)| format!("{number} {paging_ms} {how}")).collect();
         let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
@@ -104,7 +104,8 @@ impl Paging {
         let ids: Vec<&str> = self.children.iter().map(|child| child.id.as_str()).collect();
         let arguments = [&["wait", "--json", "--results", "--timeout", VERDICT_TIMEOUT], &ids[..]].concat();
         let said: Value = serde_json::from_str(&second.run_within(VERDICT_LIMIT, &arguments).stdout).expect("JSON");
-        let ends = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits_of(&self.children)));
+        let ends =
+            said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", kernel_waits_text(&self.children)));
         for (end, verdict) in ends.iter().zip(VERDICTS) {
             let id = end["child"].as_str().expect("an id");
             let log = second.json(&["logs", id])["stderr"].as_str().unwrap_or_default().to_owned();
@@ -147,7 +148,7 @@ fn daemon_of_parent() {
     paging.cluster.restart_daemon(0);
     // It knows where the others are, and lists them once they have answered.
     paging.cluster.wait_until_all_are_alive();
-    let seed = Seed::of(paging.cluster.first(), &paging.parent);
+    let seed = Seed::prepare(paging.cluster.first(), &paging.parent);
     let children = seed.fork_detached(&["21 100".to_owned()], &["--to", paging.cluster.name(1)]);
     seed.check_answers(&paging.parent, &children, &[21]);
     drop(seed);
@@ -166,10 +167,10 @@ fn child() {
     let mut paging = Paging::start();
     let victim = paging.children.remove(0);
     paging.cluster.first().json(&["kill", "--signal", "KILL", &victim.id]);
-    let said = paging.cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &victim.id]);
+    let said = paging.cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &victim.id]);
     assert_eq!(said["children"][0]["signal"], 9, "{said}");
     paging.seed.check_answers(&paging.parent, &paging.children, &NUMBERS[1..]);
-    deadline::until("the killed child's process is gone", END_LIMIT, || {
+    deadline::wait_until("the killed child's process is gone", END_LIMIT, || {
         (!std::fs::exists(format!("/proc/{}/maps", victim.pid)).unwrap_or(true)).then_some(())
     });
     paging.parent.require_unharmed();
@@ -180,7 +181,7 @@ fn child() {
 fn any_together() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("descending"), &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let mut number = 30;
     for victims in DEATHS {
         let numbers = [number, number + 1, number + 2];
@@ -199,10 +200,10 @@ fn any_together() {
 }
 
 /// Kills processes of the children's node; a daemon is started again.
-fn kill_while_they_fork(cluster: &Cluster, victims: &[OwnProcess]) {
+fn kill_while_they_fork(cluster: &Cluster, victims: &[NodeProcess]) {
     thread::sleep(FORKING_MOMENT);
     cluster.kill_together(1, victims);
-    if victims.contains(&OwnProcess::Daemon) {
+    if victims.contains(&NodeProcess::Daemon) {
         cluster.restart_daemon(1);
         cluster.wait_until_all_are_alive();
     }
@@ -212,7 +213,7 @@ fn kill_while_they_fork(cluster: &Cluster, victims: &[OwnProcess]) {
 fn all_holders() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("descending"), &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let mut number = 60;
     for victims in DEATHS_OF_ALL {
         let numbers = [number, number + 1, number + 2];
@@ -240,7 +241,7 @@ fn all_holders() {
 fn not_ready() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("descending"), &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let second = cluster.name(1);
     let node = || {
         let said = cluster.first().json(&["nodes"]);
@@ -251,17 +252,21 @@ fn not_ready() {
     std::fs::remove_file(&log).expect("the pager has a log");
     std::fs::create_dir(&log).expect("a directory can be made");
     cluster.kill_together(1, DEATHS_OF_ALL[0]);
-    deadline::until("a node that is not ready", REPLACEMENT_LIMIT, || (node()["state"] == "not ready").then_some(()));
+    deadline::wait_until("a node that is not ready", REPLACEMENT_LIMIT, || {
+        (node()["state"] == "not ready").then_some(())
+    });
     let reason = node()["not_ready"].as_str().unwrap_or_default().to_owned();
     assert!(reason.contains("its log cannot be opened"), "{reason}");
     for _ in 0..3 {
         let children = seed.fork_detached(&["90 1".to_owned()], &["--to", "any"]);
         assert_ne!(children[0].node, second, "a node that is not ready is not chosen");
     }
-    let refused = cluster.first().refused(&["fork", seed.id(), "--detach", "--to", second]);
-    refused.names(&[second, "it takes no children", "fork to another node"]);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--to", second]);
+    refused.require_mentions(&[second, "it takes no children", "fork to another node"]);
     std::fs::remove_dir(&log).expect("it is empty");
-    deadline::until("a node that is ready again", REPLACEMENT_LIMIT, || (node()["state"] == "alive").then_some(()));
+    deadline::wait_until("a node that is ready again", REPLACEMENT_LIMIT, || {
+        (node()["state"] == "alive").then_some(())
+    });
     let children = seed.fork_detached(&["91 1".to_owned()], &["--to", second]);
     seed.check_answers(&parent, &children, &[91]);
     drop(seed);
@@ -274,14 +279,14 @@ fn not_ready() {
 fn started_again() {
     let cluster = Cluster::start(3);
     let mut parent = Parent::start(Program::Arrays, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let first = cluster.daemon_pid(0);
     let run_dir = cluster.run_dir(0).parent().expect("it is in the cluster's").to_string_lossy().into_owned();
     let restart = ["up", "--restart", "--run-dir", &*run_dir];
     cluster.kill_daemon(1);
     cluster.stop_daemon(2);
-    let refused = cluster.first().refused(&["up", "--nodes", "3", "--run-dir", &run_dir]);
-    refused.names(&["a cluster runs in", &run_dir, "farfork up --restart"]);
+    let refused = cluster.first().run_failing(&["up", "--nodes", "3", "--run-dir", &run_dir]);
+    refused.require_mentions(&["a cluster runs in", &run_dir, "farfork up --restart"]);
     for _ in 0..2 {
         assert_eq!(cluster.first().json(&restart)["nodes"].as_array().map(Vec::len), Some(3));
     }

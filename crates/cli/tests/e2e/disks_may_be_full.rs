@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::seed::EXIT_RIGHT;
+use crate::harness::seed::EXIT_VERIFIED;
 use crate::harness::{Cluster, Disk, Parent, Program, Seed};
 use crate::test::Test;
 
@@ -24,7 +24,7 @@ fn under_children() {
     let disk = Disk::of_mib(DISK_MIB);
     let cluster = Cluster::start_on(&disk, 2);
     let mut parent = Parent::start(Program::Situation("paging"), &[PARENT_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
     let payloads = [61, 62, 63].map(|number| format!("{number} {PAGING_MS} held"));
     let children = seed.fork_detached(&payloads, &to);
@@ -32,21 +32,21 @@ fn under_children() {
 
     let directory = cluster.run_dir(1).join("children");
     let told = ["no space left", &directory.to_string_lossy().to_lowercase()];
-    cluster.first().refused(&["fork", seed.id(), "--detach", to[0], to[1]]).names(&told);
+    cluster.first().run_failing(&["fork", seed.id(), "--detach", to[0], to[1]]).require_mentions(&told);
     // Whoever waits for it to have room again is not harmed by a daemon that is killed meanwhile.
     thread::sleep(Duration::from_millis(300));
     cluster.kill_daemon(1);
-    disk.give_back(STATE_BYTES);
+    disk.free(STATE_BYTES);
     cluster.restart_daemon(1);
     cluster.wait_until_all_are_alive();
-    seed.let_end(&children);
+    seed.release_children(&children);
     for child in &children {
         cluster.first().run(&["wait", &child.id]);
         let said = cluster.node(1).json(&["inspect", &child.id]);
-        assert_eq!(said["exit_code"], EXIT_RIGHT, "{said}");
+        assert_eq!(said["exit_code"], EXIT_VERIFIED, "{said}");
     }
 
-    disk.empty();
+    disk.free_all();
     let later = seed.fork_detached(&["64 10".to_owned()], &to);
     seed.check_answers(&parent, &later, &[64]);
     parent.require_unharmed();

@@ -44,8 +44,8 @@ fn fan_out(cluster: &Cluster, parent: &Parent, seed: &Seed, nodes: &[usize]) {
 
 /// Forks children of a fresh seed on two nodes. Returns how many are copies of a zygote on each node.
 fn count_copies(cluster: &Cluster, parent: &Parent) -> [u64; 2] {
-    let seed = Seed::of(cluster.first(), parent);
-    let counts = || [0, 1].map(|node| cluster.told_of_zygotes(node, "children"));
+    let seed = Seed::prepare(cluster.first(), parent);
+    let counts = || [0, 1].map(|node| cluster.zygote_count(node, "children"));
     let before = counts();
     fan_out(cluster, parent, &seed, &[0, 1]);
     let now = counts();
@@ -56,7 +56,7 @@ fn of_each_fresh_seed() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let (mut has_enough, mut has_all) = (false, false);
-    deadline::until(
+    deadline::wait_until(
         "enough copies on both nodes, and nothing else where a fan-out does not begin",
         COPIES_LIMIT,
         || {
@@ -83,14 +83,14 @@ fn without_exception() {
 fn without_one() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let directory = cluster.run_dir(1).join("zygotes");
     fs::remove_dir_all(&directory).expect("there is none yet");
     fs::write(&directory, "").expect("what no directory can be made in");
     let began = Instant::now();
     fan_out(&cluster, &parent, &seed, &[1]);
     assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
-    assert_eq!((cluster.told_of_zygotes(1, "children"), cluster.told_of_zygotes(1, "kept")), (0, 0));
+    assert_eq!((cluster.zygote_count(1, "children"), cluster.zygote_count(1, "kept")), (0, 0));
     parent.require_unharmed();
 }
 
@@ -98,7 +98,7 @@ fn pager_killed() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["16"]);
     for moment_ms in [5, 20, 60] {
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         let began = Instant::now();
         thread::scope(|scope| {
             let fan_out = scope.spawn(|| fan_out(&cluster, &parent, &seed, &[1]));
@@ -118,7 +118,7 @@ fn seed_dropped() {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let count = EACH.to_string();
     for moment_ms in [5, 20, 60] {
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         let began = Instant::now();
         thread::scope(|scope| {
             let fan_out = scope.spawn(|| cluster.first().run(&["fork", seed.id(), "--detach", "-n", &count]));
@@ -127,11 +127,11 @@ fn seed_dropped() {
             fan_out.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         });
         assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
-        deadline::until("no zygote of a seed that was dropped", SOON, || {
-            (cluster.told_of_zygotes(0, "kept") == 0).then_some(())
+        deadline::wait_until("no zygote of a seed that was dropped", SOON, || {
+            (cluster.zygote_count(0, "kept") == 0).then_some(())
         });
     }
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     fan_out(&cluster, &parent, &seed, &[0]);
     parent.require_unharmed();
     drop((seed, parent));

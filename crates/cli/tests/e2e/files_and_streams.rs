@@ -34,7 +34,7 @@ fn start_streams() -> Parent {
 
 fn streams(cluster: &Cluster) {
     let parent = start_streams();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let payload = scratch::file("12");
     let payload_path = payload.path().to_string_lossy();
     let arguments = ["fork", seed.id(), "--to", cluster.name(1), "--payload", &payload_path];
@@ -50,7 +50,7 @@ fn streams(cluster: &Cluster) {
 
 fn exit_status(cluster: &Cluster) {
     let parent = start_streams();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     for status in [0, 1, 99, 255] {
         let ended = seed.fork_attached(&format!("1 {status}"), &["--to", cluster.name(1)]);
         assert_eq!(ended.status.code(), Some(status), "{}", ended.stderr);
@@ -59,7 +59,7 @@ fn exit_status(cluster: &Cluster) {
 
 fn signals(cluster: &Cluster) {
     let parent = start_streams();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let payload = scratch::file("13");
     let payload_path = payload.path().to_string_lossy();
     let arguments = ["fork", seed.id(), "--to", cluster.name(1), "--payload", &payload_path];
@@ -83,10 +83,10 @@ fn signals(cluster: &Cluster) {
 /// Children that go on for ever are waited for by the command that is then sent SIGINT.
 fn several_signalled(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = cluster.names(&[0, 1]);
     let command = cluster.first().spawn(&["fork", seed.id(), "--to", &to, "-n", "4"]);
-    deadline::until("all of them run", ATTACHED_LIMIT, || (running(cluster, &seed) == 4).then_some(()));
+    deadline::wait_until("all of them run", ATTACHED_LIMIT, || (running(cluster, &seed) == 4).then_some(()));
     let pidfd = farfork_sys::pidfd::open(command.id().cast_signed()).expect("our own child");
     farfork_sys::pidfd::send_signal(&pidfd, 2).expect("our own child");
     let ended = deadline::wait_with_output(command, "a command that was interrupted", ATTACHED_LIMIT);
@@ -111,30 +111,30 @@ fn no_reader_of_several(cluster: &Cluster) {
 /// Of children that write for ever, one line is read.
 fn silent_end_of(cluster: &Cluster, count: &str) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let mut command = cluster.first().spawn(&["fork", seed.id(), "--to", cluster.name(1), "-n", count]);
     let mut line = String::new();
     let read = BufReader::new(command.stdout.take().expect("a pipe")).read_line(&mut line);
     assert!(read.is_ok() && line.starts_with("tick "), "{line}");
     let ended = deadline::wait_with_output(command, "a command that nobody reads", ATTACHED_LIMIT);
     assert_eq!((ended.status.code(), &*ended.stderr), (Some(141), ""));
-    deadline::until("none runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 0).then_some(()));
+    deadline::wait_until("none runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 0).then_some(()));
 }
 
 fn killed(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = &seed.fork_idle(1, &["--to", cluster.name(1)])[0];
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
-    let said = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
+    let said = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
     assert_eq!((&said["children"][0]["exit_code"], &said["children"][0]["signal"]), (&137.into(), &9.into()), "{said}");
 }
 
 fn logs(cluster: &Cluster) {
     let parent = start_streams();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&["21 5".to_owned()], &["--to", cluster.name(2)]);
-    cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+    cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
     // A detached child's standard input is empty.
     let logs = cluster.first().json(&["logs", &children[0].id]);
     let stdout = logs["stdout"].as_str().map(without_ticks);
@@ -149,11 +149,11 @@ fn logs(cluster: &Cluster) {
 
 fn independent_ends(cluster: &Cluster) {
     let parent = start_streams();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let payloads: Vec<String> = (0..6).map(|number| format!("{number} {}", number * 3)).collect();
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1, 2])]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+    let said = cluster.first().json_ignoring_status(&[&["wait", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     let codes: Vec<_> =
         said["children"].as_array().expect("children").iter().map(|end| end["exit_code"].as_u64()).collect();
     assert_eq!(codes, [0, 3, 6, 9, 12, 15].map(Some), "{said}");
@@ -165,7 +165,7 @@ fn write_with(cluster: &Cluster, options: &[&str]) -> String {
     let path = directory.path().join("file");
     let path_text = path.to_string_lossy().into_owned();
     let mut parent = Parent::start(Program::Situation("appending"), &[&path_text]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let directory_text = directory.path().to_string_lossy().into_owned();
     let options: Vec<&str> =
         options.iter().map(|o| if *o == "DIRECTORY" { directory_text.as_str() } else { o }).collect();
@@ -189,7 +189,7 @@ fn bound_directory(cluster: &Cluster) {
     let path = seen.path().join("file");
     fs::write(bound.path().join("file"), "bound, and longer than the parent's line\n").expect("a small file");
     let mut parent = Parent::start(Program::Situation("appending"), &[&path.to_string_lossy()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let bind = format!("{}:{}", bound.path().display(), seen.path().display());
     seed.fork_and_check(&parent, 9, &["--to", cluster.name(1), "--bind", &bind]);
     let written = fs::read_to_string(bound.path().join("file")).expect("the bound file");
@@ -200,8 +200,8 @@ fn bound_directory(cluster: &Cluster) {
 
 fn timeout(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "500ms"]);
-    let said = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+    let said = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
     assert_eq!(said["children"][0]["signal"], 9, "{said}");
 }

@@ -58,8 +58,8 @@ fn check_everywhere(cluster: &Cluster, seed: &Seed, parent: &Parent) {
 
 fn require_refused(cluster: &Cluster, seed: &Seed, path: &Path) {
     for node in [0, 1] {
-        let refused = cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(node)]);
-        refused.names(&[&path.to_string_lossy(), "changed", "--changed-files allow"]);
+        let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(node)]);
+        refused.require_mentions(&[&path.to_string_lossy(), "changed", "--changed-files allow"]);
     }
 }
 
@@ -71,7 +71,7 @@ fn replace(path: &Path, bytes: &[u8]) {
 fn replaced(cluster: &Cluster) {
     let directory = scratch::directory();
     let mut parent = parent(directory.path(), None);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 30, &["--to", cluster.name(0)]);
     let unproved = UNPROVED_KINDS.map(|kind| directory.path().join(kind));
     assert_eq!(cluster.first().json(&["inspect", seed.id()])["unproved_files"], serde_json::json!(unproved));
@@ -97,7 +97,7 @@ fn replaced_at_once(cluster: &Cluster) {
         fs::write(&new, bytes).expect("a directory of ours");
         let times = fs::FileTimes::new().set_modified(before.modified().expect("a time"));
         File::options().write(true).open(&new).and_then(|file| file.set_times(times)).expect("a file of ours");
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         fs::rename(&new, &path).expect("a directory of ours");
         seed.fork_and_check(&parent, 31, &["--to", cluster.name(0)]);
         seed.fork_and_check(&parent, 32, &["--to", cluster.name(1)]);
@@ -110,7 +110,7 @@ fn changed_at_once(cluster: &Cluster) {
         let directory = scratch::directory();
         let (parent, path) = (parent(directory.path(), Some(kind)), directory.path().join(kind));
         let file = File::options().write(true).open(&path).expect("it is there");
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         file.write_all_at(&[1; 8], 512).expect("it can be written");
         require_refused(cluster, &seed, &path);
     }
@@ -121,21 +121,21 @@ fn changed_behind_equal_bytes(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("copied")), directory.path().join("copied"));
     let file = File::options().write(true).open(&path).expect("it is there");
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.template_pid();
     replace(&path, &fs::read(&path).expect("it is there"));
     seed.fork_and_check(&parent, 31, &["--to", cluster.name(0)]);
     file.write_all_at(&[1; 8], 8192).expect("it can be written");
     for node in [0, 1] {
-        let refused = cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(node)]);
-        refused.names(&[&path.to_string_lossy(), "changed"]);
+        let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(node)]);
+        refused.require_mentions(&[&path.to_string_lossy(), "changed"]);
     }
 }
 
 fn removed(cluster: &Cluster) {
     let directory = scratch::directory();
     let mut parent = parent(directory.path(), None);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     KINDS.iter().for_each(|kind| fs::remove_file(directory.path().join(kind)).expect("it was there"));
     check_everywhere(cluster, &seed, &parent);
     parent.require_unharmed();
@@ -148,7 +148,7 @@ fn changed(cluster: &Cluster) {
     for kind in &KINDS[..READ_KINDS] {
         let directory = scratch::directory();
         let mut parent = parent(directory.path(), Some(kind));
-        let (seed, path) = (Seed::of(cluster.first(), &parent), directory.path().join(kind));
+        let (seed, path) = (Seed::prepare(cluster.first(), &parent), directory.path().join(kind));
         let mut bytes = fs::read(&path).expect("it is there");
         bytes[512..520].fill(1);
         fs::write(&path, &bytes).expect("it is there");
@@ -159,7 +159,7 @@ fn changed(cluster: &Cluster) {
     }
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // What the program finds in the file of kind 0 when the change is 7.
     let words = (7..7 + fs::metadata(&path).expect("it is there").len() / 8).flat_map(|at| word_of(at).to_ne_bytes());
     fs::write(&path, words.collect::<Vec<u8>>()).expect("it is there");
@@ -183,7 +183,7 @@ fn changed_behind(cluster: &Cluster) {
     for kind in &KINDS[..READ_KINDS] {
         let directory = scratch::directory();
         let parent = parent(directory.path(), Some(kind));
-        let (seed, path) = (Seed::of(cluster.first(), &parent), directory.path().join(kind));
+        let (seed, path) = (Seed::prepare(cluster.first(), &parent), directory.path().join(kind));
         let mut old = File::options().write(true).open(&path).expect("it is there");
         replace(&path, b"another");
         old.write_all(b"changed").expect("a file of ours");
@@ -195,7 +195,7 @@ fn changed_behind(cluster: &Cluster) {
 fn sealed(cluster: &Cluster) {
     let directory = scratch::directory();
     let parent = parent(directory.path(), None);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed", "--wait"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--wait"]);
     KINDS.iter().for_each(|kind| replace(&directory.path().join(kind), b"another"));
     check_everywhere(cluster, &seed, &parent);
 }
@@ -205,7 +205,7 @@ fn copied(cluster: &Cluster) {
     for kind in ["read", "both", "shared", "written"] {
         let directory = scratch::directory();
         let mut parent = parent(directory.path(), Some(kind));
-        let seed = Seed::with_options(cluster.first(), &parent, &["--snapshot-files"]);
+        let seed = Seed::prepare_with(cluster.first(), &parent, &["--snapshot-files"]);
         let path = directory.path().join(kind);
         fs::write(&path, b"changed in place").expect("it is there");
         check_everywhere(cluster, &seed, &parent);
@@ -221,10 +221,10 @@ fn database(cluster: &Cluster) {
     let path = directory.path().join("database");
     let program = programs::sources().join("situations/database.py");
     let parent = Parent::start_command(Command::new(programs::python()).arg(program).arg(&path));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let modified = || fs::metadata(&path).and_then(|found| found.modified()).expect("it is there");
     let then = modified();
-    deadline::until("the parent writes", Duration::from_secs(60), || (modified() != then).then_some(()));
+    deadline::wait_until("the parent writes", Duration::from_secs(60), || (modified() != then).then_some(()));
     require_refused(cluster, &seed, &path);
 }
 
@@ -232,7 +232,7 @@ fn added_to(cluster: &Cluster) {
     for kind in ["log", "plain_log"] {
         let directory = scratch::directory();
         let mut parent = parent(directory.path(), Some(kind));
-        let (seed, path) = (Seed::of(cluster.first(), &parent), directory.path().join(kind));
+        let (seed, path) = (Seed::prepare(cluster.first(), &parent), directory.path().join(kind));
         let bytes = fs::metadata(&path).expect("it is there").len();
         let add =
             || File::options().append(true).open(&path).and_then(|mut file| file.write_all(b"the parent's line\n"));
@@ -249,7 +249,7 @@ fn added_to(cluster: &Cluster) {
 fn touched(cluster: &Cluster) {
     let directory = scratch::directory();
     let parent = parent(directory.path(), None);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // Digests are taken when the parent runs again.
     seed.template_pid();
     for kind in KINDS {
@@ -268,7 +268,7 @@ fn mapped_array(cluster: &Cluster) {
     let path = directory.path().join("array.npy");
     let program = programs::sources().join("situations/mapped_array.py");
     let mut parent = Parent::start_command(Command::new(programs::python()).arg(program).arg(&path));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     replace(&path, &vec![7; 1 << 20]);
     check_everywhere(cluster, &seed, &parent);
     parent.require_unharmed();
@@ -281,7 +281,7 @@ fn installed_anew(cluster: &Cluster) {
     let command = Program::Situation("still").command();
     fs::copy(command.get_program(), &program).expect("a directory of ours");
     let parent = Parent::start_command(&mut Command::new(&program));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     replace(&program, b"another program");
     let children = [0, 1].map(|node| seed.fork_idle(1, &["--to", cluster.name(node)]).remove(0));
     for child in &children {
@@ -295,7 +295,7 @@ fn installed_anew(cluster: &Cluster) {
 fn shared_path(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let words = (7..7 + fs::metadata(&path).expect("it is there").len() / 8).flat_map(|at| word_of(at).to_ne_bytes());
     fs::write(&path, words.collect::<Vec<u8>>()).expect("it is there");
     let shared = directory.path().to_string_lossy().into_owned();

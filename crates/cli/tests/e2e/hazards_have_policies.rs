@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use farfork_sys::memory::read_process;
-use farfork_sys::process::{MapEntry, maps};
+use farfork_sys::process::{MapEntry, read_maps};
 
 use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, programs, scratch};
 use crate::test::Test;
@@ -52,7 +52,7 @@ fn situation(name: &'static str, arguments: &[&str]) -> Parent {
 
 /// Two children, one after the other: the first has changed nothing for the second.
 fn check_twice(cluster: &Cluster, mut parent: Parent, options: &[&str]) {
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     for number in [31, 32] {
         seed.fork_and_check(&parent, number, &[&["--to", cluster.name(1)], options].concat());
     }
@@ -68,11 +68,14 @@ fn file_locks(cluster: &Cluster) {
     let directory = scratch::directory();
     let paths = lock_files(directory.path());
     let mut parent = situation("file_locks", &paths.each_ref().map(String::as_str));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // Shared, or else a child would lock a file of its own.
     let shared = directory.path().to_string_lossy();
     let options = ["--to", cluster.name(1), "--shared", &shared];
-    cluster.first().refused(&[&["fork", seed.id()], &options[..]].concat()).names(&["lock", "fd 3", &paths[0]]);
+    cluster
+        .first()
+        .run_failing(&[&["fork", seed.id()], &options[..]].concat())
+        .require_mentions(&["lock", "fd 3", &paths[0]]);
     parent.require_unharmed();
     parent.kill();
     seed.fork_and_check(&parent, 31, &options);
@@ -83,11 +86,11 @@ fn seed_and_locks(cluster: &Cluster) {
     let directory = scratch::directory();
     let paths = lock_files(directory.path());
     let mut parent = situation("file_locks", &paths.each_ref().map(String::as_str));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let file = File::open(&paths[0]).expect("the parent made it");
     assert!(file.try_lock().is_err(), "the parent has it locked");
     parent.kill();
-    deadline::until("the lock ends with the parent", END_LIMIT, || file.try_lock().ok());
+    deadline::wait_until("the lock ends with the parent", END_LIMIT, || file.try_lock().ok());
     cluster.first().json(&["inspect", seed.id()]);
 }
 
@@ -110,7 +113,7 @@ fn mapped_file(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
     let mut parent = situation("mapped_file", &[&path.to_string_lossy()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let bytes = fs::metadata(&path).expect("the parent wrote it").len();
     let newer = directory.path().join("newer");
     fs::write(&newer, vec![0x5a; usize::try_from(bytes).expect("a small file")]).expect("a small file");
@@ -124,7 +127,7 @@ fn mapped_file(cluster: &Cluster) {
 fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool) {
     let mut parent = situation("private_mapping", arguments);
     let checked = cluster.first().run(&["check", &parent.pid_text()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     if is_written_since {
         let object = fs::OpenOptions::new().write(true).open(format!("/proc/{}/fd/3", parent.pid()));
         let page = vec![0x5a; PAGE_BYTES];
@@ -136,7 +139,7 @@ fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool
         seed.fork_and_check(&parent, number, &[&["--to", cluster.name(1)], options].concat());
     }
     let middle = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    let again = Seed::of_process(cluster.node(1), &middle.pid.to_string(), &[]);
+    let again = Seed::prepare_process(cluster.node(1), &middle.pid.to_string(), &[]);
     again.fork_and_check(&parent, 41, &["--to", cluster.name(2)]);
     parent.require_unharmed();
     assert!(!checked.stdout.contains("it has private mappings of"), "{}", checked.stdout);
@@ -172,7 +175,7 @@ fn private_file(cluster: &Cluster) {
     private_mapping(cluster, &["file", &path.to_string_lossy()], false);
     let before = fs::read(&path).expect("the parent wrote it");
     let parent = situation("private_mapping", &["file", &directory.path().join("other").to_string_lossy()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 33, &[]);
     assert_eq!(
         before,
@@ -189,7 +192,7 @@ fn private_copy(cluster: &Cluster) {
         let checked = cluster.first().run(&["check", &parent.pid_text()]);
         assert!(checked.stdout.contains(&note), "{}", checked.stdout);
         let prepared = cluster.first().run(&["prepare", &parent.pid_text(), "--json"]);
-        let seed = Seed::of_output(cluster.first(), &prepared.stdout);
+        let seed = Seed::from_json(cluster.first(), &prepared.stdout);
         let inspected = cluster.first().json(&["inspect", seed.id()]);
         assert!(inspected["notes"].to_string().contains(&note), "{inspected}");
         for number in [31, 32] {
@@ -208,10 +211,11 @@ fn private_file_opened_later(cluster: &Cluster) {
 
 fn random_state(cluster: &Cluster) {
     let parent = situation("random_state", &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&["1".to_owned(), "2".to_owned()], &["--to", &cluster.names(&[1, 2])]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+    let said =
+        cluster.first().json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     let distinct = |word: &str| {
         let ends = said["children"].as_array().expect("children").iter();
         let lines = ends.flat_map(|end| end["stdout"].as_str().unwrap_or_default().lines());
@@ -228,7 +232,7 @@ fn held_lock(cluster: &Cluster) {
 fn temporary_files(cluster: &Cluster) {
     let directory = scratch::directory();
     let mut parent = situation("temporary_file", &[&directory.path().to_string_lossy()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers = [41, 42, 43];
     let children = seed.fork_detached(&numbers.map(|number: u64| number.to_string()), &["--to", cluster.name(1)]);
     seed.check_answers(&parent, &children, &numbers);
@@ -243,7 +247,7 @@ fn files_later(cluster: &Cluster) {
     let [changed, removed] = ["changed", "removed"].map(|name| directory.path().join(name));
     let paths = [&changed, &removed].map(|path| path.to_string_lossy().into_owned());
     let mut parent = situation("files_later", &paths.each_ref().map(String::as_str));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     fs::write(&changed, "after").expect("the parent wrote it");
     fs::remove_file(&removed).expect("the parent wrote it");
     for number in [51, 52] {
@@ -271,7 +275,7 @@ fn encrypted_connection(cluster: &Cluster) {
 /// `/proc/PID/mem` and ptrace(2) cannot wait for a page: they get an error for it, not zeroes. process_vm_readv(2) can.
 fn memory_of_a_child(cluster: &Cluster) {
     let mut parent = situation("paging", &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = &seed.fork_idle(1, &["--to", cluster.name(1), "--paused"])[0];
     let open = |pid: i32| File::open(format!("/proc/{pid}/mem")).expect("root may look");
     let (expected, found) = (open(seed.template_pid()), open(child.pid));
@@ -295,7 +299,7 @@ fn memory_of_a_child(cluster: &Cluster) {
 
 fn private_pages(pid: i32) -> impl Iterator<Item = u64> {
     let is_private = |entry: &MapEntry| entry.path.is_empty() && entry.protection & WRITABLE == WRITABLE;
-    let mappings = maps(pid).expect("the child has a map").into_iter().filter(is_private);
+    let mappings = read_maps(pid).expect("the child has a map").into_iter().filter(is_private);
     mappings.flat_map(|entry| (entry.start..entry.end).step_by(PAGE_BYTES))
 }
 

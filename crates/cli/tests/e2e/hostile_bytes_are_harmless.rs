@@ -22,7 +22,7 @@ const WRITER_LIMIT: Duration = Duration::from_secs(60);
 
 fn on_every_port(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["8"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let said = cluster.first().json(&["nodes"]);
     let node = said["nodes"].as_array().expect("nodes").iter().find(|node| node["name"] == cluster.name(0));
     let node = node.unwrap_or_else(|| panic!("{said}"));

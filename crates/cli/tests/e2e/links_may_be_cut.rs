@@ -16,14 +16,14 @@ const CUT: Duration = Duration::from_millis(1500);
 fn while_paging() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers = [31, 32];
     let payloads: Vec<String> = numbers.iter().map(|number| format!("{number} {PAGING_MS}")).collect();
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
     thread::sleep(Duration::from_millis(500));
-    cluster.cut(1);
+    cluster.cut_link(1);
     thread::sleep(CUT);
-    cluster.mend(1);
+    cluster.restore_link(1);
     seed.check_answers(&parent, &children, &numbers);
     parent.require_unharmed();
     drop(seed);
@@ -34,10 +34,10 @@ fn while_paging() {
 fn while_forking() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
-    cluster.cut(1);
-    cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(1)]).names(&[cluster.name(1)]);
-    cluster.mend(1);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    cluster.cut_link(1);
+    cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(&[cluster.name(1)]);
+    cluster.restore_link(1);
     cluster.wait_until_all_are_alive();
     seed.fork_and_check(&parent, 33, &["--to", cluster.name(1)]);
     parent.require_unharmed();

@@ -16,7 +16,7 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn as_children_come(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let mut watcher = cluster.first().spawn(&["ps", "--watch", "--running"]);
     let mut lines = BufReader::new(watcher.stdout.take().expect("a pipe")).lines().map(|line| line.expect("text"));
     let first = lines.next().expect("a first list");
@@ -32,7 +32,7 @@ fn as_children_come(cluster: &Cluster) {
     assert!(has_shown, "{} was not seen in {LISTS_MAX} lists", child.id);
 
     drop(lines);
-    let status = deadline::wait(&mut watcher, "`ps --watch` whose lists nobody reads", END_LIMIT);
+    let status = deadline::wait_exit(&mut watcher, "`ps --watch` whose lists nobody reads", END_LIMIT);
     assert!(status.success(), "{status}");
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }

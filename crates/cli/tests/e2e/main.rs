@@ -76,7 +76,7 @@ use runner::{JANITOR_ARGUMENT, Selection, WORKER_ARGUMENT, self_test};
 use test::Test;
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
-const SENTENCES: &[(&str, &[Test])] = &[
+const TEST_FILES: &[(&str, &[Test])] = &[
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
@@ -137,7 +137,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
 
 fn main() -> ExitCode {
     close_inherited_descriptors();
-    let sentences = if self_test::is_running() { self_test::SENTENCES } else { SENTENCES };
+    let sentences = if self_test::is_running() { self_test::SENTENCES } else { TEST_FILES };
     let own_arguments: Vec<String> = std::env::args().skip(1).collect();
     match own_arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [WORKER_ARGUMENT, socket] => return runner::work(Path::new(socket), |name| find(sentences, name)),
@@ -150,9 +150,9 @@ fn main() -> ExitCode {
         return libtest_mimic::run(&arguments, trials).exit_code();
     }
     require_root();
-    let unknown = check_set::unknown_names(named_tests(SENTENCES).map(|(sentence, test)| test.full_name(sentence)));
+    let unknown = check_set::unknown_names(named_tests(TEST_FILES).map(|(sentence, test)| test.full_name(sentence)));
     assert!(unknown.is_empty(), "the set of `cargo xtask check` names tests that there are not: {unknown:?}");
-    tell_left_out(&arguments);
+    print_skipped_tests(&arguments);
     // One after the other: they measure pauses, and there may be two cores.
     runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(1), &self_test::settings())
 }
@@ -190,14 +190,14 @@ fn require_root() {
 /// Closes descriptors that this process inherited, for example the pipe of a job server. Parents would inherit them,
 /// and be refused for them.
 fn close_inherited_descriptors() {
-    farfork_sys::fork::close_all_but(&[0, 1, 2]).expect("/proc/self/fd can be read");
+    farfork_sys::fork::close_all_except(&[0, 1, 2]).expect("/proc/self/fd can be read");
 }
 
 /// A run of everything says how many long tests it left out, and how to run them: none is skipped in silence.
-fn tell_left_out(arguments: &Arguments) {
+fn print_skipped_tests(arguments: &Arguments) {
     let is_everything = arguments.filter.is_none();
     if is_everything && !arguments.ignored && !arguments.include_ignored {
-        let count = SENTENCES.iter().flat_map(|(_, tests)| *tests).filter(|test| test.is_long()).count();
+        let count = TEST_FILES.iter().flat_map(|(_, tests)| *tests).filter(|test| test.is_long()).count();
         println!("{count} long tests were left out: `make test-long` runs them\n");
     }
 }

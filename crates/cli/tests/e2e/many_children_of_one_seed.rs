@@ -39,7 +39,7 @@ const DESCRIPTORS_SLACK: usize = 8;
 
 fn two_hundred(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = cluster.names(&[1, 2]);
     let mut ids = BTreeSet::new();
     for round in 0..ROUNDS {
@@ -57,13 +57,13 @@ fn two_hundred(cluster: &Cluster) {
 
 fn descriptors(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
     let before = cluster.descriptors(1);
 
     let children = seed.fork_idle(AT_ONCE as usize, &["--to", cluster.name(1)]);
     // A container that is being built is a copy of the daemon for some microseconds.
-    deadline::until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
+    deadline::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
         let is_allowed = |(process, count): (String, usize)| {
             let had = before.get(&process).copied().unwrap_or(0);
             count <= had + children.len() * DESCRIPTORS_EACH_MAX + DESCRIPTORS_SLACK
@@ -73,7 +73,7 @@ fn descriptors(cluster: &Cluster) {
 
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
-    deadline::until("descriptors of ended children are closed", SETTLE_LIMIT, || {
+    deadline::wait_until("descriptors of ended children are closed", SETTLE_LIMIT, || {
         let after = cluster.descriptors(1);
         let is_back = |(process, count): (&String, &usize)| {
             after.get(process).is_none_or(|now| *now <= count + DESCRIPTORS_SLACK)
@@ -98,7 +98,7 @@ fn alive_at_once() {
     let all = alive();
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Situation("still"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 1, &[]);
     let processes = [cluster.daemon_pid(0), cluster.pager_pid(0)];
     let threads = || processes.map(|pid| fs::read_dir(format!("/proc/{pid}/task")).expect("it lives").count());
@@ -115,7 +115,7 @@ fn alive_at_once() {
     let lost: Vec<_> = children.iter().filter(|child| !Path::new(&format!("/proc/{}", child.pid)).exists()).collect();
     assert!(lost.is_empty(), "{} of {all} do not live: {lost:?}", lost.len());
     seed.fork_and_check(&parent, 2, &[]);
-    deadline::until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
+    deadline::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
         let had = |process: &str| before.get(process).copied().unwrap_or(0);
         let most = |process: &str| had(process) + all * DESCRIPTORS_EACH_MAX + DESCRIPTORS_SLACK;
         cluster.descriptors(0).iter().all(|(process, count)| *count <= most(process)).then_some(())
@@ -136,7 +136,7 @@ fn alive_at_once() {
 fn small_pool() {
     let cluster = Cluster::start_with(2, &["--pool", "1"]);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..AT_ONCE).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);

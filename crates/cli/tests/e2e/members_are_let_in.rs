@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::deadline::Ended;
+use crate::harness::deadline::CommandOutput;
 use crate::harness::{BINARY, Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, scratch};
 use crate::test::Test;
 
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(60);
 
 /// Runs the binary in a node's network, where its addresses are reached.
-fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> Ended {
+fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> CommandOutput {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &cluster.netns(index), BINARY]).args(arguments);
     command.env_remove("FARFORK_SOCKET").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -32,7 +32,7 @@ fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> Ended {
 }
 
 /// Runs the binary in the second node's network with a request for the first node.
-fn remote(cluster: &Cluster, trust: &Path, arguments: &[&str]) -> Ended {
+fn remote(cluster: &Cluster, trust: &Path, arguments: &[&str]) -> CommandOutput {
     let address = address(cluster, 0);
     let trust = trust.to_str().expect("text");
     farfork(cluster, 1, &[&["--node", &address, "--trust", trust], arguments].concat())
@@ -65,7 +65,7 @@ fn issue(cluster: &Cluster, scratch: &TempDir, role: &str) -> PathBuf {
 fn roles() {
     let (cluster, scratch) = (Cluster::start(2), scratch::directory());
     let parent = Parent::start(Program::Waits, &["8"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let (client, reader) = (issue(&cluster, &scratch, "client"), issue(&cluster, &scratch, "read-only"));
     for trust in [&client, &reader] {
         let listed = remote(&cluster, trust, &["seeds"]);
@@ -112,7 +112,7 @@ fn revoked() {
 fn rotated() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&["41 4000".to_owned()], &["--to", cluster.name(1)]);
     let before = manage(&cluster, 1, &["show"]);
     let rotated = cluster.first().json(&["cluster", "rotate", "--all"]);
@@ -126,8 +126,8 @@ fn rotated() {
     }
     manage(&cluster, 0, &["rotate", "--finish"]);
     // Connections that were made with old certificates end now, and whoever waited by one asks again.
-    deadline::until("the child is waited for", SOON, || {
-        let said = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+    deadline::wait_until("the child is waited for", SOON, || {
+        let said = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
         said["children"][0]["error"].is_null().then_some(())
     });
     seed.check_answers(&parent, &children, &[41]);

@@ -20,8 +20,8 @@ fn to_seeds() {
     let node = cluster.first();
     let mut parent = Parent::start(Program::Waits, &[PARENT_MIB]);
     let pid = parent.pid_text();
-    let first = Seed::with_options(node, &parent, &["--name", "first"]);
-    let second = Seed::of(node, &parent);
+    let first = Seed::prepare_with(node, &parent, &["--name", "first"]);
+    let second = Seed::prepare(node, &parent);
     // Pages are counted when a seed is complete, for which this waits.
     let bytes = [&first, &second].map(|seed| node.json(&["inspect", seed.id()])["held_bytes_max"].as_u64());
     let bytes = bytes.map(|bytes| bytes.expect("a number"));
@@ -30,8 +30,8 @@ fn to_seeds() {
     let all = bytes.iter().sum::<u64>();
     assert_eq!((&budget["seeds_bytes"], &budget["seeds_bytes_max"]), (&all.into(), &(90u64 << 20).into()));
 
-    let refused = node.refused(&["prepare", &pid]);
-    refused.names(&[
+    let refused = node.run_failing(&["prepare", &pid]);
+    refused.require_mentions(&[
         &pid,
         "may come to hold",
         "90.0 MiB",
@@ -43,15 +43,15 @@ fn to_seeds() {
     ]);
     assert_eq!(node.json(&["seeds"])["seeds"].as_array().map(Vec::len), Some(2), "nothing of it is left");
     // Its parent is the template of a frozen one, which holds nothing more; it is let go by the drop.
-    let frozen = Seed::with_options(node, &parent, &["--freeze"]);
+    let frozen = Seed::prepare_with(node, &parent, &["--freeze"]);
     node.json(&["drop", frozen.id()]);
 
     node.json(&["drop", first.id()]);
-    let sealed = Seed::with_options(node, &parent, &["--sealed"]);
-    deadline::until("the seed is sealed, and holds nothing any more", SEAL_LIMIT, || {
+    let sealed = Seed::prepare_with(node, &parent, &["--sealed"]);
+    deadline::wait_until("the seed is sealed, and holds nothing any more", SEAL_LIMIT, || {
         (node.json(&["inspect", sealed.id()])["held_bytes_max"] == 0).then_some(())
     });
-    let third = Seed::of(node, &parent);
+    let third = Seed::prepare(node, &parent);
     for seed in [&second, &sealed, &third] {
         seed.fork_and_check(&parent, 1, &[]);
     }
@@ -64,7 +64,7 @@ fn to_children() {
     let cluster = Cluster::start_with(1, &["--child-memory", "256MiB", "--seed-memory-per-user", SEEDS_BOUND]);
     let node = cluster.first();
     let mut parent = Parent::start(Program::Waits, &["1"]);
-    let seed = Seed::of(node, &parent);
+    let seed = Seed::prepare(node, &parent);
     let children = seed.fork_idle(2, &["--memory", "100MiB"]);
     let budget = node.json(&["inspect", cluster.name(0)])["memory"].clone();
     assert_eq!(
@@ -81,7 +81,7 @@ fn to_children() {
     node.run(&["kill", "--signal", "KILL", &children[1].id]);
 
     let large = Parent::start(Program::Waits, &["96"]);
-    node.refused(&["prepare", &large.pid_text()]).names(&["user 0", "90.0 MiB"]);
+    node.run_failing(&["prepare", &large.pid_text()]).require_mentions(&["user 0", "90.0 MiB"]);
     parent.require_unharmed();
     drop(seed);
     assert!(cluster.stop().is_empty());
@@ -89,6 +89,6 @@ fn to_children() {
 
 fn refuses(node: &Farfork, seed: &Seed, memory: &str) {
     let amount = memory.replace("MiB", ".0 MiB");
-    let refused = node.refused(&["fork", seed.id(), "--detach", "--memory", memory]);
-    refused.names(&[seed.id(), &amount, "256.0 MiB", "--memory", "--to"]);
+    let refused = node.run_failing(&["fork", seed.id(), "--detach", "--memory", memory]);
+    refused.require_mentions(&[seed.id(), &amount, "256.0 MiB", "--memory", "--to"]);
 }

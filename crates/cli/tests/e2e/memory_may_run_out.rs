@@ -24,8 +24,8 @@ fn in_the_group() {
     let cluster = Cluster::start(2);
     let mut large = Parent::start(Program::Waits, &[PARENT_MIB]);
     let mut small = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &large);
-    let small_seed = Seed::of(cluster.first(), &small);
+    let seed = Seed::prepare(cluster.first(), &large);
+    let small_seed = Seed::prepare(cluster.first(), &small);
     small_seed.fork_and_check(&small, 1, &["--to", cluster.name(1)]);
 
     cluster.limit_memory(1, Some(ROOM_KB));
@@ -49,7 +49,7 @@ fn in_the_group() {
 fn children_first() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Situation("hungry"), &[PARENT_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let template = seed.template_pid();
     let idle = seed.fork_idle(1, &[]);
     assert_eq!([parent.pid(), template, idle[0].pid].map(oom_score_adj), [0, 450, 900]);

@@ -23,7 +23,7 @@ fn start() -> Parent {
 
 fn one_by_one(cluster: &Cluster) {
     let parent = start();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 2, &["--to", cluster.name(2)]);
     seed.fork_and_check(&parent, 3, &[]);
@@ -31,7 +31,7 @@ fn one_by_one(cluster: &Cluster) {
 
 fn at_once(cluster: &Cluster) {
     let mut parent = start();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (1..=8).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[1, 2])]);
@@ -42,7 +42,7 @@ fn at_once(cluster: &Cluster) {
 /// By each way that the kernel has, with each strategy.
 fn emptied(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("emptied_memory"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     for (number, strategy) in (1..).zip(["prefetch", "cow", "cache", "prefetch,first", "eager"]) {
         seed.fork_and_check(&parent, number, &["--to", cluster.name(1), "--strategy", strategy]);
     }
@@ -53,9 +53,9 @@ fn emptied(cluster: &Cluster) {
 /// Before that the kernel refuses it, and the child has what it had.
 fn several(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("moving_several"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&["5".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]);
-    deadline::until("the kernel refuses", REFUSAL_LIMIT, || {
+    deadline::wait_until("the kernel refuses", REFUSAL_LIMIT, || {
         let said = cluster.first().run(&["logs", &children[0].id]).stdout;
         said.lines().any(|line| line == "refused").then_some(())
     });
@@ -67,7 +67,7 @@ fn several(cluster: &Cluster) {
 /// Go's collector marks, sweeps, grows its heap and gives it back, all of it in memory that has not come yet.
 fn collected_heap(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Heap, &["32"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     for (number, strategy) in [(1, "prefetch,first"), (2, "cow,first"), (3, "cache")] {
         seed.fork_and_check(&parent, number, &["--to", cluster.name(1), "--strategy", strategy]);
     }

@@ -27,12 +27,12 @@ fn a_fork_moves_them() {
     let cluster = Cluster::start_with(2, &["--metrics", PORT]);
     let before = [scrape(&cluster, 0), scrape(&cluster, 1)];
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 7, &["--to", cluster.name(1)]);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     // A process of this test, which is refused wherever it runs.
     let refused = Parent::start(Program::Situation("refused"), &["socket"]);
-    cluster.first().refused(&["prepare", &refused.pid_text()]).names(&["socket"]);
+    cluster.first().run_failing(&["prepare", &refused.pid_text()]).require_mentions(&["socket"]);
     let after = [scrape(&cluster, 0), scrape(&cluster, 1)];
 
     let rose = |node: usize, metric: &str| after[node].value(metric) - before[node].value(metric);
@@ -59,7 +59,7 @@ fn a_fork_moves_them() {
 
     // What a child cost is told still when nothing else is known of it.
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
-    cluster.first().json_of_any(&["wait", &child.id]);
+    cluster.first().json_ignoring_status(&["wait", &child.id]);
     let ended = scrape(&cluster, 1);
     cluster.first().json(&["rm", &child.id]);
     let forgotten = scrape(&cluster, 1);

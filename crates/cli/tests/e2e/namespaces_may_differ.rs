@@ -42,16 +42,16 @@ fn start(namespaces: &[&str], script: &str) -> Parent {
 fn refused(cluster: &Cluster, namespaces: &[&str], script: &str, words: &[&str]) {
     let mut parent = start(namespaces, script);
     let pid = parent.pid_text();
-    let checked = cluster.first().json_of_any(&["check", &pid]);
+    let checked = cluster.first().json_ignoring_status(&["check", &pid]);
     let refusals = checked["refusals"].as_array().expect("a list");
     assert_eq!(refusals.len(), 1, "{checked}");
     let told = refusals[0].to_string();
     assert!(words.iter().all(|word| told.contains(word)), "check says {told}");
-    cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid, "--namespaces node"], words].concat());
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&[&*pid, "--namespaces node"], words].concat());
     parent.require_unharmed();
 
     let accepted = cluster.first().json(&["check", &pid, "--namespaces", "node"]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--namespaces", "node"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--namespaces", "node"]);
     let told = cluster.first().json(&["inspect", seed.id()])["notes"].clone();
     let has_words = |note: &serde_json::Value| words.iter().all(|word| note.to_string().contains(word));
     assert!(told.as_array().is_some_and(|notes| notes.iter().any(has_words)), "{told}");
@@ -66,7 +66,7 @@ fn refused(cluster: &Cluster, namespaces: &[&str], script: &str, words: &[&str])
 fn unchanged(cluster: &Cluster) {
     let mut parent = start(&ALL, "true");
     let checked = cluster.first().json(&["check", &parent.pid_text()]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let told = cluster.first().json(&["inspect", seed.id()])["notes"].clone();
     let notes = told.as_array().expect("a list").clone();
     for word in ["mounts", "host name", "IPC", "network", "control groups"] {
@@ -80,7 +80,7 @@ fn unchanged(cluster: &Cluster) {
     seed.fork_and_check(&parent, 5, &["--to", cluster.name(1)]);
 
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    let again = Seed::of_process(cluster.node(1), &child.pid.to_string(), &[]);
+    let again = Seed::prepare_process(cluster.node(1), &child.pid.to_string(), &[]);
     assert_eq!(cluster.node(1).json(&["inspect", again.id()])["notes"], serde_json::json!([]));
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     parent.require_unharmed();
@@ -93,10 +93,10 @@ fn root_directory(cluster: &Cluster) {
          && mount --rbind /proc /mnt/top/proc && cd /mnt/top && pivot_root . mnt && cd / && umount -l /mnt";
     let mut parent = start(&["--mount"], script);
     let pid = parent.pid_text();
-    let checked = cluster.first().json_of_any(&["check", &pid]);
+    let checked = cluster.first().json_ignoring_status(&["check", &pid]);
     assert_eq!(checked["refusals"].as_array().map(Vec::len), Some(1), "{checked}");
-    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "root directory", "--namespaces node"]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--namespaces", "node"]);
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "root directory", "--namespaces node"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--namespaces", "node"]);
     seed.fork_and_check(&parent, 5, &["--to", cluster.name(1)]);
     parent.require_unharmed();
 }

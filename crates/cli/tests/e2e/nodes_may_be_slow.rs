@@ -27,7 +27,7 @@ const SIGSTOP: i32 = 19;
 fn slow_link() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     shape(&cluster, "add", &SLOW_LINK);
     let paged = seed.fork_detached(&["81 500".to_owned(), "82 500 calls".to_owned()], &["--to", cluster.name(1)]);
     let alone = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
@@ -52,7 +52,7 @@ fn shape(cluster: &Cluster, what: &str, how: &[&str]) {
 fn standing_still() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let payloads = ["84 3000".to_owned(), "85 3000 calls".to_owned()];
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
     thread::sleep(Duration::from_millis(500));
@@ -63,7 +63,7 @@ fn standing_still() {
         pidfd::send_signal(&process, SIGCONT).expect("it lives");
     }
     let has_told = || cluster.standstills(0).iter().any(|line| line.contains("goes on"));
-    deadline::until("the daemon tells its log", TOLD_LIMIT, || has_told().then_some(()));
+    deadline::wait_until("the daemon tells its log", TOLD_LIMIT, || has_told().then_some(()));
     seed.check_answers(&parent, &children, &[84, 85]);
     cluster.wait_until_all_are_alive();
     let next = seed.fork_detached(&["86 100".to_owned()], &["--to", cluster.name(1)]);

@@ -33,7 +33,7 @@ fn require_nothing_left(cluster: Cluster) {
 fn with_children() {
     let cluster = Cluster::start(3);
     let mut parent = Parent::start(Program::Arrays, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_idle(4, &["--to", &cluster.names(&[1, 2])]);
     seed.fork_idle(2, &["--to", &cluster.names(&[0, 1]), "--paused"]);
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(2)]);
@@ -50,7 +50,7 @@ fn with_children() {
 fn after_a_crash() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_idle(3, &["--to", &cluster.names(&[0, 1])]);
     cluster.kill_daemon(0);
     cluster.kill_daemon(1);
@@ -72,7 +72,7 @@ fn started_by_hand() {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut daemon = cluster.in_network_of(1, || command.spawn()).expect("it starts");
     let listens = || UnixStream::connect(cluster.node(1).socket()).ok();
-    drop(deadline::until("the daemon listens", SETTLE_LIMIT, listens));
+    drop(deadline::wait_until("the daemon listens", SETTLE_LIMIT, listens));
     require_nothing_left(cluster);
     let _ = daemon.wait();
 }
@@ -81,10 +81,10 @@ fn started_by_hand() {
 fn where_containers_are_mounted() {
     let cluster = Cluster::start(1);
     let run_dir = cluster.node(0).socket().ancestors().nth(2).expect("a node is in the cluster's directory").to_owned();
-    let needed = MountPoint::hold(&run_dir).expect("it is there");
+    let needed = MountPoint::acquire(&run_dir).expect("it is there");
     let other = thread::spawn(move || {
         let is_down = || (!run_dir.join("cluster.json").exists()).then_some(());
-        deadline::until("it is taken down while the directory is needed", SETTLE_LIMIT, is_down);
+        deadline::wait_until("it is taken down while the directory is needed", SETTLE_LIMIT, is_down);
         needed.release();
     });
     require_nothing_left(cluster);
@@ -94,14 +94,14 @@ fn where_containers_are_mounted() {
 fn no_memory() {
     let cluster = Cluster::start_with(2, &["--pool", "1"]);
     let mut parent = Parent::start(Program::Waits, &["64"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..10).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
     seed.check_answers(&parent, &children, &numbers);
     drop(seed);
     thread::sleep(Duration::from_millis(200));
-    deadline::until("the children's memory is given back", SETTLE_LIMIT, || {
+    deadline::wait_until("the children's memory is given back", SETTLE_LIMIT, || {
         (cluster.children_memory_kb(1) <= GROUP_KB_MAX).then_some(())
     });
     parent.require_unharmed();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Parent, Program, Seed, Started, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, StartedChild, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -44,7 +44,7 @@ fn child(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, options: 
 struct Counted(Value);
 
 impl Counted {
-    fn of(cluster: &Cluster, child: &Started) -> Self {
+    fn of(cluster: &Cluster, child: &StartedChild) -> Self {
         Self(cluster.first().json(&["inspect", &child.id])["pager"].clone())
     }
 
@@ -61,7 +61,7 @@ fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, 
     let options = ["--to", cluster.name(node), "--paused"];
     let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
     let mut before = 0;
-    deadline::until("the set, but for what is on trial", SOON, || {
+    deadline::wait_until("the set, but for what is on trial", SOON, || {
         let had = std::mem::replace(&mut before, Counted::of(cluster, &children[0]).get("pages_fetched"));
         (had == before && before >= set - set / 16).then_some(())
     });
@@ -83,7 +83,7 @@ fn cache(cluster: &Cluster, node: usize, name: &str) -> u64 {
 
 /// Waits until a seed knows of so many pages that its children touch.
 fn wait_for_set(cluster: &Cluster, seed: &Seed, pages: u64) -> u64 {
-    deadline::until("a working set", SOON, || {
+    deadline::wait_until("a working set", SOON, || {
         let told = cluster.first().json(&["inspect", seed.id()]);
         let bytes = told["working_set_bytes"].as_u64().expect("a number");
         (bytes >= pages * PAGE_BYTES).then_some(bytes)
@@ -92,7 +92,7 @@ fn wait_for_set(cluster: &Cluster, seed: &Seed, pages: u64) -> u64 {
 
 fn next_child_asks_nobody(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let there = ["--to", cluster.name(1), "--strategy", "cow,cache"];
     let first = child(cluster, &parent, &seed, 61, &there);
     assert!(first.get("pages_fetched") >= PAGES && first.get("pages_cached") == 0, "{}", first.0);
@@ -107,17 +107,17 @@ fn next_child_asks_nobody(cluster: &Cluster) {
 
 fn dropped_seeds_leave(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     child(cluster, &parent, &seed, 64, &["--to", cluster.name(1), "--strategy", "cow,cache"]);
     assert!(cache(cluster, 1, "pages") >= PAGES);
     cluster.first().json(&["drop", "--force", seed.id()]);
-    deadline::until("an empty cache", SOON, || (cache(cluster, 1, "pages") == 0).then_some(()));
+    deadline::wait_until("an empty cache", SOON, || (cache(cluster, 1, "pages") == 0).then_some(()));
     assert_eq!((cache(cluster, 1, "bytes"), cache(cluster, 1, "seeds")), (0, 0));
 }
 
 fn recorded_sets_spare_faults(cluster: &Cluster, begin: Begin) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 65, &["--to", cluster.name(1), "--strategy", "cow"]);
     let faults = first.get("faults_missing");
     assert!(faults >= PAGES, "{}", first.0);
@@ -128,11 +128,11 @@ fn recorded_sets_spare_faults(cluster: &Cluster, begin: Begin) {
 
 fn default_sets_spare_faults(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 77, &["--to", cluster.name(1)]);
     let set = wait_for_set(cluster, &seed, first.get("pages_fetched")) / PAGE_BYTES;
-    let none_in_vain = || (cluster.told_of_zygotes(0, "kept") == 0).then_some(());
-    deadline::until("no zygote that knows nothing of it", SOON, none_in_vain);
+    let none_in_vain = || (cluster.zygote_count(0, "kept") == 0).then_some(());
+    deadline::wait_until("no zygote that knows nothing of it", SOON, none_in_vain);
     for (number, node) in [(78, 2), (79, 0)] {
         let next = child_with_set(cluster, &parent, &seed, number, node, set);
         assert!(10 * next.get("faults_missing") <= first.get("faults_missing"), "{}\n{}", first.0, next.0);
@@ -141,13 +141,13 @@ fn default_sets_spare_faults(cluster: &Cluster) {
 
 fn sets_are_handed_on(cluster: &Cluster, begin: Begin) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 69, &["--to", cluster.name(1), "--strategy", "cow"]);
     let faults = first.get("faults_missing");
     let set_bytes = wait_for_set(cluster, &seed, faults);
     drop(seed);
 
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let told = cluster.first().json(&["inspect", seed.id()]);
     assert_eq!(told["working_set_bytes"].as_u64(), Some(set_bytes), "{told}");
     let next = begin(cluster, &parent, &seed, 70, 2, set_bytes / PAGE_BYTES);
@@ -158,7 +158,7 @@ fn sets_are_handed_on(cluster: &Cluster, begin: Begin) {
 
 fn nodes_are_warmed_up(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 67, &["--to", cluster.name(1), "--strategy", "cow"]);
     let set_bytes = wait_for_set(cluster, &seed, first.get("faults_missing"));
 
@@ -170,15 +170,18 @@ fn nodes_are_warmed_up(cluster: &Cluster) {
     let warm = child(cluster, &parent, &seed, 68, &["--to", cluster.name(2), "--strategy", "cow"]);
     assert_eq!((warm.get("pages_fetched"), warm.get("round_trips")), (0, 0), "{}", warm.0);
     assert!(warm.get("pages_cached") >= PAGES, "{}", warm.0);
-    cluster.first().refused(&["prewarm", seed.id(), "--to", "nowhere"]).names(&["nowhere"]);
-    cluster.first().refused(&["prewarm", "no-such-seed", "--to", cluster.name(2)]).names(&["no-such-seed"]);
+    cluster.first().run_failing(&["prewarm", seed.id(), "--to", "nowhere"]).require_mentions(&["nowhere"]);
+    cluster
+        .first()
+        .run_failing(&["prewarm", "no-such-seed", "--to", cluster.name(2)])
+        .require_mentions(&["no-such-seed"]);
 }
 
 fn within_a_limit() {
     const LIMIT_BYTES: u64 = 1 << 20;
     let cluster = Cluster::start_with(2, &["--cache", "1MiB"]);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let there = ["--to", cluster.name(1), "--strategy", "cache"];
     for number in [71, 72] {
         child(&cluster, &parent, &seed, number, &there);

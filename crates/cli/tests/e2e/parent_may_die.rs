@@ -27,8 +27,8 @@ fn before(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     parent.kill();
     let pid = parent.pid_text();
-    cluster.first().refused(&["prepare", &pid]).names(&[&pid]);
-    cluster.first().refused(&["check", &pid]).names(&[&pid]);
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid]);
+    cluster.first().run_failing(&["check", &pid]).require_mentions(&[&pid]);
 }
 
 /// Whatever comes of it, it is a seed that works or an error that names the parent.
@@ -41,7 +41,7 @@ fn during(cluster: &Cluster) {
         parent.kill();
         let ended = deadline::wait_with_output(prepare, "prepare of a dying parent", PREPARE_LIMIT);
         if ended.status.success() {
-            let seed = Seed::of_output(cluster.first(), &ended.stdout);
+            let seed = Seed::from_json(cluster.first(), &ended.stdout);
             seed.fork_and_check(&parent, moment, &["--to", cluster.name(1)]);
         } else {
             assert!(ended.stderr.contains(&pid), "the message names the parent: {}", ended.stderr);
@@ -51,7 +51,7 @@ fn during(cluster: &Cluster) {
 
 fn after(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     parent.kill();
     check_outlives(cluster, &parent, &seed);
 }
@@ -59,7 +59,7 @@ fn after(cluster: &Cluster) {
 /// What kill(0, SIGKILL) by the parent itself, or a shell's `kill %1`, does.
 fn with_group(cluster: &Cluster) {
     let mut parent = Parent::start_in_own_session(Program::Waits, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let status = Command::new("kill").args(["-KILL", "--", &format!("-{}", parent.pid())]).status();
     assert!(status.expect("kill(1) can be started").success());
     parent.wait_end();
@@ -69,7 +69,7 @@ fn with_group(cluster: &Cluster) {
 /// What the end of a terminal or of a log-in does.
 fn with_session(cluster: &Cluster) {
     let mut parent = Parent::start_in_own_session(Program::Waits, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let members = members_of_session(parent.pid());
     assert!(members.contains(&parent.pid_text()), "{members:?}");
     let status = Command::new("kill").arg("-KILL").args(&members).status();

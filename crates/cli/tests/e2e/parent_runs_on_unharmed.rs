@@ -7,7 +7,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
-use farfork_sys::process::Status;
+use farfork_sys::process::ProcStatus;
 
 use crate::harness::programs::sources;
 use crate::harness::{Cluster, Parent, Program, Seed, appearance, scratch};
@@ -76,7 +76,7 @@ const REFUSAL_TICKS: usize = 40;
 fn ticks_on(cluster: &Cluster, program: Program) {
     let mut parent = Parent::start(program, &[PROGRAM_MIB]);
     for _ in 0..PREPARES_BESIDE_TICKS {
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         assert!(!seed.pause().is_zero(), "prepare tells the pause");
         parent.wait_for_ticks(BASELINE_TICKS);
     }
@@ -89,7 +89,7 @@ fn check_gap(cluster: &Cluster, program: Program) {
     let baseline = parent.longest_gap_since(0);
     let mut gap_above_pause = || {
         let mark = parent.ticks_count();
-        let seed = Seed::of(cluster.first(), &parent);
+        let seed = Seed::prepare(cluster.first(), &parent);
         parent.wait_for_ticks(BASELINE_TICKS);
         parent.longest_gap_since(mark).saturating_sub(seed.pause())
     };
@@ -115,13 +115,13 @@ fn refusals_are_short(cluster: &Cluster) {
         let (own, told) = (files.path().join("own"), files.path().join("told"));
         fs::create_dir(&own).expect("a scratch directory can be written");
         let arguments = [own.to_string_lossy(), told.to_string_lossy()];
-        let program = Program::Whole(name.clone().leak());
+        let program = Program::ProcessState(name.clone().leak());
         let mut parent = Parent::start(program, &arguments.each_ref().map(|argument| &**argument));
         parent.wait_for_ticks(REFUSAL_TICKS);
         let baseline = parent.longest_gap_since(0);
         let mut gap_of_a_stop = || {
             let mark = parent.ticks_count();
-            cluster.first().refused(&["prepare", &parent.pid_text()]);
+            cluster.first().run_failing(&["prepare", &parent.pid_text()]);
             parent.wait_for_ticks(REFUSAL_TICKS);
             parent.longest_gap_since(mark)
         };
@@ -136,7 +136,7 @@ fn refusals_are_short(cluster: &Cluster) {
 fn no_strange_child(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     for _ in 0..5 {
-        drop(Seed::of(cluster.first(), &parent));
+        drop(Seed::prepare(cluster.first(), &parent));
     }
     parent.wait_for_ticks(5);
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("the parent lives");
@@ -147,19 +147,19 @@ fn no_strange_child(cluster: &Cluster) {
 /// What `/proc` shows of a process that a prepare might have changed.
 fn as_before(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
-    let before = appearance::of(parent.pid());
-    let seed = Seed::of(cluster.first(), &parent);
+    let before = appearance::read_proc_snapshot(parent.pid());
+    let seed = Seed::prepare(cluster.first(), &parent);
     parent.wait_for_ticks(5);
-    assert_eq!(before, appearance::of(parent.pid()));
+    assert_eq!(before, appearance::read_proc_snapshot(parent.pid()));
     drop(seed);
     parent.wait_for_ticks(5);
-    assert_eq!(before, appearance::of(parent.pid()));
+    assert_eq!(before, appearance::read_proc_snapshot(parent.pid()));
 }
 
 /// Three children on three nodes, one after the other, while the parent runs.
 fn feeds_children_while_it_runs(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Goroutines, &["16"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 31, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 32, &["--to", cluster.name(2)]);
     seed.fork_and_check(&parent, 33, &[]);
@@ -172,7 +172,7 @@ fn waits_see_no_stop(cluster: &Cluster, prepares: usize, slack: &[&str]) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
     for _ in 0..prepares {
         parent.wait_for_ticks(1);
-        drop(Seed::of(cluster.first(), &parent));
+        drop(Seed::prepare(cluster.first(), &parent));
     }
     parent.wait_for_ticks(BASELINE_TICKS);
     parent.require_unharmed();
@@ -182,7 +182,7 @@ fn waits_see_no_stop(cluster: &Cluster, prepares: usize, slack: &[&str]) {
 fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["1500"], slack].concat());
     parent.wait_for_ticks(BASELINE_TICKS);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 41, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 42, &[]);
     parent.require_unharmed();
@@ -229,7 +229,7 @@ fn seen_prepare(cluster: &Cluster, parent: &mut Parent) -> Child {
 }
 
 fn is_traced(pid: i32) -> bool {
-    Status::read(pid).is_ok_and(|status| status.tracer != 0)
+    ProcStatus::read(pid).is_ok_and(|status| status.tracer != 0)
 }
 
 /// By thread, call and reason, before a prepare; a wait that is kept has no note.

@@ -46,7 +46,7 @@ fn under_a_name(cluster: &Cluster) {
 
     let mut prepare = cluster.first().command(&["prepare", "warm", "--json"]);
     let prepared = prepare.env("FARFORK_RUN_DIR", names.path()).output().expect("the binary under test");
-    let seed = Seed::of_output(cluster.first(), &String::from_utf8_lossy(&prepared.stdout));
+    let seed = Seed::from_json(cluster.first(), &String::from_utf8_lossy(&prepared.stdout));
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
     parent.require_unharmed();
 }
@@ -57,21 +57,21 @@ fn in_huge_pages(cluster: &Cluster) {
     let mut parent = Parent::start_command(&mut run(names.path(), &["--huge"]));
     let pid = parent.pid();
     let tender = tender_of(pid).expect("something looks after the program");
-    deadline::until("its memory is in huge pages", HUGE_LIMIT, || (huge_kb(pid) >= HUGE_KB_MIN).then_some(()));
+    deadline::wait_until("its memory is in huge pages", HUGE_LIMIT, || (huge_kb(pid) >= HUGE_KB_MIN).then_some(()));
     parent.require_unharmed();
 
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 2, &[]);
     // Its pages come small, and are put together again.
     let child = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "eager"]).remove(0);
-    deadline::until("a child's memory is in huge pages", HUGE_LIMIT, || {
+    deadline::wait_until("a child's memory is in huge pages", HUGE_LIMIT, || {
         (huge_kb(child.pid) >= HUGE_KB_MIN).then_some(())
     });
     cluster.first().json(&["kill", &child.id]);
     parent.require_unharmed();
     drop(parent);
-    deadline::until("what looked after it ends", END_LIMIT, || {
+    deadline::wait_until("what looked after it ends", END_LIMIT, || {
         (!Path::new(&format!("/proc/{tender}")).exists()).then_some(())
     });
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::seed::EXIT_RIGHT;
+use crate::harness::seed::EXIT_VERIFIED;
 use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
 use crate::test::Test;
 
@@ -25,18 +25,18 @@ const KEYS: [&str; 5] = ["depth", "duration_us", "name", "node", "start_us"];
 
 fn of_a_prepare(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--profile"]);
-    let phases = Phases::of(&seed.said["phases"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--profile"]);
+    let phases = Phases::of(&seed.prepare_output["phases"]);
     phases.check("prepare", cluster.name(0));
     assert!(phases.names().contains("prepare.capture"), "{:?}", phases.names());
-    let whole_us = seed.said["prepare_us"].as_u64().expect("prepare tells its time");
+    let whole_us = seed.prepare_output["prepare_us"].as_u64().expect("prepare tells its time");
     let told_us = phases.0[0].duration_us;
     assert!(told_us >= whole_us, "the request took {told_us} µs, prepare {whole_us} of it");
 }
 
 fn of_a_fork(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let said = cluster.first().json(&["fork", seed.id(), "--to", cluster.name(1), "--detach", "--profile"]);
     let request = Phases::of(&said["phases"]);
     request.check("fork", cluster.name(0));
@@ -55,7 +55,7 @@ fn of_a_fork(cluster: &Cluster) {
     assert!(end_us <= asked_us, "the child stood after {end_us} µs, its request was done after {asked_us}");
 
     let id = child["child"].as_str().expect("an id");
-    deadline::until("pages of its node's files are told, and no more than are resident", FILES_LIMIT, || {
+    deadline::wait_until("pages of its node's files are told, and no more than are resident", FILES_LIMIT, || {
         let said = cluster.first().json(&["inspect", id]);
         let [files, shared, private] =
             ["file_bytes", "shared_bytes", "private_bytes"].map(|key| said["memory"][key].as_u64().unwrap_or(0));
@@ -66,12 +66,13 @@ fn of_a_fork(cluster: &Cluster) {
 
 fn of_several(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let payloads = scratch::file("1\n2\n3\n4");
     let (file, to) = (payloads.path().to_string_lossy(), cluster.names(&[1, 2]));
-    let said = cluster.first().json_of_any(&["fork", seed.id(), "--to", &to, "--payloads", &file, "--profile"]);
+    let said =
+        cluster.first().json_ignoring_status(&["fork", seed.id(), "--to", &to, "--payloads", &file, "--profile"]);
     for child in said["children"].as_array().expect("fork lists children") {
-        assert_eq!(child["exit_code"], EXIT_RIGHT, "{child}");
+        assert_eq!(child["exit_code"], EXIT_VERIFIED, "{child}");
         Phases::of(&child["phases"]).check("resume", child["node"].as_str().expect("a node"));
         let count = |key: &str| child["pager"][key].as_u64().unwrap_or_else(|| panic!("{key} of {child}"));
         let answered = ["faults_missing", "faults_late", "faults_zero"].map(count).iter().sum::<u64>();
@@ -88,8 +89,8 @@ fn of_several(cluster: &Cluster) {
 
 fn only_to_who_asks(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
-    assert!(seed.said["phases"].is_null(), "{}", seed.said);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    assert!(seed.prepare_output["phases"].is_null(), "{}", seed.prepare_output);
     let said = cluster.first().json(&["fork", seed.id(), "--detach"]);
     assert!(said["phases"].is_null() && said["children"][0]["phases"].is_null(), "{said}");
     cluster.first().run(&["kill", said["children"][0]["child"].as_str().expect("an id")]);

@@ -59,7 +59,7 @@ fn nothing_grows(cluster: &Cluster, campaign: &Campaign) {
     let stand_still = (0..LOOKS_MAX).any(|_| {
         let before = pids.map(usage);
         rounds(cluster, &parent, count);
-        let settled = deadline::within(SETTLE_LIMIT, || {
+        let settled = deadline::poll_within(SETTLE_LIMIT, || {
             let after = pids.map(usage);
             before
                 .iter()

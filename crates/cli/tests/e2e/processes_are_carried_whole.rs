@@ -12,10 +12,10 @@ use std::time::Duration;
 use rustix::fs::{FileType, Mode};
 use tempfile::TempDir;
 
-use crate::harness::seed::waits_of;
+use crate::harness::seed::kernel_waits_text;
 use crate::harness::{
-    Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, appearance, deadline, require_child_like_parent,
-    scratch,
+    Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, appearance, deadline,
+    require_forked_child_same, scratch,
 };
 use crate::test::Test;
 
@@ -209,7 +209,7 @@ impl Subject {
         let told = files.path().join("told");
         let own = files.path().join("own");
         fs::create_dir(&own).expect("a scratch directory can be written");
-        let parent = Parent::start(Program::Whole(name), &[&own.to_string_lossy(), &told.to_string_lossy()]);
+        let parent = Parent::start(Program::ProcessState(name), &[&own.to_string_lossy(), &told.to_string_lossy()]);
         Self { parent, told, _files: files }
     }
 
@@ -217,7 +217,7 @@ impl Subject {
     fn check(mut self) {
         fs::write(&self.told, "").expect("a scratch directory can be written");
         let status = self.parent.wait_end();
-        let words = self.parent.last_words();
+        let words = self.parent.last_line();
         assert!(status.success() && words == "PASS", "the parent: {status}, {words}");
     }
 }
@@ -245,8 +245,8 @@ fn by_each_strategy(cluster: &Cluster, name: &'static str) {
 /// All that the kernel shows of the child is what it shows of the parent.
 fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
-    let seed = Seed::of(cluster.first(), &subject.parent);
-    require_child_like_parent(cluster.first(), &seed, cluster.name(1), subject.parent.pid());
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
+    require_forked_child_same(cluster.first(), &seed, cluster.name(1), subject.parent.pid());
     drop(seed);
     subject.check();
 }
@@ -254,7 +254,7 @@ fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
 /// Twice: the first child has changed nothing that they share.
 fn while_its_parent_lives(cluster: &Cluster, name: &'static str, options: &[&str]) {
     let subject = Subject::start(name);
-    let seed = Seed::of(cluster.first(), &subject.parent);
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
     for _ in 0..2 {
         let children = seed.fork_detached(&["1".to_owned()], &[&["--to", cluster.name(1)], options].concat());
         require_pass(cluster.first(), &children);
@@ -264,7 +264,7 @@ fn while_its_parent_lives(cluster: &Cluster, name: &'static str, options: &[&str
 
 fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&str]) {
     let mut subject = Subject::start(name);
-    let seed = Seed::of(cluster.first(), &subject.parent);
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
     let options = [&["--to", cluster.name(1), "--paused"], options].concat();
     let children = seed.fork_detached(&["1".to_owned()], &options);
     subject.parent.kill();
@@ -276,7 +276,7 @@ fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&
 fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     for name in ["private_huge_pages", "hugetlbfs_files"] {
         let subject = Subject::start(name);
-        let seed = Seed::with_options(cluster.first(), &subject.parent, &["--freeze"]);
+        let seed = Seed::prepare_with(cluster.first(), &subject.parent, &["--freeze"]);
         for strategy in STRATEGIES {
             let options = ["--to", cluster.name(1), "--strategy", strategy];
             require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &options));
@@ -292,10 +292,10 @@ fn bridged() {
     by_each_strategy(&others, "vdso");
     by_each_strategy(&others, "process_tree");
     let subject = Subject::start("vdso");
-    let seed = Seed::of(others.first(), &subject.parent);
+    let seed = Seed::prepare(others.first(), &subject.parent);
     let middle = seed.fork_idle(1, &["--to", others.name(1)]).remove(0);
     assert_ne!(place_of_vdso(subject.parent.pid()), place_of_vdso(middle.pid), "no bridge");
-    let again = Seed::of_process(others.node(1), &middle.pid.to_string(), &[]);
+    let again = Seed::prepare_process(others.node(1), &middle.pid.to_string(), &[]);
     require_pass(others.node(1), &again.fork_detached(&["1".to_owned()], &["--to", others.name(0)]));
     subject.check();
 }
@@ -308,12 +308,12 @@ fn place_of_vdso(pid: i32) -> String {
 /// A tree that is a child itself, whose pages are still elsewhere, and a child of that.
 fn forked_on(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
-    let first = Seed::of(cluster.first(), &subject.parent);
+    let first = Seed::prepare(cluster.first(), &subject.parent);
     let (mut seeds, mut middles) = (vec![first], Vec::new());
     for index in [1, 2] {
         let options = ["--to", cluster.name(index), "--strategy", "cow"];
         let middle = seeds[seeds.len() - 1].fork_idle(1, &options).remove(0);
-        let seed = Seed::of_process(cluster.node(index), &middle.pid.to_string(), &[]);
+        let seed = Seed::prepare_process(cluster.node(index), &middle.pid.to_string(), &[]);
         for to in [0, 1, 2] {
             let children = seed.fork_detached(&["1".to_owned()], &["--to", cluster.name(to)]);
             require_pass(cluster.node(index), &children);
@@ -330,7 +330,7 @@ fn forked_on(cluster: &Cluster, name: &'static str) {
 /// From an image, with all of its pages before its first instruction.
 fn settled(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
-    let seed = Seed::with_options(cluster.first(), &subject.parent, &["--sealed", "--wait"]);
+    let seed = Seed::prepare_with(cluster.first(), &subject.parent, &["--sealed", "--wait"]);
     let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
     let children = seed.fork_detached(&["1".to_owned()], &options);
     assert_eq!(cluster.first().json(&["settle", &children[0].id])["settled"], true);
@@ -358,14 +358,14 @@ fn come_and_go(cluster: &Cluster) {
 fn not_frozen(cluster: &Cluster) {
     let subject = Subject::start("shared_memory_of_processes");
     let pid = subject.parent.pid_text();
-    cluster.first().refused(&["prepare", "--freeze", &pid]).names(&["CLONE_VM", "--freeze"]);
+    cluster.first().run_failing(&["prepare", "--freeze", &pid]).require_mentions(&["CLONE_VM", "--freeze"]);
     subject.check();
 }
 
 /// Two threads have chosen a CPU each, the third has not.
 fn affinity_is_told(cluster: &Cluster) {
     let subject = Subject::start("affinity");
-    let seed = Seed::of(cluster.first(), &subject.parent);
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     let told = |id: &str| cluster.first().json(&["inspect", id])["affinity"].clone();
     let chosen = told(seed.id());
@@ -390,14 +390,14 @@ fn one_dies(cluster: &Cluster) {
     let parent = Parent::start_command(&mut command);
     let sleeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it waits");
     let sleeper = sleeper.trim();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // Nobody ever writes into it, so that nobody is done with opening it.
     fs::remove_file(&path).expect("it was there");
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo(3)");
     // Below a path that is shared a child opens what is there now.
     let shared = files.path().to_string_lossy();
     let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--shared", &shared]);
-    let opening = deadline::until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
+    let opening = deadline::wait_until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
     let process = farfork_sys::pidfd::open(opening).expect("it waits");
     farfork_sys::pidfd::send_signal(&process, 9).expect("it waits");
     let ended = deadline::wait_with_output(fork, "farfork fork", OPEN_LIMIT);
@@ -427,7 +427,7 @@ fn opens_as(inner_id: &str) -> Option<i32> {
 /// Started by unshare(1), which is not of the tree.
 fn first_of_a_namespace(cluster: &Cluster) {
     let files = scratch::directory();
-    let program = Program::Whole("init_of_a_namespace").command();
+    let program = Program::ProcessState("init_of_a_namespace").command();
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child"]).arg(program.get_program());
     command.arg(files.path()).arg(files.path().join("told")).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -440,7 +440,7 @@ fn first_of_a_namespace(cluster: &Cluster) {
     let inside = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for it");
     let prepared = cluster.first().run(&["prepare", inside.trim(), "--json"]);
     assert!(prepared.status.success(), "{}", prepared.stderr);
-    let seed = Seed::of_output(cluster.first(), &prepared.stdout);
+    let seed = Seed::from_json(cluster.first(), &prepared.stdout);
     require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &["--to", cluster.name(1)]));
     fs::write(files.path().join("told"), "").expect("a scratch directory can be written");
     let words = said.lines().map_while(Result::ok).filter(|line| !line.starts_with("tick "));
@@ -459,9 +459,9 @@ impl Drop for Outside {
     }
 }
 
-fn require_pass(farfork: &Farfork, children: &[Started]) {
-    let said = farfork.json_of_any(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
-    let end = said["children"].get(0).unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
+fn require_pass(farfork: &Farfork, children: &[StartedChild]) {
+    let said = farfork.json_ignoring_status(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+    let end = said["children"].get(0).unwrap_or_else(|| panic!("{said}\n{}", kernel_waits_text(children)));
     let words = end["stdout"].as_str().unwrap_or_default().lines().filter(|line| !line.starts_with("tick "));
     let words: Vec<&str> = words.collect();
     assert!(end["exit_code"] == 0 && words.contains(&"PASS"), "the child: {}, {words:?}, {end}", end["exit_code"]);
@@ -491,10 +491,10 @@ const TICKS: usize = 40;
 fn require_refusal(cluster: &Cluster, mut subject: Subject, words: &[&str]) {
     let parent = &mut subject.parent;
     parent.wait_for_ticks(TICKS);
-    let (pid, before) = (parent.pid_text(), appearance::of(parent.pid()));
-    cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid], words].concat());
-    assert_eq!(before, appearance::of(parent.pid()));
+    let (pid, before) = (parent.pid_text(), appearance::read_proc_snapshot(parent.pid()));
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&[&*pid], words].concat());
+    assert_eq!(before, appearance::read_proc_snapshot(parent.pid()));
     parent.wait_for_ticks(TICKS);
-    assert_eq!(before, appearance::of(parent.pid()));
+    assert_eq!(before, appearance::read_proc_snapshot(parent.pid()));
     subject.check();
 }

@@ -30,10 +30,10 @@ fn other_processor(other: impl Fn(u64) -> u64, words: &[&str]) {
     assert_eq!(cluster.name(1), "n2");
     cluster.wait_until_all_are_alive();
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
-    cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(1)]).names(words);
-    let asked_elsewhere = cluster.node(1).refused(&["fork", seed.id()]);
-    asked_elsewhere.names(words);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(words);
+    let asked_elsewhere = cluster.node(1).run_failing(&["fork", seed.id()]);
+    asked_elsewhere.require_mentions(words);
     for asked in [0, 2] {
         let payloads = vec!["1".to_owned(); CHILDREN];
         let farfork = cluster.node(asked);

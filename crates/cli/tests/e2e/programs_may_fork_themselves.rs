@@ -101,7 +101,7 @@ impl Running {
     fn kill(&mut self) {
         // It may have ended by itself.
         let _ = self.process.kill();
-        deadline::wait(&mut self.process, "a killed program", LINE_LIMIT);
+        deadline::wait_exit(&mut self.process, "a killed program", LINE_LIMIT);
     }
 }
 
@@ -143,7 +143,7 @@ fn program_killed(cluster: &Cluster) {
     assert_eq!(belongings(cluster, pid), (4, 4));
     let before = running(cluster);
     program.kill();
-    deadline::until("its children and seeds end", END_LIMIT, || {
+    deadline::wait_until("its children and seeds end", END_LIMIT, || {
         (belongings(cluster, pid) == (0, 0) && running(cluster) + 4 <= before).then_some(())
     });
 }
@@ -154,8 +154,8 @@ fn program_killed_early(cluster: &Cluster) {
         let mut program = executor(cluster, "crowd", "asked");
         let pid = program.process.id();
         program.kill();
-        deadline::until("its seeds end", END_LIMIT, || (belongings(cluster, pid).1 == 0).then_some(()));
-        deadline::until("its children end", END_LIMIT, || (running(cluster) == before).then_some(()));
+        deadline::wait_until("its seeds end", END_LIMIT, || (belongings(cluster, pid).1 == 0).then_some(()));
+        deadline::wait_until("its children end", END_LIMIT, || (running(cluster) == before).then_some(()));
     }
 }
 
@@ -174,7 +174,7 @@ fn daemon_killed() {
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
     // Those on the other node have lost who waited for them.
-    deadline::until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
+    deadline::wait_until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
@@ -232,7 +232,7 @@ fn c_calls(cluster: &Cluster) {
 fn wait_for_clock_to_pass(path: &Path) {
     let changed = fs::metadata(path).expect("it was made");
     let changed = (changed.mtime(), changed.mtime_nsec());
-    deadline::until("the clock passes", LINE_LIMIT, || {
+    deadline::wait_until("the clock passes", LINE_LIMIT, || {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         ((now.tv_sec, now.tv_nsec) > changed).then_some(())
     });
@@ -260,7 +260,8 @@ fn results(cluster: &Cluster, seed: &str, payloads: &[&str]) -> Vec<(String, Str
     let said = cluster.first().json(&["fork", seed, "--to", &nodes, "--payloads", &path, "--detach"]);
     let ids: Vec<&str> =
         said["children"].as_array().expect("children").iter().filter_map(|child| child["child"].as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+    let said =
+        cluster.first().json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     let ends = said["children"].as_array().unwrap_or_else(|| panic!("{said}"));
     assert_eq!(ends.len(), payloads.len(), "{said}");
     let result = |end: &Value| end["result"].as_str().unwrap_or_else(|| panic!("no result: {end}")).to_owned();

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::harness::programs::sources;
-use crate::harness::{Cluster, Program, Talker, compare_with_parent, deadline, scratch};
+use crate::harness::{Cluster, LineProgram, Program, compare_with_parent, deadline, scratch};
 use crate::random_processes_are_carried::{prepare_process, refusals_of_check, require_agreement};
 use crate::test::Test;
 
@@ -201,8 +201,8 @@ fn check_program(cluster: &Cluster, number: u64, names: &[&str], may_be_refused:
     let files = scratch::directory();
     let mut command = Program::Calls.command();
     command.arg("run").arg(number.to_string()).arg(files.path()).args(names);
-    let parent = Talker::start(&mut command)?;
-    parent.until(".", PROGRAM_LIMIT)?;
+    let parent = LineProgram::start(&mut command)?;
+    parent.read_until(".", PROGRAM_LIMIT)?;
     let refusals = refusals_of_check(cluster.first(), &parent.pid_text());
     let prepared = prepare_process(cluster.first(), &parent.pid_text());
     require_agreement(&refusals, &prepared)?;

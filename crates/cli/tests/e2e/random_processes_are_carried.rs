@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Farfork, Program, Talker, scratch};
+use crate::harness::{Cluster, Farfork, LineProgram, Program, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -160,13 +160,13 @@ fn agree_upon(cluster: &Cluster, seed: u64) -> Result<(), String> {
         cluster.first().json(&["drop", "--force", &id]);
     }
     // What is refused need not be used up.
-    parent.talker.tell("\n")?;
-    require_same("the parent is not what it was", &parent.before, &parent.talker.until(":", CASE_LIMIT)?)
+    parent.talker.write_input("\n")?;
+    require_same("the parent is not what it was", &parent.before, &parent.talker.read_until(":", CASE_LIMIT)?)
 }
 
 /// What check refuses of a process, as prepare would say it.
 pub(crate) fn refusals_of_check(farfork: &Farfork, pid: &str) -> Vec<String> {
-    let checked = farfork.json_of_any(&["check", pid]);
+    let checked = farfork.json_ignoring_status(&["check", pid]);
     checked["refusals"].as_array().into_iter().flatten().map(|refusal| named(pid, refusal)).collect()
 }
 
@@ -269,7 +269,7 @@ fn is_near(expected: &str, found: &str) -> bool {
 
 /// A parent.
 struct Running {
-    talker: Talker,
+    talker: LineProgram,
     /// Its resources, in words.
     made: Vec<String>,
     before: Statement,
@@ -279,16 +279,16 @@ struct Running {
 impl Running {
     fn start(seed: u64, more: &[&str]) -> Result<Self, String> {
         let files = scratch::directory();
-        let talker = Talker::start(Program::Random.command().arg(seed.to_string()).arg(files.path()).args(more))?;
-        let said = talker.until(".", CASE_LIMIT)?.into_iter().filter(|line| !line.starts_with("ready "));
+        let talker = LineProgram::start(Program::Random.command().arg(seed.to_string()).arg(files.path()).args(more))?;
+        let said = talker.read_until(".", CASE_LIMIT)?.into_iter().filter(|line| !line.starts_with("ready "));
         let (made, before) = said.partition(|line| line.starts_with("has "));
         Ok(Self { talker, made, before, _files: files })
     }
 
     /// Tells it to say again what it is.
     fn after(&mut self) -> Result<Statement, String> {
-        self.talker.tell("\n")?;
-        let mut statement = self.talker.until(".", CASE_LIMIT)?;
+        self.talker.write_input("\n")?;
+        let mut statement = self.talker.read_until(".", CASE_LIMIT)?;
         statement.push(".".to_owned());
         Ok(statement)
     }

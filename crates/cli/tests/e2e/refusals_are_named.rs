@@ -42,14 +42,17 @@ const FROZEN_LIMIT: Duration = Duration::from_secs(60);
 
 fn unknown_node(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
-    cluster.first().refused(&["fork", seed.id(), "--to", "nowhere"]).names(&[
+    let seed = Seed::prepare(cluster.first(), &parent);
+    cluster.first().run_failing(&["fork", seed.id(), "--to", "nowhere"]).require_mentions(&[
         "nowhere",
         cluster.name(0),
         cluster.name(2),
     ]);
-    cluster.first().refused(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]).names(&["nowhere"]);
-    let said = cluster.first().json_of_any(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]);
+    cluster
+        .first()
+        .run_failing(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"])
+        .require_mentions(&["nowhere"]);
+    let said = cluster.first().json_ignoring_status(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]);
     assert!(said.to_string().contains("nowhere"), "{said}");
     parent.require_unharmed();
 }
@@ -57,21 +60,24 @@ fn unknown_node(cluster: &Cluster) {
 fn unknown_ids(cluster: &Cluster) {
     let (seed, child) =
         (format!("{}.s0123456789abcdef", cluster.name(0)), format!("{}.c0123456789abcdef", cluster.name(1)));
-    cluster.first().refused(&["fork", &seed]).names(&[&seed]);
-    cluster.first().refused(&["drop", &seed]).names(&[&seed]);
-    cluster.first().refused(&["inspect", &child]).names(&[&child]);
-    cluster.first().refused(&["kill", &child]).names(&[&child]);
-    cluster.first().refused(&["logs", &child]).names(&[&child]);
-    cluster.first().refused(&["wait", &child]).names(&[&child]);
-    cluster.first().refused(&["fork", "nowhere.s0123456789abcdef"]).names(&["nowhere"]);
-    cluster.first().refused(&["fork", "no-such-name"]).names(&["no-such-name"]);
+    cluster.first().run_failing(&["fork", &seed]).require_mentions(&[&seed]);
+    cluster.first().run_failing(&["drop", &seed]).require_mentions(&[&seed]);
+    cluster.first().run_failing(&["inspect", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["kill", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["logs", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["wait", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["fork", "nowhere.s0123456789abcdef"]).require_mentions(&["nowhere"]);
+    cluster.first().run_failing(&["fork", "no-such-name"]).require_mentions(&["no-such-name"]);
 }
 
 fn no_process(cluster: &Cluster) {
     // Above the largest process id of any Linux.
     let pid = (1_u32 << 22) + 5;
-    cluster.first().refused(&["prepare", &pid.to_string()]).names(&[&pid.to_string()]);
-    cluster.first().refused(&["prepare", "no-such-parent"]).names(&["no-such-parent", "farfork run --name"]);
+    cluster.first().run_failing(&["prepare", &pid.to_string()]).require_mentions(&[&pid.to_string()]);
+    cluster
+        .first()
+        .run_failing(&["prepare", "no-such-parent"])
+        .require_mentions(&["no-such-parent", "farfork run --name"]);
 }
 
 fn kernel_thread(cluster: &Cluster) {
@@ -80,7 +86,7 @@ fn kernel_thread(cluster: &Cluster) {
         status.contains("Kthread:\t1")
     };
     let pid = (2..1000).find(is_kernel_thread).expect("a kernel thread is visible").to_string();
-    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "kernel"]);
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "kernel"]);
 }
 
 /// Prepare and check say the same.
@@ -89,7 +95,7 @@ fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
     parent.wait_for_ticks(5);
     let pid = parent.pid_text();
     let begin = Instant::now();
-    cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid], words].concat());
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&[&*pid], words].concat());
     assert!(begin.elapsed() < REFUSAL_LIMIT, "it took {:?}", begin.elapsed());
     let checked = cluster.first().run(&["check", &pid]);
     let said = format!("{}{}", checked.stdout, checked.stderr).to_lowercase();
@@ -104,11 +110,11 @@ fn frozen(cluster: &Cluster) {
     let freezer = Freezer::of(&parent);
     let pid = parent.pid_text();
     let begin = Instant::now();
-    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "frozen"]);
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "frozen"]);
     assert!(begin.elapsed() < REFUSAL_LIMIT, "it took {:?}", begin.elapsed());
     drop(freezer);
     parent.require_unharmed();
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 3, &["--to", cluster.name(1)]);
 }
 
@@ -126,7 +132,7 @@ impl Drop for Running {
 /// A root with something bound into it is no zygote's copy's: its container's first process is asked for the child.
 fn stopped_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let containers = cluster.processes("farfork-init");
     let tell = |signal| {
         for pid in &containers {
@@ -136,10 +142,10 @@ fn stopped_container(cluster: &Cluster) {
     };
     tell(Signal::STOP);
     let begin = Instant::now();
-    let refused = cluster.first().refused(&["fork", seed.id(), "--bind", "/usr:/mnt"]);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--bind", "/usr:/mnt"]);
     let lasted = begin.elapsed();
     tell(Signal::CONT);
-    refused.names(&["stopped", "farfork-init", "fork again"]);
+    refused.require_mentions(&["stopped", "farfork-init", "fork again"]);
     assert!(lasted < REFUSAL_LIMIT, "it took {lasted:?}");
     parent.require_unharmed();
 }
@@ -153,14 +159,14 @@ fn narrow(cluster: &Cluster) {
     assert!(compiler.status().expect("gcc").success());
     let process = Running(Command::new(&binary).stdin(Stdio::null()).spawn().expect("32-bit programs run here"));
     let pid = process.0.id().to_string();
-    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "32-bit"]);
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "32-bit"]);
 }
 
 fn template(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let pid = seed.template_pid().to_string();
-    cluster.first().refused(&["prepare", &pid]).names(&[&pid]);
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid]);
     seed.fork_and_check(&parent, 4, &["--to", cluster.name(1)]);
     parent.require_unharmed();
 }
@@ -171,22 +177,28 @@ fn missing_file(cluster: &Cluster) {
     let path = directory.path().join("current").to_string_lossy().into_owned();
     fs::create_dir(&path).expect("a directory of ours");
     let parent = Parent::start_command(Program::Waits.command().arg("4").current_dir(&path));
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     // The seed is complete: before, the directory would be one that was deleted.
     seed.template_pid();
     fs::remove_dir(&path).expect("the directory was there");
-    cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(1)]).names(&[&path]);
+    cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(&[&path]);
 }
 
 /// A refusal repeats what it is about, and a status of HTTP/2 has room for 16 KiB.
 fn too_long(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let (long, pid) = ("x".repeat(70_000), parent.pid_text());
-    cluster.first().refused(&["prepare", &pid, "--name", &long]).names(&["name of 70000 bytes", "63 bytes"]);
-    cluster.first().refused(&["prepare", &pid, "--label", &format!("a={long}")]).names(&["70000 bytes", "63 bytes"]);
+    cluster
+        .first()
+        .run_failing(&["prepare", &pid, "--name", &long])
+        .require_mentions(&["name of 70000 bytes", "63 bytes"]);
+    cluster
+        .first()
+        .run_failing(&["prepare", &pid, "--label", &format!("a={long}")])
+        .require_mentions(&["70000 bytes", "63 bytes"]);
     for command in ["kill", "inspect", "logs", "drop", "fork"] {
-        let refused = cluster.first().refused(&[command, &long]);
-        refused.names(&["xxxx", "bytes more", "list"]);
+        let refused = cluster.first().run_failing(&[command, &long]);
+        refused.require_mentions(&["xxxx", "bytes more", "list"]);
         assert!(refused.message.len() < 8 << 10, "{} bytes", refused.message.len());
     }
     parent.require_unharmed();
@@ -198,13 +210,17 @@ fn unreadable_process(cluster: &Cluster) {
         // It could be prepared here, and stand still for that.
         return;
     }
-    cluster.first().refused(&["prepare", "1"]).names(&[
+    cluster.first().run_failing(&["prepare", "1"]).require_mentions(&[
         "process 1",
         "Permission denied",
         "CAP_SYS_PTRACE",
         "prepare the program",
     ]);
-    cluster.first().refused(&["check", "1"]).names(&["process 1", "Permission denied", "CAP_SYS_PTRACE"]);
+    cluster.first().run_failing(&["check", "1"]).require_mentions(&[
+        "process 1",
+        "Permission denied",
+        "CAP_SYS_PTRACE",
+    ]);
 }
 
 fn wrong_usage(cluster: &Cluster) {
@@ -218,7 +234,7 @@ fn wrong_usage(cluster: &Cluster) {
         &["fly"],
         &["bench", "rpc", "--client-seconds", "5", "--server-seconds", "4"],
     ] {
-        let refused = cluster.first().refused(arguments);
+        let refused = cluster.first().run_failing(arguments);
         assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
     }
 }
@@ -244,7 +260,7 @@ fn no_output(cluster: &Cluster) {
 fn other_cluster(cluster: &Cluster) {
     let directory = cluster.run_dir(0).parent().expect("the cluster's").to_string_lossy().into_owned();
     let down = ["down", "--name", "another", "--run-dir", &directory];
-    cluster.first().refused(&down).names(&[&directory, "another", "--run-dir"]);
+    cluster.first().run_failing(&down).require_mentions(&[&directory, "another", "--run-dir"]);
     let nodes = cluster.first().json(&["nodes"]);
     assert_eq!(nodes["nodes"].as_array().map(Vec::len), Some(3), "{nodes}");
 }
@@ -253,7 +269,7 @@ fn no_daemon(_: &Cluster) {
     let directory = scratch::directory();
     let socket = directory.path().join("node.sock");
     let farfork = crate::harness::Farfork::at(&socket);
-    farfork.refused(&["nodes"]).names(&[&socket.to_string_lossy()]);
+    farfork.run_failing(&["nodes"]).require_mentions(&[&socket.to_string_lossy()]);
 }
 
 /// A control group of our own, with one frozen process in it; dropping it thaws the process and puts it back.
@@ -277,7 +293,7 @@ impl Freezer {
         fs::write(freezer.group.join("cgroup.procs"), &freezer.pid).expect("the parent can be moved");
         fs::write(freezer.group.join(switch), on).expect("the group can be frozen");
         let state = if on == "1" { ("cgroup.events", "frozen 1") } else { (switch, on) };
-        deadline::until("the group is frozen", FROZEN_LIMIT, || {
+        deadline::wait_until("the group is frozen", FROZEN_LIMIT, || {
             let told = fs::read_to_string(freezer.group.join(state.0)).ok()?;
             told.lines().any(|line| line == state.1).then_some(())
         });

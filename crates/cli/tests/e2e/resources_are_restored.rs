@@ -1,7 +1,7 @@
 //! Resources are restored: one program per kernel resource sets it up, is forked to another node, and finds in the child
 //! that all is as it was. What a program checks stands at its head. What the kernel shows of parent and child is compared, too.
 
-use crate::harness::{Cluster, Parent, Program, Seed, require_child_like_parent};
+use crate::harness::{Cluster, Parent, Program, Seed, require_forked_child_same};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -21,8 +21,8 @@ pub(crate) const TESTS: &[Test] = &[
 
 fn check(cluster: &Cluster, resource: &'static str) {
     let mut parent = Parent::start(Program::Resource(resource), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
-    require_child_like_parent(cluster.first(), &seed, cluster.name(1), parent.pid());
+    let seed = Seed::prepare(cluster.first(), &parent);
+    require_forked_child_same(cluster.first(), &seed, cluster.name(1), parent.pid());
     seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
     // A second child finds the same: the first has changed nothing that they share.
     seed.fork_and_check(&parent, 72, &["--to", cluster.name(1)]);

@@ -42,7 +42,7 @@ fn lines(numbers: impl Iterator<Item = u64>) -> String {
 fn quick_attached(count: u64) {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("still"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let file = scratch::file(&lines(0..count));
     let path = file.path().to_string_lossy();
     let ended = cluster
@@ -50,7 +50,7 @@ fn quick_attached(count: u64) {
         .run_within(quick_limit(count), &["fork", seed.id(), "--to", cluster.name(1), "--payloads", &path]);
     let said: Vec<&str> = ended.stdout.lines().filter(|line| line.starts_with("result ")).collect();
     let expected: Vec<String> =
-        (0..count).map(|number| format!("result {number} {}", parent.answer_to(number))).collect();
+        (0..count).map(|number| format!("result {number} {}", parent.expected_answer(number))).collect();
     let lost = expected.len() - said.len();
     assert!(lost == 0, "{lost} of {} results are lost: {:.2000}", expected.len(), ended.stderr);
     assert!(said == expected, "results are told in order");
@@ -61,7 +61,7 @@ fn quick_attached(count: u64) {
 fn quick_detached() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("still"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..QUICK).collect();
     let mut children = Vec::new();
     for portion in numbers.chunks(PORTION) {
@@ -79,16 +79,16 @@ fn over_a_restart() {
     const ENDED: u64 = 20;
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("still"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..ENDED).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
-    deadline::until("all children have ended", GONE_LIMIT, || {
+    deadline::wait_until("all children have ended", GONE_LIMIT, || {
         children.iter().all(|child| !is_there(child.pid)).then_some(())
     });
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    deadline::until("the node is heard again", GONE_LIMIT, || {
+    deadline::wait_until("the node is heard again", GONE_LIMIT, || {
         cluster.first().run(&["inspect", &children[0].id]).status.success().then_some(())
     });
     seed.check_answers(&parent, &children, &numbers);
@@ -111,7 +111,7 @@ fn waiting_client(cluster: &Cluster, seed: &Seed, count: usize, options: &[&str]
     let file = scratch::file(&vec!["7 still"; count].join("\n"));
     let path = file.path().to_string_lossy();
     let client = cluster.first().spawn(&[&["fork", seed.id(), "--payloads", &path], options].concat());
-    deadline::until("all children run", GONE_LIMIT, || (running(cluster) == count).then_some(()));
+    deadline::wait_until("all children run", GONE_LIMIT, || (running(cluster) == count).then_some(()));
     client
 }
 
@@ -125,14 +125,16 @@ fn kill(client: &mut std::process::Child) {
 fn client_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("still"), &[]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let both = cluster.names(&[0, 1]);
     for (count, options) in
         [(1, &["--to", cluster.name(1)][..]), (6, &["--to", &both]), (4, &["--to", &both, "--json"])]
     {
         let mut client = waiting_client(&cluster, &seed, count, options);
         kill(&mut client);
-        deadline::until("children end with who waits for them", GONE_LIMIT, || (running(&cluster) == 0).then_some(()));
+        deadline::wait_until("children end with who waits for them", GONE_LIMIT, || {
+            (running(&cluster) == 0).then_some(())
+        });
     }
     let children = seed.fork_detached(&vec!["7 still".to_owned(); 4], &["--to", &both]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
@@ -148,12 +150,12 @@ fn client_killed() {
 fn daemon_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("still"), &[]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed", "--wait"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--wait"]);
     let mut client = waiting_client(&cluster, &seed, 3, &["--to", cluster.name(1)]);
     cluster.kill_daemon(0);
     client.wait().expect("it was started here");
     std::thread::sleep(Duration::from_secs(2));
-    let said = cluster.node(1).json_of_any(&["ps"]);
+    let said = cluster.node(1).json_ignoring_status(&["ps"]);
     let children = said["children"].as_array().unwrap_or_else(|| panic!("{said}"));
     assert_eq!(children.iter().filter(|child| child["state"] == "running").count(), 3, "{said}");
     cluster.restart_daemon(0);

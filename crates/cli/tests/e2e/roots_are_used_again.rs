@@ -35,7 +35,7 @@ fn root_of(cluster: &Cluster, seed: &Seed, options: &[&str], act: impl FnOnce(i3
     act(child.pid);
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     let directory = format!("/proc/{}", child.pid);
-    deadline::until("the child has ended", SOON, || (!Path::new(&directory).exists()).then_some(()));
+    deadline::wait_until("the child has ended", SOON, || (!Path::new(&directory).exists()).then_some(()));
     root
 }
 
@@ -49,15 +49,15 @@ fn within(pid: i32, command: &str) {
 fn where_nothing_is_left() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let root = |seed: &Seed, options: &[&str], act: &dyn Fn(i32)| root_of(&cluster, seed, options, act);
     let first = root(&seed, &[], &|_| ());
-    deadline::until("a child is in a root that another had", SOON, || {
+    deadline::wait_until("a child is in a root that another had", SOON, || {
         (root(&seed, &[], &|_| ()).name == first.name).then_some(())
     });
 
     let spoilt = root(&seed, &[], &|pid| within(pid, "echo secret > /tmp/left"));
-    let captured = root(&seed, &[], &|pid| drop(Seed::of_process(cluster.first(), &pid.to_string(), &[])));
+    let captured = root(&seed, &[], &|pid| drop(Seed::prepare_process(cluster.first(), &pid.to_string(), &[])));
     let kinds: [&[&str]; 5] =
         [&["--untrusted"], &["--memory", "256MiB"], &["--bind", "/tmp:/mnt"], &["--net", "host"], &["--read-only"]];
     let mut former = vec![spoilt, captured];
@@ -76,10 +76,10 @@ fn where_nothing_is_left() {
 
 /// Makes seeds of a process until a child of one has the root of one of another. Gives the roots of all.
 fn until_handed_on(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<Root> {
-    let next = Seed::of(cluster.first(), parent);
+    let next = Seed::prepare(cluster.first(), parent);
     let (mut of_others, mut of_next) = (Vec::<Root>::new(), Vec::new());
-    deadline::until("a child is in the root of one of another seed", SOON, || {
-        let other = Seed::of(cluster.first(), parent);
+    deadline::wait_until("a child is in the root of one of another seed", SOON, || {
+        let other = Seed::prepare(cluster.first(), parent);
         of_others.push(root_of(cluster, &other, options, |_| ()));
         drop(other);
         let found = root_of(cluster, &next, options, |_| ());
@@ -97,7 +97,7 @@ fn only_of_the_same_parent() {
     for to in [&[][..], &["--to", cluster.name(1)]] {
         let shared = [to, &["--net", "shared"]].concat();
         let root = |seed: &Seed, options: &[&str]| root_of(&cluster, seed, options, |_| ());
-        let [its, not_its] = [&parent, &other].map(|parent| Seed::of(cluster.first(), parent));
+        let [its, not_its] = [&parent, &other].map(|parent| Seed::prepare(cluster.first(), parent));
         let mut former = until_handed_on(&cluster, &parent, to);
         former.push(root(&its, &shared));
         for (seed, options) in [(&not_its, to), (&not_its, &shared), (&its, &shared)] {
@@ -132,7 +132,7 @@ fn only_while_it_is_who_it_is() {
 fn none_is_left_behind() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
     let numbers: Vec<u64> = (0..20).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();

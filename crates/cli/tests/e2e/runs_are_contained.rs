@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::harness::deadline::{self, Ended};
+use crate::harness::deadline::{self, CommandOutput};
 use crate::harness::scratch;
 use crate::runner::{self, self_test};
 use crate::test::Test;
@@ -56,7 +56,7 @@ impl InnerRun {
     }
 
     /// Waits for the run to end, and returns its output. Nothing of the run is left on the machine.
-    fn end(self) -> (Ended, TempDir) {
+    fn end(self) -> (CommandOutput, TempDir) {
         let pid = self.process.id();
         let ended = deadline::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
         require_no_traces(pid, self.directory.path());
@@ -96,11 +96,11 @@ fn note_in(directory: &Path, name: &str) -> Option<String> {
     fs::read_to_string(directory.join(name)).ok()
 }
 
-fn last_line(ended: &Ended) -> &str {
+fn last_line(ended: &CommandOutput) -> &str {
     ended.stdout.lines().last().unwrap_or_default()
 }
 
-fn require(ended: &Ended, condition: bool, what: &str) {
+fn require(ended: &CommandOutput, condition: bool, what: &str) {
     assert!(condition, "{what}: {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
 }
 
@@ -172,7 +172,7 @@ fn overdue_run() {
 /// A run of a test that stays, with a cluster and a process, once it has both.
 fn start_staying() -> InnerRun {
     let inner = InnerRun::start(&["staying::"]);
-    deadline::until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
+    deadline::wait_until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
     inner
 }
 
@@ -188,8 +188,8 @@ fn killed_run() {
     let InnerRun { mut process, directory } = start_staying();
     process.kill().expect("our own child");
     let pid = process.id();
-    deadline::wait(&mut process, "the killed runner", SOON);
-    deadline::until("the janitor removes what is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
+    deadline::wait_exit(&mut process, "the killed runner", SOON);
+    deadline::wait_until("the janitor removes what is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
     require_no_traces(pid, directory.path());
 }
 
@@ -203,7 +203,7 @@ fn run_killed_with_its_janitor() {
     let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     kill_process(janitor.expect("it has a janitor"), Signal::KILL).expect("it is not reaped before its parent ends");
     process.kill().expect("our own child");
-    deadline::wait(&mut process, "the killed runner", SOON);
+    deadline::wait_exit(&mut process, "the killed runner", SOON);
     assert!(!runner::traces_of(pid).is_empty(), "the supervisor and its janitor are dead");
     let (ended, directory) = InnerRun::start_in(directory, &["kinds::passes"]).end();
     require(&ended, last_line(&ended) == "1 passed, 0 failed", "the next run passes");

@@ -31,26 +31,33 @@ const ATTEMPTS_MAX: u32 = 12;
 
 fn by_children(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[0, 1]), "--paused"]);
     let (first, second) = (children[0].id.as_str(), children[1].id.as_str());
     // Whichever node is asked.
     for farfork in [cluster.first(), cluster.node(2)] {
         let listed = find(farfork, seed.id());
         assert_eq!(listed["needed_by_count"], 2, "{listed}");
-        farfork.refused(&["drop", seed.id()]).names(&[seed.id(), "needed by", first, second, "settle", "--force"]);
+        farfork.run_failing(&["drop", seed.id()]).require_mentions(&[
+            seed.id(),
+            "needed by",
+            first,
+            second,
+            "settle",
+            "--force",
+        ]);
     }
     let inspected = cluster.first().json(&["inspect", seed.id()]);
     assert_eq!(inspected["needed_by"].as_array().map(Vec::len), Some(2), "{inspected}");
     assert!(inspected["own_bytes"].is_u64(), "{inspected}");
 
     cluster.first().json(&["settle", first]);
-    cluster.first().refused(&["drop", seed.id()]).names(&[second]);
+    cluster.first().run_failing(&["drop", seed.id()]).require_mentions(&[second]);
     kill(cluster.first(), second);
     cluster.first().json(&["drop", seed.id()]);
     kill(cluster.first(), first);
 
-    let forced = Seed::of(cluster.first(), &parent);
+    let forced = Seed::prepare(cluster.first(), &parent);
     let child = forced.fork_idle(1, &["--to", cluster.name(1), "--paused"]).remove(0);
     cluster.first().json(&["drop", "--force", forced.id()]);
     cluster.first().json(&["unpause", &child.id]);
@@ -74,7 +81,7 @@ fn by_starts() {
 
 /// Whether the machine was fast enough to show it; then the child has answered rightly.
 fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
-    let seed = Seed::with_options(cluster.first(), parent, &["--ttl", TTL]);
+    let seed = Seed::prepare_with(cluster.first(), parent, &["--ttl", TTL]);
     let pager = pidfd::open(cluster.pager_pid(1)).expect("it lives");
     pidfd::send_signal(&pager, SIGSTOP).expect("it lives");
     let halted = Instant::now();
@@ -82,7 +89,7 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
         let asked = scope.spawn(|| seed.fork_attached("1", &["--to", cluster.name(1)]));
         // A node that is asked renews nothing by that: only who needs the seed does.
         let is_over = || Instant::now() > halted + HALT_MAX || asked.is_finished();
-        let is_renewed = deadline::within(LEASE_LIMIT, || {
+        let is_renewed = deadline::poll_within(LEASE_LIMIT, || {
             let expires_ms = find(cluster.first(), seed.id())["expires_unix_ms"].as_u64();
             let is_renewed = expires_ms.is_some_and(|expires_ms| expires_ms >= lease_end(&seed) + TTL_MS);
             (is_renewed || expires_ms.is_none() || is_over()).then_some(is_renewed)
@@ -99,7 +106,7 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
 
 /// When a seed's first lease ends.
 fn lease_end(seed: &Seed) -> u64 {
-    seed.said["expires_unix_ms"].as_u64().expect("it has a lease")
+    seed.prepare_output["expires_unix_ms"].as_u64().expect("it has a lease")
 }
 
 /// Starts that their node has not heard of: who asked it for them knows.
@@ -119,7 +126,7 @@ const WAY_MIN: Duration = Duration::from_millis(300);
 /// Whether the seed was not dropped; then the refusal says why, and the child has answered rightly.
 fn refused_while_on_its_way(cluster: &Cluster, parent: &Parent, way: Duration) -> bool {
     cluster.wait_until_all_are_alive();
-    let seed = Seed::of(cluster.first(), parent);
+    let seed = Seed::prepare(cluster.first(), parent);
     let fork = || seed.fork_attached("1", &["--to", cluster.name(1)]);
     // The nodes are connected then.
     assert_eq!(fork().status.code(), Some(42));
@@ -143,13 +150,13 @@ fn refused_while_on_its_way(cluster: &Cluster, parent: &Parent, way: Duration) -
 
 fn by_seeds(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    let second = Seed::of_process(cluster.node(1), &child.pid.to_string(), &[]);
+    let second = Seed::prepare_process(cluster.node(1), &child.pid.to_string(), &[]);
     let grandchild = second.fork_idle(1, &["--to", cluster.name(2), "--paused"]).remove(0);
-    let refused = cluster.first().refused(&["drop", seed.id()]);
-    refused.names(&[&child.id, second.id(), &grandchild.id]);
-    cluster.first().refused(&["drop", second.id()]).names(&[&grandchild.id]);
+    let refused = cluster.first().run_failing(&["drop", seed.id()]);
+    refused.require_mentions(&[&child.id, second.id(), &grandchild.id]);
+    cluster.first().run_failing(&["drop", second.id()]).require_mentions(&[&grandchild.id]);
     kill(cluster.first(), &grandchild.id);
     cluster.first().json(&["drop", second.id()]);
     kill(cluster.first(), &child.id);
@@ -159,26 +166,28 @@ fn by_seeds(cluster: &Cluster) {
 fn leases(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let leased = || {
-        let seed = Seed::with_options(cluster.first(), &parent, &["--ttl", TTL]);
-        assert_eq!(seed.said["ttl_ms"], TTL_MS, "{}", seed.said);
+        let seed = Seed::prepare_with(cluster.first(), &parent, &["--ttl", TTL]);
+        assert_eq!(seed.prepare_output["ttl_ms"], TTL_MS, "{}", seed.prepare_output);
         let started = cluster.first().run(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--paused"]);
         // On a slow machine the lease may have run out before.
         started.status.success().then(|| (seed, started.stdout.trim().to_owned()))
     };
     let (seed, child) = (0..ATTEMPTS_MAX).find_map(|_| leased()).expect("a child within the time of a lease");
     let end_ms = lease_end(&seed) + 2 * TTL_MS;
-    deadline::until("the lease is renewed twice", LEASE_LIMIT, || {
+    deadline::wait_until("the lease is renewed twice", LEASE_LIMIT, || {
         let expires_ms = find(cluster.node(1), seed.id())["expires_unix_ms"].as_u64().expect("it is there");
         (expires_ms >= end_ms).then_some(())
     });
     kill(cluster.first(), &child);
-    deadline::until("the lease runs out", LEASE_LIMIT, || find(cluster.first(), seed.id()).is_null().then_some(()));
+    deadline::wait_until("the lease runs out", LEASE_LIMIT, || {
+        find(cluster.first(), seed.id()).is_null().then_some(())
+    });
 }
 
 fn labels(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["1"]);
-    let blue = Seed::with_options(cluster.first(), &parent, &["--label", "team=blue", "--label", "size=1"]);
-    let red = Seed::with_options(cluster.first(), &parent, &["--label", "team=red", "--label", "size=1"]);
+    let blue = Seed::prepare_with(cluster.first(), &parent, &["--label", "team=blue", "--label", "size=1"]);
+    let red = Seed::prepare_with(cluster.first(), &parent, &["--label", "team=red", "--label", "size=1"]);
     let listed = |options: &[&str]| {
         let said = cluster.node(1).json(&[&["seeds"], options].concat());
         let ids =
@@ -191,18 +200,18 @@ fn labels(cluster: &Cluster) {
     cluster.first().json(&["drop", "--label", "team=blue"]);
     assert_eq!(listed(&["--label", "size=1"]), [red.id()]);
     let pid = parent.pid_text();
-    cluster.first().refused(&["prepare", &pid, "--label", "a=b c"]).names(&["label `a=b c`", "letters"]);
+    cluster.first().run_failing(&["prepare", &pid, "--label", "a=b c"]).require_mentions(&["label `a=b c`", "letters"]);
 }
 
 fn silent() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["1"]);
-    let seed = Seed::of(cluster.first(), &parent);
-    cluster.cut(1);
-    let refused = cluster.first().refused(&["drop", seed.id()]);
-    refused.names(&["another node may need it", cluster.name(1), "--force"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    cluster.cut_link(1);
+    let refused = cluster.first().run_failing(&["drop", seed.id()]);
+    refused.require_mentions(&["another node may need it", cluster.name(1), "--force"]);
     cluster.first().json(&["drop", "--force", seed.id()]);
-    cluster.mend(1);
+    cluster.restore_link(1);
     cluster.wait_until_all_are_alive();
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }

@@ -32,8 +32,8 @@ const PAGING_MS: u64 = 6000;
 const SEALED_LIMIT: Duration = Duration::from_secs(120);
 
 fn sealed(cluster: &Cluster, parent: &Parent) -> Seed {
-    let seed = Seed::with_options(cluster.first(), parent, &["--sealed", "--wait"]);
-    assert_eq!(seed.said["seal"]["state"], "sealed", "{}", seed.said);
+    let seed = Seed::prepare_with(cluster.first(), parent, &["--sealed", "--wait"]);
+    assert_eq!(seed.prepare_output["seal"]["state"], "sealed", "{}", seed.prepare_output);
     seed
 }
 
@@ -42,7 +42,7 @@ fn image_of(said: &Value) -> PathBuf {
 }
 
 fn wait_until_sealed(cluster: &Cluster, seed: &Seed) -> Value {
-    deadline::until("the seed is sealed", SEALED_LIMIT, || {
+    deadline::wait_until("the seed is sealed", SEALED_LIMIT, || {
         Some(cluster.first().json(&["inspect", seed.id()])).filter(|said| said["seal"]["state"] != "sealing")
     })
 }
@@ -54,8 +54,8 @@ fn is_alive(pid: i32) -> bool {
 fn outlive_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let unsealed = Seed::of(cluster.first(), &parent);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed", "--name", "kept"]);
+    let unsealed = Seed::prepare(cluster.first(), &parent);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--name", "kept"]);
     let children = seed.fork_detached(&[format!("61 {PAGING_MS}")], &["--to", cluster.name(1)]);
     let said = wait_until_sealed(&cluster, &seed);
     assert_eq!((&said["seal"]["state"], &said["template_pid"]), (&"sealed".into(), &0.into()), "{said}");
@@ -70,7 +70,7 @@ fn outlive_daemon() {
     let seeds = listed["seeds"].as_array().expect("seeds");
     assert_eq!((seeds.len(), &seeds[0]["seed"]), (1, &seed.id().into()), "the sealed one, and no other: {listed}");
     assert_eq!((&seeds[0]["name"], &seeds[0]["seal"]["state"]), (&"kept".into(), &"sealed".into()), "{listed}");
-    cluster.node(1).refused(&["fork", unsealed.id(), "--detach"]).names(&[unsealed.id()]);
+    cluster.node(1).run_failing(&["fork", unsealed.id(), "--detach"]).require_mentions(&[unsealed.id()]);
     // One that paged over all this, and new ones, here and there.
     seed.check_answers(&parent, &children, &[61]);
     for (number, node) in [(62, 0), (63, 1)] {
@@ -89,7 +89,8 @@ fn outlive_stop() {
     let parent = Parent::start(Program::Waits, &["16"]);
     let seed = sealed(&cluster, &parent);
     cluster.stop_daemon(0);
-    let unfinished = image_of(&seed.said).with_file_name(format!("{}.s0123456789abcdef.image.new", cluster.name(0)));
+    let unfinished =
+        image_of(&seed.prepare_output).with_file_name(format!("{}.s0123456789abcdef.image.new", cluster.name(0)));
     fs::write(&unfinished, b"half of something").expect("the directory is there");
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
@@ -105,11 +106,11 @@ fn remember_touches() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["16"]);
     let seed = sealed(&cluster, &parent);
-    let set = image_of(&seed.said).with_extension("set");
+    let set = image_of(&seed.prepare_output).with_extension("set");
     let told = || cluster.first().json(&["inspect", seed.id()])["working_set_bytes"].as_u64().expect("a number");
     seed.fork_and_check(&parent, 69, &["--to", cluster.name(1)]);
     let known =
-        deadline::until("a working set", SEALED_LIMIT, || Some(told()).filter(|bytes| *bytes > 0 && set.exists()));
+        deadline::wait_until("a working set", SEALED_LIMIT, || Some(told()).filter(|bytes| *bytes > 0 && set.exists()));
     assert_eq!(fs::metadata(&set).expect("the set").permissions().mode() & 0o777, 0o600);
     cluster.stop_daemon(0);
     // The child may have told more of itself before it ended.
@@ -136,14 +137,14 @@ fn remember_touches() {
 fn while_paging() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed"]);
     let template = seed.template_pid();
     let numbers = [66, 67, 68];
     let payloads = [format!("66 {PAGING_MS}"), format!("67 {PAGING_MS}"), format!("68 {PAGING_MS} calls")];
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1])]);
     let said = wait_until_sealed(&cluster, &seed);
     assert_eq!(said["seal"]["state"], "sealed", "{said}");
-    deadline::until("the template has ended", SEALED_LIMIT, || (!is_alive(template)).then_some(()));
+    deadline::wait_until("the template has ended", SEALED_LIMIT, || (!is_alive(template)).then_some(()));
     seed.check_answers(&parent, &children, &numbers);
     parent.require_unharmed();
     drop(seed);
@@ -179,20 +180,21 @@ fn no_room() {
     let directory = disk.path().to_string_lossy().into_owned();
     let cluster = Cluster::start_with(2, &["--images", &directory]);
     let mut parent = Parent::start(Program::Waits, &["32"]);
-    let refused = cluster.first().refused(&["prepare", &parent.pid_text(), "--sealed", "--wait", "--name", "large"]);
-    refused.names(&["not sealed", "are free there", &directory]);
+    let refused =
+        cluster.first().run_failing(&["prepare", &parent.pid_text(), "--sealed", "--wait", "--name", "large"]);
+    refused.require_mentions(&["not sealed", "are free there", &directory]);
     assert_eq!(fs::read_dir(disk.path()).expect("the disk").count(), 0);
     let said = cluster.first().json(&["inspect", "large"]);
     assert_eq!(said["seal"]["state"], "failed", "{said}");
     let id = said["seed"].as_str().expect("an id").to_owned();
-    let large = Seed::of_output(cluster.first(), &said.to_string());
+    let large = Seed::from_json(cluster.first(), &said.to_string());
     large.fork_and_check(&parent, 69, &["--to", cluster.name(1)]);
     parent.require_unharmed();
     cluster.first().json(&["drop", "--force", &id]);
 
     let small_parent = Parent::start(Program::Waits, &["4"]);
     let small = sealed(&cluster, &small_parent);
-    assert!(image_of(&small.said).starts_with(disk.path()), "{}", small.said);
+    assert!(image_of(&small.prepare_output).starts_with(disk.path()), "{}", small.prepare_output);
     small.fork_and_check(&small_parent, 70, &["--to", cluster.name(1)]);
     drop((small, large));
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -202,7 +204,7 @@ fn damaged() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
     let (cut, flipped) = (sealed(&cluster, &parent), sealed(&cluster, &parent));
-    let (cut_image, flipped_image) = (image_of(&cut.said), image_of(&flipped.said));
+    let (cut_image, flipped_image) = (image_of(&cut.prepare_output), image_of(&flipped.prepare_output));
     cluster.kill_daemon(0);
     let open = |path: &Path| File::options().read(true).write(true).open(path).expect("an image");
     let file = open(&cut_image);
@@ -217,10 +219,10 @@ fn damaged() {
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
 
-    let refused = cluster.node(1).refused(&["fork", cut.id(), "--detach"]);
-    refused.names(&[cut.id(), &cut_image.to_string_lossy(), "damaged"]);
+    let refused = cluster.node(1).run_failing(&["fork", cut.id(), "--detach"]);
+    refused.require_mentions(&[cut.id(), &cut_image.to_string_lossy(), "damaged"]);
     let child = &flipped.fork_detached(&["71 500".to_owned()], &["--to", cluster.name(1)])[0];
-    let said = cluster.node(1).json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
+    let said = cluster.node(1).json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
     let log = cluster.node(1).json(&["logs", &child.id])["stderr"].as_str().unwrap_or_default().to_owned();
     assert!(!log.contains("wrong:"), "a wrong byte: {log}");
     assert_eq!(said["children"][0]["exit_code"], 135, "SIGBUS: {said} {log}");
@@ -236,14 +238,14 @@ fn damaged() {
 /// A child of the template and one of the image, by their bytes.
 fn same_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &["64"]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed"]);
     let paused = |node: usize| seed.fork_idle(1, &["--to", cluster.name(node), "--paused"]).remove(0);
     let before = paused(1);
     cluster.first().json(&["settle", &before.id]);
     assert_eq!(wait_until_sealed(cluster, &seed)["seal"]["state"], "sealed");
     let (remote, own) = (paused(2), paused(0));
     for child in [&remote, &own] {
-        let compared = memory::compare_areas(parent.pid(), before.pid, child.pid);
+        let compared = memory::compare_mappings_of(parent.pid(), before.pid, child.pid);
         assert!(compared.pages > (64 << 20) / 4096, "{compared:?}");
     }
     for child in [before, remote, own] {
@@ -263,12 +265,12 @@ fn shared_memory(cluster: &Cluster) {
 fn dropped(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["256"]);
     for _ in 0..3 {
-        let seed = Seed::with_options(cluster.first(), &parent, &["--sealed"]);
+        let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed"]);
         cluster.first().json(&["drop", "--force", seed.id()]);
     }
     let seed = sealed(cluster, &parent);
-    let directory = image_of(&seed.said).parent().expect("a directory").to_owned();
-    deadline::until("one image is left", SEALED_LIMIT, || {
+    let directory = image_of(&seed.prepare_output).parent().expect("a directory").to_owned();
+    deadline::wait_until("one image is left", SEALED_LIMIT, || {
         (fs::read_dir(&directory).expect("the directory").count() == 1).then_some(())
     });
     cluster.first().json(&["drop", "--force", seed.id()]);
@@ -278,7 +280,7 @@ fn dropped(cluster: &Cluster) {
 /// The parent stands still until its image is whole.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["64"]);
-    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed", "--freeze", "--wait"]);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--freeze", "--wait"]);
     parent.wait_for_ticks(10);
     seed.fork_and_check(&parent, 74, &["--to", cluster.name(1)]);
     parent.require_unharmed();

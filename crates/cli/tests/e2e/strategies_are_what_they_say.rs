@@ -1,6 +1,6 @@
 //! Strategies are what they say, by the counts that everybody can ask for.
 
-use crate::harness::{Cluster, Parent, Program, Seed, Started};
+use crate::harness::{Cluster, Parent, Program, Seed, StartedChild};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -16,7 +16,7 @@ const PAGING_MS: u64 = 300;
 /// It runs on another node without a fault, and without its seed.
 fn eager(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let options = ["--to", cluster.name(1), "--strategy", "eager", "--paused"];
     let children = seed.fork_detached(&[format!("56 {PAGING_MS}")], &options);
     let id = children[0].id.as_str();
@@ -33,7 +33,7 @@ fn eager(cluster: &Cluster) {
 /// Each page comes by itself, for the fault that needs it.
 fn cow(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&[format!("57 {PAGING_MS}")], &["--to", cluster.name(1), "--strategy", "cow"]);
     seed.check_answers(&parent, &children, &[57]);
     let pager = pager_of(cluster, &children[0]);
@@ -50,6 +50,6 @@ fn others(cluster: &Cluster) {
     assert!(ended.stderr.contains("exclude each other"), "{}", ended.stderr);
 }
 
-fn pager_of(cluster: &Cluster, child: &Started) -> serde_json::Value {
+fn pager_of(cluster: &Cluster, child: &StartedChild) -> serde_json::Value {
     cluster.first().json(&["inspect", &child.id])["pager"].clone()
 }

@@ -38,7 +38,7 @@ pub(crate) fn timely<T>(mut attempt: impl FnMut() -> T) -> T {
 }
 
 fn wait_for_zygote(cluster: &Cluster, node: usize) {
-    deadline::until("a zygote", SOON, || (cluster.told_of_zygotes(node, "kept") == 1).then_some(()));
+    deadline::wait_until("a zygote", SOON, || (cluster.zygote_count(node, "kept") == 1).then_some(()));
 }
 
 /// A copy is its container's in every control group, and goes before its zygote where memory runs out.
@@ -72,7 +72,7 @@ fn code_bytes_of_restorer(line: &str) -> Option<u64> {
 fn whoever_dies() {
     let cluster = Cluster::start_with(2, &["--zygotes", "8"]);
     let mut parent = Parent::start(Program::Situation("paging"), &["32"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     let there = ["--to", cluster.name(1)];
     let page = |numbers: &[u64]| {
         let payloads: Vec<String> = numbers.iter().map(|number| format!("{number} {PAGING_MS} held")).collect();
@@ -82,7 +82,7 @@ fn whoever_dies() {
         let children = seed.fork_detached(&[format!("{number} 1")], &there);
         seed.check_answers(&parent, &children, &[number]);
     };
-    let copies = || cluster.told_of_zygotes(1, "children");
+    let copies = || cluster.zygote_count(1, "children");
     let numbers: Vec<u64> = (10..10 + AT_ONCE).collect();
     let more: Vec<u64> = (20..20 + AT_ONCE).collect();
     let (children, after, made) = timely(|| {
@@ -101,7 +101,7 @@ fn whoever_dies() {
         require_own_place(child.pid);
         require_little_left(child.pid);
     }
-    seed.let_end(&[&children[..], &after].concat());
+    seed.release_children(&[&children[..], &after].concat());
     seed.check_answers(&parent, &children, &numbers);
     seed.check_answers(&parent, &after, &more);
 
@@ -109,11 +109,11 @@ fn whoever_dies() {
     thread::sleep(MOMENT);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    assert_eq!(cluster.told_of_zygotes(1, "kept"), 0, "it ends with its daemon");
-    deadline::until("the seed's node is known again", SOON, || {
+    assert_eq!(cluster.zygote_count(1, "kept"), 0, "it ends with its daemon");
+    deadline::wait_until("the seed's node is known again", SOON, || {
         cluster.node(1).run(&["inspect", seed.id()]).status.success().then_some(())
     });
-    seed.let_end(&children);
+    seed.release_children(&children);
     seed.check_answers(&parent, &children, &numbers);
     let made = timely(|| {
         one(2);
@@ -133,11 +133,11 @@ fn whoever_dies() {
 fn where_they_may_be() {
     let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
     let parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     wait_for_zygote(&cluster, 0);
-    let copies = || cluster.told_of_zygotes(0, "children");
+    let copies = || cluster.zygote_count(0, "children");
     let made = timely(|| {
-        if cluster.told_of_zygotes(0, "kept") == 0 {
+        if cluster.zygote_count(0, "kept") == 0 {
             seed.fork_and_check(&parent, 0, &[]);
             wait_for_zygote(&cluster, 0);
         }
@@ -160,9 +160,9 @@ fn where_they_may_be() {
         wait_for_zygote(&cluster, 0);
         let before = copies();
         let child = &seed.fork_idle(1, &ports)[0];
-        let refused = cluster.first().refused(&[&["fork", seed.id(), "--detach"], &ports[..]].concat());
-        refused.names(&["port 18091", "in use"]);
-        let made = (copies() - before, cluster.told_of_zygotes(0, "kept"));
+        let refused = cluster.first().run_failing(&[&["fork", seed.id(), "--detach"], &ports[..]].concat());
+        refused.require_mentions(&["port 18091", "in use"]);
+        let made = (copies() - before, cluster.zygote_count(0, "kept"));
         cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
         cluster.first().run(&["wait", &child.id]);
         made
@@ -170,26 +170,26 @@ fn where_they_may_be() {
     assert_eq!(made, (1, 1), "it stays");
 
     let other = Parent::start(Program::Waits, &["4"]);
-    let others = Seed::of(cluster.first(), &other);
+    let others = Seed::prepare(cluster.first(), &other);
     let before = copies();
     others.fork_and_check(&other, 7, &[]);
-    deadline::until("the other's zygote in its place", SOON, || {
+    deadline::wait_until("the other's zygote in its place", SOON, || {
         others.fork_and_check(&other, 8, &[]);
-        assert!(cluster.told_of_zygotes(0, "kept") <= 1, "no more than there may be");
+        assert!(cluster.zygote_count(0, "kept") <= 1, "no more than there may be");
         (copies() > before).then_some(())
     });
     wait_for_zygote(&cluster, 0);
     cluster.first().json(&["drop", others.id()]);
-    let has_gone = || (cluster.told_of_zygotes(0, "kept") == 0).then_some(());
-    deadline::until("it goes with its seed", SOON, has_gone);
+    let has_gone = || (cluster.zygote_count(0, "kept") == 0).then_some(());
+    deadline::wait_until("it goes with its seed", SOON, has_gone);
     drop((seed, others));
 
     let without = Cluster::start_with(1, &["--zygotes", "0"]);
-    let seed = Seed::of(without.first(), &parent);
+    let seed = Seed::prepare(without.first(), &parent);
     for number in 1..4 {
         seed.fork_and_check(&parent, number, &[]);
     }
-    assert_eq!((without.told_of_zygotes(0, "kept_max"), without.told_of_zygotes(0, "children")), (0, 0));
+    assert_eq!((without.zygote_count(0, "kept_max"), without.zygote_count(0, "children")), (0, 0));
 }
 
 /// The zygotes of its nodes: beside it, others may run nodes of theirs.
@@ -208,12 +208,12 @@ fn zygotes(cluster: &Cluster) -> Vec<i32> {
 fn in_huge_pages() {
     let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
     let mut parent = Parent::start(Program::Waits, &["8"]);
-    let seed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::prepare(cluster.first(), &parent);
     wait_for_zygote(&cluster, 0);
     seed.fork_and_check(&parent, 1, &[]);
     let before = seed.fork_idle(1, &[]);
     let mut number = 2;
-    deadline::until("huge pages of a zygote", SOON, || {
+    deadline::wait_until("huge pages of a zygote", SOON, || {
         seed.fork_and_check(&parent, number, &[]);
         number += 1;
         zygotes(&cluster).into_iter().any(|pid| huge_kb(pid) > 0).then_some(())
@@ -222,7 +222,7 @@ fn in_huge_pages() {
     assert!(huge_kb(after[0].pid) > 0, "a copy has the zygote's");
     let numbers: Vec<u64> = (100..100 + AT_ONCE).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
-    let copies = || cluster.told_of_zygotes(0, "children");
+    let copies = || cluster.zygote_count(0, "children");
     let made = timely(|| {
         seed.fork_and_check(&parent, number, &[]);
         wait_for_zygote(&cluster, 0);

@@ -11,7 +11,7 @@ const PORT: u16 = 7400;
 
 /// Address of the node with this index in the cluster of this name. Clusters of different names mostly differ in them;
 /// where not, it does not matter, since no packet leaves a cluster.
-pub(super) fn of_node(cluster: &str, index: usize) -> SocketAddr {
+pub(super) fn node_address(cluster: &str, index: usize) -> SocketAddr {
     let hash = cluster.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let [network, subnet, ..] = hash.to_be_bytes();
     let host = u8::try_from(index + 1).expect("the number of nodes was checked");
@@ -24,7 +24,7 @@ mod tests {
 
     #[test]
     fn nodes_of_a_cluster_share_a_network() {
-        let (first, last) = (of_node("a", 0), of_node("a", NODES_MAX - 1));
+        let (first, last) = (node_address("a", 0), node_address("a", NODES_MAX - 1));
         let (SocketAddr::V4(first), SocketAddr::V4(last)) = (first, last) else { panic!("not IPv4") };
         assert_eq!(first.ip().octets()[..3], last.ip().octets()[..3]);
         assert_eq!((first.ip().octets()[3], last.ip().octets()[3]), (1, 254));

@@ -39,20 +39,20 @@ impl LocalClusterConfig {
 
     /// Checks what can be checked before anything is made.
     pub(super) fn check(&self) -> Result<(), LocalError> {
-        NodeName::new(&self.name).map_err(|cause| LocalError::Name { name: self.name.clone(), cause })?;
+        NodeName::new(&self.name).map_err(|cause| LocalError::InvalidName { name: self.name.clone(), cause })?;
         if !(1..=NODES_MAX).contains(&self.nodes) {
-            return Err(LocalError::Nodes { nodes: self.nodes, nodes_max: NODES_MAX });
+            return Err(LocalError::NodeCount { nodes: self.nodes, nodes_max: NODES_MAX });
         }
         Ok(())
     }
 
     /// Name of the namespace that holds the bridge.
-    pub(super) fn switch(&self) -> String {
+    pub(super) fn bridge_netns(&self) -> String {
         format!("ff-{}-net", self.name)
     }
 
     /// Name of a node's namespace.
-    pub(super) fn netns(&self, node: &str) -> String {
+    pub(super) fn node_netns(&self, node: &str) -> String {
         format!("ff-{}-{node}", self.name)
     }
 
@@ -62,7 +62,7 @@ impl LocalClusterConfig {
     }
 
     /// Names of all namespaces.
-    pub(super) fn namespaces(&self) -> Vec<String> {
-        std::iter::once(self.switch()).chain(self.node_names().map(|node| self.netns(&node))).collect()
+    pub(super) fn all_netns(&self) -> Vec<String> {
+        std::iter::once(self.bridge_netns()).chain(self.node_names().map(|node| self.node_netns(&node))).collect()
     }
 }

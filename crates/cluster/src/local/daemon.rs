@@ -18,8 +18,8 @@ use rustix::process::Signal;
 
 use super::error::LocalError;
 use super::groups;
-use super::node::{LocalNode, NodeCommand};
-use super::run_dir::failed;
+use super::node::{DaemonCommand, LocalNode};
+use super::run_dir::run_dir_error;
 use super::trust;
 
 /// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and asks nobody far away, but several may
@@ -36,7 +36,7 @@ const LOG_TAIL_BYTES: u64 = 4096;
 const HIDDEN_PATHS_VARIABLE: &str = "FARFORK_HIDDEN_PATHS";
 
 /// Puts itself into the groups that are given up to `--`, then becomes the daemon in a session of its own.
-const ENTER_GROUPS: &str = r#"
+const ENTER_CGROUPS_SCRIPT: &str = r#"
 while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 125; shift; done
 shift
 exec setsid -- "$@"
@@ -44,27 +44,27 @@ exec setsid -- "$@"
 
 /// What a start depends on beside the node.
 #[derive(Debug)]
-pub(super) struct Launch<'a> {
+pub(super) struct LaunchOptions<'a> {
     /// The node to join.
     pub(super) join: Option<SocketAddr>,
     /// The program.
-    pub(super) command: &'a NodeCommand,
+    pub(super) command: &'a DaemonCommand,
     /// What the node's children shall not see: the files of all daemons, separated by colons.
     pub(super) hidden_paths: &'a OsStr,
 }
 
 /// Makes a node's run directory, for its owner alone.
 pub(super) fn make_run_dir(node: &LocalNode) -> Result<(), LocalError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(&node.run_dir).map_err(failed("make", &node.run_dir))
+    DirBuilder::new().recursive(true).mode(0o700).create(&node.run_dir).map_err(run_dir_error("make", &node.run_dir))
 }
 
 /// Starts a node's daemon.
-pub(super) fn start(node: &LocalNode, launch: &Launch<'_>) -> Result<ProcessIdentity, LocalError> {
+pub(super) fn start_daemon(node: &LocalNode, launch: &LaunchOptions<'_>) -> Result<ProcessIdentity, LocalError> {
     // That of a daemon that was killed is open for as long as what it was just starting has not begun its program, and answers nobody.
     let _ = fs::remove_file(&node.socket);
-    let log = node.log();
-    let log_file = File::options().create(true).append(true).open(&log).map_err(failed("open", &log))?;
-    let mut command = command(node, launch);
+    let log = node.log_path();
+    let log_file = File::options().create(true).append(true).open(&log).map_err(run_dir_error("open", &log))?;
+    let mut command = daemon_command(node, launch);
     let start = || {
         command.stdin(Stdio::null()).stdout(log_file.try_clone()?).stderr(log_file);
         let child = spawn_in_netns(&node.netns, command)?;
@@ -77,13 +77,13 @@ pub(super) fn start(node: &LocalNode, launch: &Launch<'_>) -> Result<ProcessIden
     })
 }
 
-fn command(node: &LocalNode, launch: &Launch<'_>) -> Command {
+fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", ENTER_GROUPS, "sh"]).args(groups::of_daemon(node)).arg("--");
+    command.args(["-c", ENTER_CGROUPS_SCRIPT, "sh"]).args(groups::daemon_cgroups(node)).arg("--");
     command.arg(&launch.command.program).args(["node", "--name", &node.name]);
     command.arg("--run-dir").arg(&node.run_dir);
     command.arg("--listen").arg(node.address.to_string());
-    command.arg("--trust").arg(trust::of_node(&node.run_dir));
+    command.arg("--trust").arg(trust::node_trust_dir(&node.run_dir));
     if let Some(first) = launch.join {
         command.arg("--join").arg(first.to_string());
     }
@@ -114,15 +114,15 @@ pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
     let limit = Duration::from_millis(READY_MS_MAX);
     let began = Instant::now();
     while UnixStream::connect(&node.socket).is_err() {
-        if node.wait_end(Duration::from_millis(READY_RETRY_MS)) {
-            return Err(LocalError::Ended { node: node.name.clone(), log_tail: log_tail(node) });
+        if node.wait_exit(Duration::from_millis(READY_RETRY_MS)) {
+            return Err(LocalError::DaemonEnded { node: node.name.clone(), log_tail: read_log_tail(node) });
         }
         if began.elapsed() > limit {
-            return Err(LocalError::Silent {
+            return Err(LocalError::NoAnswer {
                 node: node.name.clone(),
                 socket: node.socket.clone(),
                 waited_ms: READY_MS_MAX,
-                log_tail: log_tail(node),
+                log_tail: read_log_tail(node),
             });
         }
     }
@@ -130,8 +130,8 @@ pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
 }
 
 /// Sends a signal to a node's daemon.
-pub(super) fn signal(node: &LocalNode, signal: i32) -> Result<(), LocalError> {
-    let daemon = node.running().ok_or_else(|| LocalError::NotRunning { node: node.name.clone() })?;
+pub(super) fn signal_daemon(node: &LocalNode, signal: i32) -> Result<(), LocalError> {
+    let daemon = node.open_daemon().ok_or_else(|| LocalError::NotRunning { node: node.name.clone() })?;
     pidfd::send_signal(&daemon, signal).map_err(|cause| LocalError::Signal { node: node.name.clone(), signal, cause })
 }
 
@@ -139,12 +139,12 @@ pub(super) fn signal(node: &LocalNode, signal: i32) -> Result<(), LocalError> {
 pub(super) fn stop_all(nodes: &[LocalNode]) {
     let deadline = Instant::now() + Duration::from_millis(STOP_MS_MAX);
     // One that ends has no socket any more by which it could be found again.
-    let daemons: Vec<_> = nodes.iter().filter_map(|node| Some((node, node.running()?))).collect();
+    let daemons: Vec<_> = nodes.iter().filter_map(|node| Some((node, node.open_daemon()?))).collect();
     for (_, daemon) in &daemons {
         let _ = pidfd::send_signal(daemon, Signal::TERM.as_raw());
     }
     for (node, daemon) in &daemons {
-        if !clone::reap(daemon, deadline.saturating_duration_since(Instant::now())).unwrap_or(true) {
+        if !clone::reap_within(daemon, deadline.saturating_duration_since(Instant::now())).unwrap_or(true) {
             tracing::warn!(node = node.name, "daemon did not stop within {STOP_MS_MAX} ms and is killed");
             let _ = pidfd::send_signal(daemon, Signal::KILL.as_raw());
         }
@@ -152,9 +152,9 @@ pub(super) fn stop_all(nodes: &[LocalNode]) {
 }
 
 /// The last lines of a daemon's log.
-fn log_tail(node: &LocalNode) -> String {
+fn read_log_tail(node: &LocalNode) -> String {
     let read = || {
-        let mut file = File::open(node.log())?;
+        let mut file = File::open(node.log_path())?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
         let mut tail = Vec::new();

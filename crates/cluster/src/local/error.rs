@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub enum LocalError {
     /// The cluster's name cannot be part of other names.
     #[error("`{name}` is no name for a cluster: {cause}")]
-    Name {
+    InvalidName {
         /// What was given.
         name: String,
         /// What it may be.
@@ -16,7 +16,7 @@ pub enum LocalError {
     },
     /// There are too few or too many nodes.
     #[error("a local cluster of {nodes} nodes cannot be made: it has 1 to {nodes_max}")]
-    Nodes {
+    NodeCount {
         /// What was asked for.
         nodes: usize,
         /// What is possible.
@@ -24,7 +24,7 @@ pub enum LocalError {
     },
     /// A cluster runs there.
     #[error("a cluster runs in {} already; `farfork up --restart` starts those of its daemons again that have ended, `farfork down` ends it; or choose another run directory", run_dir.display())]
-    Exists {
+    AlreadyExists {
         /// The run directory.
         run_dir: PathBuf,
     },
@@ -36,7 +36,7 @@ pub enum LocalError {
     },
     /// No cluster is there.
     #[error("no cluster runs in {}; start one with `farfork up`", run_dir.display())]
-    None {
+    NotFound {
         /// The run directory.
         run_dir: PathBuf,
     },
@@ -52,7 +52,7 @@ pub enum LocalError {
     },
     /// Somebody else's network namespace has the name.
     #[error("network namespace {netns} exists, and this cluster did not make it; choose another name for the cluster")]
-    Taken {
+    NetnsTaken {
         /// The namespace.
         netns: String,
     },
@@ -82,7 +82,7 @@ pub enum LocalError {
     },
     /// The directory of named network namespaces cannot be locked or cleaned up.
     #[error("cannot {action} /run/netns: {cause}")]
-    Names {
+    NetnsDirectory {
         /// What was tried.
         action: &'static str,
         /// What the kernel said.
@@ -90,7 +90,7 @@ pub enum LocalError {
     },
     /// A control group cannot be made or removed.
     #[error("cannot {action} control group {}: {cause}", path.display())]
-    Group {
+    Cgroup {
         /// What was tried.
         action: &'static str,
         /// The group's directory.
@@ -110,7 +110,7 @@ pub enum LocalError {
     },
     /// A daemon ended before it answered.
     #[error("the daemon of node {node} ended before it answered; the end of its log:\n{log_tail}")]
-    Ended {
+    DaemonEnded {
         /// The node.
         node: String,
         /// The last lines of its log.
@@ -118,7 +118,7 @@ pub enum LocalError {
     },
     /// A daemon does not answer.
     #[error("the daemon of node {node} does not answer at {} after {waited_ms} ms; the end of its log:\n{log_tail}", socket.display())]
-    Silent {
+    NoAnswer {
         /// The node.
         node: String,
         /// Its socket.
@@ -144,7 +144,7 @@ pub enum LocalError {
     },
     /// A daemon runs.
     #[error("the daemon of node {node} runs already")]
-    Running {
+    AlreadyRunning {
         /// The node.
         node: String,
     },
@@ -162,7 +162,7 @@ pub enum LocalError {
     #[error(
         "processes {pids:?} of the cluster still exist {waited_ms} ms after they were killed; see /proc/PID/stack for what they wait for"
     )]
-    Stuck {
+    KillTimeout {
         /// Their ids.
         pids: Vec<i32>,
         /// How long was waited, in milliseconds.

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use farfork_sys::cgroup::hierarchy::{self, DAEMON_LEAF, Version};
+use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, DAEMON_LEAF};
 use farfork_sys::{cgroup, clone, pidfd};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ const REMOVE_MS_MAX: u64 = 2_000;
 
 /// The cluster's group in one hierarchy.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct GroupPlan {
+pub(super) struct CgroupPlan {
     /// Where the cluster's group is made.
     base: PathBuf,
     /// Its name there.
@@ -40,9 +40,9 @@ pub(super) struct GroupPlan {
     controllers: Vec<String>,
 }
 
-impl GroupPlan {
+impl CgroupPlan {
     /// The directory of a node's group.
-    pub(super) fn of_node(&self, node: &str) -> PathBuf {
+    pub(super) fn node_directory(&self, node: &str) -> PathBuf {
         self.directory().join(node)
     }
 
@@ -50,20 +50,21 @@ impl GroupPlan {
         self.base.join(&self.name)
     }
 
-    fn version(&self) -> Version {
-        if self.unified { Version::V2 } else { Version::V1 }
+    fn version(&self) -> CgroupVersion {
+        if self.unified { CgroupVersion::V2 } else { CgroupVersion::V1 }
     }
 }
 
 /// Finds the hierarchies that a cluster uses.
-pub(super) fn plan(cluster: &str) -> Result<Vec<GroupPlan>, LocalError> {
-    let hierarchies = hierarchy::mounted().map_err(failed("find the hierarchy of", Path::new("/proc/self/cgroup")))?;
+pub(super) fn plan_cgroups(cluster: &str) -> Result<Vec<CgroupPlan>, LocalError> {
+    let hierarchies = hierarchy::mounted_hierarchies()
+        .map_err(cgroup_error("find the hierarchy of", Path::new("/proc/self/cgroup")))?;
     let plans = hierarchies.iter().map(|hierarchy| {
-        let base = hierarchy.base(&CONTROLLERS);
-        GroupPlan {
+        let base = hierarchy.creation_base(&CONTROLLERS);
+        CgroupPlan {
             base: base.directory,
             name: format!("farfork-{cluster}"),
-            unified: hierarchy.version == Version::V2,
+            unified: hierarchy.version == CgroupVersion::V2,
             controllers: base.controllers,
         }
     });
@@ -71,35 +72,35 @@ pub(super) fn plan(cluster: &str) -> Result<Vec<GroupPlan>, LocalError> {
 }
 
 /// Makes the groups of all nodes.
-pub(super) fn create(plans: &[GroupPlan], nodes: &[LocalNode]) -> Result<(), LocalError> {
+pub(super) fn create_cgroups(plans: &[CgroupPlan], nodes: &[LocalNode]) -> Result<(), LocalError> {
     for plan in plans {
         for node in nodes {
             let name = Path::new(&plan.name).join(&node.name);
             cgroup::create_path(&plan.base, &name, plan.version(), &plan.controllers)
-                .and_then(|()| cgroup::create(&leaf(&plan.of_node(&node.name))))
-                .map_err(failed("make", &plan.of_node(&node.name)))?;
+                .and_then(|()| cgroup::create(&daemon_leaf(&plan.node_directory(&node.name))))
+                .map_err(cgroup_error("make", &plan.node_directory(&node.name)))?;
         }
     }
     Ok(())
 }
 
 /// The groups that a node's daemon is started in.
-pub(super) fn of_daemon(node: &LocalNode) -> impl Iterator<Item = PathBuf> {
-    node.cgroups.iter().map(|group| leaf(group))
+pub(super) fn daemon_cgroups(node: &LocalNode) -> impl Iterator<Item = PathBuf> {
+    node.cgroups.iter().map(|group| daemon_leaf(group))
 }
 
-fn leaf(node_group: &Path) -> PathBuf {
+fn daemon_leaf(node_group: &Path) -> PathBuf {
     node_group.join(DAEMON_LEAF)
 }
 
 /// Kills everything in the cluster's groups, and removes them.
-pub(super) fn remove(plans: &[GroupPlan]) -> Result<(), LocalError> {
-    let directories: Vec<PathBuf> = plans.iter().map(GroupPlan::directory).collect();
+pub(super) fn remove_cgroups(plans: &[CgroupPlan]) -> Result<(), LocalError> {
+    let directories: Vec<PathBuf> = plans.iter().map(CgroupPlan::directory).collect();
     kill_all(&directories)?;
     for directory in &directories {
-        let groups = cgroup::subtree(directory).map_err(failed("list", directory))?;
+        let groups = cgroup::subtree(directory).map_err(cgroup_error("list", directory))?;
         for group in groups {
-            cgroup::remove(&group, Duration::from_millis(REMOVE_MS_MAX)).map_err(failed("remove", &group))?;
+            cgroup::remove(&group, Duration::from_millis(REMOVE_MS_MAX)).map_err(cgroup_error("remove", &group))?;
         }
     }
     Ok(())
@@ -109,36 +110,36 @@ pub(super) fn remove(plans: &[GroupPlan]) -> Result<(), LocalError> {
 fn kill_all(directories: &[PathBuf]) -> Result<(), LocalError> {
     let deadline = Instant::now() + Duration::from_millis(KILL_MS_MAX);
     loop {
-        let pids = members(directories)?;
+        let pids = processes_below(directories)?;
         if pids.is_empty() {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err(LocalError::Stuck { pids, waited_ms: KILL_MS_MAX });
+            return Err(LocalError::KillTimeout { pids, waited_ms: KILL_MS_MAX });
         }
         let processes: Vec<(i32, OwnedFd)> =
             pids.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
         // Looked up again after they were opened: a number that came to mean another process meanwhile is not among
         // the members, and from now on none can.
-        let pids = members(directories)?;
+        let pids = processes_below(directories)?;
         for (_, process) in processes.iter().filter(|(pid, _)| pids.binary_search(pid).is_ok()) {
             let _ = pidfd::send_signal(process, Signal::KILL.as_raw());
         }
         for (_, process) in &processes {
-            let _ = clone::reap(process, Duration::from_millis(KILL_RETRY_MS));
+            let _ = clone::reap_within(process, Duration::from_millis(KILL_RETRY_MS));
         }
     }
 }
 
 /// The processes in the groups and below them, in ascending order.
-fn members(directories: &[PathBuf]) -> Result<Vec<i32>, LocalError> {
+fn processes_below(directories: &[PathBuf]) -> Result<Vec<i32>, LocalError> {
     let mut pids = Vec::new();
     for directory in directories {
-        for group in cgroup::subtree(directory).map_err(failed("list", directory))? {
+        for group in cgroup::subtree(directory).map_err(cgroup_error("list", directory))? {
             match cgroup::processes(&group) {
                 Ok(found) => pids.extend(found),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(cause) => return Err(failed("list", &group)(cause)),
+                Err(cause) => return Err(cgroup_error("list", &group)(cause)),
             }
         }
     }
@@ -147,6 +148,6 @@ fn members(directories: &[PathBuf]) -> Result<Vec<i32>, LocalError> {
     Ok(pids)
 }
 
-fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> LocalError + 'a {
-    move |cause| LocalError::Group { action, path: path.to_owned(), cause }
+fn cgroup_error<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> LocalError + 'a {
+    move |cause| LocalError::Cgroup { action, path: path.to_owned(), cause }
 }

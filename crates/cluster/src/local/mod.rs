@@ -45,16 +45,16 @@ pub use self::config::LocalClusterConfig;
 pub use self::error::LocalError;
 pub use self::node::LocalNode;
 
-use self::daemon::Launch;
-use self::network::Names;
-use self::state::State;
+use self::daemon::LaunchOptions;
+use self::network::NetnsLock;
+use self::state::ClusterState;
 
 /// Where containers with a shared root find what is theirs: the last daemon removes the directory, unless it was killed.
 const CONTAINER_PRIVATE_DIR: &str = "/run/farfork";
 
 /// What `up` is doing, for whoever shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress<'a> {
+pub enum UpProgress<'a> {
     /// What an earlier cluster left is being removed.
     Cleaning,
     /// Namespaces and links are being made.
@@ -69,7 +69,7 @@ pub enum Progress<'a> {
 #[derive(Debug)]
 pub struct LocalCluster {
     run_dir: PathBuf,
-    state: State,
+    state: ClusterState,
 }
 
 impl LocalCluster {
@@ -78,37 +78,37 @@ impl LocalCluster {
     ///
     /// # Errors
     /// [`LocalError`] as the first step that fails; [`LocalError::Exists`] where a cluster runs in this directory.
-    pub fn up(config: &LocalClusterConfig, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Self, LocalError> {
+    pub fn up(config: &LocalClusterConfig, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<Self, LocalError> {
         config.check()?;
-        let made_run_dir = run_dir::make(&config.run_dir)?;
-        let lock = run_dir::lock(&config.run_dir)?;
-        let outcome = Self::up_alone(config, made_run_dir, progress);
-        if outcome.is_err() && !State::is_in(&config.run_dir) {
+        let made_run_dir = run_dir::make_run_dir(&config.run_dir)?;
+        let lock = run_dir::lock_run_dir(&config.run_dir)?;
+        let outcome = Self::up_locked(config, made_run_dir, progress);
+        if outcome.is_err() && !ClusterState::exists_in(&config.run_dir) {
             lock.remove();
             if made_run_dir {
-                run_dir::remove(&config.run_dir);
+                run_dir::remove_run_dir(&config.run_dir);
             }
         }
         outcome
     }
 
     /// With the run directory locked.
-    fn up_alone(
+    fn up_locked(
         config: &LocalClusterConfig,
         mut made_run_dir: bool,
-        progress: &mut dyn FnMut(Progress<'_>),
+        progress: &mut dyn FnMut(UpProgress<'_>),
     ) -> Result<Self, LocalError> {
-        if let Some(earlier) = Self::find(&config.run_dir)? {
+        if let Some(earlier) = Self::load_if_present(&config.run_dir)? {
             if earlier.state.complete && earlier.nodes().iter().any(LocalNode::is_alive) {
-                return Err(LocalError::Exists { run_dir: earlier.run_dir });
+                return Err(LocalError::AlreadyExists { run_dir: earlier.run_dir });
             }
-            progress(Progress::Cleaning);
+            progress(UpProgress::Cleaning);
             earlier.tear_down()?;
             made_run_dir |= earlier.state.made_run_dir;
         }
-        let names = network::reserve(&config.namespaces())?;
-        let mut cluster = Self::plan(config, made_run_dir)?;
-        match cluster.build(names, progress) {
+        let names = network::lock_new_names(&config.all_netns())?;
+        let mut cluster = Self::write_planned_state(config, made_run_dir)?;
+        match cluster.create_all(names, progress) {
             Ok(()) => Ok(cluster),
             Err(error) => {
                 if let Err(second) = cluster.tear_down() {
@@ -124,7 +124,7 @@ impl LocalCluster {
     /// # Errors
     /// [`LocalError::None`] where there is none; [`LocalError::State`] where its file cannot be read.
     pub fn load(run_dir: &Path) -> Result<Self, LocalError> {
-        Self::find(run_dir)?.ok_or_else(|| LocalError::None { run_dir: run_dir.to_owned() })
+        Self::load_if_present(run_dir)?.ok_or_else(|| LocalError::NotFound { run_dir: run_dir.to_owned() })
     }
 
     /// Ends the cluster: daemons are asked to stop, then everything that they left is killed and removed, and the
@@ -133,11 +133,11 @@ impl LocalCluster {
     /// # Errors
     /// [`LocalError`] as the first thing that cannot be removed; the rest is. It can be tried again.
     pub fn down(self) -> Result<(), LocalError> {
-        let lock = run_dir::lock(&self.run_dir)?;
+        let lock = run_dir::lock_run_dir(&self.run_dir)?;
         self.tear_down()?;
         lock.remove();
         if self.state.made_run_dir {
-            run_dir::remove(&self.run_dir);
+            run_dir::remove_run_dir(&self.run_dir);
         }
         Ok(())
     }
@@ -161,37 +161,37 @@ impl LocalCluster {
 
     /// The trust directory of a client of this cluster.
     pub fn client_trust(&self) -> PathBuf {
-        trust::of_client(&self.run_dir)
+        trust::client_trust_dir(&self.run_dir)
     }
 
     /// Sends a signal to a node's daemon; its pager and its children are not touched.
     ///
     /// # Errors
     /// [`LocalError::NotRunning`], [`LocalError::Signal`].
-    pub fn kill_node(&self, index: usize, signal: i32) -> Result<(), LocalError> {
-        daemon::signal(self.node(index)?, signal)
+    pub fn signal_node(&self, index: usize, signal: i32) -> Result<(), LocalError> {
+        daemon::signal_daemon(self.node(index)?, signal)
     }
 
     /// Waits for a node's daemon to end; tells whether it has.
     ///
     /// # Errors
     /// [`LocalError::NoNode`].
-    pub fn wait_node(&self, index: usize, limit: Duration) -> Result<bool, LocalError> {
-        Ok(self.node(index)?.wait_end(limit))
+    pub fn wait_node_exit(&self, index: usize, limit: Duration) -> Result<bool, LocalError> {
+        Ok(self.node(index)?.wait_exit(limit))
     }
 
     /// Starts the daemons again that have ended, and waits until they answer.
     ///
     /// # Errors
     /// As [`LocalCluster::up`]; those that were started stay.
-    pub fn start_ended(&mut self, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), LocalError> {
-        let _lock = run_dir::lock(&self.run_dir)?;
+    pub fn restart_ended(&mut self, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<(), LocalError> {
+        let _lock = run_dir::lock_run_dir(&self.run_dir)?;
         for index in 0..self.nodes().len() {
             if !self.nodes()[index].is_alive() {
-                progress(Progress::Starting(&self.nodes()[index].name));
-                self.start_node(index)?;
+                progress(UpProgress::Starting(&self.nodes()[index].name));
+                self.restart_node(index)?;
             }
-            progress(Progress::Ready(&self.nodes()[index].name));
+            progress(UpProgress::Ready(&self.nodes()[index].name));
         }
         Ok(())
     }
@@ -200,12 +200,12 @@ impl LocalCluster {
     ///
     /// # Errors
     /// [`LocalError::Running`], and as [`LocalCluster::up`].
-    pub fn start_node(&mut self, index: usize) -> Result<(), LocalError> {
+    pub fn restart_node(&mut self, index: usize) -> Result<(), LocalError> {
         let node = self.node(index)?;
         if node.is_alive() {
-            return Err(LocalError::Running { node: node.name.clone() });
+            return Err(LocalError::AlreadyRunning { node: node.name.clone() });
         }
-        self.launch(index)?;
+        self.launch_node(index)?;
         daemon::wait_ready(self.node(index)?)
     }
 
@@ -225,50 +225,50 @@ impl LocalCluster {
         network::set_link(&self.state.switch, &self.node(index)?.name, true)
     }
 
-    fn find(run_dir: &Path) -> Result<Option<Self>, LocalError> {
-        match State::read(run_dir)? {
+    fn load_if_present(run_dir: &Path) -> Result<Option<Self>, LocalError> {
+        match ClusterState::read(run_dir)? {
             Some(state) => Ok(Some(Self { run_dir: run_dir::real_path(run_dir)?, state })),
             None => Ok(None),
         }
     }
 
     /// Writes down what is going to be made.
-    fn plan(config: &LocalClusterConfig, made_run_dir: bool) -> Result<Self, LocalError> {
+    fn write_planned_state(config: &LocalClusterConfig, made_run_dir: bool) -> Result<Self, LocalError> {
         let run_dir = run_dir::real_path(&config.run_dir)?;
-        let state = State::plan(config, &run_dir, made_run_dir, groups::plan(&config.name)?);
+        let state = ClusterState::planned(config, &run_dir, made_run_dir, groups::plan_cgroups(&config.name)?);
         state.write(&run_dir)?;
         Ok(Self { run_dir, state })
     }
 
-    fn build(&mut self, names: Names, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), LocalError> {
-        progress(Progress::Network);
-        network::create(&self.state, names)?;
-        groups::create(&self.state.groups, &self.state.nodes)?;
+    fn create_all(&mut self, names: NetnsLock, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<(), LocalError> {
+        progress(UpProgress::Network);
+        network::create_network(&self.state, names)?;
+        groups::create_cgroups(&self.state.groups, &self.state.nodes)?;
         self.state.nodes.iter().try_for_each(daemon::make_run_dir)?;
-        trust::make(&self.state.name, &self.state.nodes, &self.run_dir)?;
+        trust::create_identities(&self.state.name, &self.state.nodes, &self.run_dir)?;
         // The others join the first, which therefore has to answer before they start; they may start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
             for index in stage.clone() {
-                progress(Progress::Starting(&self.state.nodes[index].name));
-                self.launch(index)?;
+                progress(UpProgress::Starting(&self.state.nodes[index].name));
+                self.launch_node(index)?;
             }
             for node in &self.state.nodes[stage] {
                 daemon::wait_ready(node)?;
-                progress(Progress::Ready(&node.name));
+                progress(UpProgress::Ready(&node.name));
             }
         }
         self.state.complete = true;
         self.state.write(&self.run_dir)
     }
 
-    fn launch(&mut self, index: usize) -> Result<(), LocalError> {
+    fn launch_node(&mut self, index: usize) -> Result<(), LocalError> {
         let first = self.state.nodes[0].address;
         let client = self.client_trust();
         let run_dirs = self.state.nodes.iter().map(|node| node.run_dir.as_os_str());
         let hidden_paths = run_dirs.chain([client.as_os_str()]).collect::<Vec<_>>().join(OsStr::new(":"));
         let join = (index > 0).then_some(first);
-        let launch = Launch { join, command: &self.state.command, hidden_paths: &hidden_paths };
-        let process = daemon::start(&self.state.nodes[index], &launch)?;
+        let launch = LaunchOptions { join, command: &self.state.command, hidden_paths: &hidden_paths };
+        let process = daemon::start_daemon(&self.state.nodes[index], &launch)?;
         self.state.nodes[index].set_process(process);
         self.state.write(&self.run_dir)
     }
@@ -276,7 +276,7 @@ impl LocalCluster {
     /// Removes whatever of the plan exists, as far as possible, and reports the first failure.
     fn tear_down(&self) -> Result<(), LocalError> {
         daemon::stop_all(&self.state.nodes);
-        let outcomes = [groups::remove(&self.state.groups), network::remove(&self.state)];
+        let outcomes = [groups::remove_cgroups(&self.state.groups), network::remove_network(&self.state)];
         point::remove_unused(Path::new(CONTAINER_PRIVATE_DIR));
         // While something is left, so is the file that says what.
         outcomes.into_iter().collect::<Result<(), _>>()?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farfork_sys::identity::ProcessIdentity;
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 use farfork_sys::{cgroup, clone, fdpass};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use super::groups;
 
 /// How daemons are started.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct NodeCommand {
+pub(super) struct DaemonCommand {
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
     pub(super) environment: Vec<(String, String)>,
@@ -64,36 +64,36 @@ impl LocalNode {
     /// Keeper, pager and holder: what runs in the daemon's control group, but for the daemon.
     pub fn pager_pids(&self) -> Vec<i32> {
         let daemon = self.pid();
-        let members = groups::of_daemon(self).find_map(|group| cgroup::processes(&group).ok());
+        let members = groups::daemon_cgroups(self).find_map(|group| cgroup::processes(&group).ok());
         members.into_iter().flatten().filter(|pid| Some(*pid) != daemon).collect()
     }
 
     /// The pager, which its keeper has cloned; none at a moment when the one is gone and the next not there.
     pub fn pager_pid(&self) -> Option<i32> {
         let pids = self.pager_pids();
-        let is_pager = |pid: &i32| Stat::read(*pid).is_ok_and(|stat| pids.contains(&stat.parent));
+        let is_pager = |pid: &i32| ProcStat::read(*pid).is_ok_and(|stat| pids.contains(&stat.parent));
         pids.iter().copied().find(is_pager)
     }
 
     /// Whether the daemon runs.
     pub fn is_alive(&self) -> bool {
-        !self.wait_end(Duration::ZERO)
+        !self.wait_exit(Duration::ZERO)
     }
 
     /// Waits until the daemon has ended; one that was never started has.
-    pub(super) fn wait_end(&self, limit: Duration) -> bool {
+    pub(super) fn wait_exit(&self, limit: Duration) -> bool {
         // Reaped too, where it is a child of this process.
-        self.running().is_none_or(|daemon| clone::reap(&daemon, limit).unwrap_or(false))
+        self.open_daemon().is_none_or(|daemon| clone::reap_within(&daemon, limit).unwrap_or(false))
     }
 
     /// The daemon that runs: the one that was started last, or, where that has ended, who listens at its socket, as one that
     /// somebody has started by hand.
-    pub(super) fn running(&self) -> Option<OwnedFd> {
+    pub(super) fn open_daemon(&self) -> Option<OwnedFd> {
         let started = self.process().and_then(|process| process.open().ok()?);
-        started.or_else(|| self.listener()?.open().ok()?)
+        started.or_else(|| self.socket_listener()?.open().ok()?)
     }
 
-    fn listener(&self) -> Option<ProcessIdentity> {
+    fn socket_listener(&self) -> Option<ProcessIdentity> {
         // One that stands still, and whose queue is full, is not waited for.
         let socket = rustix::net::socket_with(
             AddressFamily::UNIX,
@@ -107,7 +107,7 @@ impl LocalNode {
     }
 
     /// What the daemon says.
-    pub fn log(&self) -> PathBuf {
+    pub fn log_path(&self) -> PathBuf {
         self.run_dir.join("node.log")
     }
 

@@ -14,26 +14,26 @@ use super::error::LocalError;
 
 /// Removes the run directory, unless somebody has put something else there. One that another daemon's containers are mounted on goes with
 /// the last of them.
-pub(super) fn remove(path: &Path) {
-    point::leave(path);
+pub(super) fn remove_run_dir(path: &Path) {
+    point::remove_when_unused(path);
 }
 
 /// Makes the run directory, for its owner alone; tells whether it was missing.
-pub(super) fn make(path: &Path) -> Result<bool, LocalError> {
+pub(super) fn make_run_dir(path: &Path) -> Result<bool, LocalError> {
     if path.is_dir() {
         return Ok(false);
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("make", path))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(run_dir_error("make", path))?;
     Ok(true)
 }
 
 /// The path without symbolic links, as it will be compared with.
 pub(super) fn real_path(path: &Path) -> Result<PathBuf, LocalError> {
-    path.canonicalize().map_err(failed("find", path))
+    path.canonicalize().map_err(run_dir_error("find", path))
 }
 
 /// For `map_err`.
-pub(super) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> LocalError + 'a {
+pub(super) fn run_dir_error<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> LocalError + 'a {
     move |cause| LocalError::State { action, path: path.to_owned(), cause }
 }
 
@@ -46,12 +46,12 @@ const LOCK_ATTEMPTS_MAX: usize = 8;
 
 /// Keeps other commands off the run directory.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(super) struct RunDirLock {
     path: PathBuf,
     _file: File,
 }
 
-impl Lock {
+impl RunDirLock {
     /// To be called when no cluster is there any more.
     pub(super) fn remove(self) {
         let _ = fs::remove_file(&self.path);
@@ -59,19 +59,19 @@ impl Lock {
 }
 
 /// Keeps other commands off the run directory while the cluster in it is made or removed.
-pub(super) fn lock(run_dir: &Path) -> Result<Lock, LocalError> {
+pub(super) fn lock_run_dir(run_dir: &Path) -> Result<RunDirLock, LocalError> {
     let path = run_dir.join(LOCK);
     for _ in 0..LOCK_ATTEMPTS_MAX {
-        let file = File::options().append(true).create(true).open(&path).map_err(failed("lock", &path))?;
+        let file = File::options().append(true).create(true).open(&path).map_err(run_dir_error("lock", &path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => break,
-            Err(errno) => return Err(failed("lock", &path)(errno.into())),
+            Err(errno) => return Err(run_dir_error("lock", &path)(errno.into())),
         }
         // Whoever had it may have removed it.
-        let locked = file.metadata().map_err(failed("lock", &path))?;
+        let locked = file.metadata().map_err(run_dir_error("lock", &path))?;
         if fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino())) {
-            return Ok(Lock { path, _file: file });
+            return Ok(RunDirLock { path, _file: file });
         }
     }
     Err(LocalError::Busy { run_dir: run_dir.to_owned() })
@@ -84,10 +84,10 @@ mod tests {
     #[test]
     fn one_at_a_time_makes_or_removes_a_cluster() {
         let above = tempfile::tempdir().unwrap();
-        let locked = lock(above.path()).unwrap();
-        assert!(matches!(lock(above.path()), Err(LocalError::Busy { .. })));
+        let locked = lock_run_dir(above.path()).unwrap();
+        assert!(matches!(lock_run_dir(above.path()), Err(LocalError::Busy { .. })));
         locked.remove();
-        lock(above.path()).unwrap().remove();
+        lock_run_dir(above.path()).unwrap().remove();
         assert_eq!(fs::read_dir(above.path()).unwrap().count(), 0);
     }
 
@@ -95,10 +95,10 @@ mod tests {
     fn a_directory_that_containers_need_is_locked_and_stays() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("run");
-        make(&path).unwrap();
-        let needed = MountPoint::hold(&path).unwrap();
-        lock(&path).unwrap().remove();
-        remove(&path);
+        make_run_dir(&path).unwrap();
+        let needed = MountPoint::acquire(&path).unwrap();
+        lock_run_dir(&path).unwrap().remove();
+        remove_run_dir(&path);
         assert!(path.exists());
         needed.release();
         assert!(!path.exists());

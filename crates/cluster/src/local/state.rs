@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::config::LocalClusterConfig;
 use super::error::LocalError;
-use super::groups::GroupPlan;
-use super::node::{LocalNode, NodeCommand};
-use super::run_dir::failed;
+use super::groups::CgroupPlan;
+use super::node::{DaemonCommand, LocalNode};
+use super::run_dir::run_dir_error;
 use super::{address, trust};
 
 /// Name of the file.
@@ -18,7 +18,7 @@ const FILE: &str = "cluster.json";
 
 /// What was made, or is going to be.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct State {
+pub(super) struct ClusterState {
     /// The cluster's name.
     pub(super) name: String,
     /// Whether every daemon has answered.
@@ -26,34 +26,35 @@ pub(super) struct State {
     /// The namespace of the bridge.
     pub(super) switch: String,
     /// The cluster's control groups.
-    pub(super) groups: Vec<GroupPlan>,
+    pub(super) groups: Vec<CgroupPlan>,
     /// How daemons are started.
-    pub(super) command: NodeCommand,
+    pub(super) command: DaemonCommand,
     /// The nodes.
     pub(super) nodes: Vec<LocalNode>,
     /// Whether the run directory was made for this cluster.
     pub(super) made_run_dir: bool,
 }
 
-impl State {
+impl ClusterState {
     /// What a cluster needs, before anything is made.
-    pub(super) fn plan(
+    pub(super) fn planned(
         config: &LocalClusterConfig,
         run_dir: &Path,
         made_run_dir: bool,
-        groups: Vec<GroupPlan>,
+        groups: Vec<CgroupPlan>,
     ) -> Self {
         let node = |(index, name): (usize, String)| {
-            let cgroups = groups.iter().map(|group| group.of_node(&name)).collect();
-            let (place, run_dir) = ((address::of_node(&config.name, index), config.netns(&name)), run_dir.join(&name));
+            let cgroups = groups.iter().map(|group| group.node_directory(&name)).collect();
+            let (place, run_dir) =
+                ((address::node_address(&config.name, index), config.node_netns(&name)), run_dir.join(&name));
             LocalNode::new(name, place, run_dir, cgroups)
         };
         let nodes = config.node_names().enumerate().map(node).collect();
         Self {
             name: config.name.clone(),
             complete: false,
-            switch: config.switch(),
-            command: NodeCommand {
+            switch: config.bridge_netns(),
+            command: DaemonCommand {
                 program: config.node_command.clone(),
                 arguments: config.node_arguments.clone(),
                 environment: config.environment.clone(),
@@ -65,7 +66,7 @@ impl State {
     }
 
     /// Whether a run directory has the file.
-    pub(super) fn is_in(run_dir: &Path) -> bool {
+    pub(super) fn exists_in(run_dir: &Path) -> bool {
         run_dir.join(FILE).exists()
     }
 
@@ -77,7 +78,7 @@ impl State {
             text => text
                 .and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other))
                 .map(Some)
-                .map_err(failed("read", &path)),
+                .map_err(run_dir_error("read", &path)),
         }
     }
 
@@ -92,7 +93,7 @@ impl State {
             .map_err(|error| {
                 // As much of it as there was room for.
                 let _ = fs::remove_file(&draft);
-                failed("write", &path)(error)
+                run_dir_error("write", &path)(error)
             })
     }
 
@@ -101,13 +102,13 @@ impl State {
         for node in &self.nodes {
             // The file could have been written by anybody who may write there: nothing elsewhere is removed for it.
             if node.run_dir.parent() == Some(run_dir) {
-                ignore_missing(fs::remove_dir_all(&node.run_dir)).map_err(failed("remove", &node.run_dir))?;
+                ignore_missing(fs::remove_dir_all(&node.run_dir)).map_err(run_dir_error("remove", &node.run_dir))?;
             }
         }
-        let client = trust::of_client(run_dir);
-        ignore_missing(fs::remove_dir_all(&client)).map_err(failed("remove", &client))?;
+        let client = trust::client_trust_dir(run_dir);
+        ignore_missing(fs::remove_dir_all(&client)).map_err(run_dir_error("remove", &client))?;
         let path = run_dir.join(FILE);
-        ignore_missing(fs::remove_file(&path)).map_err(failed("remove", &path))
+        ignore_missing(fs::remove_file(&path)).map_err(run_dir_error("remove", &path))
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use farfork_trust::member::{self, CLIENT_VALID, MemberError};
-use farfork_trust::{Directory, NODE_VALID, Role};
+use farfork_trust::{NODE_VALID, Role, TrustDirectory};
 use farfork_wire::NodeName;
 
 use super::error::LocalError;
@@ -20,26 +20,28 @@ use super::node::LocalNode;
 const CLIENT: &str = "client";
 
 /// A node's trust directory.
-pub(super) fn of_node(run_dir: &Path) -> PathBuf {
+pub(super) fn node_trust_dir(run_dir: &Path) -> PathBuf {
     run_dir.join("trust")
 }
 
 /// The client's trust directory.
-pub(super) fn of_client(cluster_dir: &Path) -> PathBuf {
+pub(super) fn client_trust_dir(cluster_dir: &Path) -> PathBuf {
     cluster_dir.join(CLIENT)
 }
 
 /// Makes all of them, for the nodes of a cluster of this name. The nodes' run directories are there.
-pub(super) fn make(cluster: &str, nodes: &[LocalNode], cluster_dir: &Path) -> Result<(), LocalError> {
+pub(super) fn create_identities(cluster: &str, nodes: &[LocalNode], cluster_dir: &Path) -> Result<(), LocalError> {
     let failed = |cause: MemberError| LocalError::Trust { cause };
-    let name = |text: &str| NodeName::new(text).map_err(|cause| LocalError::Name { name: text.to_owned(), cause });
+    let name =
+        |text: &str| NodeName::new(text).map_err(|cause| LocalError::InvalidName { name: text.to_owned(), cause });
     let now = SystemTime::now();
-    let (cluster, first) = (name(cluster)?, Directory::new(of_node(&nodes[0].run_dir)));
-    member::init(&first, &cluster, &name(&nodes[0].name)?, now).map_err(failed)?;
+    let (cluster, first) = (name(cluster)?, TrustDirectory::new(node_trust_dir(&nodes[0].run_dir)));
+    member::create_cluster(&first, &cluster, &name(&nodes[0].name)?, now).map_err(failed)?;
     for node in &nodes[1..] {
-        let into = Directory::new(of_node(&node.run_dir));
-        member::issue_directory(&first, &into, Role::Node, &name(&node.name)?, now, NODE_VALID).map_err(failed)?;
+        let into = TrustDirectory::new(node_trust_dir(&node.run_dir));
+        member::issue_client_directory(&first, &into, Role::Node, &name(&node.name)?, now, NODE_VALID)
+            .map_err(failed)?;
     }
-    let into = Directory::new(of_client(cluster_dir));
-    member::issue_directory(&first, &into, Role::Client, &name(CLIENT)?, now, CLIENT_VALID).map_err(failed)
+    let into = TrustDirectory::new(client_trust_dir(cluster_dir));
+    member::issue_client_directory(&first, &into, Role::Client, &name(CLIENT)?, now, CLIENT_VALID).map_err(failed)
 }

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use farfork_sys::cpu::Processor;
+use farfork_sys::cpu::ProcessorFeatures;
 use farfork_wire::NodeName;
 
 use peer::Peer;
@@ -37,7 +37,7 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 pub const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
 
 /// A node that has not looked for longer was kept from it: what others said meanwhile may not have been read yet.
-pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(500);
+pub const POLL_INTERVAL_MAX: Duration = Duration::from_millis(500);
 
 /// After so long a silence a member is forgotten: a machine has had the time to boot twice.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
@@ -61,12 +61,12 @@ pub struct Member {
     /// Why it takes no children, where it takes none.
     pub not_ready: Option<String>,
     /// What programs find on its processor; `None` of a node of an earlier release, which does not say.
-    pub processor: Option<Processor>,
+    pub processor: Option<ProcessorFeatures>,
 }
 
 /// Whether a member answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum MemberState {
     /// It was heard of lately.
     Alive,
     /// It has been silent for [`UNREACHABLE_AFTER`].
@@ -75,20 +75,20 @@ pub enum State {
 
 /// A member as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct View {
+pub struct MemberView {
     /// What it said of itself.
     pub member: Member,
     /// Whether it answers.
-    pub state: State,
+    pub state: MemberState,
     /// Since when it has said nothing.
-    pub silent: Duration,
+    pub silence: Duration,
     /// Whether it is the node that looks.
     pub is_self: bool,
 }
 
 /// What changed; for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum MembershipEvent {
     /// A member was heard of for the first time, or after it had been forgotten.
     Joined(NodeName),
     /// The daemon of a member was started anew.
@@ -118,53 +118,53 @@ pub enum JoinError {
 /// The members that one node knows, itself included.
 #[derive(Debug)]
 pub struct Membership {
-    me: Member,
+    own: Member,
     peers: BTreeMap<NodeName, Peer>,
     /// When time last passed.
-    looked_at: Option<Instant>,
+    polled_at: Option<Instant>,
 }
 
 impl Membership {
     /// A node that knows itself only.
     pub fn new(me: Member) -> Self {
-        Self { me, peers: BTreeMap::new(), looked_at: None }
+        Self { own: me, peers: BTreeMap::new(), polled_at: None }
     }
 
     /// What this node says of itself.
-    pub fn me(&self) -> &Member {
-        &self.me
+    pub fn own_member(&self) -> &Member {
+        &self.own
     }
 
     /// Tells how many children run here, which the next heartbeats carry on.
     pub fn set_children(&mut self, children: u32) {
-        self.me.children = children;
+        self.own.children = children;
     }
 
     /// Tells why this node takes no children, where it takes none.
     pub fn set_not_ready(&mut self, reason: Option<String>) {
-        self.me.not_ready = reason;
+        self.own.not_ready = reason;
     }
 
     /// A heartbeat has come.
     ///
     /// # Errors
     /// The sender cannot be a member; it should be told so.
-    pub fn handle_heartbeat(&mut self, from: Member, now: Instant) -> Result<Option<Event>, JoinError> {
-        self.hear(from, now)
+    pub fn handle_heartbeat(&mut self, from: Member, now: Instant) -> Result<Option<MembershipEvent>, JoinError> {
+        self.record_heartbeat(from, now)
     }
 
     /// The answer to a heartbeat has come: the answering member first, then those that it hears from.
     ///
     /// # Errors
     /// The answering node cannot be a member beside this one.
-    pub fn handle_answer(&mut self, members: Vec<Member>, now: Instant) -> Result<Option<Event>, JoinError> {
+    pub fn handle_answer(&mut self, members: Vec<Member>, now: Instant) -> Result<Option<MembershipEvent>, JoinError> {
         let mut members = members.into_iter();
         let Some(answering) = members.next() else {
             return Ok(None);
         };
-        let event = self.hear(answering, now)?;
+        let event = self.record_heartbeat(answering, now)?;
         for named in members {
-            self.introduce(named, now);
+            self.add_from_gossip(named, now);
         }
         Ok(event)
     }
@@ -177,23 +177,23 @@ impl Membership {
     }
 
     /// A member is trusted no longer, whatever it says; whether there was one.
-    pub fn handle_revoked(&mut self, name: &NodeName) -> bool {
+    pub fn remove_revoked(&mut self, name: &NodeName) -> bool {
         self.peers.remove(name).is_some()
     }
 
     /// Time has passed: returns who fell silent. To be called more often than every [`LOOK_INTERVAL_MAX`].
-    pub fn handle_time(&mut self, now: Instant) -> Vec<Event> {
-        let missed = self.missed(now);
-        self.peers.values_mut().for_each(|peer| peer.forgive(missed, now));
-        self.looked_at = Some(now);
+    pub fn handle_time(&mut self, now: Instant) -> Vec<MembershipEvent> {
+        let missed = self.missed_time(now);
+        self.peers.values_mut().for_each(|peer| peer.discount_missed(missed, now));
+        self.polled_at = Some(now);
         let mut events = Vec::new();
         self.peers.retain(|name, peer| {
-            if peer.silent(now) >= FORGOTTEN_AFTER {
-                events.push(Event::Forgotten(name.clone()));
+            if peer.silence(now) >= FORGOTTEN_AFTER {
+                events.push(MembershipEvent::Forgotten(name.clone()));
                 return false;
             }
-            if peer.fell_silent(now) {
-                events.push(Event::Unreachable(name.clone()));
+            if peer.take_silence_report(now) {
+                events.push(MembershipEvent::Unreachable(name.clone()));
             }
             true
         });
@@ -202,22 +202,23 @@ impl Membership {
 
     /// The members that a heartbeat should go to now; each is due again after [`HEARTBEAT_INTERVAL`].
     pub fn poll_heartbeats(&mut self, now: Instant) -> Vec<Member> {
-        let due = self.peers.values_mut().filter_map(|peer| peer.take_heartbeat(now));
+        let due = self.peers.values_mut().filter_map(|peer| peer.poll_heartbeat(now));
         due.collect()
     }
 
     /// What to answer to a heartbeat: this node first, then those that it hears from.
-    pub fn answer(&self, now: Instant) -> Vec<Member> {
-        let now = now - self.missed(now);
-        let heard = self.peers.values().filter(|peer| peer.is_heard(now));
-        std::iter::once(&self.me).chain(heard.map(|peer| &peer.member)).cloned().collect()
+    pub fn known_members(&self, now: Instant) -> Vec<Member> {
+        let now = now - self.missed_time(now);
+        let heard = self.peers.values().filter(|peer| peer.is_alive(now));
+        std::iter::once(&self.own).chain(heard.map(|peer| &peer.member)).cloned().collect()
     }
 
     /// All members, by name.
-    pub fn views(&self, now: Instant) -> Vec<View> {
-        let now = now - self.missed(now);
-        let myself = View { member: self.me.clone(), state: State::Alive, silent: Duration::ZERO, is_self: true };
-        let mut views: Vec<View> = self.peers.values().map(|peer| peer.view(now)).collect();
+    pub fn views(&self, now: Instant) -> Vec<MemberView> {
+        let now = now - self.missed_time(now);
+        let myself =
+            MemberView { member: self.own.clone(), state: MemberState::Alive, silence: Duration::ZERO, is_self: true };
+        let mut views: Vec<MemberView> = self.peers.values().map(|peer| peer.view(now)).collect();
         views.push(myself);
         views.sort_by(|a, b| a.member.name.cmp(&b.member.name));
         views
@@ -230,38 +231,38 @@ impl Membership {
     }
 
     /// One member.
-    pub fn view(&self, name: &NodeName, now: Instant) -> Option<View> {
+    pub fn view(&self, name: &NodeName, now: Instant) -> Option<MemberView> {
         self.views(now).into_iter().find(|view| &view.member.name == name)
     }
 
-    fn hear(&mut self, from: Member, now: Instant) -> Result<Option<Event>, JoinError> {
-        if from.name == self.me.name {
-            let is_me = from.incarnation == self.me.incarnation;
-            return if is_me { Ok(None) } else { Err(JoinError::NameTaken { address: self.me.address }) };
+    fn record_heartbeat(&mut self, from: Member, now: Instant) -> Result<Option<MembershipEvent>, JoinError> {
+        if from.name == self.own.name {
+            let is_me = from.incarnation == self.own.incarnation;
+            return if is_me { Ok(None) } else { Err(JoinError::NameTaken { address: self.own.address }) };
         }
-        let missed = self.missed(now);
+        let missed = self.missed_time(now);
         if let Some(peer) = self.peers.get_mut(&from.name) {
-            peer.forgive(missed, now);
-            return peer.hear(from, now);
+            peer.discount_missed(missed, now);
+            return peer.record_heartbeat(from, now);
         }
         if self.peers.len() + 1 >= MEMBERS_MAX {
             return Err(JoinError::Full);
         }
         let name = from.name.clone();
-        self.peers.insert(name.clone(), Peer::heard(from, now));
-        Ok(Some(Event::Joined(name)))
+        self.peers.insert(name.clone(), Peer::from_heartbeat(from, now));
+        Ok(Some(MembershipEvent::Joined(name)))
     }
 
     /// For how long this node was kept from looking.
-    fn missed(&self, now: Instant) -> Duration {
-        let since = self.looked_at.map(|looked_at| now.saturating_duration_since(looked_at));
-        since.unwrap_or_default().saturating_sub(LOOK_INTERVAL_MAX)
+    fn missed_time(&self, now: Instant) -> Duration {
+        let since = self.polled_at.map(|looked_at| now.saturating_duration_since(looked_at));
+        since.unwrap_or_default().saturating_sub(POLL_INTERVAL_MAX)
     }
 
-    fn introduce(&mut self, named: Member, now: Instant) {
-        let is_known = named.name == self.me.name || self.peers.contains_key(&named.name);
+    fn add_from_gossip(&mut self, named: Member, now: Instant) {
+        let is_known = named.name == self.own.name || self.peers.contains_key(&named.name);
         if !is_known && self.peers.len() + 1 < MEMBERS_MAX {
-            self.peers.insert(named.name.clone(), Peer::introduced(named, now));
+            self.peers.insert(named.name.clone(), Peer::from_gossip(named, now));
         }
     }
 }

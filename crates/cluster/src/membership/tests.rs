@@ -1,6 +1,8 @@
 //! Nodes on a virtual clock, whose messages arrive or not as a test says.
 
-use super::{Event, FORGOTTEN_AFTER, HEARTBEAT_INTERVAL, JoinError, Member, Membership, State, UNREACHABLE_AFTER};
+use super::{
+    FORGOTTEN_AFTER, HEARTBEAT_INTERVAL, JoinError, Member, MemberState, Membership, MembershipEvent, UNREACHABLE_AFTER,
+};
 use farfork_wire::NodeName;
 use std::time::{Duration, Instant};
 
@@ -23,14 +25,14 @@ fn name(text: &str) -> NodeName {
 }
 
 /// A few nodes and the network between them.
-struct Cluster {
+struct SimulatedCluster {
     nodes: Vec<Membership>,
     now: Instant,
     /// Nodes that neither send nor receive.
     cut: Vec<usize>,
 }
 
-impl Cluster {
+impl SimulatedCluster {
     fn new(names: &[&str]) -> Self {
         let start = |(at, name): (usize, &&str)| Membership::new(member(name, 7000 + 10 * at as u16, at as u64));
         Self { nodes: names.iter().enumerate().map(start).collect(), now: Instant::now(), cut: Vec::new() }
@@ -40,21 +42,21 @@ impl Cluster {
         if self.cut.contains(&from) || self.cut.contains(&to) {
             return Ok(());
         }
-        let heartbeat = self.nodes[from].me().clone();
+        let heartbeat = self.nodes[from].own_member().clone();
         self.nodes[to].handle_heartbeat(heartbeat, self.now)?;
-        let answer = self.nodes[to].answer(self.now);
+        let answer = self.nodes[to].known_members(self.now);
         self.nodes[from].handle_answer(answer, self.now).map(drop)
     }
 
     /// Lets time pass, and each node send what is due; returns what the nodes report.
-    fn run(&mut self, time: Duration) -> Vec<(usize, Event)> {
+    fn run(&mut self, time: Duration) -> Vec<(usize, MembershipEvent)> {
         let mut events = Vec::new();
         let end = self.now + time;
         while self.now < end {
             self.now += HEARTBEAT_INTERVAL / 2;
             for from in 0..self.nodes.len() {
                 for due in self.nodes[from].poll_heartbeats(self.now) {
-                    let to = self.nodes.iter().position(|node| node.me().name == due.name).unwrap();
+                    let to = self.nodes.iter().position(|node| node.own_member().name == due.name).unwrap();
                     self.deliver(from, to).unwrap();
                 }
                 events.extend(self.nodes[from].handle_time(self.now).into_iter().map(|event| (from, event)));
@@ -63,7 +65,7 @@ impl Cluster {
         events
     }
 
-    fn sees(&self, at: usize) -> Vec<(String, State)> {
+    fn sees(&self, at: usize) -> Vec<(String, MemberState)> {
         let views = self.nodes[at].views(self.now).into_iter();
         views.map(|view| (view.member.name.to_string(), view.state)).collect()
     }
@@ -71,58 +73,58 @@ impl Cluster {
 
 #[test]
 fn nodes_that_know_one_member_soon_know_all() {
-    let mut cluster = Cluster::new(&["a", "b", "c", "d"]);
+    let mut cluster = SimulatedCluster::new(&["a", "b", "c", "d"]);
     for joining in 1..4 {
         cluster.deliver(joining, joining - 1).unwrap();
     }
     cluster.run(3 * HEARTBEAT_INTERVAL);
     for at in 0..4 {
-        assert_eq!(cluster.sees(at), ["a", "b", "c", "d"].map(|n| (n.to_owned(), State::Alive)), "node {at}");
+        assert_eq!(cluster.sees(at), ["a", "b", "c", "d"].map(|n| (n.to_owned(), MemberState::Alive)), "node {at}");
     }
 }
 
 #[test]
 fn a_silent_member_is_unreachable_then_forgotten_and_may_return() {
-    let mut cluster = Cluster::new(&["a", "b"]);
+    let mut cluster = SimulatedCluster::new(&["a", "b"]);
     cluster.deliver(1, 0).unwrap();
     cluster.run(2 * HEARTBEAT_INTERVAL);
 
     cluster.cut = vec![1];
     let events = cluster.run(2 * UNREACHABLE_AFTER);
-    assert!(events.contains(&(0, Event::Unreachable(name("b")))));
+    assert!(events.contains(&(0, MembershipEvent::Unreachable(name("b")))));
     assert_eq!(events.len(), 2, "each silence is reported once on each side: {events:?}");
-    assert_eq!(cluster.sees(0)[1].1, State::Unreachable);
+    assert_eq!(cluster.sees(0)[1].1, MemberState::Unreachable);
 
     cluster.cut.clear();
     cluster.run(2 * HEARTBEAT_INTERVAL);
-    assert_eq!(cluster.sees(0)[1].1, State::Alive, "heartbeats go to the unreachable too");
+    assert_eq!(cluster.sees(0)[1].1, MemberState::Alive, "heartbeats go to the unreachable too");
 
     cluster.cut = vec![1];
     let events = cluster.run(FORGOTTEN_AFTER + UNREACHABLE_AFTER);
-    assert!(events.contains(&(0, Event::Forgotten(name("b")))));
+    assert!(events.contains(&(0, MembershipEvent::Forgotten(name("b")))));
     assert_eq!(cluster.sees(0).len(), 1);
 }
 
 /// It was stopped, or had no turn on a busy machine.
 #[test]
 fn a_node_that_did_not_look_takes_nobody_for_silent() {
-    let mut cluster = Cluster::new(&["a", "b"]);
+    let mut cluster = SimulatedCluster::new(&["a", "b"]);
     cluster.deliver(1, 0).unwrap();
     cluster.run(2 * HEARTBEAT_INTERVAL);
 
     cluster.now += 3 * UNREACHABLE_AFTER;
-    assert_eq!(cluster.sees(0)[1].1, State::Alive, "before it looks");
+    assert_eq!(cluster.sees(0)[1].1, MemberState::Alive, "before it looks");
     assert_eq!(cluster.nodes[0].handle_time(cluster.now), []);
-    assert_eq!(cluster.sees(0)[1].1, State::Alive, "when it has looked");
+    assert_eq!(cluster.sees(0)[1].1, MemberState::Alive, "when it has looked");
 
     cluster.cut = vec![1];
     let events = cluster.run(UNREACHABLE_AFTER);
-    assert!(events.contains(&(0, Event::Unreachable(name("b")))), "silence counts from then on: {events:?}");
+    assert!(events.contains(&(0, MembershipEvent::Unreachable(name("b")))), "silence counts from then on: {events:?}");
 }
 
 #[test]
 fn hearsay_keeps_no_dead_member_alive() {
-    let mut cluster = Cluster::new(&["a", "b", "c"]);
+    let mut cluster = SimulatedCluster::new(&["a", "b", "c"]);
     cluster.deliver(1, 0).unwrap();
     cluster.deliver(2, 0).unwrap();
     cluster.run(3 * HEARTBEAT_INTERVAL);
@@ -143,7 +145,7 @@ fn a_name_has_one_node() {
     node.handle_heartbeat(member("b", 7010, 1), now).unwrap();
     assert_eq!(node.handle_heartbeat(member("b", 7020, 2), now), Err(taken(7010)), "another's name");
     let restarted = node.handle_heartbeat(member("b", 7010, 3), now);
-    assert_eq!(restarted, Ok(Some(Event::Restarted(name("b")))), "a new run at the same address");
+    assert_eq!(restarted, Ok(Some(MembershipEvent::Restarted(name("b")))), "a new run at the same address");
     let later = now + UNREACHABLE_AFTER;
     assert!(node.handle_heartbeat(member("b", 7020, 4), later).is_ok(), "a silent one's name is free");
 }

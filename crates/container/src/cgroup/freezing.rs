@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use farfork_sys::cgroup::freezer;
-use farfork_sys::cgroup::hierarchy::Version;
+use farfork_sys::cgroup::hierarchy::CgroupVersion;
 
-use super::{CgroupError, ContainerCgroup, Place};
+use super::{CgroupDirectory, CgroupError, ContainerCgroup};
 
 impl ContainerCgroup {
     /// Stops all that runs in the group, and waits until it stands, at most `limit`. Where that fails all of it goes on.
@@ -37,16 +37,18 @@ impl ContainerCgroup {
     }
 
     /// Lets what was killed end: the freezer of version 1 keeps even SIGKILL from its tasks.
-    pub(crate) fn let_end(&self) {
-        if self.freezer().is_ok_and(|place| place.version == Version::V1) && self.is_frozen() {
+    pub(crate) fn thaw_killed(&self) {
+        if self.freezer().is_ok_and(|place| place.version == CgroupVersion::V1) && self.is_frozen() {
             // What stands then does not end in time, and is reported.
             let _ = self.thaw();
         }
     }
 
-    fn freezer(&self) -> Result<&Place, CgroupError> {
-        let can = |place: &&Place| place.version == Version::V2 || place.controllers.iter().any(|c| c == "freezer");
-        self.places.iter().find(can).ok_or(CgroupError::ControllerMissing { controller: "freezer" })
+    fn freezer(&self) -> Result<&CgroupDirectory, CgroupError> {
+        let can = |place: &&CgroupDirectory| {
+            place.version == CgroupVersion::V2 || place.controllers.iter().any(|c| c == "freezer")
+        };
+        self.directories.iter().find(can).ok_or(CgroupError::ControllerMissing { controller: "freezer" })
     }
 }
 
@@ -76,12 +78,12 @@ mod tests {
     }
 
     /// A process that is busy stops, is told to be frozen, and goes on.
-    fn stops_and_goes_on(version: Version) {
-        let mut hierarchies = hierarchy::mounted().unwrap();
+    fn stops_and_goes_on(version: CgroupVersion) {
+        let mut hierarchies = hierarchy::mounted_hierarchies().unwrap();
         hierarchies.retain(|hierarchy| hierarchy.version == version);
         let name = format!("farfork-test-{}-{version:?}", std::process::id());
         let node = NodeCgroups::create_in(hierarchies, &name).unwrap();
-        let group = node.group("paused").unwrap();
+        let group = node.create_group("paused").unwrap();
         let mut process = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         group.join(process.id().cast_signed()).unwrap();
         group.freeze(LIMIT).unwrap();
@@ -94,7 +96,7 @@ mod tests {
         assert!(goes_on(&process) && !group.is_frozen());
         group.freeze(LIMIT).unwrap();
         process.kill().unwrap();
-        group.let_end();
+        group.thaw_killed();
         process.wait().unwrap();
         group.remove().unwrap();
         node.remove_empty();
@@ -102,11 +104,11 @@ mod tests {
 
     #[test]
     fn a_group_is_paused_in_the_unified_hierarchy() {
-        stops_and_goes_on(Version::V2);
+        stops_and_goes_on(CgroupVersion::V2);
     }
 
     #[test]
     fn a_group_is_paused_by_the_freezer_of_version_1() {
-        stops_and_goes_on(Version::V1);
+        stops_and_goes_on(CgroupVersion::V1);
     }
 }

@@ -5,10 +5,10 @@
 use std::io;
 
 use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::Version;
+use farfork_sys::cgroup::hierarchy::CgroupVersion;
 
-use super::group::{by_version, write};
-use super::{CgroupError, ContainerCgroup, Place};
+use super::group::{by_version, write_file};
+use super::{CgroupDirectory, CgroupError, ContainerCgroup};
 
 /// Period over which processor time is limited, in microseconds: the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
@@ -27,7 +27,7 @@ const CHARGE_BYTES_MAX: u64 = 64 * 4096;
 
 /// What the processes of a container may use together; `None` for all that its node has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Limits {
+pub struct ContainerLimits {
     /// Memory, in bytes. There is no swap beyond it.
     pub memory_bytes_max: Option<u64>,
     /// Processor time, in thousandths of a processor.
@@ -38,7 +38,7 @@ pub struct Limits {
 
 /// What made the kernel kill a process of a group for want of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryEnd {
+pub enum OomCause {
     /// The group's own limit.
     OwnLimit,
     /// The machine, or what the node may use.
@@ -50,7 +50,7 @@ impl ContainerCgroup {
     ///
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
-    pub fn limit(&self, limits: &Limits) -> Result<(), CgroupError> {
+    pub fn set_limits(&self, limits: &ContainerLimits) -> Result<(), CgroupError> {
         limits.memory_bytes_max.map_or(Ok(()), |bytes| self.set_memory_bytes_max(bytes))?;
         limits.cpu_millicores_max.map_or(Ok(()), |millicores| self.set_cpu_millicores_max(millicores))?;
         limits.tasks_max.map_or(Ok(()), |tasks| self.set_tasks_max(tasks.saturating_add(INIT_TASKS)))
@@ -61,12 +61,12 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
     pub fn set_memory_bytes_max(&self, bytes: u64) -> Result<(), CgroupError> {
-        let place = self.with("memory")?;
-        write(place, by_version(place, "memory.limit_in_bytes", "memory.max"), &bytes.to_string())?;
+        let place = self.directory_with("memory")?;
+        write_file(place, by_version(place, "memory.limit_in_bytes", "memory.max"), &bytes.to_string())?;
         // Version 1 limits memory and swap as one sum, which may not be less than the memory.
         let without_swap = match place.version {
-            Version::V1 => write(place, "memory.memsw.limit_in_bytes", &bytes.to_string()),
-            Version::V2 => write(place, "memory.swap.max", "0"),
+            CgroupVersion::V1 => write_file(place, "memory.memsw.limit_in_bytes", &bytes.to_string()),
+            CgroupVersion::V2 => write_file(place, "memory.swap.max", "0"),
         };
         match without_swap {
             // A kernel that cannot swap has no such file.
@@ -80,48 +80,50 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
     pub fn set_cpu_millicores_max(&self, millicores: u64) -> Result<(), CgroupError> {
-        let place = self.with("cpu")?;
+        let place = self.directory_with("cpu")?;
         let quota_us = millicores * CPU_PERIOD_US / 1000;
         match place.version {
-            Version::V2 => write(place, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")),
-            Version::V1 => {
-                write(place, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
-                write(place, "cpu.cfs_quota_us", &quota_us.to_string())
+            CgroupVersion::V2 => write_file(place, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")),
+            CgroupVersion::V1 => {
+                write_file(place, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
+                write_file(place, "cpu.cfs_quota_us", &quota_us.to_string())
             }
         }
     }
 
     /// Why the kernel killed a process of the group for want of memory; `None` where it killed none, or does not say.
-    pub fn memory_end(&self) -> Option<MemoryEnd> {
-        let place = self.with("memory").ok().filter(|place| oom_kills(place) > 0)?;
-        Some(if has_met_limit(place) { MemoryEnd::OwnLimit } else { MemoryEnd::NodeFull })
+    pub fn oom_cause(&self) -> Option<OomCause> {
+        let place = self.directory_with("memory").ok().filter(|place| read_oom_kills(place) > 0)?;
+        Some(if has_met_limit(place) { OomCause::OwnLimit } else { OomCause::NodeFull })
     }
 
     /// As [`Self::memory_end`], of a group one of whose processes was killed. Where it has no count of its own, that of all
     /// without limits tells of as many as the kernel has killed.
-    pub fn memory_end_of_killed(&self) -> Option<MemoryEnd> {
-        match &self.common {
-            Some(common) => common.tell_of_kill().then_some(MemoryEnd::NodeFull),
-            None => self.memory_end(),
+    pub fn oom_cause_of_killed(&self) -> Option<OomCause> {
+        match &self.unlimited {
+            Some(common) => common.take_oom_kill().then_some(OomCause::NodeFull),
+            None => self.oom_cause(),
         }
     }
 }
 
 /// How many processes of a group the kernel has killed for want of memory; none where it does not say.
-pub(super) fn oom_kills(place: &Place) -> u64 {
+pub(super) fn read_oom_kills(place: &CgroupDirectory) -> u64 {
     let file = by_version(place, "memory.oom_control", "memory.events");
-    cgroup::read_entry(&place.path, file, "oom_kill").unwrap_or(0)
+    cgroup::read_keyed_number(&place.path, file, "oom_kill").unwrap_or(0)
 }
 
-fn has_met_limit(place: &Place) -> bool {
+fn has_met_limit(place: &CgroupDirectory) -> bool {
     match place.version {
         // Its count of failed charges stays 0 on kernels of today.
-        Version::V1 => {
+        CgroupVersion::V1 => {
             let read = |file| cgroup::read_number(&place.path, file);
             let (peak, limit) = (read("memory.max_usage_in_bytes"), read("memory.limit_in_bytes"));
             peak.is_ok_and(|peak| limit.is_ok_and(|limit| peak + CHARGE_BYTES_MAX >= limit))
         }
         // Not of what is above: that has a file of its own.
-        Version::V2 => cgroup::read_entry(&place.path, "memory.events", "oom").is_ok_and(|times| times > 0),
+        CgroupVersion::V2 => {
+            cgroup::read_keyed_number(&place.path, "memory.events", "oom").is_ok_and(|times| times > 0)
+        }
     }
 }

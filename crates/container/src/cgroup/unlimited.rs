@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::Version;
+use farfork_sys::cgroup::hierarchy::CgroupVersion;
 
-use super::limits::oom_kills;
-use super::{CgroupError, NodeCgroups, Place};
+use super::limits::read_oom_kills;
+use super::{CgroupDirectory, CgroupError, NodeCgroups};
 
 /// Its name below the node's.
 const NAME: &str = "children";
@@ -26,32 +26,37 @@ thread_local! {
 
 /// The group.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Unlimited {
-    places: Vec<Place>,
+pub(crate) struct UnlimitedGroup {
+    places: Vec<CgroupDirectory>,
     /// How many of its processes the kernel had killed for want of memory when that was last told of one.
-    kills_told: Arc<AtomicU64>,
+    reported_oom_kills: Arc<AtomicU64>,
 }
 
 impl NodeCgroups {
     /// Makes the group; in no place where the unified hierarchy is all there is, or there is none.
-    pub(super) fn make_unlimited(&self) -> Result<Unlimited, CgroupError> {
-        let is_unified = self.places.first().is_some_and(|place| place.version == Version::V2);
-        let places: Vec<Place> = match is_unified {
-            true => self.below(NAME).places.into_iter().filter(|place| place.version == Version::V1).collect(),
+    pub(super) fn make_unlimited(&self) -> Result<UnlimitedGroup, CgroupError> {
+        let is_unified = self.directories.first().is_some_and(|place| place.version == CgroupVersion::V2);
+        let places: Vec<CgroupDirectory> = match is_unified {
+            true => self
+                .group_below(NAME)
+                .directories
+                .into_iter()
+                .filter(|place| place.version == CgroupVersion::V1)
+                .collect(),
             false => Vec::new(),
         };
         for place in &places {
             cgroup::create(&place.path).map_err(|cause| CgroupError::Create { path: place.path.clone(), cause })?;
         }
-        let unlimited = Unlimited { places, kills_told: Arc::default() };
-        unlimited.kills_told.store(unlimited.kills(), Ordering::Relaxed);
+        let unlimited = UnlimitedGroup { places, reported_oom_kills: Arc::default() };
+        unlimited.reported_oom_kills.store(unlimited.read_oom_kills(), Ordering::Relaxed);
         Ok(unlimited)
     }
 }
 
-impl Unlimited {
+impl UnlimitedGroup {
     /// Whether there is such a group.
-    pub(crate) fn is_used(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         !self.places.is_empty()
     }
 
@@ -60,8 +65,8 @@ impl Unlimited {
     /// # Errors
     /// [`CgroupError::Join`].
     pub(crate) fn enter(&self) -> Result<(), CgroupError> {
-        let enter = |place: &Place| {
-            cgroup::join_alone(&place.path).map_err(|cause| {
+        let enter = |place: &CgroupDirectory| {
+            cgroup::move_thread(&place.path).map_err(|cause| {
                 let pid = std::process::id().cast_signed();
                 CgroupError::Join { path: place.path.clone(), pid, cause }
             })
@@ -79,14 +84,14 @@ impl Unlimited {
         if IS_IN.get() {
             return Ok(());
         }
-        self.places.iter().try_for_each(|place| super::group::join(place, pid))
+        self.places.iter().try_for_each(|place| super::group::join_directory(place, pid))
     }
 
     /// Waits until this process has no threads there any more: those that have ended are there for a moment still.
-    pub(super) fn wait_left(&self) {
+    pub(super) fn wait_threads_left(&self) {
         let deadline = Instant::now() + LEAVE_LIMIT;
         let us = std::process::id().cast_signed();
-        let has_us = |place: &Place| cgroup::processes(&place.path).is_ok_and(|pids| pids.contains(&us));
+        let has_us = |place: &CgroupDirectory| cgroup::processes(&place.path).is_ok_and(|pids| pids.contains(&us));
         while self.places.iter().any(has_us) && Instant::now() < deadline {
             std::thread::sleep(LEAVE_PAUSE);
         }
@@ -94,14 +99,14 @@ impl Unlimited {
 
     /// Whether the kernel has killed one of its processes for want of memory, of which nobody was told: that is asked for who was
     /// killed.
-    pub(super) fn tell_of_kill(&self) -> bool {
-        let kills = self.kills();
+    pub(super) fn take_oom_kill(&self) -> bool {
+        let kills = self.read_oom_kills();
         let told = |told: u64| (told < kills).then_some(told + 1);
-        self.kills_told.fetch_update(Ordering::Relaxed, Ordering::Relaxed, told).is_ok()
+        self.reported_oom_kills.fetch_update(Ordering::Relaxed, Ordering::Relaxed, told).is_ok()
     }
 
-    fn kills(&self) -> u64 {
+    fn read_oom_kills(&self) -> u64 {
         let place = self.places.iter().find(|place| place.controllers.iter().any(|name| name == "memory"));
-        place.map_or(0, oom_kills)
+        place.map_or(0, read_oom_kills)
     }
 }

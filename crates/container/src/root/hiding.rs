@@ -9,21 +9,21 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Timespec, Timestamps, XattrFlags, utimensat};
 
-use super::{Given, copy_ownership};
-use crate::users::Users;
+use super::{MaskOptions, copy_ownership};
+use crate::users::ContainerUsers;
 
 /// Marks a directory of an upper layer as one that shows nothing of the layer below.
-const OPAQUE: (&str, &[u8]) = ("trusted.overlay.opaque", b"y");
+const OPAQUE_XATTR: (&str, &[u8]) = ("trusted.overlay.opaque", b"y");
 
 /// Access lists of a directory, which belong to its ownership.
-const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+const ACL_XATTRS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
 /// Longest access list that is copied, in bytes: some hundred entries.
-const ACCESS_LIST_BYTES_MAX: usize = 4096;
+const ACL_BYTES_MAX: usize = 4096;
 
 /// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each hidden path. Gives what
 /// it has made, by way of either.
-pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io::Result<Vec<PathBuf>> {
+pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOptions<'_>) -> io::Result<Vec<PathBuf>> {
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let places: Vec<&Path> = below.filter(|place| place.parent().is_some()).collect();
     // The outer ones come first.
@@ -70,15 +70,15 @@ pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io
 fn make_opaque(place: &Path, mode: u32) -> io::Result<()> {
     fs::create_dir(place)?;
     fs::set_permissions(place, fs::Permissions::from_mode(mode))?;
-    Ok(rustix::fs::setxattr(place, OPAQUE.0, OPAQUE.1, XattrFlags::empty())?)
+    Ok(rustix::fs::setxattr(place, OPAQUE_XATTR.0, OPAQUE_XATTR.1, XattrFlags::empty())?)
 }
 
 /// A directory on the way: what the overlay shows of it comes from here.
-fn copy_directory(from: &Path, (metadata, users): (&Metadata, Option<&Users>), to: &Path) -> io::Result<()> {
+fn copy_directory(from: &Path, (metadata, users): (&Metadata, Option<&ContainerUsers>), to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     copy_ownership(metadata, to, users)?;
-    let mut list = [0; ACCESS_LIST_BYTES_MAX];
-    for name in ACCESS_LISTS {
+    let mut list = [0; ACL_BYTES_MAX];
+    for name in ACL_XATTRS {
         // Most have none.
         if let Ok(length) = rustix::fs::getxattr(from, name, &mut list) {
             rustix::fs::setxattr(to, name, &list[..length], XattrFlags::empty())?;

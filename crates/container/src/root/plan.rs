@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use farfork_sys::mount::Depth;
+use farfork_sys::mount::MountDepth;
 use farfork_sys::mount::table::{self, Attributes, Mount};
 
 /// File systems without data of their own: views of the kernel or of devices, which a container shares with the node.
-const VIEWS: [&str; 16] = [
+const KERNEL_VIEWS: [&str; 16] = [
     "autofs",
     "binfmt_misc",
     "bpf",
@@ -28,24 +28,24 @@ const VIEWS: [&str; 16] = [
 
 /// One mount of the container's root.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum MountStep {
     /// The node's mount under an overlay.
     Overlay { point: PathBuf, attributes: Attributes },
     /// The node's mount itself.
-    Copy { point: PathBuf, depth: Depth },
+    Bind { point: PathBuf, depth: MountDepth },
     /// POSIX message queues of the container's own IPC namespace.
-    Queues { point: PathBuf, attributes: Attributes },
+    MessageQueues { point: PathBuf, attributes: Attributes },
     /// Pseudo-terminals of the container's own.
     Terminals { point: PathBuf, attributes: Attributes },
 }
 
-impl Step {
+impl MountStep {
     /// Where the mount is, on the node and in the container.
     pub(super) fn point(&self) -> &Path {
         match self {
             Self::Overlay { point, .. }
-            | Self::Copy { point, .. }
-            | Self::Queues { point, .. }
+            | Self::Bind { point, .. }
+            | Self::MessageQueues { point, .. }
             | Self::Terminals { point, .. } => point,
         }
     }
@@ -53,8 +53,8 @@ impl Step {
 
 /// The mounts of a container's root in the order in which they have to be made, the root first. What lies below a
 /// `masked` path is left out.
-pub(super) fn steps(mounts: &[Mount], masked: &[PathBuf]) -> Vec<Step> {
-    let mut visible = table::visible(mounts);
+pub(super) fn plan_steps(mounts: &[Mount], masked: &[PathBuf]) -> Vec<MountStep> {
+    let mut visible = table::visible_mounts(mounts);
     // The table is in the order of mounting, which the order of directories need not be.
     visible.sort_by_key(|mount| mount.point.components().count());
     let subtrees: Vec<&Path> = visible.iter().filter(|m| takes_subtree(m)).map(|m| m.point.as_path()).collect();
@@ -62,29 +62,29 @@ pub(super) fn steps(mounts: &[Mount], masked: &[PathBuf]) -> Vec<Step> {
         subtrees.iter().any(|subtree| mount.point != *subtree && mount.point.starts_with(subtree))
             || masked.iter().any(|path| mount.point.starts_with(path))
     };
-    visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| step(mount, &visible)).collect()
+    visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| plan_step(mount, &visible)).collect()
 }
 
 /// What the layer of an overlay over `point` has to hide, that nothing masked shows through. Where another mount is on the way, that
 /// is its place: what the file system has below it is shown to nobody, not even to who takes that mount off.
-pub(super) fn hidden_by<'a>(point: &Path, steps: &'a [Step], masked: &'a [PathBuf]) -> Vec<&'a Path> {
+pub(super) fn paths_to_mask<'a>(point: &Path, steps: &'a [MountStep], masked: &'a [PathBuf]) -> Vec<&'a Path> {
     let below = masked.iter().map(PathBuf::as_path).filter(|path| path.starts_with(point));
-    let mut hidden: Vec<&Path> = below.map(|path| mount_on_the_way(point, path, steps).unwrap_or(path)).collect();
+    let mut hidden: Vec<&Path> = below.map(|path| intermediate_mount(point, path, steps).unwrap_or(path)).collect();
     hidden.sort();
     hidden.dedup();
     hidden
 }
 
 /// The outermost mount between the one at `point` and a path below.
-fn mount_on_the_way<'a>(point: &Path, path: &Path, steps: &'a [Step]) -> Option<&'a Path> {
-    let points = steps.iter().map(Step::point);
+fn intermediate_mount<'a>(point: &Path, path: &Path, steps: &'a [MountStep]) -> Option<&'a Path> {
+    let points = steps.iter().map(MountStep::point);
     let between = points.filter(|other| *other != point && other.starts_with(point) && path.starts_with(other));
     between.min_by_key(|other| other.components().count())
 }
 
 /// Whether a mount shows the kernel, or devices, rather than data.
-pub(super) fn is_view(mount: &Mount) -> bool {
-    takes_subtree(mount) || VIEWS.contains(&mount.filesystem.as_str())
+pub(super) fn is_kernel_view(mount: &Mount) -> bool {
+    takes_subtree(mount) || KERNEL_VIEWS.contains(&mount.filesystem.as_str())
 }
 
 /// Whether the mounts below this one come with it, or are left out with it.
@@ -92,29 +92,31 @@ fn takes_subtree(mount: &Mount) -> bool {
     matches!(mount.filesystem.as_str(), "proc" | "sysfs")
 }
 
-fn step(mount: &Mount, visible: &[&Mount]) -> Option<Step> {
+fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
     let (point, attributes) = (mount.point.clone(), mount.attributes);
     match mount.filesystem.as_str() {
         // Of pid namespaces that are not the container's.
         "proc" => None,
         // A name of a namespace; a copy would keep that alive as long as the container.
         "nsfs" => None,
-        "sysfs" => Some(Step::Copy { point, depth: Depth::Recursive }),
-        "mqueue" => Some(Step::Queues { point, attributes }),
-        "devpts" => Some(Step::Terminals { point, attributes }),
-        name if VIEWS.contains(&name) || point == *"/dev" => Some(Step::Copy { point, depth: Depth::Single }),
-        _ if shows_the_same(mount, visible) => None,
+        "sysfs" => Some(MountStep::Bind { point, depth: MountDepth::Recursive }),
+        "mqueue" => Some(MountStep::MessageQueues { point, attributes }),
+        "devpts" => Some(MountStep::Terminals { point, attributes }),
+        name if KERNEL_VIEWS.contains(&name) || point == *"/dev" => {
+            Some(MountStep::Bind { point, depth: MountDepth::Single })
+        }
+        _ if is_bound_on_itself(mount, visible) => None,
         // Nothing can be written there: it needs no layer for it.
         _ if attributes.contains(Attributes::MOUNT_ATTR_RDONLY) && point != *"/" => {
-            Some(Step::Copy { point, depth: Depth::Single })
+            Some(MountStep::Bind { point, depth: MountDepth::Single })
         }
-        _ => Some(Step::Overlay { point, attributes }),
+        _ => Some(MountStep::Overlay { point, attributes }),
     }
 }
 
 /// Whether a directory is mounted upon itself, as `ip netns` does with `/run/netns`: what it is mounted on shows the
 /// same.
-fn shows_the_same(mount: &Mount, visible: &[&Mount]) -> bool {
+fn is_bound_on_itself(mount: &Mount, visible: &[&Mount]) -> bool {
     visible.iter().filter(|m| m.id == mount.parent && m.id != mount.id).any(|parent| {
         let below = mount.point.strip_prefix(&parent.point);
         parent.device == mount.device
@@ -148,13 +150,13 @@ mod tests {
     fn each_kind_of_mount_has_its_step() {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
         let masked = [PathBuf::from("/run/far")];
-        let told: Vec<String> = steps(&mounts, &masked)
+        let told: Vec<String> = plan_steps(&mounts, &masked)
             .iter()
             .map(|step| match step {
-                Step::Overlay { point, .. } => format!("overlay {}", point.display()),
-                Step::Copy { point, depth } => format!("{depth:?} {}", point.display()),
-                Step::Queues { point, .. } => format!("queues {}", point.display()),
-                Step::Terminals { point, .. } => format!("terminals {}", point.display()),
+                MountStep::Overlay { point, .. } => format!("overlay {}", point.display()),
+                MountStep::Bind { point, depth } => format!("{depth:?} {}", point.display()),
+                MountStep::MessageQueues { point, .. } => format!("queues {}", point.display()),
+                MountStep::Terminals { point, .. } => format!("terminals {}", point.display()),
             })
             .collect();
         assert_eq!(
@@ -174,10 +176,10 @@ mod tests {
 
     #[test]
     fn a_mount_on_the_way_is_hidden_with_all_below_it() {
-        let overlay = |point: &str| Step::Overlay { point: point.into(), attributes: Attributes::empty() };
+        let overlay = |point: &str| MountStep::Overlay { point: point.into(), attributes: Attributes::empty() };
         let steps = ["/", "/run", "/run/far", "/data"].map(overlay);
         let masked = ["/run/far/n1/keys", "/run/far/n2", "/run/x", "/etc/far"].map(PathBuf::from);
-        let hidden = |point: &str| hidden_by(Path::new(point), &steps, &masked);
+        let hidden = |point: &str| paths_to_mask(Path::new(point), &steps, &masked);
         assert_eq!(hidden("/"), ["/etc/far", "/run"].map(Path::new));
         assert_eq!(hidden("/run"), ["/run/far", "/run/x"].map(Path::new));
         assert_eq!(hidden("/run/far"), ["/run/far/n1/keys", "/run/far/n2"].map(Path::new));
@@ -187,8 +189,8 @@ mod tests {
     #[test]
     fn an_overlay_keeps_what_the_mount_refuses() {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
-        let steps = steps(&mounts, &[]);
+        let steps = plan_steps(&mounts, &[]);
         let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
-        assert!(steps.contains(&Step::Overlay { point: "/dev/shm".into(), attributes }));
+        assert!(steps.contains(&MountStep::Overlay { point: "/dev/shm".into(), attributes }));
     }
 }

@@ -19,17 +19,17 @@ use std::path::Path;
 use std::thread;
 
 use farfork_sys::mount::table::{self, Attributes, Mount};
-use farfork_sys::mount::{self, Depth};
+use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use super::plan::is_view;
-use super::{PRIVATE_DIR, mask};
+use super::plan::is_kernel_view;
+use super::{PRIVATE_DIR, mask_path};
 use crate::config::RootSpec;
 
 /// What those in a container are kept from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Protection {
+pub struct RootProtection {
     /// What could lead out of it: devices, the kernel's settings, other users' rights.
     pub untrusted: bool,
     /// Writing files, but for shared memory, terminals and the private directory.
@@ -39,7 +39,7 @@ pub struct Protection {
 /// Where devices are.
 const DEVICES: &str = "/dev";
 /// Devices that are no way to anything.
-const HARMLESS: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+const ALLOWED_DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 /// What else programs expect there.
 const LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
@@ -51,45 +51,45 @@ const LINKS: [(&str, &str); 5] = [
 /// Directories there, with their modes: a mount of the container's own, or an empty one.
 const DIRECTORIES: [(&str, u32); 3] = [("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o1777)];
 /// File systems that are for debuggers of the kernel, or show it from the inside.
-const INNER_VIEWS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "pstore", "tracefs"];
+const KERNEL_DEBUG_FILESYSTEMS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "pstore", "tracefs"];
 
 /// What the child protects itself, and what mounts something when it is touched.
-const LEFT_ALONE: [&str; 2] = ["proc", "autofs"];
+const SKIPPED_FILESYSTEMS: [&str; 2] = ["proc", "autofs"];
 
 /// Protects the root that the first process of a container sees, by a thread that goes there and ends.
-pub(crate) fn protect((init_pid, init): (i32, &OwnedFd), protection: Protection) -> io::Result<()> {
+pub(crate) fn protect_root((init_pid, init): (i32, &OwnedFd), protection: RootProtection) -> io::Result<()> {
     // Its own /proc shows no thread of ours.
-    let mounts = table::of(init_pid)?;
+    let mounts = table::read_mounts_of(init_pid)?;
     thread::scope(|scope| {
         let body = || {
             namespace::enter_mounts(init.as_fd())?;
-            protect_here(&mounts, protection)
+            protect_own_root(&mounts, protection)
         };
         let thread = thread::Builder::new().name("protect".to_owned()).spawn_scoped(scope, body)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))
     })
 }
 
-fn protect_here(mounts: &[Mount], protection: Protection) -> io::Result<()> {
-    let visible = table::visible(mounts);
-    for mount in visible.iter().filter(|mount| !LEFT_ALONE.contains(&mount.filesystem.as_str())) {
-        let attributes = mount.attributes | refused_by(mount, protection);
+fn protect_own_root(mounts: &[Mount], protection: RootProtection) -> io::Result<()> {
+    let visible = table::visible_mounts(mounts);
+    for mount in visible.iter().filter(|mount| !SKIPPED_FILESYSTEMS.contains(&mount.filesystem.as_str())) {
+        let attributes = mount.attributes | restrictions_of(mount, protection);
         if attributes != mount.attributes {
-            mount::restrict(&mount.point, attributes).map_err(at(&mount.point))?;
+            mount::restrict(&mount.point, attributes).map_err(path_error(&mount.point))?;
         }
     }
     if protection.untrusted {
         // Behind the above: what lies below a cover can be reached no more.
-        for point in inner_views(&visible) {
-            mask(point, RootSpec::Shared).map_err(io::Error::other)?;
+        for point in debug_mounts(&visible) {
+            mask_path(point, RootSpec::Shared).map_err(io::Error::other)?;
         }
-        replace_devices(&visible, protection.read_only).map_err(at(Path::new(DEVICES)))?;
+        replace_devices(&visible, protection.read_only).map_err(path_error(Path::new(DEVICES)))?;
     }
     Ok(())
 }
 
 /// What a mount is to refuse.
-fn refused_by(mount: &Mount, protection: Protection) -> Attributes {
+fn restrictions_of(mount: &Mount, protection: RootProtection) -> Attributes {
     let is_device = mount.point.starts_with(DEVICES);
     let is_own = mount.point == Path::new(PRIVATE_DIR) || (is_device && mount.point != Path::new(DEVICES));
     let mut refused = Attributes::empty();
@@ -99,7 +99,7 @@ fn refused_by(mount: &Mount, protection: Protection) -> Attributes {
         if !is_device {
             refused |= Attributes::MOUNT_ATTR_NODEV;
         }
-        if is_view(mount) && !is_device {
+        if is_kernel_view(mount) && !is_device {
             refused |= Attributes::MOUNT_ATTR_RDONLY;
         }
     }
@@ -110,8 +110,8 @@ fn refused_by(mount: &Mount, protection: Protection) -> Attributes {
 }
 
 /// Where views from the inside are, the outermost only.
-fn inner_views<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
-    let all = visible.iter().filter(|mount| INNER_VIEWS.contains(&mount.filesystem.as_str()));
+fn debug_mounts<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
+    let all = visible.iter().filter(|mount| KERNEL_DEBUG_FILESYSTEMS.contains(&mount.filesystem.as_str()));
     let points: Vec<&Path> = all.map(|mount| mount.point.as_path()).collect();
     let is_below = |point: &Path| points.iter().any(|above| *above != point && point.starts_with(above));
     points.iter().copied().filter(|point| !is_below(point)).collect()
@@ -120,8 +120,8 @@ fn inner_views<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
 /// Covers /dev with one that has nothing but what any program may have.
 fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
     let devices = Path::new(DEVICES);
-    let copy = |name: &'static str| Ok((name, mount::copy(&devices.join(name), Depth::Single)?));
-    let nodes = HARMLESS.into_iter().filter(|name| devices.join(name).exists());
+    let copy = |name: &'static str| Ok((name, mount::clone_mount(&devices.join(name), MountDepth::Single)?));
+    let nodes = ALLOWED_DEVICES.into_iter().filter(|name| devices.join(name).exists());
     let nodes = nodes.map(copy).collect::<io::Result<Vec<_>>>()?;
     let names = DIRECTORIES.into_iter().map(|(name, _)| name);
     let is_mount = |name: &&str| visible.iter().any(|mount| mount.point == devices.join(name));
@@ -129,7 +129,7 @@ fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
 
     let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
     let options = [("source", mount::SOURCE), ("size", "64k"), ("mode", "755")];
-    mount::attach(mount::create("tmpfs", &options, attributes)?.as_fd(), devices)?;
+    mount::attach(mount::create_filesystem("tmpfs", &options, attributes)?.as_fd(), devices)?;
     for (name, mode) in DIRECTORIES {
         fs::create_dir(devices.join(name))?;
         fs::set_permissions(devices.join(name), fs::Permissions::from_mode(mode))?;
@@ -148,7 +148,7 @@ fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
     if read_only { mount::restrict(devices, attributes | Attributes::MOUNT_ATTR_RDONLY) } else { Ok(()) }
 }
 
-fn at(point: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
+fn path_error(point: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
     move |cause| io::Error::new(cause.kind(), format!("{}: {cause}", point.display()))
 }
 
@@ -170,7 +170,7 @@ mod tests {
     fn refused(point: &str, untrusted: bool, read_only: bool) -> Attributes {
         let mounts = table::parse(CONTAINER.as_bytes()).unwrap();
         let mount = mounts.iter().find(|mount| mount.point == Path::new(point)).unwrap();
-        refused_by(mount, Protection { untrusted, read_only })
+        restrictions_of(mount, RootProtection { untrusted, read_only })
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn views_from_the_inside_are_covered_once() {
         let mounts = table::parse(CONTAINER.as_bytes()).unwrap();
-        assert_eq!(inner_views(&table::visible(&mounts)), [Path::new("/sys/kernel/debug")]);
+        assert_eq!(debug_mounts(&table::visible_mounts(&mounts)), [Path::new("/sys/kernel/debug")]);
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farfork_container::{Container, ContainerSpec, Heirs, Limits, NetworkSpec, PRIVATE_DIR, Pool, RootSpec};
+use farfork_container::{
+    Container, ContainerLimits, ContainerPool, ContainerSpec, NetworkSpec, PRIVATE_DIR, RootReuseKey, RootSpec,
+};
 use farfork_sys::pidfd;
 
 use crate::probe::{Node, ask, try_ask, until};
@@ -77,12 +79,12 @@ const GOES: [(&str, &str); 13] = [
 /// Namespaces that are each container's own.
 const OWN: [&str; 4] = ["pid", "net", "uts", "ipc"];
 
-fn heirs(line: &str) -> Heirs {
-    Heirs { line: line.into(), fan_out: None }
+fn heirs(line: &str) -> RootReuseKey {
+    RootReuseKey { lineage: line.into(), fan_out: None }
 }
 
-fn take(pool: &Pool, line: &str) -> Container {
-    pool.take_for(&heirs(line), RootSpec::Overlay, Instant::now() + WAIT).unwrap()
+fn take(pool: &ContainerPool, line: &str) -> Container {
+    pool.take_with_reuse(&heirs(line), RootSpec::Overlay, Instant::now() + WAIT).unwrap()
 }
 
 fn root_of(container: &Container) -> String {
@@ -90,16 +92,16 @@ fn root_of(container: &Container) -> String {
 }
 
 /// Ends a container as a child's end does, and waits until it is known what comes of its root. Gives whether it is kept.
-fn end(pool: &Pool, container: Container) -> bool {
+fn end(pool: &ContainerPool, container: Container) -> bool {
     let (running, control) = container.into_running().unwrap();
     drop(control);
     pidfd::wait_exit(running.init(), WAIT).unwrap();
     running.remove().unwrap();
     until("what comes of the root is known", || {
-        let (kept, ready) = pool.roots();
+        let (kept, ready) = pool.root_counts();
         kept == ready
     });
-    pool.roots().1 > 0
+    pool.root_counts().1 > 0
 }
 
 #[test]
@@ -115,8 +117,8 @@ fn a_root_without_a_trace_is_the_next_ones() {
     let before = namespaces(&first);
     assert!(end(&pool, first), "nothing was done in it");
     assert_ne!(root_of(&take(&pool, "s2")), root, "a child of another line");
-    let of_fan_out = Heirs { fan_out: Some(1), ..heirs("s1") };
-    let other = pool.take_for(&of_fan_out, RootSpec::Overlay, Instant::now() + WAIT).unwrap();
+    let of_fan_out = RootReuseKey { fan_out: Some(1), ..heirs("s1") };
+    let other = pool.take_with_reuse(&of_fan_out, RootSpec::Overlay, Instant::now() + WAIT).unwrap();
     assert_ne!(root_of(&other), root, "of another network");
     let next = take(&pool, "s1");
     assert_eq!(root_of(&next), root);
@@ -126,7 +128,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     assert!(ask(&next, "R/proc/self/stat").starts_with("1 ("));
     assert_eq!(ask(&next, "T"), "", "127.0.0.1 answers");
     assert!(end(&pool, next));
-    until("roots that nobody asks for go", || pool.roots() == (0, 0));
+    until("roots that nobody asks for go", || pool.root_counts() == (0, 0));
 }
 
 /// As run directories of nodes are, that nobody has named another place for.
@@ -142,7 +144,7 @@ fn what_is_hidden_below_the_private_directory_is_no_trace() {
 
 fn with_hidden_below_private() -> Node {
     let mut node = Node::new();
-    node.config.masked_places.push(Path::new(PRIVATE_DIR).join("hidden"));
+    node.config.masked_future_paths.push(Path::new(PRIVATE_DIR).join("hidden"));
     node
 }
 
@@ -190,9 +192,9 @@ fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
     let node = Node::new();
     let pool = node.pool(1);
     let (first, second) = ("for the first", "for the next");
-    for (network, seen) in [(NetworkSpec::Own, second), (NetworkSpec::Nodes, first)] {
+    for (network, seen) in [(NetworkSpec::Private, second), (NetworkSpec::Host, first)] {
         let spec = ContainerSpec { network, ..ContainerSpec::default() };
-        let take = || pool.take_for(&heirs("s1"), spec, Instant::now() + WAIT).unwrap();
+        let take = || pool.take_with_reuse(&heirs("s1"), spec, Instant::now() + WAIT).unwrap();
         let container = take();
         let root = root_of(&container);
         container.put_file("payload", first.as_bytes(), 0o444).unwrap();
@@ -238,29 +240,31 @@ fn files_are_the_nodes_as_they_are_now() {
 fn only_plain_containers_leave_a_root() {
     let node = Node::new();
     let pool = node.pool(1);
-    let take = |spec: ContainerSpec| pool.take_for(&heirs("s1"), spec, Instant::now() + WAIT).unwrap();
+    let take = |spec: ContainerSpec| pool.take_with_reuse(&heirs("s1"), spec, Instant::now() + WAIT).unwrap();
     let plain = ContainerSpec::default();
     let shared = ContainerSpec { root: RootSpec::Shared, ..plain };
     let limited = ContainerSpec { limited: true, ..plain };
     for spec in [shared, limited] {
         let container = take(spec);
-        container.limit(&Limits { tasks_max: spec.limited.then_some(9), ..Limits::default() }).unwrap();
+        container
+            .set_limits(&ContainerLimits { tasks_max: spec.limited.then_some(9), ..ContainerLimits::default() })
+            .unwrap();
         assert!(!end(&pool, container), "{spec:?}");
     }
     let (bound, disinherited) = (take(plain), take(plain));
     bound.bind(node.path(), node.path()).unwrap();
     assert!(!end(&pool, bound));
     let (running, _control) = disinherited.into_running().unwrap();
-    running.disinherit();
+    running.discard_root();
     running.remove().unwrap();
-    assert_eq!(pool.roots(), (0, 0));
-    assert!(end(&pool, take(ContainerSpec { network: NetworkSpec::Nodes, ..plain })));
+    assert_eq!(pool.root_counts(), (0, 0));
+    assert!(end(&pool, take(ContainerSpec { network: NetworkSpec::Host, ..plain })));
 }
 
 #[test]
 fn who_asks_no_more_makes_room() {
     let mut node = Node::new();
-    node.config.kept_roots_max = 1;
+    node.config.cached_roots_max = 1;
     let pool = node.pool(1);
     let [first, second] = ["s1", "s2"].map(|line| (line, take(&pool, line)));
     let held = fs::File::open(format!("/proc/{}/ns/mnt", second.1.init_pid())).unwrap();
@@ -268,7 +272,7 @@ fn who_asks_no_more_makes_room() {
     let root = root_of(&second.1);
     std::thread::sleep(Duration::from_millis(200));
     assert!(end(&pool, second.1));
-    assert_eq!(pool.roots(), (1, 1), "no more than may be");
+    assert_eq!(pool.root_counts(), (1, 1), "no more than may be");
     assert_eq!(root_of(&take(&pool, second.0)), root, "of whoever asked last");
     drop(held);
 }
@@ -278,10 +282,10 @@ fn the_pool_ends_what_is_kept() {
     let node = Node::new();
     let pool = node.pool(1);
     assert!(end(&pool, take(&pool, "s1")));
-    pool.forget_heirs("s2");
-    assert_eq!(pool.roots(), (1, 1));
-    pool.forget_heirs("s1");
-    assert_eq!(pool.roots(), (0, 0));
+    pool.evict_roots("s2");
+    assert_eq!(pool.root_counts(), (1, 1));
+    pool.evict_roots("s1");
+    assert_eq!(pool.root_counts(), (0, 0));
     assert!(end(&pool, take(&pool, "s1")));
     let last = take(&pool, "s1");
     let (running, _control) = last.into_running().unwrap();

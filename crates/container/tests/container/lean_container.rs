@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farfork_container::{ContainerError, ContainerSpec, Limits, Protection, RootSpec};
+use farfork_container::{ContainerError, ContainerLimits, ContainerSpec, RootProtection, RootSpec};
 
 use crate::probe::{Node, ask, take, try_ask, until};
 
@@ -90,7 +90,7 @@ fn nothing_of_the_daemons_can_be_uncovered() {
     fs::write(&keys, "private").unwrap();
     fs::write(keys.with_file_name("beside"), "seen").unwrap();
     node.config.masked_paths.push(keys.clone());
-    node.config.masked_places.extend([later.clone(), far.clone()]);
+    node.config.masked_future_paths.extend([later.clone(), far.clone()]);
     let pool = node.pool(1);
     let token = node.config.run_dir.join("token");
     let container = take(&pool, RootSpec::Overlay);
@@ -159,7 +159,7 @@ fn what_its_processes_are_not_trusted_with_is_gone() {
         let container = take(&pool, root);
         let file = node.path().join("data");
         fs::write(&file, "node").unwrap();
-        container.protect(Protection { untrusted: true, read_only: true }).unwrap();
+        container.protect(RootProtection { untrusted: true, read_only: true }).unwrap();
         let devices = ask(&container, "D/dev");
         let mut names: Vec<&str> = devices.lines().collect();
         names.sort_unstable();
@@ -198,13 +198,13 @@ fn init_is_in_the_containers_control_group() {
     let container = take(&pool, RootSpec::Overlay);
     let membership = ask(&container, "R/proc/self/cgroup");
     let name = format!("{}/pool-{}", node.config.cgroup_root_name, container.id());
-    assert!(container.cgroup().directories().count() > 0);
-    for directory in container.cgroup().directories() {
+    assert!(container.cgroup().paths().count() > 0);
+    for directory in container.cgroup().paths() {
         let processes = fs::read_to_string(directory.join("cgroup.procs")).unwrap();
         assert_eq!(processes.trim(), container.init_pid().to_string(), "{}", directory.display());
     }
     let own = membership.lines().filter(|line| line.ends_with(&name)).count();
-    assert_eq!(own, container.cgroup().directories().count(), "{membership}");
+    assert_eq!(own, container.cgroup().paths().count(), "{membership}");
     // What init starts is born there.
     ask(&container, "S");
     assert_eq!(container.cgroup().processes().len(), 2);
@@ -221,17 +221,18 @@ fn a_container_that_is_to_have_limits_has_the_groups_for_them() {
     let pool = node.pool(1);
     let kind = ContainerSpec { limited: true, ..ContainerSpec::default() };
     let container = pool.take(kind, Instant::now() + Duration::from_secs(60)).unwrap();
-    until("another is ready", || pool.ready(kind) == 1);
-    let limits = Limits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(500), tasks_max: Some(9) };
-    container.cgroup().limit(&limits).unwrap();
+    until("another is ready", || pool.ready_count(kind) == 1);
+    let limits =
+        ContainerLimits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(500), tasks_max: Some(9) };
+    container.cgroup().set_limits(&limits).unwrap();
     ask(&container, "S");
-    for directory in container.cgroup().directories() {
+    for directory in container.cgroup().paths() {
         let processes = fs::read_to_string(directory.join("cgroup.procs")).unwrap();
         assert_eq!(processes.lines().count(), 2, "{}", directory.display());
     }
     container.cgroup().set_tasks_max(10).unwrap();
     assert!(container.cgroup().memory_bytes().unwrap() > 0);
-    let directories: Vec<_> = container.cgroup().directories().map(Path::to_owned).collect();
+    let directories: Vec<_> = container.cgroup().paths().map(Path::to_owned).collect();
     let limit = |file: &str| directories.iter().find_map(|path| fs::read_to_string(path.join(file)).ok());
     let memory = limit("memory.max").or_else(|| limit("memory.limit_in_bytes")).unwrap();
     assert_eq!(memory.trim(), (64 << 20).to_string());
@@ -252,7 +253,7 @@ fn nothing_is_left_of_a_container() {
     let container = take(&pool, RootSpec::Overlay);
     ask(&container, "S");
     let processes = container.cgroup().processes();
-    let directories: Vec<_> = container.cgroup().directories().map(Path::to_owned).collect();
+    let directories: Vec<_> = container.cgroup().paths().map(Path::to_owned).collect();
     assert_eq!(mounts(), before);
     drop(container);
     assert!(directories.iter().all(|directory| !directory.exists()));

@@ -4,7 +4,9 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farfork_container::{ContainerError, ContainerSpec, NetworkSpec, Pool, RootSpec, UsersSpec, clean_leftovers};
+use farfork_container::{
+    ContainerError, ContainerPool, ContainerSpec, NetworkSpec, RootSpec, UsersSpec, clean_leftovers,
+};
 use farfork_sys::identity::ProcessIdentity;
 
 use crate::probe::{Node, ask, take, try_ask, until};
@@ -13,9 +15,9 @@ use crate::probe::{Node, ask, take, try_ask, until};
 fn the_pool_refills() {
     let node = Node::new();
     let pool = node.pool(3);
-    until("three are ready", || pool.ready(RootSpec::Overlay) == 3);
+    until("three are ready", || pool.ready_count(RootSpec::Overlay) == 3);
     let taken: Vec<_> = (0..5).map(|_| take(&pool, RootSpec::Overlay)).collect();
-    until("three are ready again", || pool.ready(RootSpec::Overlay) == 3);
+    until("three are ready again", || pool.ready_count(RootSpec::Overlay) == 3);
     let mut ids: Vec<_> = taken.iter().map(|container| container.id().to_owned()).collect();
     ids.dedup();
     assert_eq!(ids.len(), 5);
@@ -26,9 +28,9 @@ fn the_pool_refills() {
 fn nobody_is_given_a_container_that_was_killed() {
     let node = Node::new();
     let pool = node.pool(3);
-    until("three are ready", || pool.ready(RootSpec::Overlay) == 3);
+    until("three are ready", || pool.ready_count(RootSpec::Overlay) == 3);
     let first = take(&pool, RootSpec::Overlay);
-    until("three are ready again", || pool.ready(RootSpec::Overlay) == 3);
+    until("three are ready again", || pool.ready_count(RootSpec::Overlay) == 3);
     let waiting: Vec<i32> = node.processes().into_iter().filter(|pid| *pid != first.init_pid()).collect();
     assert_eq!(waiting.len(), 3, "{waiting:?}");
     for pid in waiting {
@@ -66,7 +68,7 @@ fn what_cannot_be_built_is_an_error_at_once() {
     // It does not wait for as long as it may.
     let (began, patience) = (Instant::now(), Duration::from_secs(300));
     let error = pool.take(RootSpec::Overlay, began + patience).unwrap_err();
-    assert!(matches!(error, ContainerError::Build { .. }), "{error}");
+    assert!(matches!(error, ContainerError::PoolBuild { .. }), "{error}");
     assert!(error.to_string().contains("init") && error.to_string().contains("n1"), "{error}");
     assert!(began.elapsed() < patience / 5);
     drop(pool);
@@ -77,7 +79,7 @@ fn what_cannot_be_built_is_an_error_at_once() {
 fn a_missing_directory_is_named() {
     let mut node = Node::new();
     node.config.masked_paths.push("/nowhere/keys".into());
-    let error = Pool::start(node.config.clone(), 1).unwrap_err();
+    let error = ContainerPool::start(node.config.clone(), 1).unwrap_err();
     assert!(error.to_string().contains("/nowhere/keys"), "{error}");
 }
 
@@ -94,7 +96,7 @@ fn an_empty_pool_says_how_long_was_waited() {
         }
         assert!(Instant::now() < give_up, "it is never empty");
     };
-    assert!(matches!(error, ContainerError::Empty { size: 1, .. }), "{error}");
+    assert!(matches!(error, ContainerError::PoolEmpty { size: 1, .. }), "{error}");
 }
 
 #[test]
@@ -105,7 +107,7 @@ fn there_is_a_limit_on_containers() {
     let _one = take(&pool, RootSpec::Overlay);
     let two = take(&pool, RootSpec::Overlay);
     let full = pool.take(RootSpec::Shared, Instant::now()).unwrap_err();
-    assert!(matches!(full, ContainerError::Full { containers_max: 2, .. }), "{full}");
+    assert!(matches!(full, ContainerError::TooManyContainers { containers_max: 2, .. }), "{full}");
     let full = pool.take(RootSpec::Overlay, Instant::now() + Duration::from_secs(60)).unwrap_err();
     assert!(full.to_string().contains("2 containers"), "{full}");
     drop(two);
@@ -118,7 +120,7 @@ fn a_file_system_mounted_since_is_shown() {
     let point = node.path().join("new");
     fs::create_dir(&point).unwrap();
     let pool = node.pool(2);
-    until("two are ready", || pool.ready(RootSpec::Overlay) == 2);
+    until("two are ready", || pool.ready_count(RootSpec::Overlay) == 2);
     let mount = |arguments: &[&str]| Command::new(arguments[0]).args(&arguments[1..]).arg(&point).status().unwrap();
     assert!(mount(&["mount", "-t", "tmpfs", "none"]).success());
     fs::write(point.join("file"), "contents").unwrap();
@@ -157,7 +159,7 @@ fn what_a_crashed_daemon_left_is_removed() {
     let group = container.cgroup().clone();
     let init = ProcessIdentity::of(container.init_pid()).unwrap();
     ask(&container, "S");
-    until("one is ready", || pool.ready(RootSpec::Overlay) == 1);
+    until("one is ready", || pool.ready_count(RootSpec::Overlay) == 1);
     // Nothing is dropped: that is the crash. A stranger's record, and a group made just before the crash, are there too.
     std::mem::forget((container, pool));
     let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
@@ -167,7 +169,7 @@ fn what_a_crashed_daemon_left_is_removed() {
     assert!(found.running.is_empty());
     assert_eq!(found.removed, 3);
     assert!(init.open().unwrap().is_none());
-    assert!(group.directories().all(|directory| !directory.exists()));
+    assert!(group.paths().all(|directory| !directory.exists()));
     leave_groups(&node);
     farfork_container::NodeCgroups::create(&node.config.cgroup_root_name).unwrap().remove_empty();
     assert_eq!(node.cgroup_dirs(), [""; 0]);
@@ -184,7 +186,7 @@ fn leave_groups(node: &Node) {
 #[test]
 fn networks_of_their_own_and_the_nodes_are_kept_apart() {
     const NODES: ContainerSpec =
-        ContainerSpec { root: RootSpec::Overlay, network: NetworkSpec::Nodes, users: UsersSpec::Nodes, limited: false };
+        ContainerSpec { root: RootSpec::Overlay, network: NetworkSpec::Host, users: UsersSpec::Host, limited: false };
     let node = Node::new();
     let pool = node.pool(2);
     let network_of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
@@ -194,8 +196,10 @@ fn networks_of_their_own_and_the_nodes_are_kept_apart() {
             .map(|kind| pool.take(kind, Instant::now() + Duration::from_secs(60)).unwrap());
         assert_ne!(network_of(own.init_pid()), nodes);
         assert_eq!(network_of(in_nodes.init_pid()), nodes);
-        assert_eq!((own.network(), in_nodes.network()), (NetworkSpec::Own, NetworkSpec::Nodes));
-        until("two of each kind are ready", || [ContainerSpec::default(), NODES].iter().all(|k| pool.ready(*k) == 2));
+        assert_eq!((own.network(), in_nodes.network()), (NetworkSpec::Private, NetworkSpec::Host));
+        until("two of each kind are ready", || {
+            [ContainerSpec::default(), NODES].iter().all(|k| pool.ready_count(*k) == 2)
+        });
     }
 }
 
@@ -203,12 +207,12 @@ fn networks_of_their_own_and_the_nodes_are_kept_apart() {
 fn shared_roots_are_kept_ready_once_one_was_asked_for() {
     let node = Node::new();
     let pool = node.pool(2);
-    until("overlays are ready", || pool.ready(RootSpec::Overlay) == 2);
-    assert_eq!(pool.ready(RootSpec::Shared), 0);
+    until("overlays are ready", || pool.ready_count(RootSpec::Overlay) == 2);
+    assert_eq!(pool.ready_count(RootSpec::Shared), 0);
     let first = take(&pool, RootSpec::Shared);
-    until("shared roots are ready", || pool.ready(RootSpec::Shared) == 2);
+    until("shared roots are ready", || pool.ready_count(RootSpec::Shared) == 2);
     let second = take(&pool, RootSpec::Shared);
     assert_ne!(first.id(), second.id());
     assert_eq!(second.root(), RootSpec::Shared);
-    until("shared roots are ready again", || pool.ready(RootSpec::Shared) == 2);
+    until("shared roots are ready again", || pool.ready_count(RootSpec::Shared) == 2);
 }

@@ -8,7 +8,7 @@ use std::fs;
 
 use farfork_sys::process::{self, MapEntry};
 
-use super::{Fields, ObserveError};
+use super::{ObservationBuilder, ObserveError};
 
 /// Flags of areas that are left out, with the reason.
 const FLAGS_UNREAD: [(&str, &str); 10] = [
@@ -25,7 +25,7 @@ const FLAGS_UNREAD: [(&str, &str); 10] = [
 ];
 
 /// Addresses in a row with the same value of a property.
-struct Run {
+struct PropertyRun {
     start: u64,
     end: u64,
     value: String,
@@ -34,19 +34,19 @@ struct Run {
 }
 
 /// Reads the memory map of a process.
-pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
+pub(super) fn read_mappings(pid: i32, fields: &mut ObservationBuilder) -> Result<(), ObserveError> {
     let path = format!("/proc/{pid}/smaps");
-    let entries = process::smaps(pid).map_err(ObserveError::read(path))?;
-    let policies = policies(pid);
-    let mut runs: BTreeMap<String, Vec<Run>> = BTreeMap::new();
-    for entry in entries.iter().filter(|entry| !is_kept_from_children(entry)) {
+    let entries = process::read_smaps(pid).map_err(ObserveError::read(path))?;
+    let policies = read_numa_policies(pid);
+    let mut runs: BTreeMap<String, Vec<PropertyRun>> = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| !is_dont_fork(entry)) {
         let policy = policies.get(&entry.start).map_or("", String::as_str);
-        for (property, value, offset) in properties(entry, policy) {
-            push(runs.entry(property).or_default(), entry, value, offset);
+        for (property, value, offset) in mapping_properties(entry, policy) {
+            extend_runs(runs.entry(property).or_default(), entry, value, offset);
         }
     }
     for (property, runs) in runs {
-        for Run { start, end, value, offset } in runs {
+        for PropertyRun { start, end, value, offset } in runs {
             let offset = offset.map_or_else(String::new, |offset| format!(" at {offset:x}"));
             fields.put(&format!("memory/{property}/{start:x}-{end:x}"), format!("{value}{offset}"));
         }
@@ -55,12 +55,12 @@ pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
 }
 
 /// Whether fork(2) leaves it out (MADV_DONTFORK); the kernel's own pages have that flag, too, and are in children all the same.
-fn is_kept_from_children(entry: &MapEntry) -> bool {
+fn is_dont_fork(entry: &MapEntry) -> bool {
     entry.has_flag("dc") && !entry.has_flag("pf") && !entry.has_flag("io")
 }
 
 /// Name, value and offset of each property that an area has.
-fn properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64>)> {
+fn mapping_properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64>)> {
     let sharing = if entry.is_shared { "shared" } else { "private" };
     let mut properties = vec![("protection".to_owned(), format!("{sharing} {}", entry.protection), None)];
     if !entry.path.is_empty() {
@@ -79,16 +79,17 @@ fn properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64
 
 /// Adds an area to the runs of a property, to the last of them where that goes on. Areas of files stay apart: of neighbours, one may
 /// have become memory of its own.
-fn push(runs: &mut Vec<Run>, entry: &MapEntry, value: String, offset: Option<u64>) {
-    let goes_on = |last: &&mut Run| last.end == entry.start && last.value == value && last.offset.or(offset).is_none();
+fn extend_runs(runs: &mut Vec<PropertyRun>, entry: &MapEntry, value: String, offset: Option<u64>) {
+    let goes_on =
+        |last: &&mut PropertyRun| last.end == entry.start && last.value == value && last.offset.or(offset).is_none();
     match runs.last_mut().filter(goes_on) {
         Some(last) => last.end = entry.end,
-        None => runs.push(Run { start: entry.start, end: entry.end, value, offset }),
+        None => runs.push(PropertyRun { start: entry.start, end: entry.end, value, offset }),
     }
 }
 
 /// The memory policy of each area (`numa_maps`), by its address; empty on a kernel without.
-fn policies(pid: i32) -> HashMap<u64, String> {
+fn read_numa_policies(pid: i32) -> HashMap<u64, String> {
     let text = fs::read_to_string(format!("/proc/{pid}/numa_maps")).unwrap_or_default();
     let policy = |line: &str| {
         let mut words = line.split_whitespace();

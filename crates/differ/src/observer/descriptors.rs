@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farfork_sys::inquiry::{self, Inquiry};
+use farfork_sys::inquiry::{self, FdQuery};
 use farfork_sys::pidfd;
 use rustix::fs::{FileType, fstat};
 
-use super::{Fields, ObserveError, sockets, text_of};
+use super::{ObservationBuilder, ObserveError, bytes_text, sockets};
 
 /// Lines of `fdinfo` that are left out, with the reason.
-const INFO_UNREAD: [(&str, &str); 3] = [
+const FDINFO_SKIPPED: [(&str, &str); 3] = [
     ("mnt_id", "a mount of the process's own container; the link has the path"),
     ("ino", "an inode's number; which open files are of one inode is in `inode`"),
     ("eventfd-id", "the kernel's own number of it"),
@@ -22,7 +22,7 @@ const INFO_UNREAD: [(&str, &str); 3] = [
 const ID_ANSWERS: [&str; 2] = ["TIOCGPGRP", "TIOCGSID"];
 
 /// Reads all descriptors of a process.
-pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
+pub(super) fn read_descriptors(pid: i32, fields: &mut ObservationBuilder) -> Result<(), ObserveError> {
     let folder = format!("/proc/{pid}/fd");
     let process = pidfd::open(pid).map_err(ObserveError::read(format!("/proc/{pid}")))?;
     let entries = fs::read_dir(&folder).map_err(ObserveError::read(&folder))?;
@@ -34,7 +34,7 @@ pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
         let link = fs::read_link(format!("{folder}/{number}")).map_err(ObserveError::read(&folder))?;
         put_link(&link.to_string_lossy(), &field, fields);
         let place = format!("{} {field}", fields.prefix);
-        let open_file = fields.names.open_file((pid, number), &place);
+        let open_file = fields.names.name_open_file((pid, number), &place);
         let is_known = open_file != place;
         fields.put(&format!("{field}/open file"), open_file);
         let path = format!("/proc/{pid}/fdinfo/{number}");
@@ -44,7 +44,7 @@ pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
             continue;
         }
         match pidfd::get_fd(&process, number) {
-            Ok(copy) => put_answers(copy.as_fd(), &field, fields),
+            Ok(copy) => put_query_results(copy.as_fd(), &field, fields),
             Err(error) => fields.put(&format!("{field}/copy"), super::error_name(&error)),
         }
     }
@@ -52,22 +52,22 @@ pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
 }
 
 /// `pipe:[4711]` and `socket:[4711]` are named by the place where they were met first.
-fn put_link(link: &str, field: &str, fields: &mut Fields) {
+fn put_link(link: &str, field: &str, fields: &mut ObservationBuilder) {
     let value = match link.strip_suffix(']').and_then(|link| link.split_once(":[")) {
         Some((kind, number)) if number.parse::<u64>().is_ok() => {
             let place = format!("{} {field}", fields.prefix);
-            format!("{kind} of {}", fields.names.object(kind, number, &place))
+            format!("{kind} of {}", fields.names.name_object(kind, number, &place))
         }
         _ => link.to_owned(),
     };
     fields.put(&format!("{field}/link"), value);
 }
 
-fn put_info(info: &str, field: &str, fields: &mut Fields) {
+fn put_info(info: &str, field: &str, fields: &mut ObservationBuilder) {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for line in info.lines() {
-        let (name, value) = info_of(line, field, fields);
-        if INFO_UNREAD.iter().any(|(unread, _)| *unread == name) {
+        let (name, value) = parse_info_line(line, field, fields);
+        if FDINFO_SKIPPED.iter().any(|(unread, _)| *unread == name) {
             continue;
         }
         let count = counts.entry(name.clone()).or_default();
@@ -78,9 +78,9 @@ fn put_info(info: &str, field: &str, fields: &mut Fields) {
 }
 
 /// Name and value of a line.
-fn info_of(line: &str, field: &str, fields: &mut Fields) -> (String, String) {
+fn parse_info_line(line: &str, field: &str, fields: &mut ObservationBuilder) -> (String, String) {
     if line.starts_with("inotify ") || line.starts_with("fanotify ") {
-        return watch_of(line, field, fields);
+        return parse_watch_line(line, field, fields);
     }
     let (name, value) = line.split_once(':').unwrap_or((line, ""));
     match name.trim() {
@@ -91,9 +91,9 @@ fn info_of(line: &str, field: &str, fields: &mut Fields) -> (String, String) {
         }
         "Pid" | "NSpid" => {
             let first = value.split_whitespace().next().unwrap_or_default();
-            (name.to_owned(), fields.names.id_text(first))
+            (name.to_owned(), fields.names.translate_text(first))
         }
-        "lock" => (name.to_owned(), lock_of(value, fields)),
+        "lock" => (name.to_owned(), parse_lock_line(value, fields)),
         // `(seconds, nanoseconds)` that are left.
         "it_value" => (name.to_owned(), milliseconds(value).to_string()),
         name => (name.to_owned(), value.trim().to_owned()),
@@ -108,55 +108,55 @@ fn milliseconds(value: &str) -> u64 {
 }
 
 /// `inotify wd:a ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 …`: the file by its first place.
-fn watch_of(line: &str, field: &str, fields: &mut Fields) -> (String, String) {
+fn parse_watch_line(line: &str, field: &str, fields: &mut ObservationBuilder) -> (String, String) {
     let words: BTreeMap<&str, &str> = line.split_whitespace().filter_map(|word| word.split_once(':')).collect();
     let word = |name: &str| words.get(name).copied().unwrap_or_default();
     let number = format!("{}:{}", word("sdev"), word("ino"));
     let place = format!("{} {field} wd {}", fields.prefix, word("wd"));
-    let file = fields.names.object("watched", &number, &place);
+    let file = fields.names.name_object("watched", &number, &place);
     (format!("wd {}", word("wd")), format!("mask {} of {file}", word("mask")))
 }
 
 /// `1: POSIX  ADVISORY  WRITE 4711 00:13:11691 0 EOF`: the owner by its name, the file's number left out.
-fn lock_of(value: &str, fields: &Fields) -> String {
+fn parse_lock_line(value: &str, fields: &ObservationBuilder) -> String {
     let words: Vec<&str> = value.split_whitespace().collect();
     let named = |(at, word): (usize, &&str)| match at {
         0 | 5 => None,
-        4 => Some(fields.names.id_text(word)),
+        4 => Some(fields.names.translate_text(word)),
         _ => Some((*word).to_owned()),
     };
     words.iter().enumerate().filter_map(named).collect::<Vec<_>>().join(" ")
 }
 
-fn put_answers(copy: BorrowedFd<'_>, field: &str, fields: &mut Fields) {
+fn put_query_results(copy: BorrowedFd<'_>, field: &str, fields: &mut ObservationBuilder) {
     let Ok(stat) = fstat(copy) else { return };
     let kind = FileType::from_raw_mode(stat.st_mode);
     fields.put(&format!("{field}/stat/mode"), format!("{:o}", stat.st_mode));
     fields.put(&format!("{field}/stat/owner"), format!("{}:{}", stat.st_uid, stat.st_gid));
     fields.put(&format!("{field}/stat/device"), stat.st_rdev);
     let place = format!("{} {field}", fields.prefix);
-    let inode = fields.names.object("inode", &format!("{}:{}", stat.st_dev, stat.st_ino), &place);
+    let inode = fields.names.name_object("inode", &format!("{}:{}", stat.st_dev, stat.st_ino), &place);
     fields.put(&format!("{field}/inode"), inode);
     if kind == FileType::RegularFile {
         fields.put(&format!("{field}/stat/bytes"), stat.st_size);
         fields.put(&format!("{field}/stat/links"), stat.st_nlink);
         fields.put(&format!("{field}/stat/modified"), format!("{}.{:09}", stat.st_mtime, stat.st_mtime_nsec));
     }
-    for inquiry in inquiry::FCNTL {
-        put_answer(inquiry, inquiry::fcntl(copy, inquiry), &format!("{field}/fcntl"), fields);
+    for inquiry in inquiry::FCNTL_QUERIES {
+        put_query_result(inquiry, inquiry::query_fcntl(copy, inquiry), &format!("{field}/fcntl"), fields);
     }
-    if answers_ioctl(kind, copy) {
-        for inquiry in inquiry::IOCTL {
-            put_answer(inquiry, inquiry::ioctl(copy, inquiry), &format!("{field}/ioctl"), fields);
+    if accepts_ioctl_queries(kind, copy) {
+        for inquiry in inquiry::IOCTL_QUERIES {
+            put_query_result(inquiry, inquiry::query_ioctl(copy, inquiry), &format!("{field}/ioctl"), fields);
         }
     }
     if kind == FileType::Socket {
-        sockets::read(copy, field, fields);
+        sockets::read_socket(copy, field, fields);
     }
 }
 
 /// Other devices may take a number for a command of their own.
-fn answers_ioctl(kind: FileType, copy: BorrowedFd<'_>) -> bool {
+fn accepts_ioctl_queries(kind: FileType, copy: BorrowedFd<'_>) -> bool {
     match kind {
         FileType::CharacterDevice => rustix::termios::isatty(copy),
         FileType::BlockDevice => false,
@@ -164,13 +164,15 @@ fn answers_ioctl(kind: FileType, copy: BorrowedFd<'_>) -> bool {
     }
 }
 
-fn put_answer(inquiry: Inquiry, answer: std::io::Result<Vec<u8>>, field: &str, fields: &mut Fields) {
+fn put_query_result(inquiry: FdQuery, answer: std::io::Result<Vec<u8>>, field: &str, fields: &mut ObservationBuilder) {
     let field = format!("{field}/{}", inquiry.name);
     let answer = answer.map(|bytes| match inquiry.name {
-        name if ID_ANSWERS.contains(&name) => fields.names.id_text(&text_of(&bytes)),
+        name if ID_ANSWERS.contains(&name) => fields.names.translate_text(&bytes_text(&bytes)),
         // Kind and id.
-        "F_GETOWN_EX" => format!("{} {}", text_of(&bytes[..4]), fields.names.id_text(&text_of(&bytes[4..]))),
-        _ => text_of(&bytes),
+        "F_GETOWN_EX" => {
+            format!("{} {}", bytes_text(&bytes[..4]), fields.names.translate_text(&bytes_text(&bytes[4..])))
+        }
+        _ => bytes_text(&bytes),
     });
     fields.put_result(&field, answer);
 }

@@ -13,21 +13,21 @@ pub(super) const OUTSIDE: &str = "outside";
 
 /// Names of what a tree refers to.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct IdentifierMap {
     /// Ids on this machine, and in their own pid namespace, of all processes and threads of the tree.
     ids: HashMap<i32, u32>,
     /// Where an object was met first, by kind and number.
-    objects: HashMap<(String, String), String>,
+    first_seen: HashMap<(String, String), String>,
     /// A descriptor of each open file, in the kernel's order of open files, with the place where it was met first.
     open_files: Vec<((i32, u32), String)>,
 }
 
-impl Names {
-    pub(super) fn of(tree: &StoppedTree) -> Result<Self, ObserveError> {
+impl IdentifierMap {
+    pub(super) fn new(tree: &StoppedTree) -> Result<Self, ObserveError> {
         let mut ids = HashMap::new();
         for process in tree.processes() {
             ids.insert(process.pid, process.inner_id);
-            let threads = process::threads(process.pid).unwrap_or_default();
+            let threads = process::thread_ids(process.pid).unwrap_or_default();
             for tid in threads {
                 let inner = inner_id(tid).map_err(ObserveError::read(format!("/proc/{tid}/status")))?;
                 ids.insert(tid, inner);
@@ -37,7 +37,7 @@ impl Names {
     }
 
     /// The id of a process or thread of this machine, as a copy has it.
-    pub(super) fn id(&self, id: i32) -> String {
+    pub(super) fn inner_id_text(&self, id: i32) -> String {
         // −1 is a group of its absolute value, as of F_GETOWN; 0 and −1 are none.
         match id {
             -1 | 0 => id.to_string(),
@@ -46,20 +46,20 @@ impl Names {
     }
 
     /// The same of an id in text; other text stays what it is.
-    pub(super) fn id_text(&self, text: &str) -> String {
-        text.parse().map_or_else(|_| text.to_owned(), |id| self.id(id))
+    pub(super) fn translate_text(&self, text: &str) -> String {
+        text.parse().map_or_else(|_| text.to_owned(), |id| self.inner_id_text(id))
     }
 
     /// The place where an object was met first.
-    pub(super) fn object(&mut self, kind: &str, number: &str, place: &str) -> String {
+    pub(super) fn name_object(&mut self, kind: &str, number: &str, place: &str) -> String {
         let key = (kind.to_owned(), number.to_owned());
-        self.objects.entry(key).or_insert_with(|| place.to_owned()).clone()
+        self.first_seen.entry(key).or_insert_with(|| place.to_owned()).clone()
     }
 
     /// The place where the open file of a descriptor was met first.
-    pub(super) fn open_file(&mut self, descriptor: (i32, u32), place: &str) -> String {
+    pub(super) fn name_open_file(&mut self, descriptor: (i32, u32), place: &str) -> String {
         let order =
-            |known: &((i32, u32), String)| process::order_of_open_files(known.0, descriptor).unwrap_or(Ordering::Less);
+            |known: &((i32, u32), String)| process::compare_open_files(known.0, descriptor).unwrap_or(Ordering::Less);
         match self.open_files.binary_search_by(order) {
             Ok(at) => self.open_files[at].1.clone(),
             Err(at) => {
@@ -76,11 +76,11 @@ mod tests {
 
     #[test]
     fn objects_are_named_by_their_first_place() {
-        let mut names = Names { ids: HashMap::from([(4711, 7)]), ..Names::default() };
-        assert_eq!(names.object("pipe", "99", "7 fd 3"), "7 fd 3");
-        assert_eq!(names.object("pipe", "99", "7 fd 4"), "7 fd 3");
-        assert_eq!(names.object("socket", "99", "7 fd 5"), "7 fd 5");
-        assert_eq!([names.id(4711), names.id(0), names.id(1)], ["7", "0", "outside"]);
-        assert_eq!(names.id_text("SIGEV"), "SIGEV");
+        let mut names = IdentifierMap { ids: HashMap::from([(4711, 7)]), ..IdentifierMap::default() };
+        assert_eq!(names.name_object("pipe", "99", "7 fd 3"), "7 fd 3");
+        assert_eq!(names.name_object("pipe", "99", "7 fd 4"), "7 fd 3");
+        assert_eq!(names.name_object("socket", "99", "7 fd 5"), "7 fd 5");
+        assert_eq!([names.inner_id_text(4711), names.inner_id_text(0), names.inner_id_text(1)], ["7", "0", "outside"]);
+        assert_eq!(names.translate_text("SIGEV"), "SIGEV");
     }
 }

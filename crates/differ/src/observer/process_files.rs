@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use super::names::{Names, OUTSIDE};
-use super::{Fields, ObserveError, error_name, text_of};
+use super::names::{IdentifierMap, OUTSIDE};
+use super::{ObservationBuilder, ObserveError, bytes_text, error_name};
 
 /// Files and folders that are not read here, with the reason.
-const UNREAD: &[(&str, &str)] = &[
+const FILES_SKIPPED: &[(&str, &str)] = &[
     ("task", "`threads` reads it"),
     ("fd", "`descriptors` reads it"),
     ("fdinfo", "`descriptors` reads it"),
@@ -40,7 +40,7 @@ const UNREAD: &[(&str, &str)] = &[
 ];
 
 /// Files of a thread that tell of its process, and are long.
-const UNREAD_OF_THREADS: [&str; 5] = ["mountinfo", "environ", "auxv", "cmdline", "limits"];
+const THREAD_FILES_SKIPPED: [&str; 5] = ["mountinfo", "environ", "auxv", "cmdline", "limits"];
 
 /// Links, whose targets are compared.
 const LINKS: [&str; 3] = ["cwd", "exe", "root"];
@@ -110,10 +110,10 @@ const STATUS_IDS: [&str; 8] = ["Tgid", "Pid", "PPid", "TracerPid", "NStgid", "NS
 
 /// Those of both that every process has: the kernel shows 0 where their process is in a pid namespace that the reader does not see
 /// (pid_namespaces(7)), as the session of a process that was started from outside a container.
-const IDS_NEVER_NONE: [&str; 7] = ["ppid", "pgrp", "session", "tpgid", "PPid", "NSpgid", "NSsid"];
+const IDS_ALWAYS_SET: [&str; 7] = ["ppid", "pgrp", "session", "tpgid", "PPid", "NSpgid", "NSsid"];
 
 /// Reads all files of a process.
-pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
+pub(super) fn read_process_files(pid: i32, fields: &mut ObservationBuilder) -> Result<(), ObserveError> {
     read_folder(&format!("/proc/{pid}"), "", fields)?;
     for folder in ["ns", "attr"] {
         read_folder(&format!("/proc/{pid}/{folder}"), &format!("{folder}/"), fields)?;
@@ -125,12 +125,13 @@ pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
 }
 
 /// Reads the files of a folder that are not left out; those of a thread as those of a process.
-pub(super) fn read_folder(folder: &str, prefix: &str, fields: &mut Fields) -> Result<(), ObserveError> {
+pub(super) fn read_folder(folder: &str, prefix: &str, fields: &mut ObservationBuilder) -> Result<(), ObserveError> {
     let entries = fs::read_dir(folder).map_err(ObserveError::read(folder))?;
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_of_process = prefix.starts_with("thread/") && UNREAD_OF_THREADS.contains(&&*name);
-        let is_left_out = is_of_process || UNREAD.iter().any(|(unread, _)| *unread == name) || LINKS.contains(&&*name);
+        let is_of_process = prefix.starts_with("thread/") && THREAD_FILES_SKIPPED.contains(&&*name);
+        let is_left_out =
+            is_of_process || FILES_SKIPPED.iter().any(|(unread, _)| *unread == name) || LINKS.contains(&&*name);
         match entry.file_type() {
             Ok(kind) if kind.is_symlink() && !is_left_out => {
                 read_link_at(&entry.path(), &format!("{prefix}{name}"), fields)
@@ -142,15 +143,15 @@ pub(super) fn read_folder(folder: &str, prefix: &str, fields: &mut Fields) -> Re
     Ok(())
 }
 
-fn read_link(path: &str, field: &str, fields: &mut Fields) {
+fn read_link(path: &str, field: &str, fields: &mut ObservationBuilder) {
     read_link_at(Path::new(path), field, fields);
 }
 
-fn read_link_at(path: &Path, field: &str, fields: &mut Fields) {
+fn read_link_at(path: &Path, field: &str, fields: &mut ObservationBuilder) {
     fields.put_result(field, fs::read_link(path).map(|target| target.to_string_lossy().into_owned()));
 }
 
-fn read_file(path: &Path, field: &str, fields: &mut Fields) {
+fn read_file(path: &Path, field: &str, fields: &mut ObservationBuilder) {
     let bytes = match fs::read(path) {
         Ok(bytes) if bytes.len() <= FILE_BYTES_MAX => bytes,
         Ok(bytes) => return fields.put(field, format!("{} bytes", bytes.len())),
@@ -168,30 +169,30 @@ fn read_file(path: &Path, field: &str, fields: &mut Fields) {
     }
 }
 
-fn read_status(text: &str, field: &str, fields: &mut Fields) {
+fn read_status(text: &str, field: &str, fields: &mut ObservationBuilder) {
     for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
         let first = value.split_whitespace().next().unwrap_or_default();
         let is_id = STATUS_IDS.contains(&name);
-        let value = if is_id { id_of_line(name, first, &fields.names) } else { value.trim().to_owned() };
+        let value = if is_id { translate_line_ids(name, first, &fields.names) } else { value.trim().to_owned() };
         fields.put(&format!("{field}/{name}"), value);
     }
 }
 
-fn read_stat(text: &str, field: &str, fields: &mut Fields) {
+fn read_stat(text: &str, field: &str, fields: &mut ObservationBuilder) {
     let behind_name = text.rsplit_once(") ").map_or("", |(_, behind)| behind);
     for (name, value) in STAT.iter().zip(behind_name.split_whitespace()) {
         let is_id = STAT_IDS.contains(name);
-        let value = if is_id { id_of_line(name, value, &fields.names) } else { value.to_owned() };
+        let value = if is_id { translate_line_ids(name, value, &fields.names) } else { value.to_owned() };
         fields.put(&format!("{field}/{name}"), value);
     }
 }
 
-fn id_of_line(name: &str, id: &str, names: &Names) -> String {
-    if id == "0" && IDS_NEVER_NONE.contains(&name) { OUTSIDE.to_owned() } else { names.id_text(id) }
+fn translate_line_ids(name: &str, id: &str, names: &IdentifierMap) -> String {
+    if id == "0" && IDS_ALWAYS_SET.contains(&name) { OUTSIDE.to_owned() } else { names.translate_text(id) }
 }
 
 /// Columns: name, soft limit, hard limit, unit; two spaces and more between them.
-fn read_limits(text: &str, field: &str, fields: &mut Fields) {
+fn read_limits(text: &str, field: &str, fields: &mut ObservationBuilder) {
     for line in text.lines().skip(1) {
         let (name, value) = line.split_once("  ").unwrap_or((line, ""));
         fields.put(&format!("{field}/{name}"), value.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -199,26 +200,26 @@ fn read_limits(text: &str, field: &str, fields: &mut Fields) {
 }
 
 /// `notify: signal/tid.4711` names a thread or process of this machine.
-fn read_timers(text: &str, field: &str, fields: &mut Fields) {
+fn read_timers(text: &str, field: &str, fields: &mut ObservationBuilder) {
     let named = |line: &str| match line.rsplit_once('.') {
-        Some((before, id)) if line.starts_with("notify:") => format!("{before}.{}", fields.names.id_text(id)),
+        Some((before, id)) if line.starts_with("notify:") => format!("{before}.{}", fields.names.translate_text(id)),
         _ => line.to_owned(),
     };
     let text = text.lines().map(named).collect::<Vec<_>>().join("; ");
     fields.put(field, text);
 }
 
-fn read_children(text: &str, field: &str, fields: &mut Fields) {
+fn read_children(text: &str, field: &str, fields: &mut ObservationBuilder) {
     // Templates of seeds are no processes of the tree.
-    let names = text.split_whitespace().map(|id| fields.names.id_text(id));
+    let names = text.split_whitespace().map(|id| fields.names.translate_text(id));
     let mut ids: Vec<String> = names.filter(|name| name != OUTSIDE).collect();
     ids.sort();
     fields.put(field, ids.join(" "));
 }
 
-fn read_auxiliary_vector(bytes: &[u8], field: &str, fields: &mut Fields) {
+fn read_auxiliary_vector(bytes: &[u8], field: &str, fields: &mut ObservationBuilder) {
     for pair in bytes.chunks_exact(16) {
-        fields.put(&format!("{field}/{}", text_of(&pair[..8])), text_of(&pair[8..]));
+        fields.put(&format!("{field}/{}", bytes_text(&pair[..8])), bytes_text(&pair[8..]));
     }
 }
 
@@ -230,8 +231,8 @@ mod tests {
     /// As in a container whose first process was started from outside: a copy leads a session of its own, and no terminal is none.
     #[test]
     fn a_session_that_is_not_seen_is_outside() {
-        let (observation, prefix, names) = (Observation::new(), "7".to_owned(), Names::default());
-        let mut fields = Fields { observation, prefix, names };
+        let (observation, prefix, names) = (Observation::new(), "7".to_owned(), IdentifierMap::default());
+        let mut fields = ObservationBuilder { observation, prefix, names };
         read_stat("7 (sh) S 0 0 0 0 -1 0", "stat", &mut fields);
         read_status("PPid:\t0\nTracerPid:\t0\nNSpgid:\t0\nNSsid:\t0\n", "status", &mut fields);
         for never_none in ["stat/ppid", "stat/pgrp", "stat/session", "status/PPid", "status/NSpgid", "status/NSsid"] {

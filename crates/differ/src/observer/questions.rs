@@ -3,10 +3,10 @@
 
 use std::fs;
 
-use farfork_fork::capture::QuestionArgument::{Answer as Place, Number};
-use farfork_fork::capture::{Answer, Question, Respondents, Standstill};
+use farfork_fork::capture::QueryArgument::{Number, ResultBuffer as Place};
+use farfork_fork::capture::{QueryCall, QueryResult, QueryThreads, StoppedProcess};
 
-use super::{Fields, ObserveError, text_of};
+use super::{ObservationBuilder, ObserveError, bytes_text};
 
 const RT_SIGACTION: u64 = 13;
 const BRK: u64 = 12;
@@ -24,66 +24,70 @@ const SIGNAL_SET_BYTES: u64 = 8;
 const INTERVAL_TIMERS: [&str; 3] = ["ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"];
 
 /// A value that is read without changing anything.
-struct Value {
+struct CallValue {
     name: &'static str,
-    question: Question,
+    question: QueryCall,
     /// How many bytes the kernel writes; 0 where the result is the value.
     bytes: usize,
 }
 
-const fn result(name: &'static str, number: u64, first: u64, second: u64) -> Value {
+const fn returned_value(name: &'static str, number: u64, first: u64, second: u64) -> CallValue {
     let none = Number(0);
-    Value {
+    CallValue {
         name,
-        question: Question { number, arguments: [Number(first), Number(second), none, none, none, none] },
+        question: QueryCall { number, arguments: [Number(first), Number(second), none, none, none, none] },
         bytes: 0,
     }
 }
 
-const fn written(name: &'static str, number: u64, option: u64, bytes: usize) -> Value {
+const fn written_value(name: &'static str, number: u64, option: u64, bytes: usize) -> CallValue {
     let none = Number(0);
-    Value { name, question: Question { number, arguments: [Number(option), Place, none, none, none, none] }, bytes }
+    CallValue {
+        name,
+        question: QueryCall { number, arguments: [Number(option), Place, none, none, none, none] },
+        bytes,
+    }
 }
 
 /// What prctl(2) and others tell of a thread, or of its process.
-const VALUES: [Value; 29] = [
-    written("PR_GET_PDEATHSIG", PRCTL, 2, 4),
-    result("PR_GET_DUMPABLE", PRCTL, 3, 0),
-    result("PR_GET_KEEPCAPS", PRCTL, 7, 0),
-    result("PR_GET_TIMING", PRCTL, 13, 0),
-    written("PR_GET_NAME", PRCTL, 16, 16),
-    written("PR_GET_TSC", PRCTL, 25, 4),
-    result("PR_GET_SECUREBITS", PRCTL, 27, 0),
-    result("PR_GET_TIMERSLACK", PRCTL, 30, 0),
-    result("PR_MCE_KILL_GET", PRCTL, 34, 0),
-    written("PR_GET_CHILD_SUBREAPER", PRCTL, 37, 4),
-    result("PR_GET_NO_NEW_PRIVS", PRCTL, 39, 0),
-    written("PR_GET_TID_ADDRESS", PRCTL, 40, 8),
-    result("PR_GET_THP_DISABLE", PRCTL, 42, 0),
-    result("PR_GET_SPECULATION_CTRL PR_SPEC_STORE_BYPASS", PRCTL, 52, 0),
-    result("PR_GET_SPECULATION_CTRL PR_SPEC_INDIRECT_BRANCH", PRCTL, 52, 1),
-    result("PR_GET_SPECULATION_CTRL PR_SPEC_L1D_FLUSH", PRCTL, 52, 2),
-    result("PR_GET_IO_FLUSHER", PRCTL, 58, 0),
-    result("PR_GET_MDWE", PRCTL, 66, 0),
-    result("PR_GET_MEMORY_MERGE", PRCTL, 68, 0),
-    result("PR_TIMER_CREATE_RESTORE_IDS_GET", PRCTL, 77, 2),
-    result("PR_FUTEX_HASH_GET_SLOTS", PRCTL, 78, 2),
-    result("ARCH_GET_CPUID", ARCH_PRCTL, 0x1011, 0),
-    written("ARCH_GET_XCOMP_PERM", ARCH_PRCTL, 0x1022, 8),
-    written("ARCH_SHSTK_STATUS", ARCH_PRCTL, 0x5005, 8),
-    written("sigaltstack", SIGALTSTACK, 0, 24),
-    result("membarrier MEMBARRIER_CMD_GET_REGISTRATIONS", MEMBARRIER, 1 << 9, 0),
-    result("brk", BRK, 0, 0),
+const CALL_VALUES: [CallValue; 29] = [
+    written_value("PR_GET_PDEATHSIG", PRCTL, 2, 4),
+    returned_value("PR_GET_DUMPABLE", PRCTL, 3, 0),
+    returned_value("PR_GET_KEEPCAPS", PRCTL, 7, 0),
+    returned_value("PR_GET_TIMING", PRCTL, 13, 0),
+    written_value("PR_GET_NAME", PRCTL, 16, 16),
+    written_value("PR_GET_TSC", PRCTL, 25, 4),
+    returned_value("PR_GET_SECUREBITS", PRCTL, 27, 0),
+    returned_value("PR_GET_TIMERSLACK", PRCTL, 30, 0),
+    returned_value("PR_MCE_KILL_GET", PRCTL, 34, 0),
+    written_value("PR_GET_CHILD_SUBREAPER", PRCTL, 37, 4),
+    returned_value("PR_GET_NO_NEW_PRIVS", PRCTL, 39, 0),
+    written_value("PR_GET_TID_ADDRESS", PRCTL, 40, 8),
+    returned_value("PR_GET_THP_DISABLE", PRCTL, 42, 0),
+    returned_value("PR_GET_SPECULATION_CTRL PR_SPEC_STORE_BYPASS", PRCTL, 52, 0),
+    returned_value("PR_GET_SPECULATION_CTRL PR_SPEC_INDIRECT_BRANCH", PRCTL, 52, 1),
+    returned_value("PR_GET_SPECULATION_CTRL PR_SPEC_L1D_FLUSH", PRCTL, 52, 2),
+    returned_value("PR_GET_IO_FLUSHER", PRCTL, 58, 0),
+    returned_value("PR_GET_MDWE", PRCTL, 66, 0),
+    returned_value("PR_GET_MEMORY_MERGE", PRCTL, 68, 0),
+    returned_value("PR_TIMER_CREATE_RESTORE_IDS_GET", PRCTL, 77, 2),
+    returned_value("PR_FUTEX_HASH_GET_SLOTS", PRCTL, 78, 2),
+    returned_value("ARCH_GET_CPUID", ARCH_PRCTL, 0x1011, 0),
+    written_value("ARCH_GET_XCOMP_PERM", ARCH_PRCTL, 0x1022, 8),
+    written_value("ARCH_SHSTK_STATUS", ARCH_PRCTL, 0x5005, 8),
+    written_value("sigaltstack", SIGALTSTACK, 0, 24),
+    returned_value("membarrier MEMBARRIER_CMD_GET_REGISTRATIONS", MEMBARRIER, 1 << 9, 0),
+    returned_value("brk", BRK, 0, 0),
     // What stands at the place of the option is the answer's own.
-    Value {
+    CallValue {
         name: "get_mempolicy",
-        question: Question {
+        question: QueryCall {
             number: GET_MEMPOLICY,
             arguments: [Place, Number(0), Number(0), Number(0), Number(0), Number(0)],
         },
         bytes: 4,
     },
-    result("PR_GET_FP_MODE", PRCTL, 46, 0),
+    returned_value("PR_GET_FP_MODE", PRCTL, 46, 0),
 ];
 
 /// Names of the kernel's header that are not asked for, with the reason.
@@ -102,35 +106,43 @@ const UNASKED: [(&str, &str); 10] = [
 ];
 
 /// Has a process ask.
-pub(super) fn read(pid: i32, standstill: &mut Standstill, fields: &mut Fields) -> Result<(), ObserveError> {
-    let of_threads: Vec<Question> = VALUES.iter().map(|value| value.question).collect();
+pub(super) fn read_by_injected_calls(
+    pid: i32,
+    standstill: &mut StoppedProcess,
+    fields: &mut ObservationBuilder,
+) -> Result<(), ObserveError> {
+    let of_threads: Vec<QueryCall> = CALL_VALUES.iter().map(|value| value.question).collect();
     let tids: Vec<i32> = standstill.threads().collect();
-    let answers = standstill.ask(Respondents::AllThreads, &of_threads)?;
+    let answers = standstill.run_queries(QueryThreads::AllThreads, &of_threads)?;
     for (tid, answers) in tids.into_iter().zip(answers) {
-        let field = format!("thread/{}/value", fields.names.id(tid));
-        VALUES
+        let field = format!("thread/{}/value", fields.names.inner_id_text(tid));
+        CALL_VALUES
             .iter()
             .zip(&answers)
-            .for_each(|(value, answer)| put(&format!("{field}/{}", value.name), answer, value.bytes, fields));
+            .for_each(|(value, answer)| put_answer(&format!("{field}/{}", value.name), answer, value.bytes, fields));
     }
     put_signals_and_timers(pid, standstill, fields)
 }
 
-fn put_signals_and_timers(pid: i32, standstill: &mut Standstill, fields: &mut Fields) -> Result<(), ObserveError> {
+fn put_signals_and_timers(
+    pid: i32,
+    standstill: &mut StoppedProcess,
+    fields: &mut ObservationBuilder,
+) -> Result<(), ObserveError> {
     let none = Number(0);
-    let action = |signal| Question {
+    let action = |signal| QueryCall {
         number: RT_SIGACTION,
         arguments: [Number(signal), none, Place, Number(SIGNAL_SET_BYTES), none, none],
     };
-    let timer = |number, id| Question { number, arguments: [Number(id), Place, none, none, none, none] };
-    let posix = posix_timers(pid);
-    let mut questions: Vec<Question> = (1..=SIGNALS).map(action).collect();
+    let timer = |number, id| QueryCall { number, arguments: [Number(id), Place, none, none, none, none] };
+    let posix = posix_timer_ids(pid);
+    let mut questions: Vec<QueryCall> = (1..=SIGNALS).map(action).collect();
     questions.extend((0..INTERVAL_TIMERS.len() as u64).map(|which| timer(GETITIMER, which)));
     questions.extend(posix.iter().flat_map(|id| [timer(TIMER_GETTIME, *id), timer(TIMER_GETOVERRUN, *id)]));
-    let mut answers = standstill.ask(Respondents::MainThread, &questions)?.swap_remove(0).into_iter();
+    let mut answers = standstill.run_queries(QueryThreads::MainThread, &questions)?.swap_remove(0).into_iter();
     for (signal, answer) in (1..=SIGNALS).zip(answers.by_ref()) {
         // Handler, flags, restorer, mask.
-        put(&format!("signal action/{signal}"), &answer, 32, fields);
+        put_answer(&format!("signal action/{signal}"), &answer, 32, fields);
     }
     for (name, answer) in INTERVAL_TIMERS.iter().zip(answers.by_ref()) {
         put_time(&format!("interval timer/{name}"), &answer, 1_000_000, fields);
@@ -138,28 +150,28 @@ fn put_signals_and_timers(pid: i32, standstill: &mut Standstill, fields: &mut Fi
     for id in posix {
         let (Some(time), Some(overrun)) = (answers.next(), answers.next()) else { break };
         put_time(&format!("posix timer/{id}"), &time, 1_000_000_000, fields);
-        put(&format!("posix timer/{id}/overrun"), &overrun, 0, fields);
+        put_answer(&format!("posix timer/{id}/overrun"), &overrun, 0, fields);
     }
     Ok(())
 }
 
 /// The ids of a process's timers (timer_create(2)).
-fn posix_timers(pid: i32) -> Vec<u64> {
+fn posix_timer_ids(pid: i32) -> Vec<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
     text.lines().filter_map(|line| line.strip_prefix("ID: ")?.trim().parse().ok()).collect()
 }
 
-fn put(field: &str, answer: &Answer, bytes: usize, fields: &mut Fields) {
+fn put_answer(field: &str, answer: &QueryResult, bytes: usize, fields: &mut ObservationBuilder) {
     let value = match (answer.result, bytes) {
         (error @ -4095..0, _) => format!("errno {}", -error),
         (value, 0) => value.to_string(),
-        (_, bytes) => text_of(&answer.bytes[..bytes]),
+        (_, bytes) => bytes_text(&answer.bytes[..bytes]),
     };
     fields.put(field, value);
 }
 
 /// An interval and what is left, each seconds and parts of such.
-fn put_time(field: &str, answer: &Answer, parts_per_second: u64, fields: &mut Fields) {
+fn put_time(field: &str, answer: &QueryResult, parts_per_second: u64, fields: &mut ObservationBuilder) {
     let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| answer.bytes[at * 8 + byte]));
     let milliseconds = |at: usize| word(at) * 1000 + (word(at + 1) * 1000).div_ceil(parts_per_second);
     fields.put(&format!("{field}/interval"), milliseconds(0));
@@ -177,7 +189,7 @@ mod tests {
         let names = header.lines().filter_map(|line| line.trim_start_matches('#').trim().strip_prefix("define "));
         let names = names.filter_map(|line| line.split_whitespace().next());
         let is_known = |name: &str| {
-            VALUES.iter().any(|value| value.name.split(' ').next() == Some(name))
+            CALL_VALUES.iter().any(|value| value.name.split(' ').next() == Some(name))
                 || UNASKED.iter().any(|(unasked, _)| *unasked == name)
         };
         let missing: Vec<&str> =

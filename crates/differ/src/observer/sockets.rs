@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use farfork_sys::socket;
 
-use super::{Fields, text_of};
+use super::{ObservationBuilder, bytes_text};
 
 /// Names of options; `cargo xtask socket-options` writes it.
 const OPTIONS: &str = include_str!("socket_options.txt");
@@ -16,7 +16,7 @@ const OPTIONS: &str = include_str!("socket_options.txt");
 const NUMBER_MAX: u32 = 127;
 
 /// Options that are not read, with the reason.
-const UNREAD: [(&str, &str); 17] = [
+const OPTIONS_SKIPPED: [(&str, &str); 17] = [
     ("SO_ERROR", "reading it clears it"),
     ("SO_PEERPIDFD", "reading it makes a descriptor"),
     ("SO_ATTACH_FILTER", "SO_GET_FILTER has its number: it is counted in instructions: `filter` has it"),
@@ -39,19 +39,19 @@ const UNREAD: [(&str, &str); 17] = [
 /// `ucred`: the id of a process first.
 const PEER_CREDENTIALS: &str = "SO_PEERCRED";
 
-struct Level {
+struct OptionLevel {
     name: &'static str,
     number: u32,
     options: HashMap<u32, &'static str>,
 }
 
-static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
-    let mut levels: Vec<Level> = Vec::new();
+static LEVELS: LazyLock<Vec<OptionLevel>> = LazyLock::new(|| {
+    let mut levels: Vec<OptionLevel> = Vec::new();
     for line in OPTIONS.lines().filter(|line| !line.starts_with('#')) {
         let [level, level_number, name, number] = line.split(' ').collect::<Vec<_>>()[..] else { continue };
         let (Ok(level_number), Ok(number)) = (level_number.parse(), number.parse()) else { continue };
         if levels.last().is_none_or(|last| last.number != level_number) {
-            levels.push(Level { name: level, number: level_number, options: HashMap::new() });
+            levels.push(OptionLevel { name: level, number: level_number, options: HashMap::new() });
         }
         levels.last_mut().expect("one was pushed").options.insert(number, name);
     }
@@ -59,24 +59,24 @@ static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
 });
 
 /// Reads a socket's addresses and options.
-pub(super) fn read(socket: BorrowedFd<'_>, field: &str, fields: &mut Fields) {
-    fields.put_result(&format!("{field}/own address"), socket::own_address(socket).map(|bytes| text_of(&bytes)));
-    fields.put_result(&format!("{field}/peer address"), socket::peer_address(socket).map(|bytes| text_of(&bytes)));
-    fields.put_result(&format!("{field}/filter"), socket::filter(socket).map(|bytes| text_of(&bytes)));
+pub(super) fn read_socket(socket: BorrowedFd<'_>, field: &str, fields: &mut ObservationBuilder) {
+    fields.put_result(&format!("{field}/own address"), socket::local_address(socket).map(|bytes| bytes_text(&bytes)));
+    fields.put_result(&format!("{field}/peer address"), socket::peer_address(socket).map(|bytes| bytes_text(&bytes)));
+    fields.put_result(&format!("{field}/filter"), socket::read_filter(socket).map(|bytes| bytes_text(&bytes)));
     for level in LEVELS.iter() {
         for number in 0..=NUMBER_MAX {
             let name = level.options.get(&number).copied();
-            if name.is_some_and(|name| UNREAD.iter().any(|(unread, _)| *unread == name)) {
+            if name.is_some_and(|name| OPTIONS_SKIPPED.iter().any(|(unread, _)| *unread == name)) {
                 continue;
             }
             // A socket that lacks an option says so of each number; only what some socket has is of interest.
-            let Ok(value) = socket::option(socket, level.number, number) else { continue };
+            let Ok(value) = socket::read_option(socket, level.number, number) else { continue };
             let value = match name {
                 Some(PEER_CREDENTIALS) => {
-                    let id = fields.names.id_text(&text_of(&value[..4]));
-                    format!("{id} {}:{}", text_of(&value[4..8]), text_of(&value[8..]))
+                    let id = fields.names.translate_text(&bytes_text(&value[..4]));
+                    format!("{id} {}:{}", bytes_text(&value[4..8]), bytes_text(&value[8..]))
                 }
-                _ => text_of(&value),
+                _ => bytes_text(&value),
             };
             let name = name.map_or_else(|| number.to_string(), str::to_owned);
             fields.put(&format!("{field}/option/{}/{name}", level.name), value);
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_has_a_name() {
-        for (name, reason) in UNREAD {
+        for (name, reason) in OPTIONS_SKIPPED {
             assert!(LEVELS.iter().any(|level| level.options.values().any(|known| *known == name)), "{name}");
             assert!(!reason.is_empty());
         }

@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use farfork_fork::capture::Standstill;
-use farfork_sys::process::{self, Stat, Status};
+use farfork_fork::capture::StoppedProcess;
+use farfork_sys::process::{self, ProcStat, ProcStatus};
 
 use super::ObserveError;
 
@@ -21,7 +21,7 @@ pub(super) struct TreeProcess {
     /// Its id in its own pid namespace, which a copy has as well.
     pub(super) inner_id: u32,
     /// None of a zombie.
-    pub(super) standstill: Option<Standstill>,
+    pub(super) standstill: Option<StoppedProcess>,
 }
 
 /// The processes of a tree, all stopped; dropping it lets them go on.
@@ -30,7 +30,7 @@ pub(super) struct StoppedTree(Vec<TreeProcess>);
 
 impl StoppedTree {
     /// Stops a process, and then each of its children: who stands makes no others.
-    pub(super) fn of(pid: i32) -> Result<Self, ObserveError> {
+    pub(super) fn stop(pid: i32) -> Result<Self, ObserveError> {
         let mut awaited = vec![pid];
         let mut stopped = Vec::new();
         while let Some(pid) = awaited.pop() {
@@ -38,11 +38,11 @@ impl StoppedTree {
                 return Err(ObserveError::TooManyProcesses(PROCESSES_MAX));
             }
             let path = format!("/proc/{pid}/status");
-            let status = Status::read(pid).map_err(ObserveError::read(&path))?;
+            let status = ProcStatus::read(pid).map_err(ObserveError::read(&path))?;
             let has_ended = status.state == "Z";
-            let standstill = if has_ended { None } else { Some(Standstill::of(pid, STOP_LIMIT)?) };
+            let standstill = if has_ended { None } else { Some(StoppedProcess::stop(pid, STOP_LIMIT)?) };
             let inner_id = inner_id(pid).map_err(ObserveError::read(&path))?;
-            awaited.extend(children(pid)?);
+            awaited.extend(child_pids(pid)?);
             stopped.push(TreeProcess { pid, inner_id, standstill });
         }
         // In an order that a copy has as well, so that what several share is named by the same of them.
@@ -69,13 +69,13 @@ pub(super) fn inner_id(id: i32) -> std::io::Result<u32> {
 
 /// Whether a child is the template of a seed, which holds memory and never runs; or has ended unnoticed.
 fn is_template(pid: i32) -> bool {
-    let Ok(stat) = Stat::read(pid) else { return true };
-    stat.exit_signal == 0 && (stat.state == 'Z' || Status::read(pid).is_ok_and(|status| status.tracer != 0))
+    let Ok(stat) = ProcStat::read(pid) else { return true };
+    stat.exit_signal == 0 && (stat.state == 'Z' || ProcStatus::read(pid).is_ok_and(|status| status.tracer != 0))
 }
 
-fn children(pid: i32) -> Result<Vec<i32>, ObserveError> {
+fn child_pids(pid: i32) -> Result<Vec<i32>, ObserveError> {
     let mut children = Vec::new();
-    for tid in process::threads(pid).map_err(ObserveError::read(format!("/proc/{pid}/task")))? {
+    for tid in process::thread_ids(pid).map_err(ObserveError::read(format!("/proc/{pid}/task")))? {
         let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
         let listed = text.split_whitespace().filter_map(|word| word.parse::<i32>().ok());
         children.extend(listed.filter(|child| !is_template(*child)));

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{
-    Completion, Connection, Exporter, ReadMode, ReadRequest, Refusal, Region, SameHost, SeedKey, Span, TemplateMemory,
+    Completion, Connection, Exporter, LocalTemplate, ReadMode, ReadRequest, Refusal, Region, SeedKey, Span,
+    TemplateMemory,
 };
 use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
@@ -37,16 +38,16 @@ impl Region for OwnMemory {
         self.memory.read(self.address + offset, into)
     }
 
-    fn same_host(&self) -> Option<SameHost> {
+    fn local_template(&self) -> Option<LocalTemplate> {
         let template = pidfd::open(std::process::id() as i32).ok()?;
-        Some(SameHost { template, extents: vec![(ExtentId(0), self.address)] })
+        Some(LocalTemplate { template, extents: vec![(ExtentId(0), self.address)] })
     }
 }
 
 struct OneRegion(Arc<OwnMemory>);
 
 impl Exporter for OneRegion {
-    fn open(&self, _: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
+    fn open_region(&self, _: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
         Ok(Arc::clone(&self.0) as Arc<dyn Region>)
     }
 }
@@ -84,12 +85,12 @@ pub(crate) fn read(connection: &mut dyn Connection, key: &Arc<SeedKey>, course: 
             let spans = vec![Span { extent: ExtentId(0), offset, bytes: bytes as u32 }];
             let deadline = before + READS_LIMIT;
             let request = ReadRequest { tag: submitted, key: Arc::clone(key), mode: ReadMode::Exact, spans, deadline };
-            connection.submit(request).expect("within the limits");
+            connection.submit_read(request).expect("within the limits");
             submitted += 1;
         }
         wait(connection, &mut completions);
         for completion in completions.drain(..) {
-            connection.recycle(completion.result.expect("a reply").data);
+            connection.recycle_buffer(completion.result.expect("a reply").data);
             ended += 1;
         }
     }

@@ -10,7 +10,7 @@ use crate::{MessageRequest, ReadRequest, Reply, SeedKey, WriteRequest};
 
 /// What is asked of an owner.
 #[derive(Debug)]
-pub(crate) enum Ask {
+pub(crate) enum PendingRequest {
     /// Bytes.
     Read(ReadRequest),
     /// To put bytes into memory.
@@ -28,16 +28,16 @@ pub(crate) enum Ask {
 
 /// What the owner answered.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum RequestOutcome {
     /// To all but grants.
-    Done(Reply),
+    Completed(Reply),
     Refused(Refusal),
     Granted(Vec<Grant>),
 }
 
-impl Ask {
+impl PendingRequest {
     /// The seed that it is about, if it is about one.
-    pub(crate) fn key(&self) -> Option<&Arc<SeedKey>> {
+    pub(crate) fn seed_key(&self) -> Option<&Arc<SeedKey>> {
         match self {
             Self::Read(ReadRequest { key, .. }) | Self::Write(WriteRequest { key, .. }) | Self::Grants { key, .. } => {
                 Some(key)
@@ -46,7 +46,7 @@ impl Ask {
         }
     }
 
-    pub(crate) fn is_grants(&self) -> bool {
+    pub(crate) fn is_grants_request(&self) -> bool {
         matches!(self, Self::Grants { .. })
     }
 
@@ -56,7 +56,7 @@ impl Ask {
     }
 
     /// Bytes that it carries to the owner.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(crate) fn payload_bytes(&self) -> usize {
         match self {
             Self::Write(request) => request.data.len(),
             Self::Message(message) => message.bytes.len(),

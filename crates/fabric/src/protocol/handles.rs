@@ -9,40 +9,41 @@ use crate::SeedKey;
 /// Which handle stands for which seed. When all are taken, the one that was not used for longest gets a new meaning:
 /// the owner reads requests in order, so that those before the change still mean the old seed.
 #[derive(Debug, Default)]
-pub(crate) struct Handles {
-    slots: Vec<Slot>,
-    uses: u64,
+pub(crate) struct HandleTable {
+    entries: Vec<HandleEntry>,
+    use_counter: u64,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct HandleEntry {
     key: Arc<SeedKey>,
     last_use: u64,
 }
 
-impl Handles {
+impl HandleTable {
     /// The handle of a seed, and whether the owner must be told of it first.
-    pub(crate) fn of(&mut self, key: &Arc<SeedKey>) -> (u32, bool) {
-        self.uses += 1;
-        let last_use = self.uses;
-        let known = self.slots.iter().position(|slot| Arc::ptr_eq(&slot.key, key) || slot.key == *key);
+    pub(crate) fn handle_for(&mut self, key: &Arc<SeedKey>) -> (u32, bool) {
+        self.use_counter += 1;
+        let last_use = self.use_counter;
+        let known = self.entries.iter().position(|slot| Arc::ptr_eq(&slot.key, key) || slot.key == *key);
         if let Some(at) = known {
-            self.slots[at].last_use = last_use;
+            self.entries[at].last_use = last_use;
             return (at as u32, false);
         }
-        let slot = Slot { key: Arc::clone(key), last_use };
-        if self.slots.len() < HANDLES_MAX as usize {
-            self.slots.push(slot);
-            return (self.slots.len() as u32 - 1, true);
+        let slot = HandleEntry { key: Arc::clone(key), last_use };
+        if self.entries.len() < HANDLES_MAX as usize {
+            self.entries.push(slot);
+            return (self.entries.len() as u32 - 1, true);
         }
-        let (oldest, _) = self.slots.iter().enumerate().min_by_key(|(_, slot)| slot.last_use).expect("slots are full");
-        self.slots[oldest] = slot;
+        let (oldest, _) =
+            self.entries.iter().enumerate().min_by_key(|(_, slot)| slot.last_use).expect("slots are full");
+        self.entries[oldest] = slot;
         (oldest as u32, true)
     }
 
     /// Forgets all: the next connection begins with none.
     pub(crate) fn clear(&mut self) {
-        self.slots.clear();
+        self.entries.clear();
     }
 }
 
@@ -59,14 +60,14 @@ mod tests {
 
     #[test]
     fn the_seed_that_was_not_used_for_longest_loses_its_handle() {
-        let mut handles = Handles::default();
+        let mut handles = HandleTable::default();
         for number in 0..u64::from(HANDLES_MAX) {
-            assert_eq!(handles.of(&key(number)), (number as u32, true));
+            assert_eq!(handles.handle_for(&key(number)), (number as u32, true));
         }
-        assert_eq!(handles.of(&key(0)), (0, false));
-        assert_eq!(handles.of(&key(1000)), (1, true));
-        assert_eq!(handles.of(&key(1)), (2, true));
+        assert_eq!(handles.handle_for(&key(0)), (0, false));
+        assert_eq!(handles.handle_for(&key(1000)), (1, true));
+        assert_eq!(handles.handle_for(&key(1)), (2, true));
         handles.clear();
-        assert_eq!(handles.of(&key(1)), (0, true));
+        assert_eq!(handles.handle_for(&key(1)), (0, true));
     }
 }

@@ -6,13 +6,13 @@
 
 use std::io::IoSliceMut;
 
-use farfork_wire::frame::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, Kind, decode_hello};
+use farfork_wire::frame::{FabricFrameError, FrameKind, HEADER_BYTES, HELLO_BYTES, Header, decode_hello};
 
-use crate::buffer::{Buffer, Pool};
+use crate::buffer::{Buffer, BufferPool};
 
 /// What was received.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum DecodeEvent {
     /// The peer's greeting, once, before all else.
     Hello,
     /// A frame whose checksums agree.
@@ -21,48 +21,48 @@ pub(crate) enum Event {
 
 /// What one side of a connection has received and not yet understood.
 #[derive(Debug)]
-pub(crate) struct Inbound {
+pub(crate) struct FrameDecoder {
     staging: Box<[u8]>,
     /// The bytes of the staging area that wait to be understood.
-    waiting: std::ops::Range<usize>,
-    greeted: bool,
+    unparsed: std::ops::Range<usize>,
+    has_greeted: bool,
     /// The body that is arriving. While it is incomplete, nothing waits in the staging area.
-    body: Option<Body>,
+    body: Option<PartialBody>,
     /// Whether the stream itself proves each byte: DATA has no checksums then.
-    proven: bool,
+    is_integrity_protected: bool,
     /// So much memory is given for what a header announces; more only for what has come.
-    believed_bytes: usize,
+    body_prealloc_bytes: usize,
 }
 
 /// How much larger a buffer becomes that was filled.
-const GROWTH: usize = 4;
+const BUFFER_GROWTH_FACTOR: usize = 4;
 
 #[derive(Debug)]
-struct Body {
+struct PartialBody {
     header: Header,
     buffer: Buffer,
-    filled: usize,
+    filled_bytes: usize,
     /// Of what is there; `None` where it has no checksum.
     crc: Option<u32>,
 }
 
-impl Body {
+impl PartialBody {
     /// How much of it has not come.
-    fn missing(&self) -> usize {
-        self.header.body_bytes as usize - self.filled
+    fn missing_bytes(&self) -> usize {
+        self.header.body_bytes as usize - self.filled_bytes
     }
 
     /// How much fits into the buffer now.
-    fn room(&self) -> usize {
-        self.buffer.len() - self.filled
+    fn free_bytes(&self) -> usize {
+        self.buffer.len() - self.filled_bytes
     }
 
     /// Makes room where there is none.
-    fn grow(&mut self, pool: &mut Pool) {
-        if self.room() == 0 && self.missing() > 0 {
-            let bytes = (self.buffer.len() * GROWTH).min(self.header.body_bytes as usize);
+    fn grow(&mut self, pool: &mut BufferPool) {
+        if self.free_bytes() == 0 && self.missing_bytes() > 0 {
+            let bytes = (self.buffer.len() * BUFFER_GROWTH_FACTOR).min(self.header.body_bytes as usize);
             let mut larger = pool.take(bytes);
-            larger[..self.filled].copy_from_slice(&self.buffer);
+            larger[..self.filled_bytes].copy_from_slice(&self.buffer);
             pool.put(std::mem::replace(&mut self.buffer, larger));
         }
     }
@@ -70,115 +70,122 @@ impl Body {
     /// Counts `count` bytes that were put behind the filled part; sums them up while they are in the cache.
     fn advance(&mut self, count: usize) {
         if let Some(crc) = &mut self.crc {
-            *crc = crc32c::crc32c_append(*crc, &self.buffer[self.filled..self.filled + count]);
+            *crc = crc32c::crc32c_append(*crc, &self.buffer[self.filled_bytes..self.filled_bytes + count]);
         }
-        self.filled += count;
+        self.filled_bytes += count;
     }
 }
 
-impl Inbound {
+impl FrameDecoder {
     /// With a staging area of this size, from a peer that is believed bodies of `believed_bytes`.
     pub(crate) fn new(staging_bytes: usize, believed_bytes: usize) -> Self {
         assert!(staging_bytes >= HEADER_BYTES + HELLO_BYTES);
         let staging = vec![0; staging_bytes].into_boxed_slice();
         let believed_bytes = believed_bytes.max(1);
-        Self { staging, waiting: 0..0, greeted: false, body: None, proven: false, believed_bytes }
+        Self {
+            staging,
+            unparsed: 0..0,
+            has_greeted: false,
+            body: None,
+            is_integrity_protected: false,
+            body_prealloc_bytes: believed_bytes,
+        }
     }
 
     /// The stream itself proves each byte that comes from now on.
-    pub(crate) fn is_proven(&mut self) {
-        self.proven = true;
+    pub(crate) fn set_integrity_protected(&mut self) {
+        self.is_integrity_protected = true;
     }
 
     /// Whether the peer has said who it is.
-    pub(crate) fn greeted(&self) -> bool {
-        self.greeted
+    pub(crate) fn has_greeted(&self) -> bool {
+        self.has_greeted
     }
 
     /// Whether a frame has come in part.
-    pub(crate) fn is_amid_frame(&self) -> bool {
-        self.body.is_some() || !self.waiting.is_empty()
+    pub(crate) fn has_partial_frame(&self) -> bool {
+        self.body.is_some() || !self.unparsed.is_empty()
     }
 
     /// Where to put what is received next: all of the first, then the second. Call it only when [`Inbound::next`]
     /// has nothing more to give.
-    pub(crate) fn spaces(&mut self) -> [IoSliceMut<'_>; 2] {
-        self.staging.copy_within(self.waiting.clone(), 0);
-        self.waiting = 0..self.waiting.len();
+    pub(crate) fn receive_buffers(&mut self) -> [IoSliceMut<'_>; 2] {
+        self.staging.copy_within(self.unparsed.clone(), 0);
+        self.unparsed = 0..self.unparsed.len();
         let rest = match &mut self.body {
-            Some(body) => &mut body.buffer[body.filled..],
+            Some(body) => &mut body.buffer[body.filled_bytes..],
             None => &mut [],
         };
-        [IoSliceMut::new(rest), IoSliceMut::new(&mut self.staging[self.waiting.end..])]
+        [IoSliceMut::new(rest), IoSliceMut::new(&mut self.staging[self.unparsed.end..])]
     }
 
     /// Takes note that `count` bytes were put into the [`Inbound::spaces`].
-    pub(crate) fn received(&mut self, count: usize) {
-        let into_body = self.body.as_ref().map_or(0, |body| count.min(body.room()));
+    pub(crate) fn mark_received(&mut self, count: usize) {
+        let into_body = self.body.as_ref().map_or(0, |body| count.min(body.free_bytes()));
         if let Some(body) = &mut self.body {
             body.advance(into_body);
         }
-        self.waiting.end += count - into_body;
-        assert!(self.waiting.end <= self.staging.len(), "more was received than there was space for");
+        self.unparsed.end += count - into_body;
+        assert!(self.unparsed.end <= self.staging.len(), "more was received than there was space for");
     }
 
     /// The next thing that is complete.
     ///
     /// # Errors
     /// What is wrong with the stream; nothing after it can be trusted.
-    pub(crate) fn next(&mut self, pool: &mut Pool) -> Result<Option<Event>, FrameError> {
-        if !self.greeted {
-            return self.hello();
+    pub(crate) fn next_event(&mut self, pool: &mut BufferPool) -> Result<Option<DecodeEvent>, FabricFrameError> {
+        if !self.has_greeted {
+            return self.decode_hello();
         }
         if self.body.is_none() {
-            let Some(bytes) = self.staging[self.waiting.clone()].first_chunk::<HEADER_BYTES>() else {
+            let Some(bytes) = self.staging[self.unparsed.clone()].first_chunk::<HEADER_BYTES>() else {
                 return Ok(None);
             };
             let header = Header::decode(bytes)?;
-            self.waiting.start += HEADER_BYTES;
-            let buffer = pool.take(self.believed_bytes.min(header.body_bytes as usize));
-            let crc = (!self.proven || header.kind != Kind::Data).then_some(0);
-            self.body = Some(Body { header, buffer, filled: 0, crc });
+            self.unparsed.start += HEADER_BYTES;
+            let buffer = pool.take(self.body_prealloc_bytes.min(header.body_bytes as usize));
+            let crc = (!self.is_integrity_protected || header.kind != FrameKind::Data).then_some(0);
+            self.body = Some(PartialBody { header, buffer, filled_bytes: 0, crc });
         }
-        self.complete_body(pool)
+        self.fill_body(pool)
     }
 
-    fn hello(&mut self) -> Result<Option<Event>, FrameError> {
-        let Some(bytes) = self.staging[self.waiting.clone()].first_chunk::<HELLO_BYTES>() else {
+    fn decode_hello(&mut self) -> Result<Option<DecodeEvent>, FabricFrameError> {
+        let Some(bytes) = self.staging[self.unparsed.clone()].first_chunk::<HELLO_BYTES>() else {
             return Ok(None);
         };
         decode_hello(bytes)?;
-        self.waiting.start += HELLO_BYTES;
-        self.greeted = true;
-        Ok(Some(Event::Hello))
+        self.unparsed.start += HELLO_BYTES;
+        self.has_greeted = true;
+        Ok(Some(DecodeEvent::Hello))
     }
 
     /// Moves what waits of the body into its buffer; gives the frame once it is whole.
-    fn complete_body(&mut self, pool: &mut Pool) -> Result<Option<Event>, FrameError> {
+    fn fill_body(&mut self, pool: &mut BufferPool) -> Result<Option<DecodeEvent>, FabricFrameError> {
         let Some(body) = &mut self.body else { return Ok(None) };
         loop {
             body.grow(pool);
-            let count = body.room().min(self.waiting.len());
-            let from = self.waiting.start..self.waiting.start + count;
-            body.buffer[body.filled..body.filled + count].copy_from_slice(&self.staging[from]);
+            let count = body.free_bytes().min(self.unparsed.len());
+            let from = self.unparsed.start..self.unparsed.start + count;
+            body.buffer[body.filled_bytes..body.filled_bytes + count].copy_from_slice(&self.staging[from]);
             body.advance(count);
-            self.waiting.start += count;
-            if body.missing() == 0 {
+            self.unparsed.start += count;
+            if body.missing_bytes() == 0 {
                 break;
             }
-            if body.room() > 0 {
+            if body.free_bytes() > 0 {
                 return Ok(None);
             }
         }
         body.crc.map_or(Ok(()), |crc| body.header.check_body_crc(crc))?;
-        Ok(self.body.take().map(|body| Event::Frame(body.header, body.buffer)))
+        Ok(self.body.take().map(|body| DecodeEvent::Frame(body.header, body.buffer)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use farfork_wire::frame::encode_hello;
-    use farfork_wire::frame::reply::{data_frame_bytes, seal_data, seal_proven_data};
+    use farfork_wire::frame::reply::{data_frame_bytes, seal_data, seal_data_without_checksum};
     use proptest::prelude::*;
 
     use super::*;
@@ -199,24 +206,24 @@ mod tests {
         pieces: &[usize],
         staging_bytes: usize,
         believed_bytes: usize,
-    ) -> Result<Vec<usize>, FrameError> {
-        feed_to(Inbound::new(staging_bytes, believed_bytes), stream, pieces)
+    ) -> Result<Vec<usize>, FabricFrameError> {
+        feed_to(FrameDecoder::new(staging_bytes, believed_bytes), stream, pieces)
     }
 
-    fn feed_to(mut inbound: Inbound, stream: &[u8], pieces: &[usize]) -> Result<Vec<usize>, FrameError> {
-        let (mut pool, mut lengths) = (Pool::default(), Vec::new());
+    fn feed_to(mut inbound: FrameDecoder, stream: &[u8], pieces: &[usize]) -> Result<Vec<usize>, FabricFrameError> {
+        let (mut pool, mut lengths) = (BufferPool::default(), Vec::new());
         let (mut rest, mut pieces) = (stream, pieces.iter().cycle());
         while !rest.is_empty() {
             let mut piece = *pieces.next().unwrap();
             let mut count = 0;
-            for space in &mut inbound.spaces() {
+            for space in &mut inbound.receive_buffers() {
                 let part = piece.min(space.len()).min(rest.len());
                 space[..part].copy_from_slice(&rest[..part]);
                 (rest, piece, count) = (&rest[part..], piece - part, count + part);
             }
-            inbound.received(count);
-            while let Some(event) = inbound.next(&mut pool)? {
-                if let Event::Frame(header, body) = event {
+            inbound.mark_received(count);
+            while let Some(event) = inbound.next_event(&mut pool)? {
+                if let DecodeEvent::Frame(header, body) = event {
                     assert_eq!(header.id, lengths.len() as u64);
                     assert!(body[..body.len() - 8].iter().all(|byte| *byte == header.id as u8));
                     lengths.push(body.len() - 8);
@@ -231,11 +238,11 @@ mod tests {
     fn only_a_stream_that_proves_its_bytes_needs_no_checksums() {
         let mut stream = encode_hello().to_vec();
         let mut frame = vec![0; data_frame_bytes(3000)];
-        seal_proven_data(&mut frame, 0, 9);
+        seal_data_without_checksum(&mut frame, 0, 9);
         stream.extend_from_slice(&frame);
-        let (plain, mut proven) = (Inbound::new(1000, 100), Inbound::new(1000, 100));
-        assert_eq!(feed_to(plain, &stream, &[700]), Err(FrameError::BodyChecksum { id: 0 }));
-        proven.is_proven();
+        let (plain, mut proven) = (FrameDecoder::new(1000, 100), FrameDecoder::new(1000, 100));
+        assert_eq!(feed_to(plain, &stream, &[700]), Err(FabricFrameError::BodyChecksum { id: 0 }));
+        proven.set_integrity_protected();
         assert_eq!(feed_to(proven, &stream, &[700]), Ok(vec![3000]));
     }
 

@@ -16,14 +16,14 @@ mod refused;
 mod requester;
 mod sessions;
 
-pub(crate) use ask::{Ask, Outcome};
-pub(crate) use inbound::{Event, Inbound};
-pub(crate) use outbound::Outbound;
-pub(crate) use owner::{Owner, Shared};
-pub(crate) use patience::Patience;
-pub(crate) use refused::Refused;
-pub(crate) use requester::{Requester, brings_descriptor};
-pub(crate) use sessions::{Seat, Sessions};
+pub(crate) use ask::{PendingRequest, RequestOutcome};
+pub(crate) use inbound::{DecodeEvent, FrameDecoder};
+pub(crate) use outbound::SendQueue;
+pub(crate) use owner::{OwnerContext, Responder};
+pub(crate) use patience::Backoff;
+pub(crate) use refused::RefusedRequest;
+pub(crate) use requester::{Requester, carries_fd};
+pub(crate) use sessions::{ChangeSessionTable, SessionAttachment};
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 
-use crate::buffer::{Buffer, Pool};
+use crate::buffer::{Buffer, BufferPool};
 
 /// Most chunks of one system call.
 const SLICES_MAX: usize = 16;
@@ -15,56 +15,56 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 /// What waits to be sent.
 #[derive(Debug, Default)]
-pub(crate) struct Outbound {
+pub(crate) struct SendQueue {
     chunks: VecDeque<Chunk>,
-    queued: usize,
+    queued_bytes: usize,
 }
 
 #[derive(Debug)]
 struct Chunk {
     buffer: Buffer,
-    filled: usize,
-    sent: usize,
+    filled_bytes: usize,
+    sent_bytes: usize,
     /// Goes with the first byte.
-    descriptor: Option<OwnedFd>,
+    fd: Option<OwnedFd>,
 }
 
-impl Outbound {
+impl SendQueue {
     /// How many bytes wait.
-    pub(crate) fn queued(&self) -> usize {
-        self.queued
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.queued_bytes
     }
 
     /// Room for `bytes` behind what waits, of arbitrary contents; [`Outbound::commit`] makes it wait too.
-    pub(crate) fn reserve(&mut self, bytes: usize, pool: &mut Pool) -> &mut [u8] {
-        let fits = self.chunks.back().is_some_and(|chunk| chunk.buffer.len() - chunk.filled >= bytes);
+    pub(crate) fn reserve(&mut self, bytes: usize, pool: &mut BufferPool) -> &mut [u8] {
+        let fits = self.chunks.back().is_some_and(|chunk| chunk.buffer.len() - chunk.filled_bytes >= bytes);
         if !fits {
             let buffer = pool.take(bytes.max(CHUNK_BYTES));
-            self.chunks.push_back(Chunk { buffer, filled: 0, sent: 0, descriptor: None });
+            self.chunks.push_back(Chunk { buffer, filled_bytes: 0, sent_bytes: 0, fd: None });
         }
         let chunk = self.chunks.back_mut().expect("a chunk was pushed where none had room");
-        &mut chunk.buffer[chunk.filled..chunk.filled + bytes]
+        &mut chunk.buffer[chunk.filled_bytes..chunk.filled_bytes + bytes]
     }
 
     /// Takes the first `bytes` of what was reserved last.
     pub(crate) fn commit(&mut self, bytes: usize) {
         let chunk = self.chunks.back_mut().expect("something was reserved");
-        chunk.filled += bytes;
-        self.queued += bytes;
+        chunk.filled_bytes += bytes;
+        self.queued_bytes += bytes;
     }
 
     /// Appends bytes.
-    pub(crate) fn append(&mut self, bytes: &[u8], pool: &mut Pool) {
+    pub(crate) fn append(&mut self, bytes: &[u8], pool: &mut BufferPool) {
         self.reserve(bytes.len(), pool).copy_from_slice(bytes);
         self.commit(bytes.len());
     }
 
     /// Appends bytes of which the first brings a file descriptor along.
-    pub(crate) fn append_with_descriptor(&mut self, bytes: &[u8], descriptor: OwnedFd, pool: &mut Pool) {
+    pub(crate) fn append_with_fd(&mut self, bytes: &[u8], descriptor: OwnedFd, pool: &mut BufferPool) {
         let mut buffer = pool.take(bytes.len());
         buffer.copy_from_slice(bytes);
-        self.chunks.push_back(Chunk { buffer, filled: bytes.len(), sent: 0, descriptor: Some(descriptor) });
-        self.queued += bytes.len();
+        self.chunks.push_back(Chunk { buffer, filled_bytes: bytes.len(), sent_bytes: 0, fd: Some(descriptor) });
+        self.queued_bytes += bytes.len();
     }
 
     /// What one system call can send: slices, how many of them, and the descriptor to go with them.
@@ -72,27 +72,27 @@ impl Outbound {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;
         for chunk in self.chunks.iter().take(SLICES_MAX) {
-            if chunk.descriptor.is_some() && count > 0 {
+            if chunk.fd.is_some() && count > 0 {
                 break;
             }
-            slices[count] = IoSlice::new(&chunk.buffer[chunk.sent..chunk.filled]);
+            slices[count] = IoSlice::new(&chunk.buffer[chunk.sent_bytes..chunk.filled_bytes]);
             count += 1;
         }
-        let descriptor = self.chunks.front().and_then(|chunk| chunk.descriptor.as_ref());
+        let descriptor = self.chunks.front().and_then(|chunk| chunk.fd.as_ref());
         (slices, count, descriptor)
     }
 
     /// Takes note that the first `count` bytes were sent, and the descriptor that belongs to the first of them.
-    pub(crate) fn sent(&mut self, mut count: usize, pool: &mut Pool) {
-        self.queued -= count;
+    pub(crate) fn mark_sent(&mut self, mut count: usize, pool: &mut BufferPool) {
+        self.queued_bytes -= count;
         while let Some(chunk) = self.chunks.front_mut() {
             if count > 0 {
-                chunk.descriptor = None;
+                chunk.fd = None;
             }
-            let part = count.min(chunk.filled - chunk.sent);
-            chunk.sent += part;
+            let part = count.min(chunk.filled_bytes - chunk.sent_bytes);
+            chunk.sent_bytes += part;
             count -= part;
-            if chunk.sent < chunk.filled {
+            if chunk.sent_bytes < chunk.filled_bytes {
                 break;
             }
             if let Some(done) = self.chunks.pop_front() {
@@ -107,26 +107,26 @@ impl Outbound {
 mod tests {
     use super::*;
 
-    fn send_some(outbound: &mut Outbound, most: usize, pool: &mut Pool, into: &mut Vec<u8>) -> bool {
+    fn send_some(outbound: &mut SendQueue, most: usize, pool: &mut BufferPool, into: &mut Vec<u8>) -> bool {
         let (slices, count, descriptor) = outbound.slices();
         let with_descriptor = descriptor.is_some();
         let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.iter().copied()).collect();
         let sent = most.min(bytes.len());
         into.extend_from_slice(&bytes[..sent]);
-        outbound.sent(sent, pool);
+        outbound.mark_sent(sent, pool);
         with_descriptor
     }
 
     #[test]
     fn bytes_leave_in_order_whatever_a_call_takes() {
-        let (mut outbound, mut pool) = (Outbound::default(), Pool::default());
+        let (mut outbound, mut pool) = (SendQueue::default(), BufferPool::default());
         let pieces: Vec<Vec<u8>> = (0..50u8).map(|n| vec![n; 7 + usize::from(n) * 3001]).collect();
         let (mut sent, mut calls) = (Vec::new(), 0);
         for piece in &pieces {
             outbound.append(piece, &mut pool);
             send_some(&mut outbound, 4321, &mut pool, &mut sent);
         }
-        while outbound.queued() > 0 {
+        while outbound.queued_bytes() > 0 {
             send_some(&mut outbound, 100_000, &mut pool, &mut sent);
             calls += 1;
         }
@@ -136,16 +136,16 @@ mod tests {
 
     #[test]
     fn a_descriptor_goes_with_its_first_byte() {
-        let (mut outbound, mut pool) = (Outbound::default(), Pool::default());
+        let (mut outbound, mut pool) = (SendQueue::default(), BufferPool::default());
         let descriptor = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         outbound.append(b"before", &mut pool);
-        outbound.append_with_descriptor(b"with", descriptor, &mut pool);
+        outbound.append_with_fd(b"with", descriptor, &mut pool);
         outbound.append(b"after", &mut pool);
         let mut sent = Vec::new();
         assert!(!send_some(&mut outbound, 100, &mut pool, &mut sent));
         assert_eq!(sent, b"before");
         assert!(send_some(&mut outbound, 1, &mut pool, &mut sent));
         assert!(!send_some(&mut outbound, 100, &mut pool, &mut sent));
-        assert_eq!((sent.as_slice(), outbound.queued()), (&b"beforewithafter"[..], 0));
+        assert_eq!((sent.as_slice(), outbound.queued_bytes()), (&b"beforewithafter"[..], 0));
     }
 }

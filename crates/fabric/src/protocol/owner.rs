@@ -8,105 +8,115 @@ use farfork_wire::SeedId;
 use farfork_wire::frame::change::Change;
 use farfork_wire::frame::reply::{
     Grant, Refusal, append_arrived, append_granted, append_refused, append_written, data_frame_bytes, seal_data,
-    seal_proven_data,
+    seal_data_without_checksum,
 };
 use farfork_wire::frame::request::{HANDLES_MAX, ReadMode, Request, Span};
-use farfork_wire::frame::{FrameError, HEADER_BYTES, Header, encode_hello};
+use farfork_wire::frame::{FabricFrameError, HEADER_BYTES, Header, encode_hello};
 use rustix::io::Errno;
 
-use super::{Outbound, Refused, Seat, Sessions};
-use crate::buffer::Pool;
-use crate::{Exporter, LinkError, Region, SameHost, SeedKey};
+use super::{ChangeSessionTable, RefusedRequest, SendQueue, SessionAttachment};
+use crate::buffer::BufferPool;
+use crate::{Exporter, LinkError, LocalTemplate, Region, SeedKey};
 
 /// What all connections of an owner share.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct OwnerContext {
     /// What there is to read, to write and to tell.
     pub(crate) exporter: Arc<dyn Exporter>,
     /// What is remembered of requesters' changes.
-    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) change_sessions: Arc<ChangeSessionTable>,
 }
 
-impl Shared {
+impl OwnerContext {
     /// For an owner that has just begun.
     pub(crate) fn new(exporter: &Arc<dyn Exporter>) -> Self {
-        Self { exporter: Arc::clone(exporter), sessions: Arc::default() }
+        Self { exporter: Arc::clone(exporter), change_sessions: Arc::default() }
     }
 }
 
 /// What the owner knows of one connection.
 #[derive(Debug)]
-pub(crate) struct Owner {
+pub(crate) struct Responder {
     /// What the requester's handles stand for.
     handles: Vec<Option<SeedKey>>,
     /// The requester's place among its connections, once it has introduced itself.
-    seat: Option<Seat>,
+    attachment: Option<SessionAttachment>,
     /// Who it is, for messages.
-    from: String,
+    peer_name: String,
     /// Whether the requester is on this host, so that it may read for itself.
     same_host: bool,
     /// Whether the stream itself proves each byte: data needs no checksums then.
-    proven: bool,
+    is_integrity_protected: bool,
     /// What it was refused last, until somebody asks.
-    refused: Option<Refused>,
+    last_refusal: Option<RefusedRequest>,
     /// Where small replies are put together.
     scratch: Vec<u8>,
 }
 
-impl Owner {
+impl Responder {
     /// Begins a connection with the greeting.
-    pub(crate) fn new(from: String, same_host: bool, out: &mut Outbound, pool: &mut Pool) -> Self {
+    pub(crate) fn new(from: String, same_host: bool, out: &mut SendQueue, pool: &mut BufferPool) -> Self {
         out.append(&encode_hello(), pool);
-        Self { handles: Vec::new(), seat: None, from, same_host, proven: false, refused: None, scratch: Vec::new() }
+        Self {
+            handles: Vec::new(),
+            attachment: None,
+            peer_name: from,
+            same_host,
+            is_integrity_protected: false,
+            last_refusal: None,
+            scratch: Vec::new(),
+        }
     }
 
     /// Who the requester is, as the log names it.
-    pub(crate) fn from(&self) -> &str {
-        &self.from
+    pub(crate) fn peer_name(&self) -> &str {
+        &self.peer_name
     }
 
     /// The requester has proved who it is.
-    pub(crate) fn name(&mut self, from: String) {
-        self.from = from;
+    pub(crate) fn set_peer_name(&mut self, from: String) {
+        self.peer_name = from;
     }
 
     /// The stream itself proves each byte.
-    pub(crate) fn is_proven(&mut self) {
-        self.proven = true;
+    pub(crate) fn set_integrity_protected(&mut self) {
+        self.is_integrity_protected = true;
     }
 
     /// Serves one request.
     ///
     /// # Errors
     /// Where the requester violates the protocol, or has connected anew; the connection must end.
-    pub(crate) fn serve(
+    pub(crate) fn serve_request(
         &mut self,
         header: &Header,
         body: &[u8],
-        shared: &Shared,
-        out: &mut Outbound,
-        pool: &mut Pool,
+        shared: &OwnerContext,
+        out: &mut SendQueue,
+        pool: &mut BufferPool,
     ) -> Result<(), LinkError> {
         if header.kind.is_change() {
             return self.serve_change(header, body, shared, out, pool);
         }
         let exporter = &*shared.exporter;
         match Request::decode(header, body)? {
-            Request::Open { handle, seed, token } => self.open(handle, SeedKey { seed, token }),
+            Request::Open { handle, seed, token } => self.bind_handle(handle, SeedKey { seed, token }),
             Request::Read { handle, mode, spans } => {
-                let key = self.key(header, handle)?;
-                if let Err(refusal) = read(exporter, key, (header.id, self.proven), mode, &spans, out, pool) {
+                let key = self.seed_key(header, handle)?;
+                if let Err(refusal) =
+                    append_read_reply(exporter, key, (header.id, self.is_integrity_protected), mode, &spans, out, pool)
+                {
                     let seed = key.seed.clone();
-                    self.refuse(header.id, Some(seed), refusal, out, pool);
+                    self.append_refusal(header.id, Some(seed), refusal, out, pool);
                 }
             }
             Request::AskGrants { handle } => {
-                let key = self.key(header, handle)?;
-                match grants(exporter, key, self.same_host) {
-                    Ok((grants, same_host)) => self.grant(header.id, &grants, same_host, out, pool),
+                let key = self.seed_key(header, handle)?;
+                match collect_grants(exporter, key, self.same_host) {
+                    Ok((grants, same_host)) => self.append_grants(header.id, &grants, same_host, out, pool),
                     Err(refusal) => {
                         let seed = key.seed.clone();
-                        self.refuse(header.id, Some(seed), refusal, out, pool);
+                        self.append_refusal(header.id, Some(seed), refusal, out, pool);
                     }
                 }
             }
@@ -115,37 +125,44 @@ impl Owner {
     }
 
     /// What was refused since this was asked last: of several, the last one.
-    pub(crate) fn take_refused(&mut self) -> Option<Refused> {
-        self.refused.take()
+    pub(crate) fn take_last_refusal(&mut self) -> Option<RefusedRequest> {
+        self.last_refusal.take()
     }
 
     fn serve_change(
         &mut self,
         header: &Header,
         body: &[u8],
-        shared: &Shared,
-        out: &mut Outbound,
-        pool: &mut Pool,
+        shared: &OwnerContext,
+        out: &mut SendQueue,
+        pool: &mut BufferPool,
     ) -> Result<(), LinkError> {
         let exporter = &*shared.exporter;
-        let stranger = FrameError::Body { kind: header.kind, what: "its requester has not introduced itself" };
+        let stranger =
+            FabricFrameError::InvalidBody { kind: header.kind, what: "its requester has not introduced itself" };
         if header.id == u64::MAX {
             // None is left that would be beyond it: whether it was made could not be told.
-            return Err(FrameError::Body { kind: header.kind, what: "its id is beyond all requests" }.into());
+            return Err(
+                FabricFrameError::InvalidBody { kind: header.kind, what: "its id is beyond all requests" }.into()
+            );
         }
         let (seed, made, answer): (_, _, fn(&mut Vec<u8>, u64)) = match Change::decode(header, body)? {
             Change::Introduce { connection, sent_below } => {
-                self.seat = Some(shared.sessions.enter(connection, sent_below));
+                self.attachment = Some(shared.change_sessions.attach(connection, sent_below));
                 return Ok(());
             }
             Change::Write { handle, spans, data } => {
-                let key = self.key(header, handle)?;
-                let seat = self.seat.as_ref().ok_or(stranger)?;
-                (Some(&key.seed), seat.change(header.id, || write(exporter, key, &spans, data))?, append_written)
+                let key = self.seed_key(header, handle)?;
+                let seat = self.attachment.as_ref().ok_or(stranger)?;
+                (
+                    Some(&key.seed),
+                    seat.apply_once(header.id, || apply_write(exporter, key, &spans, data))?,
+                    append_written,
+                )
             }
             Change::Message { bytes } => {
-                let seat = self.seat.as_ref().ok_or(stranger)?;
-                (None, seat.change(header.id, || exporter.deliver(&self.from, bytes))?, append_arrived)
+                let seat = self.attachment.as_ref().ok_or(stranger)?;
+                (None, seat.apply_once(header.id, || exporter.deliver_message(&self.peer_name, bytes))?, append_arrived)
             }
         };
         match made {
@@ -156,13 +173,13 @@ impl Owner {
             }
             Err(refusal) => {
                 let seed = seed.cloned();
-                self.refuse(header.id, seed, refusal, out, pool);
+                self.append_refusal(header.id, seed, refusal, out, pool);
             }
         }
         Ok(())
     }
 
-    fn open(&mut self, handle: u32, key: SeedKey) {
+    fn bind_handle(&mut self, handle: u32, key: SeedKey) {
         debug_assert!(handle < HANDLES_MAX, "decoding checks it");
         let at = handle as usize;
         if at >= self.handles.len() {
@@ -171,26 +188,40 @@ impl Owner {
         self.handles[at] = Some(key);
     }
 
-    fn key(&self, header: &Header, handle: u32) -> Result<&SeedKey, FrameError> {
+    fn seed_key(&self, header: &Header, handle: u32) -> Result<&SeedKey, FabricFrameError> {
         let key = self.handles.get(handle as usize).and_then(Option::as_ref);
-        key.ok_or(FrameError::Body { kind: header.kind, what: "its handle was not opened" })
+        key.ok_or(FabricFrameError::InvalidBody { kind: header.kind, what: "its handle was not opened" })
     }
 
-    fn refuse(&mut self, id: u64, seed: Option<SeedId>, refusal: Refusal, out: &mut Outbound, pool: &mut Pool) {
-        if let Some(refused) = Refused::of(seed, refusal) {
-            self.refused = Some(refused);
+    fn append_refusal(
+        &mut self,
+        id: u64,
+        seed: Option<SeedId>,
+        refusal: Refusal,
+        out: &mut SendQueue,
+        pool: &mut BufferPool,
+    ) {
+        if let Some(refused) = RefusedRequest::from_refusal(seed, refusal) {
+            self.last_refusal = Some(refused);
         }
         self.scratch.clear();
         append_refused(&mut self.scratch, id, refusal);
         out.append(&self.scratch, pool);
     }
 
-    fn grant(&mut self, id: u64, grants: &[Grant], from: Option<SameHost>, out: &mut Outbound, pool: &mut Pool) {
+    fn append_grants(
+        &mut self,
+        id: u64,
+        grants: &[Grant],
+        from: Option<LocalTemplate>,
+        out: &mut SendQueue,
+        pool: &mut BufferPool,
+    ) {
         self.scratch.clear();
         append_granted(&mut self.scratch, id, grants);
         match from {
             Some(same_host) if !grants.is_empty() => {
-                out.append_with_descriptor(&self.scratch, same_host.template, pool);
+                out.append_with_fd(&self.scratch, same_host.template, pool);
             }
             _ => out.append(&self.scratch, pool),
         }
@@ -198,20 +229,20 @@ impl Owner {
 }
 
 /// Appends the reply to a read, or nothing where it is refused.
-fn read(
+fn append_read_reply(
     exporter: &dyn Exporter,
     key: &SeedKey,
     (id, proven): (u64, bool),
     mode: ReadMode,
     spans: &[Span],
-    out: &mut Outbound,
-    pool: &mut Pool,
+    out: &mut SendQueue,
+    pool: &mut BufferPool,
 ) -> Result<(), Refusal> {
-    let region = exporter.open(&key.seed, &key.token)?;
+    let region = exporter.open_region(&key.seed, &key.token)?;
     let mut data_bytes = 0;
     let mut extent_bytes = None;
     for span in spans {
-        let (bytes, of) = bounded(&*region, mode, span)?;
+        let (bytes, of) = clip_span(&*region, mode, span)?;
         data_bytes += bytes;
         extent_bytes.get_or_insert(of);
     }
@@ -221,12 +252,12 @@ fn read(
         // Only a read of one span is clipped: its length is all that is left.
         let (into, behind) = rest.split_at_mut(rest.len().min(span.bytes as usize));
         if !into.is_empty() {
-            region.read(span.extent, span.offset, into).map_err(|error| refusal_of(&error))?;
+            region.read(span.extent, span.offset, into).map_err(|error| refusal_from_error(&error))?;
         }
         rest = behind;
     }
     debug_assert!(rest.is_empty(), "the spans fill the reply");
-    let seal = if proven { seal_proven_data } else { seal_data };
+    let seal = if proven { seal_data_without_checksum } else { seal_data };
     seal(frame, id, extent_bytes.unwrap_or_default());
     out.commit(data_frame_bytes(data_bytes));
     Ok(())
@@ -234,10 +265,10 @@ fn read(
 
 /// Makes a write; nothing is written where a span is out of bounds. Where the memory fails midway, what was written
 /// before stays.
-fn write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u8]) -> Result<(), Refusal> {
-    let region = exporter.open(&key.seed, &key.token)?;
+fn apply_write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u8]) -> Result<(), Refusal> {
+    let region = exporter.open_region(&key.seed, &key.token)?;
     for span in spans {
-        bounded(&*region, ReadMode::Exact, span)?;
+        clip_span(&*region, ReadMode::Exact, span)?;
     }
     let mut rest = data;
     for span in spans {
@@ -254,7 +285,7 @@ fn write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u8]) ->
 }
 
 /// How many bytes of a span there are, and the length of its extent.
-fn bounded(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize, u64), Refusal> {
+fn clip_span(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize, u64), Refusal> {
     let extent_bytes = region.extent_bytes(span.extent).ok_or(Refusal::OutOfBounds)?;
     let left = extent_bytes.saturating_sub(span.offset);
     let wanted = u64::from(span.bytes);
@@ -265,15 +296,19 @@ fn bounded(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize, u
 }
 
 /// A template that has ended takes its seed with it; any other failure is the memory's own.
-fn refusal_of(error: &io::Error) -> Refusal {
+fn refusal_from_error(error: &io::Error) -> Refusal {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
     if errno == Errno::SRCH { Refusal::UnknownSeed } else { Refusal::Unreadable { errno: errno.raw_os_error() } }
 }
 
 /// What a requester on this host may read for itself: nothing where it is on another.
-fn grants(exporter: &dyn Exporter, key: &SeedKey, same_host: bool) -> Result<(Vec<Grant>, Option<SameHost>), Refusal> {
-    let region = exporter.open(&key.seed, &key.token)?;
-    let Some(from) = region.same_host().filter(|_| same_host) else {
+fn collect_grants(
+    exporter: &dyn Exporter,
+    key: &SeedKey,
+    same_host: bool,
+) -> Result<(Vec<Grant>, Option<LocalTemplate>), Refusal> {
+    let region = exporter.open_region(&key.seed, &key.token)?;
+    let Some(from) = region.local_template().filter(|_| same_host) else {
         return Ok((Vec::new(), None));
     };
     let grant = |(extent, address): &(_, u64)| {

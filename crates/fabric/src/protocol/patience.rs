@@ -9,66 +9,66 @@ use std::time::Duration;
 
 /// How long nothing may come while something is expected. An owner answers in well under a millisecond; a busy
 /// machine may stall it for longer.
-const SILENCE_MIN: Duration = Duration::from_secs(1);
+const RESPONSE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// The longest such wait.
-const SILENCE_MAX: Duration = Duration::from_secs(16);
+const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(16);
 
 /// The wait after the first failed attempt to connect.
-const RETRY_MIN: Duration = Duration::from_millis(5);
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
 
 /// The longest wait between attempts: what a link's return may cost a child that waits.
-const RETRY_MAX: Duration = Duration::from_millis(500);
+const RETRY_DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// How long an attempt to connect may take: the network's round trip, with one lost packet.
-pub(crate) const CONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a handshake may take: some round trips, and the peer's arithmetic while it has many others to do.
-const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(4);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The waits of a connection, as its fortunes go.
 #[derive(Debug)]
-pub(crate) struct Patience {
-    silence: Duration,
-    retry: Duration,
+pub(crate) struct Backoff {
+    response_timeout: Duration,
+    retry_delay: Duration,
 }
 
-impl Default for Patience {
+impl Default for Backoff {
     fn default() -> Self {
-        Self { silence: SILENCE_MIN, retry: RETRY_MIN }
+        Self { response_timeout: RESPONSE_TIMEOUT_MIN, retry_delay: RETRY_DELAY_MIN }
     }
 }
 
-impl Patience {
+impl Backoff {
     /// How long nothing may come while something is expected.
-    pub(crate) fn silence(&self) -> Duration {
-        self.silence
+    pub(crate) fn response_timeout(&self) -> Duration {
+        self.response_timeout
     }
 
     /// How long an attempt to connect may take.
-    pub(crate) fn connect(&self) -> Duration {
-        CONNECT_WAIT_MAX
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        CONNECT_TIMEOUT
     }
 
     /// How long a handshake may take.
-    pub(crate) fn handshake(&self) -> Duration {
-        HANDSHAKE_WAIT_MAX
+    pub(crate) fn handshake_timeout(&self) -> Duration {
+        HANDSHAKE_TIMEOUT
     }
 
     /// The owner answered.
-    pub(crate) fn answered(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 
     /// The owner was silent for too long.
-    pub(crate) fn was_silent(&mut self) {
-        self.silence = (self.silence * 2).min(SILENCE_MAX);
+    pub(crate) fn double_response_timeout(&mut self) {
+        self.response_timeout = (self.response_timeout * 2).min(RESPONSE_TIMEOUT_MAX);
     }
 
     /// The connection failed; gives how long to wait before the next attempt.
-    pub(crate) fn failed(&mut self) -> Duration {
-        let wait = self.retry;
-        self.retry = (self.retry * 2).min(RETRY_MAX);
+    pub(crate) fn next_retry_delay(&mut self) -> Duration {
+        let wait = self.retry_delay;
+        self.retry_delay = (self.retry_delay * 2).min(RETRY_DELAY_MAX);
         wait
     }
 }
@@ -79,14 +79,14 @@ mod tests {
 
     #[test]
     fn waits_grow_to_their_limits_and_begin_anew_with_an_answer() {
-        let mut patience = Patience::default();
-        assert_eq!(patience.failed(), RETRY_MIN);
+        let mut patience = Backoff::default();
+        assert_eq!(patience.next_retry_delay(), RETRY_DELAY_MIN);
         for _ in 0..20 {
-            patience.failed();
-            patience.was_silent();
+            patience.next_retry_delay();
+            patience.double_response_timeout();
         }
-        assert_eq!((patience.failed(), patience.silence()), (RETRY_MAX, SILENCE_MAX));
-        patience.answered();
-        assert_eq!((patience.failed(), patience.silence()), (RETRY_MIN, SILENCE_MIN));
+        assert_eq!((patience.next_retry_delay(), patience.response_timeout()), (RETRY_DELAY_MAX, RESPONSE_TIMEOUT_MAX));
+        patience.reset();
+        assert_eq!((patience.next_retry_delay(), patience.response_timeout()), (RETRY_DELAY_MIN, RESPONSE_TIMEOUT_MIN));
     }
 }

@@ -7,20 +7,20 @@ use farfork_wire::frame::reply::Refusal;
 
 /// What was refused, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedRequest {
     /// The seed or region that it was about; nothing for a message.
     seed: Option<SeedId>,
     refusal: Refusal,
 }
 
-impl Refused {
+impl RefusedRequest {
     /// Nothing where the request may be made again and is then granted: a full inbox is no misbehaviour.
-    pub(super) fn of(seed: Option<SeedId>, refusal: Refusal) -> Option<Self> {
-        (refusal != Refusal::InboxFull).then_some(Self { seed, refusal })
+    pub(super) fn from_refusal(seed: Option<SeedId>, refusal: Refusal) -> Option<Self> {
+        (refusal != Refusal::MessageQueueFull).then_some(Self { seed, refusal })
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RefusedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.seed {
             Some(seed) => write!(f, "{seed}: {}", self.refusal),

@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use farfork_wire::frame::change::{ConnectionName, append_introduce, append_message, append_write};
+use farfork_wire::frame::change::{ConnectionId, append_introduce, append_message, append_write};
 use farfork_wire::frame::reply;
 use farfork_wire::frame::request::{append_ask_grants, append_open, append_read};
-use farfork_wire::frame::{FrameError, Header, Kind};
+use farfork_wire::frame::{FabricFrameError, FrameKind, Header};
 
-use super::ask::{Ask, Outcome};
-use super::handles::Handles;
+use super::ask::{PendingRequest, RequestOutcome};
+use super::handles::HandleTable;
 use crate::Reply;
 use crate::buffer::Buffer;
 
@@ -18,9 +18,9 @@ use crate::buffer::Buffer;
 #[derive(Debug)]
 pub(crate) struct Requester {
     /// What the owner knows the connection by, whatever sockets come and go.
-    name: ConnectionName,
+    connection_id: ConnectionId,
     /// By request id; ids ascend in the order of asking.
-    unanswered: BTreeMap<u64, Ask>,
+    unanswered: BTreeMap<u64, PendingRequest>,
     /// How many of them ask for grants.
     unanswered_grants: usize,
     /// Bytes that they carry.
@@ -32,19 +32,19 @@ pub(crate) struct Requester {
     /// What has this id or a greater one was not sent on earlier connections.
     sent_below: u64,
     /// Whether this connection's owner was told the name.
-    introduced: bool,
-    handles: Handles,
+    is_introduced: bool,
+    handles: HandleTable,
     /// Replies that this connection still has to bring, also those that nobody waits for any more.
-    owed: usize,
+    expected_replies: usize,
     /// Since when nothing has come though something is owed.
     silent_since: Option<Instant>,
 }
 
 impl Requester {
     /// With nothing to ask.
-    pub(crate) fn new(name: ConnectionName) -> Self {
+    pub(crate) fn new(name: ConnectionId) -> Self {
         Self {
-            name,
+            connection_id: name,
             unanswered: BTreeMap::new(),
             unanswered_grants: 0,
             unanswered_bytes: 0,
@@ -52,29 +52,29 @@ impl Requester {
             next_id: 0,
             next_to_send: 0,
             sent_below: 0,
-            introduced: false,
-            handles: Handles::default(),
-            owed: 0,
+            is_introduced: false,
+            handles: HandleTable::default(),
+            expected_replies: 0,
             silent_since: None,
         }
     }
 
     /// Takes something to ask.
-    pub(crate) fn ask(&mut self, ask: Ask) {
-        self.unanswered_grants += usize::from(ask.is_grants());
-        self.unanswered_bytes += ask.bytes();
+    pub(crate) fn enqueue(&mut self, ask: PendingRequest) {
+        self.unanswered_grants += usize::from(ask.is_grants_request());
+        self.unanswered_bytes += ask.payload_bytes();
         self.deadlines.insert((ask.deadline(), self.next_id));
         self.unanswered.insert(self.next_id, ask);
         self.next_id += 1;
     }
 
     /// Whether anything is unanswered.
-    pub(crate) fn is_waiting(&self) -> bool {
+    pub(crate) fn has_unanswered(&self) -> bool {
         !self.unanswered.is_empty()
     }
 
     /// How many requests of the caller's are unanswered.
-    pub(crate) fn unanswered(&self) -> usize {
+    pub(crate) fn unanswered_count(&self) -> usize {
         self.unanswered.len() - self.unanswered_grants
     }
 
@@ -88,33 +88,33 @@ impl Requester {
         let Some((&id, ask)) = self.unanswered.range(self.next_to_send..).next() else {
             return false;
         };
-        if ask.is_change() && !self.introduced {
-            append_introduce(out, self.name, self.sent_below);
-            self.introduced = true;
+        if ask.is_change() && !self.is_introduced {
+            append_introduce(out, self.connection_id, self.sent_below);
+            self.is_introduced = true;
         }
         let mut handle = 0;
-        if let Some(key) = ask.key() {
+        if let Some(key) = ask.seed_key() {
             let unknown;
-            (handle, unknown) = self.handles.of(key);
+            (handle, unknown) = self.handles.handle_for(key);
             if unknown {
                 append_open(out, handle, &key.seed, &key.token);
             }
         }
         match ask {
-            Ask::Read(request) => append_read(out, id, handle, request.mode, &request.spans),
-            Ask::Write(request) => append_write(out, id, handle, &request.spans, &request.data),
-            Ask::Message(message) => append_message(out, id, &message.bytes),
-            Ask::Grants { .. } => append_ask_grants(out, id, handle),
+            PendingRequest::Read(request) => append_read(out, id, handle, request.mode, &request.spans),
+            PendingRequest::Write(request) => append_write(out, id, handle, &request.spans, &request.data),
+            PendingRequest::Message(message) => append_message(out, id, &message.bytes),
+            PendingRequest::Grants { .. } => append_ask_grants(out, id, handle),
         }
         self.next_to_send = id + 1;
-        self.owed += 1;
+        self.expected_replies += 1;
         self.silent_since.get_or_insert(now);
         true
     }
 
     /// Takes note that something came.
-    pub(crate) fn heard(&mut self, now: Instant) {
-        self.silent_since = (self.owed > 0).then_some(now);
+    pub(crate) fn mark_received(&mut self, now: Instant) {
+        self.silent_since = (self.expected_replies > 0).then_some(now);
     }
 
     /// Since when nothing has come though something is owed.
@@ -131,14 +131,14 @@ impl Requester {
         &mut self,
         header: &Header,
         body: &mut Buffer,
-    ) -> Result<Option<(Ask, Outcome)>, FrameError> {
-        let sense = |what| FrameError::Body { kind: header.kind, what };
+    ) -> Result<Option<(PendingRequest, RequestOutcome)>, FabricFrameError> {
+        let sense = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         let decoded = reply::Reply::decode(header, body)?;
-        if header.id >= self.next_to_send || self.owed == 0 {
+        if header.id >= self.next_to_send || self.expected_replies == 0 {
             return Err(sense("it answers what was not asked"));
         }
-        self.owed -= 1;
-        if self.owed == 0 {
+        self.expected_replies -= 1;
+        if self.expected_replies == 0 {
             self.silent_since = None;
         }
         let Some(ask) = self.unanswered.get(&header.id) else { return Ok(None) };
@@ -146,22 +146,22 @@ impl Requester {
             return Err(sense("it is no answer to its request"));
         }
         let outcome = match decoded {
-            reply::Reply::Refused(refusal) => Outcome::Refused(refusal),
-            reply::Reply::Granted(grants) => Outcome::Granted(grants),
+            reply::Reply::Refused(refusal) => RequestOutcome::Refused(refusal),
+            reply::Reply::Granted(grants) => RequestOutcome::Granted(grants),
             reply::Reply::Data { data, extent_bytes } => {
                 let data_bytes = data.len();
                 let mut data = std::mem::take(body);
                 data.truncate(data_bytes);
-                Outcome::Done(Reply { data, extent_bytes })
+                RequestOutcome::Completed(Reply { data, extent_bytes })
             }
-            reply::Reply::Written | reply::Reply::Arrived => Outcome::Done(Reply::default()),
+            reply::Reply::Written | reply::Reply::Arrived => RequestOutcome::Completed(Reply::default()),
         };
         let ask = self.remove(header.id).expect("it was found above");
         Ok(Some((ask, outcome)))
     }
 
     /// Something whose deadline has passed, while there is any, and whether it was ever sent.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<(Ask, bool)> {
+    pub(crate) fn take_expired(&mut self, now: Instant) -> Option<(PendingRequest, bool)> {
         let &(deadline, id) = self.deadlines.first()?;
         if deadline > now {
             return None;
@@ -170,17 +170,17 @@ impl Requester {
         self.remove(id).map(|ask| (ask, sent))
     }
 
-    fn remove(&mut self, id: u64) -> Option<Ask> {
+    fn remove(&mut self, id: u64) -> Option<PendingRequest> {
         let ask = self.unanswered.remove(&id)?;
         self.deadlines.remove(&(ask.deadline(), id));
-        self.unanswered_grants -= usize::from(ask.is_grants());
-        self.unanswered_bytes -= ask.bytes();
+        self.unanswered_grants -= usize::from(ask.is_grants_request());
+        self.unanswered_bytes -= ask.payload_bytes();
         Some(ask)
     }
 
     /// Everything unanswered, which is forgotten, each with whether it was ever sent; answers that still come are
     /// passed over.
-    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = (Ask, bool)> + use<> {
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = (PendingRequest, bool)> + use<> {
         let sent_below = self.next_to_send.max(self.sent_below);
         self.deadlines.clear();
         self.unanswered_grants = 0;
@@ -194,17 +194,17 @@ impl Requester {
     }
 
     /// The connection is gone: all is to be sent again on the next.
-    pub(crate) fn disconnected(&mut self) {
+    pub(crate) fn handle_disconnect(&mut self) {
         self.handles.clear();
-        self.introduced = false;
+        self.is_introduced = false;
         self.sent_below = self.sent_below.max(self.next_to_send);
         self.next_to_send = 0;
-        self.owed = 0;
+        self.expected_replies = 0;
         self.silent_since = None;
     }
 }
 
 /// Whether a frame brings a file descriptor along.
-pub(crate) fn brings_descriptor(header: &Header) -> bool {
-    header.kind == Kind::Granted && header.body_bytes > 0
+pub(crate) fn carries_fd(header: &Header) -> bool {
+    header.kind == FrameKind::Granted && header.body_bytes > 0
 }

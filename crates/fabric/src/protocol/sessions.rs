@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farfork_wire::frame::change::ConnectionName;
+use farfork_wire::frame::change::ConnectionId;
 use farfork_wire::frame::reply::Refusal;
 
 use crate::{LinkError, REQUESTS_MAX};
@@ -19,30 +19,30 @@ const REFUSALS_MAX: usize = REQUESTS_MAX;
 
 /// The sessions of an owner, whichever thread serves them.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions {
-    known: Mutex<Known>,
+pub(crate) struct ChangeSessionTable {
+    index: Mutex<ChangeSessionIndex>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    sessions: BTreeMap<ConnectionName, (u64, Arc<Session>)>,
+struct ChangeSessionIndex {
+    sessions: BTreeMap<ConnectionId, (u64, Arc<ChangeSession>)>,
     /// By when they connected last.
-    order: BTreeMap<u64, ConnectionName>,
-    entered: u64,
+    by_attach_order: BTreeMap<u64, ConnectionId>,
+    attach_counter: u64,
 }
 
 /// What is remembered of one requester.
 #[derive(Debug)]
-struct Session {
-    state: Mutex<State>,
+struct ChangeSession {
+    state: Mutex<ChangeSessionState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ChangeSessionState {
     /// The seat that may ask for changes.
-    seat: u64,
+    current_epoch: u64,
     /// Changes with smaller ids were made or refused; those not in `refused` were made.
-    done_below: u64,
+    applied_below: u64,
     /// Of changes with smaller ids it is not known what became of them.
     forgotten_below: u64,
     /// By ascending id.
@@ -51,72 +51,72 @@ struct State {
 
 /// The place of one socket in its requester's session.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    session: Arc<Session>,
-    number: u64,
+pub(crate) struct SessionAttachment {
+    session: Arc<ChangeSession>,
+    epoch: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Sessions {
+impl ChangeSessionTable {
     /// A socket takes the place of all earlier ones of its connection. It waits for a change that one of them is making.
-    pub(crate) fn enter(&self, name: ConnectionName, sent_below: u64) -> Seat {
-        let (session, number) = lock(&self.known).enter(name, sent_below);
+    pub(crate) fn attach(&self, name: ConnectionId, sent_below: u64) -> SessionAttachment {
+        let (session, number) = lock(&self.index).attach(name, sent_below);
         // Two may enter at once: the later one has the place.
         let mut state = lock(&session.state);
-        state.seat = state.seat.max(number);
+        state.current_epoch = state.current_epoch.max(number);
         drop(state);
-        Seat { session, number }
+        SessionAttachment { session, epoch: number }
     }
 }
 
-impl Known {
-    fn enter(&mut self, name: ConnectionName, sent_below: u64) -> (Arc<Session>, u64) {
-        self.entered += 1;
+impl ChangeSessionIndex {
+    fn attach(&mut self, name: ConnectionId, sent_below: u64) -> (Arc<ChangeSession>, u64) {
+        self.attach_counter += 1;
         let fresh = || {
             let refused = VecDeque::new();
-            let state = State { seat: 0, done_below: 0, forgotten_below: sent_below, refused };
-            Arc::new(Session { state: Mutex::new(state) })
+            let state = ChangeSessionState { current_epoch: 0, applied_below: 0, forgotten_below: sent_below, refused };
+            Arc::new(ChangeSession { state: Mutex::new(state) })
         };
         let (entered, session) = self.sessions.entry(name).or_insert_with(|| (0, fresh()));
-        self.order.remove(entered);
-        *entered = self.entered;
+        self.by_attach_order.remove(entered);
+        *entered = self.attach_counter;
         let session = Arc::clone(session);
-        self.order.insert(self.entered, name);
+        self.by_attach_order.insert(self.attach_counter, name);
         while self.sessions.len() > SESSIONS_MAX {
-            let Some((_, oldest)) = self.order.pop_first() else { break };
+            let Some((_, oldest)) = self.by_attach_order.pop_first() else { break };
             self.sessions.remove(&oldest);
         }
-        (session, self.entered)
+        (session, self.attach_counter)
     }
 }
 
-impl Seat {
+impl SessionAttachment {
     /// Makes a change, unless it was made before; gives what became of it, now or then.
     ///
     /// # Errors
     /// [`LinkError::Superseded`]: another socket has this one's place.
-    pub(crate) fn change(
+    pub(crate) fn apply_once(
         &self,
         id: u64,
         make: impl FnOnce() -> Result<(), Refusal>,
     ) -> Result<Result<(), Refusal>, LinkError> {
         // Held while the change is made, so that nothing of it happens after the next socket took its place.
         let mut state = lock(&self.session.state);
-        if state.seat != self.number {
+        if state.current_epoch != self.epoch {
             return Err(LinkError::Superseded);
         }
         if id < state.forgotten_below {
-            return Ok(Err(Refusal::Forgotten));
+            return Ok(Err(Refusal::OutcomeForgotten));
         }
-        if id < state.done_below {
+        if id < state.applied_below {
             let before = state.refused.binary_search_by_key(&id, |(refused, _)| *refused);
             return Ok(before.map_or(Ok(()), |at| Err(state.refused[at].1)));
         }
         let made = make();
-        state.done_below = id + 1;
+        state.applied_below = id + 1;
         if let Err(refusal) = made {
             if state.refused.len() == REFUSALS_MAX {
                 let gone = state.refused.pop_front().map_or(0, |(gone, _)| gone + 1);
@@ -132,16 +132,16 @@ impl Seat {
 mod tests {
     use super::*;
 
-    fn name(number: u64) -> ConnectionName {
+    fn name(number: u64) -> ConnectionId {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&number.to_le_bytes());
-        ConnectionName::from_bytes(bytes)
+        ConnectionId::from_bytes(bytes)
     }
 
     /// Asks for a change that would go this way; gives what came of it, and whether it was made now.
-    fn ask(seat: &Seat, id: u64, way: Result<(), Refusal>) -> (Result<(), Refusal>, bool) {
+    fn ask(seat: &SessionAttachment, id: u64, way: Result<(), Refusal>) -> (Result<(), Refusal>, bool) {
         let mut now = false;
-        let result = seat.change(id, || {
+        let result = seat.apply_once(id, || {
             now = true;
             way
         });
@@ -150,13 +150,13 @@ mod tests {
 
     #[test]
     fn what_was_done_is_not_done_again_and_ends_as_it_did() {
-        let sessions = Sessions::default();
-        let first = sessions.enter(name(1), 0);
+        let sessions = ChangeSessionTable::default();
+        let first = sessions.attach(name(1), 0);
         assert_eq!(ask(&first, 3, Ok(())), (Ok(()), true));
         assert_eq!(ask(&first, 5, Err(Refusal::OutOfBounds)), (Err(Refusal::OutOfBounds), true));
         assert_eq!(ask(&first, 9, Ok(())), (Ok(()), true));
-        let second = sessions.enter(name(1), 10);
-        assert!(matches!(first.change(10, || Ok(())), Err(LinkError::Superseded)));
+        let second = sessions.attach(name(1), 10);
+        assert!(matches!(first.apply_once(10, || Ok(())), Err(LinkError::Superseded)));
         assert_eq!(ask(&second, 5, Ok(())), (Err(Refusal::OutOfBounds), false));
         assert_eq!(ask(&second, 9, Ok(())), (Ok(()), false));
         assert_eq!(ask(&second, 10, Ok(())), (Ok(()), true));
@@ -164,31 +164,31 @@ mod tests {
 
     #[test]
     fn an_owner_that_does_not_know_the_requester_does_not_do_again_what_it_may_have_done() {
-        let sessions = Sessions::default();
-        let seat = sessions.enter(name(1), 7);
-        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::Forgotten), false));
+        let sessions = ChangeSessionTable::default();
+        let seat = sessions.attach(name(1), 7);
+        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
         // The answer is lost, and the requester comes back.
-        let seat = sessions.enter(name(1), 7);
-        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::Forgotten), false));
+        let seat = sessions.attach(name(1), 7);
+        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
         assert_eq!(ask(&seat, 7, Ok(())), (Ok(()), true));
     }
 
     #[test]
     fn memory_is_bounded_and_what_is_forgotten_is_known_to_be() {
-        let sessions = Sessions::default();
-        let seat = sessions.enter(name(0), 0);
+        let sessions = ChangeSessionTable::default();
+        let seat = sessions.attach(name(0), 0);
         for id in 0..REFUSALS_MAX as u64 + 2 {
             assert!(ask(&seat, id, Err(Refusal::ReadOnly)).1);
         }
-        assert_eq!(ask(&seat, 1, Ok(())), (Err(Refusal::Forgotten), false));
+        assert_eq!(ask(&seat, 1, Ok(())), (Err(Refusal::OutcomeForgotten), false));
         assert_eq!(ask(&seat, 2, Ok(())), (Err(Refusal::ReadOnly), false));
         for number in 1..=SESSIONS_MAX as u64 {
-            sessions.enter(name(number), 0);
+            sessions.attach(name(number), 0);
         }
-        assert_eq!(lock(&sessions.known).sessions.len(), SESSIONS_MAX);
-        assert_eq!(lock(&sessions.known).order.len(), SESSIONS_MAX);
+        assert_eq!(lock(&sessions.index).sessions.len(), SESSIONS_MAX);
+        assert_eq!(lock(&sessions.index).by_attach_order.len(), SESSIONS_MAX);
         // Who was forgotten while connected goes on; once it connects again, its owner knows nothing of it.
         assert_eq!(ask(&seat, 5000, Ok(())), (Ok(()), true));
-        assert_eq!(ask(&sessions.enter(name(0), 5001), 5000, Ok(())), (Err(Refusal::Forgotten), false));
+        assert_eq!(ask(&sessions.attach(name(0), 5001), 5000, Ok(())), (Err(Refusal::OutcomeForgotten), false));
     }
 }

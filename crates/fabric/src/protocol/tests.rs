@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_wire::descriptor::ExtentId;
-use farfork_wire::frame::change::ConnectionName;
+use farfork_wire::frame::change::ConnectionId;
 use farfork_wire::frame::encode_hello;
 use farfork_wire::{NodeName, SeedId, Token};
 use proptest::prelude::*;
 
-use super::{Ask, Event, Inbound, Outbound, Outcome, Owner, Requester, Shared};
-use crate::buffer::Pool;
+use super::{DecodeEvent, FrameDecoder, OwnerContext, PendingRequest, RequestOutcome, Requester, Responder, SendQueue};
+use crate::buffer::BufferPool;
 use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SeedKey, Span};
 
 const EXTENT_BYTES: u64 = 10_000;
@@ -35,38 +35,38 @@ impl Region for Pattern {
 struct Patterns;
 
 impl Exporter for Patterns {
-    fn open(&self, seed: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
+    fn open_region(&self, seed: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
         let number = seed.number();
         if number.is_multiple_of(2) { Ok(Arc::new(Pattern(number))) } else { Err(Refusal::UnknownSeed) }
     }
 }
 
 fn requester() -> Requester {
-    Requester::new(ConnectionName::from_bytes([3; 16]))
+    Requester::new(ConnectionId::from_bytes([3; 16]))
 }
 
 /// One connection: the owner's end, and what is under way in both directions.
-struct Path {
-    shared: Shared,
-    owner: Owner,
-    owner_inbound: Inbound,
-    owner_outbound: Outbound,
-    requester_inbound: Inbound,
+struct ConnectionPair {
+    shared: OwnerContext,
+    owner: Responder,
+    owner_inbound: FrameDecoder,
+    owner_outbound: SendQueue,
+    requester_inbound: FrameDecoder,
     to_owner: Vec<u8>,
     to_requester: Vec<u8>,
-    pool: Pool,
+    pool: BufferPool,
 }
 
-impl Path {
+impl ConnectionPair {
     fn new() -> Self {
-        let (mut pool, mut owner_outbound) = (Pool::default(), Outbound::default());
+        let (mut pool, mut owner_outbound) = (BufferPool::default(), SendQueue::default());
         let exporter: Arc<dyn Exporter> = Arc::new(Patterns);
         Self {
-            shared: Shared::new(&exporter),
-            owner: Owner::new("test".to_owned(), false, &mut owner_outbound, &mut pool),
-            owner_inbound: Inbound::new(200, 100),
+            shared: OwnerContext::new(&exporter),
+            owner: Responder::new("test".to_owned(), false, &mut owner_outbound, &mut pool),
+            owner_inbound: FrameDecoder::new(200, 100),
             owner_outbound,
-            requester_inbound: Inbound::new(300, usize::MAX),
+            requester_inbound: FrameDecoder::new(300, usize::MAX),
             to_owner: encode_hello().to_vec(),
             to_requester: Vec::new(),
             pool,
@@ -78,31 +78,31 @@ impl Path {
         let mut rest = &self.to_owner[..bytes.min(self.to_owner.len())];
         let moved = rest.len();
         while !rest.is_empty() {
-            rest = &rest[put(&mut self.owner_inbound, rest)..];
-            while let Some(event) = self.owner_inbound.next(&mut self.pool).unwrap() {
-                if let Event::Frame(header, body) = event {
+            rest = &rest[feed(&mut self.owner_inbound, rest)..];
+            while let Some(event) = self.owner_inbound.next_event(&mut self.pool).unwrap() {
+                if let DecodeEvent::Frame(header, body) = event {
                     let (out, pool) = (&mut self.owner_outbound, &mut self.pool);
-                    self.owner.serve(&header, &body, &self.shared, out, pool).unwrap();
+                    self.owner.serve_request(&header, &body, &self.shared, out, pool).unwrap();
                 }
             }
         }
         self.to_owner.drain(..moved);
-        while self.owner_outbound.queued() > 0 {
+        while self.owner_outbound.queued_bytes() > 0 {
             let (slices, count, _) = self.owner_outbound.slices();
             let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.iter().copied()).collect();
-            self.owner_outbound.sent(bytes.len(), &mut self.pool);
+            self.owner_outbound.mark_sent(bytes.len(), &mut self.pool);
             self.to_requester.extend(bytes);
         }
     }
 
     /// Moves some bytes to the requester; gives what they answer.
-    fn advance_requester(&mut self, bytes: usize, requester: &mut Requester) -> Vec<(Ask, Outcome)> {
+    fn advance_requester(&mut self, bytes: usize, requester: &mut Requester) -> Vec<(PendingRequest, RequestOutcome)> {
         let mut rest = &self.to_requester[..bytes.min(self.to_requester.len())];
         let (moved, mut answers) = (rest.len(), Vec::new());
         while !rest.is_empty() {
-            rest = &rest[put(&mut self.requester_inbound, rest)..];
-            while let Some(event) = self.requester_inbound.next(&mut self.pool).unwrap() {
-                if let Event::Frame(header, mut body) = event {
+            rest = &rest[feed(&mut self.requester_inbound, rest)..];
+            while let Some(event) = self.requester_inbound.next_event(&mut self.pool).unwrap() {
+                if let DecodeEvent::Frame(header, mut body) = event {
                     answers.extend(requester.handle_frame(&header, &mut body).unwrap());
                 }
             }
@@ -113,103 +113,103 @@ impl Path {
 }
 
 /// Puts what fits into an inbound's spaces; gives how much that was.
-fn put(inbound: &mut Inbound, bytes: &[u8]) -> usize {
+fn feed(inbound: &mut FrameDecoder, bytes: &[u8]) -> usize {
     let mut count = 0;
-    for space in &mut inbound.spaces() {
+    for space in &mut inbound.receive_buffers() {
         let part = space.len().min(bytes.len() - count);
         space[..part].copy_from_slice(&bytes[count..count + part]);
         count += part;
     }
-    inbound.received(count);
+    inbound.mark_received(count);
     count
 }
 
 #[derive(Debug, Clone)]
 enum Step {
-    Ask { seed: u64, offset: u64, bytes: u32, wait_ms: u64 },
+    SubmitRead { seed: u64, offset: u64, bytes: u32, wait_ms: u64 },
     Send,
     AdvanceOwner(usize),
     AdvanceRequester(usize),
     Reconnect,
     Wait(u64),
-    ForgetAll,
+    AbandonAll,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let ask = (0u64..100, 0..EXTENT_BYTES, 1u32..3000, 1u64..2000);
     let step = prop_oneof![
-        6 => ask.prop_map(|(seed, offset, bytes, wait_ms)| Step::Ask { seed, offset, bytes, wait_ms }),
+        6 => ask.prop_map(|(seed, offset, bytes, wait_ms)| Step::SubmitRead { seed, offset, bytes, wait_ms }),
         4 => Just(Step::Send),
         4 => (1usize..4000).prop_map(Step::AdvanceOwner),
         4 => (1usize..4000).prop_map(Step::AdvanceRequester),
         1 => Just(Step::Reconnect),
         2 => (1u64..300).prop_map(Step::Wait),
-        1 => Just(Step::ForgetAll),
+        1 => Just(Step::AbandonAll),
     ];
     prop::collection::vec(step, 1..150)
 }
 
 /// The reads of a run: what is still to end, and how often each ended.
-struct Run {
+struct ReadTracker {
     requester: Requester,
-    path: Path,
+    path: ConnectionPair,
     now: Instant,
     asked: u64,
     ended: HashMap<u64, usize>,
 }
 
-impl Run {
+impl ReadTracker {
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Ask { seed, offset, bytes, wait_ms } => self.ask(seed, offset, bytes, wait_ms),
+            Step::SubmitRead { seed, offset, bytes, wait_ms } => self.submit_read(seed, offset, bytes, wait_ms),
             Step::Send => while self.requester.encode_next(self.now, &mut self.path.to_owner) {},
             Step::AdvanceOwner(bytes) => self.path.advance_owner(bytes),
             Step::AdvanceRequester(bytes) => {
-                self.requester.heard(self.now);
+                self.requester.mark_received(self.now);
                 for (ask, outcome) in self.path.advance_requester(bytes, &mut self.requester) {
-                    self.end(&ask, Some(&outcome));
+                    self.check_ended(&ask, Some(&outcome));
                 }
             }
             Step::Reconnect => {
-                self.requester.disconnected();
-                self.path = Path::new();
+                self.requester.handle_disconnect();
+                self.path = ConnectionPair::new();
             }
             Step::Wait(wait_ms) => {
                 self.now += Duration::from_millis(wait_ms);
-                while let Some((ask, _)) = self.requester.expire(self.now) {
-                    self.end(&ask, None);
+                while let Some((ask, _)) = self.requester.take_expired(self.now) {
+                    self.check_ended(&ask, None);
                 }
             }
-            Step::ForgetAll => {
+            Step::AbandonAll => {
                 for (ask, _) in self.requester.take_all() {
-                    let Ask::Read(request) = ask else { panic!("only reads were asked") };
+                    let PendingRequest::Read(request) = ask else { panic!("only reads were asked") };
                     *self.ended.entry(request.tag).or_default() += 1;
                 }
             }
         }
     }
 
-    fn ask(&mut self, seed: u64, offset: u64, bytes: u32, wait_ms: u64) {
+    fn submit_read(&mut self, seed: u64, offset: u64, bytes: u32, wait_ms: u64) {
         let seed = SeedId::new(NodeName::new("n1").unwrap(), seed);
         let key = Arc::new(SeedKey { seed, token: Token::from_bytes([1; 16]) });
         let mode = if self.asked.is_multiple_of(3) { ReadMode::Clip } else { ReadMode::Exact };
         let spans = vec![Span { extent: ExtentId(0), offset, bytes }];
         let deadline = self.now + Duration::from_millis(wait_ms);
-        self.requester.ask(Ask::Read(ReadRequest { tag: self.asked, key, mode, spans, deadline }));
+        self.requester.enqueue(PendingRequest::Read(ReadRequest { tag: self.asked, key, mode, spans, deadline }));
         self.asked += 1;
     }
 
     /// Checks how a read ended; `None`: its time was up.
-    fn end(&mut self, ask: &Ask, outcome: Option<&Outcome>) {
-        let Ask::Read(request) = ask else { panic!("only reads were asked") };
+    fn check_ended(&mut self, ask: &PendingRequest, outcome: Option<&RequestOutcome>) {
+        let PendingRequest::Read(request) = ask else { panic!("only reads were asked") };
         *self.ended.entry(request.tag).or_default() += 1;
         let (span, seed) = (request.spans[0], request.key.seed.number());
         let beyond = span.offset + u64::from(span.bytes) > EXTENT_BYTES;
         match outcome {
             None => assert!(request.deadline <= self.now),
-            Some(Outcome::Refused(Refusal::UnknownSeed)) => assert!(seed % 2 == 1),
-            Some(Outcome::Refused(Refusal::OutOfBounds)) => assert!(beyond && request.mode == ReadMode::Exact),
-            Some(Outcome::Done(reply)) => {
+            Some(RequestOutcome::Refused(Refusal::UnknownSeed)) => assert!(seed % 2 == 1),
+            Some(RequestOutcome::Refused(Refusal::OutOfBounds)) => assert!(beyond && request.mode == ReadMode::Exact),
+            Some(RequestOutcome::Completed(reply)) => {
                 let bytes = u64::from(span.bytes).min(EXTENT_BYTES - span.offset);
                 let mut expected = vec![0; bytes as usize];
                 Pattern(seed).read(span.extent, span.offset, &mut expected).unwrap();
@@ -224,8 +224,8 @@ impl Run {
 proptest! {
     #[test]
     fn each_read_ends_once_whatever_the_path_does(steps in steps()) {
-        let (requester, path, now) = (requester(), Path::new(), Instant::now());
-        let mut run = Run { requester, path, now, asked: 0, ended: HashMap::new() };
+        let (requester, path, now) = (requester(), ConnectionPair::new(), Instant::now());
+        let mut run = ReadTracker { requester, path, now, asked: 0, ended: HashMap::new() };
         for step in &steps {
             run.step(step);
         }
@@ -233,7 +233,7 @@ proptest! {
         for step in [Step::Send, Step::AdvanceOwner(usize::MAX), Step::AdvanceRequester(usize::MAX)] {
             run.step(&step);
         }
-        prop_assert!(!run.requester.is_waiting() && run.requester.unanswered() == 0);
+        prop_assert!(!run.requester.has_unanswered() && run.requester.unanswered_count() == 0);
         prop_assert_eq!(run.requester.silent_since(), None);
         prop_assert_eq!(run.requester.next_deadline(), None);
         prop_assert_eq!(run.ended.len() as u64, run.asked);
@@ -245,9 +245,9 @@ proptest! {
 fn silence_lasts_from_the_request_to_the_next_byte() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let (requester, path) = (requester(), Path::new());
-    let mut run = Run { requester, path, now: start, asked: 0, ended: HashMap::new() };
-    run.ask(0, 0, 10, 10_000);
+    let (requester, path) = (requester(), ConnectionPair::new());
+    let mut run = ReadTracker { requester, path, now: start, asked: 0, ended: HashMap::new() };
+    run.submit_read(0, 0, 10, 10_000);
     assert_eq!(run.requester.silent_since(), None, "nothing was sent");
     run.now = at(1);
     run.step(&Step::Send);

@@ -5,27 +5,27 @@ use std::path::PathBuf;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, connect};
 
-use super::stream::Stream;
-use crate::stream::{SocketAttempt, new_socket};
-use crate::transport::{self, Attempt};
+use super::stream::ShmStream;
+use crate::stream::{SocketAttempt, create_socket};
+use crate::transport::{self, ConnectAttempt};
 
 /// Connects to the owner's socket.
 #[derive(Debug)]
-pub struct Dialer {
-    to: PathBuf,
+pub struct ShmDialer {
+    path: PathBuf,
 }
 
-impl Dialer {
+impl ShmDialer {
     /// To the socket of this path.
     pub fn new(to: PathBuf) -> Self {
-        Self { to }
+        Self { path: to }
     }
 }
 
-impl transport::Dialer for Dialer {
-    fn dial(&mut self) -> io::Result<Box<dyn Attempt>> {
-        let socket = new_socket(AddressFamily::UNIX)?;
-        connect(&socket, &SocketAddrUnix::new(&self.to)?)?;
-        Ok(Box::new(SocketAttempt::new(socket, |socket| Box::new(Stream::of_requester(socket)))))
+impl transport::Dialer for ShmDialer {
+    fn dial(&mut self) -> io::Result<Box<dyn ConnectAttempt>> {
+        let socket = create_socket(AddressFamily::UNIX)?;
+        connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+        Ok(Box::new(SocketAttempt::new(socket, |socket| Box::new(ShmStream::for_requester(socket)))))
     }
 }

@@ -10,27 +10,27 @@ use farfork_wire::frame::reply::Grant;
 use crate::{SeedKey, Span, TemplateMemory};
 
 /// Most seeds whose grants are kept; each has two file descriptors. The one that was not used for longest goes first.
-const SEEDS_MAX: usize = 64;
+const CACHED_SEEDS_MAX: usize = 64;
 
 /// What is known of a seed.
 #[derive(Debug)]
-pub(crate) enum Access {
+pub(crate) enum SeedAccess {
     /// The owner was asked.
-    Asked,
+    Requested,
     /// All is read through the owner.
-    None,
+    OwnerOnly,
     /// This host can read for itself.
-    Template(Arc<Template>),
+    Local(Arc<GrantedTemplate>),
 }
 
 /// A template that may be read.
 #[derive(Debug)]
-pub(crate) struct Template {
+pub(crate) struct GrantedTemplate {
     pub(crate) memory: TemplateMemory,
     extents: HashMap<ExtentId, Grant>,
 }
 
-impl Template {
+impl GrantedTemplate {
     /// Where a span begins in the template, and how long its extent is; `None` where it was not granted or reaches
     /// beyond its extent.
     pub(crate) fn locate(&self, span: &Span) -> Option<(u64, u64)> {
@@ -43,14 +43,14 @@ impl Template {
 
 /// The grants of one owner.
 #[derive(Debug, Default)]
-pub(crate) struct Grants {
+pub(crate) struct GrantCache {
     /// The one that was used last stands last.
-    seeds: Vec<(Arc<SeedKey>, Access)>,
+    seeds: Vec<(Arc<SeedKey>, SeedAccess)>,
 }
 
-impl Grants {
+impl GrantCache {
     /// What is known of a seed; `None` when the owner was never asked.
-    pub(crate) fn of(&mut self, key: &Arc<SeedKey>) -> Option<&Access> {
+    pub(crate) fn get(&mut self, key: &Arc<SeedKey>) -> Option<&SeedAccess> {
         let at = self.position(key)?;
         let seed = self.seeds.remove(at);
         self.seeds.push(seed);
@@ -58,41 +58,41 @@ impl Grants {
     }
 
     /// The owner was asked.
-    pub(crate) fn asked(&mut self, key: &Arc<SeedKey>) {
-        self.set(key, Access::Asked);
+    pub(crate) fn mark_requested(&mut self, key: &Arc<SeedKey>) {
+        self.insert(key, SeedAccess::Requested);
     }
 
     /// The owner answered. A grant that cannot be used (a pid namespace that hides the template, say) is as none.
-    pub(crate) fn answered(&mut self, key: &Arc<SeedKey>, grants: Vec<Grant>, template: Option<OwnedFd>) {
+    pub(crate) fn record_answer(&mut self, key: &Arc<SeedKey>, grants: Vec<Grant>, template: Option<OwnedFd>) {
         let access = match template.map(TemplateMemory::new) {
-            None => Access::None,
+            None => SeedAccess::OwnerOnly,
             Some(Err(error)) => {
                 tracing::info!(seed = %key.seed, %error, "its template cannot be read directly, so its owner is asked");
-                Access::None
+                SeedAccess::OwnerOnly
             }
             Some(Ok(memory)) => {
                 let extents = grants.into_iter().map(|grant| (grant.extent, grant)).collect();
-                Access::Template(Arc::new(Template { memory, extents }))
+                SeedAccess::Local(Arc::new(GrantedTemplate { memory, extents }))
             }
         };
-        self.set(key, access);
+        self.insert(key, access);
     }
 
     /// Forgets a seed.
-    pub(crate) fn forget(&mut self, key: &Arc<SeedKey>) {
+    pub(crate) fn remove(&mut self, key: &Arc<SeedKey>) {
         if let Some(at) = self.position(key) {
             self.seeds.remove(at);
         }
     }
 
     /// Forgets what was asked, for there will be no answer.
-    pub(crate) fn forget_asked(&mut self) {
-        self.seeds.retain(|(_, access)| !matches!(access, Access::Asked));
+    pub(crate) fn remove_requested(&mut self) {
+        self.seeds.retain(|(_, access)| !matches!(access, SeedAccess::Requested));
     }
 
-    fn set(&mut self, key: &Arc<SeedKey>, access: Access) {
-        self.forget(key);
-        if self.seeds.len() == SEEDS_MAX {
+    fn insert(&mut self, key: &Arc<SeedKey>, access: SeedAccess) {
+        self.remove(key);
+        if self.seeds.len() == CACHED_SEEDS_MAX {
             self.seeds.remove(0);
         }
         self.seeds.push((Arc::clone(key), access));

@@ -29,5 +29,5 @@ mod server;
 mod stream;
 
 pub use connection::connect;
-pub use dialer::Dialer;
-pub use server::Server;
+pub use dialer::ShmDialer;
+pub use server::ShmServer;

@@ -10,19 +10,19 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use rustix::process::{Uid, geteuid};
 
-use super::stream::Stream;
-use crate::stream::{self, Door};
+use super::stream::ShmStream;
+use crate::stream::{self, ListenerConfig};
 use crate::{Address, Exporter, transport};
 
 /// Serves an exporter's memory to this host until it is dropped, which ends all connections at once. The socket's path
 /// stays: its owner is who made it.
 #[derive(Debug)]
-pub struct Server {
+pub struct ShmServer {
     path: PathBuf,
-    server: stream::Server,
+    server: stream::StreamServer,
 }
 
-impl Server {
+impl ShmServer {
     /// Serves what connects to `listener`: processes of root and of this process's user, as the kernel says; others are
     /// shown out, whatever the socket's file permits.
     ///
@@ -33,8 +33,13 @@ impl Server {
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         listener.set_nonblocking(true)?;
-        let door = Door { name: "fabric-shm", same_host: true, adopt, security: None };
-        Ok(Self { path, server: stream::Server::start(listener.into(), &door, exporter)? })
+        let door = ListenerConfig {
+            thread_name: "fabric-shm",
+            same_host: true,
+            make_stream: stream_from_socket,
+            security: None,
+        };
+        Ok(Self { path, server: stream::StreamServer::start(listener.into(), &door, exporter)? })
     }
 
     /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `patience`.
@@ -43,8 +48,8 @@ impl Server {
     }
 
     /// How often its threads have panicked: each time, connections were lost, and the thread went on.
-    pub fn panics(&self) -> u64 {
-        self.server.panics()
+    pub fn panic_count(&self) -> u64 {
+        self.server.panic_count()
     }
 
     /// Where it is reached.
@@ -53,13 +58,13 @@ impl Server {
     }
 }
 
-fn adopt(socket: OwnedFd) -> io::Result<(Box<dyn transport::Stream>, String)> {
+fn stream_from_socket(socket: OwnedFd) -> io::Result<(Box<dyn transport::Stream>, String)> {
     let peer = sockopt::socket_peercred(&socket)?;
     let from = format!("process {} of user {}", peer.pid, peer.uid);
     if !may_connect(peer.uid, geteuid()) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{from} may not connect here")));
     }
-    Ok((Box::new(Stream::of_owner(socket)), from))
+    Ok((Box::new(ShmStream::for_owner(socket)), from))
 }
 
 /// A template's memory is its user's, and root's.

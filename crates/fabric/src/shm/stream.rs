@@ -14,25 +14,25 @@ use rustix::net::{
 use crate::transport;
 
 /// Most file descriptors of one message: an owner sends one.
-const DESCRIPTORS_MAX: usize = 2;
+const FDS_MAX: usize = 2;
 
 /// A connected, nonblocking Unix socket.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct ShmStream {
     socket: OwnedFd,
     /// Descriptors that came; `None` where none may come.
-    descriptors: Option<VecDeque<OwnedFd>>,
+    received_fds: Option<VecDeque<OwnedFd>>,
 }
 
-impl Stream {
+impl ShmStream {
     /// The requester's end.
-    pub(super) fn of_requester(socket: OwnedFd) -> Self {
-        Self { socket, descriptors: Some(VecDeque::new()) }
+    pub(super) fn for_requester(socket: OwnedFd) -> Self {
+        Self { socket, received_fds: Some(VecDeque::new()) }
     }
 
     /// The owner's end: descriptors that come are a violation.
-    pub(super) fn of_owner(socket: OwnedFd) -> Self {
-        Self { socket, descriptors: None }
+    pub(super) fn for_owner(socket: OwnedFd) -> Self {
+        Self { socket, received_fds: None }
     }
 
     fn send_message(
@@ -52,10 +52,10 @@ impl Stream {
     }
 }
 
-impl transport::Stream for Stream {
+impl transport::Stream for ShmStream {
     fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let room = if self.descriptors.is_some() { &mut space[..] } else { &mut [] };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let room = if self.received_fds.is_some() { &mut space[..] } else { &mut [] };
         let mut ancillary = RecvAncillaryBuffer::new(room);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let message = loop {
@@ -70,7 +70,7 @@ impl transport::Stream for Stream {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "unexpected file descriptors came along"));
         }
         for message in ancillary.drain() {
-            if let (RecvAncillaryMessage::ScmRights(passed), Some(descriptors)) = (message, &mut self.descriptors) {
+            if let (RecvAncillaryMessage::ScmRights(passed), Some(descriptors)) = (message, &mut self.received_fds) {
                 descriptors.extend(passed);
             }
         }
@@ -81,11 +81,11 @@ impl transport::Stream for Stream {
         self.send_message(slices, &mut SendAncillaryBuffer::default())
     }
 
-    fn keeps_received(&self) -> bool {
+    fn may_have_buffered(&self) -> bool {
         false
     }
 
-    fn send_with(&mut self, slices: &[IoSlice<'_>], descriptor: BorrowedFd<'_>) -> io::Result<Option<usize>> {
+    fn send_with_fd(&mut self, slices: &[IoSlice<'_>], descriptor: BorrowedFd<'_>) -> io::Result<Option<usize>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fds = [descriptor];
@@ -94,8 +94,8 @@ impl transport::Stream for Stream {
         self.send_message(slices, &mut ancillary)
     }
 
-    fn take_descriptor(&mut self) -> Option<OwnedFd> {
-        self.descriptors.as_mut()?.pop_front()
+    fn take_fd(&mut self) -> Option<OwnedFd> {
+        self.received_fds.as_mut()?.pop_front()
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

@@ -5,60 +5,65 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_wire::frame::change::ConnectionName;
+use farfork_wire::frame::change::ConnectionId;
 
-use super::Dialer;
-use super::world::{NodeId, Place, World};
-use crate::stream::{Interest, Link, Parts, Rim};
+use super::SimDialer;
+use super::world::{NodeId, SimAddress, World};
+use crate::stream::{EventSource, Interest, Link, LinkConfig};
 use crate::transport::Security;
 use crate::{Address, Connection};
 
 /// Begins to connect, from a node to a place. While the connection is waited for, the world goes on.
-pub fn connect(world: &World, from: NodeId, to: Place, security: Option<Arc<dyn Security>>) -> Box<dyn Connection> {
-    let (address, dialer) = (Address::Sim(to), Box::new(Dialer::new(world, from, to)));
-    let rim = Box::new(WorldRim { world: world.clone(), node: from });
-    let parts = Parts { address, dialer, security, rim, name: name_from(world) };
+pub fn connect(
+    world: &World,
+    from: NodeId,
+    to: SimAddress,
+    security: Option<Arc<dyn Security>>,
+) -> Box<dyn Connection> {
+    let (address, dialer) = (Address::Sim(to), Box::new(SimDialer::new(world, from, to)));
+    let rim = Box::new(SimEventSource { world: world.clone(), node: from });
+    let parts = LinkConfig { address, dialer, security, event_source: rim, connection_id: connection_id_from(world) };
     let mut link = Link::new(parts);
-    link.connect(world.now_at(from));
+    link.connect(world.local_time(from));
     Box::new(link)
 }
 
-fn name_from(world: &World) -> ConnectionName {
+fn connection_id_from(world: &World) -> ConnectionId {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&world.random_below(u64::MAX).to_le_bytes());
     bytes[8..].copy_from_slice(&world.random_below(u64::MAX).to_le_bytes());
-    ConnectionName::from_bytes(bytes)
+    ConnectionId::from_bytes(bytes)
 }
 
 /// Where a requester meets its world.
 #[derive(Debug)]
-struct WorldRim {
+struct SimEventSource {
     world: World,
     node: NodeId,
 }
 
-impl Rim for WorldRim {
-    fn clock(&self) -> Instant {
-        self.world.now_at(self.node)
+impl EventSource for SimEventSource {
+    fn now(&self) -> Instant {
+        self.world.local_time(self.node)
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    fn attach(&mut self, _: Option<BorrowedFd<'_>>, _: Interest) -> io::Result<()> {
+    fn set_socket(&mut self, _: Option<BorrowedFd<'_>>, _: Interest) -> io::Result<()> {
         Ok(())
     }
 
-    fn watch(&mut self, _: Option<BorrowedFd<'_>>, _: Interest) -> io::Result<()> {
+    fn set_interest(&mut self, _: Option<BorrowedFd<'_>>, _: Interest) -> io::Result<()> {
         Ok(())
     }
 
     /// # Errors
     /// `TimedOut` where nothing can happen any more that ends the wait.
     fn wait(&self, until: Option<Instant>, is_ready: &dyn Fn() -> bool) -> io::Result<()> {
-        let until = until.map_or_else(|| self.world.end(), |until| self.world.right_time(self.node, until));
-        let ended = self.world.run_until(until, || self.world.is_awake(self.node) && is_ready());
-        if !ended && until == self.world.end() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+        let until = until.map_or_else(|| self.world.end_of_time(), |until| self.world.to_world_time(self.node, until));
+        let ended = self.world.run_until(until, || self.world.is_running(self.node) && is_ready());
+        if !ended && until == self.world.end_of_time() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 }

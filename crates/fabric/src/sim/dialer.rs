@@ -3,33 +3,33 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::world::{Dialling, NodeId, Place, World};
-use crate::transport::{self, Attempt, Stream};
+use super::world::{NodeId, SimAddress, SimConnectAttempt, World};
+use crate::transport::{self, ConnectAttempt, Stream};
 
 /// Connects from a node to a place.
 #[derive(Debug)]
-pub struct Dialer {
+pub struct SimDialer {
     world: World,
     from: NodeId,
-    to: Place,
+    to: SimAddress,
 }
 
-impl Dialer {
+impl SimDialer {
     /// From this node to this place.
-    pub fn new(world: &World, from: NodeId, to: Place) -> Self {
+    pub fn new(world: &World, from: NodeId, to: SimAddress) -> Self {
         Self { world: world.clone(), from, to }
     }
 }
 
-impl transport::Dialer for Dialer {
-    fn dial(&mut self) -> io::Result<Box<dyn Attempt>> {
+impl transport::Dialer for SimDialer {
+    fn dial(&mut self) -> io::Result<Box<dyn ConnectAttempt>> {
         Ok(Box::new(self.world.dial(self.from, self.to)))
     }
 }
 
-impl Attempt for Dialling {
-    fn finish(&mut self) -> io::Result<Option<Box<dyn Stream>>> {
-        Ok(Self::finish(self)?.map(|stream| Box::new(stream) as Box<dyn Stream>))
+impl ConnectAttempt for SimConnectAttempt {
+    fn poll(&mut self) -> io::Result<Option<Box<dyn Stream>>> {
+        Ok(Self::poll(self)?.map(|stream| Box::new(stream) as Box<dyn Stream>))
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

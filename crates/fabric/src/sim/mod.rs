@@ -10,9 +10,9 @@ mod seeds;
 mod server;
 pub mod world;
 
-pub use chaos::Chaos;
+pub use chaos::FaultInjector;
 pub use connection::connect;
-pub use dialer::Dialer;
-pub use seeds::{run_course, run_seeds};
-pub use server::Server;
+pub use dialer::SimDialer;
+pub use seeds::{run_random_seeds, run_scenario};
+pub use server::SimServer;
 pub use world::World;

@@ -11,15 +11,15 @@ use super::World;
 const SEED_VARIABLE: &str = "FARFORK_SIM_SEED";
 
 /// Seeds that run at the same time: each takes a thread, and tests run beside other tests.
-const AT_ONCE: usize = 2;
+const PARALLEL_RUNS: usize = 2;
 
 /// Runs a test with each seed below `count`, or with the one that `FARFORK_SIM_SEED` names. Gives how many seeds that were,
 /// and the sum of what the test counted.
 ///
 /// # Panics
 /// As the test does; where the variable is no number.
-pub fn run_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64, u64) {
-    let seeds = named().map_or(0..count, |seed| seed..seed + 1);
+pub fn run_random_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64, u64) {
+    let seeds = seed_from_env().map_or(0..count, |seed| seed..seed + 1);
     let (next, sum) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
     let work = || {
         loop {
@@ -30,7 +30,7 @@ pub fn run_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64, u64) {
             sum.fetch_add(test(seed) as u64, Ordering::Relaxed);
         }
     };
-    thread::scope(|scope| (0..AT_ONCE).for_each(|_| _ = scope.spawn(work)));
+    thread::scope(|scope| (0..PARALLEL_RUNS).for_each(|_| _ = scope.spawn(work)));
     let Range { start, end } = seeds;
     (end - start, sum.into_inner())
 }
@@ -40,16 +40,16 @@ pub fn run_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64, u64) {
 ///
 /// # Panics
 /// As the course does.
-pub fn run_course(world: &World, seed: u64, tests: &str, course: impl FnOnce()) {
+pub fn run_scenario(world: &World, seed: u64, tests: &str, course: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(course)) {
-        eprintln!("{}", world.story());
+        eprintln!("{}", world.format_trace());
         eprintln!("repeat it: {SEED_VARIABLE}={seed} cargo test {tests}");
         resume_unwind(panic);
     }
 }
 
 /// The seed that the caller names.
-fn named() -> Option<u64> {
+fn seed_from_env() -> Option<u64> {
     let text = std::env::var(SEED_VARIABLE).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{SEED_VARIABLE} is a number")))
 }

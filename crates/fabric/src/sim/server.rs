@@ -6,10 +6,10 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::world::{Actor, ActorId, Listener, NodeId, Place, World};
-use crate::buffer::Pool;
-use crate::protocol::Shared;
-use crate::stream::{Peer, Turn};
+use super::world::{Actor, ActorId, NodeId, SimAddress, SimListener, World};
+use crate::buffer::BufferPool;
+use crate::protocol::OwnerContext;
+use crate::stream::{ServerConnection, TurnOutcome};
 use crate::transport::{Security, Stream};
 use crate::{Address, Exporter};
 
@@ -17,27 +17,27 @@ use crate::{Address, Exporter};
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves an exporter's memory in a world until it is dropped, which ends all connections at once.
-pub struct Server {
+pub struct SimServer {
     world: World,
-    place: Place,
-    actor: ActorId,
-    stage: Arc<Mutex<Stage>>,
+    place: SimAddress,
+    actor_id: ActorId,
+    stage: Arc<Mutex<ServerStage>>,
 }
 
 /// How far a server is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Working,
-    Finishing,
-    Finished,
+enum ServerStage {
+    Serving,
+    Draining,
+    Drained,
 }
 
-impl Server {
+impl SimServer {
     /// Serves what connects to a place.
     ///
     /// # Errors
     /// `AddrInUse`.
-    pub fn start(world: &World, place: Place, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
+    pub fn start(world: &World, place: SimAddress, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
         Self::start_secured(world, place, exporter, None)
     }
 
@@ -47,31 +47,31 @@ impl Server {
     /// As [`Server::start`].
     pub fn start_secured(
         world: &World,
-        place: Place,
+        place: SimAddress,
         exporter: &Arc<dyn Exporter>,
         security: Option<Arc<dyn Security>>,
     ) -> io::Result<Self> {
-        let stage = Arc::new(Mutex::new(Stage::Working));
-        let desk = Desk {
+        let stage = Arc::new(Mutex::new(ServerStage::Serving));
+        let desk = ServerActor {
             world: world.clone(),
             listener: Some(world.listen(place)?),
             security,
-            shared: Shared::new(exporter),
-            peers: BTreeMap::new(),
-            next_peer: 0,
-            pool: Pool::default(),
-            swept_at: world.now_at(place.node),
+            shared: OwnerContext::new(exporter),
+            connections: BTreeMap::new(),
+            next_token: 0,
+            pool: BufferPool::default(),
+            swept_at: world.local_time(place.node),
             stage: Arc::clone(&stage),
         };
         let actor = world.add_actor(place.node, Box::new(desk));
-        Ok(Self { world: world.clone(), place, actor, stage })
+        Ok(Self { world: world.clone(), place, actor_id: actor, stage })
     }
 
     /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `patience`.
     pub fn close(self, patience: Duration) {
         let stage = || *self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Finishing;
-        self.world.run_until(self.world.now() + patience, || stage() == Stage::Finished);
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = ServerStage::Draining;
+        self.world.run_until(self.world.now() + patience, || stage() == ServerStage::Drained);
     }
 
     /// Where it is reached.
@@ -80,62 +80,62 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for SimServer {
     fn drop(&mut self) {
-        self.world.remove_actor(self.actor);
+        self.world.remove_actor(self.actor_id);
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for SimServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({})", self.place)
     }
 }
 
 /// The actor.
-struct Desk {
+struct ServerActor {
     world: World,
     /// Absent once it finishes.
-    listener: Option<Listener>,
+    listener: Option<SimListener>,
     security: Option<Arc<dyn Security>>,
-    shared: Shared,
-    peers: BTreeMap<u64, (Peer, Turn)>,
-    next_peer: u64,
-    pool: Pool,
+    shared: OwnerContext,
+    connections: BTreeMap<u64, (ServerConnection, TurnOutcome)>,
+    next_token: u64,
+    pool: BufferPool,
     swept_at: Instant,
-    stage: Arc<Mutex<Stage>>,
+    stage: Arc<Mutex<ServerStage>>,
 }
 
-impl Desk {
-    fn stage(&self) -> Stage {
+impl ServerActor {
+    fn stage(&self) -> ServerStage {
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn accept(&mut self, now: Instant) {
-        while let Some((stream, from)) = self.listener.as_ref().and_then(Listener::accept) {
+        while let Some((stream, from)) = self.listener.as_ref().and_then(SimListener::accept) {
             let stream: Box<dyn Stream> = Box::new(stream);
             let secured = match &self.security {
-                Some(security) => security.server(stream),
+                Some(security) => security.wrap_server(stream),
                 None => Ok(stream),
             };
             let Ok(stream) = secured else { continue };
-            let peer = Peer::new(stream, self.name_of(from), false, now, &mut self.pool);
-            self.peers.insert(self.next_peer, (peer, Turn::HasMore));
-            self.next_peer += 1;
+            let peer = ServerConnection::new(stream, self.node_name(from), false, now, &mut self.pool);
+            self.connections.insert(self.next_token, (peer, TurnOutcome::HasMore));
+            self.next_token += 1;
         }
     }
 
-    fn name_of(&self, node: NodeId) -> String {
-        self.world.name(node)
+    fn node_name(&self, node: NodeId) -> String {
+        self.world.node_name(node)
     }
 
     fn serve(&mut self, now: Instant) {
         let (shared, pool) = (&self.shared, &mut self.pool);
-        self.peers.retain(|_, (peer, left)| {
-            if !wants_turn(peer, *left) {
+        self.connections.retain(|_, (peer, left)| {
+            if !is_runnable(peer, *left) {
                 return true;
             }
-            match peer.turn(now, shared, pool) {
+            match peer.run_turn(now, shared, pool) {
                 Ok(turn) => {
                     *left = turn;
                     true
@@ -145,46 +145,46 @@ impl Desk {
         });
     }
 
-    fn finish(&mut self, now: Instant) {
+    fn drain(&mut self, now: Instant) {
         self.listener = None;
-        self.peers.values_mut().for_each(|(peer, left)| {
-            peer.finish();
-            *left = Turn::HasMore;
+        self.connections.values_mut().for_each(|(peer, left)| {
+            peer.stop_receiving();
+            *left = TurnOutcome::HasMore;
         });
         self.serve(now);
-        self.peers.retain(|_, (peer, _)| !peer.is_done());
-        if self.peers.is_empty() {
-            *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Finished;
+        self.connections.retain(|_, (peer, _)| !peer.is_drained());
+        if self.connections.is_empty() {
+            *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = ServerStage::Drained;
         }
     }
 }
 
-fn wants_turn(peer: &Peer, left: Turn) -> bool {
+fn is_runnable(peer: &ServerConnection, left: TurnOutcome) -> bool {
     let interest = peer.interest();
-    left == Turn::HasMore || peer.stream().is_ready(interest.receive, interest.send)
+    left == TurnOutcome::HasMore || peer.stream().is_ready(interest.receive, interest.send)
 }
 
-impl Actor for Desk {
-    fn turn(&mut self, now: Instant) {
-        if self.stage() != Stage::Working {
-            return self.finish(now);
+impl Actor for ServerActor {
+    fn run_turn(&mut self, now: Instant) {
+        if self.stage() != ServerStage::Serving {
+            return self.drain(now);
         }
         self.accept(now);
         self.serve(now);
         if now.saturating_duration_since(self.swept_at) >= SWEEP_INTERVAL {
             self.swept_at = now;
-            self.peers.retain(|_, (peer, _)| !peer.is_stalled(now) && peer.stream().check().is_ok());
+            self.connections.retain(|_, (peer, _)| !peer.is_stalled(now) && peer.stream().check_peer_trusted().is_ok());
         }
     }
 
     fn is_ready(&self) -> bool {
-        let finishing = self.stage() == Stage::Finishing;
+        let finishing = self.stage() == ServerStage::Draining;
         finishing
-            || self.listener.as_ref().is_some_and(Listener::is_ready)
-            || self.peers.values().any(|(peer, left)| wants_turn(peer, *left))
+            || self.listener.as_ref().is_some_and(SimListener::is_ready)
+            || self.connections.values().any(|(peer, left)| is_runnable(peer, *left))
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        (!self.peers.is_empty()).then(|| self.swept_at + SWEEP_INTERVAL)
+        (!self.connections.is_empty()).then(|| self.swept_at + SWEEP_INTERVAL)
     }
 }

@@ -11,33 +11,33 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many lines there were lately.
 #[derive(Debug)]
-pub(crate) struct Complaints {
+pub(crate) struct RateLimitedLog {
     interval_began: Instant,
     lines: u32,
     /// Peers that were not named in this interval.
-    unnamed: u32,
+    suppressed: u32,
 }
 
-impl Complaints {
+impl RateLimitedLog {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { interval_began: now, lines: 0, unnamed: 0 }
+        Self { interval_began: now, lines: 0, suppressed: 0 }
     }
 
     /// Says that a peer's connection is ended.
-    pub(crate) fn ended(&mut self, now: Instant, peer: &str, cause: &dyn fmt::Display) {
-        if self.may_tell(now) {
+    pub(crate) fn log_disconnect(&mut self, now: Instant, peer: &str, cause: &dyn fmt::Display) {
+        if self.allow_line(now) {
             tracing::warn!(peer, %cause, "the fabric's server ends a connection");
         }
     }
 
     /// Says that a peer asked for what it does not get.
-    pub(crate) fn refused(&mut self, now: Instant, peer: &str, what: &dyn fmt::Display) {
-        if self.may_tell(now) {
+    pub(crate) fn log_refusal(&mut self, now: Instant, peer: &str, what: &dyn fmt::Display) {
+        if self.allow_line(now) {
             tracing::warn!(peer, %what, "the fabric's server refuses a request");
         }
     }
 
-    fn may_tell(&mut self, now: Instant) -> bool {
+    fn allow_line(&mut self, now: Instant) -> bool {
         if let Some(unnamed) = self.begin_interval(now) {
             tracing::warn!(unnamed, "the fabric's server ended further connections, or refused further requests");
         }
@@ -49,7 +49,7 @@ impl Complaints {
         if now.saturating_duration_since(self.interval_began) < INTERVAL {
             return None;
         }
-        let unnamed = self.unnamed;
+        let unnamed = self.suppressed;
         *self = Self::new(now);
         (unnamed > 0).then_some(unnamed)
     }
@@ -59,7 +59,7 @@ impl Complaints {
         if may {
             self.lines += 1
         } else {
-            self.unnamed += 1
+            self.suppressed += 1
         }
         may
     }
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn many_peers_are_counted_instead_of_named() {
         let start = Instant::now();
-        let mut complaints = Complaints::new(start);
+        let mut complaints = RateLimitedLog::new(start);
         assert_eq!((0..10_000).filter(|_| complaints.take_line()).count(), LINES_MAX as usize);
         assert_eq!(complaints.begin_interval(start + INTERVAL / 2), None);
         assert_eq!(complaints.begin_interval(start + INTERVAL), Some(10_000 - LINES_MAX));

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::rim::Interest;
-use super::session::Session;
+use super::session::FramedStream;
 use crate::LinkError;
-use crate::transport::{Attempt, Stream};
+use crate::transport::{ConnectAttempt, Stream};
 
 /// Between two looks whether the owner is still trusted, as often as its credentials are read anew: more would tell
 /// nothing more.
@@ -15,61 +15,63 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How far a link is.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum LinkState {
     Down { retry_at: Option<Instant> },
-    Connecting { attempt: Box<dyn Attempt>, give_up_at: Instant },
-    Securing { stream: Box<dyn Stream>, give_up_at: Instant },
-    Up(Box<Session>),
+    Connecting { attempt: Box<dyn ConnectAttempt>, give_up_at: Instant },
+    Handshaking { stream: Box<dyn Stream>, give_up_at: Instant },
+    Up(Box<FramedStream>),
 }
 
 impl Link {
     /// Begins to connect, without waiting for something to ask.
     pub(crate) fn connect(&mut self, now: Instant) {
         if let Err(cause) = self.begin_connect(now) {
-            self.fail(cause, now, &mut Vec::new());
+            self.handle_failure(cause, now, &mut Vec::new());
         }
     }
 
     pub(super) fn begin_connect(&mut self, now: Instant) -> Result<(), LinkError> {
-        let attempt = self.parts.dialer.dial().map_err(LinkError::Connect)?;
-        self.parts.rim.attach(attempt.socket(), Interest::SEND).map_err(LinkError::Connect)?;
-        self.state = State::Connecting { attempt, give_up_at: now + self.patience.connect() };
+        let attempt = self.config.dialer.dial().map_err(LinkError::Connect)?;
+        self.config.event_source.set_socket(attempt.socket(), Interest::SEND_ONLY).map_err(LinkError::Connect)?;
+        self.state = LinkState::Connecting { attempt, give_up_at: now + self.backoff.connect_timeout() };
         Ok(())
     }
 
     pub(super) fn finish_connect(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Connecting { attempt, give_up_at } = &mut self.state else { return Ok(()) };
-        let Some(stream) = attempt.finish().map_err(LinkError::Connect)? else {
+        let LinkState::Connecting { attempt, give_up_at } = &mut self.state else { return Ok(()) };
+        let Some(stream) = attempt.poll().map_err(LinkError::Connect)? else {
             return if *give_up_at <= now { Err(LinkError::ConnectTimeout) } else { Ok(()) };
         };
-        let stream = match &self.parts.security {
-            Some(security) => security.client(stream, &self.parts.address).map_err(LinkError::Handshake)?,
+        let stream = match &self.config.security {
+            Some(security) => security.wrap_client(stream, &self.config.address).map_err(LinkError::Handshake)?,
             None => stream,
         };
-        self.state = State::Securing { stream, give_up_at: now + self.patience.handshake() };
+        self.state = LinkState::Handshaking { stream, give_up_at: now + self.backoff.handshake_timeout() };
         Ok(())
     }
 
-    pub(super) fn secure(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Securing { stream, give_up_at } = &mut self.state else { return Ok(()) };
-        if !stream.shake().map_err(LinkError::Handshake)? {
+    pub(super) fn continue_handshake(&mut self, now: Instant) -> Result<(), LinkError> {
+        let LinkState::Handshaking { stream, give_up_at } = &mut self.state else { return Ok(()) };
+        if !stream.continue_handshake().map_err(LinkError::Handshake)? {
             let interest = Interest { receive: true, send: stream.has_unsent() };
-            self.parts.rim.watch(stream.socket(), interest).map_err(LinkError::Broken)?;
+            self.config.event_source.set_interest(stream.socket(), interest).map_err(LinkError::Broken)?;
             return if *give_up_at <= now { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
         }
-        let State::Securing { stream, .. } = std::mem::replace(&mut self.state, State::Down { retry_at: None }) else {
+        let LinkState::Handshaking { stream, .. } =
+            std::mem::replace(&mut self.state, LinkState::Down { retry_at: None })
+        else {
             return Ok(());
         };
-        self.state = State::Up(Box::new(Session::new(stream, &mut self.pool)));
+        self.state = LinkState::Up(Box::new(FramedStream::new(stream, &mut self.pool)));
         Ok(())
     }
 
     /// Neither asks an owner that was revoked, nor believes what it says. A link that is not polled does neither.
-    pub(super) fn check(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Up(session) = &self.state else { return Ok(()) };
+    pub(super) fn recheck_trust(&mut self, now: Instant) -> Result<(), LinkError> {
+        let LinkState::Up(session) = &self.state else { return Ok(()) };
         if self.checked_at.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL) {
             self.checked_at = Some(now);
-            session.stream().check().map_err(LinkError::Untrusted)?;
+            session.stream().check_peer_trusted().map_err(LinkError::TrustRevoked)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use farfork_wire::frame::change::MESSAGE_BYTES_MAX;
 use farfork_wire::frame::request::{ReadMode, check_spans};
 
 use super::link::Link;
-use crate::protocol::Ask;
+use crate::protocol::PendingRequest;
 use crate::{
     Address, Buffer, CHANGE_BYTES_MAX, Completion, Connection, MessageRequest, REQUESTS_MAX, ReadRequest, SubmitError,
     WriteRequest,
@@ -19,11 +19,11 @@ impl Link {
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn check_room(&self, bytes: usize) -> Result<(), SubmitError> {
-        if self.closing {
+    pub(crate) fn check_capacity(&self, bytes: usize) -> Result<(), SubmitError> {
+        if self.is_closing {
             return Err(SubmitError::Closed);
         }
-        let full = self.requester.unanswered() >= REQUESTS_MAX;
+        let full = self.requester.unanswered_count() >= REQUESTS_MAX;
         if full || self.requester.unanswered_bytes() + bytes > CHANGE_BYTES_MAX {
             return Err(SubmitError::Full);
         }
@@ -32,31 +32,31 @@ impl Link {
 }
 
 impl Connection for Link {
-    fn submit(&mut self, request: ReadRequest) -> Result<(), SubmitError> {
+    fn submit_read(&mut self, request: ReadRequest) -> Result<(), SubmitError> {
         check_spans(request.mode, &request.spans)?;
-        self.check_room(0)?;
-        self.ask(Ask::Read(request));
+        self.check_capacity(0)?;
+        self.enqueue(PendingRequest::Read(request));
         Ok(())
     }
 
-    fn write(&mut self, request: WriteRequest) -> Result<(), SubmitError> {
+    fn submit_write(&mut self, request: WriteRequest) -> Result<(), SubmitError> {
         let spans = check_spans(ReadMode::Exact, &request.spans)?;
         let data = request.data.len();
         if data != spans {
-            return Err(SubmitError::Length { data, spans });
+            return Err(SubmitError::LengthMismatch { data, spans });
         }
-        self.check_room(data)?;
-        self.ask(Ask::Write(request));
+        self.check_capacity(data)?;
+        self.enqueue(PendingRequest::Write(request));
         Ok(())
     }
 
-    fn send(&mut self, message: MessageRequest) -> Result<(), SubmitError> {
+    fn submit_message(&mut self, message: MessageRequest) -> Result<(), SubmitError> {
         let bytes = message.bytes.len();
         if bytes > MESSAGE_BYTES_MAX {
-            return Err(SubmitError::Message(bytes));
+            return Err(SubmitError::MessageTooLong(bytes));
         }
-        self.check_room(bytes)?;
-        self.ask(Ask::Message(message));
+        self.check_capacity(bytes)?;
+        self.enqueue(PendingRequest::Message(message));
         Ok(())
     }
 
@@ -68,35 +68,35 @@ impl Connection for Link {
         self.next_timeout()
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.parts.rim.descriptor()
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.config.event_source.poll_fd()
     }
 
-    fn clock(&self) -> Instant {
-        self.parts.rim.clock()
+    fn now(&self) -> Instant {
+        self.config.event_source.now()
     }
 
     fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
-        self.parts.rim.wait(until, &|| self.is_ready())
+        self.config.event_source.wait(until, &|| self.is_ready())
     }
 
-    fn unanswered(&self) -> usize {
-        self.requester.unanswered()
+    fn unanswered_count(&self) -> usize {
+        self.requester.unanswered_count()
     }
 
-    fn forget_all(&mut self) {
+    fn abandon_all(&mut self) {
         self.forget_all();
     }
 
     fn close(&mut self) {
-        self.closing = true;
+        self.is_closing = true;
     }
 
     fn is_closed(&self) -> bool {
         self.is_closed()
     }
 
-    fn recycle(&mut self, buffer: Buffer) {
+    fn recycle_buffer(&mut self, buffer: Buffer) {
         self.pool().put(buffer);
     }
 
@@ -105,6 +105,6 @@ impl Connection for Link {
     }
 
     fn address(&self) -> &Address {
-        &self.parts.address
+        &self.config.address
     }
 }

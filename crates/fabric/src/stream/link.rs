@@ -14,15 +14,15 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_wire::frame::change::ConnectionName;
+use farfork_wire::frame::change::ConnectionId;
 use farfork_wire::frame::reply::{Grant, Refusal};
-use farfork_wire::frame::{FrameError, Header};
+use farfork_wire::frame::{FabricFrameError, Header};
 
-use super::connecting::State;
-use super::rim::Rim;
-use super::trouble::Trouble;
-use crate::buffer::{Buffer, Pool};
-use crate::protocol::{Ask, Outcome, Patience, Requester};
+use super::connecting::LinkState;
+use super::rim::EventSource;
+use super::trouble::LinkFailure;
+use crate::buffer::{Buffer, BufferPool};
+use crate::protocol::{Backoff, PendingRequest, RequestOutcome, Requester};
 use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
@@ -40,7 +40,7 @@ pub(crate) struct GrantAnswer {
 
 /// What a link is made of.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct LinkConfig {
     /// Where the owner is.
     pub(crate) address: Address,
     /// What connects to it.
@@ -48,22 +48,22 @@ pub(crate) struct Parts {
     /// What protects the connection, if anything does.
     pub(crate) security: Option<Arc<dyn Security>>,
     /// What it is waited for with.
-    pub(crate) rim: Box<dyn Rim>,
+    pub(crate) event_source: Box<dyn EventSource>,
     /// What the owner knows it by.
-    pub(crate) name: ConnectionName,
+    pub(crate) connection_id: ConnectionId,
 }
 
 /// A connection to one owner over streams.
 #[derive(Debug)]
 pub(crate) struct Link {
-    pub(super) parts: Parts,
-    pub(super) state: State,
+    pub(super) config: LinkConfig,
+    pub(super) state: LinkState,
     pub(super) requester: Requester,
-    pub(super) pool: Pool,
-    pub(super) patience: Patience,
-    trouble: Trouble,
+    pub(super) pool: BufferPool,
+    pub(super) backoff: Backoff,
+    failure: LinkFailure,
     grant_answers: Vec<GrantAnswer>,
-    pub(super) closing: bool,
+    pub(super) is_closing: bool,
     /// When a poll left something in the stream that its socket does not tell of.
     unread_since: Option<Instant>,
     /// When the owner of this stream was last found to be trusted still.
@@ -72,23 +72,23 @@ pub(crate) struct Link {
 
 impl Link {
     /// A connection that is not made yet.
-    pub(crate) fn new(parts: Parts) -> Self {
-        let requester = Requester::new(parts.name);
+    pub(crate) fn new(parts: LinkConfig) -> Self {
+        let requester = Requester::new(parts.connection_id);
         Self {
-            parts,
-            state: State::Down { retry_at: None },
+            config: parts,
+            state: LinkState::Down { retry_at: None },
             requester,
-            pool: Pool::default(),
-            patience: Patience::default(),
-            trouble: Trouble::default(),
+            pool: BufferPool::default(),
+            backoff: Backoff::default(),
+            failure: LinkFailure::default(),
             grant_answers: Vec::new(),
-            closing: false,
+            is_closing: false,
             unread_since: None,
             checked_at: None,
         }
     }
 
-    pub(crate) fn pool(&mut self) -> &mut Pool {
+    pub(crate) fn pool(&mut self) -> &mut BufferPool {
         &mut self.pool
     }
 
@@ -98,14 +98,14 @@ impl Link {
     }
 
     /// Takes something to ask; the caller has checked the spans, and how much is unanswered.
-    pub(crate) fn ask(&mut self, ask: Ask) {
-        self.requester.ask(ask);
+    pub(crate) fn enqueue(&mut self, ask: PendingRequest) {
+        self.requester.enqueue(ask);
     }
 
     /// The socket that requests go through now.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Up(session) => session.stream().socket(),
+            LinkState::Up(session) => session.stream().socket(),
             _ => None,
         }
     }
@@ -117,10 +117,10 @@ impl Link {
 
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         let own = match &self.state {
-            State::Down { retry_at } if self.requester.is_waiting() => *retry_at,
-            State::Down { .. } => None,
-            State::Connecting { give_up_at, .. } | State::Securing { give_up_at, .. } => Some(*give_up_at),
-            State::Up(_) => self.silent_at(),
+            LinkState::Down { retry_at } if self.requester.has_unanswered() => *retry_at,
+            LinkState::Down { .. } => None,
+            LinkState::Connecting { give_up_at, .. } | LinkState::Handshaking { give_up_at, .. } => Some(*give_up_at),
+            LinkState::Up(_) => self.response_deadline(),
         };
         own.into_iter().chain(self.unread_since).chain(self.requester.next_deadline()).min()
     }
@@ -128,82 +128,82 @@ impl Link {
     /// Where there is no descriptor to wait for: whether there is something to poll for.
     pub(crate) fn is_ready(&self) -> bool {
         match &self.state {
-            State::Down { .. } => false,
-            State::Connecting { attempt, .. } => attempt.is_ready(),
-            State::Securing { stream, .. } => stream.is_ready(true, stream.has_unsent()),
-            State::Up(session) => session.stream().is_ready(true, session.interest().send),
+            LinkState::Down { .. } => false,
+            LinkState::Connecting { attempt, .. } => attempt.is_ready(),
+            LinkState::Handshaking { stream, .. } => stream.is_ready(true, stream.has_unsent()),
+            LinkState::Up(session) => session.stream().is_ready(true, session.interest().send),
         }
     }
 
     /// Whether it was closed and nothing is left to do.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closing && matches!(self.state, State::Down { .. }) && !self.requester.is_waiting()
+        self.is_closing && matches!(self.state, LinkState::Down { .. }) && !self.requester.has_unanswered()
     }
 
     /// Does all that can be done now.
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         if let Err(cause) = self.advance(now, completions) {
-            self.fail(cause, now, completions);
+            self.handle_failure(cause, now, completions);
         }
-        while let Some((ask, sent)) = self.requester.expire(now) {
-            let error = self.trouble.no_answer(
-                &self.parts.address,
+        while let Some((ask, sent)) = self.requester.take_expired(now) {
+            let error = self.failure.to_error(
+                &self.config.address,
                 sent && ask.is_change(),
                 self.requester.silent_since(),
                 now,
             );
-            self.end(ask, Err(error), completions);
+            self.complete_request(ask, Err(error), completions);
         }
         let idle = match &self.state {
-            State::Up(session) => !session.is_sending(),
+            LinkState::Up(session) => !session.has_unsent(),
             _ => true,
         };
-        if self.closing && idle && !self.requester.is_waiting() {
-            self.requester.disconnected();
-            self.state = State::Down { retry_at: None };
+        if self.is_closing && idle && !self.requester.has_unanswered() {
+            self.requester.handle_disconnect();
+            self.state = LinkState::Down { retry_at: None };
         }
     }
 
     fn advance(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
         let due = |at: &Option<Instant>| at.is_none_or(|at| at <= now);
-        if matches!(&self.state, State::Down { retry_at } if due(retry_at)) && self.requester.is_waiting() {
-            self.trouble.is_waited_for(now);
+        if matches!(&self.state, LinkState::Down { retry_at } if due(retry_at)) && self.requester.has_unanswered() {
+            self.failure.record_waiter(now);
             self.begin_connect(now)?;
         }
-        if matches!(self.state, State::Connecting { .. }) {
+        if matches!(self.state, LinkState::Connecting { .. }) {
             self.finish_connect(now)?;
         }
-        if matches!(self.state, State::Securing { .. }) {
-            self.secure(now)?;
+        if matches!(self.state, LinkState::Handshaking { .. }) {
+            self.continue_handshake(now)?;
         }
-        if matches!(self.state, State::Up(_)) {
-            self.check(now)?;
-            let was_quiet = self.is_quiet();
-            let sent = self.transmit(now);
+        if matches!(self.state, LinkState::Up(_)) {
+            self.recheck_trust(now)?;
+            let was_quiet = self.is_idle();
+            let sent = self.send_pending(now);
             // The answer to the first question cannot be there yet: to look for it would cost as much as to send it.
             if !was_quiet || self.requester.silent_since().is_none() || sent.is_err() {
                 // What came before the stream failed counts: a refusal to talk, say.
                 self.receive(now, completions)?;
             }
             sent?;
-            if self.silent_at().is_some_and(|at| at <= now) {
-                self.patience.was_silent();
-                return Err(LinkError::Silent);
+            if self.response_deadline().is_some_and(|at| at <= now) {
+                self.backoff.double_response_timeout();
+                return Err(LinkError::NoResponse);
             }
         }
         Ok(())
     }
 
     /// Whether nothing is owed, and the stream keeps nothing that its socket does not tell of.
-    fn is_quiet(&self) -> bool {
-        let keeps = matches!(&self.state, State::Up(session) if session.stream().keeps_received());
+    fn is_idle(&self) -> bool {
+        let keeps = matches!(&self.state, LinkState::Up(session) if session.stream().may_have_buffered());
         self.requester.silent_since().is_none() && self.unread_since.is_none() && !keeps
     }
 
-    fn transmit(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Up(session) = &mut self.state else { return Ok(()) };
-        session.transmit(&mut self.pool, |out| self.requester.encode_next(now, out))?;
-        self.parts.rim.watch(session.stream().socket(), session.interest()).map_err(LinkError::Broken)
+    fn send_pending(&mut self, now: Instant) -> Result<(), LinkError> {
+        let LinkState::Up(session) = &mut self.state else { return Ok(()) };
+        session.send_queued(&mut self.pool, |out| self.requester.encode_next(now, out))?;
+        self.config.event_source.set_interest(session.stream().socket(), session.interest()).map_err(LinkError::Broken)
     }
 
     /// Receives what there is, within the limit.
@@ -211,23 +211,23 @@ impl Link {
         let mut received_bytes = 0;
         self.unread_since = None;
         while received_bytes < RECEIVED_BYTES_MAX {
-            let State::Up(session) = &mut self.state else { return Ok(()) };
+            let LinkState::Up(session) = &mut self.state else { return Ok(()) };
             let Some(received) = session.receive()? else { return Ok(()) };
-            self.requester.heard(now);
+            self.requester.mark_received(now);
             self.handle_frames(completions)?;
-            if received.drained {
+            if received.is_drained {
                 return Ok(());
             }
             received_bytes += received.bytes;
         }
-        if let State::Up(session) = &self.state {
-            self.unread_since = session.stream().keeps_received().then_some(now);
+        if let LinkState::Up(session) = &self.state {
+            self.unread_since = session.stream().may_have_buffered().then_some(now);
         }
         Ok(())
     }
 
     fn handle_frames(&mut self, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
-        while let State::Up(session) = &mut self.state {
+        while let LinkState::Up(session) = &mut self.state {
             let Some((header, mut body, descriptor)) = session.next_frame(&mut self.pool)? else { break };
             self.handle_frame(&header, &mut body, descriptor, completions)?;
             self.pool.put(body);
@@ -243,17 +243,17 @@ impl Link {
         completions: &mut Vec<Completion>,
     ) -> Result<(), LinkError> {
         let answer = self.requester.handle_frame(header, body)?;
-        self.patience.answered();
-        self.trouble.is_over();
+        self.backoff.reset();
+        self.failure.clear();
         match answer {
-            Some((Ask::Grants { key, .. }, Outcome::Granted(grants))) => {
+            Some((PendingRequest::Grants { key, .. }, RequestOutcome::Granted(grants))) => {
                 self.grant_answers.push(GrantAnswer { key, grants: Some(grants), template });
             }
-            Some((ask, Outcome::Refused(refusal))) => {
-                let error = self.refused(&ask, refusal);
-                self.end(ask, Err(error), completions);
+            Some((ask, RequestOutcome::Refused(refusal))) => {
+                let error = self.refusal_error(&ask, refusal);
+                self.complete_request(ask, Err(error), completions);
             }
-            Some((ask, Outcome::Done(reply))) => self.end(ask, Ok(reply), completions),
+            Some((ask, RequestOutcome::Completed(reply))) => self.complete_request(ask, Ok(reply), completions),
             Some(_) => unreachable!("a requester pairs asks with the outcomes that answer them"),
             None => {}
         }
@@ -261,44 +261,49 @@ impl Link {
     }
 
     /// Gives the stream up. Who is of another version will not be another one with the next stream.
-    pub(super) fn fail(&mut self, cause: LinkError, now: Instant, completions: &mut Vec<Completion>) {
-        tracing::debug!(address = %self.parts.address, %cause, "connection failed");
+    pub(super) fn handle_failure(&mut self, cause: LinkError, now: Instant, completions: &mut Vec<Completion>) {
+        tracing::debug!(address = %self.config.address, %cause, "connection failed");
         let silent_since = self.requester.silent_since();
-        self.requester.disconnected();
+        self.requester.handle_disconnect();
         self.unread_since = None;
         self.checked_at = None;
-        self.state = State::Down { retry_at: Some(now + self.patience.failed()) };
-        if let LinkError::Frame(version @ FrameError::Version { .. }) = &cause {
-            let error = FabricError::Incompatible { address: self.parts.address.clone(), cause: version.clone() };
+        self.state = LinkState::Down { retry_at: Some(now + self.backoff.next_retry_delay()) };
+        if let LinkError::Frame(version @ FabricFrameError::Version { .. }) = &cause {
+            let error = FabricError::Incompatible { address: self.config.address.clone(), cause: version.clone() };
             for (ask, sent) in self.requester.take_all() {
-                let perhaps = || self.trouble.no_answer(&self.parts.address, true, None, now);
+                let perhaps = || self.failure.to_error(&self.config.address, true, None, now);
                 let error = if sent && ask.is_change() { perhaps() } else { error.clone() };
-                self.end(ask, Err(error), completions);
+                self.complete_request(ask, Err(error), completions);
             }
         }
-        let waiting_since = self.requester.is_waiting().then(|| silent_since.unwrap_or(now));
-        self.trouble.failed(cause, waiting_since);
+        let waiting_since = self.requester.has_unanswered().then(|| silent_since.unwrap_or(now));
+        self.failure.record(cause, waiting_since);
     }
 
-    fn end(&mut self, ask: Ask, result: Result<Reply, FabricError>, completions: &mut Vec<Completion>) {
+    fn complete_request(
+        &mut self,
+        ask: PendingRequest,
+        result: Result<Reply, FabricError>,
+        completions: &mut Vec<Completion>,
+    ) {
         match (ask.tag(), ask) {
             (Some(tag), _) => completions.push(Completion { tag, result }),
-            (None, Ask::Grants { key, .. }) => {
+            (None, PendingRequest::Grants { key, .. }) => {
                 self.grant_answers.push(GrantAnswer { key, grants: None, template: None });
             }
             (None, _) => unreachable!("only grants are asked for by nobody"),
         }
     }
 
-    fn silent_at(&self) -> Option<Instant> {
-        self.requester.silent_since().map(|since| since + self.patience.silence())
+    fn response_deadline(&self) -> Option<Instant> {
+        self.requester.silent_since().map(|since| since + self.backoff.response_timeout())
     }
 
-    fn refused(&self, ask: &Ask, refusal: Refusal) -> FabricError {
-        let address = self.parts.address.clone();
-        match ask.key() {
+    fn refusal_error(&self, ask: &PendingRequest, refusal: Refusal) -> FabricError {
+        let address = self.config.address.clone();
+        match ask.seed_key() {
             Some(key) => FabricError::Refused { address, seed: key.seed.clone(), refusal },
-            None => FabricError::NotTaken { address, refusal },
+            None => FabricError::MessageRefused { address, refusal },
         }
     }
 }

@@ -16,13 +16,13 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening socket in an epoll.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub(crate) struct EpollListener {
     socket: OwnedFd,
     token: u64,
     paused_until: Option<Instant>,
 }
 
-impl Listener {
+impl EpollListener {
     /// Waited for by `epoll` as `token`.
     pub(crate) fn new(epoll: &OwnedFd, token: u64, socket: OwnedFd) -> io::Result<Self> {
         epoll::add(epoll, &socket, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;

@@ -11,68 +11,71 @@ use crate::transport::Stream;
 
 /// What a worker is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ServerCommand {
     /// Serve.
-    Work,
+    Serve,
     /// Serve what was received, send what waits, until then at most; then end.
-    Finish(Instant),
+    Drain(Instant),
     /// End at once.
     Stop,
 }
 
 /// A connection whose handshake is over, or has begun.
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct AcceptedStream {
     pub(crate) stream: Box<dyn Stream>,
     /// Who it comes from, as the log names it.
-    pub(crate) from: String,
-    pub(crate) came_at: Instant,
+    pub(crate) peer_name: String,
+    pub(crate) accepted_at: Instant,
 }
 
 /// The mailbox of one worker.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
+pub(crate) struct CommandQueue {
     /// Readable when there is mail.
-    pub(crate) wake: OwnedFd,
-    mail: Mutex<Mail>,
+    pub(crate) wakeup_fd: OwnedFd,
+    state: Mutex<CommandQueueState>,
 }
 
 #[derive(Debug)]
-struct Mail {
-    admitted: Vec<Entered>,
-    order: Order,
+struct CommandQueueState {
+    accepted: Vec<AcceptedStream>,
+    command: ServerCommand,
 }
 
-impl Mailbox {
+impl CommandQueue {
     pub(crate) fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { wake, mail: Mutex::new(Mail { admitted: Vec::new(), order: Order::Work }) })
+        Ok(Self {
+            wakeup_fd: wake,
+            state: Mutex::new(CommandQueueState { accepted: Vec::new(), command: ServerCommand::Serve }),
+        })
     }
 
     /// Orders its worker.
-    pub(crate) fn order(&self, order: Order) {
-        self.lock().order = order;
-        self.wake();
+    pub(crate) fn set_command(&self, order: ServerCommand) {
+        self.lock().command = order;
+        self.signal_wakeup();
     }
 
-    pub(crate) fn hand_over(&self, entered: Entered) {
-        self.lock().admitted.push(entered);
-        self.wake();
+    pub(crate) fn push_stream(&self, entered: AcceptedStream) {
+        self.lock().accepted.push(entered);
+        self.signal_wakeup();
     }
 
     /// What to do, and the connections that were let in since.
-    pub(crate) fn take(&self) -> (Order, Vec<Entered>) {
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    pub(crate) fn drain(&self) -> (ServerCommand, Vec<AcceptedStream>) {
+        let _ = rustix::io::read(&self.wakeup_fd, &mut [0; 8]);
         let mut mail = self.lock();
-        (mail.order, std::mem::take(&mut mail.admitted))
+        (mail.command, std::mem::take(&mut mail.accepted))
     }
 
-    fn wake(&self) {
+    fn signal_wakeup(&self) {
         // It can only fail when the counter is full, and then the worker is awake.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wakeup_fd, &1u64.to_ne_bytes());
     }
 
-    fn lock(&self) -> MutexGuard<'_, Mail> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CommandQueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -21,8 +21,8 @@ mod socket;
 mod trouble;
 mod worker;
 
-pub(crate) use link::{Link, Parts};
-pub(crate) use peer::{Peer, Turn};
-pub(crate) use rim::{EpollRim, Interest, Rim};
-pub(crate) use server::{Door, Server};
-pub(crate) use socket::{SocketAttempt, new_socket};
+pub(crate) use link::{Link, LinkConfig};
+pub(crate) use peer::{ServerConnection, TurnOutcome};
+pub(crate) use rim::{EpollEventSource, EventSource, Interest};
+pub(crate) use server::{ListenerConfig, StreamServer};
+pub(crate) use socket::{SocketAttempt, create_socket};

@@ -16,70 +16,70 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::complaints::Complaints;
-use super::listener::{ACCEPT_PAUSE, Listener};
-use super::mailbox::{Entered, Mailbox, Order};
-use super::peer::HELLO_WAIT_MAX;
+use super::complaints::RateLimitedLog;
+use super::listener::{ACCEPT_PAUSE, EpollListener};
+use super::mailbox::{AcceptedStream, CommandQueue, ServerCommand};
+use super::peer::HELLO_TIMEOUT;
 use super::rim::Interest;
-use super::server::Door;
+use super::server::ListenerConfig;
 use crate::LinkError;
 
 /// Most connections within the handshake: all nodes of a large cluster that come at once, some kilobytes each. Where more
 /// come, the one that has taken longest goes.
-const GUESTS_MAX: usize = 1024;
+const PENDING_MAX: usize = 1024;
 
 /// How often those are looked for that take too long.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 const EVENTS_MAX: usize = 64;
-const MAILBOX: u64 = 0;
-const LISTENER: u64 = 1;
-const FIRST_GUEST: u64 = 2;
+const COMMAND_TOKEN: u64 = 0;
+const LISTENER_TOKEN: u64 = 1;
+const FIRST_PENDING_TOKEN: u64 = 2;
 
 /// A connection within the handshake.
-struct Guest {
-    entered: Entered,
+struct PendingConnection {
+    accepted: AcceptedStream,
     interest: Interest,
 }
 
 /// The thread's state.
-pub(crate) struct Porch {
-    door: Door,
-    mailbox: Arc<Mailbox>,
+pub(crate) struct HandshakeAcceptor {
+    config: ListenerConfig,
+    commands: Arc<CommandQueue>,
     epoll: OwnedFd,
-    listener: Listener,
+    listener: EpollListener,
     /// By number, so that the one that came first is first.
-    guests: BTreeMap<u64, Guest>,
-    next_guest: u64,
-    workers: Vec<Arc<Mailbox>>,
-    admitted: usize,
+    pending: BTreeMap<u64, PendingConnection>,
+    next_token: u64,
+    workers: Vec<Arc<CommandQueue>>,
+    admitted_count: usize,
     swept_at: Instant,
-    complaints: Complaints,
+    log: RateLimitedLog,
 }
 
-impl Porch {
+impl HandshakeAcceptor {
     /// Accepts at a nonblocking, listening socket.
     pub(crate) fn new(
-        door: Door,
+        door: ListenerConfig,
         socket: OwnedFd,
-        mailbox: Arc<Mailbox>,
-        workers: Vec<Arc<Mailbox>>,
+        mailbox: Arc<CommandQueue>,
+        workers: Vec<Arc<CommandQueue>>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &mailbox.wake, epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
-        let listener = Listener::new(&epoll, LISTENER, socket)?;
+        epoll::add(&epoll, &mailbox.wakeup_fd, epoll::EventData::new_u64(COMMAND_TOKEN), epoll::EventFlags::IN)?;
+        let listener = EpollListener::new(&epoll, LISTENER_TOKEN, socket)?;
         let now = Instant::now();
         Ok(Self {
-            door,
-            mailbox,
+            config: door,
+            commands: mailbox,
             epoll,
             listener,
-            guests: BTreeMap::new(),
-            next_guest: FIRST_GUEST,
+            pending: BTreeMap::new(),
+            next_token: FIRST_PENDING_TOKEN,
             workers,
-            admitted: 0,
+            admitted_count: 0,
             swept_at: now,
-            complaints: Complaints::new(now),
+            log: RateLimitedLog::new(now),
         })
     }
 
@@ -88,7 +88,7 @@ impl Porch {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
             events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), self.timeout().as_ref()) {
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), self.wait_timeout().as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return tracing::error!(%errno, "the fabric's server cannot wait for connections"),
             }
@@ -96,10 +96,10 @@ impl Porch {
             for event in &events {
                 match event.data.u64() {
                     // Only workers have something to finish.
-                    MAILBOX if self.mailbox.take().0 != Order::Work => return,
-                    MAILBOX => {}
-                    LISTENER => self.accept(now),
-                    guest => self.shake(guest, now),
+                    COMMAND_TOKEN if self.commands.drain().0 != ServerCommand::Serve => return,
+                    COMMAND_TOKEN => {}
+                    LISTENER_TOKEN => self.accept(now),
+                    guest => self.continue_handshake(guest, now),
                 }
             }
             self.sweep(now);
@@ -107,13 +107,13 @@ impl Porch {
     }
 
     /// Shows everybody out.
-    pub(crate) fn clear(&mut self) {
-        self.guests.clear();
+    pub(crate) fn drop_connections(&mut self) {
+        self.pending.clear();
     }
 
     /// How long to wait at most: for ever while there is nobody to look after.
-    fn timeout(&self) -> Option<Timespec> {
-        let wait = match (self.listener.is_paused(), self.guests.is_empty()) {
+    fn wait_timeout(&self) -> Option<Timespec> {
+        let wait = match (self.listener.is_paused(), self.pending.is_empty()) {
             (true, _) => ACCEPT_PAUSE,
             (false, true) => return None,
             (false, false) => SWEEP_INTERVAL,
@@ -123,55 +123,58 @@ impl Porch {
 
     fn accept(&mut self, now: Instant) {
         for socket in self.listener.accept(&self.epoll, now) {
-            self.receive(socket, now);
+            self.add_pending(socket, now);
         }
     }
 
     /// Takes a new connection.
-    fn receive(&mut self, socket: OwnedFd, now: Instant) {
-        let (stream, from) = match self.door.enter(socket) {
+    fn add_pending(&mut self, socket: OwnedFd, now: Instant) {
+        let (stream, from) = match self.config.wrap_socket(socket) {
             Ok(entered) => entered,
-            Err(error) => return self.complaints.ended(now, "a new one", &error),
+            Err(error) => return self.log.log_disconnect(now, "a new one", &error),
         };
         let interest = Interest { receive: true, send: false };
         let Some(socket) = stream.socket() else { return };
-        let number = self.next_guest;
-        if epoll::add(&self.epoll, socket, epoll::EventData::new_u64(number), interest.flags()).is_err() {
+        let number = self.next_token;
+        if epoll::add(&self.epoll, socket, epoll::EventData::new_u64(number), interest.to_epoll_flags()).is_err() {
             return;
         }
-        self.next_guest += 1;
-        self.guests.insert(number, Guest { entered: Entered { stream, from, came_at: now }, interest });
-        if self.guests.len() > GUESTS_MAX
-            && let Some((_, silent)) = self.guests.pop_first()
+        self.next_token += 1;
+        self.pending.insert(
+            number,
+            PendingConnection { accepted: AcceptedStream { stream, peer_name: from, accepted_at: now }, interest },
+        );
+        if self.pending.len() > PENDING_MAX
+            && let Some((_, silent)) = self.pending.pop_first()
         {
-            self.complaints.ended(now, &silent.entered.from, &"it has not shown who it is, and others wait");
+            self.log.log_disconnect(now, &silent.accepted.peer_name, &"it has not shown who it is, and others wait");
         }
-        self.shake(number, now);
+        self.continue_handshake(number, now);
     }
 
     /// Takes a step of a guest's handshake.
-    fn shake(&mut self, number: u64, now: Instant) {
-        let Some(guest) = self.guests.get_mut(&number) else { return };
-        let shaken = guest.entered.stream.shake().map_err(LinkError::Handshake);
+    fn continue_handshake(&mut self, number: u64, now: Instant) {
+        let Some(guest) = self.pending.get_mut(&number) else { return };
+        let shaken = guest.accepted.stream.continue_handshake().map_err(LinkError::Handshake);
         match shaken.and_then(|over| if over { Ok(true) } else { guest.watch(&self.epoll, number).map(|()| false) }) {
-            Ok(true) => self.admit(number),
+            Ok(true) => self.hand_to_worker(number),
             Ok(false) => {}
             Err(cause) => {
-                if let Some(guest) = self.guests.remove(&number) {
-                    self.complaints.ended(now, &guest.entered.from, &cause);
+                if let Some(guest) = self.pending.remove(&number) {
+                    self.log.log_disconnect(now, &guest.accepted.peer_name, &cause);
                 }
             }
         }
     }
 
     /// The handshake is over: the connection is a worker's.
-    fn admit(&mut self, number: u64) {
-        let Some(guest) = self.guests.remove(&number) else { return };
-        if let Some(socket) = guest.entered.stream.socket() {
+    fn hand_to_worker(&mut self, number: u64) {
+        let Some(guest) = self.pending.remove(&number) else { return };
+        if let Some(socket) = guest.accepted.stream.socket() {
             let _ = epoll::delete(&self.epoll, socket);
         }
-        self.workers[self.admitted % self.workers.len()].hand_over(guest.entered);
-        self.admitted += 1;
+        self.workers[self.admitted_count % self.workers.len()].push_stream(guest.accepted);
+        self.admitted_count += 1;
     }
 
     /// Ends handshakes that do not get on, and accepts again after a pause.
@@ -181,23 +184,23 @@ impl Porch {
             return;
         }
         self.swept_at = now;
-        while let Some(first) = self.guests.first_entry()
-            && now.saturating_duration_since(first.get().entered.came_at) >= HELLO_WAIT_MAX
+        while let Some(first) = self.pending.first_entry()
+            && now.saturating_duration_since(first.get().accepted.accepted_at) >= HELLO_TIMEOUT
         {
             let silent = first.remove();
-            self.complaints.ended(now, &silent.entered.from, &"it has not shown who it is in time");
+            self.log.log_disconnect(now, &silent.accepted.peer_name, &"it has not shown who it is in time");
         }
     }
 }
 
-impl Guest {
+impl PendingConnection {
     /// Waits for what can help.
     fn watch(&mut self, epoll: &OwnedFd, number: u64) -> Result<(), LinkError> {
-        let interest = Interest { receive: true, send: self.entered.stream.has_unsent() };
+        let interest = Interest { receive: true, send: self.accepted.stream.has_unsent() };
         if interest != self.interest
-            && let Some(socket) = self.entered.stream.socket()
+            && let Some(socket) = self.accepted.stream.socket()
         {
-            let modified = epoll::modify(epoll, socket, epoll::EventData::new_u64(number), interest.flags());
+            let modified = epoll::modify(epoll, socket, epoll::EventData::new_u64(number), interest.to_epoll_flags());
             modified.map_err(|errno| LinkError::Broken(errno.into()))?;
             self.interest = interest;
         }

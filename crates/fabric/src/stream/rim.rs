@@ -18,9 +18,9 @@ pub(crate) struct Interest {
 
 impl Interest {
     /// Until it takes bytes, as a socket does once it is connected.
-    pub(crate) const SEND: Self = Self { receive: false, send: true };
+    pub(crate) const SEND_ONLY: Self = Self { receive: false, send: true };
 
-    pub(crate) fn flags(self) -> epoll::EventFlags {
+    pub(crate) fn to_epoll_flags(self) -> epoll::EventFlags {
         let mut flags = epoll::EventFlags::empty();
         flags.set(epoll::EventFlags::IN, self.receive);
         flags.set(epoll::EventFlags::OUT, self.send);
@@ -29,18 +29,18 @@ impl Interest {
 }
 
 /// Where a requester meets its surroundings: what it waits for and by which clock.
-pub(crate) trait Rim: fmt::Debug + Send {
+pub(crate) trait EventSource: fmt::Debug + Send {
     /// The time.
-    fn clock(&self) -> Instant;
+    fn now(&self) -> Instant;
 
     /// What is readable when there is something to do, if there is such a thing.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// A new socket is waited for; the one before is gone.
-    fn attach(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
+    fn set_socket(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
 
     /// The socket is waited for differently.
-    fn watch(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
+    fn set_interest(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
 
     /// Waits until there is something to do, at most until `until`. `is_ready` tells where no descriptor does.
     fn wait(&self, until: Option<Instant>, is_ready: &dyn Fn() -> bool) -> io::Result<()>;
@@ -48,39 +48,39 @@ pub(crate) trait Rim: fmt::Debug + Send {
 
 /// The rim of requesters with sockets: an epoll.
 #[derive(Debug)]
-pub(crate) struct EpollRim {
+pub(crate) struct EpollEventSource {
     epoll: OwnedFd,
     interest: Interest,
 }
 
-impl EpollRim {
+impl EpollEventSource {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, interest: Interest::SEND })
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, interest: Interest::SEND_ONLY })
     }
 }
 
-impl Rim for EpollRim {
-    fn clock(&self) -> Instant {
+impl EventSource for EpollEventSource {
+    fn now(&self) -> Instant {
         Instant::now()
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.epoll.as_fd())
     }
 
-    fn attach(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()> {
+    fn set_socket(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()> {
         let Some(socket) = socket else { return Ok(()) };
         self.interest = interest;
-        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(0), interest.flags())?)
+        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(0), interest.to_epoll_flags())?)
     }
 
-    fn watch(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()> {
+    fn set_interest(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()> {
         if self.interest == interest {
             return Ok(());
         }
         let Some(socket) = socket else { return Ok(()) };
         self.interest = interest;
-        Ok(epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(0), interest.flags())?)
+        Ok(epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(0), interest.to_epoll_flags())?)
     }
 
     fn wait(&self, until: Option<Instant>, _: &dyn Fn() -> bool) -> io::Result<()> {

@@ -4,31 +4,36 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 
-use super::peer::Peer;
+use super::peer::ServerConnection;
 use super::rim::Interest;
 use crate::LinkError;
 
 /// A connection, and what the epoll waits for.
-pub(super) struct Seated {
-    pub(super) peer: Peer,
+pub(super) struct WatchedConnection {
+    pub(super) connection: ServerConnection,
     pub(super) interest: Interest,
 }
 
-impl Seated {
+impl WatchedConnection {
     /// Waits for what can help.
-    pub(super) fn watch(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), LinkError> {
-        let interest = self.peer.interest();
+    pub(super) fn update_interest(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), LinkError> {
+        let interest = self.connection.interest();
         if interest != self.interest
-            && let Some(socket) = self.peer.stream().socket()
+            && let Some(socket) = self.connection.stream().socket()
         {
-            modify(epoll, socket, token, interest)?;
+            modify_registration(epoll, socket, token, interest)?;
             self.interest = interest;
         }
         Ok(())
     }
 }
 
-fn modify(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<(), LinkError> {
-    epoll::modify(epoll, socket, epoll::EventData::new_u64(token), interest.flags())
+fn modify_registration(
+    epoll: &OwnedFd,
+    socket: BorrowedFd<'_>,
+    token: u64,
+    interest: Interest,
+) -> Result<(), LinkError> {
+    epoll::modify(epoll, socket, epoll::EventData::new_u64(token), interest.to_epoll_flags())
         .map_err(|errno| LinkError::Broken(errno.into()))
 }

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::mailbox::{Mailbox, Order};
-use super::porch::Porch;
+use super::mailbox::{CommandQueue, ServerCommand};
+use super::porch::HandshakeAcceptor;
 use super::worker::Worker;
 use crate::Exporter;
-use crate::protocol::Shared;
+use crate::protocol::OwnerContext;
 use crate::transport::{Security, Stream};
 
 /// Threads of a server that serve. Two, so that one connection's stream does not hold up another's single pages; reading memory
@@ -22,27 +22,27 @@ use crate::transport::{Security, Stream};
 const WORKERS: usize = 2;
 
 /// Makes a stream of an accepted socket; gives also who it comes from, as the log names it.
-pub(crate) type Adopt = fn(OwnedFd) -> io::Result<(Box<dyn Stream>, String)>;
+pub(crate) type StreamFactory = fn(OwnedFd) -> io::Result<(Box<dyn Stream>, String)>;
 
 /// How connections come in.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct ListenerConfig {
     /// What the threads are called by.
-    pub(crate) name: &'static str,
+    pub(crate) thread_name: &'static str,
     /// Whether all that connects is on this host.
     pub(crate) same_host: bool,
     /// What becomes of a socket.
-    pub(crate) adopt: Adopt,
+    pub(crate) make_stream: StreamFactory,
     /// What protects the streams, if anything does.
     pub(crate) security: Option<Arc<dyn Security>>,
 }
 
-impl Door {
+impl ListenerConfig {
     /// Lets a socket in.
-    pub(crate) fn enter(&self, socket: OwnedFd) -> io::Result<(Box<dyn Stream>, String)> {
-        let (stream, from) = (self.adopt)(socket)?;
+    pub(crate) fn wrap_socket(&self, socket: OwnedFd) -> io::Result<(Box<dyn Stream>, String)> {
+        let (stream, from) = (self.make_stream)(socket)?;
         let stream = match &self.security {
-            Some(security) => security.server(stream)?,
+            Some(security) => security.wrap_server(stream)?,
             None => stream,
         };
         Ok((stream, from))
@@ -50,62 +50,62 @@ impl Door {
 }
 
 /// Serves an exporter's memory until it is dropped, which ends its threads and connections at once.
-pub(crate) struct Server {
+pub(crate) struct StreamServer {
     /// The workers', then the porch's.
-    mailboxes: Vec<Arc<Mailbox>>,
+    command_queues: Vec<Arc<CommandQueue>>,
     threads: Vec<JoinHandle<()>>,
     panics: Arc<AtomicU64>,
 }
 
 /// What a thread of a server does.
-trait Duty: Send + 'static {
+trait ServerTask: Send + 'static {
     /// Until it is ordered to end.
     fn run(&mut self);
 
     /// Loses what it has in hand, which may be half done.
-    fn clear(&mut self);
+    fn drop_connections(&mut self);
 }
 
-impl Duty for Worker {
+impl ServerTask for Worker {
     fn run(&mut self) {
         self.run();
     }
 
-    fn clear(&mut self) {
-        self.clear();
+    fn drop_connections(&mut self) {
+        self.drop_connections();
     }
 }
 
-impl Duty for Porch {
+impl ServerTask for HandshakeAcceptor {
     fn run(&mut self) {
         self.run();
     }
 
-    fn clear(&mut self) {
-        self.clear();
+    fn drop_connections(&mut self) {
+        self.drop_connections();
     }
 }
 
-impl Server {
+impl StreamServer {
     /// Serves what connects to `listener`, a nonblocking, listening socket.
-    pub(crate) fn start(listener: OwnedFd, door: &Door, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
-        let mailbox = || Mailbox::new().map(Arc::new);
+    pub(crate) fn start(listener: OwnedFd, door: &ListenerConfig, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
+        let mailbox = || CommandQueue::new().map(Arc::new);
         let workers: Vec<_> = (0..WORKERS).map(|_| mailbox()).collect::<io::Result<_>>()?;
-        let mut server = Self { mailboxes: workers.clone(), threads: Vec::new(), panics: Arc::default() };
-        let shared = Shared::new(exporter);
+        let mut server = Self { command_queues: workers.clone(), threads: Vec::new(), panics: Arc::default() };
+        let shared = OwnerContext::new(exporter);
         for (number, own) in workers.iter().enumerate() {
             let worker = Worker::new(door.same_host, shared.clone(), Arc::clone(own))?;
-            server.employ(format!("{}-{number}", door.name), worker)?;
+            server.spawn_task(format!("{}-{number}", door.thread_name), worker)?;
         }
         let own = mailbox()?;
-        server.mailboxes.push(Arc::clone(&own));
-        let porch = Porch::new(door.clone(), listener, own, workers)?;
-        server.employ(format!("{}-porch", door.name), porch)?;
+        server.command_queues.push(Arc::clone(&own));
+        let porch = HandshakeAcceptor::new(door.clone(), listener, own, workers)?;
+        server.spawn_task(format!("{}-porch", door.thread_name), porch)?;
         Ok(server)
     }
 
     /// Gives a thread its duty, which it keeps whatever happens.
-    fn employ(&mut self, name: String, mut duty: impl Duty) -> io::Result<()> {
+    fn spawn_task(&mut self, name: String, mut duty: impl ServerTask) -> io::Result<()> {
         let (thread, panics) = (thread::Builder::new().name(name.clone()), Arc::clone(&self.panics));
         let work = move || {
             while catch_unwind(AssertUnwindSafe(|| duty.run())).is_err() {
@@ -115,7 +115,7 @@ impl Server {
                     panics,
                     "a thread of the fabric's server panicked: its connections are lost"
                 );
-                duty.clear();
+                duty.drop_connections();
             }
         };
         self.threads.push(thread.spawn(work)?);
@@ -123,18 +123,18 @@ impl Server {
     }
 
     /// How often its threads have panicked.
-    pub(crate) fn panics(&self) -> u64 {
+    pub(crate) fn panic_count(&self) -> u64 {
         self.panics.load(Ordering::Relaxed)
     }
 
     /// Accepts and receives nothing more, serves what was received, sends what waits, until all is sent or `patience` is
     /// over; then ends.
     pub(crate) fn close(mut self, patience: Duration) {
-        self.end(Order::Finish(Instant::now() + patience));
+        self.stop_threads(ServerCommand::Drain(Instant::now() + patience));
     }
 
-    fn end(&mut self, order: Order) {
-        self.mailboxes.iter().for_each(|mailbox| mailbox.order(order));
+    fn stop_threads(&mut self, order: ServerCommand) {
+        self.command_queues.iter().for_each(|mailbox| mailbox.set_command(order));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the fabric's server panicked");
@@ -143,13 +143,13 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for StreamServer {
     fn drop(&mut self) {
-        self.end(Order::Stop);
+        self.stop_threads(ServerCommand::Stop);
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for StreamServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({} threads)", self.threads.len())
     }

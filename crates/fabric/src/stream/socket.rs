@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
-use crate::transport::{Attempt, Stream};
+use crate::transport::{ConnectAttempt, Stream};
 
 /// A new socket.
-pub(crate) fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+pub(crate) fn create_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }
@@ -19,25 +19,25 @@ pub(crate) fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
 pub(crate) struct SocketAttempt {
     /// Absent once it is given.
     socket: Option<OwnedFd>,
-    stream: fn(OwnedFd) -> Box<dyn Stream>,
+    make_stream: fn(OwnedFd) -> Box<dyn Stream>,
 }
 
 impl SocketAttempt {
     /// Of a socket that was told to connect; `stream` makes the stream of it.
     pub(crate) fn new(socket: OwnedFd, stream: fn(OwnedFd) -> Box<dyn Stream>) -> Self {
-        Self { socket: Some(socket), stream }
+        Self { socket: Some(socket), make_stream: stream }
     }
 }
 
-impl Attempt for SocketAttempt {
-    fn finish(&mut self) -> io::Result<Option<Box<dyn Stream>>> {
+impl ConnectAttempt for SocketAttempt {
+    fn poll(&mut self) -> io::Result<Option<Box<dyn Stream>>> {
         let Some(socket) = &self.socket else { return Ok(None) };
         let mut fds = [PollFd::new(socket, PollFlags::OUT)];
         if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 0 {
             return Ok(None);
         }
         sockopt::socket_error(socket)??;
-        Ok(self.socket.take().map(self.stream))
+        Ok(self.socket.take().map(self.make_stream))
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

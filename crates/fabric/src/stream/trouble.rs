@@ -7,47 +7,47 @@ use crate::{Address, FabricError, LinkError};
 
 /// The failures since the last answer.
 #[derive(Debug, Default)]
-pub(crate) struct Trouble {
+pub(crate) struct LinkFailure {
     /// Of the last failure.
     cause: Option<Arc<LinkError>>,
     /// Since when somebody waits in vain; `None` while nobody waits.
-    since: Option<Instant>,
+    waiting_since: Option<Instant>,
 }
 
-impl Trouble {
+impl LinkFailure {
     /// An answer came.
-    pub(crate) fn is_over(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
     /// The connection failed. `waiting_since`: how long somebody had waited for it, if anybody.
-    pub(crate) fn failed(&mut self, cause: LinkError, waiting_since: Option<Instant>) {
+    pub(crate) fn record(&mut self, cause: LinkError, waiting_since: Option<Instant>) {
         self.cause = Some(Arc::new(cause));
-        self.since = waiting_since.map(|since| self.since.unwrap_or(since));
+        self.waiting_since = waiting_since.map(|since| self.waiting_since.unwrap_or(since));
     }
 
     /// Somebody waits for a connection that failed before.
-    pub(crate) fn is_waited_for(&mut self, now: Instant) {
+    pub(crate) fn record_waiter(&mut self, now: Instant) {
         if self.cause.is_some() {
-            self.since.get_or_insert(now);
+            self.waiting_since.get_or_insert(now);
         }
     }
 
     /// What to tell whom no answer came to. `perhaps_done`: whether what was asked for may have been done all the same;
     /// `silent_since`: for how long a connection that stands has been silent.
-    pub(crate) fn no_answer(
+    pub(crate) fn to_error(
         &self,
         address: &Address,
         perhaps_done: bool,
         silent_since: Option<Instant>,
         now: Instant,
     ) -> FabricError {
-        let cause = self.cause.clone().unwrap_or_else(|| Arc::new(LinkError::Silent));
-        let since = self.since.or(silent_since);
+        let cause = self.cause.clone().unwrap_or_else(|| Arc::new(LinkError::NoResponse));
+        let since = self.waiting_since.or(silent_since);
         let silence = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let address = address.clone();
         if perhaps_done {
-            FabricError::Uncertain { address, cause, silence }
+            FabricError::OutcomeUnknown { address, cause, silence }
         } else {
             FabricError::Unreachable { address, cause, silence }
         }
@@ -58,8 +58,8 @@ impl Trouble {
 mod tests {
     use super::*;
 
-    fn silence(trouble: &Trouble, now: Instant) -> Duration {
-        match trouble.no_answer(&"tcp:10.0.0.1:1".parse().unwrap(), false, None, now) {
+    fn silence(trouble: &LinkFailure, now: Instant) -> Duration {
+        match trouble.to_error(&"tcp:10.0.0.1:1".parse().unwrap(), false, None, now) {
             FabricError::Unreachable { silence, .. } => silence,
             other => panic!("{other}"),
         }
@@ -69,14 +69,14 @@ mod tests {
     fn only_the_time_that_somebody_waited_counts() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut trouble = Trouble::default();
-        trouble.failed(LinkError::Closed, None);
+        let mut trouble = LinkFailure::default();
+        trouble.record(LinkError::Closed, None);
         assert_eq!(silence(&trouble, at(100)), Duration::ZERO);
-        trouble.is_waited_for(at(100));
-        trouble.failed(LinkError::ConnectTimeout, Some(at(103)));
+        trouble.record_waiter(at(100));
+        trouble.record(LinkError::ConnectTimeout, Some(at(103)));
         assert_eq!(silence(&trouble, at(104)), Duration::from_secs(4));
-        trouble.is_over();
-        trouble.failed(LinkError::Silent, Some(at(110)));
+        trouble.clear();
+        trouble.record(LinkError::NoResponse, Some(at(110)));
         assert_eq!(silence(&trouble, at(111)), Duration::from_secs(1));
     }
 }

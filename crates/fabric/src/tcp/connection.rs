@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_wire::frame::change::ConnectionName;
+use farfork_wire::frame::change::ConnectionId;
 
-use super::Dialer;
-use crate::stream::{EpollRim, Link, Parts};
+use super::TcpDialer;
+use crate::stream::{EpollEventSource, Link, LinkConfig};
 use crate::transport::Security;
 use crate::{Address, Connection};
 
@@ -17,16 +17,22 @@ use crate::{Address, Connection};
 /// # Errors
 /// Where this process cannot have another file descriptor.
 pub fn connect(to: SocketAddr, security: Option<Arc<dyn Security>>) -> io::Result<Box<dyn Connection>> {
-    let (address, dialer) = (Address::Tcp(to), Box::new(Dialer::new(to)));
-    let parts = Parts { address, dialer, security, rim: Box::new(EpollRim::new()?), name: random_name()? };
+    let (address, dialer) = (Address::Tcp(to), Box::new(TcpDialer::new(to)));
+    let parts = LinkConfig {
+        address,
+        dialer,
+        security,
+        event_source: Box::new(EpollEventSource::new()?),
+        connection_id: random_connection_id()?,
+    };
     let mut link = Link::new(parts);
     link.connect(Instant::now());
     Ok(Box::new(link))
 }
 
 /// A name that nobody else has, or can guess.
-pub(crate) fn random_name() -> io::Result<ConnectionName> {
+pub(crate) fn random_connection_id() -> io::Result<ConnectionId> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)?;
-    Ok(ConnectionName::from_bytes(bytes))
+    Ok(ConnectionId::from_bytes(bytes))
 }

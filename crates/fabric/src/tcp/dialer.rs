@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, connect, sockopt};
 
-use crate::stream::{SocketAttempt, new_socket};
-use crate::transport::{self, Attempt, Plain};
+use crate::stream::{SocketAttempt, create_socket};
+use crate::transport::{self, ConnectAttempt, PlainStream};
 
 /// When an idle connection is first probed: a peer that vanished without a word is noticed, and its memory freed,
 /// within half a minute.
@@ -33,25 +33,25 @@ const CONGESTION_CONTROL: &str = "reno";
 
 /// Connects to a socket address.
 #[derive(Debug)]
-pub struct Dialer {
-    to: SocketAddr,
+pub struct TcpDialer {
+    address: SocketAddr,
 }
 
-impl Dialer {
+impl TcpDialer {
     /// To this address.
     pub fn new(to: SocketAddr) -> Self {
-        Self { to }
+        Self { address: to }
     }
 }
 
-impl transport::Dialer for Dialer {
-    fn dial(&mut self) -> io::Result<Box<dyn Attempt>> {
-        let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = new_socket(family)?;
-        set_options(&socket)?;
-        match connect(&socket, &self.to) {
+impl transport::Dialer for TcpDialer {
+    fn dial(&mut self) -> io::Result<Box<dyn ConnectAttempt>> {
+        let family = if self.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = create_socket(family)?;
+        set_socket_options(&socket)?;
+        match connect(&socket, &self.address) {
             Ok(()) | Err(Errno::INPROGRESS) => {
-                Ok(Box::new(SocketAttempt::new(socket, |socket| Box::new(Plain::new(socket)))))
+                Ok(Box::new(SocketAttempt::new(socket, |socket| Box::new(PlainStream::new(socket)))))
             }
             Err(errno) => Err(errno.into()),
         }
@@ -59,7 +59,7 @@ impl transport::Dialer for Dialer {
 }
 
 /// Small frames leave at once, and dead peers are noticed.
-pub(super) fn set_options(socket: &OwnedFd) -> io::Result<()> {
+pub(super) fn set_socket_options(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;

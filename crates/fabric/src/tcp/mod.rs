@@ -5,6 +5,6 @@ mod dialer;
 mod server;
 
 pub use connection::connect;
-pub(crate) use connection::random_name;
-pub use dialer::Dialer;
-pub use server::Server;
+pub(crate) use connection::random_connection_id;
+pub use dialer::TcpDialer;
+pub use server::TcpServer;

@@ -6,19 +6,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::dialer::set_options;
-use crate::stream::{self, Door};
-use crate::transport::{Plain, Security, Stream};
+use super::dialer::set_socket_options;
+use crate::stream::{self, ListenerConfig};
+use crate::transport::{PlainStream, Security, Stream};
 use crate::{Address, Exporter};
 
 /// Serves an exporter's memory over TCP until it is dropped, which ends all connections at once.
 #[derive(Debug)]
-pub struct Server {
+pub struct TcpServer {
     address: SocketAddr,
-    server: stream::Server,
+    server: stream::StreamServer,
 }
 
-impl Server {
+impl TcpServer {
     /// Serves what connects to `listener`.
     ///
     /// # Errors
@@ -38,8 +38,9 @@ impl Server {
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let door = Door { name: "fabric-tcp", same_host: false, adopt, security };
-        Ok(Self { address, server: stream::Server::start(listener.into(), &door, exporter)? })
+        let door =
+            ListenerConfig { thread_name: "fabric-tcp", same_host: false, make_stream: stream_from_socket, security };
+        Ok(Self { address, server: stream::StreamServer::start(listener.into(), &door, exporter)? })
     }
 
     /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `patience`.
@@ -48,8 +49,8 @@ impl Server {
     }
 
     /// How often its threads have panicked: each time, connections were lost, and the thread went on.
-    pub fn panics(&self) -> u64 {
-        self.server.panics()
+    pub fn panic_count(&self) -> u64 {
+        self.server.panic_count()
     }
 
     /// Where it is reached.
@@ -58,9 +59,9 @@ impl Server {
     }
 }
 
-fn adopt(socket: OwnedFd) -> io::Result<(Box<dyn Stream>, String)> {
-    set_options(&socket)?;
+fn stream_from_socket(socket: OwnedFd) -> io::Result<(Box<dyn Stream>, String)> {
+    set_socket_options(&socket)?;
     let from = rustix::net::getpeername(&socket)?;
     let from = from.and_then(|any| SocketAddr::try_from(any).ok()).map_or_else(String::new, |from| from.to_string());
-    Ok((Box::new(Plain::new(socket)), from))
+    Ok((Box::new(PlainStream::new(socket)), from))
 }

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use farfork_fabric::{
-    CHANGE_BYTES_MAX, Exporter, FabricError, INBOX_MESSAGES_MAX, MESSAGE_BYTES_MAX, MessageRequest, Refusal, Region,
-    Registration, Registry, SameHost, SeedKey, SharedMemory, Span, SubmitError, WRITE_BYTES_MAX, WriteRequest,
+    CHANGE_BYTES_MAX, Exporter, FabricError, LocalTemplate, MESSAGE_BYTES_MAX, MessageRequest, QUEUE_MESSAGES_MAX,
+    Refusal, Region, RegionRegistry, Registration, SeedKey, SharedMemory, Span, SubmitError, WRITE_BYTES_MAX,
+    WriteRequest,
 };
 use farfork_wire::descriptor::ExtentId;
 
@@ -106,20 +107,20 @@ fn limits_on_changes_are_refused_before_anything_is_sent(mut fixture: Fixture) {
     let connection = &mut fixture.requester.connection;
     let mut write = |spans: &[Span], bytes: usize| {
         let (key, spans, data) = (Arc::clone(&key), spans.to_vec(), vec![1; bytes]);
-        connection.write(WriteRequest { tag: 0, key, spans, data, deadline })
+        connection.submit_write(WriteRequest { tag: 0, key, spans, data, deadline })
     };
-    assert_eq!(write(&[span(0, 10)], 9), Err(SubmitError::Length { data: 9, spans: 10 }));
-    assert!(matches!(write(&[], 0), Err(SubmitError::Spans(_))));
+    assert_eq!(write(&[span(0, 10)], 9), Err(SubmitError::LengthMismatch { data: 9, spans: 10 }));
+    assert!(matches!(write(&[], 0), Err(SubmitError::InvalidSpans(_))));
     let whole = WRITE_BYTES_MAX as u64;
-    assert!(matches!(write(&[span(0, whole), span(0, 1)], WRITE_BYTES_MAX + 1), Err(SubmitError::Spans(_))));
+    assert!(matches!(write(&[span(0, whole), span(0, 1)], WRITE_BYTES_MAX + 1), Err(SubmitError::InvalidSpans(_))));
     for _ in 0..CHANGE_BYTES_MAX / WRITE_BYTES_MAX {
         write(&[span(0, whole)], WRITE_BYTES_MAX).unwrap();
     }
     assert_eq!(write(&[span(0, 1)], 1), Err(SubmitError::Full));
     let message = |bytes: usize| MessageRequest { tag: 0, bytes: vec![0; bytes], deadline };
-    assert_eq!(connection.send(message(1)), Err(SubmitError::Full));
+    assert_eq!(connection.submit_message(message(1)), Err(SubmitError::Full));
     let too_long = MESSAGE_BYTES_MAX + 1;
-    assert_eq!(connection.send(message(too_long)), Err(SubmitError::Message(too_long)));
+    assert_eq!(connection.submit_message(message(too_long)), Err(SubmitError::MessageTooLong(too_long)));
     assert!(fixture.requester.finish().into_iter().all(|(_, result)| result.is_ok()));
     fixture.requester.tell(&[7; MESSAGE_BYTES_MAX], PATIENCE).unwrap();
 }
@@ -157,10 +158,10 @@ impl Region for Watched {
         Ok(())
     }
 
-    fn same_host(&self) -> Option<SameHost> {
+    fn local_template(&self) -> Option<LocalTemplate> {
         // What would be granted could be kept: the registry must not pass it on.
         let template = farfork_sys::pidfd::open(std::process::id() as i32).unwrap();
-        Some(SameHost { template, extents: vec![(WORDS, 4096)] })
+        Some(LocalTemplate { template, extents: vec![(WORDS, 4096)] })
     }
 }
 
@@ -239,7 +240,7 @@ fn messages_arrive_once_and_in_order(mut fixture: Fixture) {
     }
     let mut received = Vec::new();
     while let Some(message) = fixture.seeds.inbox.receive() {
-        assert!(!message.from.is_empty());
+        assert!(!message.sender.is_empty());
         let number = number_of(&message.bytes);
         let bytes = if number < 1000 { number as usize * 20 } else { 9 };
         assert_eq!(message.bytes, numbered(number, bytes));
@@ -251,20 +252,20 @@ fn messages_arrive_once_and_in_order(mut fixture: Fixture) {
 }
 
 fn a_full_inbox_is_told(mut fixture: Fixture) {
-    for number in 0..INBOX_MESSAGES_MAX as u64 {
+    for number in 0..QUEUE_MESSAGES_MAX as u64 {
         fixture.requester.send(number, b"m", PATIENCE);
     }
     assert!(fixture.requester.finish().into_iter().all(|(_, result)| result.is_ok()));
     let full = fixture.requester.tell(b"one more", PATIENCE);
-    assert!(!full.as_ref().unwrap_err().may_have_been_done());
-    assert_eq!(refusal(full), Refusal::InboxFull);
+    assert!(!full.as_ref().unwrap_err().may_have_taken_effect());
+    assert_eq!(refusal(full), Refusal::MessageQueueFull);
     fixture.seeds.inbox.receive().unwrap();
     fixture.requester.tell(b"one more", PATIENCE).unwrap();
 }
 
 fn who_takes_no_messages_says_so(mut fixture: Fixture) {
     fixture.server = None;
-    let exporter: Arc<dyn Exporter> = Registry::new(None);
+    let exporter: Arc<dyn Exporter> = RegionRegistry::new(None);
     fixture.server = Some(fixture.site.serve(Some(&fixture.address), &exporter));
     let mut requester = fixture.site.connect(&fixture.address);
     assert_eq!(refusal(requester.tell(b"hello?", PATIENCE)), Refusal::NoReceiver);
@@ -278,7 +279,7 @@ fn what_was_never_sent_was_not_done(mut fixture: Fixture) {
     let unwritten = requester.write(&key(1), &[span(0, 1)], b"x", wait).unwrap_err();
     for error in [untold, unwritten] {
         assert!(matches!(error, FabricError::Unreachable { .. }), "{error}");
-        assert!(!error.is_final() && !error.may_have_been_done());
+        assert!(!error.is_permanent() && !error.may_have_taken_effect());
     }
 }
 
@@ -305,7 +306,7 @@ fn nothing_is_done_twice_by_an_owner_that_forgot(mut fixture: Fixture) {
             match (result, arrived.get(&number).copied().unwrap_or(0)) {
                 (Ok(_), times) => assert_eq!(times, 1),
                 (Err(error), times) => {
-                    assert!(error.may_have_been_done() && times <= 1, "{error}, {times} times");
+                    assert!(error.may_have_taken_effect() && times <= 1, "{error}, {times} times");
                     uncertain += 1;
                 }
             }
@@ -322,7 +323,7 @@ fn a_closed_connection_ends_what_was_taken_and_takes_nothing_more(mut fixture: F
     assert!(!fixture.requester.connection.is_closed());
     let deadline = fixture.requester.in_time(PATIENCE);
     let late = MessageRequest { tag: 0, bytes: Vec::new(), deadline };
-    assert_eq!(fixture.requester.connection.send(late), Err(SubmitError::Closed));
+    assert_eq!(fixture.requester.connection.submit_message(late), Err(SubmitError::Closed));
     let ended = fixture.requester.finish();
     assert!(ended.len() == 50 && ended.into_iter().all(|(_, result)| result.is_ok()));
     fixture.requester.poll();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::sim::world::{NodeId, Place};
+use farfork_fabric::sim::world::{NodeId, SimAddress};
 use farfork_fabric::sim::{self, World};
 use farfork_fabric::{
     Completion, Connection, FabricError, MessageRequest, ReadMode, ReadRequest, SeedKey, Span, WriteRequest,
@@ -53,7 +53,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(world: &World, number: u64, node: NodeId, owner: Place) -> Self {
+    pub(crate) fn new(world: &World, number: u64, node: NodeId, owner: SimAddress) -> Self {
         let connection = sim::connect(world, node, owner, None);
         let (asked, writes, messages) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self {
@@ -71,7 +71,7 @@ impl Client {
 
     /// Asks for something.
     pub(crate) fn ask(&mut self, world: &World, within: Duration) {
-        let (tag, deadline, key) = (self.next_tag, self.connection.clock() + within, Arc::clone(&self.key));
+        let (tag, deadline, key) = (self.next_tag, self.connection.now() + within, Arc::clone(&self.key));
         let slot = world.random_below(SLOTS);
         let spans = vec![Span { extent: ExtentId(0), offset: slot * SLOT_BYTES, bytes: SLOT_BYTES as u32 }];
         let (mode, connection) = (ReadMode::Exact, &mut self.connection);
@@ -80,20 +80,23 @@ impl Client {
                 let offset = world.random_below(PATTERN_BYTES);
                 let bytes = 1 + world.random_below((PATTERN_BYTES - offset).min(20_000)) as u32;
                 let spans = vec![Span { extent: ExtentId(0), offset, bytes }];
-                let taken = connection.submit(ReadRequest { tag, key: Pattern::key(), mode, spans, deadline });
+                let taken = connection.submit_read(ReadRequest { tag, key: Pattern::key(), mode, spans, deadline });
                 (Asked::Pattern { offset, bytes }, taken)
             }
-            4 | 5 => (Asked::Slot(slot), connection.submit(ReadRequest { tag, key, mode, spans, deadline })),
+            4 | 5 => (Asked::Slot(slot), connection.submit_read(ReadRequest { tag, key, mode, spans, deadline })),
             6 | 7 => {
                 let data = contents(tag);
                 self.writes.insert(tag, (slot, Fate::Open));
-                (Asked::Write { slot, number: tag }, connection.write(WriteRequest { tag, key, spans, data, deadline }))
+                (
+                    Asked::Write { slot, number: tag },
+                    connection.submit_write(WriteRequest { tag, key, spans, data, deadline }),
+                )
             }
             _ => {
                 let mut bytes = vec![self.number as u8; 8 + world.random_below(300) as usize];
                 bytes[..8].copy_from_slice(&(self.number << 32 | tag).to_le_bytes());
                 self.messages.insert(tag, Fate::Open);
-                (Asked::Message(tag), connection.send(MessageRequest { tag, bytes, deadline }))
+                (Asked::Message(tag), connection.submit_message(MessageRequest { tag, bytes, deadline }))
             }
         };
         taken.unwrap();
@@ -102,7 +105,7 @@ impl Client {
     }
 
     pub(crate) fn poll(&mut self) -> usize {
-        let (now, mut completions) = (self.connection.clock(), Vec::new());
+        let (now, mut completions) = (self.connection.now(), Vec::new());
         self.connection.poll(now, &mut completions);
         let count = completions.len();
         for completion in completions {
@@ -117,7 +120,7 @@ impl Client {
     fn end(&mut self, completion: Completion, now: Instant) {
         let (asked, deadline) = self.asked.remove(&completion.tag).expect("each ends once");
         if let Err(error) = &completion.result {
-            assert!(deadline <= now || error.may_have_been_done(), "{asked:?} failed early: {error}");
+            assert!(deadline <= now || error.may_have_taken_effect(), "{asked:?} failed early: {error}");
         }
         match (asked, completion.result) {
             (Asked::Pattern { offset, bytes }, Ok(reply)) => {
@@ -161,7 +164,7 @@ fn contents(number: u64) -> Vec<u8> {
 fn fate<T>(result: &Result<T, FabricError>) -> Fate {
     match result {
         Ok(_) => Fate::Done,
-        Err(error) if error.may_have_been_done() => Fate::Perhaps,
+        Err(error) if error.may_have_taken_effect() => Fate::Perhaps,
         Err(_) => Fate::NotDone,
     }
 }

@@ -9,7 +9,7 @@ use crate::seed::{COPY, COPY_BYTES, DESCRIPTOR_BYTES, MEMORY, PAGE, PAGES, PROTE
 use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, refusal};
 use farfork_fabric::{
     BlockingError, FabricError, READ_BYTES_MAX, REQUESTS_MAX, ReadMode, ReadRequest, Refusal, SPANS_MAX, Span,
-    SubmitError, fetch, read_blocking,
+    SubmitError, fetch_extent, read_blocking,
 };
 use farfork_wire::descriptor::ExtentId;
 
@@ -99,15 +99,15 @@ fn many_reads_in_flight_all_end_once(mut fixture: Fixture) {
         let spans = [Span { extent: MEMORY, offset: number * PAGE, bytes }];
         fixture.requester.submit(tag, &fixture.key, &spans, PATIENCE);
     }
-    assert_eq!(fixture.requester.connection.unanswered(), REQUESTS_MAX);
-    while fixture.requester.connection.unanswered() > 0 {
+    assert_eq!(fixture.requester.connection.unanswered_count(), REQUESTS_MAX);
+    while fixture.requester.connection.unanswered_count() > 0 {
         fixture.requester.wait();
         for completion in std::mem::take(&mut fixture.requester.completions) {
             let data = completion.result.unwrap().data;
             let (number, _) = place(completion.tag);
             assert_eq!(*data, expected(MEMORY, number * PAGE, data.len() as u64));
             ended[completion.tag as usize] += 1;
-            fixture.requester.connection.recycle(data);
+            fixture.requester.connection.recycle_buffer(data);
         }
     }
     assert!(ended.iter().all(|times| *times == 1));
@@ -117,7 +117,7 @@ fn long_extents_are_read_in_pieces(mut fixture: Fixture) {
     let connection = &mut *fixture.requester.connection;
     for (extent, whole) in [(MEMORY, PAGES * PAGE), (COPY, COPY_BYTES)] {
         let mut bytes = vec![0; whole as usize - 3];
-        let deadline = connection.clock() + PATIENCE;
+        let deadline = connection.now() + PATIENCE;
         read_blocking(connection, &fixture.key, extent, 3, &mut bytes, deadline).unwrap();
         assert_eq!(bytes, expected(extent, 3, whole - 3));
     }
@@ -125,13 +125,13 @@ fn long_extents_are_read_in_pieces(mut fixture: Fixture) {
 
 fn a_descriptor_is_fetched_without_knowing_its_length(mut fixture: Fixture) {
     let connection = &mut *fixture.requester.connection;
-    let deadline = connection.clock() + PATIENCE;
-    let whole = fetch(connection, &fixture.key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES, deadline).unwrap();
+    let deadline = connection.now() + PATIENCE;
+    let whole = fetch_extent(connection, &fixture.key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES, deadline).unwrap();
     assert_eq!(whole, expected(ExtentId::DESCRIPTOR, 0, DESCRIPTOR_BYTES as u64));
     let reads_before = fixture.seed.reads.load(Ordering::Relaxed);
-    assert_eq!(fetch(connection, &fixture.key, COPY, usize::MAX, deadline).unwrap().len() as u64, COPY_BYTES);
+    assert_eq!(fetch_extent(connection, &fixture.key, COPY, usize::MAX, deadline).unwrap().len() as u64, COPY_BYTES);
     assert_eq!(fixture.seed.reads.load(Ordering::Relaxed), reads_before + 1, "a short one takes one read");
-    let too_long = fetch(connection, &fixture.key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES - 1, deadline);
+    let too_long = fetch_extent(connection, &fixture.key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES - 1, deadline);
     assert!(matches!(too_long, Err(BlockingError::TooLong { .. })));
 }
 
@@ -163,11 +163,11 @@ fn reads_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
 fn limits_are_refused_before_anything_is_sent(mut fixture: Fixture) {
     let mut submit = |mode, spans: Vec<Span>| {
         let (key, deadline) = (Arc::clone(&fixture.key), fixture.requester.in_time(PATIENCE));
-        fixture.requester.connection.submit(ReadRequest { tag: 0, key, mode, spans, deadline })
+        fixture.requester.connection.submit_read(ReadRequest { tag: 0, key, mode, spans, deadline })
     };
-    assert!(matches!(submit(ReadMode::Exact, vec![]), Err(SubmitError::Spans(_))));
-    assert!(matches!(submit(ReadMode::Exact, vec![page(0); SPANS_MAX + 1]), Err(SubmitError::Spans(_))));
-    assert!(matches!(submit(ReadMode::Clip, vec![page(0); 2]), Err(SubmitError::Spans(_))));
+    assert!(matches!(submit(ReadMode::Exact, vec![]), Err(SubmitError::InvalidSpans(_))));
+    assert!(matches!(submit(ReadMode::Exact, vec![page(0); SPANS_MAX + 1]), Err(SubmitError::InvalidSpans(_))));
+    assert!(matches!(submit(ReadMode::Clip, vec![page(0); 2]), Err(SubmitError::InvalidSpans(_))));
     for _ in 0..REQUESTS_MAX {
         submit(ReadMode::Exact, vec![page(0)]).unwrap();
     }
@@ -204,7 +204,7 @@ fn an_owner_that_went_away_is_unreachable_by_the_deadline(mut fixture: Fixture) 
         let waited = now - before;
         assert!(waited >= wait && waited < wait + BUSY_MACHINE, "{waited:?}");
         assert!(matches!(&error, FabricError::Unreachable { silence, .. } if *silence <= now - gone_at), "{error:?}");
-        assert!(!error.is_final() && error.to_string().contains(&fixture.address.to_string()), "{error}");
+        assert!(!error.is_permanent() && error.to_string().contains(&fixture.address.to_string()), "{error}");
     }
 }
 
@@ -222,7 +222,7 @@ fn an_owner_that_comes_back_answers_what_waited(mut fixture: Fixture) {
     }
     assert!(completions.is_empty());
     fixture.restart(&fixture.seeds.clone());
-    while fixture.requester.connection.unanswered() > 0 {
+    while fixture.requester.connection.unanswered_count() > 0 {
         fixture.requester.wait();
         completions.append(&mut fixture.requester.completions);
     }
@@ -250,7 +250,7 @@ fn more_seeds_than_handles_are_told_apart(mut fixture: Fixture) {
         fixture.requester.submit(tag as u64, key, &[page(3)], PATIENCE);
     }
     let mut ended = 0;
-    while fixture.requester.connection.unanswered() > 0 {
+    while fixture.requester.connection.unanswered_count() > 0 {
         fixture.requester.wait();
         for completion in std::mem::take(&mut fixture.requester.completions) {
             ended += 1;
@@ -275,8 +275,8 @@ fn forgotten_reads_do_not_complete(mut fixture: Fixture) {
         fixture.requester.submit(tag, &fixture.key, &[page(tag)], PATIENCE);
     }
     fixture.requester.poll();
-    fixture.requester.connection.forget_all();
-    assert_eq!(fixture.requester.connection.unanswered(), 0);
+    fixture.requester.connection.abandon_all();
+    assert_eq!(fixture.requester.connection.unanswered_count(), 0);
     for number in [8, 9, 10] {
         let bytes = fixture.read(MEMORY, number * PAGE, PAGE as u32).unwrap();
         assert_eq!(bytes, expected(MEMORY, number * PAGE, PAGE));

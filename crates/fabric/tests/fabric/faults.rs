@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::sim::world::{NodeId, Place};
-use farfork_fabric::sim::{self, Chaos, World, run_course, run_seeds};
-use farfork_fabric::{Exporter, Inbox, Registry, SharedMemory};
+use farfork_fabric::sim::world::{NodeId, SimAddress};
+use farfork_fabric::sim::{self, FaultInjector, World, run_random_seeds, run_scenario};
+use farfork_fabric::{Exporter, MessageQueue, RegionRegistry, SharedMemory};
 
 use crate::client::{Client, Fate, SLOT_BYTES, SLOTS};
 use crate::pattern::Pattern;
@@ -31,10 +31,10 @@ const CALM: Duration = Duration::from_secs(60);
 /// A world with an owner and its requesters.
 struct Scene {
     world: World,
-    place: Place,
+    place: SimAddress,
     exporter: Arc<dyn Exporter>,
-    inbox: Arc<Inbox>,
-    server: Option<sim::Server>,
+    inbox: Arc<MessageQueue>,
+    server: Option<sim::SimServer>,
     clients: Vec<Client>,
     /// Messages that arrived, by requester and number.
     arrived: BTreeSet<(u64, u64)>,
@@ -43,21 +43,21 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(seed: u64) -> (Self, Chaos) {
+    fn new(seed: u64) -> (Self, FaultInjector) {
         let world = World::new(seed);
         let owner = world.add_node("owner");
         let nodes: Vec<NodeId> = (0..REQUESTERS).map(|number| world.add_node(&format!("requester{number}"))).collect();
-        let chaos = Chaos::new(&world, &[&[owner][..], &nodes].concat());
-        let inbox = Arc::new(Inbox::new().unwrap());
-        let registry = Registry::new(Some(Arc::clone(&inbox)));
+        let chaos = FaultInjector::new(&world, &[&[owner][..], &nodes].concat());
+        let inbox = Arc::new(MessageQueue::new().unwrap());
+        let registry = RegionRegistry::new(Some(Arc::clone(&inbox)));
         std::mem::forget(registry.register(&Pattern::key(), Arc::new(Pattern)).unwrap());
         for number in 0..REQUESTERS {
             let memory = Arc::new(SharedMemory::new(SLOTS * SLOT_BYTES).unwrap());
             std::mem::forget(registry.register(&key(10 + number), memory).unwrap());
         }
-        let place = Place { node: owner, port: 7001 };
+        let place = SimAddress { node: owner, port: 7001 };
         let exporter: Arc<dyn Exporter> = registry;
-        let server = Some(sim::Server::start(&world, place, &exporter).unwrap());
+        let server = Some(sim::SimServer::start(&world, place, &exporter).unwrap());
         let clients = (0..).zip(nodes).map(|(number, node)| Client::new(&world, number, node, place)).collect();
         let (arrived, last_arrived) = (BTreeSet::new(), [0; REQUESTERS as usize]);
         (Self { world, place, exporter, inbox, server, clients, arrived, last_arrived, completed: 0 }, chaos)
@@ -66,14 +66,14 @@ impl Scene {
     /// Everybody who is awake does what can be done.
     fn turn(&mut self) {
         for client in &mut self.clients {
-            if self.world.is_awake(client.node) {
+            if self.world.is_running(client.node) {
                 self.completed += client.poll();
             }
         }
         while let Some(message) = self.inbox.receive() {
             let number = u64::from_le_bytes(*message.bytes.first_chunk().unwrap());
             let (from, number) = (number >> 32, number & u64::from(u32::MAX));
-            assert_eq!(message.from, format!("requester{from}"));
+            assert_eq!(message.sender, format!("requester{from}"));
             assert!(message.bytes[8..].iter().all(|byte| u64::from(*byte) == from), "wrong bytes");
             assert!(self.arrived.insert((from, number)), "message {number} of {from} arrived twice");
             assert!(number > self.last_arrived[from as usize], "message {number} of {from} came late");
@@ -83,8 +83,9 @@ impl Scene {
 
     /// When somebody wants a turn, at most `until`.
     fn next_at(&self, until: Instant) -> Instant {
-        let awake = |client: &&Client| self.world.is_awake(client.node);
-        let wants = |client: &Client| client.connection.next_timeout().map(|at| self.world.right_time(client.node, at));
+        let awake = |client: &&Client| self.world.is_running(client.node);
+        let wants =
+            |client: &Client| client.connection.next_timeout().map(|at| self.world.to_world_time(client.node, at));
         self.clients.iter().filter(awake).filter_map(wants).fold(until, Instant::min)
     }
 
@@ -99,16 +100,16 @@ impl Scene {
     }
 
     /// Things go wrong while everybody asks.
-    fn suffer(&mut self, chaos: &mut Chaos) {
+    fn suffer(&mut self, chaos: &mut FaultInjector) {
         let mut ask_at = self.world.now();
         let until = self.world.now() + CHAOS;
         self.run(until, |scene| {
             let now = scene.world.now();
-            if chaos.next_at() <= now {
-                chaos.act();
-                if scene.world.random_chance(0.02) {
+            if chaos.next_due_at() <= now {
+                chaos.apply_due();
+                if scene.world.random_bool(0.02) {
                     scene.server = None;
-                    scene.server = Some(sim::Server::start(&scene.world, scene.place, &scene.exporter).unwrap());
+                    scene.server = Some(sim::SimServer::start(&scene.world, scene.place, &scene.exporter).unwrap());
                 }
             }
             if ask_at <= now {
@@ -119,7 +120,7 @@ impl Scene {
                     scene.clients[which].ask(&scene.world, within);
                 }
             }
-            Some(ask_at.min(chaos.next_at()))
+            Some(ask_at.min(chaos.next_due_at()))
         });
     }
 
@@ -168,16 +169,16 @@ impl Scene {
 fn run(seed: u64) -> (u64, usize) {
     let (mut scene, mut chaos) = Scene::new(seed);
     let world = scene.world.clone();
-    run_course(&world, seed, "-p farfork-fabric --test fabric -- faults::", || {
+    run_scenario(&world, seed, "-p farfork-fabric --test fabric -- faults::", || {
         scene.suffer(&mut chaos);
-        chaos.end();
+        chaos.end_all();
         scene.recover();
     });
-    (scene.world.digest(), scene.completed)
+    (scene.world.trace_digest(), scene.completed)
 }
 
 fn do_no_harm(seeds: u64) {
-    let (count, completed) = run_seeds(seeds, |seed| run(seed).1);
+    let (count, completed) = run_random_seeds(seeds, |seed| run(seed).1);
     assert!(completed > 50 * count, "{completed} requests are too few to prove anything");
 }
 

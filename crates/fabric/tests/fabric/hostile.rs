@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Exporter, Region, SharedMemory, Span, WRITE_BYTES_MAX, tcp};
 use farfork_wire::descriptor::ExtentId;
-use farfork_wire::frame::change::{ConnectionName, append_introduce, append_message, append_write};
+use farfork_wire::frame::change::{ConnectionId, append_introduce, append_message, append_write};
 use farfork_wire::frame::reply::{Refusal, append_written};
 use farfork_wire::frame::request::{ReadMode, append_open, append_read};
-use farfork_wire::frame::{HEADER_BYTES, Header, Kind, encode_hello};
+use farfork_wire::frame::{FrameKind, HEADER_BYTES, Header, encode_hello};
 use farfork_wire::{SeedId, Token};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -48,7 +48,7 @@ fn speak(at: SocketAddr, bytes: &[u8]) -> (SocketAddr, Vec<u8>) {
 
 /// A header that is right, of a frame that is not.
 fn header(kind: u8, body_bytes: u32) -> Vec<u8> {
-    let mut bytes = Header { kind: Kind::Read, body_bytes, id: 1, body_crc: 0 }.encode();
+    let mut bytes = Header { kind: FrameKind::Read, body_bytes, id: 1, body_crc: 0 }.encode();
     bytes[0] = kind;
     let checksum = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
     bytes[HEADER_BYTES - 4..].copy_from_slice(&checksum.to_le_bytes());
@@ -71,8 +71,8 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
         ("header is damaged", with(&|out| out.extend_from_slice(&[0x5a; 100]))),
         ("no meaning here", with(&|out| out.extend(header(99, 0)))),
         ("no meaning here", with(&|out| append_written(out, 1))),
-        ("announces 3000000000 bytes", with(&|out| out.extend(header(Kind::Write as u8, 3_000_000_000)))),
-        ("announces 70000 bytes", with(&|out| out.extend(header(Kind::Message as u8, 70_000)))),
+        ("announces 3000000000 bytes", with(&|out| out.extend(header(FrameKind::Write as u8, 3_000_000_000)))),
+        ("announces 70000 bytes", with(&|out| out.extend(header(FrameKind::Message as u8, 70_000)))),
         ("handle was not opened", with(&|out| append_read(out, 1, 7, ReadMode::Exact, &one))),
         ("not introduced itself", with(&|out| append_message(out, 1, b"psst"))),
         ("body of frame 1 is damaged", {
@@ -96,7 +96,7 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
 fn what_is_cut_off_is_forgotten() {
     let (mut fixture, at) = fixture();
     let mut whole = encode_hello().to_vec();
-    append_introduce(&mut whole, ConnectionName::from_bytes([9; 16]), 0);
+    append_introduce(&mut whole, ConnectionId::from_bytes([9; 16]), 0);
     append_message(&mut whole, 1, &[7; 5000]);
     let cuts = [1, 15, 20, 45, 70, 100, whole.len() - 1];
     for cut in cuts {
@@ -126,7 +126,7 @@ fn replayed_and_reordered_changes_are_not_made_again() {
     let span = [Span { extent: ExtentId(0), offset: 0, bytes: 3 }];
     let mut recorded = encode_hello().to_vec();
     append_open(&mut recorded, 0, &own.seed, &own.token);
-    append_introduce(&mut recorded, ConnectionName::from_bytes([8; 16]), 0);
+    append_introduce(&mut recorded, ConnectionId::from_bytes([8; 16]), 0);
     append_message(&mut recorded, 3, b"once");
     append_write(&mut recorded, 4, 0, &span, b"old");
     let answers = 16 + 2 * HEADER_BYTES;
@@ -156,9 +156,9 @@ fn replayed_and_reordered_changes_are_not_made_again() {
 struct Defective(Arc<Seeds>);
 
 impl Exporter for Defective {
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
         assert!(*seed != key(66).seed, "the defect of this test");
-        self.0.open(seed, token)
+        self.0.open_region(seed, token)
     }
 }
 
@@ -168,7 +168,7 @@ fn a_thread_that_panics_goes_on_and_says_so() {
     let seeds = Arc::new(Seeds::default());
     seeds.add(&key(1), &Seed::start());
     let exporter: Arc<dyn Exporter> = Arc::new(Defective(seeds));
-    let server = tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
+    let server = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
     let connect =
         || Requester { connection: farfork_fabric::connect(&server.address()).unwrap(), completions: Vec::new() };
     let page = [Span { extent: MEMORY, offset: 0, bytes: 4096 }];
@@ -176,9 +176,9 @@ fn a_thread_that_panics_goes_on_and_says_so() {
     others.iter_mut().for_each(|other| drop(other.read(&key(1), &page, PATIENCE).unwrap()));
     // Again and again, over new connections, whichever thread those come to.
     let give_up = Instant::now() + PATIENCE;
-    while server.panics() < 2 {
+    while server.panic_count() < 2 {
         connect().read(&key(66), &page, Duration::from_secs(1)).unwrap_err();
-        assert!(Instant::now() < give_up, "{} panics", server.panics());
+        assert!(Instant::now() < give_up, "{} panics", server.panic_count());
     }
     for other in &mut others {
         assert_eq!(other.read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096), "it connects anew");
@@ -216,7 +216,7 @@ fn who_only_announces_costs_no_memory() {
     fixture.read(MEMORY, 0, 8).unwrap();
     let memory_before = memory_peak_kib();
     let mut announced = encode_hello().to_vec();
-    let write = header(Kind::Write as u8, WRITE_BYTES_MAX as u32);
+    let write = header(FrameKind::Write as u8, WRITE_BYTES_MAX as u32);
     announced.extend([&write[..], &[0; 100]].concat());
     let peers: Vec<TcpStream> = (0..800)
         .map(|_| {

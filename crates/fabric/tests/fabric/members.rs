@@ -6,8 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use farfork_fabric::{Address, Exporter, FabricError, Secured, SeedKey, SharedMemory, Span, connect_node, tcp};
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, NewKey, Role, member};
+use farfork_fabric::{Address, Exporter, FabricError, SeedKey, SharedMemory, Span, TlsSecurity, connect_node, tcp};
+use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TrustDirectory, UncertifiedKey, member};
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::frame::encode_hello;
 use farfork_wire::{NodeName, Token};
@@ -39,28 +39,28 @@ fn exporter() -> (Arc<Seeds>, Arc<dyn Exporter>) {
 /// A node `n1` with a seed, and what makes others.
 struct Owner {
     scratch: TempDir,
-    directory: Directory,
+    directory: TrustDirectory,
     credentials: Credentials,
-    server: tcp::Server,
+    server: tcp::TcpServer,
     seeds: Arc<Seeds>,
 }
 
 impl Owner {
     fn new(encryption: Encryption) -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        let directory = Directory::new(scratch.path().join("n1"));
-        member::init(&directory, &name("blue"), &name("n1"), SystemTime::now()).unwrap();
+        let directory = TrustDirectory::new(scratch.path().join("n1"));
+        member::create_cluster(&directory, &name("blue"), &name("n1"), SystemTime::now()).unwrap();
         let credentials = Credentials::open(&directory, encryption).unwrap();
         let (seeds, exporter) = exporter();
-        let security = Arc::new(Secured::new(credentials.clone()));
+        let security = Arc::new(TlsSecurity::new(credentials.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = tcp::Server::start_secured(listener, &exporter, Some(security)).unwrap();
+        let server = tcp::TcpServer::start_secured(listener, &exporter, Some(security)).unwrap();
         Self { scratch, directory, credentials, server, seeds }
     }
 
     fn issue_at(&self, role: Role, who: &str, at: SystemTime, valid: Duration, encryption: Encryption) -> Credentials {
-        let into = Directory::new(self.scratch.path().join(format!("{role}-{who}")));
-        member::issue_directory(&self.directory, &into, role, &name(who), at, valid).unwrap();
+        let into = TrustDirectory::new(self.scratch.path().join(format!("{role}-{who}")));
+        member::issue_client_directory(&self.directory, &into, role, &name(who), at, valid).unwrap();
         Credentials::open(&into, encryption).unwrap()
     }
 
@@ -139,7 +139,7 @@ fn a_revoked_node_loses_the_connection_that_it_has() {
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
-    member::revoke(&owner.directory, Role::Node, &name("n2"), SystemTime::now).unwrap();
+    member::revoke_identity(&owner.directory, Role::Node, &name("n2"), SystemTime::now).unwrap();
     let give_up = Instant::now() + PATIENCE;
     let error = loop {
         match read_page(&mut requester) {
@@ -160,8 +160,8 @@ fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
     // The owner goes on to serve: it is the requester that must not go on to read.
-    member::revoke(&owner.directory, Role::Node, &name("n1"), SystemTime::now).unwrap();
-    credentials.adopt_roster(&owner.directory.read_roster().unwrap().1).unwrap();
+    member::revoke_identity(&owner.directory, Role::Node, &name("n1"), SystemTime::now).unwrap();
+    credentials.install_roster(&owner.directory.read_roster().unwrap().1).unwrap();
     let give_up = Instant::now() + PATIENCE;
     let error = loop {
         match read_page(&mut requester) {
@@ -234,10 +234,12 @@ fn a_connection_ends_with_the_authority_that_it_began_with() {
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
     member::begin_rotation(&owner.directory, SystemTime::now()).unwrap();
-    let key = NewKey::generate().unwrap();
-    let own = owner.credentials.own();
-    let renewed = member::renew(&owner.directory, &own, &key.request().unwrap(), SystemTime::now).unwrap();
-    member::install_renewed(&owner.directory, &key, &renewed.certificate).unwrap();
+    let key = UncertifiedKey::generate().unwrap();
+    let own = owner.credentials.own_peer();
+    let renewed =
+        member::renew_certificate(&owner.directory, &own, &key.certificate_request().unwrap(), SystemTime::now)
+            .unwrap();
+    member::install_renewal(&owner.directory, &key, &renewed.certificate).unwrap();
     read_all(&mut requester);
     member::end_rotation(&owner.directory).unwrap();
     let error = read_until_refused(&mut requester);
@@ -249,7 +251,7 @@ fn a_connection_ends_with_the_authority_that_it_began_with() {
 #[test]
 fn an_owner_that_speaks_in_clear_is_not_asked() {
     let (_seeds, exporter) = exporter();
-    let plain = tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
+    let plain = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
     let member = Owner::new(Encryption::Off);
     let connection = connect_node(&plain.address(), &name("n1"), Some(&member.credentials)).unwrap();
     let error = read_page(&mut Requester { connection, completions: Vec::new() }).unwrap_err().to_string();

@@ -80,7 +80,7 @@ impl Stream for Inverted {
         !self.unsent.is_empty() || self.said < self.word.len()
     }
 
-    fn shake(&mut self) -> io::Result<bool> {
+    fn continue_handshake(&mut self) -> io::Result<bool> {
         while self.said < self.word.len() {
             let Some(sent) = self.inner.send(&[IoSlice::new(&self.word[self.said..])])? else { return Ok(false) };
             self.said += sent;
@@ -96,7 +96,7 @@ impl Stream for Inverted {
         if self.heard == self.word { Ok(true) } else { Err(io::Error::other("it says another word")) }
     }
 
-    fn peer(&self) -> Option<String> {
+    fn peer_identity(&self) -> Option<String> {
         Some("who knows the word".to_owned())
     }
 
@@ -120,11 +120,11 @@ impl Word {
 }
 
 impl Security for Word {
-    fn client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
+    fn wrap_client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
         Ok(self.around(stream))
     }
 
-    fn server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
+    fn wrap_server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
         Ok(self.around(stream))
     }
 }
@@ -145,13 +145,13 @@ impl Guarded {
         let (exporter, security): (Arc<dyn Exporter>, _) = (seeds.clone(), Some(Arc::new(Word(word)) as _));
         let (address, server): (_, Box<dyn Any>) = match provider {
             Provider::Sim => {
-                let place = sim::world::Place { node: site.there, port: 7001 };
-                let server = sim::Server::start_secured(&site.world, place, &exporter, security).unwrap();
+                let place = sim::world::SimAddress { node: site.there, port: 7001 };
+                let server = sim::SimServer::start_secured(&site.world, place, &exporter, security).unwrap();
                 (server.address(), Box::new(server))
             }
             _ => {
                 let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-                let server = tcp::Server::start_secured(listener, &exporter, security).unwrap();
+                let server = tcp::TcpServer::start_secured(listener, &exporter, security).unwrap();
                 (server.address(), Box::new(server))
             }
         };
@@ -194,7 +194,7 @@ fn everything_passes(provider: Provider) {
     for tag in 0..12 {
         let message = guarded.seeds.inbox.receive().unwrap();
         assert_eq!(message.bytes, [tag; 30_000]);
-        assert!(message.from.starts_with("who knows the word at "), "{}", message.from);
+        assert!(message.sender.starts_with("who knows the word at "), "{}", message.sender);
     }
     assert_eq!(
         requester.read(&key(1), &[Span { extent: COPY, offset: COPY_BYTES - 1, bytes: 1 }], PATIENCE).unwrap(),
@@ -228,7 +228,7 @@ fn strangers_learn_nothing(provider: Provider) {
     assert!(error.to_string().contains("the handshake failed"), "{error}");
     // In clear: the word is no greeting.
     let error = guarded.connect(None).read(&key(1), &page, wait).unwrap_err();
-    assert!(!error.is_final(), "{error}");
+    assert!(!error.is_permanent(), "{error}");
     assert_eq!(guarded.connect(Some("swordfish")).read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, PAGE));
 }
 
@@ -294,7 +294,7 @@ impl Stream for Slow {
         self.inner.send(slices)
     }
 
-    fn shake(&mut self) -> io::Result<bool> {
+    fn continue_handshake(&mut self) -> io::Result<bool> {
         if !self.is_shaken {
             self.gate.pass();
             self.is_shaken = true;
@@ -311,11 +311,11 @@ impl Stream for Slow {
 struct Gated(Arc<Gate>);
 
 impl Security for Gated {
-    fn client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
+    fn wrap_client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
         Ok(stream)
     }
 
-    fn server(&self, inner: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
+    fn wrap_server(&self, inner: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
         Ok(Box::new(Slow { inner, gate: Arc::clone(&self.0), is_shaken: false }))
     }
 }
@@ -336,7 +336,7 @@ fn handshakes_take_no_turn_of_those_that_are_served() {
     let exporter: Arc<dyn Exporter> = seeds;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
-    let server = tcp::Server::start_secured(listener, &exporter, Some(Arc::new(Gated(gate.clone())))).unwrap();
+    let server = tcp::TcpServer::start_secured(listener, &exporter, Some(Arc::new(Gated(gate.clone())))).unwrap();
     let connect = || {
         let connection = connect_secured(&server.address(), None).unwrap();
         Requester { connection, completions: Vec::new() }
@@ -368,7 +368,7 @@ fn a_handshake_has_a_limit_on_both_sides() {
     let mut dialling = guarded.site.world.dial(guarded.site.here, place);
     let began = guarded.site.world.now();
     guarded.site.world.run_until(began + Duration::from_secs(1), || dialling.is_ready());
-    let mut silent = dialling.finish().unwrap().unwrap();
+    let mut silent = dialling.poll().unwrap().unwrap();
     let mut ended = || loop {
         match silent.receive(&mut [IoSliceMut::new(&mut [0; 100])]) {
             Ok(None) => return false,
@@ -381,7 +381,7 @@ fn a_handshake_has_a_limit_on_both_sides() {
     assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
 
     // A listener that accepts and never says a word.
-    let deaf = sim::world::Place { node: guarded.site.there, port: 9 };
+    let deaf = sim::world::SimAddress { node: guarded.site.there, port: 9 };
     let _listener = guarded.site.world.listen(deaf).unwrap();
     let security = Some(Arc::new(Word("anybody")) as Arc<dyn Security>);
     let connection = sim::connect(&guarded.site.world, guarded.site.here, deaf, security);

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use farfork_fabric::{Exporter, Inbox, Refusal, Region, Registry, SameHost, SeedKey, TemplateMemory};
+use farfork_fabric::{Exporter, LocalTemplate, MessageQueue, Refusal, Region, RegionRegistry, SeedKey, TemplateMemory};
 use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
@@ -129,9 +129,9 @@ impl Region for Seed {
         Ok(())
     }
 
-    fn same_host(&self) -> Option<SameHost> {
+    fn local_template(&self) -> Option<LocalTemplate> {
         let template = self.template.pidfd.try_clone().ok()?;
-        Some(SameHost { template, extents: vec![(MEMORY, self.template.address)] })
+        Some(LocalTemplate { template, extents: vec![(MEMORY, self.template.address)] })
     }
 }
 
@@ -139,14 +139,14 @@ impl Region for Seed {
 pub(crate) struct Seeds {
     seeds: Mutex<HashMap<SeedId, (Token, Arc<Seed>)>>,
     /// What is registered, and the inbox.
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) registry: Arc<RegionRegistry>,
+    pub(crate) inbox: Arc<MessageQueue>,
 }
 
 impl Default for Seeds {
     fn default() -> Self {
-        let inbox = Arc::new(Inbox::new().unwrap());
-        Self { seeds: Mutex::default(), registry: Registry::new(Some(Arc::clone(&inbox))), inbox }
+        let inbox = Arc::new(MessageQueue::new().unwrap());
+        Self { seeds: Mutex::default(), registry: RegionRegistry::new(Some(Arc::clone(&inbox))), inbox }
     }
 }
 
@@ -161,14 +161,14 @@ impl Seeds {
 }
 
 impl Exporter for Seeds {
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
         let seeds = self.seeds.lock().unwrap();
-        let Some((secret, region)) = seeds.get(seed) else { return self.registry.open(seed, token) };
+        let Some((secret, region)) = seeds.get(seed) else { return self.registry.open_region(seed, token) };
         if secret == token { Ok(Arc::clone(region) as Arc<dyn Region>) } else { Err(Refusal::WrongToken) }
     }
 
-    fn deliver(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
-        self.registry.deliver(from, message)
+    fn deliver_message(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
+        self.registry.deliver_message(from, message)
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use farfork_fabric::sim::world::{Conditions, Stream};
+use farfork_fabric::sim::world::{PathConditions, SimStream};
 use farfork_fabric::transport::Stream as _;
 use farfork_fabric::{Address, READ_BYTES_MAX, Span};
 use farfork_wire::frame::encode_hello;
@@ -15,12 +15,12 @@ use crate::support::{Fixture, PATIENCE, Provider};
 
 /// The owner's replies on the connections there are vanish from now on.
 fn swallow_replies(fixture: &Fixture) {
-    let deaf = Conditions { swallow_chance: 1.0, ..Conditions::default() };
+    let deaf = PathConditions { blackhole_chance: 1.0, ..PathConditions::default() };
     fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &deaf);
 }
 
 fn heal(fixture: &Fixture) {
-    fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &Conditions::default());
+    fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &PathConditions::default());
 }
 
 /// Sends a message that arrives, and whose answer is lost.
@@ -51,7 +51,7 @@ fn an_owner_that_was_restarted_says_that_it_does_not_know() {
     fixture.restart(&fixture.seeds.clone());
     let ended = fixture.requester.finish();
     let error = ended[0].1.as_ref().unwrap_err();
-    assert!(ended.len() == 1 && error.may_have_been_done() && error.is_final(), "{error}");
+    assert!(ended.len() == 1 && error.may_have_taken_effect() && error.is_permanent(), "{error}");
     assert!(error.to_string().contains("does not know whether it did this before"), "{error}");
     assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
     fixture.requester.tell(b"third", PATIENCE).unwrap();
@@ -62,7 +62,7 @@ fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
     let mut fixture = Fixture::new(Provider::Sim);
     fixture.read(MEMORY, 0, 8).unwrap();
     let (world, here, there) = (fixture.site.world.clone(), fixture.site.here, fixture.site.there);
-    world.set_cut(there, here, true);
+    world.set_link_down(there, here, true);
     let began = world.now();
     let key = fixture.key.clone();
     fixture.requester.submit(1, &key, &[Span { extent: MEMORY, offset: 0, bytes: 64 }], PATIENCE);
@@ -72,23 +72,23 @@ fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
         fixture.requester.connection.wait(until.map(|at| at.min(began + Duration::from_secs(5)))).unwrap();
     }
     assert!(fixture.requester.completions.is_empty());
-    world.set_cut(there, here, false);
+    world.set_link_down(there, here, false);
     let healed = world.now();
     assert_eq!(fixture.requester.finish()[0].1.as_ref().unwrap(), &expected(MEMORY, 0, 64));
     assert!(world.now() - healed < Duration::from_secs(3), "{:?}", world.now() - healed);
 }
 
 /// A connection by hand.
-fn dial(fixture: &Fixture) -> Stream {
+fn dial(fixture: &Fixture) -> SimStream {
     let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
     let world = &fixture.site.world;
     let mut dialling = world.dial(fixture.site.here, place);
     world.run_until(world.now() + Duration::from_secs(1), || dialling.is_ready());
-    dialling.finish().unwrap().unwrap()
+    dialling.poll().unwrap().unwrap()
 }
 
 /// Takes what has come; gives how much that was, and whether the stream has ended.
-fn drain(stream: &mut Stream) -> (usize, bool) {
+fn drain(stream: &mut SimStream) -> (usize, bool) {
     let (mut rest, mut taken) = (vec![0; 1 << 20], 0);
     loop {
         match stream.receive(&mut [IoSliceMut::new(&mut rest)]) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use farfork_fabric::sim::world::{NodeId, Place};
+use farfork_fabric::sim::world::{NodeId, SimAddress};
 use farfork_fabric::sim::{self, World};
 use farfork_fabric::{
     Address, Completion, Connection, Exporter, FabricError, MessageRequest, ReadMode, ReadRequest, Refusal, SeedKey,
@@ -53,18 +53,18 @@ impl Site {
             (Provider::Tcp, _) => Server::Tcp(tcp_server("127.0.0.1:0", exporter)),
             (Provider::Shm, Some(Address::Shm(path))) => {
                 std::fs::remove_file(path).unwrap();
-                Server::Shm(shm::Server::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
+                Server::Shm(shm::ShmServer::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
             }
             (Provider::Shm, _) => {
                 static NUMBER: AtomicU64 = AtomicU64::new(0);
                 let number = NUMBER.fetch_add(1, Ordering::Relaxed);
                 let name = format!("farfork-fabric-{}-{number}.sock", std::process::id());
                 let path = std::env::temp_dir().join(name);
-                Server::Shm(shm::Server::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
+                Server::Shm(shm::ShmServer::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
             }
             (Provider::Sim, _) => {
-                let place = Place { node: self.there, port: 7001 };
-                Server::Sim(sim::Server::start(&self.world, place, exporter).unwrap())
+                let place = SimAddress { node: self.there, port: 7001 };
+                Server::Sim(sim::SimServer::start(&self.world, place, exporter).unwrap())
             }
         }
     }
@@ -91,9 +91,9 @@ impl Site {
 
 /// Keeps a server; dropping it ends it.
 pub(crate) enum Server {
-    Tcp(tcp::Server),
-    Shm(shm::Server),
-    Sim(sim::Server),
+    Tcp(tcp::TcpServer),
+    Shm(shm::ShmServer),
+    Sim(sim::SimServer),
 }
 
 impl Server {
@@ -114,7 +114,7 @@ impl Server {
     }
 }
 
-fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::Server {
+fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::TcpServer {
     let limit = Instant::now() + PATIENCE;
     let listener = loop {
         match TcpListener::bind(at) {
@@ -126,7 +126,7 @@ fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::Server {
             Err(error) => panic!("{at}: {error}"),
         }
     };
-    tcp::Server::start(listener, exporter).unwrap()
+    tcp::TcpServer::start(listener, exporter).unwrap()
 }
 
 /// How many connections to a port this host has, as the side that accepted them sees it.
@@ -195,26 +195,26 @@ impl Requester {
     }
 
     pub(crate) fn in_time(&self, wait: Duration) -> Instant {
-        self.connection.clock() + wait
+        self.connection.now() + wait
     }
 
     pub(crate) fn submit(&mut self, tag: u64, key: &Arc<SeedKey>, spans: &[Span], wait: Duration) {
         let (key, spans, deadline) = (Arc::clone(key), spans.to_vec(), self.in_time(wait));
-        self.connection.submit(ReadRequest { tag, key, mode: ReadMode::Exact, spans, deadline }).unwrap();
+        self.connection.submit_read(ReadRequest { tag, key, mode: ReadMode::Exact, spans, deadline }).unwrap();
     }
 
     pub(crate) fn submit_write(&mut self, tag: u64, key: &Arc<SeedKey>, spans: &[Span], data: &[u8], wait: Duration) {
         let (key, spans, data, deadline) = (Arc::clone(key), spans.to_vec(), data.to_vec(), self.in_time(wait));
-        self.connection.write(WriteRequest { tag, key, spans, data, deadline }).unwrap();
+        self.connection.submit_write(WriteRequest { tag, key, spans, data, deadline }).unwrap();
     }
 
     pub(crate) fn send(&mut self, tag: u64, bytes: &[u8], wait: Duration) {
         let (bytes, deadline) = (bytes.to_vec(), self.in_time(wait));
-        self.connection.send(MessageRequest { tag, bytes, deadline }).unwrap();
+        self.connection.submit_message(MessageRequest { tag, bytes, deadline }).unwrap();
     }
 
     pub(crate) fn poll(&mut self) {
-        let now = self.connection.clock();
+        let now = self.connection.now();
         self.connection.poll(now, &mut self.completions);
     }
 
@@ -228,20 +228,20 @@ impl Requester {
             }
             let until = self.connection.next_timeout().unwrap_or(limit).min(limit);
             self.connection.wait(Some(until)).unwrap();
-            assert!(self.connection.clock() < limit, "nothing completes");
+            assert!(self.connection.now() < limit, "nothing completes");
         }
     }
 
     /// Waits for everything; gives it by tag, in the order of completion.
     pub(crate) fn finish(&mut self) -> Vec<(u64, Result<Vec<u8>, FabricError>)> {
-        while self.connection.unanswered() > 0 {
+        while self.connection.unanswered_count() > 0 {
             let before = self.completions.len();
             let limit = self.in_time(PATIENCE * 2);
             self.poll();
             if self.completions.len() == before {
                 let until = self.connection.next_timeout().unwrap_or(limit).min(limit);
                 self.connection.wait(Some(until)).unwrap();
-                assert!(self.connection.clock() < limit, "nothing completes");
+                assert!(self.connection.now() < limit, "nothing completes");
             }
         }
         let ended = |completion: Completion| (completion.tag, completion.result.map(|reply| reply.data.to_vec()));
@@ -286,8 +286,8 @@ const ONE: u64 = 77;
 /// What the owner refused with.
 pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, FabricError>) -> Refusal {
     match result {
-        Err(error @ (FabricError::Refused { refusal, .. } | FabricError::NotTaken { refusal, .. })) => {
-            assert_eq!(error.is_final(), refusal != Refusal::InboxFull);
+        Err(error @ (FabricError::Refused { refusal, .. } | FabricError::MessageRefused { refusal, .. })) => {
+            assert_eq!(error.is_permanent(), refusal != Refusal::MessageQueueFull);
             refusal
         }
         other => panic!("no refusal: {other:?}"),

@@ -12,7 +12,7 @@ use crate::seed::{MEMORY, PAGE, PAGES, expected, key};
 use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, Requester, connections_of};
 use farfork_fabric::{Address, FabricError, LinkError, Refusal, Span};
 use farfork_wire::frame::request::{ReadMode, append_open, append_read};
-use farfork_wire::frame::{FrameError, READ_BYTES_MAX, VERSION, encode_hello};
+use farfork_wire::frame::{FabricFrameError, READ_BYTES_MAX, VERSION, encode_hello};
 
 fn fixture() -> (Fixture, std::net::SocketAddr) {
     let fixture = Fixture::new(Provider::Tcp);
@@ -28,13 +28,13 @@ fn read_everything(fixture: &Fixture, requester: &mut Requester) {
         let spans = [Span { extent: MEMORY, offset: tag * u64::from(bytes), bytes }];
         requester.submit(tag, &fixture.key, &spans, PATIENCE);
     }
-    while requester.connection.unanswered() > 0 {
+    while requester.connection.unanswered_count() > 0 {
         requester.wait();
         for completion in std::mem::take(&mut requester.completions) {
             let data = completion.result.unwrap().data;
             let offset = completion.tag * pages_each * PAGE;
             assert_eq!(*data, expected(MEMORY, offset, pages_each * PAGE), "read {}", completion.tag);
-            requester.connection.recycle(data);
+            requester.connection.recycle_buffer(data);
         }
     }
 }
@@ -92,7 +92,7 @@ fn a_silent_peer_costs_no_more_than_the_deadline() {
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, Duration::from_millis(300)).unwrap_err();
     let FabricError::Unreachable { cause, .. } = &error else { panic!("{error:?}") };
-    assert!(matches!(**cause, LinkError::Silent) && before.elapsed() < BUSY_MACHINE, "{error}");
+    assert!(matches!(**cause, LinkError::NoResponse) && before.elapsed() < BUSY_MACHINE, "{error}");
 }
 
 /// Answers each connection with these bytes.
@@ -117,8 +117,11 @@ fn a_peer_of_another_version_is_refused_with_both_versions() {
     let before = Instant::now();
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, PATIENCE).unwrap_err();
-    assert!(matches!(error, FabricError::Incompatible { cause: FrameError::Version { theirs: 9 }, .. }), "{error:?}");
-    assert!(error.is_final() && before.elapsed() < BUSY_MACHINE);
+    assert!(
+        matches!(error, FabricError::Incompatible { cause: FabricFrameError::Version { theirs: 9 }, .. }),
+        "{error:?}"
+    );
+    assert!(error.is_permanent() && before.elapsed() < BUSY_MACHINE);
     let text = error.to_string();
     assert!(text.contains("version 9") && text.contains(&format!("version {VERSION}")), "{text}");
 }
@@ -242,7 +245,7 @@ fn connections_share_an_owner_fairly() {
             let stream = &mut streams[turn % 4];
             stream.connection.poll(Instant::now(), &mut stream.completions);
             for completion in std::mem::take(&mut stream.completions) {
-                stream.connection.recycle(completion.result.unwrap().data);
+                stream.connection.recycle_buffer(completion.result.unwrap().data);
             }
         }
     });

@@ -14,9 +14,9 @@ use std::thread;
 use farfork_sys::{clock, priority};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::end::{self, Attempt};
+use super::end::{self, ExpiryOutcome};
 use super::schedule::ScheduledCall;
-use super::watch::Watch;
+use super::watch::CallDeadline;
 
 /// Most threads at a time. An attempt takes some 200 us, so this is no limit to the calls that end in time; it bounds what many calls
 /// cost whose threads are all held by a debugger.
@@ -71,7 +71,7 @@ enum CallOutcome {
     /// It is to be attempted again when it is due.
     Again(ScheduledCall),
     /// The thread is in a later call, which is to be ended in its time.
-    Restarted(Watch),
+    Restarted(CallDeadline),
 }
 
 impl AttemptThreads {
@@ -176,20 +176,20 @@ impl AttemptThread {
     fn run(&mut self) {
         if !self.report.shared.is_real_time.load(Ordering::Relaxed) {
             // The timer lost its priority between the start of this thread and now.
-            let _ = priority::lower(rustix::thread::gettid().as_raw_nonzero().get());
+            let _ = priority::make_ordinary(rustix::thread::gettid().as_raw_nonzero().get());
         }
         self.report.outcome = Some(self.outcome());
     }
 
     fn outcome(&mut self) -> CallOutcome {
         loop {
-            match end::attempt(&self.pending.watch, self.pending.is_our_own) {
-                Attempt::Done => return CallOutcome::Done,
-                Attempt::Restarted(watch) => return CallOutcome::Restarted(watch),
-                Attempt::Again => {}
+            match end::expire_call(&self.pending.watch, self.pending.is_our_own) {
+                ExpiryOutcome::Done => return CallOutcome::Done,
+                ExpiryOutcome::Restarted(watch) => return CallOutcome::Restarted(watch),
+                ExpiryOutcome::Retry => {}
             }
             let now_ns = clock::monotonic_ns();
-            if now_ns >= self.pending.watch.end_ns.saturating_add(RETRIES_NS_MAX) {
+            if now_ns >= self.pending.watch.deadline_ns.saturating_add(RETRIES_NS_MAX) {
                 return CallOutcome::Done;
             }
             let pause = self.pending.backoff.next_pause();

@@ -5,25 +5,27 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use farfork_sys::clock;
-use farfork_sys::process::{self, Status};
-use farfork_wire::descriptor::{Descriptor, PendingCall, Thread};
+use farfork_sys::process::{self, ProcStatus};
+use farfork_wire::descriptor::{Descriptor, RestartableCall, Thread};
 
-use super::{CallEnd, CallSite};
+use super::{CallExpiry, CallSite};
 use crate::capture::restart;
 
 /// Has the timer end calls of a child's threads. `pid` is its first process, which has run for this long. Does not wait.
-pub fn watch_child(pid: i32, descriptor: &Descriptor, age: Duration) {
+pub fn watch_child_calls(pid: i32, descriptor: &Descriptor, age: Duration) {
     let began_ns = clock::monotonic_ns().saturating_sub(age.as_nanos() as u64);
-    let limited: BTreeMap<u32, (CallSite, PendingCall)> = descriptor.all_threads().filter_map(limited_call).collect();
+    let limited: BTreeMap<u32, (CallSite, RestartableCall)> =
+        descriptor.all_threads().filter_map(limited_call).collect();
     if limited.is_empty() {
         return;
     }
     let watch = move || {
         for tid in threads_of_tree(pid) {
-            let inner_tid = Status::read(tid).ok().and_then(|status| status.namespace_ids.last().copied());
+            let inner_tid = ProcStatus::read(tid).ok().and_then(|status| status.namespace_ids.last().copied());
             if let Some((site, left)) = inner_tid.and_then(|inner_tid| limited.get(&inner_tid)) {
-                let end = CallEnd { at_ns: began_ns.saturating_add(left.left_ns), result: left.result };
-                super::watch(tid, *site, end);
+                let end =
+                    CallExpiry { deadline_ns: began_ns.saturating_add(left.remaining_ns), result: left.timeout_result };
+                super::watch_call(tid, *site, end);
             }
         }
     };
@@ -32,16 +34,16 @@ pub fn watch_child(pid: i32, descriptor: &Descriptor, age: Duration) {
     }
 }
 
-fn limited_call(thread: &Thread) -> Option<(u32, (CallSite, PendingCall))> {
-    let (number, mark, rsp, rip) = restart::site_made_by(&thread.registers)?;
-    Some((thread.tid, (CallSite { number, mark: Some(mark), rsp, rip }, thread.pending_call?)))
+fn limited_call(thread: &Thread) -> Option<(u32, (CallSite, RestartableCall))> {
+    let (number, mark, rsp, rip) = restart::call_site(&thread.registers)?;
+    Some((thread.tid, (CallSite { number, mark: Some(mark), rsp, rip }, thread.interrupted_call?)))
 }
 
 /// The threads of a process, and of all that descends from it.
 fn threads_of_tree(pid: i32) -> Vec<i32> {
     let (mut threads, mut processes) = (Vec::new(), vec![pid]);
     while let Some(pid) = processes.pop() {
-        for tid in process::threads(pid).unwrap_or_default() {
+        for tid in process::thread_ids(pid).unwrap_or_default() {
             threads.push(tid);
             let children = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
             processes.extend(children.split_ascii_whitespace().filter_map(|word| word.parse::<i32>().ok()));

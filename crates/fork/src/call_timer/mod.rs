@@ -31,71 +31,72 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
 use farfork_sys::companion;
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 
-pub use child::watch_child;
+pub use child::watch_child_calls;
 pub use process::run;
-pub(crate) use watch::{CallSite, Watch};
+pub(crate) use watch::{CallDeadline, CallSite};
 
 /// The name of each thread of the timer's, by which captures know who stops a thread for a moment.
 pub const THREAD_NAME: &str = "call-timer";
 
 /// The timer of this process.
-static TIMER: Mutex<Timer> = Mutex::new(Timer { program: None, input: None });
+static CLIENT: Mutex<CallTimerClient> = Mutex::new(CallTimerClient { argument: None, pipe: None });
 
-struct Timer {
+struct CallTimerClient {
     /// Arguments of our own program that make it the timer.
-    program: Option<&'static str>,
-    input: Option<PipeWriter>,
+    argument: Option<&'static str>,
+    pipe: Option<PipeWriter>,
 }
 
 /// Starts the timer: this program with one argument, which calls [`run`]. Without this it is a thread.
 pub fn start(argument: &'static str) {
-    let mut timer = TIMER.lock().unwrap_or_else(PoisonError::into_inner);
-    timer.program = Some(argument);
-    if let Err(error) = timer.open() {
+    let mut timer = CLIENT.lock().unwrap_or_else(PoisonError::into_inner);
+    timer.argument = Some(argument);
+    if let Err(error) = timer.connect() {
         tracing::warn!(%error, "the call timer cannot be started: waits that a capture interrupts may take longer");
     }
 }
 
 /// When a call's time is over, and what it gives then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CallEnd {
+pub(crate) struct CallExpiry {
     /// By CLOCK_MONOTONIC.
-    pub(crate) at_ns: u64,
+    pub(crate) deadline_ns: u64,
     pub(crate) result: i64,
 }
 
 /// Has the timer end a thread's call.
-pub(crate) fn watch(tid: i32, site: CallSite, end: CallEnd) {
-    let Ok(stat) = Stat::read(tid) else { return };
-    let watch = Watch { tid, start_ticks: stat.start_ticks, site, end_ns: end.at_ns, result: end.result };
-    if let Err(error) = TIMER.lock().unwrap_or_else(PoisonError::into_inner).send(&watch) {
+pub(crate) fn watch_call(tid: i32, site: CallSite, end: CallExpiry) {
+    let Ok(stat) = ProcStat::read(tid) else { return };
+    let watch =
+        CallDeadline { tid, start_ticks: stat.start_ticks, site, deadline_ns: end.deadline_ns, result: end.result };
+    if let Err(error) = CLIENT.lock().unwrap_or_else(PoisonError::into_inner).send(&watch) {
         tracing::warn!(tid, %error, "a wait that was interrupted may take longer than its limit: there is no call timer");
     }
 }
 
-impl Timer {
-    fn send(&mut self, watch: &Watch) -> io::Result<()> {
+impl CallTimerClient {
+    fn send(&mut self, watch: &CallDeadline) -> io::Result<()> {
         let bytes = watch.to_bytes();
-        if self.input.as_mut().is_some_and(|input| input.write_all(&bytes).is_ok()) {
+        if self.pipe.as_mut().is_some_and(|input| input.write_all(&bytes).is_ok()) {
             return Ok(());
         }
         // Nobody reads any more: it was killed.
-        self.input = None;
-        self.open()?.write_all(&bytes)
+        self.pipe = None;
+        self.connect()?.write_all(&bytes)
     }
 
-    fn open(&mut self) -> io::Result<&mut PipeWriter> {
+    fn connect(&mut self) -> io::Result<&mut PipeWriter> {
         let (output, input) = io::pipe()?;
-        match self.program {
+        match self.argument {
             Some(argument) => start_process(argument, output.into())?,
             None => {
                 let run = move || run(&output.into());
                 companion::spawn_in_owner(thread::Builder::new().name(THREAD_NAME.to_owned()), run)?;
             }
         }
-        Ok(self.input.insert(input))
+        Ok(self.pipe.insert(input))
     }
 }
 

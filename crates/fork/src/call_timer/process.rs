@@ -11,20 +11,20 @@ use rustix::io::Errno;
 use super::attempts::AttemptThreads;
 use super::budget::RealTimeBudget;
 use super::schedule::{CallSchedule, ScheduledCall};
-use super::watch::{WATCH_BYTES, Watch};
+use super::watch::{CallDeadline, DEADLINE_BYTES};
 
 /// How long the timer stays when its daemon has ended, for the calls that end within this time. Further ones last for their whole limit.
-const STAY_NS_MAX: u64 = 600_000_000_000;
+const ORPHAN_NS_MAX: u64 = 600_000_000_000;
 
 /// Serves until `input` has come to its end and no call is left.
 pub fn run(input: &OwnedFd) {
-    match Timer::new() {
+    match CallTimerLoop::new() {
         Ok(mut timer) => timer.serve(input),
         Err(error) => tracing::warn!(%error, "the call timer cannot run"),
     }
 }
 
-struct Timer {
+struct CallTimerLoop {
     schedule: CallSchedule,
     threads: AttemptThreads,
     budget: RealTimeBudget,
@@ -32,7 +32,7 @@ struct Timer {
     input_ended_ns: Option<u64>,
 }
 
-impl Timer {
+impl CallTimerLoop {
     fn new() -> io::Result<Self> {
         let budget = RealTimeBudget::new(clock::monotonic_ns(), used_ns());
         Ok(Self { schedule: CallSchedule::default(), threads: AttemptThreads::new()?, budget, input_ended_ns: None })
@@ -42,12 +42,12 @@ impl Timer {
         // Expired calls depend on this thread and on those that it starts. Failure is harmless: it needs CAP_SYS_NICE.
         set_real_time(true);
         loop {
-            self.collect();
-            self.start_due();
+            self.collect_outcomes();
+            self.expire_due_calls();
             self.keep_budget();
             let now_ns = clock::monotonic_ns();
             let is_idle = self.schedule.next_due_ns().is_none() && self.threads.is_empty();
-            if self.input_ended_ns.is_some_and(|ended_ns| is_idle || now_ns > ended_ns + STAY_NS_MAX) {
+            if self.input_ended_ns.is_some_and(|ended_ns| is_idle || now_ns > ended_ns + ORPHAN_NS_MAX) {
                 return;
             }
             self.wait(input, now_ns);
@@ -71,10 +71,10 @@ impl Timer {
         if has_finished {
             let _ = rustix::io::read(wakeup, &mut [0; 8]);
         }
-        if has_input && !self.receive(input) {
+        if has_input && !self.receive_deadline(input) {
             let ended_ns = clock::monotonic_ns();
             self.input_ended_ns = Some(ended_ns);
-            self.schedule.drop_later_than(ended_ns + STAY_NS_MAX);
+            self.schedule.drop_later_than(ended_ns + ORPHAN_NS_MAX);
         }
     }
 
@@ -88,13 +88,13 @@ impl Timer {
     }
 
     /// Takes what there is to read; false at the end of the input.
-    fn receive(&mut self, input: &OwnedFd) -> bool {
-        let mut bytes = [0; WATCH_BYTES];
+    fn receive_deadline(&mut self, input: &OwnedFd) -> bool {
+        let mut bytes = [0; DEADLINE_BYTES];
         match rustix::io::read(input, &mut bytes) {
             Ok(0) => false,
-            Ok(WATCH_BYTES) => {
-                let watch = Watch::from_bytes(&bytes);
-                self.add(ScheduledCall::new(watch, false));
+            Ok(DEADLINE_BYTES) => {
+                let watch = CallDeadline::from_bytes(&bytes);
+                self.add_pending(ScheduledCall::new(watch, false));
                 true
             }
             // The kernel splits no write of this size.
@@ -104,19 +104,19 @@ impl Timer {
         }
     }
 
-    fn collect(&mut self) {
+    fn collect_outcomes(&mut self) {
         while let Some(pending) = self.threads.take_unfinished() {
-            self.add(pending);
+            self.add_pending(pending);
         }
     }
 
     /// A thread has one call at a time: the last one.
-    fn add(&mut self, pending: ScheduledCall) {
+    fn add_pending(&mut self, pending: ScheduledCall) {
         self.threads.supersede(pending.watch.tid);
         self.schedule.add(pending);
     }
 
-    fn start_due(&mut self) {
+    fn expire_due_calls(&mut self) {
         let now_ns = clock::monotonic_ns();
         while !self.threads.is_full() {
             let Some(due) = self.schedule.take_due(now_ns) else { break };
@@ -146,17 +146,17 @@ impl Timer {
 
 /// CPU time of this process. Where the timer is a thread of another program, that program's time counts: it loses its priority sooner.
 fn used_ns() -> u64 {
-    clock::worked().as_nanos() as u64
+    clock::process_cpu_time().as_nanos() as u64
 }
 
 /// Gives the calling thread, and the threads of attempts, real-time priority, or makes them ordinary ones. New threads inherit that of
 /// the caller: a reset at fork (SCHED_RESET_ON_FORK) would have each wait for a CPU before it could raise itself.
 fn set_real_time(is_real_time: bool) {
-    let set = if is_real_time { priority::raise } else { priority::lower };
+    let set = if is_real_time { priority::make_real_time } else { priority::make_ordinary };
     let _ = set(rustix::thread::gettid().as_raw_nonzero().get());
     let pid = std::process::id().cast_signed();
-    for tid in process::threads(pid).unwrap_or_default() {
-        if process::name(pid, tid).is_ok_and(|name| name == super::THREAD_NAME.as_bytes()) {
+    for tid in process::thread_ids(pid).unwrap_or_default() {
+        if process::thread_name(pid, tid).is_ok_and(|name| name == super::THREAD_NAME.as_bytes()) {
             let _ = set(tid);
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::backoff::RetryBackoff;
-use super::watch::Watch;
+use super::watch::CallDeadline;
 
 /// Most calls that are watched at a time, as many as a machine has threads. Further ones last for their whole limit.
 const WATCHES_MAX: usize = 1 << 16;
@@ -11,7 +11,7 @@ const WATCHES_MAX: usize = 1 << 16;
 /// A call, and when its next attempt is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ScheduledCall {
-    pub(super) watch: Watch,
+    pub(super) watch: CallDeadline,
     pub(super) due_ns: u64,
     /// Whether the timer itself made the mark, in a stop that was in vain.
     pub(super) is_our_own: bool,
@@ -20,8 +20,8 @@ pub(super) struct ScheduledCall {
 
 impl ScheduledCall {
     /// A call whose first attempt is due at its end.
-    pub(super) fn new(watch: Watch, is_our_own: bool) -> Self {
-        Self { watch, due_ns: watch.end_ns, is_our_own, backoff: RetryBackoff::new() }
+    pub(super) fn new(watch: CallDeadline, is_our_own: bool) -> Self {
+        Self { watch, due_ns: watch.deadline_ns, is_our_own, backoff: RetryBackoff::new() }
     }
 }
 
@@ -79,7 +79,7 @@ mod tests {
 
     fn pending(tid: i32, end_ns: u64) -> ScheduledCall {
         let site = CallSite { number: 232, mark: None, rsp: 0x7ffc_0000, rip: 0x40_1002 };
-        ScheduledCall::new(Watch { tid, start_ticks: 5, site, end_ns, result: 0 }, false)
+        ScheduledCall::new(CallDeadline { tid, start_ticks: 5, site, deadline_ns: end_ns, result: 0 }, false)
     }
 
     #[test]

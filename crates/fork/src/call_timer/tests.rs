@@ -6,12 +6,12 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use farfork_sys::process::{Stat, SystemCall};
+use farfork_sys::process::{ProcStat, SystemCall};
 use farfork_sys::{clock, priority, process, ptrace};
 
 use super::attempts::AttemptThreads;
 use super::schedule::ScheduledCall;
-use super::{CallSite, THREAD_NAME, Watch, run};
+use super::{CallDeadline, CallSite, THREAD_NAME, run};
 
 /// For anything that takes milliseconds where the machine has time.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -27,13 +27,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Starts `sleep 60`; returns it when it sleeps, with its call, whose time is over.
-fn sleeper() -> (Child, Watch) {
+fn sleeper() -> (Child, CallDeadline) {
     const CLOCK_NANOSLEEP: u64 = 230;
     let child = Command::new("sleep").arg("60").spawn().unwrap();
     let tid = child.id().cast_signed();
     let mut site = None;
     until("it sleeps", || {
-        let call = SystemCall::of(tid).ok().flatten().filter(|call| call.number == CLOCK_NANOSLEEP);
+        let call = SystemCall::read(tid).ok().flatten().filter(|call| call.number == CLOCK_NANOSLEEP);
         site = call.map(|call| CallSite {
             number: call.number,
             mark: None,
@@ -42,8 +42,8 @@ fn sleeper() -> (Child, Watch) {
         });
         site.is_some()
     });
-    let start_ticks = Stat::read(tid).unwrap().start_ticks;
-    (child, Watch { tid, start_ticks, site: site.unwrap(), end_ns: clock::monotonic_ns(), result: 0 })
+    let start_ticks = ProcStat::read(tid).unwrap().start_ticks;
+    (child, CallDeadline { tid, start_ticks, site: site.unwrap(), deadline_ns: clock::monotonic_ns(), result: 0 })
 }
 
 /// Traces a process until the sender is dropped, from a thread of its own.
@@ -63,7 +63,7 @@ fn trace(tid: i32) -> (Sender<()>, JoinHandle<()>) {
 fn require_ended(mut child: Child) {
     let begun = Instant::now();
     // waitpid(2) also takes stops of a child that another thread of this process traces, from that thread.
-    until("the process ends", || Stat::read(child.id().cast_signed()).is_ok_and(|stat| stat.state == 'Z'));
+    until("the process ends", || ProcStat::read(child.id().cast_signed()).is_ok_and(|stat| stat.state == 'Z'));
     assert!(child.wait().unwrap().success());
     assert!(begun.elapsed() < Duration::from_secs(55), "the call lasted for its whole limit");
 }
@@ -165,20 +165,20 @@ fn a_timer_over_its_budget_is_an_ordinary_process_and_ends_calls_all_the_same() 
 #[test]
 fn threads_of_attempts_have_the_priority_of_the_timer() {
     let caller = rustix::thread::gettid().as_raw_nonzero().get();
-    if priority::raise(caller).is_err() {
+    if priority::make_real_time(caller).is_err() {
         // Without CAP_SYS_NICE, or in a control group without time for real-time threads, there is none.
         return;
     }
     let (child, watch) = sleeper();
     let (release, tracer) = trace(watch.tid);
-    priority::raise(caller).unwrap();
+    priority::make_real_time(caller).unwrap();
     let mut threads = AttemptThreads::new().unwrap();
     threads.start(ScheduledCall::new(watch, false)).unwrap();
     let real_time = |tid: &i32| policy(*tid) == Some(1);
-    let named = |tid: &i32| process::name(*tid, *tid).is_ok_and(|name| name == THREAD_NAME.as_bytes());
+    let named = |tid: &i32| process::thread_name(*tid, *tid).is_ok_and(|name| name == THREAD_NAME.as_bytes());
     let own = std::process::id().cast_signed();
-    until("it runs", || process::threads(own).unwrap().iter().any(|tid| named(tid) && real_time(tid)));
-    priority::lower(caller).unwrap();
+    until("it runs", || process::thread_ids(own).unwrap().iter().any(|tid| named(tid) && real_time(tid)));
+    priority::make_ordinary(caller).unwrap();
     drop(release);
     tracer.join().unwrap();
     until("the thread ends", || threads.take_unfinished().is_none() && threads.is_empty());

@@ -10,8 +10,8 @@
 use crate::capture::CallMark;
 
 /// Bytes of one.
-pub(super) const WATCH_BYTES: usize = 64;
-const WORDS: usize = WATCH_BYTES / 8;
+pub(super) const DEADLINE_BYTES: usize = 64;
+const WORDS: usize = DEADLINE_BYTES / 8;
 
 /// Which call a thread is in, and where it returns to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,24 +28,24 @@ pub(crate) struct CallSite {
 
 /// A call that is to be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Watch {
+pub(crate) struct CallDeadline {
     pub(crate) tid: i32,
     /// When the thread was started: with its id it names the thread for good.
     pub(crate) start_ticks: u64,
     pub(crate) site: CallSite,
     /// When its time is over, by CLOCK_MONOTONIC.
-    pub(crate) end_ns: u64,
+    pub(crate) deadline_ns: u64,
     /// What the call gives then.
     pub(crate) result: i64,
 }
 
-impl Watch {
-    pub(super) fn to_bytes(self) -> [u8; WATCH_BYTES] {
-        let Self { tid, start_ticks, site: CallSite { number, mark, rsp, rip }, end_ns, result } = self;
+impl CallDeadline {
+    pub(super) fn to_bytes(self) -> [u8; DEADLINE_BYTES] {
+        let Self { tid, start_ticks, site: CallSite { number, mark, rsp, rip }, deadline_ns: end_ns, result } = self;
         let mark = mark.map_or(0, CallMark::to_number);
         let words =
             [tid.cast_unsigned().into(), start_ticks, number, mark.into(), rsp, rip, end_ns, result.cast_unsigned()];
-        let mut bytes = [0; WATCH_BYTES];
+        let mut bytes = [0; DEADLINE_BYTES];
         bytes
             .chunks_exact_mut(8)
             .zip(words)
@@ -53,12 +53,12 @@ impl Watch {
         bytes
     }
 
-    pub(super) fn from_bytes(bytes: &[u8; WATCH_BYTES]) -> Self {
+    pub(super) fn from_bytes(bytes: &[u8; DEADLINE_BYTES]) -> Self {
         let words: [u64; WORDS] =
             std::array::from_fn(|index| u64::from_ne_bytes(std::array::from_fn(|at| bytes[index * 8 + at])));
         let [tid, start_ticks, number, mark, rsp, rip, end_ns, result] = words;
         let site = CallSite { number, mark: CallMark::from_number(mark as u32), rsp, rip };
-        Self { tid: tid as i32, start_ticks, site, end_ns, result: result.cast_signed() }
+        Self { tid: tid as i32, start_ticks, site, deadline_ns: end_ns, result: result.cast_signed() }
     }
 }
 
@@ -69,9 +69,9 @@ mod tests {
     #[test]
     fn a_watch_comes_back_as_it_was() {
         let site = CallSite { number: 232, mark: Some(CallMark::new()), rsp: 0x7ffc_0000, rip: 0x40_1002 };
-        let watch = Watch { tid: 77, start_ticks: 5, site, end_ns: 1 << 40, result: -11 };
-        assert_eq!(Watch::from_bytes(&watch.to_bytes()), watch);
-        let unmarked = Watch { site: CallSite { mark: None, ..site }, ..watch };
-        assert_eq!(Watch::from_bytes(&unmarked.to_bytes()), unmarked);
+        let watch = CallDeadline { tid: 77, start_ticks: 5, site, deadline_ns: 1 << 40, result: -11 };
+        assert_eq!(CallDeadline::from_bytes(&watch.to_bytes()), watch);
+        let unmarked = CallDeadline { site: CallSite { mark: None, ..site }, ..watch };
+        assert_eq!(CallDeadline::from_bytes(&unmarked.to_bytes()), unmarked);
     }
 }

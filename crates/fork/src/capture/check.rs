@@ -3,14 +3,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::process::Status;
+use farfork_sys::process::ProcStatus;
 
 use super::error::{CaptureError, Refusal};
-use super::files::{self, FileOwningProcess, OpenFd, ProgramSockets, RunningFiles, Streams};
+use super::files::{self, CheckedProcess, DaemonSockets, OpenFd, RunningFileCheck, TreeStreams};
 use super::shared::SharedSources;
 use super::state::namespaces::NamespacePolicy;
-use super::state::root::Root;
-use super::survey::{Depth, Survey};
+use super::state::root::TreeRoot;
+use super::survey::{Survey, SurveyDepth};
 use super::tree;
 
 /// What a capture of a process would carry, and what it would refuse.
@@ -36,7 +36,7 @@ pub struct CheckReport {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckOptions {
     /// The process is a child of a seed, or was forked by one, and its missing pages are served by a pager of this node.
-    pub is_served: bool,
+    pub is_pager_served: bool,
     /// What becomes of a process whose children would lack something of its namespaces.
     pub namespaces: NamespacePolicy,
 }
@@ -58,7 +58,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     let (refusals, notes) = (Vec::new(), Vec::new());
     let mut report = CheckReport { pid, threads, mappings, memory_bytes, file_descriptors, refusals, notes };
     let deadline = Instant::now() + STABLE_LIMIT;
-    let survey = match retry_unstable(deadline, || survey(pid, options, None)) {
+    let survey = match retry_unstable(deadline, || survey_process(pid, options, None)) {
         Ok(survey) => survey,
         Err(CaptureError::Refused { refusals, .. }) => return Ok(CheckReport { refusals, ..report }),
         Err(CaptureError::Unstable { pid, what }) => {
@@ -67,18 +67,18 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
         }
         Err(error) => return Err(error),
     };
-    let processes = tree::all(pid)?;
-    let streams = Streams::of(pid, &survey.fds).led_inside(|| Ok(processes.clone()))?;
-    let mut looked_at = RunningFiles::default();
-    report.refusals.extend(refusals_of_running(&survey, pid, &mut looked_at)?);
-    let mut files = vec![report.take(survey)?];
+    let processes = tree::list_tree(pid)?;
+    let streams = TreeStreams::from_fds(pid, &survey.fds).resolve_inner_pipes(|| Ok(processes.clone()))?;
+    let mut looked_at = RunningFileCheck::default();
+    report.refusals.extend(running_refusals(&survey, pid, &mut looked_at)?);
+    let mut files = vec![report.add_survey(survey)?];
     let descendants = &processes[1..];
     for (index, descendant) in descendants.iter().enumerate() {
-        let mut add = || report.add((*descendant, &processes[..=index]), options, &streams, &mut looked_at);
+        let mut add = || report.add_descendant((*descendant, &processes[..=index]), options, &streams, &mut looked_at);
         match retry_unstable(deadline, &mut add) {
             Ok(of_one) => files.extend(of_one),
             // Or one of those that it was compared with.
-            Err(CaptureError::Gone { .. }) => {}
+            Err(CaptureError::ProcessGone { .. }) => {}
             Err(CaptureError::Unstable { pid, what }) => {
                 report.notes.push(format!("pid {pid} was not checked, because it kept changing: {what}"));
             }
@@ -87,7 +87,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     }
     let fds = files.iter().map(|(pid, fds)| (*pid, &fds[..]));
     report.refusals.extend(files::unpaired_terminals(fds)?);
-    report.notes.extend(files::notes(&files)?);
+    report.notes.extend(files::file_notes(&files)?);
     if !descendants.is_empty() {
         report.notes.insert(0, format!("its {} living descendants are carried with it", descendants.len()));
     }
@@ -104,30 +104,30 @@ fn retry_unstable<T>(deadline: Instant, mut look: impl FnMut() -> Result<T, Capt
     }
 }
 
-fn survey(pid: i32, options: CheckOptions, streams: Option<&Streams>) -> Result<Survey, CaptureError> {
-    let depth = Depth::Thorough { is_served: options.is_served };
-    let mut survey = Survey::of(pid, depth, &ProgramSockets::default(), streams)?;
-    if !options.is_served {
+fn survey_process(pid: i32, options: CheckOptions, streams: Option<&TreeStreams>) -> Result<Survey, CaptureError> {
+    let depth = SurveyDepth::Thorough { is_served: options.is_pager_served };
+    let mut survey = Survey::read(pid, depth, &DaemonSockets::default(), streams)?;
+    if !options.is_pager_served {
         survey.compare_namespaces(streams.is_none(), options.namespaces)?;
     }
     Ok(survey)
 }
 
 /// What a capture, which looks when the process stands, would refuse of it besides. Of one that changes meanwhile nothing is known.
-fn refusals_of_running(
+fn running_refusals(
     survey: &Survey,
     first: i32,
-    looked_at: &mut RunningFiles,
+    looked_at: &mut RunningFileCheck,
 ) -> Result<Vec<Refusal>, CaptureError> {
     let pid = survey.pid;
     let mut look = || {
-        let of = FileOwningProcess { pid, root: Root::of(first)?, fds: &survey.fds, profiles: &survey.profiles };
+        let of = CheckedProcess { pid, root: TreeRoot::find(first)?, fds: &survey.fds, profiles: &survey.profiles };
         let mut refusals = looked_at.refusals(of)?;
-        refusals.extend(SharedSources::open(survey)?.excess(pid)?);
+        refusals.extend(SharedSources::open(survey)?.size_refusal(pid)?);
         Ok(refusals)
     };
     let looked = look();
-    if tree::has_ended(pid) || !survey.program.is_that_of(pid)? {
+    if tree::has_ended(pid) || !survey.program.matches(pid)? {
         return Ok(Vec::new());
     }
     match looked {
@@ -139,26 +139,26 @@ fn refusals_of_running(
 impl CheckReport {
     /// Adds a descendant of `others`, the first of which is the first process; gives its descriptors. One that has ended meanwhile stands
     /// against nothing, whatever it looked like.
-    fn add(
+    fn add_descendant(
         &mut self,
         (pid, others): (i32, &[i32]),
         options: CheckOptions,
-        streams: &Streams,
-        looked_at: &mut RunningFiles,
+        streams: &TreeStreams,
+        looked_at: &mut RunningFileCheck,
     ) -> Result<Option<(i32, Vec<OpenFd>)>, CaptureError> {
-        let survey = survey(pid, options, Some(streams));
+        let survey = survey_process(pid, options, Some(streams));
         let of_running = match &survey {
-            Ok(survey) => refusals_of_running(survey, others[0], looked_at),
+            Ok(survey) => running_refusals(survey, others[0], looked_at),
             Err(_) => Ok(Vec::new()),
         };
-        let refusals = tree::refusals(pid, others);
+        let refusals = tree::refuse_unsupported_sharing(pid, others);
         if tree::has_ended(pid) {
             return Ok(None);
         }
         // All errors come before the report changes, so that this can be called again after one.
         let (of_running, refusals) = (of_running?, refusals?);
         let files = match survey {
-            Ok(survey) => Some(self.take(survey)?),
+            Ok(survey) => Some(self.add_survey(survey)?),
             Err(CaptureError::Refused { refusals, .. }) => {
                 self.refusals.extend(refusals);
                 None
@@ -171,14 +171,14 @@ impl CheckReport {
     }
 
     /// Adds what was seen of one process; gives its descriptors.
-    fn take(&mut self, survey: Survey) -> Result<(i32, Vec<OpenFd>), CaptureError> {
+    fn add_survey(&mut self, survey: Survey) -> Result<(i32, Vec<OpenFd>), CaptureError> {
         let pid = survey.pid;
         self.threads += survey.profiles.len();
         self.mappings += survey.maps.len();
         // Nothing any more of one that has ended meanwhile.
-        self.memory_bytes += Status::read(pid).map_or(0, |status| status.resident_bytes);
+        self.memory_bytes += ProcStatus::read(pid).map_or(0, |status| status.resident_bytes);
         self.file_descriptors += survey.fds.len();
-        self.notes.extend(survey.notes.iter().map(|note| survey.name_note(self.pid, note)));
+        self.notes.extend(survey.notes.iter().map(|note| survey.format_note(self.pid, note)));
         self.refusals.extend(survey.refusals);
         Ok((pid, survey.fds))
     }

@@ -12,43 +12,43 @@ use farfork_sys::clock::Clocks;
 use farfork_sys::process::{self, MapEntry};
 use farfork_wire::descriptor::{Descriptor, Origin};
 
-use super::attempt::{Held, Shared, Taken};
-use super::calls::inject::{Call, Injector};
-use super::calls::lifeline::Lifeline;
+use super::attempt::{CapturedProcess, SharedTreeState, TemplateProcess};
+use super::calls::inject::{InjectedCall, Injector};
+use super::calls::lifeline::InjectionPages;
 use super::error::CaptureError;
-use super::files::versions::{Completion, HeldFile};
-use super::memory::{self, AddressSpace, MemoryMap, WrittenFiles, eager};
+use super::files::versions::{HeldFile, VersionCompletion};
+use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
-use super::state::inherited::Asked;
+use super::state::inherited::InheritedStateQuery;
 use super::survey::Survey;
 use super::template::twin;
 use super::tracer::deadline::Deadline;
-use super::tracer::post::at_once;
+use super::tracer::post::run_ready;
 use super::{CaptureOptions, open_memory, state, tree};
 use crate::{kernel, phase};
 
 /// All of a seed but its templates.
-pub(super) struct Described {
+pub(super) struct DescribedTree {
     pub(super) descriptor: Descriptor,
     pub(super) shared_copies: Vec<SharedCopy>,
     /// In the order of the file versions.
     pub(super) held_files: Vec<Option<HeldFile>>,
-    pub(super) leftovers: Leftovers,
+    pub(super) leftovers: LeftoverPages,
 }
 
 /// Of each process, pages of its template that are no process's own, with the place of a `syscall` instruction. Nobody reads them, so that
 /// no fork waits for their end.
-pub(super) struct Leftovers(Vec<(Lifeline, u64)>);
+pub(super) struct LeftoverPages(Vec<(InjectionPages, u64)>);
 
-impl Leftovers {
+impl LeftoverPages {
     /// Unmaps them. Where that fails they stay as long as the template does.
-    pub(super) fn clear(&self, held: &[Held], deadline: &Deadline) {
+    pub(super) fn unmap(&self, held: &[TemplateProcess], deadline: &Deadline) {
         for (clone, (lifeline, syscall_at)) in
-            held.iter().zip(&self.0).filter_map(|(held, one)| Some((held.clone()?, one)))
+            held.iter().zip(&self.0).filter_map(|(held, one)| Some((held.as_clone()?, one)))
         {
             let mut injector = Injector::new(clone.pid, *syscall_at, deadline);
             let unmapped = open_memory(clone.pid)
-                .and_then(|mem| at_once(lifeline.unmap((clone.pid, &clone.registers), (None, &mem), &mut injector)));
+                .and_then(|mem| run_ready(lifeline.unmap((clone.pid, &clone.registers), (None, &mem), &mut injector)));
             if let Err(error) = unmapped {
                 tracing::debug!(template = clone.pid, %error, "pages that were mapped for a capture stay in a template");
             }
@@ -57,83 +57,102 @@ impl Leftovers {
 }
 
 /// Makes the descriptors of all processes one, and what holds their memory ready to be parked.
-pub(super) fn describe_all(
+pub(super) fn describe_tree(
     options: &CaptureOptions,
-    held: &mut [Held],
-    taken: Vec<Taken>,
-    shared: Shared,
+    held: &mut [TemplateProcess],
+    taken: Vec<CapturedProcess>,
+    shared: SharedTreeState,
     deadline: &Deadline,
-) -> Result<Described, CaptureError> {
-    let Shared { mut copies, open_files, held_files, kin } = shared;
+) -> Result<DescribedTree, CaptureError> {
+    let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations: kin } = shared;
     let paused_ns = taken[0].clocks.realtime_coarse_ns;
-    let templates: Vec<i32> = held.iter().map(Held::pid).collect();
-    let leftovers = Leftovers(taken.iter().map(|one| (one.lifeline.clone(), one.survey.syscall_at)).collect());
+    let templates: Vec<i32> = held.iter().map(TemplateProcess::pid).collect();
+    let leftovers = LeftoverPages(taken.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());
     let (mut descriptors, mut written) = (Vec::with_capacity(taken.len()), Vec::with_capacity(taken.len()));
     for (held, taken) in held.iter_mut().zip(taken) {
-        let (descriptor, its) = describe(options, held, taken, &copies, deadline)?;
+        let (descriptor, its) = describe_process(options, held, taken, &copies, deadline)?;
         descriptors.push(descriptor);
         written.push(its);
     }
     let mut extents = Vec::new();
-    let objects = copies.describe(&mut extents);
+    let objects = copies.build_objects(&mut extents);
     let first = descriptors.remove(0);
-    let (semaphore_sets, message_queues) = copies.take_queues();
+    let (semaphore_sets, message_queues) = copies.take_sysv_ipc();
     let first = Descriptor { semaphore_sets, message_queues, ..first };
-    let mut descriptor = tree::merge(first, descriptors, kin, open_files, (objects, extents));
-    let completion = Completion { held: held_files, templates: &templates, paused_ns };
-    let held_files = phase!("prepare.versions", completion.complete(&mut descriptor));
-    memory::follow_writable_files(&mut descriptor, written);
+    let mut descriptor = tree::merge_descriptors(first, descriptors, kin, open_files, (objects, extents));
+    let completion = VersionCompletion { held_files, templates: &templates, paused_ns };
+    let held_files = phase!("prepare.versions", completion.add_versions(&mut descriptor));
+    memory::link_writable_files(&mut descriptor, written);
     descriptor.validate()?;
-    Ok(Described { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
+    Ok(DescribedTree { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
 }
 
 /// The descriptor of one process, without what is everybody's.
-fn describe(
+fn describe_process(
     options: &CaptureOptions,
-    held: &mut Held,
-    mut taken: Taken,
+    held: &mut TemplateProcess,
+    mut taken: CapturedProcess,
     copies: &SharedCopies,
     deadline: &Deadline,
-) -> Result<(Descriptor, WrittenFiles), CaptureError> {
-    let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
+) -> Result<(Descriptor, WrittenMappings), CaptureError> {
+    let mut injector = Injector::new(held.pid(), taken.survey.syscall_address, deadline);
     // Inherited, until a clone gets its own.
-    let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;
-    let subject = held.subject(&taken.snapshot, &taken.survey, &taken.mem);
-    let is_clone = held.clone().is_some();
-    let asking = Asked::begin(&subject, is_clone, (&taken.lifeline, &injector));
+    let oom_score_adj = read_oom_score_adj(taken.snapshot.pid, held.pid())?;
+    let subject = held.injection_target(&taken.snapshot, &taken.survey, &taken.mem);
+    let is_clone = held.as_clone().is_some();
+    let asking = InheritedStateQuery::start(&subject, is_clone, (&taken.pages, &injector));
     // While it answers.
-    let told = phase!("prepare.scan", taken.space.scan()).and_then(|()| own_flags(held, &taken.space));
-    let answer = |asking: Asked| asking.finish(&subject, (&taken.lifeline, &mut injector));
+    let told =
+        phase!("prepare.scan", taken.memory.ensure_scanned()).and_then(|()| read_small_flags(held, &taken.memory));
+    let answer = |asking: InheritedStateQuery| asking.finish(&subject, (&taken.pages, &mut injector));
     let asked = phase!("prepare.inherited", asking.and_then(answer));
-    let flagged = told.and_then(|told| phase!("prepare.flags", flags(held, told, &mut taken, &mut injector)));
-    let tidied = phase!("prepare.tidy", tidy(held, &taken, &mut injector));
-    held.settle();
+    let flagged =
+        told.and_then(|told| phase!("prepare.flags", apply_mapping_flags(held, told, &mut taken, &mut injector)));
+    let tidied = phase!("prepare.tidy", restore_offered_pages(held, &taken, &mut injector));
+    held.restore_parent();
     flagged.and(tidied)?;
     let inherited = asked?;
     let (pid, subject) = (taken.snapshot.pid, held.pid());
-    let Taken { snapshot, survey, clocks, standing, mut answers, mem, likeness, arguments, files, space, .. } = taken;
+    let CapturedProcess {
+        snapshot,
+        survey,
+        clocks,
+        extended_states: standing,
+        mut answers,
+        mem,
+        root: likeness,
+        arguments,
+        files,
+        memory: space,
+        ..
+    } = taken;
     answers[0].alt_stack = inherited.alt_stack;
-    answers[0].forbids_time_stamps = inherited.forbids_time_stamps;
-    let inheritance = taken.inheritance;
-    let not_its_own = [space.segments(), space.left_out()].concat();
+    answers[0].is_tsc_forbidden = inherited.is_tsc_forbidden;
+    let inheritance = taken.inherited;
+    let not_its_own = [space.sysv_ranges(), space.dontfork_ranges()].concat();
     let memory = phase!("prepare.memory", MemoryMap::build(space, copies, &inheritance))?;
-    leave(held, &not_its_own, &mut injector)?;
+    unmap_uninherited(held, &not_its_own, &mut injector)?;
     let entered = phase!("prepare.state");
     let mut filters = taken.filters;
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
-    let filters = &mut filters.of_threads;
-    let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, filters, inherited.securebits)?;
+    let filters = &mut filters.thread_filters;
+    let threads = state::build_threads(&snapshot, standing, &answers, &survey.profiles, filters, inherited.securebits)?;
     let (is_subreaper, known) = (answers[0].is_subreaper, (subject, likeness, arguments));
-    let mut process = state::process(&survey, &snapshot, known, inherited, timers, is_subreaper, oom_score_adj)?;
-    process.exe_object = copies.index_of_executed(subject).map_err(CaptureError::read(pid, "its executable"))?;
-    let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
+    let mut process = state::build_process(&survey, &snapshot, known, inherited, timers, is_subreaper, oom_score_adj)?;
+    process.exe_object = copies.executable_index(subject).map_err(CaptureError::reading(pid, "its executable"))?;
+    let clocks = clocks.as_seen_by(subject).map_err(CaptureError::reading(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(
         "prepare.eager",
-        eager::eager(&eager::Own { mem: &mem, inheritance: &inheritance }, &threads, &process.mm, &memory.mappings)
+        eager::read_eager_pages(
+            &eager::LocalMemory { mem: &mem, inherited: &inheritance },
+            &threads,
+            &process.mm,
+            &memory.mappings
+        )
     );
     let descriptor = Descriptor {
-        origin: origin(options, &survey, &threads[0].xstate, clocks),
+        origin: build_origin(options, &survey, &threads[0].xstate, clocks),
         process,
         threads,
         mappings: memory.mappings,
@@ -149,76 +168,86 @@ fn describe(
         file_descriptors: files.descriptors,
         file_locks: files.locks,
         file_owners: files.owners,
-        eager,
-        members: Vec::new(),
+        eager_bytes: eager,
+        descendants: Vec::new(),
         zombies: Vec::new(),
     };
-    Ok((descriptor, memory.written))
+    Ok((descriptor, memory.written_mappings))
 }
 
-fn oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
+fn read_oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
     let line = process::read_line(&format!("/proc/{subject}/oom_score_adj"));
-    Ok(line.map_err(CaptureError::read(pid, "oom_score_adj"))?.parse().unwrap_or(0))
+    Ok(line.map_err(CaptureError::reading(pid, "oom_score_adj"))?.parse().unwrap_or(0))
 }
 
 /// The areas of a clone itself, with their flags, where it has little memory. `None` where a twin is to tell them; a parent's are known.
-fn own_flags(held: &Held, space: &AddressSpace) -> Result<Option<Vec<MapEntry>>, CaptureError> {
-    let Some(clone) = held.clone().filter(|_| space.large(twin::AREAS_MAX).is_empty()) else { return Ok(None) };
-    let areas = phase!("prepare.flags", process::smaps(clone.pid));
-    areas.map(Some).map_err(CaptureError::read(space.pid(), "the memory map"))
+fn read_small_flags(held: &TemplateProcess, space: &TemplateMemory) -> Result<Option<Vec<MapEntry>>, CaptureError> {
+    let Some(clone) = held.as_clone().filter(|_| space.large_mappings(twin::LARGE_MAPPINGS_MAX).is_empty()) else {
+        return Ok(None);
+    };
+    let areas = phase!("prepare.flags", process::read_smaps(clone.pid));
+    areas.map(Some).map_err(CaptureError::reading(space.pid(), "the memory map"))
 }
 
 /// Takes the flags of a clone's areas, where they are not `told` yet those of a twin, or else of the clone itself. A parent's are known.
-fn flags(
-    held: &Held,
+fn apply_mapping_flags(
+    held: &TemplateProcess,
     told: Option<Vec<MapEntry>>,
-    taken: &mut Taken,
+    taken: &mut CapturedProcess,
     injector: &mut Injector<'_>,
 ) -> Result<(), CaptureError> {
-    let Held::Clone(clone) = held else { return Ok(()) };
+    let TemplateProcess::Clone(clone) = held else { return Ok(()) };
     let (mut areas, mut marked) = (told, Vec::new());
     if areas.is_none() {
-        let large = taken.space.large(twin::AREAS_MAX);
+        let large = taken.memory.large_mappings(twin::LARGE_MAPPINGS_MAX);
         marked = large.iter().map(|entry| entry.start).collect();
-        let told = twin::areas(clone, &large, (&taken.lifeline, &taken.mem), injector);
+        let told = twin::read_flags(clone, &large, (&taken.pages, &taken.mem), injector);
         let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
-        areas = told.map_err(unknown).ok().filter(|areas| taken.space.is_told_by(areas));
+        areas = told.map_err(unknown).ok().filter(|areas| taken.memory.is_covered_by(areas));
     }
-    let own = || process::smaps(clone.pid).map_err(CaptureError::read(taken.snapshot.pid, "the memory map"));
+    let own = || process::read_smaps(clone.pid).map_err(CaptureError::reading(taken.snapshot.pid, "the memory map"));
     let areas = areas.map_or_else(own, Ok)?;
-    taken.space.flag(&areas, &marked)?;
-    taken.space.mark_unforked(&taken.unforked);
-    taken.space.lock(&taken.survey.locked);
+    taken.memory.apply_flags(&areas, &marked)?;
+    taken.memory.mark_dontfork(&taken.dontfork_ranges);
+    taken.memory.mark_locked(&taken.survey.locked);
     Ok(())
 }
 
 /// The pages that a process offers hold what it has there; a clone gets its place in the OOM order. Those that were mapped in a parent go
 /// ([`Leftovers`] has a clone's).
-fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
-    let left = taken.lifeline.give_back(&taken.leftovers, &taken.mem);
-    left.map_err(CaptureError::read(taken.snapshot.pid, "the pages that it offers"))?;
+fn restore_offered_pages(
+    held: &TemplateProcess,
+    taken: &CapturedProcess,
+    injector: &mut Injector<'_>,
+) -> Result<(), CaptureError> {
+    let left = taken.pages.restore_slots(&taken.offered_contents, &taken.mem);
+    left.map_err(CaptureError::reading(taken.snapshot.pid, "the pages that it offers"))?;
     match held {
-        Held::Clone(clone) => clone.lower_in_oom_order(),
-        Held::Parent(_) => {
+        TemplateProcess::Clone(clone) => clone.raise_oom_score(),
+        TemplateProcess::Parent(_) => {
             let registers = &taken.snapshot.leader().registers;
-            at_once(taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector))
+            run_ready(taken.pages.unmap((held.pid(), registers), (None, &taken.mem), injector))
         }
     }
 }
 
 /// A template that has a segment of System V shared memory attached is counted by the kernel (`shm_nattch`), and programs look
 /// at that: its contents were copied, and it lets go. So it does of what children lack, which nobody shall read in it.
-fn leave(held: &Held, areas: &[Range<u64>], injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+fn unmap_uninherited(
+    held: &TemplateProcess,
+    areas: &[Range<u64>],
+    injector: &mut Injector<'_>,
+) -> Result<(), CaptureError> {
     const MUNMAP: u64 = 11;
-    let Held::Clone(clone) = held else { return Ok(()) };
+    let TemplateProcess::Clone(clone) = held else { return Ok(()) };
     for area in areas {
-        let call = Call::new("munmap", MUNMAP, [area.start, area.end - area.start]);
-        at_once(injector.call(clone.pid, &clone.registers, call))?;
+        let call = InjectedCall::new("munmap", MUNMAP, [area.start, area.end - area.start]);
+        run_ready(injector.call(clone.pid, &clone.registers, call))?;
     }
     Ok(())
 }
 
-fn origin(options: &CaptureOptions, survey: &Survey, xstate: &[u8], clocks: Clocks) -> Origin {
+fn build_origin(options: &CaptureOptions, survey: &Survey, xstate: &[u8], clocks: Clocks) -> Origin {
     Origin {
         node: options.node.clone(),
         parent_pid: survey.pid.cast_unsigned(),

@@ -32,12 +32,12 @@ impl fmt::Display for Refusal {
 pub enum CaptureError {
     /// There is no such process, or it ended meanwhile.
     #[error("pid {pid} has ended, or never was; check the number")]
-    Gone {
+    ProcessGone {
         /// The process.
         pid: i32,
     },
     /// It has state that cannot be carried.
-    #[error("pid {pid} cannot be carried: {}", list(.refusals))]
+    #[error("pid {pid} cannot be carried: {}", format_refusals(.refusals))]
     Refused {
         /// The process.
         pid: i32,
@@ -97,8 +97,8 @@ pub enum CaptureError {
         source: io::Error,
     },
     /// A system call made on the process's behalf failed.
-    #[error("{call} on behalf of thread {tid} failed: {source}{}", advice(.call))]
-    Call {
+    #[error("{call} on behalf of thread {tid} failed: {source}{}", advice_for(.call))]
+    InjectedCall {
         /// The system call.
         call: &'static str,
         /// The thread.
@@ -127,7 +127,7 @@ pub enum CaptureError {
     Invalid(#[from] farfork_wire::descriptor::InvalidDescriptor),
     /// No thread could be started for the attempt.
     #[error("cannot start a tracer thread: {0}")]
-    Thread(io::Error),
+    ThreadStart(io::Error),
     /// The tracer thread ended without an answer.
     #[error("the tracer thread of pid {pid} ended without an answer; the log says why")]
     TracerLost {
@@ -142,26 +142,26 @@ impl CaptureError {
     }
 
     /// For `map_err`: reading `what` of `pid` failed; a process without entry in /proc has ended.
-    pub(super) fn read(pid: i32, what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(super) fn reading(pid: i32, what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| match source.raw_os_error() {
-            Some(errno) if errno == rustix::io::Errno::SRCH.raw_os_error() => Self::Gone { pid },
+            Some(errno) if errno == rustix::io::Errno::SRCH.raw_os_error() => Self::ProcessGone { pid },
             _ => Self::Read { pid, what, source },
         }
     }
 
     /// For `map_err`: a ptrace operation on `tid` failed.
-    pub(super) fn trace(operation: &'static str, tid: i32) -> impl FnOnce(io::Error) -> Self {
+    pub(super) fn tracing(operation: &'static str, tid: i32) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Trace { operation, tid, source }
     }
 }
 
-fn list(refusals: &[Refusal]) -> String {
+fn format_refusals(refusals: &[Refusal]) -> String {
     let lines: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
     lines.join("; ")
 }
 
-fn advice(call: &str) -> &'static str {
+fn advice_for(call: &str) -> &'static str {
     if call == "clone" {
         "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork(), or `--freeze` does without one"
     } else {

@@ -23,33 +23,35 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use farfork_sys::process::{FdDirectory, FdInfo};
-use farfork_sys::socket_diagnosis::Diagnosis;
+use farfork_sys::socket_diagnosis::SockDiag;
 use farfork_sys::{pidfd, process};
 use farfork_wire::descriptor::FileIdentity;
 use rustix::fs::{fstat, readlinkat};
 
-pub(super) use build::{Files, OpenFiles, Threads};
-pub(super) use contents::Contents;
-pub(super) use flights::Flights;
-pub(super) use kind::{DELETED_SUFFIX, Kind, NO_PATH, SHARED_MEMORY_PREFIX};
-pub(super) use running::{FileOwningProcess, RunningFiles};
-pub(super) use streams::Streams;
-pub(super) use terminal::{Seat, describe as describe_terminals, foregrounds, unpaired as unpaired_terminals};
+pub(super) use build::{OpenFileTable, PidTranslation, ProcessFiles};
+pub(super) use contents::OpenFileStates;
+pub(super) use flights::InflightFiles;
+pub(super) use kind::{DELETED_SUFFIX, FdKind, NO_PATH_REASON, SHARED_MEMORY_PREFIX};
+pub(super) use running::{CheckedProcess, RunningFileCheck};
+pub(super) use streams::TreeStreams;
+pub(super) use terminal::{
+    SessionMember, describe_terminals, foreground_groups, refuse_unpaired as unpaired_terminals,
+};
 
 use super::error::{CaptureError, Refusal};
-use super::state::root::Root;
+use super::state::root::TreeRoot;
 use kind::Inode;
 
 /// Most links of `/proc` are shorter, in bytes; others are read once more.
-const LINK_BYTES: usize = 128;
+const LINK_BYTES_GUESS: usize = 128;
 
 /// A process's connections to the daemon, by the inodes of its ends. A child gets others in their place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProgramSockets {
+pub struct DaemonSockets {
     /// The one at which the process waits to be told whether it is the parent or a child.
     pub caller: Option<u64>,
     /// The others; a child finds them at their end.
-    pub others: Vec<u64>,
+    pub eof_in_child: Vec<u64>,
     /// Whether files that the process can read are copied in the pause, as deleted ones are.
     pub copies_files: bool,
 }
@@ -60,7 +62,7 @@ pub(super) struct OpenFd {
     pub(super) number: u32,
     /// Where its link in /proc leads.
     pub(super) link: Vec<u8>,
-    pub(super) kind: Kind,
+    pub(super) kind: FdKind,
     pub(super) device: u64,
     pub(super) inode: u64,
     mount: u64,
@@ -68,83 +70,83 @@ pub(super) struct OpenFd {
     /// What it was when this was read, of a regular file that its path leads to.
     version: Option<FileIdentity>,
     /// One of the standard streams, or a file that leads where one of them does.
-    pub(super) is_standard: bool,
+    pub(super) is_standard_stream: bool,
 }
 
 /// Every descriptor of a process, ascending. One that is closed meanwhile is left out. `streams`: of the tree whose first
 /// process it is not.
-pub(super) fn open_fds(
+pub(super) fn list_open_fds(
     pid: i32,
-    sockets: &ProgramSockets,
-    streams: Option<&Streams>,
+    sockets: &DaemonSockets,
+    streams: Option<&TreeStreams>,
 ) -> Result<Vec<OpenFd>, CaptureError> {
-    let unread = || CaptureError::read(pid, "the open files");
-    let links = FdDirectory::links(pid).map_err(unread())?;
+    let unread = || CaptureError::reading(pid, "the open files");
+    let links = FdDirectory::open_links(pid).map_err(unread())?;
     let numbers = links.numbers().map_err(unread())?;
     let mut fds = Vec::with_capacity(numbers.len());
     for number in numbers {
         match OpenFd::read(&links, number) {
-            Ok(fd) => fds.push(OpenFd { kind: sockets.kind_of(&fd, &links).unwrap_or(fd.kind), ..fd }),
+            Ok(fd) => fds.push(OpenFd { kind: sockets.override_kind(&fd, &links).unwrap_or(fd.kind), ..fd }),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(CaptureError::read(pid, format!("fd {number}"))(source)),
+            Err(source) => return Err(CaptureError::reading(pid, format!("fd {number}"))(source)),
         }
     }
-    let own = streams.is_none().then(|| Streams::of(pid, &fds));
+    let own = streams.is_none().then(|| TreeStreams::from_fds(pid, &fds));
     if let Some(streams) = streams.or(own.as_ref()) {
-        streams.mark(pid, &mut fds);
+        streams.mark_standard(pid, &mut fds);
     }
     Ok(fds)
 }
 
 /// Why a descriptor was not read; where it has been closed since, the process is to be looked at again.
-fn unread(pid: i32, number: u32, source: io::Error) -> CaptureError {
+fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
     match source.kind() {
         io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
-        _ => CaptureError::read(pid, format!("fd {number}"))(source),
+        _ => CaptureError::reading(pid, format!("fd {number}"))(source),
     }
 }
 
-impl ProgramSockets {
+impl DaemonSockets {
     /// The same for a process that descends from the one that may be waiting.
-    pub(super) fn of_descendant(&self) -> Self {
+    pub(super) fn for_descendant(&self) -> Self {
         Self {
             caller: None,
-            others: self.others.iter().copied().chain(self.caller).collect(),
+            eof_in_child: self.eof_in_child.iter().copied().chain(self.caller).collect(),
             copies_files: self.copies_files,
         }
     }
 
     /// The kind of a socket that is one of these, and of a file that is to be copied.
-    fn kind_of(&self, fd: &OpenFd, links: &FdDirectory) -> Option<Kind> {
-        if fd.kind == Kind::Regular && self.copies_files && versions::can_be_copied(fd, links) {
-            return Some(Kind::Memory);
+    fn override_kind(&self, fd: &OpenFd, links: &FdDirectory) -> Option<FdKind> {
+        if fd.kind == FdKind::Regular && self.copies_files && versions::is_readable_by_owner(fd, links) {
+            return Some(FdKind::Memory);
         }
         let is_caller = self.caller == Some(fd.inode);
-        let is_known = fd.kind == Kind::Socket && (is_caller || self.others.contains(&fd.inode));
-        is_known.then_some(Kind::Program { is_caller })
+        let is_known = fd.kind == FdKind::Socket && (is_caller || self.eof_in_child.contains(&fd.inode));
+        is_known.then_some(FdKind::DaemonSocket { is_caller })
     }
 }
 
 impl OpenFd {
     pub(super) fn read(links: &FdDirectory, number: u32) -> io::Result<Self> {
-        Self::look(links, number, None)
+        Self::read_known(links, number, None)
     }
 
     /// Where `known` tells what it is, only that it is still that.
-    fn look(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
+    fn read_known(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
         let name = number.to_string();
-        let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES))?.into_bytes();
-        let inode = Inode::behind((links, &name), &link)?;
+        let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
+        let inode = Inode::read((links, &name), &link)?;
         let is_known = |known: &&Self| {
             (known.device, known.inode, known.mount, &known.link) == (inode.device, inode.number, inode.mount, &link)
         };
-        let mut kind = kind::kind((links, &name), &link, &inode);
+        let mut kind = kind::detect_kind((links, &name), &link, &inode);
         match known.filter(is_known) {
             Some(known) if kind.has_path() => kind = known.kind.clone(),
-            _ => kind = kind::without_path(&kind, links, &link, &inode).unwrap_or(kind),
+            _ => kind = kind::kind_without_path(&kind, links, &link, &inode).unwrap_or(kind),
         }
-        if kind == Kind::Memory && inode.may_be_kernels(&link) {
-            kind = kind::of_the_kernels(links, &name, &link).unwrap_or(kind);
+        if kind == FdKind::Memory && inode.may_be_pseudo_file(&link) {
+            kind = kind::pseudo_file_kind(links, &name, &link).unwrap_or(kind);
         }
         Ok(Self {
             number,
@@ -152,8 +154,8 @@ impl OpenFd {
             inode: inode.number,
             mount: inode.mount,
             is_deleted: inode.links == 0,
-            version: (kind == Kind::Regular).then(|| inode.version()),
-            is_standard: false,
+            version: (kind == FdKind::Regular).then(|| inode.identity()),
+            is_standard_stream: false,
             link,
             kind,
         })
@@ -161,48 +163,48 @@ impl OpenFd {
 
     /// One of a process that stands, of which `fdinfo` tells `info`. `known` is the same from shortly before, which is not looked at
     /// again where that cannot tell anything else; then `links` are needed, and kept.
-    fn of_known(
+    fn reuse_known(
         (pid, number): (i32, u32),
         known: Option<&Self>,
         info: &FdInfo,
-        (sockets, links): (&ProgramSockets, &mut Option<FdDirectory>),
+        (sockets, links): (&DaemonSockets, &mut Option<FdDirectory>),
     ) -> io::Result<Self> {
-        if let Some(known) = known.filter(|known| known.is_surely(info)) {
+        if let Some(known) = known.filter(|known| known.matches_fdinfo(info)) {
             return Ok(known.clone());
         }
         let links = match links {
             Some(links) => links,
-            None => links.insert(FdDirectory::links(pid)?),
+            None => links.insert(FdDirectory::open_links(pid)?),
         };
-        let fd = Self::look(links, number, known)?;
-        let is_standard = known.is_some_and(|known| known.is_standard && known.is_inode_of(&fd));
-        Ok(Self { kind: sockets.kind_of(&fd, links).unwrap_or(fd.kind), is_standard, ..fd })
+        let fd = Self::read_known(links, number, known)?;
+        let is_standard = known.is_some_and(|known| known.is_standard_stream && known.has_same_inode(&fd));
+        Ok(Self { kind: sockets.override_kind(&fd, links).unwrap_or(fd.kind), is_standard_stream: is_standard, ..fd })
     }
 
-    fn is_inode_of(&self, other: &Self) -> bool {
+    fn has_same_inode(&self, other: &Self) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
 
     /// Whether it leads where it did, by what `fdinfo` tells. Inodes without a path are never used twice, and neither
     /// moves what a device's path leads to; files may be renamed or removed meanwhile, and objects of the kernel share an inode.
-    fn is_surely(&self, info: &FdInfo) -> bool {
+    fn matches_fdinfo(&self, info: &FdInfo) -> bool {
         let is_lasting = match self.kind {
             // A named one has been deleted.
-            Kind::Pipe => !self.link.starts_with(b"/"),
-            Kind::Socket | Kind::Program { .. } | Kind::Device | Kind::Terminal => true,
+            FdKind::Pipe => !self.link.starts_with(b"/"),
+            FdKind::Socket | FdKind::DaemonSocket { .. } | FdKind::Device | FdKind::Terminal => true,
             _ => false,
         };
         is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
     }
 
     /// Whether its number leads where it did.
-    fn is_there_still(&self, pid: i32) -> bool {
-        let now = FdDirectory::links(pid).and_then(|links| Self::read(&links, self.number));
+    fn is_unchanged(&self, pid: i32) -> bool {
+        let now = FdDirectory::open_links(pid).and_then(|links| Self::read(&links, self.number));
         now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
     }
 
     /// A copy of it; NotFound where its number was used again meanwhile.
-    fn copy_of(&self, process: &OwnedFd) -> io::Result<OwnedFd> {
+    fn duplicate(&self, process: &OwnedFd) -> io::Result<OwnedFd> {
         let copy = pidfd::get_fd(process, self.number)?;
         let found = fstat(&copy)?;
         let is_it = (found.st_dev, found.st_ino) == (self.device, self.inode);
@@ -210,147 +212,148 @@ impl OpenFd {
     }
 
     /// Whether its file's state is shared by fork and goes on changing.
-    pub(super) fn has_contents(&self) -> bool {
+    pub(super) fn has_shared_state(&self) -> bool {
         match self.kind {
-            Kind::Regular
-            | Kind::Directory
-            | Kind::DeletedDirectory(_)
-            | Kind::Pipe
-            | Kind::NamedPipe
-            | Kind::EventFd
-            | Kind::Epoll
-            | Kind::TimerFd
-            | Kind::SignalFd
-            | Kind::Inotify
-            | Kind::Process
-            | Kind::Socket
-            | Kind::Terminal
-            | Kind::TerminalMaster
-            | Kind::Memory => !self.is_standard,
-            Kind::Device | Kind::Program { .. } | Kind::Other(_) => false,
+            FdKind::Regular
+            | FdKind::Directory
+            | FdKind::DeletedDirectory(_)
+            | FdKind::Pipe
+            | FdKind::NamedPipe
+            | FdKind::EventFd
+            | FdKind::Epoll
+            | FdKind::TimerFd
+            | FdKind::SignalFd
+            | FdKind::Inotify
+            | FdKind::PidFd
+            | FdKind::Socket
+            | FdKind::Terminal
+            | FdKind::TerminalMaster
+            | FdKind::Memory => !self.is_standard_stream,
+            FdKind::Device | FdKind::DaemonSocket { .. } | FdKind::Other(_) => false,
         }
     }
 
     /// Whether it is a directory that its children find by its path.
     pub(super) fn is_directory_with_path(&self) -> bool {
-        self.kind == Kind::Directory && !self.is_standard
+        self.kind == FdKind::Directory && !self.is_standard_stream
     }
 
     /// Kinds whose openings lead to the same stream when their inode is the same.
-    fn is_stream(&self) -> bool {
-        matches!(self.kind, Kind::Pipe | Kind::NamedPipe | Kind::Terminal | Kind::Socket)
+    fn has_one_stream_per_inode(&self) -> bool {
+        matches!(self.kind, FdKind::Pipe | FdKind::NamedPipe | FdKind::Terminal | FdKind::Socket)
     }
 
     fn refusal(&self) -> Option<String> {
-        if self.is_standard {
+        if self.is_standard_stream {
             return None;
         }
         let link = String::from_utf8_lossy(&self.link);
         match &self.kind {
-            Kind::Regular if self.is_deleted => {
+            FdKind::Regular if self.is_deleted => {
                 Some(format!("{link} was deleted, so that no other node can open it; close it first"))
             }
-            Kind::Regular | Kind::Directory | Kind::NamedPipe if str::from_utf8(&self.link).is_err() => {
+            FdKind::Regular | FdKind::Directory | FdKind::NamedPipe if str::from_utf8(&self.link).is_err() => {
                 Some(format!("the path {link} is not UTF-8"))
             }
-            Kind::Other(what) => Some(what.clone()),
+            FdKind::Other(what) => Some(what.clone()),
             _ => None,
         }
     }
 }
 
 /// What of the open files of a process cannot be carried, by name. `root` shows the tree's files.
-pub(super) fn refusals((pid, root): (i32, Root), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+pub(super) fn refuse_open_files((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds {
-        refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
+        refusals.extend(fd.refusal().map(|reason| Refusal::new(fd_object(pid, fd.number), reason)));
     }
-    refusals.extend(strange_sockets(pid, fds)?);
-    refusals.extend(terminal::refusals((pid, root), fds)?);
+    refusals.extend(refuse_unsupported_sockets(pid, fds)?);
+    refusals.extend(terminal::refuse_terminals((pid, root), fds)?);
     Ok(refusals)
 }
 
 /// A process that asked for its own capture waits at a socket, where its children will be answered: if it has none of
 /// that inode, it was another process that asked.
-pub(super) fn missing_caller(pid: i32, fds: &[OpenFd], sockets: &ProgramSockets) -> Option<Refusal> {
+pub(super) fn check_caller_socket(pid: i32, fds: &[OpenFd], sockets: &DaemonSockets) -> Option<Refusal> {
     let inode = sockets.caller?;
-    let waits = fds.iter().any(|fd| fd.kind == Kind::Program { is_caller: true } && !fd.is_standard);
+    let waits = fds.iter().any(|fd| fd.kind == FdKind::DaemonSocket { is_caller: true } && !fd.is_standard_stream);
     let reason = format!("it does not wait at the socket (inode {inode}) that a checkpoint was asked for at");
     (!waits).then(|| Refusal::new(format!("pid {pid}"), reason))
 }
 
-fn object(pid: i32, number: u32) -> String {
+fn fd_object(pid: i32, number: u32) -> String {
     format!("pid {pid}, fd {number}")
 }
 
 /// Pidfds of processes that are not of the tree whose first process is `first`: they are not in a child's container.
-pub(super) fn foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+pub(super) fn refuse_foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
-    for fd in fds.iter().filter(|fd| fd.kind == Kind::Process && !fd.is_standard) {
+    for fd in fds.iter().filter(|fd| fd.kind == FdKind::PidFd && !fd.is_standard_stream) {
         let stands_for = match process::FdInfo::read(pid, fd.number) {
             Ok(info) => info.process,
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(CaptureError::read(pid, format!("fd {}", fd.number))(source)),
+            Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
         };
         if !stands_for.is_some_and(|other| descends_from(other, first)) {
-            refusals.push(Refusal::new(object(pid, fd.number), FOREIGN_PIDFD));
+            refusals.push(Refusal::new(fd_object(pid, fd.number), FOREIGN_PIDFD_REASON));
         }
     }
     Ok(refusals)
 }
 
-const FOREIGN_PIDFD: &str =
+const FOREIGN_PIDFD_REASON: &str =
     "it is a pidfd of another process, which does not descend from the one captured: not carried; close it first";
 
 fn descends_from(mut pid: i32, first: i32) -> bool {
     while pid > 0 && pid != first {
-        pid = process::Stat::read(pid).map_or(0, |stat| stat.parent);
+        pid = process::ProcStat::read(pid).map_or(0, |stat| stat.parent);
     }
     pid == first
 }
 
 /// Sockets of kinds that are not carried, whatever they are doing.
-fn strange_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+fn refuse_unsupported_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
-    for (fd, copy) in sockets_of(pid, fds).map_err(CaptureError::read(pid, "the sockets"))? {
-        let reason = sockets::refusal(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
-        refusals.extend(reason.map(|reason| Refusal::new(object(pid, fd.number), reason)));
+    for (fd, copy) in open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))? {
+        let reason =
+            sockets::spec_refusal(copy.as_fd()).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
+        refusals.extend(reason.map(|reason| Refusal::new(fd_object(pid, fd.number), reason)));
     }
     Ok(refusals)
 }
 
 /// Numbers of sockets that have an address of an interface of their network.
-pub(super) fn interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32>, CaptureError> {
+pub(super) fn list_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32>, CaptureError> {
     let mut numbers = Vec::new();
-    for (fd, copy) in sockets_of(pid, fds).map_err(CaptureError::read(pid, "the sockets"))? {
-        let unread = CaptureError::read(pid, format!("fd {}", fd.number));
-        numbers.extend(sockets::is_of_an_interface(copy.as_fd()).map_err(unread)?.then_some(fd.number));
+    for (fd, copy) in open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))? {
+        let unread = CaptureError::reading(pid, format!("fd {}", fd.number));
+        numbers.extend(sockets::has_interface_address(copy.as_fd()).map_err(unread)?.then_some(fd.number));
     }
     Ok(numbers)
 }
 
 /// Asks the kernel about sockets of a process, where it has such whose other end only the kernel knows.
-pub(super) fn diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<Diagnosis>, CaptureError> {
-    let mut all = sockets_of(pid, fds).map_err(CaptureError::read(pid, "the sockets"))?;
-    if !all.any(|(_, copy)| sockets::has_hidden_end(copy.as_fd())) {
+pub(super) fn open_socket_diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<SockDiag>, CaptureError> {
+    let mut all = open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))?;
+    if !all.any(|(_, copy)| sockets::needs_diagnosis(copy.as_fd())) {
         return Ok(None);
     }
-    Diagnosis::open(pid).map(Some).map_err(CaptureError::read(pid, "the sockets"))
+    SockDiag::open(pid).map(Some).map_err(CaptureError::reading(pid, "the sockets"))
 }
 
 /// The sockets beyond the standard streams, each with a copy of the descriptor. One that is closed meanwhile is left out; since the
 /// process may go on, and what it closes is open as long as a copy is, each is to be dropped before the next.
-fn sockets_of(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&OpenFd, OwnedFd)>> {
-    let mut wanted = fds.iter().filter(|fd| fd.kind == Kind::Socket && !fd.is_standard).peekable();
+fn open_sockets(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&OpenFd, OwnedFd)>> {
+    let mut wanted = fds.iter().filter(|fd| fd.kind == FdKind::Socket && !fd.is_standard_stream).peekable();
     let process = wanted.peek().map(|_| pidfd::open(pid)).transpose()?;
-    Ok(wanted.filter_map(move |fd| Some((fd, fd.copy_of(process.as_ref()?).ok()?))))
+    Ok(wanted.filter_map(move |fd| Some((fd, fd.duplicate(process.as_ref()?).ok()?))))
 }
 
 /// What a person should know of the open files of processes, the first one's first, although all of them are carried.
-pub(super) fn notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
+pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
     let mut ends = Vec::new();
     for (pid, fds) in processes {
-        ends.extend(pipe_ends(*pid, fds)?.into_iter().map(|(fd, access)| (*pid, fd, access)));
+        ends.extend(list_pipe_fds(*pid, fds)?.into_iter().map(|(fd, access)| (*pid, fd, access)));
     }
     let has = |inode: u64, mode: u32| ends.iter().any(|(_, fd, access)| fd.inode == inode && *access == mode);
     let is_two_way = |inode: u64| has(inode, O_RDWR);
@@ -367,13 +370,13 @@ pub(super) fn notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, Cap
 }
 
 /// Descriptors of pipes beyond the standard streams, with their access mode.
-fn pipe_ends(pid: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
+fn list_pipe_fds(pid: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
     let mut ends = Vec::new();
-    for fd in fds.iter().filter(|fd| matches!(fd.kind, Kind::Pipe | Kind::NamedPipe) && !fd.is_standard) {
+    for fd in fds.iter().filter(|fd| matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && !fd.is_standard_stream) {
         match process::FdInfo::read(pid, fd.number) {
             Ok(info) => ends.push((fd, info.flags & O_ACCMODE)),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(CaptureError::read(pid, format!("fd {}", fd.number))(source)),
+            Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
         }
     }
     Ok(ends)

@@ -18,16 +18,16 @@ use std::path::PathBuf;
 use farfork_wire::ChildId;
 use farfork_wire::descriptor::LAYERS_MAX;
 
-pub(super) use pages::Inheritance;
+pub(super) use pages::InheritedPages;
 
-use super::calls::lifeline::Lifeline;
+use super::calls::lifeline::InjectionPages;
 use super::error::{CaptureError, Refusal};
-use super::memory::AddressSpace;
-use crate::pager::{ClientError, MemoryPlan, PagerClient, Segment};
+use super::memory::TemplateMemory;
+use crate::pager::{ClientError, MapSegment, MemoryPlan, PagerClient};
 
 /// Who serves the missing pages of a process.
 #[derive(Debug, Clone)]
-pub struct Lineage {
+pub struct ServingPager {
     /// What asks its pager.
     pub pager: PagerClient,
     /// The child that it is, or that forked it.
@@ -40,62 +40,62 @@ pub struct Lineage {
 
 /// The search for the template among the spaces of a child.
 #[derive(Debug)]
-pub(super) struct Search {
-    lineage: Lineage,
+pub(super) struct TemplateSearch {
+    pager: ServingPager,
     pid: i32,
-    since: u32,
+    first_number: u32,
 }
 
 /// What a template was seen to lack, as its pager knows it.
 #[derive(Debug)]
-pub(super) struct Lack {
+pub(super) struct MissingPages {
     plan: MemoryPlan,
-    segments: Vec<Segment>,
+    segments: Vec<MapSegment>,
     address: SocketAddr,
 }
 
-impl Lineage {
+impl ServingPager {
     /// Before the pause.
-    pub(super) fn search(&self, pid: i32) -> Result<Search, CaptureError> {
-        let since = self.pager.next_space(&self.child).map_err(silent(pid))?;
-        Ok(Search { lineage: self.clone(), pid, since })
+    pub(super) fn start_search(&self, pid: i32) -> Result<TemplateSearch, CaptureError> {
+        let since = self.pager.next_space_id(&self.child).map_err(pager_error(pid))?;
+        Ok(TemplateSearch { pager: self.clone(), pid, first_number: since })
     }
 }
 
-impl Search {
+impl TemplateSearch {
     /// The clone of another process was found, which may look like this one's: it is an older space.
-    pub(super) fn skip(&mut self, found: u32) {
-        self.since = self.since.max(found + 1);
+    pub(super) fn skip_address_space(&mut self, found: u32) {
+        self.first_number = self.first_number.max(found + 1);
     }
 
     /// In the pause: the template's space; `None` where the process is not served, since it executes another program or has
     /// all of its pages.
-    pub(super) fn find(&self, lifeline: &Lifeline) -> Result<Option<u32>, CaptureError> {
-        let Lineage { pager, child, .. } = &self.lineage;
-        match pager.find_space(child, self.since, lifeline.mapped().start) {
+    pub(super) fn find_address_space(&self, lifeline: &InjectionPages) -> Result<Option<u32>, CaptureError> {
+        let ServingPager { pager, child, .. } = &self.pager;
+        match pager.find_space(child, self.first_number, lifeline.mapped_range().start) {
             Ok(space) => Ok(space),
             // Another process of the child forked at the same moment.
             Err(ClientError::Refused(what)) => Err(CaptureError::Unstable { pid: self.pid, what }),
-            Err(error) => Err(silent(self.pid)(error)),
+            Err(error) => Err(pager_error(self.pid)(error)),
         }
     }
 
     /// After the pause: what the template of this space lacks. It is not served any more then.
-    pub(super) fn take(&self, space: u32) -> Result<Lack, CaptureError> {
-        let Lineage { pager, child, directory, address } = &self.lineage;
-        let segments = pager.map_of(child, space).map_err(silent(self.pid))?;
-        pager.leave(child, space).map_err(silent(self.pid))?;
+    pub(super) fn release_address_space(&self, space: u32) -> Result<MissingPages, CaptureError> {
+        let ServingPager { pager, child, directory, address } = &self.pager;
+        let segments = pager.list_segments(child, space).map_err(pager_error(self.pid))?;
+        pager.close_space(child, space).map_err(pager_error(self.pid))?;
         let plan = MemoryPlan::read(directory)
             .map_err(|source| CaptureError::Plan { pid: self.pid, source: source.into() })?;
-        Ok(Lack { plan, segments, address: *address })
+        Ok(MissingPages { plan, segments, address: *address })
     }
 }
 
-impl Lack {
+impl MissingPages {
     /// What the template inherits: what it lacks and does not have.
-    pub(super) fn inheritance(&self, pid: i32, space: &AddressSpace) -> Result<Inheritance, CaptureError> {
-        let held: Vec<_> = space.held().collect();
-        let inheritance = Inheritance::of(&self.plan, &self.segments, &held, self.address);
+    pub(super) fn inherited_pages(&self, pid: i32, space: &TemplateMemory) -> Result<InheritedPages, CaptureError> {
+        let held: Vec<_> = space.populated_ranges().collect();
+        let inheritance = InheritedPages::from_plan(&self.plan, &self.segments, &held, self.address);
         let seeds = inheritance.layers().len();
         if seeds <= LAYERS_MAX {
             return Ok(inheritance);
@@ -107,6 +107,6 @@ impl Lack {
     }
 }
 
-fn silent(pid: i32) -> impl FnOnce(ClientError) -> CaptureError {
+fn pager_error(pid: i32) -> impl FnOnce(ClientError) -> CaptureError {
     move |source| CaptureError::Pager { pid, source: source.into() }
 }

@@ -17,20 +17,20 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
 
 pub(super) use build::MemoryMap;
-pub(super) use file_systems::FileSystems;
-pub(super) use following::{WrittenFiles, follow_writable_files};
-pub(super) use space::AddressSpace;
+pub(super) use file_systems::FileSystemCache;
+pub(super) use following::{WrittenMappings, link_writable_files};
+pub(super) use space::TemplateMemory;
 
 use super::error::Refusal;
 use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
 use super::shared::SEGMENT_PREFIX;
-use file_systems::{HUGE_FLAG, OWN_FLAG};
+use file_systems::{HUGETLB_FLAG, OWN_FILE_FLAG};
 
 /// What an area of the address space is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MappingKind {
     /// `[vsyscall]`: each process has it at the same place.
-    Skipped,
+    Vsyscall,
     Special(SpecialMapping),
     /// Private and without a file that another node could have.
     Anonymous,
@@ -43,34 +43,34 @@ pub(super) enum Kind {
 }
 
 /// What `entry` is, or why it cannot be carried.
-pub(super) fn kind(entry: &MapEntry) -> Result<Kind, &'static str> {
-    refuse_by_flag(entry)?;
-    refuse_by_name(entry)?;
+pub(super) fn classify_mapping(entry: &MapEntry) -> Result<MappingKind, &'static str> {
+    check_flags(entry)?;
+    check_name(entry)?;
     Ok(match entry.path.as_slice() {
-        _ if entry.start >= USER_SPACE_END => Kind::Skipped,
-        b"[vdso]" => Kind::Special(SpecialMapping::Vdso),
-        b"[vvar]" => Kind::Special(SpecialMapping::Vvar),
-        b"[vvar_vclock]" => Kind::Special(SpecialMapping::VvarVclock),
+        _ if entry.start >= USER_SPACE_END => MappingKind::Vsyscall,
+        b"[vdso]" => MappingKind::Special(SpecialMapping::Vdso),
+        b"[vvar]" => MappingKind::Special(SpecialMapping::Vvar),
+        b"[vvar_vclock]" => MappingKind::Special(SpecialMapping::VvarVclock),
         path if entry.is_shared => {
             let is_without_path = is_deleted(path) || path.starts_with(SHARED_MEMORY_PREFIX);
-            if is_without_path || is_huge(entry) || entry.has_flag(OWN_FLAG) {
-                Kind::SharedObject
+            if is_without_path || is_hugetlb(entry) || entry.has_flag(OWN_FILE_FLAG) {
+                MappingKind::SharedObject
             } else {
-                Kind::SharedFile
+                MappingKind::SharedFile
             }
         }
-        _ if is_huge(entry) => Kind::Anonymous,
+        _ if is_hugetlb(entry) => MappingKind::Anonymous,
         // A private mapping of /dev/zero is anonymous memory.
         path if entry.inode == 0 || !path.starts_with(b"/") || is_deleted(path) || path == b"/dev/zero" => {
-            Kind::Anonymous
+            MappingKind::Anonymous
         }
-        _ => Kind::PrivateFile,
+        _ => MappingKind::PrivateFile,
     })
 }
 
 /// Whether a mapping is of shared memory that no path leads to.
 pub(super) fn is_shared_object(entry: &MapEntry) -> bool {
-    kind(entry) == Ok(Kind::SharedObject)
+    classify_mapping(entry) == Ok(MappingKind::SharedObject)
 }
 
 /// The kernel appends this to the path of a file that is no longer where it was opened.
@@ -79,24 +79,24 @@ fn is_deleted(path: &[u8]) -> bool {
 }
 
 /// Whether an area is in huge pages of hugetlbfs, as a map tells that [`FileSystems`] has marked.
-fn is_huge(entry: &MapEntry) -> bool {
-    entry.has_flag(HUGE_FLAG)
+fn is_hugetlb(entry: &MapEntry) -> bool {
+    entry.has_flag(HUGETLB_FLAG)
 }
 
 /// Whether an area is private memory in huge pages of hugetlbfs: a clone gets ordinary ones in their place (`huge`).
-pub(super) fn is_private_huge(entry: &MapEntry) -> bool {
-    !entry.is_shared && is_huge(entry)
+pub(super) fn is_private_hugetlb(entry: &MapEntry) -> bool {
+    !entry.is_shared && is_hugetlb(entry)
 }
 
 /// Where an area has a part of its file mapped.
-pub(super) fn mapped_part(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
+pub(super) fn mapped_range_of(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
     let (first, behind) = (part.start.max(entry.offset), part.end.min(entry.offset + entry.bytes()));
     (first < behind).then(|| entry.start + first - entry.offset..entry.start + behind - entry.offset)
 }
 
 /// By VmFlags (proc_pid_smaps(5)), where they are known.
-fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
-    const REFUSED: [(&str, &str); 5] = [
+fn check_flags(entry: &MapEntry) -> Result<(), &'static str> {
+    const REFUSED_FLAGS: [(&str, &str); 5] = [
         ("um", "another process serves its page faults (userfaultfd); let that finish first"),
         ("uw", "another process tracks its writes (userfaultfd); let that finish first"),
         ("ui", "another process serves its page faults (userfaultfd); let that finish first"),
@@ -107,10 +107,10 @@ fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
     if !is_kernels && (entry.has_flag("pf") || entry.has_flag("io")) {
         return Err("it maps a device");
     }
-    REFUSED.iter().find(|(flag, _)| entry.has_flag(flag)).map_or(Ok(()), |(_, reason)| Err(reason))
+    REFUSED_FLAGS.iter().find(|(flag, _)| entry.has_flag(flag)).map_or(Ok(()), |(_, reason)| Err(reason))
 }
 
-fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
+fn check_name(entry: &MapEntry) -> Result<(), &'static str> {
     let path = entry.path.as_slice();
     if path.starts_with(b"/[aio]") {
         return Err(
@@ -127,44 +127,46 @@ fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
         return Err("it is a shared mapping of an unknown kind");
     }
     let is_device = path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/") && !path.starts_with(b"/dev/zero");
-    if is_device && !is_deleted(path) && !is_huge(entry) {
+    if is_device && !is_deleted(path) && !is_hugetlb(entry) {
         return Err("it maps a device");
     }
     Ok(())
 }
 
 /// What of a memory map cannot be carried, by name.
-pub(super) fn refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
+pub(super) fn refuse_mappings<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
     let refusal = |entry: &MapEntry| {
-        let reason = kind(entry).err()?;
+        let reason = classify_mapping(entry).err()?;
         let name = String::from_utf8_lossy(&entry.path);
         let object = format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end);
         Some(Refusal::new(object.trim_end(), reason))
     };
-    maps.into_iter().filter(|entry| !is_left_out(entry)).filter_map(refusal).collect()
+    maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
 }
 
 /// The same by what is behind an area, which the process may unmap meanwhile.
-pub(super) fn refusals_by_file<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
+pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
     let refusal = |entry: &MapEntry| {
         let bytes = || std::fs::metadata(format!("/proc/{pid}/map_files/{}", entry.range_name())).ok();
-        let reason = match kind(entry).ok()? {
-            Kind::SharedFile => refuse_path(entry).err()?,
-            Kind::SharedObject if entry.path.starts_with(SEGMENT_PREFIX) => refuse_part(entry, bytes()?.len()).err()?,
+        let reason = match classify_mapping(entry).ok()? {
+            MappingKind::SharedFile => check_path(entry).err()?,
+            MappingKind::SharedObject if entry.path.starts_with(SEGMENT_PREFIX) => {
+                check_segment_size(entry, bytes()?.len()).err()?
+            }
             _ => return None,
         };
         Some(Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x}", entry.start, entry.end), reason))
     };
-    maps.into_iter().filter(|entry| !is_left_out(entry)).filter_map(refusal).collect()
+    maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
 }
 
 /// A file that is mapped is opened by its path.
-fn refuse_path(entry: &MapEntry) -> Result<&str, &'static str> {
+fn check_path(entry: &MapEntry) -> Result<&str, &'static str> {
     str::from_utf8(&entry.path).map_err(|_| "the path of its file is not UTF-8")
 }
 
 /// A segment of so many bytes is attached as a whole; what was unmapped of it could not be.
-fn refuse_part(entry: &MapEntry, segment_bytes: u64) -> Result<(), &'static str> {
+fn check_segment_size(entry: &MapEntry, segment_bytes: u64) -> Result<(), &'static str> {
     let is_whole = entry.offset == 0 && entry.bytes() == segment_bytes.next_multiple_of(PAGE_SIZE);
     let reason = "it is a part of a segment of System V shared memory, whose rest was unmapped";
     is_whole.then_some(()).ok_or(reason)
@@ -172,17 +174,17 @@ fn refuse_part(entry: &MapEntry, segment_bytes: u64) -> Result<(), &'static str>
 
 /// Whether children lack an area that its flags tell of: it is marked MADV_DONTFORK, and is no private memory
 /// without a file, or is marked MADV_DONTDUMP as well (decision 014).
-pub(super) fn is_left_out(entry: &MapEntry) -> bool {
-    entry.has_flag("dc") && (entry.has_flag("dd") || !is_private(entry))
+pub(super) fn is_dontfork(entry: &MapEntry) -> bool {
+    entry.has_flag("dc") && (entry.has_flag("dd") || !is_private_anonymous(entry))
 }
 
 /// Whether an area is private memory that has no file.
-pub(super) fn is_private(entry: &MapEntry) -> bool {
-    kind(entry) == Ok(Kind::Anonymous) && entry.inode == 0
+pub(super) fn is_private_anonymous(entry: &MapEntry) -> bool {
+    classify_mapping(entry) == Ok(MappingKind::Anonymous) && entry.inode == 0
 }
 
 /// Runs in ascending order, with those that touch or overlap made one.
-pub(super) fn merge(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun> {
+pub(super) fn merge_runs(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun> {
     let mut merged: Vec<PageRun> = Vec::new();
     for run in runs.into_iter().filter(|run| run.count > 0) {
         match merged.last_mut() {
@@ -197,7 +199,7 @@ pub(super) fn merge(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun> {
 }
 
 /// For messages: an error about a mapping's file.
-fn about(entry: &MapEntry, source: &io::Error) -> String {
+fn mapping_error(entry: &MapEntry, source: &io::Error) -> String {
     format!("its file {} cannot be looked at: {source}", String::from_utf8_lossy(&entry.path))
 }
 
@@ -211,7 +213,7 @@ mod tests {
         fn merged_runs_hold_the_same_pages_and_never_touch(mut firsts in prop::collection::vec((0_u64..200, 0_u64..9), 0..40)) {
             firsts.sort_unstable();
             let runs: Vec<PageRun> = firsts.iter().map(|(first, count)| PageRun { first: *first, count: *count }).collect();
-            let merged = merge(runs.iter().copied());
+            let merged = merge_runs(runs.iter().copied());
             let holds = |runs: &[PageRun], page: u64| runs.iter().any(|run| (run.first..run.first + run.count).contains(&page));
             for page in 0..210 {
                 prop_assert_eq!(holds(&runs, page), holds(&merged, page));

@@ -44,28 +44,28 @@ use std::time::Duration;
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::Descriptor;
 
-pub use calls::lifeline::Offer;
+pub use calls::lifeline::OfferedPages;
 pub use check::{CheckOptions, CheckReport, check};
 pub use error::{CaptureError, Refusal};
-pub use files::ProgramSockets;
+pub use files::DaemonSockets;
 pub use files::versions::HeldFile;
-pub use lineage::Lineage;
+pub use lineage::ServingPager;
 pub use shared::SharedCopy;
 pub use state::namespaces::NamespacePolicy;
-pub(crate) use stop::entry::{ProcessorClocks, SeenCall, StoppedCall};
+pub(crate) use stop::entry::{ProcessorClocks, SleepingCall, StoppedCall};
 pub(crate) use stop::limits::LimitedCall;
-pub use stop::questions::{Answer, Question, QuestionArgument, Respondents};
+pub use stop::questions::{QueryArgument, QueryCall, QueryResult, QueryThreads};
 pub(crate) use stop::restart::{self, CallMark};
-pub use stop::standstill::Standstill;
+pub use stop::standstill::StoppedProcess;
 pub(crate) use tracer::deadline::Deadline;
-pub use tracer::owner::{Begun, GRACE, Observer, Template};
+pub use tracer::owner::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, Template};
 
 /// Default limit of a capture: a fork of some hundred gigabytes takes as long.
-pub const TIMEOUT: Duration = Duration::from_secs(5);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is done with a template as soon as it is born: the daemon moves it to a control group of its own, so that the
 /// copies that the parent's writes leave it with are not charged to the parent. Takes its pid.
-pub type OnTemplate = Box<dyn FnMut(i32) + Send>;
+pub type TemplateCallback = Box<dyn FnMut(i32) + Send>;
 
 /// How to capture.
 pub struct CaptureOptions {
@@ -77,13 +77,13 @@ pub struct CaptureOptions {
     /// completes the descriptor then.
     pub timeout: Duration,
     /// Called in the tracer thread for each template, when all else is done: it may take its time. Not in freeze mode.
-    pub on_template: Option<OnTemplate>,
+    pub on_template: Option<TemplateCallback>,
     /// The process's connections to the daemon; every other socket is refused.
-    pub sockets: ProgramSockets,
+    pub daemon_sockets: DaemonSockets,
     /// Pages that it offers for the calls of the capture, where it asks for that itself.
-    pub offer: Option<Offer>,
+    pub offered_pages: Option<OfferedPages>,
     /// Who serves its missing pages, where it is a child of a seed or was forked by one.
-    pub lineage: Option<Lineage>,
+    pub serving_pager: Option<ServingPager>,
     /// What becomes of a process whose children would lack something of its namespaces.
     pub namespaces: NamespacePolicy,
 }
@@ -94,11 +94,11 @@ impl CaptureOptions {
         Self {
             node,
             freeze: false,
-            timeout: TIMEOUT,
+            timeout: DEFAULT_TIMEOUT,
             on_template: None,
-            sockets: ProgramSockets::default(),
-            offer: None,
-            lineage: None,
+            daemon_sockets: DaemonSockets::default(),
+            offered_pages: None,
+            serving_pager: None,
             namespaces: NamespacePolicy::default(),
         }
     }
@@ -116,7 +116,7 @@ impl fmt::Debug for CaptureOptions {
 
 /// A captured process.
 #[derive(Debug)]
-pub struct Captured {
+pub struct CapturedTree {
     /// Everything but the contents of its pages.
     pub descriptor: Descriptor,
     /// Holds the contents of its private pages.
@@ -147,7 +147,7 @@ pub struct CaptureTimes {
     /// In the pause: reading what a tracer can.
     pub registers: Duration,
     /// In the pause: what the threads had to ask for themselves.
-    pub ask: Duration,
+    pub queries: Duration,
     /// In the pause, while the clone is under way: files and shared memory.
     pub shared: Duration,
     /// In the pause: what was left of the clone then.
@@ -158,7 +158,7 @@ impl CaptureTimes {
     /// Adds what a pause took with one process more.
     fn add_pause(&mut self, other: &Self) {
         self.registers += other.registers;
-        self.ask += other.ask;
+        self.queries += other.queries;
         self.shared += other.shared;
         self.clone += other.clone;
     }
@@ -168,8 +168,8 @@ impl CaptureTimes {
 ///
 /// # Errors
 /// Says what stands against it, by name; the process runs on as if nothing had happened.
-pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
-    tracer::owner::prepare(pid, options)
+pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
+    tracer::owner::capture_blocking(pid, options)
 }
 
 /// Starts to capture a process; `observer` hears that it was begun, and then that it was completed, each
@@ -177,14 +177,18 @@ pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureErr
 ///
 /// # Errors
 /// [`CaptureError::Thread`]; all others are the observer's to hear.
-pub fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) -> Result<(), CaptureError> {
-    tracer::owner::start(pid, options, observer)
+pub fn start_capture(
+    pid: i32,
+    options: CaptureOptions,
+    observer: Box<dyn CaptureCallbacks>,
+) -> Result<(), CaptureError> {
+    tracer::owner::start_job(pid, options, observer)
 }
 
 /// The same in the calling [tracer](spawn_tracer), which then is the template's: this returns when the template has ended, or when
 /// nothing was captured. [`warm_up`] before spares the capture the thread's first steps.
-pub fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
-    tracer::owner::hold(pid, options, observer);
+pub fn capture_and_hold(pid: i32, options: CaptureOptions, observer: Box<dyn CaptureCallbacks>) {
+    tracer::owner::run_job(pid, options, observer);
 }
 
 /// Starts a tracer, in which [`hold`] may be called: what it has stopped is let go as it was, also where this process is killed.
@@ -193,21 +197,21 @@ pub fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
 /// # Errors
 /// As clone(2): no thread could be started.
 pub fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    tracer::owner::spawn(name, life)
+    tracer::owner::spawn_tracer(name, life)
 }
 
 /// Makes the calling thread ready to capture at once.
-pub fn warm_up() {
+pub fn warm_up_thread() {
     tracer::ready::warm_up();
 }
 
 /// From now on a few threads are ready to capture, for [`start`]: for a daemon, which will be asked to.
-pub fn keep_ready() {
-    tracer::ready::keep();
+pub fn enable_thread_pool() {
+    tracer::ready::fill_pool();
 }
 
 /// A process's memory, for reading and writing.
 fn open_memory(pid: i32) -> Result<File, CaptureError> {
     let mem = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
-    mem.map_err(CaptureError::read(pid, "the memory"))
+    mem.map_err(CaptureError::reading(pid, "the memory"))
 }

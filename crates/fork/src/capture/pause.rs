@@ -14,168 +14,188 @@ use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
-use super::calls::ask::{self, Answers};
+use super::calls::ask::{self, ThreadAnswers};
 use super::calls::inject::Injector;
-use super::calls::lifeline::{Lifeline, Offer, Room, Task};
-use super::calls::rescue::{self, Gadgets, Rescue};
-use super::calls::script::{self, EndSignal, Running};
+use super::calls::lifeline::{InjectionLayout, InjectionPages, OfferedPages, ThreadScript};
+use super::calls::rescue::{self, Gadgets, SigreturnFrame};
+use super::calls::script::{self, EndSignal, RunningScript};
 use super::error::{CaptureError, Refusal};
-use super::files::versions::HeldFiles;
-use super::files::{Contents, ProgramSockets};
-use super::lineage::Search;
+use super::files::versions::HeldFileMap;
+use super::files::{DaemonSockets, OpenFileStates};
+use super::lineage::TemplateSearch;
 use super::shared::{SharedCopies, SharedSources};
-use super::state::Standing;
+use super::state::ThreadExtendedState;
 use super::state::apart;
-use super::state::filters::{self, Filters};
-use super::state::likeness::Likeness;
-use super::state::timers::{self, Listed};
-use super::stop::stopped::{Snapshot, Stopped};
-use super::survey::{Profile, Survey};
-use super::template::born::Born;
+use super::state::filters::{self, SeccompFilters};
+use super::state::likeness::ProcessRoot;
+use super::state::timers::{self, ListedTimer};
+use super::stop::stopped::{ProcessSnapshot, StopGuard};
+use super::survey::{Survey, ThreadProfile};
+use super::template::born::CloneOutcome;
 use super::template::clone_call;
 use super::tracer::deadline::Deadline;
 use crate::phase;
 
 /// What is at hand before the pause.
-pub(super) struct Prepared {
+pub(super) struct PreparedProcess {
     pub(super) survey: Survey,
-    pub(super) shared: SharedSources,
+    pub(super) shared_sources: SharedSources,
     pub(super) mem: File,
     /// Its connections to the daemon.
-    pub(super) sockets: ProgramSockets,
+    pub(super) daemon_sockets: DaemonSockets,
     /// Pages that the process offers for its calls.
-    pub(super) offer: Option<Offer>,
+    pub(super) offered_pages: Option<OfferedPages>,
     /// Code of the program's that makes calls in it safer; not looked for where pages are offered.
     pub(super) gadgets: Option<Gadgets>,
     /// Files that it has open, held so that they stay to be had.
-    pub(super) held_files: HeldFiles,
+    pub(super) held_files: HeldFileMap,
     /// What finds the clone among what a pager serves, where the process is served by one.
-    pub(super) search: Option<Search>,
+    pub(super) template_search: Option<TemplateSearch>,
 }
 
-impl Prepared {
+impl PreparedProcess {
     /// Whether all this is still of the process, now that it stands: it may have begun another program.
     pub(super) fn is_current(&self) -> Result<bool, CaptureError> {
-        let Survey { pid, program, syscall_at, .. } = &self.survey;
+        let Survey { pid, program, syscall_address: syscall_at, .. } = &self.survey;
         // Of an address space that has ended nothing can be read.
         let can_read = self.mem.read_at(&mut [0], *syscall_at).is_ok_and(|bytes| bytes == 1);
-        Ok(can_read && program.is_that_of(*pid)?)
+        Ok(can_read && program.matches(*pid)?)
     }
 }
 
 /// What the pause yields. What can be judged later is judged later.
-pub(super) struct Paused {
-    pub(super) standing: Vec<Standing>,
-    pub(super) lifeline: Lifeline,
-    pub(super) contents: Result<Contents, CaptureError>,
-    pub(super) copies: Result<SharedCopies, CaptureError>,
-    pub(super) likeness: Result<Likeness, CaptureError>,
+pub(super) struct PauseOutcome {
+    pub(super) extended_states: Vec<ThreadExtendedState>,
+    pub(super) pages: InjectionPages,
+    pub(super) file_states: Result<OpenFileStates, CaptureError>,
+    pub(super) shared_copies: Result<SharedCopies, CaptureError>,
+    pub(super) root: Result<ProcessRoot, CaptureError>,
     pub(super) clocks: Clocks,
-    pub(super) timers: Result<Vec<PosixTimer>, CaptureError>,
-    pub(super) filters: Filters,
-    pub(super) born: Born,
+    pub(super) posix_timers: Result<Vec<PosixTimer>, CaptureError>,
+    pub(super) filters: SeccompFilters,
+    pub(super) cloned: CloneOutcome,
     /// Whether nothing of the lifeline stays.
-    pub(super) unmapped: Result<(), CaptureError>,
-    asked: Asked,
+    pub(super) unmap_result: Result<(), CaptureError>,
+    results: ThreadResults,
 }
 
 /// What the threads did, in their order.
-struct Asked {
-    tasks: Vec<Task>,
+struct ThreadResults {
+    scripts: Vec<ThreadScript>,
     /// Addresses that needed not be asked for.
     tid_addresses: Vec<Option<u64>>,
     /// Scripts with results, and answers.
-    desks: Vec<(Vec<u8>, Vec<u8>)>,
+    slots: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Paused {
+impl PauseOutcome {
     /// What the threads have on their desks.
-    pub(super) fn desks(&self) -> &[(Vec<u8>, Vec<u8>)] {
-        &self.asked.desks
+    pub(super) fn slots(&self) -> &[(Vec<u8>, Vec<u8>)] {
+        &self.results.slots
     }
 
     /// What the threads answered; fails where a call of theirs did.
-    pub(super) fn answers(&self, snapshot: &Snapshot) -> Result<Vec<Answers>, CaptureError> {
-        let Asked { tasks, tid_addresses, desks } = &self.asked;
+    pub(super) fn parse_answers(&self, snapshot: &ProcessSnapshot) -> Result<Vec<ThreadAnswers>, CaptureError> {
+        let ThreadResults { scripts: tasks, tid_addresses, slots: desks } = &self.results;
         let mut all = Vec::with_capacity(desks.len());
         for (index, ((task, (script, answers)), tid_address)) in tasks.iter().zip(desks).zip(tid_addresses).enumerate()
         {
             for (position, call) in task.calls.iter().enumerate() {
-                call.checked(snapshot.threads[index].tid, script::result(script, position))?;
+                call.check_result(snapshot.threads[index].tid, script::result_of(script, position))?;
             }
-            all.push(Answers::parse((script, answers), index == 0, *tid_address));
+            all.push(ThreadAnswers::parse((script, answers), index == 0, *tid_address));
         }
         Ok(all)
     }
 }
 
 /// All of the pause between stop and release.
-pub(super) async fn pause(
-    stopped: &mut Stopped,
-    prepared: &mut Prepared,
+pub(super) async fn run_pause(
+    stopped: &mut StopGuard,
+    prepared: &mut PreparedProcess,
     injector: &mut Injector<'_>,
     freeze: bool,
     times: &mut CaptureTimes,
-) -> Result<Paused, CaptureError> {
+) -> Result<PauseOutcome, CaptureError> {
     let (begun, clocks) = (Instant::now(), Clocks::now());
-    let standing: Result<Vec<Standing>, _> =
-        stopped.snapshot.threads.iter().map(|one| Standing::read(one.tid)).collect();
+    let standing: Result<Vec<ThreadExtendedState>, _> =
+        stopped.snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
     let standing = standing?;
-    look_at_new_threads(&stopped.snapshot, &mut prepared.survey)?;
-    let filters = take_filters(&stopped.snapshot, &prepared.survey)?;
-    let end = end_signal(&stopped.snapshot, &prepared.survey)?;
+    survey_new_threads(&stopped.snapshot, &mut prepared.survey)?;
+    let filters = suspend_filters(&stopped.snapshot, &prepared.survey)?;
+    let end = choose_end_signal(&stopped.snapshot, &prepared.survey)?;
     times.registers = begun.elapsed();
     let (lifeline, rescue) =
-        phase!(await "prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
+        phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &standing, end, injector))?;
     let reached = (&lifeline, rescue.as_ref());
-    let worked = work(stopped, prepared, (&standing, reached, end, begun), injector, freeze, times).await;
+    let worked = run_work(stopped, prepared, (&standing, reached, end, begun), injector, freeze, times).await;
     let mut unmapped = Ok(());
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
         let thread = (leader.tid, &leader.registers);
         let rescued = (rescue.as_ref(), &prepared.mem);
         unmapped = phase!(await "prepare.unmap", lifeline.unmap(thread, rescued, injector));
-        rescue::leave(leader, rescued);
-        stopped.note_restored_leader();
+        rescue::disarm_leader(leader, rescued);
+        stopped.mark_leader_restored();
     }
-    let Work { asked, contents, copies, likeness, born, timers } = worked?;
-    Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, born, unmapped, asked })
+    let PauseWork {
+        results: asked,
+        file_states: contents,
+        shared_copies: copies,
+        root: likeness,
+        cloned: born,
+        posix_timers: timers,
+    } = worked?;
+    Ok(PauseOutcome {
+        extended_states: standing,
+        pages: lifeline,
+        file_states: contents,
+        shared_copies: copies,
+        root: likeness,
+        clocks,
+        posix_timers: timers,
+        filters,
+        cloned: born,
+        unmap_result: unmapped,
+        results: asked,
+    })
 }
 
 /// The pages for the threads' calls: those that the process offers, or some that are mapped in it, with what brings it back
 /// from the calls that do that.
-async fn reach(
-    snapshot: &Snapshot,
-    prepared: &Prepared,
-    standing: &[Standing],
+async fn map_injection_pages(
+    snapshot: &ProcessSnapshot,
+    prepared: &PreparedProcess,
+    standing: &[ThreadExtendedState],
     end: EndSignal,
     injector: &mut Injector<'_>,
-) -> Result<(Lifeline, Option<Rescue>), CaptureError> {
-    let Prepared { survey, mem, offer, .. } = prepared;
-    let room = Room::of(standing);
-    let offered = offer.as_ref().and_then(|offer| Lifeline::offered(offer, room, end, (snapshot, &survey.maps, mem)));
+) -> Result<(InjectionPages, Option<SigreturnFrame>), CaptureError> {
+    let PreparedProcess { survey, mem, offered_pages: offer, .. } = prepared;
+    let room = InjectionLayout::for_threads(standing);
+    let offered =
+        offer.as_ref().and_then(|offer| InjectionPages::from_offer(offer, room, end, (snapshot, &survey.maps, mem)));
     if let Some(lifeline) = offered {
         return Ok((lifeline, None));
     }
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
-    let rescue = Rescue::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
+    let rescue = SigreturnFrame::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
     let rescued = (rescue.as_ref(), mem);
-    let mapped = match rescue::enter(snapshot.leader(), end, rescued) {
-        Ok(()) => Lifeline::map(snapshot, room, end, rescued, injector).await,
+    let mapped = match rescue::arm_leader(snapshot.leader(), end, rescued) {
+        Ok(()) => InjectionPages::map(snapshot, room, end, rescued, injector).await,
         Err(error) => Err(error),
     };
     if mapped.is_err() {
-        rescue::leave(snapshot.leader(), rescued);
+        rescue::disarm_leader(snapshot.leader(), rescued);
     }
     mapped.map(|lifeline| (lifeline, rescue))
 }
 
 /// A thread that was born since the survey.
-fn look_at_new_threads(snapshot: &Snapshot, survey: &mut Survey) -> Result<(), CaptureError> {
+fn survey_new_threads(snapshot: &ProcessSnapshot, survey: &mut Survey) -> Result<(), CaptureError> {
     for thread in &snapshot.threads {
         if !survey.profiles.contains_key(&thread.tid) {
-            let profile =
-                Profile::read(survey.pid, thread.tid).map_err(CaptureError::read(survey.pid, "a new thread"))?;
+            let profile = ThreadProfile::read(survey.pid, thread.tid)
+                .map_err(CaptureError::reading(survey.pid, "a new thread"))?;
             survey.profiles.insert(thread.tid, profile);
         }
     }
@@ -183,91 +203,110 @@ fn look_at_new_threads(snapshot: &Snapshot, survey: &mut Survey) -> Result<(), C
 }
 
 /// Filters of system calls, which from here on do not judge.
-fn take_filters(snapshot: &Snapshot, survey: &Survey) -> Result<Filters, CaptureError> {
-    let mut filters = Filters::default();
+fn suspend_filters(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<SeccompFilters, CaptureError> {
+    let mut filters = SeccompFilters::default();
     for thread in &snapshot.threads {
-        let profile = survey.profiles.get(&thread.tid).ok_or(CaptureError::Gone { pid: survey.pid })?;
+        let profile = survey.profiles.get(&thread.tid).ok_or(CaptureError::ProcessGone { pid: survey.pid })?;
         if let Some(refusal) = filters::refusal(survey.pid, thread.tid, &profile.status) {
             return Err(CaptureError::refused(survey.pid, vec![refusal]));
         }
         filters::suspend(thread.tid, &profile.status)?;
-        filters.read(survey.pid, thread.tid, &profile.status)?;
+        filters.add_thread(survey.pid, thread.tid, &profile.status)?;
     }
     Ok(filters)
 }
 
-fn end_signal(snapshot: &Snapshot, survey: &Survey) -> Result<EndSignal, CaptureError> {
-    let leader = survey.profiles.get(&survey.pid).ok_or(CaptureError::Gone { pid: survey.pid })?;
-    Ok(EndSignal::for_process(&leader.status, snapshot))
+fn choose_end_signal(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<EndSignal, CaptureError> {
+    let leader = survey.profiles.get(&survey.pid).ok_or(CaptureError::ProcessGone { pid: survey.pid })?;
+    Ok(EndSignal::choose(&leader.status, snapshot))
 }
 
-struct Work {
-    asked: Asked,
-    contents: Result<Contents, CaptureError>,
-    copies: Result<SharedCopies, CaptureError>,
-    likeness: Result<Likeness, CaptureError>,
-    born: Born,
-    timers: Result<Vec<PosixTimer>, CaptureError>,
+struct PauseWork {
+    results: ThreadResults,
+    file_states: Result<OpenFileStates, CaptureError>,
+    shared_copies: Result<SharedCopies, CaptureError>,
+    root: Result<ProcessRoot, CaptureError>,
+    cloned: CloneOutcome,
+    posix_timers: Result<Vec<PosixTimer>, CaptureError>,
 }
 
 /// The threads do theirs, and we what we can meanwhile.
-async fn work(
-    stopped: &mut Stopped,
-    prepared: &mut Prepared,
-    (standing, (lifeline, rescue), end, begun): (&[Standing], (&Lifeline, Option<&Rescue>), EndSignal, Instant),
+async fn run_work(
+    stopped: &mut StopGuard,
+    prepared: &mut PreparedProcess,
+    (standing, (lifeline, rescue), end, begun): (
+        &[ThreadExtendedState],
+        (&InjectionPages, Option<&SigreturnFrame>),
+        EndSignal,
+        Instant,
+    ),
     injector: &mut Injector<'_>,
     freeze: bool,
     times: &mut CaptureTimes,
-) -> Result<Work, CaptureError> {
-    let mut lap = Lap::start();
+) -> Result<PauseWork, CaptureError> {
+    let mut lap = Stopwatch::start_scripts();
     let pid = stopped.snapshot.pid;
-    let (mut tasks, tid_addresses) = ask::tasks(&stopped.snapshot, standing, &prepared.survey, lifeline);
+    let (mut tasks, tid_addresses) = ask::build_scripts(&stopped.snapshot, standing, &prepared.survey, lifeline);
     tasks[0].calls.extend((!freeze).then(clone_call));
-    lifeline.fill(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
-    let mut running = start(&stopped.snapshot, &tasks, lifeline, (rescue, &prepared.mem), end, injector)?;
-    injector.finish(&mut running, |one| one.tid() != pid).await?;
+    lifeline.write(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
+    let mut running = start_scripts(&stopped.snapshot, &tasks, lifeline, (rescue, &prepared.mem), end, injector)?;
+    injector.wait_scripts(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
-    times.ask = lap.take();
+    times.queries = lap.lap();
     let apart: Vec<Refusal> =
-        stopped.snapshot.threads[1..].iter().filter_map(|one| apart::with_own_table(pid, one.tid)).collect();
+        stopped.snapshot.threads[1..].iter().filter_map(|one| apart::refuse_unshared_table(pid, one.tid)).collect();
     let Survey { fds, diagnosis, .. } = &prepared.survey;
-    let contents = Contents::read(pid, (fds, &prepared.sockets), diagnosis.as_ref());
+    let contents = OpenFileStates::read(pid, (fds, &prepared.daemon_sockets), diagnosis.as_ref());
     let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
-    let listed = timers::list(pid);
-    times.shared = lap.take();
-    let likeness = Likeness::read(pid);
-    injector.finish(&mut running, |_| true).await?;
-    let desks =
-        lifeline.read(tasks.len(), &prepared.mem).map_err(CaptureError::read(pid, "the answers of its threads"))?;
+    let listed = timers::list_timers(pid);
+    times.shared = lap.lap();
+    let likeness = ProcessRoot::read(pid);
+    injector.wait_scripts(&mut running, |_| true).await?;
+    let desks = lifeline
+        .read_slots(tasks.len(), &prepared.mem)
+        .map_err(CaptureError::reading(pid, "the answers of its threads"))?;
     let (leader, made) = (stopped.snapshot.leader(), (&tasks[0], desks[0].0.as_slice()));
-    let born = if freeze { Born::complete(None) } else { Born::of(made, leader, prepared, lifeline, injector).await? };
-    times.clone = lap.take();
+    let born = if freeze {
+        CloneOutcome::without_dontfork(None)
+    } else {
+        CloneOutcome::finish_clone(made, leader, prepared, lifeline, injector).await?
+    };
+    times.clone = lap.lap();
     let timers = match listed {
         _ if !apart.is_empty() => Err(CaptureError::refused(pid, apart)),
-        Ok(listed) => ask_timers(stopped, prepared, &listed, (lifeline, begun), injector).await,
+        Ok(listed) => read_posix_timers(stopped, prepared, &listed, (lifeline, begun), injector).await,
         Err(error) => Err(error),
     };
-    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, likeness, born, timers })
+    Ok(PauseWork {
+        results: ThreadResults { scripts: tasks, tid_addresses, slots: desks },
+        file_states: contents,
+        shared_copies: copies,
+        root: likeness,
+        cloned: born,
+        posix_timers: timers,
+    })
 }
 
 fn copy_shared(
-    prepared: &mut Prepared,
-    contents: Option<&Contents>,
+    prepared: &mut PreparedProcess,
+    contents: Option<&OpenFileStates>,
     deadline: &Deadline,
 ) -> Result<SharedCopies, CaptureError> {
-    let (pid, mut shared) = (prepared.survey.pid, std::mem::take(&mut prepared.shared));
+    let (pid, mut shared) = (prepared.survey.pid, std::mem::take(&mut prepared.shared_sources));
     if let Some(contents) = contents {
-        shared.join(contents.flights()).map_err(CaptureError::read(pid, "shared memory on its way in a socket"))?;
+        shared
+            .add_inflight(contents.inflight())
+            .map_err(CaptureError::reading(pid, "shared memory on its way in a socket"))?;
     }
-    shared.copy(pid, deadline)
+    shared.copy_all(pid, deadline)
 }
 
 /// POSIX timers, where there are any; and signals that came since the threads stand, such as a timer's.
-async fn ask_timers(
-    stopped: &mut Stopped,
-    prepared: &Prepared,
-    listed: &[Listed],
-    (lifeline, begun): (&Lifeline, Instant),
+async fn read_posix_timers(
+    stopped: &mut StopGuard,
+    prepared: &PreparedProcess,
+    listed: &[ListedTimer],
+    (lifeline, begun): (&InjectionPages, Instant),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
@@ -275,26 +314,26 @@ async fn ask_timers(
     if !refusals.is_empty() {
         return Err(CaptureError::refused(survey.pid, refusals));
     }
-    let inner_id = |tid: i32| survey.profiles.get(&tid).map(Profile::inner_id);
+    let inner_id = |tid: i32| survey.profiles.get(&tid).map(ThreadProfile::inner_id);
     let leader = (stopped.snapshot.leader(), survey.inner_id());
-    let timers = timers::ask(leader, listed, inner_id, (lifeline, &prepared.mem, begun), injector).await?;
-    stopped.take_late_signals()?;
+    let timers = timers::read_remaining(leader, listed, inner_id, (lifeline, &prepared.mem, begun), injector).await?;
+    stopped.read_late_signals()?;
     Ok(timers)
 }
 
 /// Lets all threads run their scripts, the leader first, whose clone takes longest.
-fn start(
-    snapshot: &Snapshot,
-    tasks: &[Task],
-    lifeline: &Lifeline,
-    (rescue, mem): (Option<&Rescue>, &File),
+fn start_scripts(
+    snapshot: &ProcessSnapshot,
+    tasks: &[ThreadScript],
+    lifeline: &InjectionPages,
+    (rescue, mem): (Option<&SigreturnFrame>, &File),
     end: EndSignal,
     injector: &Injector<'_>,
-) -> Result<Vec<Running>, CaptureError> {
+) -> Result<Vec<RunningScript>, CaptureError> {
     let mut all = Vec::with_capacity(tasks.len());
     for (index, (thread, task)) in snapshot.threads.iter().zip(tasks).enumerate() {
-        let running = lifeline.running(index, thread.tid, task.calls.len());
-        injector.aim(&running, &thread.registers)?;
+        let running = lifeline.script_of(index, thread.tid, task.calls.len());
+        injector.point_to_script(&running, &thread.registers)?;
         // Only now: should we die, its script unblocks them.
         thread.block_signals(end)?;
         // Its clone would have it, too.
@@ -303,21 +342,21 @@ fn start(
         {
             rescue.disarm(mem);
         }
-        injector.go(&running)?;
+        injector.resume(&running)?;
         all.push(running);
     }
     Ok(all)
 }
 
 /// Time between two points.
-struct Lap(Instant);
+struct Stopwatch(Instant);
 
-impl Lap {
-    fn start() -> Self {
+impl Stopwatch {
+    fn start_scripts() -> Self {
         Self(Instant::now())
     }
 
-    fn take(&mut self) -> Duration {
+    fn lap(&mut self) -> Duration {
         let now = Instant::now();
         now - std::mem::replace(&mut self.0, now)
     }

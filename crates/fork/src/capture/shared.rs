@@ -16,17 +16,17 @@ use farfork_sys::mount::table::Mount;
 use farfork_sys::namespace;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Extent, ExtentId, ExtentSource, FileStatus, FileTimes, MessageQueue, PageRun, SemaphoreSet, SharedKind,
-    SharedObject,
+    Extent, ExtentId, ExtentSource, FileStatus, FileTimes, MessageQueue, PageRun, SemaphoreSet, SharedObject,
+    SharedObjectKind,
 };
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, readlink, seek, statx};
 use rustix::io::Errno;
 
 use super::error::{CaptureError, Refusal};
-use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX, own};
+use super::files::{DELETED_SUFFIX, FdKind, InflightFiles, SHARED_MEMORY_PREFIX, own};
 use super::survey::Survey;
 use super::tracer::deadline::Deadline;
-use system_v::Segment;
+use system_v::SysvSegment;
 
 /// Most bytes of shared memory that a pause copies: at some GB/s, already some seconds of standing still.
 const SHARED_BYTES_MAX: u64 = 16 << 30;
@@ -46,18 +46,18 @@ fn attached_segments(survey: &Survey) -> Vec<u64> {
 }
 
 /// Device and inode.
-type Key = (u64, u64);
+type ObjectKey = (u64, u64);
 
 /// The contents of one shared object at the moment of the capture.
 #[derive(Debug)]
 pub struct SharedCopy {
     bytes: u64,
     /// Page-aligned runs that hold data, ascending.
-    runs: Vec<Run>,
+    runs: Vec<DataRun>,
 }
 
 #[derive(Debug)]
-struct Run {
+struct DataRun {
     offset: u64,
     bytes: Vec<u8>,
 }
@@ -72,50 +72,52 @@ impl SharedCopy {
     pub fn read_at(&self, offset: u64, into: &mut [u8]) {
         into.fill(0);
         let end = offset.saturating_add(into.len() as u64);
-        let from = self.runs.partition_point(|run| run.end() <= offset);
+        let from = self.runs.partition_point(|run| run.data_end() <= offset);
         for run in self.runs[from..].iter().take_while(|run| run.offset < end) {
-            let (first, last) = (run.offset.max(offset), run.end().min(end));
+            let (first, last) = (run.offset.max(offset), run.data_end().min(end));
             let source = &run.bytes[(first - run.offset) as usize..(last - run.offset) as usize];
             into[(first - offset) as usize..(last - offset) as usize].copy_from_slice(source);
         }
     }
 
     /// The pages that hold data.
-    fn populated(&self) -> Vec<PageRun> {
-        let pages =
-            |run: &Run| PageRun { first: run.offset / PAGE_SIZE, count: (run.bytes.len() as u64).div_ceil(PAGE_SIZE) };
-        super::memory::merge(self.runs.iter().map(pages))
+    fn populated_pages(&self) -> Vec<PageRun> {
+        let pages = |run: &DataRun| PageRun {
+            first: run.offset / PAGE_SIZE,
+            count: (run.bytes.len() as u64).div_ceil(PAGE_SIZE),
+        };
+        super::memory::merge_runs(self.runs.iter().map(pages))
     }
 }
 
-impl Run {
-    fn end(&self) -> u64 {
+impl DataRun {
+    fn data_end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
     }
 }
 
 /// A shared object of a running process, opened.
 #[derive(Debug)]
-struct Source {
-    key: Key,
+struct SharedSource {
+    key: ObjectKey,
     name: String,
-    kind: SharedKind,
+    kind: SharedObjectKind,
     file: File,
     /// Whether it lies on hugetlbfs.
-    is_huge: bool,
+    is_hugetlb: bool,
     /// Whether nobody can write to it: it is executed.
-    is_fixed: bool,
+    is_immutable: bool,
     /// Allocated and touched, where the data lay at the survey.
-    prepared: Vec<Run>,
+    buffers: Vec<DataRun>,
 }
 
 /// How many bytes lie in runs, each with its offset and length.
-fn bytes_of(runs: &[(u64, u64)]) -> u64 {
+fn sum_bytes(runs: &[(u64, u64)]) -> u64 {
     runs.iter().map(|(_, bytes)| bytes).sum()
 }
 
 /// Why so much shared memory is refused, if it is.
-fn refuse_excess(pid: i32, bytes: u64) -> Option<Refusal> {
+fn check_size(pid: i32, bytes: u64) -> Option<Refusal> {
     let reason = || {
         format!("it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it stands still")
     };
@@ -124,7 +126,7 @@ fn refuse_excess(pid: i32, bytes: u64) -> Option<Refusal> {
 
 /// The shared objects of a process, ready to be copied.
 #[derive(Debug, Default)]
-pub(super) struct SharedSources(Vec<Source>, queues::Sources);
+pub(super) struct SharedSources(Vec<SharedSource>, queues::IpcSources);
 
 impl SharedSources {
     /// Opens every object that the survey found.
@@ -132,14 +134,14 @@ impl SharedSources {
         let pid = survey.pid;
         let mapped = survey.maps.iter().filter(|entry| super::memory::is_shared_object(entry));
         let mapped = mapped.map(|entry| (format!("/proc/{pid}/map_files/{}", entry.range_name()), &entry.path));
-        let opened = survey.fds.iter().filter(|fd| fd.kind == Kind::Memory && !fd.is_standard);
+        let opened = survey.fds.iter().filter(|fd| fd.kind == FdKind::Memory && !fd.is_standard_stream);
         let opened = opened.map(|fd| (format!("/proc/{pid}/fd/{}", fd.number), &fd.link));
-        let mut sources: BTreeMap<Key, Source> = BTreeMap::new();
-        let (segments, made) = system_v::segments(pid, &attached_segments(survey))?;
-        let executed = executed_object(survey).map_err(CaptureError::read(pid, "its executable"))?;
+        let mut sources: BTreeMap<ObjectKey, SharedSource> = BTreeMap::new();
+        let (segments, made) = system_v::list_segments(pid, &attached_segments(survey))?;
+        let executed = open_executable(survey).map_err(CaptureError::reading(pid, "its executable"))?;
         sources.extend(executed.map(|source| (source.key, source)));
         for (path, link) in opened.chain(mapped) {
-            let source = Source::open(&path, link, &segments).map_err(|source| match source.kind() {
+            let source = SharedSource::open(&path, link, &segments).map_err(|source| match source.kind() {
                 io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: "its shared memory".to_owned() },
                 _ => {
                     CaptureError::Read { pid, what: format!("shared memory {}", String::from_utf8_lossy(link)), source }
@@ -148,26 +150,27 @@ impl SharedSources {
             sources.entry(source.key).or_insert(source);
         }
         for (segment, file) in made {
-            let source = Source::of(file, segment).map_err(CaptureError::read(pid, "System V shared memory"))?;
+            let source = SharedSource::from_segment(file, segment)
+                .map_err(CaptureError::reading(pid, "System V shared memory"))?;
             sources.entry(source.key).or_insert(source);
         }
-        Ok(Self(sources.into_values().collect(), queues::Sources::find(pid)?))
+        Ok(Self(sources.into_values().collect(), queues::IpcSources::find(pid)?))
     }
 
     /// Takes on the objects of another process of the tree.
-    pub(super) fn absorb(&mut self, others: Self) {
+    pub(super) fn merge(&mut self, others: Self) {
         for source in others.0 {
             if !self.0.iter().any(|known| known.key == source.key) {
                 self.0.push(source);
             }
         }
-        self.1.absorb(others.1);
+        self.1.merge(others.1);
     }
 
     /// Takes on memory that is on its way in sockets, which only the pause shows.
-    pub(super) fn join(&mut self, flights: &Flights) -> io::Result<()> {
-        for (path, link) in flights.memory() {
-            let source = Source::open(&path, link, &[])?;
+    pub(super) fn add_inflight(&mut self, flights: &InflightFiles) -> io::Result<()> {
+        for (path, link) in flights.memory_files() {
+            let source = SharedSource::open(&path, link, &[])?;
             if !self.0.iter().any(|known| known.key == source.key) {
                 self.0.push(source);
             }
@@ -176,81 +179,89 @@ impl SharedSources {
     }
 
     /// Prepares memory for copies of all but what other processes of the tree have, too, which `others` are of.
-    pub(super) fn prepare<'a>(
+    pub(super) fn allocate_buffers<'a>(
         &mut self,
         pid: i32,
         others: impl Iterator<Item = &'a Self> + Clone,
     ) -> Result<(), CaptureError> {
         let mut total = 0;
         for source in &mut self.0 {
-            let runs = source.data().map_err(CaptureError::read(pid, "shared memory"))?;
-            total += bytes_of(&runs);
-            if let Some(refusal) = refuse_excess(pid, total) {
+            let runs = source.data_ranges().map_err(CaptureError::reading(pid, "shared memory"))?;
+            total += sum_bytes(&runs);
+            if let Some(refusal) = check_size(pid, total) {
                 return Err(CaptureError::refused(pid, vec![refusal]));
             }
             if others.clone().any(|other| other.0.iter().any(|known| known.key == source.key)) {
                 continue;
             }
             // Not zero: the allocator would give pages that are not there yet, to be faulted in inside the pause.
-            source.prepared =
-                runs.iter().map(|(offset, bytes)| Run { offset: *offset, bytes: vec![1; *bytes as usize] }).collect();
-            if source.is_fixed {
-                let mut read = source.prepared.iter_mut();
+            source.buffers = runs
+                .iter()
+                .map(|(offset, bytes)| DataRun { offset: *offset, bytes: vec![1; *bytes as usize] })
+                .collect();
+            if source.is_immutable {
+                let mut read = source.buffers.iter_mut();
                 read.try_for_each(|run| source.file.read_exact_at(&mut run.bytes, run.offset))
-                    .map_err(CaptureError::read(pid, "its executable"))?;
+                    .map_err(CaptureError::reading(pid, "its executable"))?;
             }
         }
         Ok(())
     }
 
     /// Why they are too much to be copied, if they are.
-    pub(super) fn excess(&self, pid: i32) -> Result<Option<Refusal>, CaptureError> {
+    pub(super) fn size_refusal(&self, pid: i32) -> Result<Option<Refusal>, CaptureError> {
         let mut total = 0;
         for source in &self.0 {
-            total += bytes_of(&source.data().map_err(CaptureError::read(pid, "shared memory"))?);
+            total += sum_bytes(&source.data_ranges().map_err(CaptureError::reading(pid, "shared memory"))?);
         }
-        Ok(refuse_excess(pid, total))
+        Ok(check_size(pid, total))
     }
 
     /// Copies all objects. The process stands still.
-    pub(super) fn copy(self, pid: i32, deadline: &Deadline) -> Result<SharedCopies, CaptureError> {
-        let mut copies = SharedCopies { queues: self.1.copy(pid)?, ..SharedCopies::default() };
+    pub(super) fn copy_all(self, pid: i32, deadline: &Deadline) -> Result<SharedCopies, CaptureError> {
+        let mut copies = SharedCopies { sysv_ipc: self.1.copy(pid)?, ..SharedCopies::default() };
         for source in self.0 {
             let (key, name) = (source.key, source.name.clone());
             let seals = fcntl_get_seals(&source.file).ok().filter(|seals| *seals != SealFlags::SEAL);
-            let now = source.file.metadata().map_err(CaptureError::read(pid, "shared memory"))?;
-            let kind = with_status(source.kind.clone(), status_of(&now));
-            let copy = source.copy((pid, now.len()), deadline)?;
+            let now = source.file.metadata().map_err(CaptureError::reading(pid, "shared memory"))?;
+            let kind = set_status(source.kind.clone(), file_status(&now));
+            let copy = source.copy_data((pid, now.len()), deadline)?;
             copies.keys.push(key);
-            copies.named.push(NamedCopy { name, seals: seals.map(|seals| seals.bits()), kind, times: times_of(&now) });
+            copies.attributes.push(SharedAttributes {
+                name,
+                seals: seals.map(|seals| seals.bits()),
+                kind,
+                times: file_times(&now),
+            });
             copies.copies.push(copy);
         }
         Ok(copies)
     }
 }
 
-impl Source {
-    fn open(path: &str, link: &[u8], segments: &[Segment]) -> io::Result<Self> {
-        let file = open_unnoticed(path)?;
+impl SharedSource {
+    fn open(path: &str, link: &[u8], segments: &[SysvSegment]) -> io::Result<Self> {
+        let file = open_noatime(path)?;
         let metadata = file.metadata()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let status = status_of(&metadata);
+        let status = file_status(&metadata);
         let undeleted = link.strip_suffix(DELETED_SUFFIX);
-        let is_huge = hugetlbfs::has(&file)?;
-        let named =
-            |path: &[u8]| (text(path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)), SharedKind::Deleted(status));
+        let is_huge = hugetlbfs::is_on_hugetlbfs(&file)?;
+        let named = |path: &[u8]| {
+            (text(path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)), SharedObjectKind::DeletedFile(status))
+        };
         let (name, kind) = match (link, undeleted) {
             (link, _) if link.starts_with(b"/memfd:") => {
-                (text(&undeleted.unwrap_or(link)[b"/memfd:".len()..]), SharedKind::MemoryFile(status))
+                (text(&undeleted.unwrap_or(link)[b"/memfd:".len()..]), SharedObjectKind::MemFd(status))
             }
             (link, _) if link.starts_with(SEGMENT_PREFIX) => {
                 let segment = segments.iter().find(|segment| u64::from(segment.id) == metadata.ino());
-                (String::new(), segment.ok_or(io::ErrorKind::NotFound)?.kind())
+                (String::new(), segment.ok_or(io::ErrorKind::NotFound)?.to_shared_kind())
             }
-            (_, Some(b"/dev/zero" | b"/anon_hugepage")) => (String::new(), SharedKind::Memory),
+            (_, Some(b"/dev/zero" | b"/anon_hugepage")) => (String::new(), SharedObjectKind::Anonymous),
             (_, Some(path)) => named(path),
             (link, None) if link.starts_with(SHARED_MEMORY_PREFIX) => {
-                (String::new(), SharedKind::Named { path: text(link), status })
+                (String::new(), SharedObjectKind::PosixShm { path: text(link), status })
             }
             // Another node has its own of that path, if any.
             (path, None) => named(path),
@@ -260,24 +271,27 @@ impl Source {
             name,
             kind,
             file,
-            is_huge,
-            is_fixed: false,
-            prepared: Vec::new(),
+            is_hugetlb: is_huge,
+            is_immutable: false,
+            buffers: Vec::new(),
         })
     }
 
     /// A segment that is not attached.
-    fn of(file: File, segment: Segment) -> io::Result<Self> {
+    fn from_segment(file: File, segment: SysvSegment) -> io::Result<Self> {
         let metadata = file.metadata()?;
-        let (key, is_huge) = ((metadata.dev(), metadata.ino()), hugetlbfs::has(&file)?);
-        let (name, kind) = (String::new(), segment.kind());
-        Ok(Self { key, name, kind, file, is_huge, is_fixed: false, prepared: Vec::new() })
+        let (key, is_huge) = ((metadata.dev(), metadata.ino()), hugetlbfs::is_on_hugetlbfs(&file)?);
+        let (name, kind) = (String::new(), segment.to_shared_kind());
+        Ok(Self { key, name, kind, file, is_hugetlb: is_huge, is_immutable: false, buffers: Vec::new() })
     }
 
     /// Offset and length, in bytes, of each run of data.
-    fn data(&self) -> io::Result<Vec<(u64, u64)>> {
-        if self.is_huge {
-            return Ok(hugetlbfs::data(&self.file)?.into_iter().map(|run| (run.start, run.end - run.start)).collect());
+    fn data_ranges(&self) -> io::Result<Vec<(u64, u64)>> {
+        if self.is_hugetlb {
+            return Ok(hugetlbfs::find_present_ranges(&self.file)?
+                .into_iter()
+                .map(|run| (run.start, run.end - run.start))
+                .collect());
         }
         let mut runs = Vec::new();
         let mut from = 0;
@@ -294,14 +308,14 @@ impl Source {
     }
 
     /// What it holds, of so many bytes.
-    fn copy(mut self, (pid, bytes): (i32, u64), deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
+    fn copy_data(mut self, (pid, bytes): (i32, u64), deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
         let failed = |source| CaptureError::Read { pid, what: "shared memory".to_owned(), source };
-        if self.is_fixed && !self.prepared.is_empty() {
-            return Ok(SharedCopy { bytes, runs: self.prepared });
+        if self.is_immutable && !self.buffers.is_empty() {
+            return Ok(SharedCopy { bytes, runs: self.buffers });
         }
-        let mut prepared = std::mem::take(&mut self.prepared).into_iter().peekable();
+        let mut prepared = std::mem::take(&mut self.buffers).into_iter().peekable();
         let mut runs = Vec::new();
-        for (offset, bytes) in self.data().map_err(failed)? {
+        for (offset, bytes) in self.data_ranges().map_err(failed)? {
             while prepared.next_if(|run| run.offset < offset).is_some() {}
             let ready = prepared.next_if(|run| run.offset == offset);
             let mut buffer = ready.map(|run| run.bytes).unwrap_or_default();
@@ -316,24 +330,24 @@ impl Source {
                 }
                 self.file.read_exact_at(chunk, offset + (index * COPY_CHUNK_BYTES) as u64).map_err(failed)?;
             }
-            runs.push(Run { offset, bytes: buffer });
+            runs.push(DataRun { offset, bytes: buffer });
         }
         Ok(SharedCopy { bytes, runs })
     }
 }
 
 /// Opened so that reading it does not change its st_atime, where that is allowed.
-fn open_unnoticed(path: &str) -> io::Result<File> {
+fn open_noatime(path: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags | OFlags::NOATIME, Mode::empty());
     Ok(opened.or_else(|_| rustix::fs::open(path, flags, Mode::empty()))?.into())
 }
 
-fn status_of(metadata: &Metadata) -> FileStatus {
+fn file_status(metadata: &Metadata) -> FileStatus {
     FileStatus { mode: metadata.mode() & PERMISSIONS, uid: metadata.uid(), gid: metadata.gid() }
 }
 
-fn times_of(metadata: &Metadata) -> FileTimes {
+fn file_times(metadata: &Metadata) -> FileTimes {
     const SECOND_NS: i64 = 1_000_000_000;
     let ns = |seconds: i64, rest: i64| seconds.saturating_mul(SECOND_NS).saturating_add(rest);
     FileTimes {
@@ -343,17 +357,17 @@ fn times_of(metadata: &Metadata) -> FileTimes {
 }
 
 /// The same with mode and owner as they are by now.
-fn with_status(kind: SharedKind, now: FileStatus) -> SharedKind {
+fn set_status(kind: SharedObjectKind, now: FileStatus) -> SharedObjectKind {
     match kind {
-        SharedKind::MemoryFile(_) => SharedKind::MemoryFile(now),
-        SharedKind::Deleted(_) => SharedKind::Deleted(now),
-        SharedKind::Named { path, .. } => SharedKind::Named { path, status: now },
-        SharedKind::Memory | SharedKind::SystemV { .. } => kind,
+        SharedObjectKind::MemFd(_) => SharedObjectKind::MemFd(now),
+        SharedObjectKind::DeletedFile(_) => SharedObjectKind::DeletedFile(now),
+        SharedObjectKind::PosixShm { path, .. } => SharedObjectKind::PosixShm { path, status: now },
+        SharedObjectKind::Anonymous | SharedObjectKind::SystemV { .. } => kind,
     }
 }
 
 /// What a process executes, where that was deleted or replaced, or is not the node's: other nodes have no such file, or another.
-fn executed_object(survey: &Survey) -> io::Result<Option<Source>> {
+fn open_executable(survey: &Survey) -> io::Result<Option<SharedSource>> {
     let exe = format!("/proc/{}/exe", survey.pid);
     let link = match readlink(&exe, Vec::new()) {
         Ok(link) => link.into_bytes(),
@@ -361,48 +375,48 @@ fn executed_object(survey: &Survey) -> io::Result<Option<Source>> {
         Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_its_own_program(survey.pid, &exe, &link)?;
-    let source = is_without_path.then(|| Source::open(&exe, &link, &[])).transpose()?;
-    Ok(source.map(|source| Source { is_fixed: true, ..source }))
+    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_absent_on_node(survey.pid, &exe, &link)?;
+    let source = is_without_path.then(|| SharedSource::open(&exe, &link, &[])).transpose()?;
+    Ok(source.map(|source| SharedSource { is_immutable: true, ..source }))
 }
 
 /// Whether the node has another file at the path of what a process executes, or none.
-fn is_its_own_program(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
+fn is_absent_on_node(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
     let found = statx(CWD, exe, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
-    if namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt")) {
-        return Ok(!own::is_at(link, &found));
+    if namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt")) {
+        return Ok(!own::is_at_path(link, &found));
     }
     let mounts = format!("/proc/{pid}/mountinfo");
     let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
-    Ok(own::is_its_own(link, &found, (CWD, &mounts, is_its)))
+    Ok(own::is_absent_on_node(link, &found, (CWD, &mounts, is_its)))
 }
 
 /// The shared objects of a process, copied.
 #[derive(Debug, Default)]
 pub(super) struct SharedCopies {
-    keys: Vec<Key>,
-    named: Vec<NamedCopy>,
+    keys: Vec<ObjectKey>,
+    attributes: Vec<SharedAttributes>,
     copies: Vec<SharedCopy>,
-    queues: queues::Copies,
+    sysv_ipc: queues::IpcCopies,
 }
 
 /// What a shared object is beside its contents.
 #[derive(Debug)]
-struct NamedCopy {
+struct SharedAttributes {
     name: String,
     /// F_GET_SEALS.
     seals: Option<u32>,
-    kind: SharedKind,
+    kind: SharedObjectKind,
     times: FileTimes,
 }
 
 impl SharedCopies {
     /// Takes on what another process of the tree has that no other had before the pause.
-    pub(super) fn absorb(&mut self, other: Self) {
-        for ((key, named), copy) in other.keys.into_iter().zip(other.named).zip(other.copies) {
+    pub(super) fn merge(&mut self, other: Self) {
+        for ((key, named), copy) in other.keys.into_iter().zip(other.attributes).zip(other.copies) {
             if !self.keys.contains(&key) {
                 self.keys.push(key);
-                self.named.push(named);
+                self.attributes.push(named);
                 self.copies.push(copy);
             }
         }
@@ -419,7 +433,7 @@ impl SharedCopies {
     }
 
     /// Index of what a process executes, where that is one of them.
-    pub(super) fn index_of_executed(&self, pid: i32) -> io::Result<Option<u32>> {
+    pub(super) fn executable_index(&self, pid: i32) -> io::Result<Option<u32>> {
         if self.keys.is_empty() {
             return Ok(None);
         }
@@ -428,14 +442,14 @@ impl SharedCopies {
     }
 
     /// The objects as a descriptor holds them; their extents are added to `extents`.
-    pub(super) fn describe(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
+    pub(super) fn build_objects(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
         let mut objects = Vec::with_capacity(self.copies.len());
-        for (index, (copy, named)) in self.copies.iter().zip(&self.named).enumerate() {
+        for (index, (copy, named)) in self.copies.iter().zip(&self.attributes).enumerate() {
             let extent = ExtentId(extents.len() as u32);
             extents.push(Extent {
                 source: ExtentSource::SharedObject { object: index as u32 },
                 bytes: copy.bytes.next_multiple_of(PAGE_SIZE),
-                populated: copy.populated(),
+                populated: copy.populated_pages(),
                 inherited: Vec::new(),
             });
             objects.push(SharedObject {
@@ -451,8 +465,8 @@ impl SharedCopies {
     }
 
     /// Semaphores and message queues.
-    pub(super) fn take_queues(&mut self) -> (Vec<SemaphoreSet>, Vec<MessageQueue>) {
-        let queues = std::mem::take(&mut self.queues);
+    pub(super) fn take_sysv_ipc(&mut self) -> (Vec<SemaphoreSet>, Vec<MessageQueue>) {
+        let queues = std::mem::take(&mut self.sysv_ipc);
         (queues.sets, queues.queues)
     }
 
@@ -468,7 +482,7 @@ mod tests {
 
     #[test]
     fn holes_read_as_zeroes() {
-        let run = |offset, byte| Run { offset, bytes: vec![byte; 4096] };
+        let run = |offset, byte| DataRun { offset, bytes: vec![byte; 4096] };
         let copy = SharedCopy { bytes: 5 * 4096, runs: vec![run(4096, 1), run(3 * 4096, 3)] };
         let mut all = vec![9; 6 * 4096];
         copy.read_at(0, &mut all);
@@ -477,6 +491,6 @@ mod tests {
         let mut across = [9; 4];
         copy.read_at(2 * 4096 - 2, &mut across);
         assert_eq!(across, [1, 1, 0, 0]);
-        assert_eq!(copy.populated(), [PageRun { first: 1, count: 1 }, PageRun { first: 3, count: 1 }]);
+        assert_eq!(copy.populated_pages(), [PageRun { first: 1, count: 1 }, PageRun { first: 3, count: 1 }]);
     }
 }

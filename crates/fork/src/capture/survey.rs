@@ -6,41 +6,41 @@ use std::fs;
 use std::ops::Range;
 
 use farfork_sys::companion;
-use farfork_sys::process::{self, MapEntry, SchedulingAttributes, Stat, Status};
-use farfork_sys::socket_diagnosis::Diagnosis;
+use farfork_sys::process::{self, MapEntry, ProcStat, ProcStatus, SchedulingAttributes};
+use farfork_sys::socket_diagnosis::SockDiag;
 use farfork_wire::descriptor::THREADS_MAX;
 
 use super::calls::inject;
 use super::error::{CaptureError, Refusal};
-use super::files::{self, OpenFd, ProgramSockets, Streams};
+use super::files::{self, DaemonSockets, OpenFd, TreeStreams};
 use super::memory;
-use super::memory::FileSystems;
-use super::state::link::link;
+use super::memory::FileSystemCache;
+use super::state::link::read_proc_link;
 use super::state::namespaces::{self, NamespacePolicy};
-use super::state::program::Program;
-use super::state::root::{self, Root};
+use super::state::program::AuxiliaryVector;
+use super::state::root::{self, TreeRoot};
 use super::state::{apart, filters, time_namespace, timers, users};
 use super::stop::{freezer, inexact, tracers, vfork, waits};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
-pub(super) struct Profile {
+pub(super) struct ThreadProfile {
     pub(super) name: Vec<u8>,
-    pub(super) status: Status,
+    pub(super) status: ProcStatus,
     pub(super) scheduling: SchedulingAttributes,
     /// Not known of the main thread: that of a process that stands is ([`Answers`](crate::capture::calls::ask::Answers)).
     pub(super) timer_slack_ns: Option<u64>,
 }
 
-impl Profile {
+impl ThreadProfile {
     pub(super) fn read(pid: i32, tid: i32) -> std::io::Result<Self> {
-        let profile = Self::with(tid, process::name(pid, tid)?, Status::read(tid)?)?;
+        let profile = Self::from_status(tid, process::thread_name(pid, tid)?, ProcStatus::read(tid)?)?;
         Ok(Self { timer_slack_ns: Some(timer_slack_ns(tid)?), ..profile })
     }
 
     /// That of a thread whose name and status were read already.
-    fn with(tid: i32, name: Vec<u8>, status: Status) -> std::io::Result<Self> {
-        Ok(Self { name, status, scheduling: process::scheduling(tid)?, timer_slack_ns: None })
+    fn from_status(tid: i32, name: Vec<u8>, status: ProcStatus) -> std::io::Result<Self> {
+        Ok(Self { name, status, scheduling: process::read_scheduling(tid)?, timer_slack_ns: None })
     }
 
     /// Its id in the innermost pid namespace: what the program itself knows.
@@ -59,20 +59,20 @@ pub(super) fn timer_slack_ns(tid: i32) -> std::io::Result<u64> {
 pub(super) struct Survey {
     pub(super) pid: i32,
     /// All else here is of a process that ran this.
-    pub(super) program: Program,
-    pub(super) stat: Stat,
-    pub(super) profiles: BTreeMap<i32, Profile>,
+    pub(super) program: AuxiliaryVector,
+    pub(super) stat: ProcStat,
+    pub(super) profiles: BTreeMap<i32, ThreadProfile>,
     pub(super) maps: Vec<MapEntry>,
     pub(super) fds: Vec<OpenFd>,
     /// Where it has Unix sockets.
-    pub(super) diagnosis: Option<Diagnosis>,
+    pub(super) diagnosis: Option<SockDiag>,
     /// Areas that are locked, which fork(2) makes no others.
     pub(super) locked: Vec<Range<u64>>,
     /// Private areas in huge pages of hugetlbfs, with the kernel's flags, which a clone loses with them.
-    pub(super) huge: Vec<MapEntry>,
-    pub(super) file_systems: FileSystems,
+    pub(super) hugetlb: Vec<MapEntry>,
+    pub(super) file_systems: FileSystemCache,
     /// Address of a `syscall` instruction.
-    pub(super) syscall_at: u64,
+    pub(super) syscall_address: u64,
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
 }
@@ -82,7 +82,7 @@ const PROGRAMS_MAX: usize = 8;
 
 /// How thoroughly to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Depth {
+pub(super) enum SurveyDepth {
     /// Before a capture: what costs the process nothing, and is needed for it.
     Quick,
     /// For a report: with notes, and the kernel also walks over all of its memory.
@@ -95,61 +95,61 @@ pub(super) enum Depth {
 impl Survey {
     /// Looks at `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to look at. `streams`:
     /// those of the tree, where it is not the first process of one.
-    pub(super) fn of(
+    pub(super) fn read(
         pid: i32,
-        depth: Depth,
-        sockets: &ProgramSockets,
-        streams: Option<&Streams>,
+        depth: SurveyDepth,
+        sockets: &DaemonSockets,
+        streams: Option<&TreeStreams>,
     ) -> Result<Self, CaptureError> {
         for _ in 0..PROGRAMS_MAX {
-            let stat = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?;
-            let status = Status::read(pid).map_err(|_| CaptureError::Gone { pid })?;
-            let out_of_question = refuse_at_sight(pid, &stat, &status, sockets);
+            let stat = ProcStat::read(pid).map_err(|_| CaptureError::ProcessGone { pid })?;
+            let status = ProcStatus::read(pid).map_err(|_| CaptureError::ProcessGone { pid })?;
+            let out_of_question = quick_refusals(pid, &stat, &status, sockets);
             if !out_of_question.is_empty() {
                 return Err(CaptureError::refused(pid, out_of_question));
             }
-            let program = Program::of(pid)?;
-            let survey = Self::of_program(program.clone(), (stat, status), depth, sockets, streams);
-            if program.is_that_of(pid)? {
+            let program = AuxiliaryVector::read(pid)?;
+            let survey = Self::read_program(program.clone(), (stat, status), depth, sockets, streams);
+            if program.matches(pid)? {
                 return survey;
             }
         }
-        Err(Program::changed(pid))
+        Err(AuxiliaryVector::changed_error(pid))
     }
 
     /// Looks at a process that runs `program`. Where it runs another in the end, nothing of this is to be relied upon.
-    fn of_program(
-        program: Program,
-        (stat, status): (Stat, Status),
-        depth: Depth,
-        sockets: &ProgramSockets,
-        streams: Option<&Streams>,
+    fn read_program(
+        program: AuxiliaryVector,
+        (stat, status): (ProcStat, ProcStatus),
+        depth: SurveyDepth,
+        sockets: &DaemonSockets,
+        streams: Option<&TreeStreams>,
     ) -> Result<Self, CaptureError> {
         let pid = status.process;
         let maps = match depth {
-            Depth::Quick => process::maps(pid),
-            Depth::Thorough { .. } => process::smaps(pid),
+            SurveyDepth::Quick => process::read_maps(pid),
+            SurveyDepth::Thorough { .. } => process::read_smaps(pid),
         };
-        let mut maps = maps.map_err(CaptureError::read(pid, "the memory map"))?;
-        if depth == (Depth::Thorough { is_served: true }) {
+        let mut maps = maps.map_err(CaptureError::reading(pid, "the memory map"))?;
+        if depth == (SurveyDepth::Thorough { is_served: true }) {
             maps.iter_mut().for_each(|entry| entry.clear_flag("um"));
         }
-        let fds = files::open_fds(pid, sockets, streams)?;
-        let mut file_systems = FileSystems::new(sockets.copies_files);
-        file_systems.mark(pid, &mut maps);
-        let (locked, huge) = marked_areas(pid, &maps, &status)?;
-        let profiles = profiles(pid, stat.name.clone(), status)?;
+        let fds = files::list_open_fds(pid, sockets, streams)?;
+        let mut file_systems = FileSystemCache::new(sockets.copies_files);
+        file_systems.mark_mappings(pid, &mut maps);
+        let (locked, huge) = flagged_mappings(pid, &maps, &status)?;
+        let profiles = read_profiles(pid, stat.name.clone(), status)?;
         let mut survey = Self {
             pid,
             program,
             stat,
             profiles,
-            syscall_at: 0,
+            syscall_address: 0,
             refusals: Vec::new(),
             notes: Vec::new(),
-            diagnosis: files::diagnosis(pid, &fds)?,
+            diagnosis: files::open_socket_diagnosis(pid, &fds)?,
             locked,
-            huge,
+            hugetlb: huge,
             file_systems,
             maps,
             fds,
@@ -158,36 +158,40 @@ impl Survey {
         survey.refuse_threads()?;
         survey.refuse_mappings(depth)?;
         survey.refusals.extend(survey.file_systems.refusals(pid, &survey.maps));
-        let root = Root::of(streams.map_or(pid, Streams::first))?;
-        survey.refusals.extend(root.refusal(pid, &link(pid, pid, "root")?));
-        survey.refusals.extend(root::current_refusal(pid));
-        survey.refusals.extend(files::refusals((pid, root), &survey.fds)?);
-        survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);
-        survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
+        let root = TreeRoot::find(streams.map_or(pid, TreeStreams::root_pid))?;
+        survey.refusals.extend(root.refusal(pid, &read_proc_link(pid, pid, "root")?));
+        survey.refusals.extend(root::refuse_current_directory(pid));
+        survey.refusals.extend(files::refuse_open_files((pid, root), &survey.fds)?);
+        survey.refusals.extend(files::refuse_foreign_pidfds(
+            streams.map_or(pid, TreeStreams::root_pid),
+            pid,
+            &survey.fds,
+        )?);
+        survey.refusals.extend(files::check_caller_socket(pid, &survey.fds, sockets));
         // Who asks itself waits already, and is refused what it must be in the pause.
-        if depth != Depth::Quick || sockets.caller.is_none() {
-            survey.refusals.extend(timers::refusals(pid, &timers::list(pid)?, &survey.inner_ids()));
+        if depth != SurveyDepth::Quick || sockets.caller.is_none() {
+            survey.refusals.extend(timers::refusals(pid, &timers::list_timers(pid)?, &survey.inner_ids()));
         }
-        survey.notes.extend(memory::object::note_of_followed((pid, &survey.fds), &survey.maps));
-        if depth == Depth::Quick {
-            survey.profiles.keys().for_each(|tid| waits::look(*tid));
+        survey.notes.extend(memory::object::note_stale_mappings((pid, &survey.fds), &survey.maps));
+        if depth == SurveyDepth::Quick {
+            survey.profiles.keys().for_each(|tid| waits::observe_thread(*tid));
         } else {
-            survey.note_what_stays_behind();
-            survey.notes.extend(inexact::notes(survey.profiles.keys().copied()));
+            survey.note_not_carried();
+            survey.notes.extend(inexact::inexact_notes(survey.profiles.keys().copied()));
         }
         Ok(survey)
     }
 
     /// Adds what its children would lack of its namespaces, or have otherwise.
     pub(super) fn compare_namespaces(&mut self, is_first: bool, policy: NamespacePolicy) -> Result<(), CaptureError> {
-        let found = namespaces::compare(self.pid, &self.fds, is_first, policy)?;
+        let found = namespaces::compare_namespaces(self.pid, &self.fds, is_first, policy)?;
         self.refusals.extend(found.refusals);
         self.notes.extend(found.notes);
         Ok(())
     }
 
     /// A note as it stands beside those of a tree's other processes.
-    pub(super) fn name_note(&self, first: i32, note: &str) -> String {
+    pub(super) fn format_note(&self, first: i32, note: &str) -> String {
         if self.pid == first { note.to_owned() } else { format!("pid {}: {note}", self.pid) }
     }
 
@@ -199,11 +203,11 @@ impl Survey {
 
     /// The process's id in its innermost pid namespace.
     pub(super) fn inner_id(&self) -> u32 {
-        self.profiles.get(&self.pid).map_or(0, Profile::inner_id)
+        self.profiles.get(&self.pid).map_or(0, ThreadProfile::inner_id)
     }
 
     /// A thread, by its own id, is kept to a CPU only until it has its answer: it has not chosen that for its life.
-    pub(super) fn let_run_anywhere(&mut self, thread: u32) {
+    pub(super) fn clear_pinning(&mut self, thread: u32) {
         let kept = self.profiles.values_mut().filter(|profile| profile.inner_id() == thread);
         kept.for_each(|profile| profile.status.cpus.fill(u32::MAX));
     }
@@ -216,23 +220,23 @@ impl Survey {
             self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
             return Ok(());
         };
-        match inject::syscall_of_vdso(pid, vdso).map_err(CaptureError::read(pid, "the vdso"))? {
-            Some(address) => self.syscall_at = address,
+        match inject::find_vdso_syscall(pid, vdso).map_err(CaptureError::reading(pid, "the vdso"))? {
+            Some(address) => self.syscall_address = address,
             None => self.refusals.push(Refusal::new(format!("pid {pid}"), "its vdso has no system call instruction")),
         }
         Ok(())
     }
 
     /// Only the kernel's flags tell of an area that children lack, and only `smaps` tells those: where an area would be refused, it is asked.
-    fn refuse_mappings(&mut self, depth: Depth) -> Result<(), CaptureError> {
+    fn refuse_mappings(&mut self, depth: SurveyDepth) -> Result<(), CaptureError> {
         let pid = self.pid;
-        let judge = |maps: &[MapEntry]| [memory::refusals(pid, maps), memory::refusals_by_file(pid, maps)].concat();
+        let judge = |maps: &[MapEntry]| [memory::refuse_mappings(pid, maps), memory::file_refusals(pid, maps)].concat();
         let mut refusals = judge(&self.maps);
-        if depth == Depth::Quick && !refusals.is_empty() {
-            let mut maps = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
+        if depth == SurveyDepth::Quick && !refusals.is_empty() {
+            let mut maps = process::read_smaps(pid).map_err(CaptureError::reading(pid, "the memory map"))?;
             // Of who serves an area a quick look does not judge.
             maps.iter_mut().for_each(|entry| ["um", "uw", "ui"].iter().for_each(|flag| entry.clear_flag(flag)));
-            self.file_systems.mark(pid, &mut maps);
+            self.file_systems.mark_mappings(pid, &mut maps);
             refusals = judge(&maps);
         }
         self.refusals.extend(refusals);
@@ -242,13 +246,13 @@ impl Survey {
     fn refuse_threads(&mut self) -> Result<(), CaptureError> {
         let pid = self.pid;
         if !self.profiles.contains_key(&pid) {
-            return Err(CaptureError::Gone { pid });
+            return Err(CaptureError::ProcessGone { pid });
         }
         if self.profiles.len() > THREADS_MAX {
             let reason = format!("it has {} threads, more than {THREADS_MAX}", self.profiles.len());
             self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
         }
-        self.refusals.extend(apart::refusals(pid, self.profiles.keys().copied()));
+        self.refusals.extend(apart::refuse_unshared_threads(pid, self.profiles.keys().copied()));
         for (tid, profile) in &self.profiles {
             self.refusals.extend(filters::refusal(pid, *tid, &profile.status));
             if profile.status.has_shadow_stack {
@@ -261,7 +265,7 @@ impl Survey {
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
             // Who waits in vfork(2) waits as for a disk.
-            if profile.status.state == "D" && vfork::keeps(*tid) {
+            if profile.status.state == "D" && vfork::is_stuck_in_vfork(*tid) {
                 let reason =
                     "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
@@ -270,8 +274,8 @@ impl Survey {
         Ok(())
     }
 
-    fn note_what_stays_behind(&mut self) {
-        let absent: u64 = self.maps.iter().filter(|entry| memory::is_left_out(entry)).map(MapEntry::bytes).sum();
+    fn note_not_carried(&mut self) {
+        let absent: u64 = self.maps.iter().filter(|entry| memory::is_dontfork(entry)).map(MapEntry::bytes).sum();
         if absent > 0 {
             self.notes.push(format!(
                 "{} KiB of its memory are marked MADV_DONTFORK, and are shared, of a file, or marked MADV_DONTDUMP as well: its children lack them, as after fork(2), and fail where they touch them",
@@ -285,13 +289,13 @@ impl Survey {
                 huge >> 10
             ));
         }
-        if link(self.pid, self.pid, "exe").is_ok_and(|exe| exe.as_bytes().ends_with(files::DELETED_SUFFIX)) {
+        if read_proc_link(self.pid, self.pid, "exe").is_ok_and(|exe| exe.as_bytes().ends_with(files::DELETED_SUFFIX)) {
             self.notes.push(
                 "its executable was deleted or replaced: its children have a copy, and are restored one by one"
                     .to_owned(),
             );
         }
-        self.notes.extend(files::versions::unproved((self.pid, &self.fds), &self.maps));
+        self.notes.extend(files::versions::note_unverifiable_files((self.pid, &self.fds), &self.maps));
         if self.stat.state == 'T' {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }
@@ -299,21 +303,21 @@ impl Survey {
 }
 
 /// The areas that are locked, and private ones in huge pages. Only `smaps` tells their flags, and only of the process itself.
-fn marked_areas(
+fn flagged_mappings(
     pid: i32,
     maps: &[MapEntry],
-    status: &Status,
+    status: &ProcStatus,
 ) -> Result<(Vec<Range<u64>>, Vec<MapEntry>), CaptureError> {
-    if status.locked_bytes == 0 && !maps.iter().any(memory::is_private_huge) {
+    if status.locked_bytes == 0 && !maps.iter().any(memory::is_private_hugetlb) {
         return Ok((Vec::new(), Vec::new()));
     }
-    let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
+    let areas = process::read_smaps(pid).map_err(CaptureError::reading(pid, "the memory map"))?;
     let locked = areas.iter().filter(|entry| entry.has_flag("lo")).map(|entry| entry.start..entry.end).collect();
-    Ok((locked, areas.into_iter().filter(memory::is_private_huge).collect()))
+    Ok((locked, areas.into_iter().filter(memory::is_private_hugetlb).collect()))
 }
 
 /// What makes a process out of the question, without a closer look.
-fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSockets) -> Vec<Refusal> {
+fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &DaemonSockets) -> Vec<Refusal> {
     let refuse = |reason: String| vec![Refusal::new(format!("pid {pid}"), reason)];
     if pid == companion::owner_pid() {
         return refuse("it is farfork itself".to_owned());
@@ -325,7 +329,7 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSock
         return refuse("it is a thread of the kernel".to_owned());
     }
     if matches!(stat.state, 'Z' | 'X') {
-        let alone = process::threads(pid).is_ok_and(|tids| tids.len() <= 1);
+        let alone = process::thread_ids(pid).is_ok_and(|tids| tids.len() <= 1);
         let reason = if alone { "it has ended (a zombie)" } else { "its main thread has ended while others go on" };
         return refuse(reason.to_owned());
     }
@@ -335,7 +339,7 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSock
     }
     // Who has just asked for it itself is not frozen; should it be the next moment, it does not stop, and is told then.
     let asked_itself = sockets.caller.is_some();
-    if !asked_itself && let Some(group) = freezer::frozen_by(pid) {
+    if !asked_itself && let Some(group) = freezer::freezing_group(pid) {
         return refuse(format!("it is frozen by the control group {}; thaw that first", group.display()));
     }
     // Our libraries have 64 bits; what else speaks like them is found out at the stop.
@@ -355,14 +359,14 @@ fn is_32_bit(pid: i32) -> bool {
 }
 
 /// A thread may end while it is looked at: it is left out. `name` and `status` are the leader's.
-fn profiles(pid: i32, name: Vec<u8>, status: Status) -> Result<BTreeMap<i32, Profile>, CaptureError> {
+fn read_profiles(pid: i32, name: Vec<u8>, status: ProcStatus) -> Result<BTreeMap<i32, ThreadProfile>, CaptureError> {
     let mut profiles = BTreeMap::new();
-    profiles.extend(Profile::with(pid, name, status).ok().map(|profile| (pid, profile)));
+    profiles.extend(ThreadProfile::from_status(pid, name, status).ok().map(|profile| (pid, profile)));
     if process::thread_count(pid).is_ok_and(|count| count == 1) {
         return Ok(profiles);
     }
-    let tids = process::threads(pid).map_err(|_| CaptureError::Gone { pid })?;
+    let tids = process::thread_ids(pid).map_err(|_| CaptureError::ProcessGone { pid })?;
     let others = tids.into_iter().filter(|tid| *tid != pid);
-    profiles.extend(others.filter_map(|tid| Some((tid, Profile::read(pid, tid).ok()?))));
+    profiles.extend(others.filter_map(|tid| Some((tid, ThreadProfile::read(pid, tid).ok()?))));
     Ok(profiles)
 }

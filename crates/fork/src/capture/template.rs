@@ -19,32 +19,32 @@ use std::time::Duration;
 
 use farfork_container::OOM_SCORE_ADJUSTMENT;
 use farfork_sys::priority;
-use farfork_sys::process::{self, Stat, Status};
-use farfork_sys::ptrace::{self, Registers, Report};
+use farfork_sys::process::{self, ProcStat, ProcStatus};
+use farfork_sys::ptrace::{self, Registers, TraceeEvent};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::calls::inject::{Call, Injector, read_registers};
-use super::calls::rescue::{self, Gadgets, Rescue};
+use super::calls::inject::{InjectedCall, Injector, read_registers};
+use super::calls::rescue::{self, Gadgets, SigreturnFrame};
 use super::calls::script::EndSignal;
 use super::error::CaptureError;
 use super::open_memory;
-use super::state::Standing;
+use super::state::ThreadExtendedState;
 use super::state::filters;
-use super::stop::stopped::Stopped;
-use super::stop::{freezer, stop_one, waits};
-use super::tracer::deadline::{Deadline, Silence};
-use super::tracer::post::at_once;
-use super::tracer::turn::Turn;
+use super::stop::stopped::StopGuard;
+use super::stop::{freezer, stop_thread, waits};
+use super::tracer::deadline::{Deadline, WaitError};
+use super::tracer::post::run_ready;
+use super::tracer::turn::TraceLock;
 
 /// How long the end of a killed template is awaited.
-const END_LIMIT: Duration = Duration::from_secs(5);
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the parent's main thread may take to stop for reaping a template; beyond, the zombie stays until the
 /// parent ends.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
 
 /// An address that is never mapped (vm.mmap_min_addr): a template's stack pointer.
-const NO_STACK: u64 = 0x10;
+const UNMAPPED_STACK: u64 = 0x10;
 
 const CLONE: u64 = 56;
 const CLONE_FILES: u64 = 0x400;
@@ -52,49 +52,57 @@ const CLONE_PTRACE: u64 = 0x2000;
 
 /// A clone that never runs. Dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Clone {
+pub(super) struct TemplateClone {
     pub(super) pid: i32,
     /// Its id in the parent's innermost pid namespace.
     inner_pid: u64,
     /// Registers for calls made in it.
     pub(super) registers: Registers,
-    parent: i32,
+    parent_pid: i32,
     parent_start_ticks: u64,
-    syscall_at: u64,
+    syscall_address: u64,
     has_ended: bool,
 }
 
 /// The call that makes a template.
-pub(super) fn clone_call() -> Call {
-    Call::new("clone", CLONE, [CLONE_PTRACE | CLONE_FILES, NO_STACK])
+pub(super) fn clone_call() -> InjectedCall {
+    InjectedCall::new("clone", CLONE, [CLONE_PTRACE | CLONE_FILES, UNMAPPED_STACK])
 }
 
 /// The call that reaps a dead child of the caller, which knows it as `inner_id`; it never waits.
-pub(super) fn reap_call(inner_id: u64) -> Call {
+pub(super) fn reap_call(inner_id: u64) -> InjectedCall {
     const WAIT4: u64 = 61;
     const WNOHANG: u64 = 1;
     /// Also children without an exit signal.
-    const WALL: u64 = 0x4000_0000;
-    Call::new("wait4", WAIT4, [inner_id, 0, WALL | WNOHANG, 0])
+    const WAIT_ALL: u64 = 0x4000_0000;
+    InjectedCall::new("wait4", WAIT4, [inner_id, 0, WAIT_ALL | WNOHANG, 0])
 }
 
-impl Clone {
+impl TemplateClone {
     /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`; `options` of ptrace are those that
     /// it needs beside its own.
-    pub(super) async fn born(
+    pub(super) async fn adopt(
         inner_pid: u64,
         parent: i32,
         parent_start_ticks: u64,
         options: usize,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let pid = injector.wait_newborn().await?;
+        let pid = injector.wait_clone().await?;
         ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
-            .map_err(CaptureError::trace("set the options of template", pid))?;
+            .map_err(CaptureError::tracing("set the options of template", pid))?;
         // It runs for a moment only where we make it, and we wait for that. Without the right to, so be it.
-        let _ = priority::raise(pid);
-        let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_at());
-        Ok(Self { pid, inner_pid, registers, parent, parent_start_ticks, syscall_at, has_ended: false })
+        let _ = priority::make_real_time(pid);
+        let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_address());
+        Ok(Self {
+            pid,
+            inner_pid,
+            registers,
+            parent_pid: parent,
+            parent_start_ticks,
+            syscall_address: syscall_at,
+            has_ended: false,
+        })
     }
 
     /// Its id in the parent's innermost pid namespace.
@@ -103,110 +111,110 @@ impl Clone {
     }
 
     /// Nothing more is made in it: an ordinary process, as control groups want it.
-    pub(super) fn park(&self) {
-        let _ = priority::lower(self.pid);
+    pub(super) fn clear_options(&self) {
+        let _ = priority::make_ordinary(self.pid);
     }
 
     /// Gives it a place in the OOM order.
-    pub(super) fn lower_in_oom_order(&self) -> Result<(), CaptureError> {
+    pub(super) fn raise_oom_score(&self) -> Result<(), CaptureError> {
         let path = format!("/proc/{}/oom_score_adj", self.pid);
         let now: i32 = process::read_line(&path).ok().and_then(|line| line.parse().ok()).unwrap_or(0);
-        let wanted = oom_score_adj(now);
+        let wanted = template_oom_score(now);
         if now < wanted {
-            fs::write(&path, wanted.to_string()).map_err(CaptureError::read(self.pid, "oom_score_adj"))?;
+            fs::write(&path, wanted.to_string()).map_err(CaptureError::reading(self.pid, "oom_score_adj"))?;
         }
         Ok(())
     }
 
     /// Kills and reaps it, within limits. The zombie that remains in the parent is reaped by the parent's main thread.
     /// `turn` is the parent's, where the caller has it.
-    pub(super) fn end(&mut self, turn: Option<&Turn>) {
+    pub(super) fn kill(&mut self, turn: Option<&TraceLock>) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
         // Its memory is torn down by itself, which takes long where it is large: nobody shall have to wait for that.
-        let _ = priority::lower(self.pid);
+        let _ = priority::make_ordinary(self.pid);
         if let Some(pid) = Pid::from_raw(self.pid) {
             let _ = kill_process(pid, Signal::KILL);
         }
-        if !self.await_end() {
-            tracing::warn!(template = self.pid, "a killed template has not ended within {END_LIMIT:?}");
+        if !self.wait_end() {
+            tracing::warn!(template = self.pid, "a killed template has not ended within {KILL_LIMIT:?}");
             return;
         }
         match self.reap_in_parent(turn) {
             Ok(()) => {}
-            Err(CaptureError::Gone { .. }) => {}
+            Err(CaptureError::ProcessGone { .. }) => {}
             Err(error) => {
-                tracing::debug!(template = self.pid, parent = self.parent, %error, "a template stays a zombie until its parent ends");
+                tracing::debug!(template = self.pid, parent = self.parent_pid, %error, "a template stays a zombie until its parent ends");
             }
         }
     }
 
-    fn await_end(&self) -> bool {
-        let deadline = Deadline::after(END_LIMIT);
+    fn wait_end(&self) -> bool {
+        let deadline = Deadline::after(KILL_LIMIT);
         // Its end may have been taken before, when it was killed by somebody else.
         if !matches!(ptrace::reap(self.pid), Ok(false)) {
             return true;
         }
         while !deadline.is_over() {
-            match deadline.next_report() {
-                Ok((tid, Report::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
+            match deadline.wait_report() {
+                Ok((tid, TraceeEvent::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
                 // Its last stop, told late.
                 Ok(_) => {}
-                Err(Silence::TimedOut) => return false,
-                Err(Silence::NoTracee) => return true,
+                Err(WaitError::TimedOut) => return false,
+                Err(WaitError::NoTracee) => return true,
             }
         }
         false
     }
 
     /// Makes the parent's main thread wait for the dead template.
-    fn reap_in_parent(&self, turn: Option<&Turn>) -> Result<(), CaptureError> {
-        let pid = self.parent;
-        let is_zombie = |stat: Stat| stat.state == 'Z' && stat.parent == pid;
-        if !Stat::read(self.pid).is_ok_and(is_zombie) {
+    fn reap_in_parent(&self, turn: Option<&TraceLock>) -> Result<(), CaptureError> {
+        let pid = self.parent_pid;
+        let is_zombie = |stat: ProcStat| stat.state == 'Z' && stat.parent == pid;
+        if !ProcStat::read(self.pid).is_ok_and(is_zombie) {
             return Ok(());
         }
         let _turn = match turn {
             Some(_) => None,
-            None => Some(Turn::wait(pid, REAP_LIMIT).ok_or(CaptureError::Gone { pid })?),
+            None => Some(TraceLock::acquire(pid, REAP_LIMIT).ok_or(CaptureError::ProcessGone { pid })?),
         };
         let deadline = Deadline::after(REAP_LIMIT);
-        let is_parent = |stat: Stat| stat.start_ticks == self.parent_start_ticks;
-        if !Stat::read(pid).is_ok_and(is_parent) || freezer::frozen_by(pid).is_some() {
-            return Err(CaptureError::Gone { pid });
+        let is_parent = |stat: ProcStat| stat.start_ticks == self.parent_start_ticks;
+        if !ProcStat::read(pid).is_ok_and(is_parent) || freezer::freezing_group(pid).is_some() {
+            return Err(CaptureError::ProcessGone { pid });
         }
-        waits::look(pid);
-        let reaped = self.reap_stopped(pid, &deadline);
-        waits::settle();
+        waits::observe_thread(pid);
+        let reaped = self.reap_in_stopped_parent(pid, &deadline);
+        waits::settle_calls();
         reaped
     }
 
     /// The same of a parent whose main thread alone is stopped for it.
-    fn reap_stopped(&self, pid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
-        stop_one(pid, deadline)?;
-        let mut stopped = Stopped::take(pid, &[pid])?;
-        let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
-        let (maps, mem) = (process::maps(pid), open_memory(pid));
-        let (maps, mem) = (maps.map_err(CaptureError::read(pid, "the memory map"))?, mem?);
+    fn reap_in_stopped_parent(&self, pid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
+        stop_thread(pid, deadline)?;
+        let mut stopped = StopGuard::new(pid, &[pid])?;
+        let status = ProcStatus::read(pid).map_err(CaptureError::reading(pid, "status"))?;
+        let (maps, mem) = (process::read_maps(pid), open_memory(pid));
+        let (maps, mem) = (maps.map_err(CaptureError::reading(pid, "the memory map"))?, mem?);
         let leader = stopped.snapshot.leader();
-        let standing = Standing::read(pid)?;
-        let rescue = Rescue::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
-        let mut injector = Injector::new(pid, self.syscall_at, deadline);
+        let standing = ThreadExtendedState::read(pid)?;
+        let rescue = SigreturnFrame::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
+        let mut injector = Injector::new(pid, self.syscall_address, deadline);
         filters::suspend(pid, &status)?;
-        let (rescued, end) = ((rescue.as_ref(), &mem), EndSignal::for_process(&status, &stopped.snapshot));
+        let (rescued, end) = ((rescue.as_ref(), &mem), EndSignal::choose(&status, &stopped.snapshot));
         let call = reap_call(self.inner_pid);
-        let reaped = rescue::enter(leader, end, rescued)
-            .and_then(|()| at_once(injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem)));
-        rescue::leave(leader, rescued);
-        stopped.withhold(&mut injector.withheld);
+        let reaped = rescue::arm_leader(leader, end, rescued)
+            .and_then(|()| run_ready(injector.call_with_frame((pid, &leader.registers), call, rescue.as_ref(), &mem)));
+        rescue::disarm_leader(leader, rescued);
+        stopped.add_withheld(&mut injector.withheld_signals);
         reaped.map(drop)
     }
 }
 
-impl Drop for Clone {
+impl Drop for TemplateClone {
     fn drop(&mut self) {
-        self.end(None);
+        self.kill(None);
     }
 }
 
@@ -214,17 +222,17 @@ impl Drop for Clone {
 /// default of 0. The kernel adds a thousandth of the memory for each point to what a process holds, so that a process goes
 /// before one that holds more only by less than their distance: a template holds as much as its parent, and often more
 /// than a child.
-fn oom_score_adj(parents: i32) -> i32 {
+fn template_oom_score(parents: i32) -> i32 {
     if parents < OOM_SCORE_ADJUSTMENT { i32::midpoint(parents.max(0), OOM_SCORE_ADJUSTMENT) } else { parents }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::oom_score_adj;
+    use super::template_oom_score;
 
     #[test]
     fn a_template_goes_before_its_parent_and_after_children() {
-        assert_eq!((oom_score_adj(0), oom_score_adj(-1000), oom_score_adj(500)), (450, 450, 700));
-        assert_eq!((oom_score_adj(900), oom_score_adj(1000)), (900, 1000), "of a child that is forked on");
+        assert_eq!((template_oom_score(0), template_oom_score(-1000), template_oom_score(500)), (450, 450, 700));
+        assert_eq!((template_oom_score(900), template_oom_score(1000)), (900, 1000), "of a child that is forked on");
     }
 }

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use farfork_sys::memory::{read_process, read_process_exact};
 use farfork_wire::PAGE_SIZE;
 
-use crate::capture::{CaptureError, Standstill};
-use areas::{Area, Contents};
+use crate::capture::{CaptureError, StoppedProcess};
+use areas::{CoreSegment, SegmentContents};
 
 /// For a process to stand still; as for a capture.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Memory read, and given away, at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-static ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
+static ZERO_PAGE: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
 /// Why there is no core file.
 #[derive(Debug, thiserror::Error)]
@@ -50,14 +50,14 @@ pub enum CoreError {
     },
     /// It has more areas than the format can tell of.
     #[error("it has {0} areas of memory, and a core file tells of 65534 at most")]
-    TooManyAreas(usize),
+    TooManySegments(usize),
     /// Whoever wanted it has gone, or takes too long.
     #[error("nobody takes what was read in time: the process runs on")]
-    Unwanted,
+    Cancelled,
 }
 
 impl CoreError {
-    fn read(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+    fn read_error(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Read { what, source }
     }
 }
@@ -70,53 +70,53 @@ pub struct CoreSummary {
     /// How many threads the process has.
     pub threads: usize,
     /// How long it stood still.
-    pub stopped: Duration,
+    pub stop_duration: Duration,
 }
 
 /// Takes a piece of the file, at its place; whoever has enough breaks it off.
-pub type Take<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
+pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 
 /// Gives the core file of a process, piece by piece, in ascending order; what was not given is zeroes. Blocks, and traces: to
 /// be called from a thread that ends afterwards.
 ///
 /// # Errors
 /// [`CoreError`]; the process runs on.
-pub fn dump(pid: i32, take: Take<'_>) -> Result<CoreSummary, CoreError> {
+pub fn dump_core(pid: i32, take: CoreSink<'_>) -> Result<CoreSummary, CoreError> {
     let began = Instant::now();
-    let still = Standstill::of(pid, STOP_LIMIT)?;
-    let areas = areas::of(pid)?;
-    if areas.len() >= elf::AREAS_MAX {
-        return Err(CoreError::TooManyAreas(areas.len()));
+    let still = StoppedProcess::stop(pid, STOP_LIMIT)?;
+    let areas = areas::read_segments(pid)?;
+    if areas.len() >= elf::SEGMENTS_MAX {
+        return Err(CoreError::TooManySegments(areas.len()));
     }
-    let notes = notes::of(pid, &still, &areas)?;
-    let (head, places, file_bytes) = elf::lay_out(&notes, &areas);
-    give(take, 0, &head)?;
-    let mem = File::open(format!("/proc/{pid}/mem")).map_err(CoreError::read("memory"))?;
+    let notes = notes::encode_notes(pid, &still, &areas)?;
+    let (head, places, file_bytes) = elf::encode_headers(&notes, &areas);
+    write_chunk(take, 0, &head)?;
+    let mem = File::open(format!("/proc/{pid}/mem")).map_err(CoreError::read_error("memory"))?;
     for (area, place) in areas.iter().zip(places) {
-        give_area(pid, &mem, area, place, take)?;
+        write_segment(pid, &mem, area, place, take)?;
     }
     let threads = still.threads().count();
     drop(still);
-    Ok(CoreSummary { file_bytes, threads, stopped: began.elapsed() })
+    Ok(CoreSummary { file_bytes, threads, stop_duration: began.elapsed() })
 }
 
-fn give(take: Take<'_>, offset: u64, bytes: &[u8]) -> Result<(), CoreError> {
+fn write_chunk(take: CoreSink<'_>, offset: u64, bytes: &[u8]) -> Result<(), CoreError> {
     match take(offset, bytes) {
         ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(CoreError::Unwanted),
+        ControlFlow::Break(()) => Err(CoreError::Cancelled),
     }
 }
 
 /// Gives the pages of an area that hold something.
-fn give_area(pid: i32, mem: &File, area: &Area, place: u64, take: Take<'_>) -> Result<(), CoreError> {
+fn write_segment(pid: i32, mem: &File, area: &CoreSegment, place: u64, take: CoreSink<'_>) -> Result<(), CoreError> {
     let mut buffer = vec![0; CHUNK_BYTES as usize];
-    for range in area.readable() {
+    for range in area.readable_ranges() {
         for start in (range.start..range.end).step_by(CHUNK_BYTES as usize) {
             let bytes = &mut buffer[..(range.end - start).min(CHUNK_BYTES) as usize];
-            read(pid, mem, area, start, bytes)?;
+            read_segment(pid, mem, area, start, bytes)?;
             let at = place + (start - area.start);
-            for (first, run) in runs_of_data(bytes) {
-                give(take, at + first as u64, run)?;
+            for (first, run) in nonzero_runs(bytes) {
+                write_chunk(take, at + first as u64, run)?;
             }
         }
     }
@@ -125,9 +125,9 @@ fn give_area(pid: i32, mem: &File, area: &Area, place: u64, take: Take<'_>) -> R
 
 /// Reads memory. Pages of a mapped file beyond its end cannot be read, and are zero; so are those of an area that nobody may
 /// read and that holds none.
-fn read(pid: i32, mem: &File, area: &Area, start: u64, bytes: &mut [u8]) -> Result<(), CoreError> {
-    if area.contents == Contents::Populated {
-        return read_process_exact(pid, mem, start, bytes).map_err(CoreError::read("memory"));
+fn read_segment(pid: i32, mem: &File, area: &CoreSegment, start: u64, bytes: &mut [u8]) -> Result<(), CoreError> {
+    if area.contents == SegmentContents::Populated {
+        return read_process_exact(pid, mem, start, bytes).map_err(CoreError::read_error("memory"));
     }
     bytes.fill(0);
     let mut done = 0;
@@ -145,12 +145,12 @@ fn read(pid: i32, mem: &File, area: &Area, start: u64, bytes: &mut [u8]) -> Resu
 }
 
 /// The pieces of some pages that are not all zero, each with its offset.
-fn runs_of_data(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+fn nonzero_runs(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let page = PAGE_SIZE as usize;
     // Compared as a whole, which is one call: the process stands still meanwhile.
     let has_data = move |at: usize| {
         let piece = &bytes[at..bytes.len().min(at + page)];
-        *piece != ZEROES[..piece.len()]
+        *piece != ZERO_PAGE[..piece.len()]
     };
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -168,7 +168,7 @@ fn runs_of_data(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use super::runs_of_data;
+    use super::nonzero_runs;
 
     #[test]
     fn pages_of_zeroes_are_left_out() {
@@ -176,8 +176,8 @@ mod tests {
         bytes[4096] = 1;
         bytes[3 * 4096 - 1] = 1;
         bytes[5 * 4096 - 1] = 1;
-        let runs: Vec<_> = runs_of_data(&bytes).map(|(at, run)| (at, run.len())).collect();
+        let runs: Vec<_> = nonzero_runs(&bytes).map(|(at, run)| (at, run.len())).collect();
         assert_eq!(runs, [(4096, 8192), (16384, 4096)]);
-        assert_eq!(runs_of_data(&[0; 8192]).count(), 0);
+        assert_eq!(nonzero_runs(&[0; 8192]).count(), 0);
     }
 }

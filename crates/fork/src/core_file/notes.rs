@@ -4,20 +4,20 @@ use std::fs;
 use std::ops::Range;
 
 use farfork_sys::cpu;
-use farfork_sys::process::{Stat, Status};
+use farfork_sys::process::{ProcStat, ProcStatus};
 use farfork_sys::ptrace::{self, Registers};
 use farfork_wire::PAGE_SIZE;
 
 use super::CoreError;
-use super::areas::Area;
-use crate::capture::Standstill;
+use super::areas::CoreSegment;
+use crate::capture::StoppedProcess;
 
-const PRSTATUS: u32 = 1;
-const FPREGSET: u32 = 2;
-const PRPSINFO: u32 = 3;
-const AUXV: u32 = 6;
-const X86_XSTATE: u32 = 0x202;
-const FILE: u32 = 0x4649_4c45;
+const NT_PRSTATUS: u32 = 1;
+const NT_PRFPREG: u32 = 2;
+const NT_PRPSINFO: u32 = 3;
+const NT_AUXV: u32 = 6;
+const NT_X86_XSTATE: u32 = 0x202;
+const NT_FILE: u32 = 0x4649_4c45;
 
 /// The part of the extended state that x87 and SSE have, as FXSAVE lays it out.
 const FXSAVE_BYTES: usize = 512;
@@ -29,45 +29,45 @@ const NAME_BYTES: usize = 16;
 const ARGUMENTS_BYTES: usize = 80;
 
 /// All notes of a process that stands still: its main thread's registers first, as debuggers expect.
-pub(super) fn of(pid: i32, still: &Standstill, areas: &[Area]) -> Result<Vec<u8>, CoreError> {
-    let auxv = fs::read(format!("/proc/{pid}/auxv")).map_err(CoreError::read("auxiliary vector"))?;
+pub(super) fn encode_notes(pid: i32, still: &StoppedProcess, areas: &[CoreSegment]) -> Result<Vec<u8>, CoreError> {
+    let auxv = fs::read(format!("/proc/{pid}/auxv")).map_err(CoreError::read_error("auxiliary vector"))?;
     let mut notes = Vec::new();
     for (index, tid) in still.threads().enumerate() {
-        let registers = ptrace::registers(tid).map_err(CoreError::read("registers"))?;
-        let state = ptrace::extended_state(tid).map_err(CoreError::read("registers"))?;
-        let state = without_unused_tiles(state);
-        let status = Status::read(tid).map_err(CoreError::read("status"))?;
+        let registers = ptrace::read_registers(tid).map_err(CoreError::read_error("registers"))?;
+        let state = ptrace::read_extended_state(tid).map_err(CoreError::read_error("registers"))?;
+        let state = strip_unused_amx(state);
+        let status = ProcStatus::read(tid).map_err(CoreError::read_error("status"))?;
         let inner = status.namespace_ids.last().copied().unwrap_or(tid.unsigned_abs());
         let registers = registers.unwrap_or_default();
-        push(&mut notes, b"CORE", PRSTATUS, &thread(inner, &registers, still.signal_mask(tid)));
+        append_note(&mut notes, b"CORE", NT_PRSTATUS, &encode_prstatus(inner, &registers, still.signal_mask(tid)));
         if index == 0 {
-            push(&mut notes, b"CORE", PRPSINFO, &process(pid, inner, &status)?);
-            push(&mut notes, b"CORE", AUXV, &auxv);
-            push(&mut notes, b"CORE", FILE, &files(areas));
+            append_note(&mut notes, b"CORE", NT_PRPSINFO, &encode_prpsinfo(pid, inner, &status)?);
+            append_note(&mut notes, b"CORE", NT_AUXV, &auxv);
+            append_note(&mut notes, b"CORE", NT_FILE, &encode_file_note(areas));
         }
-        push(&mut notes, b"CORE", FPREGSET, &state[..FXSAVE_BYTES.min(state.len())]);
-        push(&mut notes, b"LINUX", X86_XSTATE, &state);
+        append_note(&mut notes, b"CORE", NT_PRFPREG, &state[..FXSAVE_BYTES.min(state.len())]);
+        append_note(&mut notes, b"LINUX", NT_X86_XSTATE, &state);
     }
     Ok(notes)
 }
 
 /// An extended state without the components of AMX, where none of them is in use: debuggers that do not know these
 /// components do not expect their room.
-fn without_unused_tiles(mut state: Vec<u8>) -> Vec<u8> {
-    const ENABLED: Range<usize> = 464..472;
-    const IN_USE: Range<usize> = 512..520;
-    const TILES: u64 = 0b11 << 17;
+fn strip_unused_amx(mut state: Vec<u8>) -> Vec<u8> {
+    const XCR0_RANGE: Range<usize> = 464..472;
+    const XSTATE_BV_RANGE: Range<usize> = 512..520;
+    const AMX_COMPONENTS: u64 = 0b11 << 17;
     let components = |at: Range<usize>| Some(u64::from_le_bytes(state.get(at)?.try_into().ok()?));
-    let (Some(enabled), Some(in_use)) = (components(ENABLED), components(IN_USE)) else { return state };
-    if enabled & TILES != 0 && in_use & TILES == 0 {
-        let kept = enabled & !TILES;
-        state[ENABLED].copy_from_slice(&kept.to_le_bytes());
+    let (Some(enabled), Some(in_use)) = (components(XCR0_RANGE), components(XSTATE_BV_RANGE)) else { return state };
+    if enabled & AMX_COMPONENTS != 0 && in_use & AMX_COMPONENTS == 0 {
+        let kept = enabled & !AMX_COMPONENTS;
+        state[XCR0_RANGE].copy_from_slice(&kept.to_le_bytes());
         state.truncate(cpu::default_state_bytes(kept));
     }
     state
 }
 
-fn push(into: &mut Vec<u8>, name: &[u8], kind: u32, description: &[u8]) {
+fn append_note(into: &mut Vec<u8>, name: &[u8], kind: u32, description: &[u8]) {
     let padded = |into: &mut Vec<u8>, bytes: &[u8]| {
         into.extend_from_slice(bytes);
         into.resize(into.len().next_multiple_of(4), 0);
@@ -80,13 +80,13 @@ fn push(into: &mut Vec<u8>, name: &[u8], kind: u32, description: &[u8]) {
 }
 
 /// `struct elf_prstatus`: registers of a thread, by the id that it knows itself by.
-fn thread(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRSTATUS_BYTES] {
-    const SIGNALS_BLOCKED_AT: usize = 24;
+fn encode_prstatus(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRSTATUS_BYTES] {
+    const SIGNAL_MASK_AT: usize = 24;
     const ID_AT: usize = 32;
     const REGISTERS_AT: usize = 112;
     const HAS_FLOATING_POINT_AT: usize = 328;
     let mut bytes = [0; PRSTATUS_BYTES];
-    bytes[SIGNALS_BLOCKED_AT..][..8].copy_from_slice(&signal_mask.to_le_bytes());
+    bytes[SIGNAL_MASK_AT..][..8].copy_from_slice(&signal_mask.to_le_bytes());
     bytes[ID_AT..][..4].copy_from_slice(&id.to_le_bytes());
     for (index, word) in registers.to_words().into_iter().enumerate() {
         bytes[REGISTERS_AT + 8 * index..][..8].copy_from_slice(&word.to_le_bytes());
@@ -96,13 +96,13 @@ fn thread(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRSTATUS_BYT
 }
 
 /// `struct elf_prpsinfo`: what ps(1) would say.
-fn process(pid: i32, id: u32, status: &Status) -> Result<[u8; PRPSINFO_BYTES], CoreError> {
+fn encode_prpsinfo(pid: i32, id: u32, status: &ProcStatus) -> Result<[u8; PRPSINFO_BYTES], CoreError> {
     const USER_AT: usize = 16;
     const ID_AT: usize = 24;
     const NAME_AT: usize = 40;
     const ARGUMENTS_AT: usize = NAME_AT + NAME_BYTES;
-    let stat = Stat::read(pid).map_err(CoreError::read("status"))?;
-    let mut arguments = fs::read(format!("/proc/{pid}/cmdline")).map_err(CoreError::read("arguments"))?;
+    let stat = ProcStat::read(pid).map_err(CoreError::read_error("status"))?;
+    let mut arguments = fs::read(format!("/proc/{pid}/cmdline")).map_err(CoreError::read_error("arguments"))?;
     arguments.iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b' ');
     let mut bytes = [0; PRPSINFO_BYTES];
     bytes[1] = b'R';
@@ -118,8 +118,8 @@ fn process(pid: i32, id: u32, status: &Status) -> Result<[u8; PRPSINFO_BYTES], C
 }
 
 /// Which file is mapped where: count, page size, then start, end and offset in pages of each, then the paths.
-fn files(areas: &[Area]) -> Vec<u8> {
-    let mapped: Vec<(&Area, &[u8], u64)> =
+fn encode_file_note(areas: &[CoreSegment]) -> Vec<u8> {
+    let mapped: Vec<(&CoreSegment, &[u8], u64)> =
         areas.iter().filter_map(|area| area.file.as_ref().map(|(path, offset)| (area, &path[..], *offset))).collect();
     let mut bytes = Vec::new();
     let mut word = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());

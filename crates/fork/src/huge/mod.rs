@@ -13,56 +13,56 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
-use farfork_sys::huge_page::{HUGE_PAGE_BYTES, collapse};
+use farfork_sys::huge_page::{HUGE_PAGE_BYTES, collapse_huge_page};
 use farfork_sys::identity::ProcessIdentity;
-use farfork_sys::pagemap::{Detail, PageTables};
+use farfork_sys::pagemap::{PageTables, ScanDetail};
 use farfork_sys::pidfd::wait_exit;
-use farfork_sys::process::{MapEntry, maps};
+use farfork_sys::process::{MapEntry, read_maps};
 
 /// Rest after each huge page, as a multiple of the time that it took: the process has at least four fifths of the time in
 /// which it may change its memory map, and a CPU as much.
-const REST: u32 = 4;
+const REST_FACTOR: u32 = 4;
 
 /// Shortest and longest pause between two rounds: while pages are found, and while there were none for long.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
 /// A unit that stayed small is tried again after so many rounds: what keeps it so may pass.
-const ROUNDS_UNTRIED: u32 = 16;
+const RETRY_ROUNDS: u32 = 16;
 
 /// Tends one process.
 #[derive(Debug)]
-pub struct Tender {
+pub struct HugePageCollapser {
     process: ProcessIdentity,
     pidfd: OwnedFd,
     /// Whether what it shares with its forks is put together too.
-    takes_shared: bool,
+    includes_shared: bool,
     /// Units that stayed small.
-    stubborn: BTreeSet<u64>,
-    rounds: u32,
+    failed_units: BTreeSet<u64>,
+    round_count: u32,
     pause: Duration,
 }
 
-impl Tender {
+impl HugePageCollapser {
     /// One for a process; `None` where it has ended.
     ///
     /// # Errors
     /// As pidfd_open(2).
-    pub fn of(process: ProcessIdentity) -> io::Result<Option<Self>> {
+    pub fn open(process: ProcessIdentity) -> io::Result<Option<Self>> {
         let tender = |pidfd| Self {
             process,
             pidfd,
-            takes_shared: false,
-            stubborn: BTreeSet::new(),
-            rounds: 0,
+            includes_shared: false,
+            failed_units: BTreeSet::new(),
+            round_count: 0,
             pause: PAUSE_MIN,
         };
         Ok(process.open()?.map(tender))
     }
 
     /// The same, which puts together what the process shares with its forks too: they keep the small pages, as long as they live.
-    pub fn of_shared(self) -> Self {
-        Self { takes_shared: true, ..self }
+    pub fn include_shared(self) -> Self {
+        Self { includes_shared: true, ..self }
     }
 
     /// Tends it until it ends.
@@ -71,7 +71,7 @@ impl Tender {
     /// EPERM without CAP_SYS_NICE and the right to trace it.
     pub fn run(mut self) -> io::Result<()> {
         while !wait_exit(&self.pidfd, self.pause)? {
-            self.round(PAUSE_MAX)?;
+            self.run_round(PAUSE_MAX)?;
         }
         Ok(())
     }
@@ -86,38 +86,39 @@ impl Tender {
     ///
     /// # Errors
     /// As [`Self::run`].
-    pub fn round(&mut self, limit: Duration) -> io::Result<usize> {
-        self.rounds += 1;
-        if self.rounds.is_multiple_of(ROUNDS_UNTRIED) {
-            self.stubborn.clear();
+    pub fn run_round(&mut self, limit: Duration) -> io::Result<usize> {
+        self.round_count += 1;
+        if self.round_count.is_multiple_of(RETRY_ROUNDS) {
+            self.failed_units.clear();
         }
-        let made = match self.round_of_living(limit) {
-            Err(error) if is_end(&error) => 0,
+        let made = match self.collapse_candidates(limit) {
+            Err(error) if is_process_gone(&error) => 0,
             round => round?,
         };
         self.pause = if made > 0 { PAUSE_MIN } else { (2 * self.pause).min(PAUSE_MAX) };
         Ok(made)
     }
 
-    fn round_of_living(&mut self, limit: Duration) -> io::Result<usize> {
+    fn collapse_candidates(&mut self, limit: Duration) -> io::Result<usize> {
         // Opened anew each time: the process may be another program by now.
         let mut tables = PageTables::open(self.process.pid)?;
         let (began, mut made) = (Instant::now(), 0);
-        for unit in units_of(self.process.pid, &mut tables)? {
+        for unit in find_candidates(self.process.pid, &mut tables)? {
             if began.elapsed() >= limit {
                 break;
             }
-            let stays = || Ok::<_, io::Error>(!self.takes_shared && tables.are_shared(unit, unit + HUGE_PAGE_BYTES)?);
-            if self.stubborn.contains(&unit) || stays()? {
+            let stays =
+                || Ok::<_, io::Error>(!self.includes_shared && tables.is_any_shared(unit, unit + HUGE_PAGE_BYTES)?);
+            if self.failed_units.contains(&unit) || stays()? {
                 continue;
             }
             let started = Instant::now();
-            if collapse(self.pidfd.as_fd(), unit)? {
+            if collapse_huge_page(self.pidfd.as_fd(), unit)? {
                 made += 1;
             } else {
-                self.stubborn.insert(unit);
+                self.failed_units.insert(unit);
             }
-            if wait_exit(&self.pidfd, REST * started.elapsed())? {
+            if wait_exit(&self.pidfd, REST_FACTOR * started.elapsed())? {
                 break;
             }
         }
@@ -126,25 +127,25 @@ impl Tender {
 }
 
 /// The units of a process that could become huge pages now.
-fn units_of(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
+fn find_candidates(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
     let (mut units, mut regions) = (Vec::new(), Vec::new());
-    for area in maps(pid)?.iter().filter(|area| may_be_huge(area)) {
+    for area in read_maps(pid)?.iter().filter(|area| can_be_huge(area)) {
         regions.clear();
-        tables.populated(area.start, area.end, Detail::Populated, &mut regions)?;
+        tables.scan_populated(area.start, area.end, ScanDetail::Populated, &mut regions)?;
         let small = regions.iter().filter(|region| !region.is_huge() && !region.is_guard());
-        units.extend(units::ripe(area.start..area.end, small.map(|region| region.start..region.end)));
+        units.extend(units::find_collapsible_units(area.start..area.end, small.map(|region| region.start..region.end)));
     }
     Ok(units)
 }
 
 /// Private memory without a file, with room for a huge page.
-fn may_be_huge(area: &MapEntry) -> bool {
+fn can_be_huge(area: &MapEntry) -> bool {
     let first_unit = area.start.next_multiple_of(HUGE_PAGE_BYTES);
     !area.is_shared && area.inode == 0 && first_unit + HUGE_PAGE_BYTES <= area.end && !area.path.starts_with(b"[v")
 }
 
 /// Whether it says that the process, or its memory, is gone.
-fn is_end(error: &io::Error) -> bool {
+fn is_process_gone(error: &io::Error) -> bool {
     let ended = rustix::io::Errno::SRCH.raw_os_error();
     error.kind() == io::ErrorKind::NotFound
         || error.kind() == io::ErrorKind::UnexpectedEof

@@ -9,7 +9,7 @@ const MISSING_BYTES_MAX: u64 = HUGE_PAGE_BYTES / 8;
 
 /// The first addresses of the units of a huge page's size that lie wholly within an area and of which nearly all is there, in
 /// small pages: the ranges `small`, ascending.
-pub(super) fn ripe(area: Range<u64>, small: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
+pub(super) fn find_collapsible_units(area: Range<u64>, small: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
     let mut units: Vec<(u64, u64)> = Vec::new();
     for range in small {
         let mut at = range.start;
@@ -39,7 +39,9 @@ mod tests {
 
     #[test]
     fn nearly_all_of_a_unit_is_there() {
-        let of = |area: Range<u64>, small: &[(u64, u64)]| ripe(area, small.iter().map(|(start, end)| *start..*end));
+        let of = |area: Range<u64>, small: &[(u64, u64)]| {
+            find_collapsible_units(area, small.iter().map(|(start, end)| *start..*end))
+        };
         assert_eq!(of(ALL, &[]), [0; 0]);
         assert_eq!(
             of(ALL, &[(UNIT, UNIT + PAGE), (UNIT + PAGE, 3 * UNIT)]),
@@ -69,7 +71,7 @@ mod tests {
                 .map(|unit| unit * UNIT)
                 .filter(|unit| missing(*unit) * PAGE <= MISSING_BYTES_MAX)
                 .collect();
-            prop_assert_eq!(ripe(ALL, runs.iter().cloned()), expected);
+            prop_assert_eq!(find_collapsible_units(ALL, runs.iter().cloned()), expected);
         }
     }
 }

@@ -20,19 +20,19 @@ const VERSION: u32 = 1;
 /// Bytes before the head.
 pub(super) const PREFIX_BYTES: usize = 24;
 /// Where what the first checksum covers begins.
-const COVERED_AT: usize = 16;
+const CHECKSUM_START: usize = 16;
 /// Bytes of a page's checksum.
 const CHECKSUM_BYTES: u64 = 4;
 
 /// Largest head, in bytes: a descriptor of the largest kind, and a few words.
-pub(super) const HEAD_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64 + (1 << 20);
+pub(super) const HEADER_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64 + (1 << 20);
 
 /// Most pages of an image: 4 TiB, more than a node has memory.
 pub(super) const PAGES_MAX: u64 = 1 << 30;
 
 /// What an image says of its seed, beside the pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct ImageHeader {
     /// Which seed it is.
     pub seed: SeedId,
     /// What opens it.
@@ -40,38 +40,38 @@ pub struct Head {
     /// The seed's descriptor, as it is served.
     pub descriptor: Vec<u8>,
     /// What the daemon wants to know again: its own business.
-    pub about: Vec<u8>,
+    pub daemon_state: Vec<u8>,
 }
 
 /// Where things are in an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) pages: u64,
-    pub(super) checksums_at: u64,
-    pub(super) pages_at: u64,
+pub(super) struct ImageLayout {
+    pub(super) page_count: u64,
+    pub(super) checksums_offset: u64,
+    pub(super) pages_offset: u64,
 }
 
-impl Layout {
+impl ImageLayout {
     /// That of an image with a head of so many bytes, and so many pages.
-    pub(super) fn of(head_bytes: u64, pages: u64) -> Self {
+    pub(super) fn new(head_bytes: u64, pages: u64) -> Self {
         let checksums_at = PREFIX_BYTES as u64 + head_bytes;
         let pages_at = (checksums_at + pages * CHECKSUM_BYTES).next_multiple_of(PAGE_SIZE);
-        Self { pages, checksums_at, pages_at }
+        Self { page_count: pages, checksums_offset: checksums_at, pages_offset: pages_at }
     }
 
     /// Length of the file.
     pub(super) fn file_bytes(&self) -> u64 {
-        self.pages_at + self.pages * PAGE_SIZE
+        self.pages_offset + self.page_count * PAGE_SIZE
     }
 
     /// Length of head and checksums, with all that stands before them.
     pub(super) fn index_bytes(&self) -> u64 {
-        self.checksums_at + self.pages * CHECKSUM_BYTES
+        self.checksums_offset + self.page_count * CHECKSUM_BYTES
     }
 
     /// Where a page stands.
-    pub(super) fn page_at(&self, slot: u64) -> u64 {
-        self.pages_at + slot * PAGE_SIZE
+    pub(super) fn page_offset(&self, slot: u64) -> u64 {
+        self.pages_offset + slot * PAGE_SIZE
     }
 }
 
@@ -84,13 +84,13 @@ pub(super) fn encode_index(head: &[u8], checksums: &[u32]) -> Vec<u8> {
     bytes.extend_from_slice(&(head.len() as u64).to_le_bytes());
     bytes.extend_from_slice(head);
     checksums.iter().for_each(|checksum| bytes.extend_from_slice(&checksum.to_le_bytes()));
-    let checksum = crc32c::crc32c(&bytes[COVERED_AT..]);
-    bytes[12..COVERED_AT].copy_from_slice(&checksum.to_le_bytes());
+    let checksum = crc32c::crc32c(&bytes[CHECKSUM_START..]);
+    bytes[12..CHECKSUM_START].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 
 /// How long the head is, from the first [`PREFIX_BYTES`].
-pub(super) fn head_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, String> {
+pub(super) fn decode_header_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, String> {
     if prefix[..8] != *MAGIC {
         return Err("its first bytes are of another format".to_owned());
     }
@@ -99,12 +99,12 @@ pub(super) fn head_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, String> {
         return Err(format!("it has version {version}, this farfork reads version {VERSION}"));
     }
     let bytes = u64::from_le_bytes(std::array::from_fn(|index| prefix[16 + index]));
-    if bytes > HEAD_BYTES_MAX { Err(format!("a head of {bytes} bytes is announced")) } else { Ok(bytes) }
+    if bytes > HEADER_BYTES_MAX { Err(format!("a head of {bytes} bytes is announced")) } else { Ok(bytes) }
 }
 
 /// Whether all before the pages is as it was written.
-pub(super) fn is_whole(index: &[u8]) -> bool {
-    crc32c::crc32c(&index[COVERED_AT..]) == u32_at(index, 12)
+pub(super) fn is_index_intact(index: &[u8]) -> bool {
+    crc32c::crc32c(&index[CHECKSUM_START..]) == u32_at(index, 12)
 }
 
 /// The checksums of pages, from their bytes.

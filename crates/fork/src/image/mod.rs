@@ -23,25 +23,25 @@ use farfork_wire::SeedId;
 
 use crate::resume::ResumeError;
 
-pub use format::Head;
+pub use format::ImageHeader;
 pub use reader::Image;
-pub(crate) use whole::{pieces, whole};
-pub use working_set::set_path;
-pub use writer::Progress;
-pub(crate) use writer::write;
+pub(crate) use whole::{flatten_layers, split_by_owner};
+pub use working_set::working_set_path;
+pub use writer::ImageProgress;
+pub(crate) use writer::write_image;
 
 /// Why there is no image, or none that can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file system would be too full afterwards.
-    #[error("image {} needs {image_bytes} bytes and leaves {kept_bytes} to others, and {free_bytes} are free there: make room, or keep images elsewhere", path.display())]
-    NoRoom {
+    #[error("image {} needs {image_bytes} bytes and leaves {reserved_bytes} to others, and {free_bytes} are free there: make room, or keep images elsewhere", path.display())]
+    NoSpace {
         /// The file.
         path: PathBuf,
         /// Its size.
         image_bytes: u64,
         /// What is left free for others.
-        kept_bytes: u64,
+        reserved_bytes: u64,
         /// What there is.
         free_bytes: u64,
     },
@@ -49,7 +49,7 @@ pub enum ImageError {
     #[error(
         "seed {seed} has a part of its memory: {cause}; settle the process, a child, with `farfork settle` before it is prepared"
     )]
-    Inherited {
+    ReadLayer {
         /// The seed.
         seed: SeedId,
         /// Why it does not.
@@ -65,7 +65,7 @@ pub enum ImageError {
     },
     /// The seed's memory cannot be read.
     #[error("the seed's memory cannot be read: {source}")]
-    Memory {
+    ReadMemory {
         /// Why.
         source: io::Error,
     },
@@ -85,7 +85,7 @@ pub enum ImageError {
     },
     /// It is none, or damaged.
     #[error("image {} is damaged: {what}", path.display())]
-    Damaged {
+    Corrupt {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.

@@ -4,7 +4,7 @@ use farfork_wire::descriptor::{Descriptor, ExtentId};
 
 /// Neighbouring pages of one extent, with the slot of the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct ImageRun {
     pub(super) extent: ExtentId,
     /// Number of the first page in the extent.
     pub(super) first_page: u64,
@@ -14,38 +14,38 @@ pub(super) struct Run {
 
 /// All pages that a seed's owner has, in ascending order of extent and page.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pages {
-    runs: Vec<Run>,
-    slots: u64,
+pub(super) struct PageIndex {
+    runs: Vec<ImageRun>,
+    slot_count: u64,
 }
 
-impl Pages {
+impl PageIndex {
     /// Those of a valid descriptor.
-    pub(super) fn of(descriptor: &Descriptor) -> Self {
+    pub(super) fn from_descriptor(descriptor: &Descriptor) -> Self {
         let mut all = Self::default();
         for (index, extent) in descriptor.extents.iter().enumerate() {
             for run in &extent.populated {
-                let (first_page, count, first_slot) = (run.first, run.count, all.slots);
-                all.runs.push(Run { extent: ExtentId(index as u32), first_page, count, first_slot });
+                let (first_page, count, first_slot) = (run.first, run.count, all.slot_count);
+                all.runs.push(ImageRun { extent: ExtentId(index as u32), first_page, count, first_slot });
                 // Runs of many extents may claim more than fits; who opens an image looks at the sum.
-                all.slots = all.slots.saturating_add(count);
+                all.slot_count = all.slot_count.saturating_add(count);
             }
         }
         all
     }
 
     /// How many pages there are.
-    pub(super) fn slots(&self) -> u64 {
-        self.slots
+    pub(super) fn slot_count(&self) -> u64 {
+        self.slot_count
     }
 
     /// In ascending order.
-    pub(super) fn runs(&self) -> &[Run] {
+    pub(super) fn runs(&self) -> &[ImageRun] {
         &self.runs
     }
 
     /// The slot of a page, and how many pages stand there in a row from it on; `None` where the owner has nothing.
-    pub(super) fn slot_of(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
+    pub(super) fn find_slot(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
         let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
         let run = self.runs[..behind].last().filter(|run| run.extent == extent)?;
         let ahead = page - run.first_page;

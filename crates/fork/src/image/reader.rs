@@ -11,18 +11,20 @@ use farfork_wire::descriptor::{Descriptor, ExtentId, decode};
 use rustix::io::Errno;
 
 use super::ImageError;
-use super::format::{Head, Layout, PAGES_MAX, PREFIX_BYTES, decode_checksums, head_bytes, is_whole};
-use super::pages::Pages;
+use super::format::{
+    ImageHeader, ImageLayout, PAGES_MAX, PREFIX_BYTES, decode_checksums, decode_header_bytes, is_index_intact,
+};
+use super::pages::PageIndex;
 
 /// An image that can be read from.
 #[derive(Debug)]
 pub struct Image {
     path: PathBuf,
     file: File,
-    head: Head,
+    head: ImageHeader,
     descriptor: Descriptor,
-    pages: Pages,
-    layout: Layout,
+    pages: PageIndex,
+    layout: ImageLayout,
     checksums: Vec<u32>,
 }
 
@@ -33,7 +35,7 @@ impl Image {
     /// [`ImageError::Read`], [`ImageError::Damaged`].
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let unreadable = |source| ImageError::Read { path: path.to_owned(), source };
-        let damaged = |what: String| ImageError::Damaged { path: path.to_owned(), what };
+        let damaged = |what: String| ImageError::Corrupt { path: path.to_owned(), what };
         let file = File::open(path).map_err(unreadable)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
         let cut = || damaged(format!("it was cut to {file_bytes} bytes"));
@@ -42,28 +44,28 @@ impl Image {
         }
         let mut prefix = [0; PREFIX_BYTES];
         file.read_exact_at(&mut prefix, 0).map_err(unreadable)?;
-        let head_bytes = head_bytes(&prefix).map_err(damaged)?;
+        let head_bytes = decode_header_bytes(&prefix).map_err(damaged)?;
         if PREFIX_BYTES as u64 + head_bytes > file_bytes {
             return Err(cut());
         }
         let mut bytes = vec![0; head_bytes as usize];
         file.read_exact_at(&mut bytes, PREFIX_BYTES as u64).map_err(unreadable)?;
-        let head: Head = postcard::from_bytes(&bytes).map_err(|error| damaged(format!("its head: {error}")))?;
+        let head: ImageHeader = postcard::from_bytes(&bytes).map_err(|error| damaged(format!("its head: {error}")))?;
         let descriptor = decode(&head.descriptor).map_err(|error| damaged(error.to_string()))?;
-        let pages = Pages::of(&descriptor);
-        if pages.slots() > PAGES_MAX {
-            return Err(damaged(format!("{} pages are announced", pages.slots())));
+        let pages = PageIndex::from_descriptor(&descriptor);
+        if pages.slot_count() > PAGES_MAX {
+            return Err(damaged(format!("{} pages are announced", pages.slot_count())));
         }
-        let layout = Layout::of(head_bytes, pages.slots());
+        let layout = ImageLayout::new(head_bytes, pages.slot_count());
         if layout.file_bytes() != file_bytes {
             return Err(damaged(format!("it has {file_bytes} bytes instead of {}", layout.file_bytes())));
         }
         let mut index = vec![0; layout.index_bytes() as usize];
         file.read_exact_at(&mut index, 0).map_err(unreadable)?;
-        if !is_whole(&index) {
+        if !is_index_intact(&index) {
             return Err(damaged("the checksum of its head disagrees".to_owned()));
         }
-        let checksums = decode_checksums(&index[layout.checksums_at as usize..]);
+        let checksums = decode_checksums(&index[layout.checksums_offset as usize..]);
         Ok(Self { path: path.to_owned(), file, head, descriptor, pages, layout, checksums })
     }
 
@@ -73,7 +75,7 @@ impl Image {
     }
 
     /// What it says of its seed.
-    pub fn head(&self) -> &Head {
+    pub fn head(&self) -> &ImageHeader {
         &self.head
     }
 
@@ -100,7 +102,7 @@ impl Image {
         while !rest.is_empty() {
             let (page, within) = (at / PAGE_SIZE, (at % PAGE_SIZE) as usize);
             let whole_pages = rest.len() as u64 / PAGE_SIZE;
-            let done = match self.pages.slot_of(extent, page) {
+            let done = match self.pages.find_slot(extent, page) {
                 Some((slot, in_a_row)) if within == 0 && whole_pages > 0 => {
                     let count = (in_a_row.min(whole_pages) * PAGE_SIZE) as usize;
                     self.read_pages(slot, &mut rest[..count])?;
@@ -127,7 +129,7 @@ impl Image {
             tracing::error!("image {}: {what}; its seed cannot be used any more", self.path.display());
             io::Error::from(Errno::IO)
         };
-        self.file.read_exact_at(into, self.layout.page_at(first_slot)).map_err(|error| broken(&error))?;
+        self.file.read_exact_at(into, self.layout.page_offset(first_slot)).map_err(|error| broken(&error))?;
         for (slot, page) in (first_slot..).zip(into.chunks_exact(PAGE_SIZE as usize)) {
             if crc32c::crc32c(page) != self.checksums[slot as usize] {
                 return Err(broken(&format!("page {slot} is damaged")));

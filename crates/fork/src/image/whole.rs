@@ -10,7 +10,7 @@ use std::ops::Range;
 use farfork_wire::descriptor::{Descriptor, Extent, InheritedRun, PageRun};
 
 /// The descriptor of a seed that has all of its pages itself.
-pub(crate) fn whole(descriptor: &Descriptor) -> Descriptor {
+pub(crate) fn flatten_layers(descriptor: &Descriptor) -> Descriptor {
     let mut whole = Descriptor { layers: Vec::new(), ..descriptor.clone() };
     for extent in whole.extents.iter_mut().filter(|extent| !extent.inherited.is_empty()) {
         let inherited = std::mem::take(&mut extent.inherited);
@@ -20,13 +20,13 @@ pub(crate) fn whole(descriptor: &Descriptor) -> Descriptor {
             .chain(inherited.iter().map(|run| PageRun { first: run.first, count: run.count }));
         let mut runs: Vec<PageRun> = runs.collect();
         runs.sort_unstable_by_key(|run| run.first);
-        extent.populated = joined(runs);
+        extent.populated = merge_adjacent(runs);
     }
     whole
 }
 
 /// Neighbours become one, as runs never touch one another.
-fn joined(runs: Vec<PageRun>) -> Vec<PageRun> {
+fn merge_adjacent(runs: Vec<PageRun>) -> Vec<PageRun> {
     let mut joined: Vec<PageRun> = Vec::with_capacity(runs.len());
     for run in runs {
         match joined.last_mut() {
@@ -39,26 +39,26 @@ fn joined(runs: Vec<PageRun>) -> Vec<PageRun> {
 
 /// Neighbouring pages of an extent that one seed has: whose run they are of, where it is another seed that has them, and their numbers.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct OwnerRun<'a> {
     pub(crate) inherited: Option<&'a InheritedRun>,
     pub(crate) pages: Range<u64>,
 }
 
 /// Pages of an extent, which somebody has, in pieces that each one seed has.
-pub(crate) fn pieces(extent: &Extent, pages: Range<u64>) -> Vec<Piece<'_>> {
+pub(crate) fn split_by_owner(extent: &Extent, pages: Range<u64>) -> Vec<OwnerRun<'_>> {
     let mut pieces = Vec::new();
     let mut next = pages.start;
     let first = extent.inherited.partition_point(|run| run.first + run.count <= pages.start);
     for run in extent.inherited[first..].iter().take_while(|run| run.first < pages.end) {
         let (start, end) = (run.first.max(next), (run.first + run.count).min(pages.end));
         if next < start {
-            pieces.push(Piece { inherited: None, pages: next..start });
+            pieces.push(OwnerRun { inherited: None, pages: next..start });
         }
-        pieces.push(Piece { inherited: Some(run), pages: start..end });
+        pieces.push(OwnerRun { inherited: Some(run), pages: start..end });
         next = end;
     }
     if next < pages.end {
-        pieces.push(Piece { inherited: None, pages: next..pages.end });
+        pieces.push(OwnerRun { inherited: None, pages: next..pages.end });
     }
     pieces
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     fn inherited(first: u64, count: u64) -> InheritedRun {
-        InheritedRun { first, count, layer: 0, extent: ExtentId(4), page: first + 100 }
+        InheritedRun { first, count, layer: 0, extent: ExtentId(4), layer_page: first + 100 }
     }
 
     fn extent() -> Extent {
@@ -87,8 +87,8 @@ mod tests {
     fn pages_are_read_where_they_are() {
         let extent = extent();
         let found = |pages: Range<u64>| -> Vec<(Option<u64>, Range<u64>)> {
-            let pieces = pieces(&extent, pages).into_iter();
-            pieces.map(|piece| (piece.inherited.map(|run| run.page), piece.pages)).collect()
+            let pieces = split_by_owner(&extent, pages).into_iter();
+            pieces.map(|piece| (piece.inherited.map(|run| run.layer_page), piece.pages)).collect()
         };
         assert_eq!(found(0..2), [(None, 0..2)]);
         assert_eq!(found(4..16), [(Some(103), 4..5), (Some(105), 5..8), (None, 8..12), (Some(112), 12..16)]);
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn runs_become_one_where_they_touch() {
-        let runs = joined(vec![
+        let runs = merge_adjacent(vec![
             PageRun { first: 0, count: 2 },
             PageRun { first: 3, count: 2 },
             PageRun { first: 5, count: 3 },

@@ -13,17 +13,17 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::Image;
-use super::writer::UNFINISHED;
+use super::writer::TEMPORARY_SUFFIX;
 
 /// What the file's name ends with, in place of the image's.
-const EXTENSION: &str = "set";
+const WORKING_SET_EXTENSION: &str = "set";
 
 /// Most bytes of one: as many as a set of single pages has, each with its extent, number and count.
-const BYTES_MAX: u64 = 1 << 20;
+const WORKING_SET_BYTES_MAX: u64 = 1 << 20;
 
 /// Where the working set of the seed of this image is kept.
-pub fn set_path(image: &Path) -> PathBuf {
-    image.with_extension(EXTENSION)
+pub fn working_set_path(image: &Path) -> PathBuf {
+    image.with_extension(WORKING_SET_EXTENSION)
 }
 
 impl Image {
@@ -31,9 +31,9 @@ impl Image {
     ///
     /// # Errors
     /// As open(2), write(2) and rename(2).
-    pub fn keep_set(&self, set: &[u8]) -> io::Result<()> {
-        let path = set_path(self.path());
-        let aside = path.with_extension(format!("{EXTENSION}.{UNFINISHED}"));
+    pub fn save_working_set(&self, set: &[u8]) -> io::Result<()> {
+        let path = working_set_path(self.path());
+        let aside = path.with_extension(format!("{WORKING_SET_EXTENSION}.{TEMPORARY_SUFFIX}"));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
         file.write_all(set)?;
         fs::rename(&aside, &path)?;
@@ -45,9 +45,9 @@ impl Image {
     }
 
     /// The working set that is kept beside the image; none where there is none, or what is there is too long for one.
-    pub fn kept_set(&self) -> Vec<u8> {
-        let path = set_path(self.path());
-        let is_fit = fs::metadata(&path).is_ok_and(|found| found.len() <= BYTES_MAX);
+    pub fn load_working_set(&self) -> Vec<u8> {
+        let path = working_set_path(self.path());
+        let is_fit = fs::metadata(&path).is_ok_and(|found| found.len() <= WORKING_SET_BYTES_MAX);
         if is_fit { fs::read(&path).unwrap_or_default() } else { Vec::new() }
     }
 }

@@ -11,31 +11,31 @@ use farfork_wire::descriptor::{Descriptor, ExtentId};
 use rustix::fs::FallocateFlags;
 
 use super::ImageError;
-use super::format::{Head, Layout, encode_index};
-use super::pages::Pages;
+use super::format::{ImageHeader, ImageLayout, encode_index};
+use super::pages::PageIndex;
 
 /// Pages read and written at a time: 1 MiB, between two looks whether the image is still wanted.
 const CHUNK_PAGES: u64 = 256;
 
 /// One in so many blocks of the file system stays free, up to [`FREE_BYTES`]: others write there too, and most file systems slow
 /// down when full.
-const FREE_PART: u64 = 20;
+const FREE_FRACTION: u64 = 20;
 
 /// What stays free at most. A twentieth of a large disk is more than others need, and would refuse images for which there is room.
-const FREE_BYTES: u64 = 1 << 30;
+const FREE_BYTES_MAX: u64 = 1 << 30;
 
 /// What a file is called until it is whole.
-pub(super) const UNFINISHED: &str = "new";
+pub(super) const TEMPORARY_SUFFIX: &str = "new";
 
 /// How far an image is; whoever makes it, whoever asks and whoever ends it share one.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct ImageProgress {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
     is_cancelled: AtomicBool,
 }
 
-impl Progress {
+impl ImageProgress {
     /// Bytes of memory that are written, and that are to be.
     pub fn bytes(&self) -> (u64, u64) {
         (self.done_bytes.load(Ordering::Relaxed), self.total_bytes.load(Ordering::Relaxed))
@@ -48,13 +48,13 @@ impl Progress {
 }
 
 /// Removes what was written, unless it was finished.
-struct Unfinished<'a> {
+struct TemporaryImage<'a> {
     path: &'a Path,
     file: File,
     is_finished: bool,
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for TemporaryImage<'_> {
     fn drop(&mut self) {
         if !self.is_finished {
             let _ = fs::remove_file(self.path);
@@ -63,31 +63,31 @@ impl Drop for Unfinished<'_> {
 }
 
 /// Fills a buffer from an offset of an extent.
-pub(crate) type ReadMemory<'a> = &'a dyn Fn(ExtentId, u64, &mut [u8]) -> Result<(), ImageError>;
+pub(crate) type MemoryReader<'a> = &'a dyn Fn(ExtentId, u64, &mut [u8]) -> Result<(), ImageError>;
 
 /// Writes the image of a seed at `path`, whole or not at all. Takes as long as memory and file system need. `read` reads what the
 /// descriptor says that the seed has, which must be all.
 ///
 /// # Errors
 /// [`ImageError`]; nothing is left then.
-pub(crate) fn write(
-    read: ReadMemory<'_>,
+pub(crate) fn write_image(
+    read: MemoryReader<'_>,
     descriptor: &Descriptor,
-    head: &Head,
+    head: &ImageHeader,
     path: &Path,
-    progress: &Progress,
+    progress: &ImageProgress,
 ) -> Result<(), ImageError> {
     let failed = |source| ImageError::Write { path: path.to_owned(), source };
     let head = postcard::to_stdvec(head).map_err(|error| failed(io::Error::other(error)))?;
-    let pages = Pages::of(descriptor);
-    let layout = Layout::of(head.len() as u64, pages.slots());
-    progress.total_bytes.store(pages.slots() * PAGE_SIZE, Ordering::Relaxed);
-    let aside = PathBuf::from(format!("{}.{UNFINISHED}", path.display()));
+    let pages = PageIndex::from_descriptor(descriptor);
+    let layout = ImageLayout::new(head.len() as u64, pages.slot_count());
+    progress.total_bytes.store(pages.slot_count() * PAGE_SIZE, Ordering::Relaxed);
+    let aside = PathBuf::from(format!("{}.{TEMPORARY_SUFFIX}", path.display()));
     let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside);
-    let mut unfinished = Unfinished { path: &aside, file: opened.map_err(failed)?, is_finished: false };
-    reserve(&unfinished.file, layout.file_bytes(), path)?;
+    let mut unfinished = TemporaryImage { path: &aside, file: opened.map_err(failed)?, is_finished: false };
+    reserve_space(&unfinished.file, layout.file_bytes(), path)?;
 
-    let checksums = copy(read, &pages, layout, &unfinished.file, (path, progress))?;
+    let checksums = copy_pages(read, &pages, layout, &unfinished.file, (path, progress))?;
     unfinished.file.write_all_at(&encode_index(&head, &checksums), 0).map_err(failed)?;
     unfinished.file.sync_data().map_err(failed)?;
     fs::rename(&aside, path).map_err(failed)?;
@@ -98,14 +98,14 @@ pub(crate) fn write(
 }
 
 /// Copies all pages; gives their checksums.
-fn copy(
-    read: ReadMemory<'_>,
-    pages: &Pages,
-    layout: Layout,
+fn copy_pages(
+    read: MemoryReader<'_>,
+    pages: &PageIndex,
+    layout: ImageLayout,
     file: &File,
-    (path, progress): (&Path, &Progress),
+    (path, progress): (&Path, &ImageProgress),
 ) -> Result<Vec<u32>, ImageError> {
-    let mut checksums = Vec::with_capacity(pages.slots() as usize);
+    let mut checksums = Vec::with_capacity(pages.slot_count() as usize);
     let mut buffer = vec![0; (CHUNK_PAGES * PAGE_SIZE) as usize];
     for run in pages.runs() {
         for done in (0..run.count).step_by(CHUNK_PAGES as usize) {
@@ -115,7 +115,7 @@ fn copy(
             let chunk = &mut buffer[..(CHUNK_PAGES.min(run.count - done) * PAGE_SIZE) as usize];
             read(run.extent, (run.first_page + done) * PAGE_SIZE, chunk)?;
             checksums.extend(chunk.chunks_exact(PAGE_SIZE as usize).map(crc32c::crc32c));
-            let written = file.write_all_at(chunk, layout.page_at(run.first_slot + done));
+            let written = file.write_all_at(chunk, layout.page_offset(run.first_slot + done));
             written.map_err(|source| ImageError::Write { path: path.to_owned(), source })?;
             progress.done_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         }
@@ -124,18 +124,23 @@ fn copy(
 }
 
 /// What stays free of a file system of that size.
-fn kept_free(file_system_bytes: u64) -> u64 {
-    (file_system_bytes / FREE_PART).min(FREE_BYTES)
+fn reserved_free_bytes(file_system_bytes: u64) -> u64 {
+    (file_system_bytes / FREE_FRACTION).min(FREE_BYTES_MAX)
 }
 
 /// Takes the room for all of it now: a file system that fills up meanwhile is no reason to stop half-way.
-fn reserve(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError> {
+fn reserve_space(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError> {
     let failed = |errno: rustix::io::Errno| ImageError::Write { path: path.to_owned(), source: errno.into() };
     let room = rustix::fs::fstatvfs(file).map_err(failed)?;
     let free_bytes = room.f_bavail * room.f_frsize;
-    let kept_bytes = kept_free(room.f_blocks * room.f_frsize);
+    let kept_bytes = reserved_free_bytes(room.f_blocks * room.f_frsize);
     if bytes + kept_bytes > free_bytes {
-        return Err(ImageError::NoRoom { path: path.to_owned(), image_bytes: bytes, kept_bytes, free_bytes });
+        return Err(ImageError::NoSpace {
+            path: path.to_owned(),
+            image_bytes: bytes,
+            reserved_bytes: kept_bytes,
+            free_bytes,
+        });
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         // A file system that cannot reserve tells when it is full.
@@ -150,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_small_file_system_keeps_a_twentieth_and_a_large_one_a_gibibyte() {
-        assert_eq!(kept_free(64 << 20), (64 << 20) / 20);
-        assert_eq!(kept_free(256 << 30), 1 << 30);
+        assert_eq!(reserved_free_bytes(64 << 20), (64 << 20) / 20);
+        assert_eq!(reserved_free_bytes(256 << 30), 1 << 30);
     }
 }

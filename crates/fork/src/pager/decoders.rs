@@ -9,49 +9,50 @@ use std::path::Path;
 use farfork_wire::descriptor::Mapping;
 use farfork_wire::{Descriptor, Token};
 
-use super::control::protocol::{Reply, Request};
-use super::journal::replay::spaces_of;
+use super::control::protocol::{PagerReply, PagerRequest};
+use super::journal::replay::replay_journal;
 use super::journal::{self, Journal};
 use super::page_map::PageMap;
-use super::plan::origin::Source;
-use super::plan::strategy::Strategy;
+use super::plan::origin::PageSource;
+use super::plan::strategy::PagingStrategy;
 use super::plan::{self, MemoryPlan};
-use super::working_set::{self, Report};
+use super::working_set::{self, AccessReport};
 
 pub use super::working_set::SET_PAGES_MAX;
 
 /// Whether bytes are a request of the control socket.
 pub fn is_request(bytes: &[u8]) -> bool {
-    postcard::from_bytes::<Request>(bytes).is_ok()
+    postcard::from_bytes::<PagerRequest>(bytes).is_ok()
 }
 
 /// Whether bytes are a reply of the control socket.
 pub fn is_reply(bytes: &[u8]) -> bool {
-    postcard::from_bytes::<Reply>(bytes).is_ok()
+    postcard::from_bytes::<PagerReply>(bytes).is_ok()
 }
 
 /// The plan of which this is the file, behind its first bytes.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn plan(bytes: &[u8]) -> Result<MemoryPlan, String> {
+pub fn decode_plan(bytes: &[u8]) -> Result<MemoryPlan, String> {
     MemoryPlan::decode(&[plan::MAGIC, bytes].concat())
 }
 
 /// The plan for a child of a valid descriptor, all of whose memory is registered.
-pub fn plan_of(descriptor: &Descriptor) -> MemoryPlan {
+pub fn plan_from_descriptor(descriptor: &Descriptor) -> MemoryPlan {
     let whole =
         |mappings: &[Mapping]| -> Vec<_> { mappings.iter().map(|mapping| mapping.start..mapping.end).collect() };
-    let maps = std::iter::once(&descriptor.mappings).chain(descriptor.members.iter().map(|member| &member.mappings));
+    let maps =
+        std::iter::once(&descriptor.mappings).chain(descriptor.descendants.iter().map(|member| &member.mappings));
     let registered: Vec<_> = maps.map(|mappings| whole(mappings)).collect();
     let registered: Vec<_> = registered.iter().map(|ranges| &ranges[..]).collect();
-    let source = |number: usize| Source {
+    let source = |number: usize| PageSource {
         seed: format!("n1.s{number:016x}").parse().expect("an id"),
         token: Token::from_bytes([7; 16]),
         owner: "tcp:127.0.0.1:7001".parse().expect("an address"),
     };
     let sources = (0..=descriptor.layers.len()).map(source).collect();
-    MemoryPlan::from_descriptor(descriptor, sources, &registered, Strategy::default())
+    MemoryPlan::from_descriptor(descriptor, sources, &registered, PagingStrategy::default())
 }
 
 /// How many address spaces a pager would go on with that finds a journal in `child_dir`, beside a plan without pages: one
@@ -59,23 +60,23 @@ pub fn plan_of(descriptor: &Descriptor) -> MemoryPlan {
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn count_spaces(child_dir: &Path, snapshot: &[u8], behind_magic: &[u8]) -> io::Result<Option<usize>> {
-    fs::write(child_dir.join(journal::JOURNAL_FILE), journal::file_of(snapshot, behind_magic))?;
-    let replayed = Journal::open(child_dir).ok().map(|(_, replay)| spaces_of(replay, &[PageMap::default()]));
+pub fn count_replayed_spaces(child_dir: &Path, snapshot: &[u8], behind_magic: &[u8]) -> io::Result<Option<usize>> {
+    fs::write(child_dir.join(journal::JOURNAL_FILE), journal::build_file(snapshot, behind_magic))?;
+    let replayed = Journal::open(child_dir).ok().map(|(_, replay)| replay_journal(replay, &[PageMap::default()]));
     Ok(replayed.map(|replayed| replayed.spaces.len()))
 }
 
 /// What a message says of a child's touches, behind its first bytes; `None` where it is something else.
-pub fn report(bytes: &[u8]) -> Option<Report> {
-    Report::decode(&[working_set::REPORT_MAGIC, bytes].concat())
+pub fn decode_report(bytes: &[u8]) -> Option<AccessReport> {
+    AccessReport::decode_set(&[working_set::REPORT_MAGIC, bytes].concat())
 }
 
 /// How many pages a set has as a pager reads it, behind its first bytes.
-pub fn set_pages(bytes: &[u8]) -> u64 {
-    pages_of_set(&[working_set::SET_MAGIC, bytes].concat())
+pub fn count_set_body_pages(bytes: &[u8]) -> u64 {
+    count_set_pages(&[working_set::SET_MAGIC, bytes].concat())
 }
 
 /// The same, of all of its bytes.
-pub fn pages_of_set(bytes: &[u8]) -> u64 {
-    working_set::decode(bytes).iter().map(|pages| u64::from(pages.count)).sum()
+pub fn count_set_pages(bytes: &[u8]) -> u64 {
+    working_set::decode_set(bytes).iter().map(|pages| u64::from(pages.count)).sum()
 }

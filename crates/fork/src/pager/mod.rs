@@ -44,16 +44,17 @@ pub use cache::{CACHE_BYTES_MAX_DEFAULT, CacheStats};
 pub use child::LOST_FILE;
 pub use child::settle::SETTLED_FILE;
 pub use control::client::{
-    Adoption, ClientError, PagerClient, PagerHello, PagerStats, SettleProgress, SettleState, WarmProgress, WarmState,
+    ClientError, PagerClient, PagerHello, PagerStats, PendingAdoption, PrewarmProgress, PrewarmState, SettleProgress,
+    SettleState,
 };
 pub use control::protocol::RELEASE;
 pub use journal::counters::PagerCounters;
 pub use keeper::station::{PagerError, SOCKET_FILE};
-pub use keeper::trusting::Trusting;
+pub use keeper::trusting::TrustPolicy;
 pub use keeper::{PagerConfig, run};
-pub(crate) use owners::IDLE_LIMIT;
-pub use page_map::Segment;
-pub use plan::origin::{Origin, PlannedExtent, PlannedRun, Source};
-pub use plan::strategy::{Paging, Strategy, StrategyError};
+pub(crate) use owners::OWNER_IDLE_TIMEOUT;
+pub use page_map::MapSegment;
+pub use plan::origin::{PageOrigin, PageSource, PopulatedExtent, PopulatedRun};
+pub use plan::strategy::{PagingMode, PagingStrategy, PagingStrategyError};
 pub use plan::{MemoryPlan, PLAN_FILE, PlanError};
-pub use working_set::{Habits, Learner, Remembered, Report};
+pub use working_set::{AccessReport, LearnerThread, ProcessHistory, SharedWorkingSet};

@@ -17,9 +17,9 @@ use farfork_fabric::{
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::journal::SpaceNumber;
-use super::plan::populated::Populated;
-use super::working_set::Batch;
+use super::journal::AddressSpaceId;
+use super::plan::populated::SlotIndex;
+use super::working_set::PrewarmBatch;
 
 /// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
 pub(super) const BULK_SLOTS: u64 = 32;
@@ -29,10 +29,10 @@ pub(super) const BULK_SLOTS: u64 = 32;
 pub(super) const BULK_READS_MAX: usize = 4;
 
 /// With no more than so many on their way, others are asked for, in one go: a message costs as much as five pages.
-const BULK_READS_LEFT: usize = 2;
+const BULK_READS_LOW: usize = 2;
 
 /// How long a connection is kept that nobody uses, by a pager and by its node: as long as a user may think before the next fork.
-pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const OWNER_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Most owners whose connections are kept so; the one that was left first goes first. Each has a few descriptors.
 const IDLE_OWNERS_MAX: usize = 8;
@@ -51,22 +51,22 @@ pub(super) type OwnerKey = u64;
 
 /// Slots of an address space.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct PrefetchRequest {
     /// The child.
     pub(super) child: u64,
     /// The space.
-    pub(super) space: SpaceNumber,
+    pub(super) space: AddressSpaceId,
     /// Which of the child's sources, this owner's: only pages that come from it are meant.
     pub(super) source: usize,
     /// The slots, in the order in which they are wanted.
     pub(super) slots: VecDeque<Range<u64>>,
     /// An earlier child wanted them: nothing was seen of this one.
-    pub(super) is_recalled: bool,
+    pub(super) is_from_set: bool,
 }
 
-impl Wish {
+impl PrefetchRequest {
     /// Has a slot come first, what is wanted before it last. Tells whether it is wanted at all.
-    fn go_on_at(&mut self, slot: u64) -> bool {
+    fn rotate_to(&mut self, slot: u64) -> bool {
         let Some(at) = self.slots.iter().position(|slots| slots.contains(&slot)) else { return false };
         self.slots.rotate_left(at);
         if let Some(first) = self.slots.front_mut()
@@ -82,26 +82,26 @@ impl Wish {
 
 /// A question that is not about a child's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Aside {
+pub(super) enum AuxiliaryRequest {
     /// Whether the owner has this seed.
-    SeedThere(SeedId),
+    SeedExists(SeedId),
     /// The working set of this child's seed.
-    WorkingSet(u64),
+    ChildWorkingSet(u64),
     /// The working set of this seed, to be put into the cache.
-    WarmSet(SeedId),
+    PrewarmWorkingSet(SeedId),
     /// Pages of that set.
-    Warm(SeedId, Batch),
+    PrewarmPages(SeedId, PrewarmBatch),
     /// None: something was told.
-    Told,
+    Message,
 }
 
 /// A read on its way.
 #[derive(Debug, Clone)]
-pub(super) struct Read {
+pub(super) struct PageRead {
     /// The child.
     pub(super) child: u64,
     /// The space.
-    pub(super) space: SpaceNumber,
+    pub(super) space: AddressSpaceId,
     /// The slots, in the order of the reply's bytes.
     pub(super) slots: Vec<Range<u64>>,
     /// Which of the child's sources they come from.
@@ -111,47 +111,47 @@ pub(super) struct Read {
     /// How.
     pub(super) lane: Lane,
     /// When.
-    pub(super) asked_at: Instant,
+    pub(super) submitted_at: Instant,
 }
 
-impl Read {
+impl PageRead {
     /// Whether it is for more than one page that somebody waits for.
-    pub(super) fn is_guess(&self) -> bool {
+    pub(super) fn is_speculative(&self) -> bool {
         self.lane == Lane::Bulk || self.slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() > 1
     }
 }
 
-struct Owner {
+struct OwnerConnection {
     address: Address,
     node: NodeName,
     demand: Box<dyn Connection>,
     bulk: Box<dyn Connection>,
     bulk_reads: usize,
     /// Whether further ones are asked for.
-    refills: bool,
-    queue: VecDeque<Wish>,
+    is_refilling: bool,
+    queue: VecDeque<PrefetchRequest>,
     users: usize,
     /// When the last user went.
-    left_at: Option<Instant>,
+    idle_since: Option<Instant>,
 }
 
-impl Owner {
+impl OwnerConnection {
     /// Whether another bulk read may be on its way.
-    fn may_ask(&self) -> bool {
-        self.bulk_reads <= BULK_READS_LEFT || self.refills && self.bulk_reads < BULK_READS_MAX
+    fn can_submit_bulk(&self) -> bool {
+        self.bulk_reads <= BULK_READS_LOW || self.is_refilling && self.bulk_reads < BULK_READS_MAX
     }
 
     /// Takes note of how many bulk reads are on their way now.
-    fn has_on_its_way(&mut self, bulk_reads: usize) {
+    fn set_bulk_reads(&mut self, bulk_reads: usize) {
         self.bulk_reads = bulk_reads;
-        if bulk_reads <= BULK_READS_LEFT {
-            self.refills = true;
+        if bulk_reads <= BULK_READS_LOW {
+            self.is_refilling = true;
         } else if bulk_reads >= BULK_READS_MAX {
-            self.refills = false;
+            self.is_refilling = false;
         }
     }
 
-    fn lane(&mut self, lane: Lane) -> &mut Box<dyn Connection> {
+    fn connection_mut(&mut self, lane: Lane) -> &mut Box<dyn Connection> {
         match lane {
             Lane::Demand => &mut self.demand,
             Lane::Bulk => &mut self.bulk,
@@ -160,26 +160,26 @@ impl Owner {
 }
 
 /// Makes a connection to an owner; it is not waited for.
-pub(super) type Connect = Box<dyn Fn(&Address, &NodeName) -> io::Result<Box<dyn Connection>>>;
+pub(super) type OwnerConnector = Box<dyn Fn(&Address, &NodeName) -> io::Result<Box<dyn Connection>>>;
 
 /// All owners and all reads.
-pub(super) struct Owners {
-    connect: Connect,
-    owners: BTreeMap<OwnerKey, Owner>,
-    reads: HashMap<u64, Read>,
-    asides: HashMap<u64, (OwnerKey, Aside)>,
+pub(super) struct OwnerConnections {
+    connect: OwnerConnector,
+    owners: BTreeMap<OwnerKey, OwnerConnection>,
+    reads: HashMap<u64, PageRead>,
+    auxiliary_requests: HashMap<u64, (OwnerKey, AuxiliaryRequest)>,
     next_tag: u64,
     next_key: OwnerKey,
 }
 
-impl Owners {
+impl OwnerConnections {
     /// None yet, and how they will be reached.
-    pub(super) fn new(connect: Connect) -> Self {
+    pub(super) fn new(connect: OwnerConnector) -> Self {
         Self {
             connect,
             owners: BTreeMap::new(),
             reads: HashMap::new(),
-            asides: HashMap::new(),
+            auxiliary_requests: HashMap::new(),
             next_tag: 0,
             next_key: 0,
         }
@@ -190,17 +190,27 @@ impl Owners {
     /// # Errors
     /// As [`Connect`].
     pub(super) fn attach(&mut self, address: &Address, node: &NodeName) -> io::Result<(OwnerKey, bool)> {
-        let is_it = |owner: &Owner| owner.address == *address && owner.node == *node;
+        let is_it = |owner: &OwnerConnection| owner.address == *address && owner.node == *node;
         if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| is_it(owner)) {
             owner.users += 1;
-            owner.left_at = None;
+            owner.idle_since = None;
             return Ok((*key, false));
         }
         let (demand, bulk) = ((self.connect)(address, node)?, (self.connect)(address, node)?);
         let key = self.next_key;
         self.next_key += 1;
         let (address, node, queue) = (address.clone(), node.clone(), VecDeque::new());
-        let owner = Owner { address, node, demand, bulk, bulk_reads: 0, refills: true, queue, users: 1, left_at: None };
+        let owner = OwnerConnection {
+            address,
+            node,
+            demand,
+            bulk,
+            bulk_reads: 0,
+            is_refilling: true,
+            queue,
+            users: 1,
+            idle_since: None,
+        };
         self.owners.insert(key, owner);
         Ok((key, true))
     }
@@ -210,23 +220,24 @@ impl Owners {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         owner.users -= 1;
         if owner.users == 0 {
-            owner.left_at = Some(now);
+            owner.idle_since = Some(now);
             owner.queue.clear();
         }
     }
 
     /// Closes the connections that were idle for too long, or are too many; gives their owners.
     pub(super) fn close_idle(&mut self, now: Instant) -> Vec<OwnerKey> {
-        let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.left_at?, *key)));
+        let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.idle_since?, *key)));
         let mut idle: Vec<(Instant, OwnerKey)> = idle.collect();
         idle.sort_unstable();
         let too_many = idle.len().saturating_sub(IDLE_OWNERS_MAX);
-        let is_over = |at: usize, left: Instant| at < too_many || now.saturating_duration_since(left) >= IDLE_LIMIT;
+        let is_over =
+            |at: usize, left: Instant| at < too_many || now.saturating_duration_since(left) >= OWNER_IDLE_TIMEOUT;
         let over = idle.iter().enumerate().filter(|(at, (left, _))| is_over(*at, *left));
         let closed: Vec<OwnerKey> = over.map(|(_, (_, key))| *key).collect();
         self.owners.retain(|key, _| !closed.contains(key));
         self.reads.retain(|_, read| !closed.contains(&read.owner));
-        self.asides.retain(|_, (owner, _)| !closed.contains(owner));
+        self.auxiliary_requests.retain(|_, (owner, _)| !closed.contains(owner));
         closed
     }
 
@@ -234,8 +245,8 @@ impl Owners {
     pub(super) fn descriptor(&self, key: OwnerKey, lane: Lane) -> Option<BorrowedFd<'_>> {
         let owner = self.owners.get(&key)?;
         Some(match lane {
-            Lane::Demand => owner.demand.descriptor()?,
-            Lane::Bulk => owner.bulk.descriptor()?,
+            Lane::Demand => owner.demand.poll_fd()?,
+            Lane::Bulk => owner.bulk.poll_fd()?,
         })
     }
 
@@ -248,11 +259,11 @@ impl Owners {
     ///
     /// # Errors
     /// [`SubmitError::Full`]: too much is on its way.
-    pub(super) fn ask(
+    pub(super) fn submit_read(
         &mut self,
-        read: Read,
+        read: PageRead,
         key: &Arc<SeedKey>,
-        populated: &Populated,
+        populated: &SlotIndex,
         deadline: Instant,
     ) -> Result<(), SubmitError> {
         let Some(owner) = self.owners.get_mut(&read.owner) else { return Ok(()) };
@@ -263,9 +274,9 @@ impl Owners {
             bytes: (run.count * PAGE_SIZE) as u32,
         });
         let (tag, key, mode, spans) = (self.next_tag, key.clone(), ReadMode::Exact, spans.collect());
-        owner.lane(read.lane).submit(ReadRequest { tag, key, mode, spans, deadline })?;
+        owner.connection_mut(read.lane).submit_read(ReadRequest { tag, key, mode, spans, deadline })?;
         if read.lane == Lane::Bulk {
-            owner.has_on_its_way(owner.bulk_reads + 1);
+            owner.set_bulk_reads(owner.bulk_reads + 1);
         }
         self.next_tag += 1;
         self.reads.insert(tag, read);
@@ -274,42 +285,42 @@ impl Owners {
 
     /// Asks something aside, in a read of the bulk lane; it is sent with the next [`Self::poll`]. Tells whether it is asked,
     /// which it is not where too much is on its way.
-    pub(super) fn ask_aside(
+    pub(super) fn submit_auxiliary(
         &mut self,
         key: OwnerKey,
         (seed, mode, spans): (&Arc<SeedKey>, ReadMode, Vec<Span>),
         deadline: Instant,
-        aside: Aside,
+        aside: AuxiliaryRequest,
     ) -> bool {
         let Some(owner) = self.owners.get_mut(&key) else { return false };
         let tag = self.next_tag;
-        if owner.bulk.submit(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_err() {
+        if owner.bulk.submit_read(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_err() {
             return false;
         }
-        owner.has_on_its_way(owner.bulk_reads + 1);
+        owner.set_bulk_reads(owner.bulk_reads + 1);
         self.next_tag += 1;
-        self.asides.insert(tag, (key, aside));
+        self.auxiliary_requests.insert(tag, (key, aside));
         true
     }
 
     /// Tells an owner something, by the bulk lane, with the next [`Self::poll`]. Where too much is on its way it is not
     /// told.
-    pub(super) fn tell(&mut self, key: OwnerKey, bytes: Vec<u8>, deadline: Instant) {
+    pub(super) fn send_message(&mut self, key: OwnerKey, bytes: Vec<u8>, deadline: Instant) {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         let tag = self.next_tag;
-        if owner.bulk.send(MessageRequest { tag, bytes, deadline }).is_ok() {
+        if owner.bulk.submit_message(MessageRequest { tag, bytes, deadline }).is_ok() {
             self.next_tag += 1;
-            self.asides.insert(tag, (key, Aside::Told));
+            self.auxiliary_requests.insert(tag, (key, AuxiliaryRequest::Message));
         }
     }
 
     /// The question that a completion answers, if it does.
-    pub(super) fn ended_aside(&mut self, tag: u64) -> Option<Aside> {
-        self.asides.remove(&tag).map(|(_, aside)| aside)
+    pub(super) fn take_auxiliary(&mut self, tag: u64) -> Option<AuxiliaryRequest> {
+        self.auxiliary_requests.remove(&tag).map(|(_, aside)| aside)
     }
 
     /// Puts slots at the end of the bulk lane's queue, so that all children have their turn.
-    pub(super) fn queue(&mut self, key: OwnerKey, wish: Wish) {
+    pub(super) fn queue_prefetch(&mut self, key: OwnerKey, wish: PrefetchRequest) {
         if let Some(owner) = self.owners.get_mut(&key) {
             owner.queue.push_back(wish);
         }
@@ -317,63 +328,66 @@ impl Owners {
 
     /// Has what an earlier child wanted of this space and source go on at this slot, where it waits in the queue: what was wanted before it
     /// comes last.
-    pub(super) fn leap(
+    pub(super) fn advance_prefetch(
         &mut self,
         key: OwnerKey,
-        (child, space, source): (u64, SpaceNumber, usize),
+        (child, space, source): (u64, AddressSpaceId, usize),
         slot: u64,
-    ) -> Option<&mut Wish> {
+    ) -> Option<&mut PrefetchRequest> {
         let queue = &mut self.owners.get_mut(&key)?.queue;
-        let is_meant =
-            |wish: &&mut Wish| wish.is_recalled && (wish.child, wish.space, wish.source) == (child, space, source);
-        queue.iter_mut().filter(is_meant).find_map(|wish| wish.go_on_at(slot).then_some(wish))
+        let is_meant = |wish: &&mut PrefetchRequest| {
+            wish.is_from_set && (wish.child, wish.space, wish.source) == (child, space, source)
+        };
+        queue.iter_mut().filter(is_meant).find_map(|wish| wish.rotate_to(slot).then_some(wish))
     }
 
     /// Whether slots of this child wait in a queue.
-    pub(super) fn has_wishes_of(&self, child: u64) -> bool {
+    pub(super) fn has_queued_prefetch(&self, child: u64) -> bool {
         self.owners.values().any(|owner| owner.queue.iter().any(|wish| wish.child == child))
     }
 
     /// Whether the working set of this child's seed is still to be told.
-    pub(super) fn owes_set(&self, child: u64) -> bool {
-        self.asides.values().any(|(_, aside)| *aside == Aside::WorkingSet(child))
+    pub(super) fn is_awaiting_set(&self, child: u64) -> bool {
+        self.auxiliary_requests.values().any(|(_, aside)| *aside == AuxiliaryRequest::ChildWorkingSet(child))
     }
 
     /// The next wish of the bulk lane, when another read may be on its way.
-    pub(super) fn next_wish(&mut self, key: OwnerKey) -> Option<Wish> {
+    pub(super) fn next_prefetch(&mut self, key: OwnerKey) -> Option<PrefetchRequest> {
         let owner = self.owners.get_mut(&key)?;
-        if owner.may_ask() { owner.queue.pop_front() } else { None }
+        if owner.can_submit_bulk() { owner.queue.pop_front() } else { None }
     }
 
     /// Whether another bulk read may be on its way.
-    pub(super) fn has_room(&self, key: OwnerKey) -> bool {
-        self.owners.get(&key).is_some_and(Owner::may_ask)
+    pub(super) fn has_bulk_capacity(&self, key: OwnerKey) -> bool {
+        self.owners.get(&key).is_some_and(OwnerConnection::can_submit_bulk)
     }
 
     /// Sends and receives on a lane.
     pub(super) fn poll(&mut self, key: OwnerKey, lane: Lane, now: Instant, completions: &mut Vec<Completion>) {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         let before = completions.len();
-        owner.lane(lane).poll(now, completions);
+        owner.connection_mut(lane).poll(now, completions);
         if lane == Lane::Bulk {
-            let is_told = |completion: &&Completion| matches!(self.asides.get(&completion.tag), Some((_, Aside::Told)));
+            let is_told = |completion: &&Completion| {
+                matches!(self.auxiliary_requests.get(&completion.tag), Some((_, AuxiliaryRequest::Message)))
+            };
             let told = completions[before..].iter().filter(is_told).count();
-            owner.has_on_its_way(owner.bulk_reads + before + told - completions.len());
+            owner.set_bulk_reads(owner.bulk_reads + before + told - completions.len());
         }
     }
 
     /// Whether a page that somebody waits for is on its way from this owner.
-    pub(super) fn is_waited_for(&self, key: OwnerKey) -> bool {
+    pub(super) fn has_demand_read(&self, key: OwnerKey) -> bool {
         self.reads.values().any(|read| read.owner == key && read.lane == Lane::Demand)
     }
 
     /// Whether a stream is on its way to another child than this one.
-    pub(super) fn streams_to_others(&self, child: u64) -> bool {
+    pub(super) fn has_bulk_read_for_others(&self, child: u64) -> bool {
         self.reads.values().any(|read| read.lane == Lane::Bulk && read.child != child)
     }
 
     /// Sleeps until a lane has something to say, at most for so long.
-    pub(super) fn wait(&self, key: OwnerKey, lane: Lane, limit: Duration) {
+    pub(super) fn wait_readable(&self, key: OwnerKey, lane: Lane, limit: Duration) {
         let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         if let Some(fd) = self.descriptor(key, lane) {
             // Whoever is interrupted looks sooner.
@@ -382,7 +396,7 @@ impl Owners {
     }
 
     /// Whether a stream is on its way from anybody.
-    pub(super) fn is_streaming(&self) -> bool {
+    pub(super) fn has_bulk_reads(&self) -> bool {
         self.owners.values().any(|owner| owner.bulk_reads > 0)
     }
 
@@ -392,14 +406,14 @@ impl Owners {
     }
 
     /// The read that a completion ends; `None` when nobody is interested any more.
-    pub(super) fn ended(&mut self, tag: u64) -> Option<Read> {
+    pub(super) fn take_read(&mut self, tag: u64) -> Option<PageRead> {
         self.reads.remove(&tag)
     }
 
     /// Gives a reply's memory back to where it came from.
     pub(super) fn recycle(&mut self, key: OwnerKey, lane: Lane, buffer: Buffer) {
         if let Some(owner) = self.owners.get_mut(&key) {
-            owner.lane(lane).recycle(buffer);
+            owner.connection_mut(lane).recycle_buffer(buffer);
         }
     }
 
@@ -417,11 +431,11 @@ mod tests {
     #[test]
     fn a_set_goes_on_where_its_child_is() {
         let slots = VecDeque::from([7..9, 20..24, 3..5]);
-        let mut wish = Wish { child: 1, space: 0, source: 0, slots, is_recalled: true };
-        assert!(!wish.go_on_at(5), "it is not wanted");
-        assert!(wish.go_on_at(22));
+        let mut wish = PrefetchRequest { child: 1, space: 0, source: 0, slots, is_from_set: true };
+        assert!(!wish.rotate_to(5), "it is not wanted");
+        assert!(wish.rotate_to(22));
         assert_eq!(wish.slots, [22..24, 3..5, 7..9, 20..22]);
-        assert!(wish.go_on_at(3));
+        assert!(wish.rotate_to(3));
         assert_eq!(wish.slots, [3..5, 7..9, 20..22, 22..24]);
     }
 }

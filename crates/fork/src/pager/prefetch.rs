@@ -27,10 +27,10 @@ const WINDOWS_SLOTS: [u64; 3] = [1, 32, REGION_SLOTS];
 const SMALL_SLOTS: u64 = 1024;
 
 /// Slots that come along with a page where all around it will be wanted, aligned: they cost some three faults.
-const ALONG_SLOTS: u64 = 32;
+const FAULT_AROUND_SLOTS: u64 = 32;
 
 /// First window of a region behind one that is fetched whole: the process may go through memory in order.
-const BEHIND_WHOLE: u8 = 1;
+const WINDOW_AFTER_FULL_REGION: u8 = 1;
 
 /// Regions of a neighbourhood, 16 MiB: small beside what a large process has, and large enough that chance does not
 /// make it look twice as full of touches as it is.
@@ -38,10 +38,10 @@ const NEIGHBOURHOOD_REGIONS: usize = 8;
 
 /// One in so many slots of a neighbourhood that was touched, 7 %, has all of it fetched. Of touches spread over 5 % of
 /// memory at random, not one neighbourhood in a million gets so many.
-const NEIGHBOURHOOD_PART: u64 = 14;
+const NEIGHBOURHOOD_TOUCH_FRACTION: u64 = 14;
 
 /// One touch for so many slots that are missing has everything fetched: its faults took as long as the rest will.
-const ALL_PART: u64 = 17;
+const FULL_FETCH_TOUCH_FRACTION: u64 = 17;
 
 /// What may be fetched unasked for before anything else is known: everything of a small process, and the less of a
 /// larger one, the larger it is, for the less likely it is that it needs all. Here the two are equal, 200 MiB: a
@@ -49,19 +49,19 @@ const ALL_PART: u64 = 17;
 const ALLOWANCE_SLOTS: u64 = 51_200;
 
 /// At least one in so many slots, 4 %. A tenth in all may move for a twentieth that was touched.
-const ALLOWANCE_PART: u64 = 25;
+const ALLOWANCE_FRACTION: u64 = 25;
 
 /// One more slot may be fetched unasked for with so many that were touched.
-const EARNED_PART: u64 = 8;
+const TOUCHES_PER_EARNED_SLOT: u64 = 8;
 
 /// Most touches that one fault stands for: near the end of a stream chance rules.
 const TOUCHES_PER_FAULT_MAX: u64 = 16;
 
 /// Touches are counted in parts of one: where a tenth of the pages is there, a fault stands for more than one touch.
-const PARTS: u64 = 16;
+const PARTS_PER_TOUCH: u64 = 16;
 
 /// Runs that are followed at once: as many as threads of a program usually scan memory.
-const RUNS: usize = 4;
+const TRACKED_RUNS: usize = 4;
 
 /// Least that is fetched ahead of a run, and most: a few of the longest reads of a link.
 const RUN_SLOTS_MIN: u64 = 32;
@@ -69,211 +69,216 @@ const RUN_SLOTS_MAX: u64 = 2048;
 
 /// How a fault found its page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FaultState {
     /// Nobody asked for it yet.
-    Missing,
+    NotRequested,
     /// It is on its way.
-    Late,
+    InFlight,
 }
 
 /// What is worth fetching at a fault, beside its page. Empty ranges stand for nothing; what is there, or on its way, may
 /// be among it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ahead {
+pub(super) struct PrefetchRanges {
     /// Around the fault, to come with its page.
-    pub(super) along: Range<u64>,
+    pub(super) fault_around: Range<u64>,
     /// Around the fault, or ahead of it.
     pub(super) window: Range<u64>,
     /// A region of the stream.
     pub(super) stream: Range<u64>,
 }
 
-impl Ahead {
+impl PrefetchRanges {
     /// Nothing.
-    pub(super) const NOTHING: Self = Self { along: 0..0, window: 0..0, stream: 0..0 };
+    pub(super) const NONE: Self = Self { fault_around: 0..0, window: 0..0, stream: 0..0 };
 }
 
 /// A part of the slots.
 #[derive(Debug, Clone, Copy, Default)]
-struct Region {
+struct ReadaheadRegion {
     /// Slots that are there or on their way.
-    here: u16,
+    requested: u16,
     /// [`PARTS`] of slots that were touched, by estimate.
     touched_parts: u16,
     /// The next of [`WINDOWS_SLOTS`].
-    level: u8,
+    window_level: u8,
 }
 
 /// Slots that are touched in order.
 #[derive(Debug, Clone, Copy, Default)]
-struct Run {
+struct SequentialRun {
     start: u64,
     /// The last fault.
-    last: u64,
+    last_fault: u64,
     /// Behind what was fetched for it.
-    end: u64,
+    fetched_end: u64,
     /// A fault was where the one before it led.
-    in_order: bool,
+    is_confirmed: bool,
 }
 
 /// What the faults of one address space have told.
 #[derive(Debug, Clone)]
-pub(super) struct Readahead {
+pub(super) struct ReadaheadState {
     window_slots_max: u64,
-    along_slots: u64,
+    fault_around_slots: u64,
     slots: u64,
-    regions: Vec<Region>,
+    regions: Vec<ReadaheadRegion>,
     /// Slots that are there or on their way.
-    here: u64,
+    requested: u64,
     /// [`PARTS`] of slots that were touched, by estimate.
     touched_parts: u64,
     /// Slots that windows had fetched unasked for.
-    unasked: u64,
+    speculative_slots: u64,
     /// The one that was used last stands first.
-    runs: [Run; RUNS],
+    runs: [SequentialRun; TRACKED_RUNS],
     /// The region at which the stream goes on.
-    cursor: usize,
+    stream_region: usize,
     /// When so many slots are here, another region may come.
-    streamed_to: u64,
+    next_stream_at: u64,
 }
 
-impl Readahead {
+impl ReadaheadState {
     /// For so many slots; windows have at most `window_slots_max` (1: each page on demand).
     pub(super) fn new(slots: u64, window_slots_max: u64) -> Self {
         Self {
             window_slots_max: window_slots_max.max(1),
-            along_slots: window_slots_max.clamp(1, ALONG_SLOTS),
+            fault_around_slots: window_slots_max.clamp(1, FAULT_AROUND_SLOTS),
             slots,
-            regions: vec![Region::default(); slots.div_ceil(REGION_SLOTS) as usize],
-            here: 0,
+            regions: vec![ReadaheadRegion::default(); slots.div_ceil(REGION_SLOTS) as usize],
+            requested: 0,
             touched_parts: 0,
-            unasked: 0,
-            runs: [Run::default(); RUNS],
-            cursor: 0,
-            streamed_to: 0,
+            speculative_slots: 0,
+            runs: [SequentialRun::default(); TRACKED_RUNS],
+            stream_region: 0,
+            next_stream_at: 0,
         }
     }
 
     /// Slots were asked for that were not here.
-    pub(super) fn asked(&mut self, slots: Range<u64>) {
-        self.here += slots.end - slots.start;
-        for_regions(slots, |region, count| self.regions[region].here += count);
+    pub(super) fn note_requested(&mut self, slots: Range<u64>) {
+        self.requested += slots.end - slots.start;
+        for_each_region(slots, |region, count| self.regions[region].requested += count);
     }
 
     /// Slots that were asked for will not come.
-    pub(super) fn dropped(&mut self, slots: Range<u64>) {
-        self.here -= slots.end - slots.start;
-        self.streamed_to = 0;
-        for_regions(slots, |region, count| self.regions[region].here -= count);
+    pub(super) fn note_dropped(&mut self, slots: Range<u64>) {
+        self.requested -= slots.end - slots.start;
+        self.next_stream_at = 0;
+        for_each_region(slots, |region, count| self.regions[region].requested -= count);
     }
 
     /// Has pages come alone from now on.
-    pub(super) fn bring_alone(&mut self) {
-        self.along_slots = 1;
+    pub(super) fn disable_fault_around(&mut self) {
+        self.fault_around_slots = 1;
     }
 
     /// What the fault at `slot` calls for. `follows`: the slot before it is there.
-    pub(super) fn fault(&mut self, slot: u64, found: Found, follows: bool) -> Ahead {
+    pub(super) fn on_fault(&mut self, slot: u64, found: FaultState, follows: bool) -> PrefetchRanges {
         let alone = slot..slot + 1;
         if self.window_slots_max == 1 {
-            return Ahead { along: alone.clone(), window: alone, stream: 0..0 };
+            return PrefetchRanges { fault_around: alone.clone(), window: alone, stream: 0..0 };
         }
         let region = (slot / REGION_SLOTS) as usize;
         self.note_touch(region);
-        let run = if follows { self.goes_on(slot, found) } else { None };
-        let all = self.touched_parts * ALL_PART >= (self.slots - self.here) * PARTS;
-        let unlocked = all || self.is_wanted(region);
+        let run = if follows { self.extend_run(slot, found) } else { None };
+        let all = self.touched_parts * FULL_FETCH_TOUCH_FRACTION >= (self.slots - self.requested) * PARTS_PER_TOUCH;
+        let unlocked = all || self.is_neighbourhood_hot(region);
         let window = match (run, found) {
             (Some(run), _) => run,
-            (None, Found::Late) => alone.clone(),
-            (None, Found::Missing) if unlocked || self.is_allowed() => self.window(slot),
-            (None, Found::Missing) => alone.clone(),
+            (None, FaultState::InFlight) => alone.clone(),
+            (None, FaultState::NotRequested) if unlocked || self.has_allowance() => self.grow_window(slot),
+            (None, FaultState::NotRequested) => alone.clone(),
         };
-        let along = if unlocked { aligned(slot, self.along_slots, self.slots) } else { alone };
-        let goes_on = self.runs[0].last == slot && self.runs[0].end > slot;
-        if found == Found::Missing && !goes_on {
+        let along = if unlocked { aligned_window(slot, self.fault_around_slots, self.slots) } else { alone };
+        let goes_on = self.runs[0].last_fault == slot && self.runs[0].fetched_end > slot;
+        if found == FaultState::NotRequested && !goes_on {
             self.runs.rotate_right(1);
-            self.runs[0] = Run { start: slot, last: slot, end: window.end, in_order: false };
+            self.runs[0] =
+                SequentialRun { start: slot, last_fault: slot, fetched_end: window.end, is_confirmed: false };
         }
-        let stream = if unlocked { self.stream(region, all) } else { 0..0 };
-        Ahead { along, window, stream }
+        let stream = if unlocked { self.next_stream_region(region, all) } else { 0..0 };
+        PrefetchRanges { fault_around: along, window, stream }
     }
 
     fn note_touch(&mut self, region: usize) {
-        let size = self.size(region);
-        let Region { here, touched_parts, .. } = &mut self.regions[region];
-        let parts = parts_touched(size, u64::from(*here));
-        *touched_parts = (u64::from(*touched_parts) + parts).min(size * PARTS) as u16;
-        self.touched_parts += parts_touched(self.slots, self.here);
+        let size = self.region_slots(region);
+        let ReadaheadRegion { requested: here, touched_parts, .. } = &mut self.regions[region];
+        let parts = touch_estimate(size, u64::from(*here));
+        *touched_parts = (u64::from(*touched_parts) + parts).min(size * PARTS_PER_TOUCH) as u16;
+        self.touched_parts += touch_estimate(self.slots, self.requested);
     }
 
     /// What to fetch where this fault goes on from an earlier one.
-    fn goes_on(&mut self, slot: u64, found: Found) -> Option<Range<u64>> {
+    fn extend_run(&mut self, slot: u64, found: FaultState) -> Option<Range<u64>> {
         // Who goes through pages that come one after the other is late for the next, but misses none before the end.
         let at = self.runs.iter().position(|run| match found {
-            Found::Missing => slot == run.end || slot == run.last + 1,
-            Found::Late => run.in_order && run.last < slot && slot < run.end,
+            FaultState::NotRequested => slot == run.fetched_end || slot == run.last_fault + 1,
+            FaultState::InFlight => run.is_confirmed && run.last_fault < slot && slot < run.fetched_end,
         })?;
         self.runs[..=at].rotate_right(1);
         let run = &mut self.runs[0];
-        run.in_order = true;
+        run.is_confirmed = true;
         let ahead = (slot - run.start).clamp(RUN_SLOTS_MIN, RUN_SLOTS_MAX).min(self.window_slots_max);
         // The touch of this slot is counted already.
-        self.touched_parts += slot.saturating_sub(run.last + 1) * PARTS;
-        run.last = slot;
-        if run.end.saturating_sub(slot) < ahead / 2 {
-            run.end = (slot + ahead).min(self.slots);
+        self.touched_parts += slot.saturating_sub(run.last_fault + 1) * PARTS_PER_TOUCH;
+        run.last_fault = slot;
+        if run.fetched_end.saturating_sub(slot) < ahead / 2 {
+            run.fetched_end = (slot + ahead).min(self.slots);
         }
-        Some(slot..run.end.max(slot + 1))
+        Some(slot..run.fetched_end.max(slot + 1))
     }
 
     /// Whether more may be fetched unasked for.
-    fn is_allowed(&self) -> bool {
+    fn has_allowance(&self) -> bool {
         let allowance = ALLOWANCE_SLOTS * ALLOWANCE_SLOTS / self.slots.max(1);
-        self.unasked < allowance.max(self.slots / ALLOWANCE_PART) + self.touched_parts / (EARNED_PART * PARTS)
+        self.speculative_slots
+            < allowance.max(self.slots / ALLOWANCE_FRACTION)
+                + self.touched_parts / (TOUCHES_PER_EARNED_SLOT * PARTS_PER_TOUCH)
     }
 
     /// Whether so much around a region was touched that the rest of it will be wanted.
-    fn is_wanted(&self, region: usize) -> bool {
+    fn is_neighbourhood_hot(&self, region: usize) -> bool {
         let neighbourhood = self.neighbourhood(region);
         let slots = neighbourhood.len() as u64 * REGION_SLOTS;
         let parts: u64 = self.regions[neighbourhood].iter().map(|region| u64::from(region.touched_parts)).sum();
-        parts * NEIGHBOURHOOD_PART >= slots * PARTS
+        parts * NEIGHBOURHOOD_TOUCH_FRACTION >= slots * PARTS_PER_TOUCH
     }
 
-    fn window(&mut self, slot: u64) -> Range<u64> {
+    fn grow_window(&mut self, slot: u64) -> Range<u64> {
         let region = (slot / REGION_SLOTS) as usize;
         let levels = WINDOWS_SLOTS.len() as u8;
-        let behind_whole = region > 0 && self.regions[region - 1].level >= levels;
+        let behind_whole = region > 0 && self.regions[region - 1].window_level >= levels;
         let least = match (self.slots <= SMALL_SLOTS, behind_whole) {
             (true, _) => levels - 1,
-            (false, true) => BEHIND_WHOLE,
+            (false, true) => WINDOW_AFTER_FULL_REGION,
             (false, false) => 0,
         };
-        let level = self.regions[region].level.max(least);
-        self.regions[region].level = (level + 1).min(levels);
+        let level = self.regions[region].window_level.max(least);
+        self.regions[region].window_level = (level + 1).min(levels);
         let window = WINDOWS_SLOTS[level.min(levels - 1) as usize].min(self.window_slots_max);
-        self.unasked += window.saturating_sub(u64::from(self.regions[region].here) + 1);
-        aligned(slot, window, self.slots)
+        self.speculative_slots += window.saturating_sub(u64::from(self.regions[region].requested) + 1);
+        aligned_window(slot, window, self.slots)
     }
 
     /// The next region of the stream, when the one before has been asked for mostly.
-    fn stream(&mut self, region: usize, all: bool) -> Range<u64> {
-        if self.here < self.streamed_to {
+    fn next_stream_region(&mut self, region: usize, all: bool) -> Range<u64> {
+        if self.requested < self.next_stream_at {
             return 0..0;
         }
         let within = if all { 0..self.regions.len() } else { self.neighbourhood(region) };
-        let first = if within.contains(&self.cursor) { self.cursor } else { within.start };
+        let first = if within.contains(&self.stream_region) { self.stream_region } else { within.start };
         let mut candidates = (first..within.end).chain(within.start..first);
-        let Some(next) = candidates.find(|region| u64::from(self.regions[*region].here) < self.size(*region)) else {
-            self.streamed_to = if all { u64::MAX } else { 0 };
+        let Some(next) =
+            candidates.find(|region| u64::from(self.regions[*region].requested) < self.region_slots(*region))
+        else {
+            self.next_stream_at = if all { u64::MAX } else { 0 };
             return 0..0;
         };
-        self.cursor = next + 1;
-        self.regions[next].level = WINDOWS_SLOTS.len() as u8;
-        self.streamed_to = self.here + (self.size(next) - u64::from(self.regions[next].here)) / 2;
+        self.stream_region = next + 1;
+        self.regions[next].window_level = WINDOWS_SLOTS.len() as u8;
+        self.next_stream_at = self.requested + (self.region_slots(next) - u64::from(self.regions[next].requested)) / 2;
         let start = next as u64 * REGION_SLOTS;
-        start..start + self.size(next)
+        start..start + self.region_slots(next)
     }
 
     fn neighbourhood(&self, region: usize) -> Range<usize> {
@@ -281,25 +286,25 @@ impl Readahead {
         start..(start + NEIGHBOURHOOD_REGIONS).min(self.regions.len())
     }
 
-    fn size(&self, region: usize) -> u64 {
+    fn region_slots(&self, region: usize) -> u64 {
         REGION_SLOTS.min(self.slots - region as u64 * REGION_SLOTS)
     }
 }
 
 /// The window of this size, aligned to it, that a slot lies in.
-fn aligned(slot: u64, window: u64, slots: u64) -> Range<u64> {
+fn aligned_window(slot: u64, window: u64, slots: u64) -> Range<u64> {
     let start = slot / window * window;
     start..(start + window).min(slots)
 }
 
 /// How many parts of touches a fault stands for, where `here` of so many slots are there, which nobody sees touched.
-fn parts_touched(slots: u64, here: u64) -> u64 {
+fn touch_estimate(slots: u64, here: u64) -> u64 {
     let missing = slots.saturating_sub(here).max(1);
-    (slots * PARTS / missing).clamp(PARTS, TOUCHES_PER_FAULT_MAX * PARTS)
+    (slots * PARTS_PER_TOUCH / missing).clamp(PARTS_PER_TOUCH, TOUCHES_PER_FAULT_MAX * PARTS_PER_TOUCH)
 }
 
 /// Calls `apply` with each region that slots lie in, and how many.
-fn for_regions(slots: Range<u64>, mut apply: impl FnMut(usize, u16)) {
+fn for_each_region(slots: Range<u64>, mut apply: impl FnMut(usize, u16)) {
     let mut next = slots.start;
     while next < slots.end {
         let region = next / REGION_SLOTS;
@@ -319,7 +324,7 @@ mod tests {
 
     /// A process, its link, and what it costs.
     struct Process {
-        readahead: Readahead,
+        readahead: ReadaheadState,
         here: Vec<bool>,
         /// What is to be fetched ahead, and how much of it comes until the next fault.
         queue: VecDeque<u64>,
@@ -330,7 +335,7 @@ mod tests {
 
     impl Process {
         fn new(slots: u64, slots_per_fault: usize) -> Self {
-            let (readahead, here) = (Readahead::new(slots, REGION_SLOTS), vec![false; slots as usize]);
+            let (readahead, here) = (ReadaheadState::new(slots, REGION_SLOTS), vec![false; slots as usize]);
             Self { readahead, here, queue: VecDeque::new(), slots_per_fault, faults: 0, moved: 0 }
         }
 
@@ -340,7 +345,8 @@ mod tests {
             }
             self.faults += 1;
             let follows = slot > 0 && self.here[slot as usize - 1];
-            let Ahead { along, window, stream } = self.readahead.fault(slot, Found::Missing, follows);
+            let PrefetchRanges { fault_around: along, window, stream } =
+                self.readahead.on_fault(slot, FaultState::NotRequested, follows);
             assert!(along.contains(&slot) && along.end <= self.here.len() as u64);
             assert!(window.contains(&slot) && window.end <= self.here.len() as u64);
             assert!(stream.end <= self.here.len() as u64);
@@ -354,7 +360,7 @@ mod tests {
 
         fn fetch(&mut self, slot: u64) {
             if !std::mem::replace(&mut self.here[slot as usize], true) {
-                self.readahead.asked(slot..slot + 1);
+                self.readahead.note_requested(slot..slot + 1);
                 self.moved += 1;
             }
         }
@@ -375,8 +381,8 @@ mod tests {
 
     #[test]
     fn a_lone_touch_brings_one_page_and_the_third_the_region() {
-        let mut readahead = Readahead::new(4 * REGION_SLOTS, REGION_SLOTS);
-        let mut window = |slot| readahead.fault(slot, Found::Missing, false).window;
+        let mut readahead = ReadaheadState::new(4 * REGION_SLOTS, REGION_SLOTS);
+        let mut window = |slot| readahead.on_fault(slot, FaultState::NotRequested, false).window;
         assert_eq!(window(700), 700..701);
         assert_eq!(window(900), 896..928);
         assert_eq!(window(520), 512..1024);
@@ -386,11 +392,11 @@ mod tests {
 
     #[test]
     fn one_page_at_a_time_when_told_so() {
-        let mut readahead = Readahead::new(100, 1);
+        let mut readahead = ReadaheadState::new(100, 1);
         for slot in 0..100 {
-            let ahead = readahead.fault(slot, Found::Missing, slot > 0);
+            let ahead = readahead.on_fault(slot, FaultState::NotRequested, slot > 0);
             assert_eq!((ahead.window, ahead.stream), (slot..slot + 1, 0..0));
-            readahead.asked(slot..slot + 1);
+            readahead.note_requested(slot..slot + 1);
         }
     }
 
@@ -418,19 +424,20 @@ mod tests {
         for slots_per_fault in [0, 10, 40] {
             let mut process = Process::new(GIB_SLOTS, slots_per_fault);
             shuffled(GIB_SLOTS, 1).into_iter().for_each(|slot| process.touch(slot));
-            let most = GIB_SLOTS / ALL_PART + GIB_SLOTS / (ALONG_SLOTS + slots_per_fault as u64);
+            let most =
+                GIB_SLOTS / FULL_FETCH_TOUCH_FRACTION + GIB_SLOTS / (FAULT_AROUND_SLOTS + slots_per_fault as u64);
             assert!(process.faults <= most, "{}", process.faults);
         }
     }
 
     #[test]
     fn pages_come_alone_once_others_could_not() {
-        let mut readahead = Readahead::new(4 * REGION_SLOTS, REGION_SLOTS);
-        let mut along = |slot| readahead.fault(slot, Found::Missing, false).along;
+        let mut readahead = ReadaheadState::new(4 * REGION_SLOTS, REGION_SLOTS);
+        let mut along = |slot| readahead.on_fault(slot, FaultState::NotRequested, false).fault_around;
         assert_eq!(along(700), 700..701);
         assert_eq!((0..200).map(|touch| along(10 * touch + 5)).last(), Some(1984..2016), "all will be wanted");
-        readahead.bring_alone();
-        assert_eq!(readahead.fault(1700, Found::Missing, false).along, 1700..1701);
+        readahead.disable_fault_around();
+        assert_eq!(readahead.on_fault(1700, FaultState::NotRequested, false).fault_around, 1700..1701);
     }
 
     proptest! {
@@ -461,14 +468,14 @@ mod tests {
                 (any::<u64>(), 1u64..900).prop_map(|(start, count)| Step::Drop(start, count)),
             ], 1..80),
         ) {
-            let mut readahead = Readahead::new(slots, window);
+            let mut readahead = ReadaheadState::new(slots, window);
             let mut here = vec![false; slots as usize];
             for step in steps {
                 match step {
                     Step::Fault(slot, late, follows) => {
                         let slot = slot % slots;
-                        let found = if late { Found::Late } else { Found::Missing };
-                        let ahead = readahead.fault(slot, found, follows);
+                        let found = if late { FaultState::InFlight } else { FaultState::NotRequested };
+                        let ahead = readahead.on_fault(slot, found, follows);
                         prop_assert!(ahead.window.contains(&slot) && ahead.window.end <= slots);
                         prop_assert!(ahead.window.end - ahead.window.start <= window.max(1).max(RUN_SLOTS_MAX));
                         prop_assert!(ahead.stream.end <= slots && ahead.stream.end - ahead.stream.start <= REGION_SLOTS);
@@ -478,7 +485,7 @@ mod tests {
                         let start = start % slots;
                         for slot in start..(start + count).min(slots) {
                             if !std::mem::replace(&mut here[slot as usize], true) {
-                                readahead.asked(slot..slot + 1);
+                                readahead.note_requested(slot..slot + 1);
                             }
                         }
                     }
@@ -486,14 +493,14 @@ mod tests {
                         let start = start % slots;
                         for slot in start..(start + count).min(slots) {
                             if std::mem::replace(&mut here[slot as usize], false) {
-                                readahead.dropped(slot..slot + 1);
+                                readahead.note_dropped(slot..slot + 1);
                             }
                         }
                     }
                 }
-                prop_assert_eq!(readahead.here, here.iter().filter(|here| **here).count() as u64);
-                let in_regions: u64 = readahead.regions.iter().map(|region| u64::from(region.here)).sum();
-                prop_assert_eq!(readahead.here, in_regions);
+                prop_assert_eq!(readahead.requested, here.iter().filter(|here| **here).count() as u64);
+                let in_regions: u64 = readahead.regions.iter().map(|region| u64::from(region.requested)).sum();
+                prop_assert_eq!(readahead.requested, in_regions);
             }
         }
     }

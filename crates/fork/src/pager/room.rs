@@ -3,7 +3,7 @@
 use std::io;
 
 /// To be put behind the cause.
-pub(super) fn remedy(cause: &io::Error) -> &'static str {
+pub(super) fn disk_space_hint(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; make room there (a node needs some KiB to start, and some for each child), or give the node another run directory (farfork node --run-dir)"
@@ -18,8 +18,8 @@ mod tests {
 
     #[test]
     fn only_what_lacks_room_is_told_to_make_some() {
-        assert!(remedy(&io::ErrorKind::StorageFull.into()).contains("make room"));
-        assert!(remedy(&io::ErrorKind::QuotaExceeded.into()).contains("--run-dir"));
-        assert_eq!(remedy(&io::ErrorKind::PermissionDenied.into()), "");
+        assert!(disk_space_hint(&io::ErrorKind::StorageFull.into()).contains("make room"));
+        assert!(disk_space_hint(&io::ErrorKind::QuotaExceeded.into()).contains("--run-dir"));
+        assert_eq!(disk_space_hint(&io::ErrorKind::PermissionDenied.into()), "");
     }
 }

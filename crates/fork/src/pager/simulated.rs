@@ -11,17 +11,17 @@ use farfork_fabric::sim::world::NodeId;
 use farfork_fabric::sim::{self, World};
 use farfork_wire::ChildId;
 
-use super::control::protocol::Reply;
+use super::control::protocol::PagerReply;
 use super::keeper::PagerConfig;
-use super::keeper::station::{PagerError, Station};
-use super::keeper::trusting::Trusting;
-use super::owners::{Connect, Lane, Owners};
-use super::server::Server;
-use super::server::watch::Source;
+use super::keeper::station::{KeeperContext, PagerError};
+use super::keeper::trusting::TrustPolicy;
+use super::owners::{Lane, OwnerConnections, OwnerConnector};
+use super::server::PagerServer;
+use super::server::watch::EventSource;
 
 /// A pager on a node of a world.
 pub struct SimulatedPager<'a> {
-    server: Server<'a>,
+    server: PagerServer<'a>,
     world: World,
     node: NodeId,
 }
@@ -30,19 +30,24 @@ pub struct SimulatedPager<'a> {
 ///
 /// # Errors
 /// As of a real one.
-pub fn play<T>(
+pub fn run_simulated_pager<T>(
     run_dir: &Path,
     (world, node): (&World, NodeId),
     course: impl FnOnce(&mut SimulatedPager<'_>) -> T,
 ) -> Result<T, PagerError> {
     let config = PagerConfig { run_dir: run_dir.to_owned(), credentials: None };
-    let station = Station::open(&config)?;
+    let station = KeeperContext::open(&config)?;
     let away = world.clone();
-    let connect: Connect = Box::new(move |address, _| match address {
+    let connect: OwnerConnector = Box::new(move |address, _| match address {
         Address::Sim(place) => Ok(sim::connect(&away, node, *place, None)),
         other => Err(io::Error::other(format!("{other} is not of this world"))),
     });
-    let server = Server::with_owners(&station, Trusting::of(None), Owners::new(connect), world.now_at(node));
+    let server = PagerServer::with_owners(
+        &station,
+        TrustPolicy::from_credentials(None),
+        OwnerConnections::new(connect),
+        world.local_time(node),
+    );
     let server = server.map_err(|source| PagerError::System { action: "begin", source })?;
     Ok(course(&mut SimulatedPager { server, world: world.clone(), node }))
 }
@@ -53,66 +58,66 @@ impl SimulatedPager<'_> {
     /// # Errors
     /// Why it does not.
     pub fn adopt(&mut self, child: ChildId, dir: &Path, uffd_socket: OwnedFd) -> Result<(), String> {
-        match self.server.adopt(child, dir, Some(uffd_socket)) {
-            Reply::Done => Ok(()),
+        match self.server.handle_adopt(child, dir, Some(uffd_socket)) {
+            PagerReply::Done => Ok(()),
             refused => Err(format!("{refused:?}")),
         }
     }
 
     /// Forgets a child whose processes are gone; whether they are.
     pub fn release(&mut self, child: &ChildId) -> bool {
-        self.server.release(child) != Reply::StillRunning
+        self.server.handle_release(child) != PagerReply::StillRunning
     }
 
     /// Whether the pager hears a child's page faults.
-    pub fn serves(&self, child: &ChildId) -> bool {
-        let served = self.server.key_of(child).and_then(|key| self.server.children.get(&key));
+    pub fn is_serving(&self, child: &ChildId) -> bool {
+        let served = self.server.child_key(child).and_then(|key| self.server.children.get(&key));
         served.is_some_and(|served| !served.child.spaces.is_empty())
     }
 
     /// Why pages of a child are lost, if some are.
-    pub fn loss(&self, child: &ChildId) -> Option<&str> {
-        let served = self.server.children.get(&self.server.key_of(child)?)?;
-        served.child.lost.as_deref()
+    pub fn loss_reason(&self, child: &ChildId) -> Option<&str> {
+        let served = self.server.children.get(&self.server.child_key(child)?)?;
+        served.child.loss_reason.as_deref()
     }
 
     /// Readable while a process waits for the pager, or something came for it from its world.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.server.watch.descriptor()
+        self.server.poller.descriptor()
     }
 
     /// Whether a process waits for the pager.
     ///
     /// # Errors
     /// As epoll_wait(2).
-    pub fn is_waited_for(&mut self) -> io::Result<bool> {
+    pub fn has_waiting_process(&mut self) -> io::Result<bool> {
         let mut ready = Vec::new();
-        self.server.watch.wait(Duration::ZERO, &mut ready)?;
-        Ok(ready.iter().any(|source| matches!(source, Source::Space(..) | Source::Socket(_))))
+        self.server.poller.wait(Duration::ZERO, &mut ready)?;
+        Ok(ready.iter().any(|source| matches!(source, EventSource::Space(..) | EventSource::UffdSocket(_))))
     }
 
     /// One round of its loop: what processes say, what came for them, what is due.
     ///
     /// # Errors
     /// As epoll_wait(2).
-    pub fn turn(&mut self) -> io::Result<()> {
+    pub fn run_round(&mut self) -> io::Result<()> {
         let mut ready = Vec::new();
-        self.server.watch.wait(Duration::ZERO, &mut ready)?;
-        self.server.now = self.world.now_at(self.node);
+        self.server.poller.wait(Duration::ZERO, &mut ready)?;
+        self.server.now = self.world.local_time(self.node);
         for owner in self.server.owners.keys() {
-            self.server.to_poll.extend([(owner, Lane::Demand), (owner, Lane::Bulk)]);
+            self.server.lanes_to_poll.extend([(owner, Lane::Demand), (owner, Lane::Bulk)]);
         }
-        self.server.round(&ready);
+        self.server.run_round(&ready);
         Ok(())
     }
 
     /// When it wants its next turn, by a clock that is right.
-    pub fn next_at(&self) -> Instant {
+    pub fn next_round_at(&self) -> Instant {
         let server = &self.server;
-        if !server.arrived.is_empty() || !server.to_poll.is_empty() || server.cached_room == 0 {
+        if !server.completed_reads.is_empty() || !server.lanes_to_poll.is_empty() || server.cache_install_budget == 0 {
             return self.world.now();
         }
         let due = [server.owners.next_timeout(), server.retries.next_due()].into_iter().flatten();
-        self.world.right_time(self.node, due.fold(server.next_sweep, Instant::min))
+        self.world.to_world_time(self.node, due.fold(server.next_sweep, Instant::min))
     }
 }

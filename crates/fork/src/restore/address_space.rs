@@ -2,89 +2,89 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use farfork_wire::descriptor::{Backing, ExtentId, MappedFile, Mapping, PageRun, SharedKind, SpecialMapping};
+use farfork_wire::descriptor::{Backing, ExtentId, MappedFile, Mapping, PageRun, SharedObjectKind, SpecialMapping};
 use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
-use super::calls::is_attached;
+use super::calls::is_mapped_by_shmat;
 use super::layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_DROPPABLE, MAPPING_FILE, MAPPING_GROWS_DOWN,
     MAPPING_HUGE_PAGE, MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM,
     MAPPING_SEQUENTIAL, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
 };
-use super::objects::Objects;
+use super::objects::PassedObjects;
 use super::stub_map::StubMap;
-use super::vdso::Bridge;
+use super::vdso::VdsoBridge;
 use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
 use crate::identity;
 
 /// The tables that describe an address space.
 #[derive(Debug, Default)]
-pub(super) struct AddressSpace {
+pub(super) struct AddressSpacePlan {
     pub(super) mappings: Vec<PlanMapping>,
     pub(super) files: Vec<PlanFile>,
-    pub(super) specials: Vec<PlanSpecial>,
-    pub(super) registered: Vec<PlanRange>,
+    pub(super) special_mappings: Vec<PlanSpecial>,
+    pub(super) userfaultfd_ranges: Vec<PlanRange>,
     /// Pages that must not be touched.
     pub(super) guards: Vec<PlanRange>,
     /// What stands in the place of the parent's vdso where the kernel here has another.
-    pub(super) vdso: Option<Vec<u8>>,
+    pub(super) bridge_image: Option<Vec<u8>>,
     /// What is locked in memory, which no fork inherits.
-    pub(super) locked: Vec<PlanRange>,
+    pub(super) locked_ranges: Vec<PlanRange>,
     /// First addresses of private mappings of files over whose pages those are laid that the process has written.
-    pub(super) overlaid: BTreeSet<u64>,
+    pub(super) overlaid_mappings: BTreeSet<u64>,
 }
 
 /// Which part of an address space is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum PlanScope {
     /// A child's, whole.
     Whole,
     /// What copies of a zygote have of it: all that is private to a process.
     Zygote,
     /// What a copy of a zygote makes for itself; `zygote`, start and length, is the region that it leaves.
-    Copy {
+    ZygoteCopy {
         /// Where the zygote's restorer is.
-        zygote: (u64, u64),
+        zygote_region: (u64, u64),
     },
 }
 
 /// Whether each mapped file of the descriptor is the same file on this node.
-pub(super) fn files_that_are_here(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
-    let same_boot = node.is_its_machine(&descriptor.origin);
-    let is_here = |file: &MappedFile| identity::is_same(&node.shows(&file.path), &file.identity, same_boot);
+pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
+    let same_boot = node.is_origin_machine(&descriptor.origin);
+    let is_here = |file: &MappedFile| identity::is_same_file(&node.resolve_path(&file.path), &file.identity, same_boot);
     descriptor.mapped_files.iter().map(is_here).collect()
 }
 
-impl AddressSpace {
+impl AddressSpacePlan {
     /// Decides for each mapping where its contents come from.
-    pub(super) fn plan(
+    pub(super) fn compile(
         descriptor: &Descriptor,
         is_here: &[bool],
-        objects: &Objects,
-        (stub, bridge, part): (&StubMap, Option<&Bridge>, Part),
+        objects: &PassedObjects,
+        (stub, bridge, part): (&StubMap, Option<&VdsoBridge>, PlanScope),
         writer: &mut PlanWriter,
     ) -> Result<Self, RestoreError> {
         let mut space = Self::default();
         if let Some(bridge) = bridge {
             let placed = bridge.place(descriptor, stub)?;
-            (space.specials, space.vdso) = (placed.specials, Some(placed.image));
+            (space.special_mappings, space.bridge_image) = (placed.special_mappings, Some(placed.image));
         }
         let mut opened = HashMap::new();
         for mapping in &descriptor.mappings {
-            if mapping.flags.locked && part != Part::Zygote {
-                space.locked.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start });
+            if mapping.flags.locked && part != PlanScope::Zygote {
+                space.locked_ranges.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start });
             }
             let is_planned = match part {
-                Part::Whole => true,
-                Part::Zygote => !is_of_the_childs_own(mapping),
-                Part::Copy { .. } => is_of_the_childs_own(mapping),
+                PlanScope::Whole => true,
+                PlanScope::Zygote => !is_shared_by_fork(mapping),
+                PlanScope::ZygoteCopy { .. } => is_shared_by_fork(mapping),
             };
             if !is_planned {
                 continue;
             }
-            space.guards.extend(guards_of(mapping));
+            space.guards.extend(guard_ranges(mapping));
             match mapping.backing {
                 Backing::Anonymous { extent } => space.add_anonymous(mapping, extent, descriptor),
                 Backing::PrivateFile { file, extent, .. } | Backing::PrivateWritableFile { file, extent, .. }
@@ -93,30 +93,35 @@ impl AddressSpace {
                     space.add_anonymous(mapping, Some(extent), descriptor);
                 }
                 Backing::PrivateFile { file, offset, .. } => {
-                    let source = space.file(file, OFlags::RDONLY, descriptor, &mut opened, writer)?;
-                    space.add(mapping, MAPPING_FILE, source, offset, 0);
+                    let source = space.add_mapped_file(file, OFlags::RDONLY, descriptor, &mut opened, writer)?;
+                    space.add_mapping(mapping, MAPPING_FILE, source, offset, 0);
                 }
                 Backing::PrivateWritableFile { file, offset, .. } => {
                     // An overlay shows who opens a file for reading alone what it was, and not what is written to it later.
-                    let source = space.file(file, OFlags::RDWR, descriptor, &mut opened, writer)?;
-                    space.add(mapping, MAPPING_FILE, source, offset, 0);
-                    space.overlaid.insert(mapping.start);
+                    let source = space.add_mapped_file(file, OFlags::RDWR, descriptor, &mut opened, writer)?;
+                    space.add_mapping(mapping, MAPPING_FILE, source, offset, 0);
+                    space.overlaid_mappings.insert(mapping.start);
                 }
                 Backing::SharedFile { file, offset, writable, .. } => {
                     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-                    let source = space.file(file, access, descriptor, &mut opened, writer)?;
-                    space.add(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
+                    let source = space.add_mapped_file(file, access, descriptor, &mut opened, writer)?;
+                    space.add_mapping(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
                 }
                 Backing::SharedMemory { object, offset } => {
-                    space.add_object(mapping, (object, offset, MAPPING_SHARED), (descriptor, objects), writer)?;
+                    space.add_shared_object(
+                        mapping,
+                        (object, offset, MAPPING_SHARED),
+                        (descriptor, objects),
+                        writer,
+                    )?;
                 }
                 Backing::PrivateObject { object, offset, .. } => {
-                    space.add_object(mapping, (object, offset, 0), (descriptor, objects), writer)?;
-                    space.overlaid.insert(mapping.start);
+                    space.add_shared_object(mapping, (object, offset, 0), (descriptor, objects), writer)?;
+                    space.overlaid_mappings.insert(mapping.start);
                 }
                 Backing::Special(kind) => match bridge {
-                    Some(bridge) => space.add_bridge(mapping, kind, bridge)?,
-                    None => space.specials.push(special(mapping, kind, stub)?),
+                    Some(bridge) => space.add_vdso_bridge(mapping, kind, bridge)?,
+                    None => space.special_mappings.push(plan_special_mapping(mapping, kind, stub)?),
                 },
             }
         }
@@ -127,7 +132,7 @@ impl AddressSpace {
         Ok(space)
     }
 
-    fn add(&mut self, mapping: &Mapping, kind: u8, source: u32, offset: u64, flags: u16) {
+    fn add_mapping(&mut self, mapping: &Mapping, kind: u8, source: u32, offset: u64, flags: u16) {
         self.mappings.push(PlanMapping {
             start: mapping.start,
             bytes: mapping.end - mapping.start,
@@ -135,64 +140,70 @@ impl AddressSpace {
             source,
             kind,
             protection: mapping.protection,
-            flags: flags | flags_of(mapping),
+            flags: flags | mapping_flags(mapping),
         });
     }
 
     /// A mapping of a shared object, shared or private by its flags. A private one of a segment is of what that is filled with: nobody has a file
     /// of the segment itself.
-    fn add_object(
+    fn add_shared_object(
         &mut self,
         mapping: &Mapping,
         (object, offset, flags): (u32, u64, u16),
-        (descriptor, objects): (&Descriptor, &Objects),
+        (descriptor, objects): (&Descriptor, &PassedObjects),
         writer: &mut PlanWriter,
     ) -> Result<(), RestoreError> {
         match &descriptor.shared_objects[object as usize].kind {
-            kind if is_attached(kind) && flags & MAPPING_SHARED != 0 => {}
-            SharedKind::Named { path, .. } => {
+            kind if is_mapped_by_shmat(kind) && flags & MAPPING_SHARED != 0 => {}
+            SharedObjectKind::PosixShm { path, .. } => {
                 // What is readable only may be made writable later, as memfds may.
-                let source = self.path(path, OFlags::RDWR, writer)?;
-                self.add(mapping, MAPPING_FILE, source, offset, flags);
+                let source = self.add_file(path, OFlags::RDWR, writer)?;
+                self.add_mapping(mapping, MAPPING_FILE, source, offset, flags);
             }
-            _ => self.add(mapping, MAPPING_PASSED, objects.of_shared(object), offset, flags),
+            _ => self.add_mapping(mapping, MAPPING_PASSED, objects.slot_of_shared_object(object), offset, flags),
         }
         Ok(())
     }
 
     fn add_anonymous(&mut self, mapping: &Mapping, extent: Option<ExtentId>, descriptor: &Descriptor) {
-        self.add(mapping, MAPPING_ANONYMOUS, 0, 0, 0);
+        self.add_mapping(mapping, MAPPING_ANONYMOUS, 0, 0, 0);
         // Memory without any data needs no pager: the kernel's own zeroes are right.
         if extent.is_none_or(|id| descriptor.extents[id.0 as usize].is_empty()) {
             return;
         }
-        match self.registered.last_mut() {
+        match self.userfaultfd_ranges.last_mut() {
             Some(last) if last.start + last.bytes == mapping.start => last.bytes += mapping.end - mapping.start,
-            _ => self.registered.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start }),
+            _ => self.userfaultfd_ranges.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start }),
         }
     }
 
     /// The parent's vdso, which is filled before it can be executed, and what it had its data in.
-    fn add_bridge(&mut self, mapping: &Mapping, kind: SpecialMapping, bridge: &Bridge) -> Result<(), RestoreError> {
+    fn add_vdso_bridge(
+        &mut self,
+        mapping: &Mapping,
+        kind: SpecialMapping,
+        bridge: &VdsoBridge,
+    ) -> Result<(), RestoreError> {
         const PROT_READ_WRITE: u8 = 3;
         let is_vdso = kind == SpecialMapping::Vdso;
-        if is_vdso && !bridge.fits(mapping) {
-            let (wanted, found) = (mapping.end - mapping.start, self.vdso.as_ref().map(|image| image.len() as u64));
-            return Err(RestoreError::KernelsDiffer { kind, wanted, found });
+        if is_vdso && !bridge.fits_in(mapping) {
+            let (wanted, found) =
+                (mapping.end - mapping.start, self.bridge_image.as_ref().map(|image| image.len() as u64));
+            return Err(RestoreError::SpecialMappingMismatch { kind, wanted, found });
         }
         let protection = if is_vdso { PROT_READ_WRITE } else { 0 };
-        self.add(&Mapping { protection, ..mapping.clone() }, MAPPING_ANONYMOUS, 0, 0, 0);
+        self.add_mapping(&Mapping { protection, ..mapping.clone() }, MAPPING_ANONYMOUS, 0, 0, 0);
         Ok(())
     }
 
     /// Another file to open.
-    fn path(&mut self, path: &str, access: OFlags, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
-        let path = writer.text(path)?;
+    fn add_file(&mut self, path: &str, access: OFlags, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
+        let path = writer.write_text(path)?;
         self.files.push(PlanFile { path, flags: (access | OFlags::CLOEXEC | OFlags::NOCTTY).bits() });
         Ok(self.files.len() as u32 - 1)
     }
 
-    fn file(
+    fn add_mapped_file(
         &mut self,
         file: u32,
         access: OFlags,
@@ -203,24 +214,24 @@ impl AddressSpace {
         if let Some(known) = opened.get(&(file, access.bits())) {
             return Ok(*known);
         }
-        let index = self.path(&descriptor.mapped_files[file as usize].path, access, writer)?;
+        let index = self.add_file(&descriptor.mapped_files[file as usize].path, access, writer)?;
         opened.insert((file, access.bits()), index);
         Ok(index)
     }
 }
 
 /// Whether each child has what is mapped for itself: a fork would leave that in common with its parent.
-fn is_of_the_childs_own(mapping: &Mapping) -> bool {
+fn is_shared_by_fork(mapping: &Mapping) -> bool {
     matches!(mapping.backing, Backing::SharedFile { .. } | Backing::SharedMemory { .. } | Backing::PrivateObject { .. })
 }
 
-fn guards_of(mapping: &Mapping) -> impl Iterator<Item = PlanRange> {
+fn guard_ranges(mapping: &Mapping) -> impl Iterator<Item = PlanRange> {
     let start = mapping.start;
     let range = move |run: &PageRun| PlanRange { start: start + run.first * PAGE_SIZE, bytes: run.count * PAGE_SIZE };
     mapping.guards.iter().map(range)
 }
 
-fn flags_of(mapping: &Mapping) -> u16 {
+fn mapping_flags(mapping: &Mapping) -> u16 {
     let flags = mapping.flags;
     [
         (flags.grows_down, MAPPING_GROWS_DOWN),
@@ -241,10 +252,14 @@ fn flags_of(mapping: &Mapping) -> u16 {
 }
 
 /// The stub's own vdso and vvar move to where the parent had them; kernels that lay them out otherwise do not match.
-fn special(mapping: &Mapping, kind: SpecialMapping, stub: &StubMap) -> Result<PlanSpecial, RestoreError> {
+fn plan_special_mapping(mapping: &Mapping, kind: SpecialMapping, stub: &StubMap) -> Result<PlanSpecial, RestoreError> {
     let bytes = mapping.end - mapping.start;
-    match stub.special(kind) {
+    match stub.special_mapping(kind) {
         Some((start, end)) if end - start == bytes => Ok(PlanSpecial { from: start, to: mapping.start, bytes }),
-        found => Err(RestoreError::KernelsDiffer { kind, wanted: bytes, found: found.map(|(start, end)| end - start) }),
+        found => Err(RestoreError::SpecialMappingMismatch {
+            kind,
+            wanted: bytes,
+            found: found.map(|(start, end)| end - start),
+        }),
     }
 }

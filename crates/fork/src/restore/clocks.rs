@@ -4,12 +4,12 @@
 use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::Origin;
 
-const SECOND_NS: i64 = 1_000_000_000;
+const NS_PER_SECOND: i64 = 1_000_000_000;
 
 /// The text for /proc/self/timens_offsets that makes the clocks go on from the origin's.
-pub(super) fn offsets(origin: &Origin, now: Clocks) -> String {
+pub(super) fn format_timens_offsets(origin: &Origin, now: Clocks) -> String {
     let line = |name: &str, offset_ns: i64| {
-        format!("{name} {} {}\n", offset_ns.div_euclid(SECOND_NS), offset_ns.rem_euclid(SECOND_NS))
+        format!("{name} {} {}\n", offset_ns.div_euclid(NS_PER_SECOND), offset_ns.rem_euclid(NS_PER_SECOND))
     };
     line("monotonic", origin.monotonic_ns - now.monotonic_ns) + &line("boottime", origin.boottime_ns - now.boottime_ns)
 }
@@ -35,6 +35,6 @@ mod tests {
             boottime_ns: 9_000_000_000,
         };
         let now = Clocks { monotonic_ns: 4_000_000_000, boottime_ns: 8_000_000_000, ..Clocks::default() };
-        assert_eq!(offsets(&origin, now), "monotonic -3 500000000\nboottime 1 0\n");
+        assert_eq!(format_timens_offsets(&origin, now), "monotonic -3 500000000\nboottime 1 0\n");
     }
 }

@@ -4,20 +4,21 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, SharedKind};
+use farfork_wire::descriptor::{OpenFile, SharedObjectKind};
 use rustix::fs::OFlags;
 
 use super::RestoreError;
-use super::calls::{Made, O_ASYNC};
+use super::calls::{CreatedFiles, O_ASYNC};
 use super::layout::{
-    DESCRIPTOR_EPOLL, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED, DESCRIPTOR_SAME, DESCRIPTOR_TAKEN, PlanDescriptor, PlanEpoll,
+    DESCRIPTOR_DUPLICATE, DESCRIPTOR_EPOLL, DESCRIPTOR_FROM_PROCESS, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED,
+    PlanDescriptor, PlanEpoll,
 };
-use super::objects::Objects;
-use super::tree::Place;
+use super::objects::PassedObjects;
+use super::tree::TreePosition;
 use super::writer::PlanWriter;
 
 /// Flags that belong to the act of opening, not to the open file; and O_ASYNC, which open(2) only pretends to set.
-const ONLY_AT_OPEN: OFlags = OFlags::CREATE
+const OPEN_TIME_FLAGS: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::TRUNC)
     .union(OFlags::CLOEXEC)
@@ -30,9 +31,9 @@ pub const PAYLOAD_NAME: &str = "payload";
 pub const PAYLOAD_FD: u32 = 1000;
 
 /// Descriptors ascending, and the registrations of epolls.
-pub(super) fn tables(
+pub(super) fn build_fd_tables(
     descriptor: &Descriptor,
-    (objects, made, place): (&Objects, &Made, &Place<'_>),
+    (objects, made, place): (&PassedObjects, &CreatedFiles, &TreePosition<'_>),
     payload: Option<&Path>,
     writer: &mut PlanWriter,
 ) -> Result<(Vec<PlanDescriptor>, Vec<PlanEpoll>), RestoreError> {
@@ -41,7 +42,7 @@ pub(super) fn tables(
     for entry in &descriptor.file_descriptors {
         let mut planned = PlanDescriptor {
             number: entry.number,
-            kind: DESCRIPTOR_SAME,
+            kind: DESCRIPTOR_DUPLICATE,
             source: 0,
             flags: 0,
             offset: 0,
@@ -51,16 +52,16 @@ pub(super) fn tables(
         if let Some(first) = first_of.get(&entry.open_file) {
             planned.source = *first;
         } else if let Some((pid, number)) =
-            place.taken_from(entry.open_file).filter(|_| objects.of_open_file(entry.open_file).is_none())
+            place.fd_source(entry.open_file).filter(|_| objects.slot_of_open_file(entry.open_file).is_none())
         {
-            planned.kind = DESCRIPTOR_TAKEN;
+            planned.kind = DESCRIPTOR_FROM_PROCESS;
             planned.source = pid;
             planned.flags = number;
         } else {
             first_of.insert(entry.open_file, entry.number);
             let file = &descriptor.open_files[entry.open_file as usize];
-            let aside = objects.of_open_file(entry.open_file).or(made.of_open_file(entry.open_file));
-            fill(&mut planned, (descriptor, file), aside, writer)?;
+            let aside = objects.slot_of_open_file(entry.open_file).or(made.slot_of_open_file(entry.open_file));
+            fill_fd_row(&mut planned, (descriptor, file), aside, writer)?;
             if let OpenFile::Epoll { targets, .. } = file {
                 epolls.extend(targets.iter().map(|target| PlanEpoll {
                     epoll: entry.number,
@@ -89,7 +90,7 @@ fn add_payload(
     if place.is_ok() && !has_payload_open(descriptor) {
         return Ok(());
     }
-    let source = writer.text(&path.to_string_lossy())?;
+    let source = writer.write_text(&path.to_string_lossy())?;
     let flags = (OFlags::RDONLY | OFlags::NOCTTY).bits();
     let kind = DESCRIPTOR_OPEN;
     let planned = PlanDescriptor { number: PAYLOAD_FD, kind, source, flags, offset: 0, close_on_exec: 0, reserved: 0 };
@@ -103,15 +104,15 @@ fn add_payload(
 /// Whether the parent is a child that still had its own payload there, which it was not to keep: it is a file of its container's.
 fn has_payload_open(descriptor: &Descriptor) -> bool {
     let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == PAYLOAD_FD);
-    let Some(OpenFile::Memory { object, .. }) = entry.map(|entry| &descriptor.open_files[entry.open_file as usize])
+    let Some(OpenFile::MemFd { object, .. }) = entry.map(|entry| &descriptor.open_files[entry.open_file as usize])
     else {
         return false;
     };
     let object = &descriptor.shared_objects[*object as usize];
-    object.name == PAYLOAD_NAME && matches!(object.kind, SharedKind::Deleted(_))
+    object.name == PAYLOAD_NAME && matches!(object.kind, SharedObjectKind::DeletedFile(_))
 }
 
-fn fill(
+fn fill_fd_row(
     planned: &mut PlanDescriptor,
     (descriptor, file): (&Descriptor, &OpenFile),
     aside: Option<u32>,
@@ -125,41 +126,41 @@ fn fill(
     match file {
         OpenFile::Regular { path, flags, offset } | OpenFile::Directory { path, flags, offset } => {
             planned.kind = DESCRIPTOR_OPEN;
-            planned.source = writer.text(path)?;
+            planned.source = writer.write_text(path)?;
             planned.flags = reopen_flags(*flags);
             planned.offset = *offset;
         }
         OpenFile::Device { path, flags } => {
             planned.kind = DESCRIPTOR_OPEN;
-            planned.source = writer.text(path)?;
+            planned.source = writer.write_text(path)?;
             planned.flags = reopen_flags(*flags);
         }
-        OpenFile::Memory { object, flags, offset } => {
-            let SharedKind::Named { path, .. } = &descriptor.shared_objects[*object as usize].kind else {
-                return Err(RestoreError::NotMade { number: planned.number });
+        OpenFile::MemFd { object, flags, offset } => {
+            let SharedObjectKind::PosixShm { path, .. } = &descriptor.shared_objects[*object as usize].kind else {
+                return Err(RestoreError::UnsupportedOpenFile { number: planned.number });
             };
             planned.kind = DESCRIPTOR_OPEN;
-            planned.source = writer.text(path)?;
+            planned.source = writer.write_text(path)?;
             planned.flags = reopen_flags(*flags);
             planned.offset = *offset;
         }
         OpenFile::Epoll { .. } => planned.kind = DESCRIPTOR_EPOLL,
         OpenFile::Pipe { .. }
         | OpenFile::EventFd { .. }
-        | OpenFile::Program { .. }
+        | OpenFile::CheckpointSocket { .. }
         | OpenFile::DeletedDirectory { .. }
         | OpenFile::NamedPipe { .. }
         | OpenFile::TimerFd { .. }
         | OpenFile::SignalFd { .. }
         | OpenFile::Inotify { .. }
-        | OpenFile::Process { .. }
+        | OpenFile::PidFd { .. }
         | OpenFile::Terminal { .. }
         | OpenFile::Socket(_)
-        | OpenFile::Standard(_) => return Err(RestoreError::NotMade { number: planned.number }),
+        | OpenFile::StandardStream(_) => return Err(RestoreError::UnsupportedOpenFile { number: planned.number }),
     }
     Ok(())
 }
 
 pub(super) fn reopen_flags(flags: u32) -> u32 {
-    ((OFlags::from_bits_retain(flags) - ONLY_AT_OPEN) | OFlags::NOCTTY).bits()
+    ((OFlags::from_bits_retain(flags) - OPEN_TIME_FLAGS) | OFlags::NOCTTY).bits()
 }

@@ -15,87 +15,87 @@ const O_NOFOLLOW: u32 = OFlags::NOFOLLOW.bits();
 
 /// A path that the restorer opens, or enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Needed<'a> {
+enum RequiredPath<'a> {
     /// What it leads to, whatever that is.
     Any(&'a str),
     /// The symbolic link that is there.
-    Link(&'a str),
+    Symlink(&'a str),
     /// A named pipe: anything else would be written to.
-    Pipe(&'a str),
+    NamedPipe(&'a str),
 }
 
 /// What of the node's files the processes of a seed need.
-fn needed(descriptor: &Descriptor) -> impl Iterator<Item = Needed<'_>> {
+fn required_paths(descriptor: &Descriptor) -> impl Iterator<Item = RequiredPath<'_>> {
     let own = descriptor.processes().flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
         let exe = process.exe_object.is_none().then_some(&process.exe);
         exe.into_iter().chain(cwd).chain(&process.root)
     });
-    let mapped = descriptor.members.iter().flat_map(|member| &member.mappings).chain(&descriptor.mappings);
+    let mapped = descriptor.descendants.iter().flat_map(|member| &member.mappings).chain(&descriptor.mappings);
     let mapped = mapped.filter_map(|mapping: &Mapping| match mapping.backing {
         Backing::SharedFile { file, .. } => Some(&descriptor.mapped_files[file as usize].path),
         _ => None,
     });
-    let paths = own.chain(mapped).map(|path| Needed::Any(path));
-    paths.chain(descriptor.open_files.iter().filter_map(needed_by))
+    let paths = own.chain(mapped).map(|path| RequiredPath::Any(path));
+    paths.chain(descriptor.open_files.iter().filter_map(required_path))
 }
 
-fn needed_by(file: &OpenFile) -> Option<Needed<'_>> {
+fn required_path(file: &OpenFile) -> Option<RequiredPath<'_>> {
     Some(match file {
-        OpenFile::Regular { path, flags, .. } if flags & O_NOFOLLOW != 0 => Needed::Link(path),
+        OpenFile::Regular { path, flags, .. } if flags & O_NOFOLLOW != 0 => RequiredPath::Symlink(path),
         OpenFile::Regular { path, .. } | OpenFile::Directory { path, .. } | OpenFile::Device { path, .. } => {
-            Needed::Any(path)
+            RequiredPath::Any(path)
         }
-        OpenFile::NamedPipe { path, .. } => Needed::Pipe(path),
+        OpenFile::NamedPipe { path, .. } => RequiredPath::NamedPipe(path),
         _ => return None,
     })
 }
 
 /// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
-pub(super) fn check(descriptor: &Descriptor, node: &LocalNode) -> Result<(), RestoreError> {
+pub(super) fn check_paths(descriptor: &Descriptor, node: &LocalNode) -> Result<(), RestoreError> {
     // What is told of the process itself is there as soon as the child is, whether a parent of its number is here or not.
     let own = format!("/proc/{}", descriptor.process.pid);
-    for file in needed(descriptor) {
+    for file in required_paths(descriptor) {
         let (path, found) = match file {
-            Needed::Any(path) if Path::new(path).starts_with(&own) => continue,
-            Needed::Any(path) => (path, node.shows(path).metadata().map(drop)),
-            Needed::Link(path) => (path, node.shows(path).symlink_metadata().map(drop)),
-            Needed::Pipe(path) => (path, find_pipe(&node.shows(path))),
+            RequiredPath::Any(path) if Path::new(path).starts_with(&own) => continue,
+            RequiredPath::Any(path) => (path, node.resolve_path(path).metadata().map(drop)),
+            RequiredPath::Symlink(path) => (path, node.resolve_path(path).symlink_metadata().map(drop)),
+            RequiredPath::NamedPipe(path) => (path, check_named_pipe(&node.resolve_path(path))),
         };
         found.map_err(|cause| RestoreError::MissingFile { path: path.to_owned(), cause })?;
     }
     Ok(())
 }
 
-fn find_pipe(here: &Path) -> io::Result<()> {
+fn check_named_pipe(here: &Path) -> io::Result<()> {
     let is_pipe = here.metadata()?.file_type().is_fifo();
     if is_pipe { Ok(()) } else { Err(io::Error::other("it is no named pipe here")) }
 }
 
 /// Which files were at these paths when a child was made.
 #[derive(Debug)]
-pub struct FilesThere(Vec<(Option<FileNumber>, PathBuf)>);
+pub struct PathSnapshot(Vec<(Option<InodeKey>, PathBuf)>);
 
 /// Device and inode.
-type FileNumber = (u64, u64);
+type InodeKey = (u64, u64);
 
-impl FilesThere {
+impl PathSnapshot {
     /// Those that a child has which is made now.
-    pub fn look(descriptor: &Descriptor, node: &LocalNode) -> Self {
-        let seen = needed(descriptor).map(|file| {
-            let (Needed::Any(path) | Needed::Link(path) | Needed::Pipe(path)) = file;
-            let here = node.shows(path);
-            (number_of(&here), here)
+    pub fn record(descriptor: &Descriptor, node: &LocalNode) -> Self {
+        let seen = required_paths(descriptor).map(|file| {
+            let (RequiredPath::Any(path) | RequiredPath::Symlink(path) | RequiredPath::NamedPipe(path)) = file;
+            let here = node.resolve_path(path);
+            (inode_key(&here), here)
         });
         Self(seen.collect())
     }
 
     /// Whether each path leads to the same file still: who replaces one wants the next child to have the new one.
-    pub fn are_the_same(&self) -> bool {
-        self.0.iter().all(|(number, path)| number_of(path) == *number)
+    pub fn is_current(&self) -> bool {
+        self.0.iter().all(|(number, path)| inode_key(path) == *number)
     }
 }
 
-fn number_of(path: &Path) -> Option<FileNumber> {
+fn inode_key(path: &Path) -> Option<InodeKey> {
     path.metadata().ok().map(|found| (found.dev(), found.ino()))
 }

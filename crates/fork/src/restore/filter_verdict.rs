@@ -5,27 +5,29 @@
 const DATA_WORDS: usize = 16;
 
 /// SECCOMP_RET_ALLOW and _LOG, without their data.
-const ALLOW: u32 = 0x7fff_0000;
-const LOG: u32 = 0x7ffc_0000;
-const ACTION: u32 = 0xffff_0000;
+const SECCOMP_RET_ALLOW: u32 = 0x7fff_0000;
+const SECCOMP_RET_LOG: u32 = 0x7ffc_0000;
+const SECCOMP_RET_ACTION_MASK: u32 = 0xffff_0000;
 
 /// AUDIT_ARCH_X86_64.
-const X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 /// A system call that is about to be made.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PlannedCall {
+pub(super) struct PlannedSyscall {
     pub(super) number: u32,
     /// Behind the instruction that makes it.
-    pub(super) instruction: u64,
+    pub(super) instruction_pointer: u64,
     pub(super) arguments: [u64; 6],
 }
 
-impl PlannedCall {
-    fn data(self) -> [u32; DATA_WORDS] {
+impl PlannedSyscall {
+    fn seccomp_data(self) -> [u32; DATA_WORDS] {
         let mut data = [0; DATA_WORDS];
-        data[..2].copy_from_slice(&[self.number, X86_64]);
-        for (words, long) in data[2..].chunks_exact_mut(2).zip([self.instruction].into_iter().chain(self.arguments)) {
+        data[..2].copy_from_slice(&[self.number, AUDIT_ARCH_X86_64]);
+        for (words, long) in
+            data[2..].chunks_exact_mut(2).zip([self.instruction_pointer].into_iter().chain(self.arguments))
+        {
             words.copy_from_slice(&[long as u32, (long >> 32) as u32]);
         }
         data
@@ -33,16 +35,17 @@ impl PlannedCall {
 
     /// Whether a filter of these instructions (`struct sock_filter`s, 8 bytes each) lets the call through.
     pub(super) fn is_allowed_by(self, instructions: &[u8]) -> bool {
-        run(instructions, &self.data()).is_some_and(|answer| [ALLOW, LOG].contains(&(answer & ACTION)))
+        run_program(instructions, &self.seccomp_data())
+            .is_some_and(|answer| [SECCOMP_RET_ALLOW, SECCOMP_RET_LOG].contains(&(answer & SECCOMP_RET_ACTION_MASK)))
     }
 }
 
 /// An accumulator, an index register, and a scratch memory of 16 words. All jumps go forwards, so that each program ends.
-fn run(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
-    const RETURN_CONSTANT: u16 = 0x06;
-    const RETURN_ACCUMULATOR: u16 = 0x16;
-    const CLASS: u16 = 0x07;
-    const JUMP: u16 = 0x05;
+fn run_program(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
+    const BPF_RET_K: u16 = 0x06;
+    const BPF_RET_A: u16 = 0x16;
+    const BPF_CLASS_MASK: u16 = 0x07;
+    const BPF_JMP: u16 = 0x05;
     let (mut accumulator, mut index, mut memory) = (0_u32, 0_u32, [0_u32; 16]);
     let mut at = 0_usize;
     loop {
@@ -51,8 +54,8 @@ fn run(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
         let constant = u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         at += 1;
         match code {
-            RETURN_CONSTANT => return Some(constant),
-            RETURN_ACCUMULATOR => return Some(accumulator),
+            BPF_RET_K => return Some(constant),
+            BPF_RET_A => return Some(accumulator),
             // Loads and stores.
             0x20 => accumulator = *data.get(constant as usize / 4).filter(|_| constant.is_multiple_of(4))?,
             0x80 => accumulator = size_of_val(data) as u32,
@@ -65,16 +68,17 @@ fn run(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
             0x03 => *memory.get_mut(constant as usize)? = index,
             0x07 => index = accumulator,
             0x87 => accumulator = index,
-            _ if code & CLASS == JUMP => {
-                at += jump(code, (accumulator, if code & 0x08 == 0 { constant } else { index }), bytes, constant)?;
+            _ if code & BPF_CLASS_MASK == BPF_JMP => {
+                at +=
+                    jump_offset(code, (accumulator, if code & 0x08 == 0 { constant } else { index }), bytes, constant)?;
             }
-            _ => accumulator = calculated(code, accumulator, if code & 0x08 == 0 { constant } else { index })?,
+            _ => accumulator = compute_alu(code, accumulator, if code & 0x08 == 0 { constant } else { index })?,
         }
     }
 }
 
 /// How many instructions are left out.
-fn jump(code: u16, (accumulator, operand): (u32, u32), bytes: &[u8; 8], constant: u32) -> Option<usize> {
+fn jump_offset(code: u16, (accumulator, operand): (u32, u32), bytes: &[u8; 8], constant: u32) -> Option<usize> {
     let holds = match code & 0xf0 {
         0x00 => return Some(constant as usize),
         0x10 => accumulator == operand,
@@ -86,10 +90,10 @@ fn jump(code: u16, (accumulator, operand): (u32, u32), bytes: &[u8; 8], constant
     Some(usize::from(if holds { bytes[2] } else { bytes[3] }))
 }
 
-fn calculated(code: u16, accumulator: u32, operand: u32) -> Option<u32> {
-    const CLASS: u16 = 0x07;
-    const ARITHMETIC: u16 = 0x04;
-    if code & CLASS != ARITHMETIC {
+fn compute_alu(code: u16, accumulator: u32, operand: u32) -> Option<u32> {
+    const BPF_CLASS_MASK: u16 = 0x07;
+    const BPF_ALU: u16 = 0x04;
+    if code & BPF_CLASS_MASK != BPF_ALU {
         return None;
     }
     Some(match code & 0xf0 {
@@ -119,26 +123,40 @@ mod tests {
         instructions.iter().flat_map(bytes).collect()
     }
 
-    const CALL: PlannedCall =
-        PlannedCall { number: 202, instruction: 0x2000_0000_1000, arguments: [1 << 32 | 5, 129, 7, 0, 0, 0] };
+    const CALL: PlannedSyscall = PlannedSyscall {
+        number: 202,
+        instruction_pointer: 0x2000_0000_1000,
+        arguments: [1 << 32 | 5, 129, 7, 0, 0, 0],
+    };
 
     #[test]
     fn calls_are_told_apart_by_number_and_arguments() {
-        let denies =
-            |number| program(&[(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x0005_0001), (0x06, 0, 0, ALLOW)]);
+        let denies = |number| {
+            program(&[
+                (0x20, 0, 0, 0),
+                (0x15, 0, 1, number),
+                (0x06, 0, 0, 0x0005_0001),
+                (0x06, 0, 0, SECCOMP_RET_ALLOW),
+            ])
+        };
         assert!(CALL.is_allowed_by(&denies(11)) && !CALL.is_allowed_by(&denies(202)));
         // The upper half of the first argument is behind the lower.
-        let upper = program(&[(0x20, 0, 0, 20), (0x15, 1, 0, 1), (0x06, 0, 0, 0), (0x06, 0, 0, LOG)]);
+        let upper = program(&[(0x20, 0, 0, 20), (0x15, 1, 0, 1), (0x06, 0, 0, 0), (0x06, 0, 0, SECCOMP_RET_LOG)]);
         assert!(CALL.is_allowed_by(&upper));
-        let masked =
-            program(&[(0x20, 0, 0, 24), (0x54, 0, 0, 0x7f), (0x15, 0, 1, 1), (0x06, 0, 0, ALLOW), (0x06, 0, 0, 0)]);
+        let masked = program(&[
+            (0x20, 0, 0, 24),
+            (0x54, 0, 0, 0x7f),
+            (0x15, 0, 1, 1),
+            (0x06, 0, 0, SECCOMP_RET_ALLOW),
+            (0x06, 0, 0, 0),
+        ]);
         assert!(CALL.is_allowed_by(&masked));
     }
 
     #[test]
     fn registers_and_memory_are_kept() {
         let swapped = [
-            (0x00, 0, 0, ALLOW),
+            (0x00, 0, 0, SECCOMP_RET_ALLOW),
             (0x02, 0, 0, 3),
             (0x07, 0, 0, 0),
             (0x00, 0, 0, 0),
@@ -153,7 +171,7 @@ mod tests {
     fn no_program_allows_nothing() {
         for broken in [
             vec![],
-            program(&[(0x20, 0, 0, 64), (0x06, 0, 0, ALLOW)]),
+            program(&[(0x20, 0, 0, 64), (0x06, 0, 0, SECCOMP_RET_ALLOW)]),
             program(&[(0x05, 0, 0, 9)]),
             program(&[(0xff, 0, 0, 0)]),
         ] {

@@ -16,32 +16,32 @@
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{SeccompFilter, Thread};
 
-use super::filter_verdict::PlannedCall;
+use super::filter_verdict::PlannedSyscall;
 
 const INSTRUCTION_BYTES: u64 = 8;
 
 /// SECCOMP_SET_MODE_FILTER.
-const SET_FILTER: u64 = 1;
+const SECCOMP_SET_MODE_FILTER: u64 = 1;
 
 /// SECCOMP_FILTER_FLAG_TSYNC.
-const FOR_ALL_THREADS: u64 = 1;
+const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
 
 /// Filters, and where they are.
-pub(super) struct FilterTable {
+pub(super) struct SeccompFilterTable {
     pub(super) bytes: Vec<u8>,
     /// The address of each thread's own list; 0 for none.
-    pub(super) own: Vec<u64>,
+    pub(super) thread_lists: Vec<u64>,
     /// The address of what all have in common; 0 for nothing.
-    pub(super) common: u64,
+    pub(super) common_list: u64,
 }
 
 /// How much room they take, in bytes.
-pub(super) fn bytes(descriptor: &Descriptor) -> u64 {
-    build(descriptor, 0).bytes.len() as u64
+pub(super) fn table_bytes(descriptor: &Descriptor) -> u64 {
+    build_table(descriptor, 0).bytes.len() as u64
 }
 
 /// Their contents, to stand at `base`.
-pub(super) fn build(descriptor: &Descriptor, base: u64) -> FilterTable {
+pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTable {
     let filters = &descriptor.process.seccomp_filters;
     let mut bytes: Vec<u8> = filters.iter().flat_map(|filter| &filter.instructions).copied().collect();
     let mut programs = Vec::with_capacity(filters.len());
@@ -49,35 +49,35 @@ pub(super) fn build(descriptor: &Descriptor, base: u64) -> FilterTable {
     for filter in filters {
         programs.push(base + bytes.len() as u64);
         let length = filter.instructions.len() as u64;
-        put(&mut bytes, &[length / INSTRUCTION_BYTES, instructions]);
+        append_words(&mut bytes, &[length / INSTRUCTION_BYTES, instructions]);
         instructions += length;
     }
     let entry = |index: &u32, flags: u64| {
-        [SET_FILTER, u64::from(filters[*index as usize].flags) | flags, programs[*index as usize]]
+        [SECCOMP_SET_MODE_FILTER, u64::from(filters[*index as usize].flags) | flags, programs[*index as usize]]
     };
-    let shared = common_filters(descriptor);
+    let shared = find_common_filters(descriptor);
     let mut common = 0;
     if !shared.is_empty() {
         common = base + bytes.len() as u64;
-        put(&mut bytes, &header(descriptor, shared, common));
-        shared.iter().for_each(|index| put(&mut bytes, &entry(index, FOR_ALL_THREADS)));
-        put(&mut bytes, &[0; 3]);
+        append_words(&mut bytes, &encode_common_header(descriptor, shared, common));
+        shared.iter().for_each(|index| append_words(&mut bytes, &entry(index, SECCOMP_FILTER_FLAG_TSYNC)));
+        append_words(&mut bytes, &[0; 3]);
     }
     let mut own = Vec::with_capacity(descriptor.threads.len());
     for thread in &descriptor.threads {
         let list = &thread.seccomp_filters[shared.len()..];
         own.push(if list.is_empty() { 0 } else { base + bytes.len() as u64 });
-        list.iter().for_each(|index| put(&mut bytes, &entry(index, 0)));
+        list.iter().for_each(|index| append_words(&mut bytes, &entry(index, 0)));
         if !list.is_empty() {
-            put(&mut bytes, &[0; 3]);
+            append_words(&mut bytes, &[0; 3]);
         }
     }
-    FilterTable { bytes, own, common }
+    SeccompFilterTable { bytes, thread_lists: own, common_list: common }
 }
 
 /// The filters that all threads have, from their first one on. Who installs them for others makes these keep from new privileges as it
 /// is kept itself: threads that differ in that install their own.
-fn common_filters(descriptor: &Descriptor) -> &[u32] {
+fn find_common_filters(descriptor: &Descriptor) -> &[u32] {
     let Some((leader, others)) = descriptor.threads.split_first().filter(|(_, others)| !others.is_empty()) else {
         return &[];
     };
@@ -94,19 +94,19 @@ fn common_filters(descriptor: &Descriptor) -> &[u32] {
 
 /// `struct common_filters`, which stands at `address`: how many threads wait and whether they may go; where they wait, and how many there
 /// are; whether they can be woken under the filters.
-fn header(descriptor: &Descriptor, shared: &[u32], address: u64) -> [u64; 3] {
-    const WOKEN_AT: u64 = 8;
-    const FUTEX: u32 = 202;
-    const WAKE_PRIVATE: u64 = 129;
+fn encode_common_header(descriptor: &Descriptor, shared: &[u32], address: u64) -> [u64; 3] {
+    const WOKEN_OFFSET: u64 = 8;
+    const SYS_FUTEX: u32 = 202;
+    const FUTEX_WAKE_PRIVATE: u64 = 129;
     let filters = &descriptor.process.seccomp_filters;
-    let arguments = [address + WOKEN_AT, WAKE_PRIVATE, i32::MAX as u64, 0, 0, 0];
-    let wake = PlannedCall { number: FUTEX, instruction: 0, arguments };
+    let arguments = [address + WOKEN_OFFSET, FUTEX_WAKE_PRIVATE, i32::MAX as u64, 0, 0, 0];
+    let wake = PlannedSyscall { number: SYS_FUTEX, instruction_pointer: 0, arguments };
     let allows = |filter: &SeccompFilter| wake.is_allowed_by(&filter.instructions);
     let can_wake = shared.iter().all(|index| allows(&filters[*index as usize]));
     let others = descriptor.threads.len() as u64 - 1;
     [0, others << 32, u64::from(can_wake)]
 }
 
-fn put(bytes: &mut Vec<u8>, words: &[u64]) {
+fn append_words(bytes: &mut Vec<u8>, words: &[u64]) {
     words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
 }

@@ -18,29 +18,29 @@ use super::RestoreError;
 /// Where the extended state stands in a frame; the XSAVE area wants 64-byte alignment.
 const XSTATE_OFFSET: usize = 0x400;
 /// Behind the extended state: FP_XSTATE_MAGIC2.
-const END_MARK: u32 = 0x4650_5845;
+const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 /// In the extended state's software-reserved bytes: FP_XSTATE_MAGIC1.
-const XSTATE_MARK: u32 = 0x4650_5853;
-const SOFTWARE_RESERVED: std::ops::Range<usize> = 464..512;
+const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
+const SW_RESERVED_RANGE: std::ops::Range<usize> = 464..512;
 /// UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS.
-const CONTEXT_FLAGS: u64 = 0b111;
+const UC_FLAGS: u64 = 0b111;
 /// SS_ONSTACK, which sigreturn would refuse.
-const ON_STACK: u32 = 1;
-const UCONTEXT: usize = 8;
-const STACK: usize = UCONTEXT + 16;
-const CONTEXT: usize = UCONTEXT + 40;
-const FP_POINTER: usize = CONTEXT + 184;
-const MASK: usize = CONTEXT + 256;
+const SS_ONSTACK: u32 = 1;
+const UCONTEXT_OFFSET: usize = 8;
+const STACK_OFFSET: usize = UCONTEXT_OFFSET + 16;
+const SIGCONTEXT_OFFSET: usize = UCONTEXT_OFFSET + 40;
+const FPSTATE_OFFSET: usize = SIGCONTEXT_OFFSET + 184;
+const SIGMASK_OFFSET: usize = SIGCONTEXT_OFFSET + 256;
 
 /// Which of ptrace's registers (by index in `user_regs_struct`) stand in the signal context, in its order:
 /// r8–r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, eflags.
-const CONTEXT_REGISTERS: [usize; 18] = [9, 8, 7, 6, 3, 2, 1, 0, 14, 13, 4, 5, 12, 10, 11, 19, 16, 18];
-const CS: usize = 17;
-const SS: usize = 20;
+const SIGCONTEXT_REGISTERS: [usize; 18] = [9, 8, 7, 6, 3, 2, 1, 0, 14, 13, 4, 5, 12, 10, 11, 19, 16, 18];
+const CS_INDEX: usize = 17;
+const SS_INDEX: usize = 20;
 /// Index of FS base and GS base in `user_regs_struct`.
-pub(super) const INSTRUCTION_POINTER: usize = 16;
-pub(super) const FS_BASE: usize = 21;
-pub(super) const GS_BASE: usize = 22;
+pub(super) const RIP_INDEX: usize = 16;
+pub(super) const FS_BASE_INDEX: usize = 21;
+pub(super) const GS_BASE_INDEX: usize = 22;
 
 /// Bytes that one frame takes for this much extended state: whole pages.
 pub(crate) fn frame_bytes(xstate_bytes: usize) -> u64 {
@@ -49,7 +49,7 @@ pub(crate) fn frame_bytes(xstate_bytes: usize) -> u64 {
 
 /// What a frame loads into a thread.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct FrameState<'a> {
+pub(crate) struct SignalFrameState<'a> {
     /// In the order of `user_regs_struct`.
     pub(crate) registers: &'a [u64],
     /// As ptrace gives it.
@@ -61,39 +61,39 @@ pub(crate) struct FrameState<'a> {
 }
 
 /// The frame of `thread`, to stand at `address`; `xcr0` are the state components that this node's CPU has enabled.
-pub(super) fn build(thread: &Thread, address: u64, bytes: u64, xcr0: u64) -> Result<Vec<u8>, RestoreError> {
+pub(super) fn build_frame(thread: &Thread, address: u64, bytes: u64, xcr0: u64) -> Result<Vec<u8>, RestoreError> {
     check_selectors(thread)?;
     let Thread { registers, xstate, signal_mask, alt_stack, .. } = thread;
-    let state = FrameState { registers, xstate, signal_mask: *signal_mask, alt_stack: *alt_stack };
-    Ok(lay_out(&state, address, bytes, xcr0))
+    let state = SignalFrameState { registers, xstate, signal_mask: *signal_mask, alt_stack: *alt_stack };
+    Ok(encode_frame(&state, address, bytes, xcr0))
 }
 
 /// A frame of `bytes`, to stand at `address`.
-pub(crate) fn lay_out(state: &FrameState<'_>, address: u64, bytes: u64, xcr0: u64) -> Vec<u8> {
+pub(crate) fn encode_frame(state: &SignalFrameState<'_>, address: u64, bytes: u64, xcr0: u64) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];
     let mut put = |at: usize, value: &[u8]| frame[at..at + value.len()].copy_from_slice(value);
 
-    put(UCONTEXT, &CONTEXT_FLAGS.to_le_bytes());
-    put(STACK, &state.alt_stack.base.to_le_bytes());
-    put(STACK + 8, &(state.alt_stack.flags & !ON_STACK).to_le_bytes());
-    put(STACK + 16, &state.alt_stack.bytes.to_le_bytes());
-    for (position, register) in CONTEXT_REGISTERS.into_iter().enumerate() {
-        put(CONTEXT + 8 * position, &state.registers[register].to_le_bytes());
+    put(UCONTEXT_OFFSET, &UC_FLAGS.to_le_bytes());
+    put(STACK_OFFSET, &state.alt_stack.base.to_le_bytes());
+    put(STACK_OFFSET + 8, &(state.alt_stack.flags & !SS_ONSTACK).to_le_bytes());
+    put(STACK_OFFSET + 16, &state.alt_stack.bytes.to_le_bytes());
+    for (position, register) in SIGCONTEXT_REGISTERS.into_iter().enumerate() {
+        put(SIGCONTEXT_OFFSET + 8 * position, &state.registers[register].to_le_bytes());
     }
-    put(CONTEXT + 144, &(state.registers[CS] as u16).to_le_bytes());
-    put(CONTEXT + 150, &(state.registers[SS] as u16).to_le_bytes());
-    put(FP_POINTER, &(address + XSTATE_OFFSET as u64).to_le_bytes());
-    put(MASK, &state.signal_mask.to_le_bytes());
+    put(SIGCONTEXT_OFFSET + 144, &(state.registers[CS_INDEX] as u16).to_le_bytes());
+    put(SIGCONTEXT_OFFSET + 150, &(state.registers[SS_INDEX] as u16).to_le_bytes());
+    put(FPSTATE_OFFSET, &(address + XSTATE_OFFSET as u64).to_le_bytes());
+    put(SIGMASK_OFFSET, &state.signal_mask.to_le_bytes());
 
     let xstate_bytes = state.xstate.len();
     put(XSTATE_OFFSET, state.xstate);
     let mut reserved = [0; 48];
-    reserved[..4].copy_from_slice(&XSTATE_MARK.to_le_bytes());
+    reserved[..4].copy_from_slice(&FP_XSTATE_MAGIC1.to_le_bytes());
     reserved[4..8].copy_from_slice(&(xstate_bytes as u32 + 4).to_le_bytes());
     reserved[8..16].copy_from_slice(&xcr0.to_le_bytes());
     reserved[16..20].copy_from_slice(&(xstate_bytes as u32).to_le_bytes());
-    put(XSTATE_OFFSET + SOFTWARE_RESERVED.start, &reserved);
-    put(XSTATE_OFFSET + xstate_bytes, &END_MARK.to_le_bytes());
+    put(XSTATE_OFFSET + SW_RESERVED_RANGE.start, &reserved);
+    put(XSTATE_OFFSET + xstate_bytes, &FP_XSTATE_MAGIC2.to_le_bytes());
     frame
 }
 
@@ -101,9 +101,13 @@ pub(crate) fn lay_out(state: &FrameState<'_>, address: u64, bytes: u64, xcr0: u6
 fn check_selectors(thread: &Thread) -> Result<(), RestoreError> {
     const USER_CS: u64 = 0x33;
     const USER_SS: u64 = 0x2b;
-    if thread.registers[CS] == USER_CS && thread.registers[SS] == USER_SS {
+    if thread.registers[CS_INDEX] == USER_CS && thread.registers[SS_INDEX] == USER_SS {
         Ok(())
     } else {
-        Err(RestoreError::Selectors { tid: thread.tid, cs: thread.registers[CS], ss: thread.registers[SS] })
+        Err(RestoreError::SegmentSelectors {
+            tid: thread.tid,
+            cs: thread.registers[CS_INDEX],
+            ss: thread.registers[SS_INDEX],
+        })
     }
 }

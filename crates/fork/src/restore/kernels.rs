@@ -6,18 +6,18 @@
 
 use farfork_wire::descriptor::Origin;
 
-use super::vdso::Bridge;
+use super::vdso::VdsoBridge;
 use super::{LocalNode, RestoreError};
 
 /// What a child needs beside the vdso of the kernel here: nothing where the kernels are of one build.
-pub(super) fn check(origin: &Origin, node: &LocalNode) -> Result<Option<Bridge>, RestoreError> {
+pub(super) fn build_bridge_if_needed(origin: &Origin, node: &LocalNode) -> Result<Option<VdsoBridge>, RestoreError> {
     let is_same_build = !origin.vdso_build_id.is_empty() && origin.vdso_build_id == node.vdso_build_id;
-    if (node.is_its_machine(origin) || is_same_build) && !node.bridges_vdso {
+    if (node.is_origin_machine(origin) || is_same_build) && !node.forces_vdso_bridge {
         return Ok(None);
     }
     let (wanted, found) = (origin.kernel_release.clone(), node.kernel_release.clone());
-    let bridge = Bridge::between(&origin.vdso_image, crate::kernel::vdso_image());
-    bridge.map(Some).ok_or(RestoreError::OtherKernel { wanted, found })
+    let bridge = VdsoBridge::from_images(&origin.vdso_image, crate::kernel::vdso_image());
+    bridge.map(Some).ok_or(RestoreError::KernelMismatch { wanted, found })
 }
 
 #[cfg(test)]
@@ -47,16 +47,16 @@ mod tests {
     #[test]
     fn the_same_build_of_the_kernel_will_do() {
         let (origin, mut node) = of_another_machine();
-        assert_eq!(check(&origin, &node).unwrap(), None);
-        node.bridges_vdso = true;
-        assert!(check(&origin, &node).unwrap().is_some());
+        assert_eq!(build_bridge_if_needed(&origin, &node).unwrap(), None);
+        node.forces_vdso_bridge = true;
+        assert!(build_bridge_if_needed(&origin, &node).unwrap().is_some());
     }
 
     #[test]
     fn another_build_is_bridged() {
         let (mut origin, node) = of_another_machine();
         origin.vdso_build_id[0] ^= 1;
-        assert!(check(&origin, &node).unwrap().is_some());
+        assert!(build_bridge_if_needed(&origin, &node).unwrap().is_some());
     }
 
     #[test]
@@ -65,7 +65,7 @@ mod tests {
         origin.kernel_release = "6.1.0-other".to_owned();
         origin.vdso_build_id[0] ^= 1;
         origin.vdso_image.truncate(1000);
-        let said = check(&origin, &node).unwrap_err().to_string();
+        let said = build_bridge_if_needed(&origin, &node).unwrap_err().to_string();
         assert!(said.contains("6.1.0-other") && said.contains(&node.kernel_release), "{said}");
     }
 
@@ -73,8 +73,8 @@ mod tests {
     fn a_vdso_that_could_not_be_read_is_no_proof() {
         let (mut origin, mut node) = of_another_machine();
         (origin.vdso_build_id, node.vdso_build_id, origin.vdso_image) = (Vec::new(), Vec::new(), Vec::new());
-        assert!(check(&origin, &node).is_err());
+        assert!(build_bridge_if_needed(&origin, &node).is_err());
         origin.boot_id = node.boot_id.clone();
-        assert_eq!(check(&origin, &node).unwrap(), None);
+        assert_eq!(build_bridge_if_needed(&origin, &node).unwrap(), None);
     }
 }

@@ -16,7 +16,7 @@ macro_rules! structures {
 
 pub(super) const PLAN_MAGIC: u64 = 0x4e41_4c50_4b46_5246;
 pub(super) const REQUEST_MAGIC: u32 = 0x5145_5246;
-pub(super) const AWAIT_MAGIC: u32 = 0x5449_4157;
+pub(super) const WAIT_MAGIC: u32 = 0x5449_4157;
 pub(super) const NETWORK_MAGIC: u32 = 0x5754_454e;
 pub(super) const SIGINFO_BYTES: usize = 128;
 pub(super) const CODE_BYTES_MAX: u64 = 20480;
@@ -29,24 +29,24 @@ pub(super) const PLAN_GROUP_LEADER: u32 = 4;
 pub(super) const PLAN_STOPPED: u32 = 8;
 pub(super) const PLAN_SUBREAPER: u32 = 16;
 pub(super) const PLAN_ZYGOTE: u32 = 32;
-pub(super) const PLAN_COPY: u32 = 64;
-pub(super) const PLAN_SHARED_FILES: u32 = 128;
-pub(super) const PLAN_SAME_MEMORY: u32 = 256;
+pub(super) const PLAN_ZYGOTE_COPY: u32 = 64;
+pub(super) const PLAN_TREE_SHARES_FILES: u32 = 128;
+pub(super) const PLAN_SHARES_MEMORY: u32 = 256;
 pub(super) const PLAN_EXE_PASSED: u32 = 512;
 
-pub(super) const KIN_ZOMBIE: u32 = 1;
-pub(super) const KIN_AFTER_SESSION: u32 = 2;
-pub(super) const KIN_SESSION_LEADER: u32 = 4;
-pub(super) const KIN_GROUP_LEADER: u32 = 8;
-pub(super) const KIN_STOPPED: u32 = 16;
-pub(super) const KIN_UNHEARD: u32 = 32;
-pub(super) const KIN_SAME_DIRECTORY: u32 = 64;
-pub(super) const KIN_CORE: u32 = 128;
-pub(super) const KIN_FORGOTTEN: u32 = 256;
-pub(super) const KIN_SAME_FILES: u32 = 512;
-pub(super) const KIN_HEIR: u32 = 1024;
-pub(super) const KIN_SAME_MEMORY: u32 = 2048;
-pub(super) const KIN_SAME_HANDLERS: u32 = 4096;
+pub(super) const CHILD_ZOMBIE: u32 = 1;
+pub(super) const CHILD_AFTER_SESSION: u32 = 2;
+pub(super) const CHILD_SESSION_LEADER: u32 = 4;
+pub(super) const CHILD_GROUP_LEADER: u32 = 8;
+pub(super) const CHILD_STOPPED: u32 = 16;
+pub(super) const CHILD_STOP_UNREPORTED: u32 = 32;
+pub(super) const CHILD_SHARES_DIRECTORY: u32 = 64;
+pub(super) const CHILD_CORE_DUMPED: u32 = 128;
+pub(super) const CHILD_REAPED: u32 = 256;
+pub(super) const CHILD_SHARES_FILES: u32 = 512;
+pub(super) const CHILD_REPARENTED: u32 = 1024;
+pub(super) const CHILD_SHARES_MEMORY: u32 = 2048;
+pub(super) const CHILD_SHARES_HANDLERS: u32 = 4096;
 
 pub(super) const MAPPING_ANONYMOUS: u8 = 0;
 pub(super) const MAPPING_FILE: u8 = 1;
@@ -67,14 +67,14 @@ pub(super) const MAPPING_DROPPABLE: u16 = 4096;
 
 pub(super) const DESCRIPTOR_OPEN: u32 = 0;
 pub(super) const DESCRIPTOR_PASSED: u32 = 1;
-pub(super) const DESCRIPTOR_SAME: u32 = 2;
+pub(super) const DESCRIPTOR_DUPLICATE: u32 = 2;
 pub(super) const DESCRIPTOR_EPOLL: u32 = 3;
-pub(super) const DESCRIPTOR_TAKEN: u32 = 4;
+pub(super) const DESCRIPTOR_FROM_PROCESS: u32 = 4;
 
-pub(super) const CREDENTIALS_AS_THEY_ARE: u32 = u32::MAX;
+pub(super) const CREDENTIALS_UNCHANGED: u32 = u32::MAX;
 
-pub(super) const CALL_ANY_RESULT: u64 = u64::MAX;
-pub(super) const CALL_MAY_FAIL: u64 = u64::MAX - 1;
+pub(super) const SYSCALL_ANY_RESULT: u64 = u64::MAX;
+pub(super) const SYSCALL_MAY_FAIL: u64 = u64::MAX - 1;
 
 /// Steps of calls, `enum step`.
 pub(super) const STEP_CHANGE_DIRECTORY: u32 = 20;
@@ -85,32 +85,32 @@ pub(super) const STEP_TIMER_FD: u32 = 39;
 pub(super) const STEP_SIGNAL_FD: u32 = 40;
 pub(super) const STEP_NAMED_PIPE: u32 = 41;
 pub(super) const STEP_INOTIFY: u32 = 42;
-pub(super) const STEP_OWN_PID: u32 = 43;
+pub(super) const STEP_PIDFD: u32 = 43;
 pub(super) const STEP_LOCK: u32 = 44;
-pub(super) const STEP_OWNER: u32 = 45;
+pub(super) const STEP_FILE_OWNER: u32 = 45;
 pub(super) const STEP_MEMORY_BARRIER: u32 = 46;
 pub(super) const STEP_OOM_SCORE: u32 = 47;
 pub(super) const STEP_SOCKET: u32 = 48;
 pub(super) const STEP_SHARED_MEMORY: u32 = 49;
 pub(super) const STEP_TERMINAL: u32 = 50;
-pub(super) const STEP_QUEUE: u32 = 51;
+pub(super) const STEP_SYSTEM_V: u32 = 51;
 pub(super) const STEP_HUGE_PAGES: u32 = 52;
-pub(super) const STEP_BRIDGE: u32 = 57;
-pub(super) const STEP_FORBID_SETTINGS: u32 = 61;
+pub(super) const STEP_VDSO_BRIDGE: u32 = 57;
+pub(super) const STEP_PROTECT_PROC: u32 = 61;
 pub(super) const STEP_ENTER_ROOT: u32 = 64;
 pub(super) const STEP_WRITTEN_PAGES: u32 = 67;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
-pub(super) const PASSED_OWN: u32 = 3;
+pub(super) const PASSED_RESERVED_COUNT: u32 = 3;
 
 pub(super) const REPORT_READY: u32 = 1;
 pub(super) const REPORT_FAILED: u32 = 2;
 pub(super) const REPORT_RESTORED: u32 = 3;
-pub(super) const REPORT_ENDED: u32 = 4;
-pub(super) const REPORT_KIN_ENDED: u32 = 5;
+pub(super) const REPORT_CHILD_ENDED: u32 = 4;
+pub(super) const REPORT_PROCESS_ENDED: u32 = 5;
 
-pub(super) const WORD_GO: u32 = 1;
-pub(super) const WORD_GO_AND_TELL: u32 = 2;
+pub(super) const COMMAND_START: u32 = 1;
+pub(super) const COMMAND_START_AND_REPORT: u32 = 2;
 
 /// Longest text for /proc/self/timens_offsets.
 pub(super) const TIME_OFFSETS_BYTES_MAX: usize = 112;
@@ -305,12 +305,12 @@ pub(super) const MARK_COUNT: usize = 6;
 /// What stub and restorer tell.
 #[derive(Debug, Clone, Copy, TryFromBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Report {
+pub(super) struct StubReport {
     pub(super) kind: u32,
     pub(super) error: i32,
     pub(super) step: u32,
     pub(super) detail: u32,
-    pub(super) process: u32,
+    pub(super) process_index: u32,
     pub(super) status: u32,
     pub(super) realtime_ns: u64,
     pub(super) marks_ns: [u64; MARK_COUNT],
@@ -339,7 +339,7 @@ const _: () = {
     assert!(size_of::<PlanCall>() == c::CALL_BYTES);
     assert!(size_of::<PlanKin>() == c::KIN_BYTES);
     assert!(size_of::<StubRequest>() == c::REQUEST_BYTES);
-    assert!(size_of::<Report>() == c::REPORT_BYTES);
+    assert!(size_of::<StubReport>() == c::REPORT_BYTES);
     assert!(offset_of!(PlanHeader, flags) == c::PLAN_FLAGS);
     assert!(offset_of!(PlanHeader, mappings) == c::PLAN_MAPPINGS);
     assert!(offset_of!(PlanHeader, mm) == c::PLAN_MM);
@@ -355,8 +355,8 @@ const _: () = {
     assert!(offset_of!(PlanHeader, locked) == c::PLAN_LOCKED);
     assert!(offset_of!(PlanHeader, zygote) == c::PLAN_ZYGOTE_AT);
     assert!(offset_of!(PlanKin, name) == c::KIN_NAME);
-    assert!(offset_of!(Report, process) == c::REPORT_PROCESS);
-    assert!(offset_of!(Report, realtime_ns) == c::REPORT_REALTIME);
-    assert!(offset_of!(Report, marks_ns) == c::REPORT_MARKS);
+    assert!(offset_of!(StubReport, process_index) == c::REPORT_PROCESS);
+    assert!(offset_of!(StubReport, realtime_ns) == c::REPORT_REALTIME);
+    assert!(offset_of!(StubReport, marks_ns) == c::REPORT_MARKS);
     assert!(MARK_COUNT == c::MARK_COUNT);
 };

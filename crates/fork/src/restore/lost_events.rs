@@ -18,13 +18,13 @@ const EVENTS_MAX: u64 = 1 << 20;
 const EVENT_BYTES: u64 = 16;
 
 /// Bytes that are taken out at a time: whole events.
-const PIECE_BYTES: usize = 64 << 10;
+const READ_CHUNK_BYTES: usize = 64 << 10;
 
 /// One that watches nothing, and in which that event alone waits; `flags` are its O_* flags.
-pub(super) fn inotify(flags: u32) -> io::Result<OwnedFd> {
-    let events = queue_events_max()?;
+pub(super) fn create_overflowed_inotify(flags: u32) -> io::Result<OwnedFd> {
+    let events = read_queue_limit()?;
     let notify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    let touched = [touchable()?, touchable()?];
+    let touched = [create_event_source()?, create_event_source()?];
     let watch =
         |file: &File| inotify::add_watch(&notify, format!("/proc/self/fd/{}", file.as_raw_fd()), WatchFlags::ATTRIB);
     let watches = [watch(&touched[0])?, watch(&touched[1])?];
@@ -35,7 +35,7 @@ pub(super) fn inotify(flags: u32) -> io::Result<OwnedFd> {
     for watch in watches {
         inotify::remove_watch(&notify, watch)?;
     }
-    take(&notify, events * EVENT_BYTES)?;
+    discard_events(&notify, events * EVENT_BYTES)?;
     if ioctl_fionread(&notify)? != EVENT_BYTES {
         return Err(io::Error::other("its queue cannot be filled"));
     }
@@ -43,24 +43,24 @@ pub(super) fn inotify(flags: u32) -> io::Result<OwnedFd> {
     Ok(notify)
 }
 
-fn touchable() -> io::Result<File> {
+fn create_event_source() -> io::Result<File> {
     farfork_sys::memfd::create("farfork-events", false)
 }
 
-fn queue_events_max() -> io::Result<u64> {
-    const SETTING: &str = "/proc/sys/fs/inotify/max_queued_events";
-    let text = fs::read_to_string(SETTING)?;
+fn read_queue_limit() -> io::Result<u64> {
+    const QUEUE_LIMIT_PATH: &str = "/proc/sys/fs/inotify/max_queued_events";
+    let text = fs::read_to_string(QUEUE_LIMIT_PATH)?;
     let events = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
     if events > EVENTS_MAX {
-        return Err(io::Error::other(format!("{SETTING} is {events} here; set it to {EVENTS_MAX} at most")));
+        return Err(io::Error::other(format!("{QUEUE_LIMIT_PATH} is {events} here; set it to {EVENTS_MAX} at most")));
     }
     Ok(events)
 }
 
-fn take(notify: &OwnedFd, mut bytes: u64) -> io::Result<()> {
-    let mut piece = vec![0; PIECE_BYTES];
+fn discard_events(notify: &OwnedFd, mut bytes: u64) -> io::Result<()> {
+    let mut piece = vec![0; READ_CHUNK_BYTES];
     while bytes > 0 {
-        let wanted = bytes.min(PIECE_BYTES as u64) as usize;
+        let wanted = bytes.min(READ_CHUNK_BYTES as u64) as usize;
         bytes -= read(notify, &mut piece[..wanted])? as u64;
     }
     Ok(())
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn it_tells_of_a_loss_and_of_what_comes_after() {
-        let notify = inotify(OFlags::NONBLOCK.bits()).unwrap();
-        let (file, mut bytes) = (touchable().unwrap(), [0; 64]);
+        let notify = create_overflowed_inotify(OFlags::NONBLOCK.bits()).unwrap();
+        let (file, mut bytes) = (create_event_source().unwrap(), [0; 64]);
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let watch = inotify::add_watch(&notify, path, WatchFlags::ATTRIB).unwrap();
         fchmod(&file, Mode::RUSR).unwrap();

@@ -47,23 +47,23 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farfork_sys::cpu::Processor;
+use farfork_sys::cpu::ProcessorFeatures;
 use farfork_wire::descriptor::{Credentials, Origin, SpecialMapping};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::kernel;
 
-pub use bearer::First;
-pub(crate) use confinement::confined;
+pub use bearer::ContainerInit;
+pub(crate) use confinement::confine_descriptor;
 pub use descriptors::{PAYLOAD_FD, PAYLOAD_NAME};
-pub use files::FilesThere;
-pub use gate::{go_and_tell, unfit_to_wait, unpause, wait_gone};
-pub use network::{has_addresses, taking_socket};
+pub use files::PathSnapshot;
+pub use gate::{find_prestart_obstacle, unpause, unpause_with_report, wait_unpaused};
+pub use network::{find_port_conflict, has_bound_sockets};
 pub use objects::{SharedContents, StandardStreams};
-pub use prepared::{ChildPlan, Prepared, Restored};
+pub use prepared::{ChildSpec, PlannedChild, RestoredProcess};
 pub use stub::{STUB_IMAGE, STUB_QUEUE_FD, enter_network};
-pub use zygote::{Cradle, Region, ZygotePlan, unfit_for_zygote};
+pub use zygote::{CopyDestination, PlannedZygote, ZygoteRegion, find_zygote_obstacle};
 
 /// What a node is, as far as restoring depends on it.
 #[derive(Debug, Clone)]
@@ -77,9 +77,9 @@ pub struct LocalNode {
     /// Build id of the kernel's vdso; empty where it could not be read.
     pub vdso_build_id: Vec<u8>,
     /// Whether children are led from their parent's vdso to the one here although the two are of one build: to try that.
-    pub bridges_vdso: bool,
+    pub forces_vdso_bridge: bool,
     /// What programs find on the CPU here.
-    pub processor: Processor,
+    pub processor: ProcessorFeatures,
     /// What a stub runs as; threads of a child that are no different need nothing done.
     pub credentials: Credentials,
 }
@@ -90,16 +90,16 @@ impl LocalNode {
     /// # Errors
     /// When /proc cannot be read, or the CPU lacks XSAVE.
     pub fn detect() -> io::Result<Self> {
-        let processor = Processor::detect()
+        let processor = ProcessorFeatures::detect()
             .ok_or_else(|| io::Error::other("this CPU has no XSAVE, which restoring registers needs"))?;
-        let status = farfork_sys::process::Status::read(rustix::process::getpid().as_raw_nonzero().get())?;
+        let status = farfork_sys::process::ProcStatus::read(rustix::process::getpid().as_raw_nonzero().get())?;
         let [inheritable, permitted, effective, bounding, ambient] = status.capabilities;
         Ok(Self {
             root: "/".into(),
             boot_id: kernel::boot_id().to_owned(),
             kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
             vdso_build_id: kernel::vdso_build_id().to_vec(),
-            bridges_vdso: false,
+            forces_vdso_bridge: false,
             processor,
             credentials: Credentials {
                 uids: status.uids,
@@ -117,12 +117,12 @@ impl LocalNode {
     }
 
     /// Where this process finds what a child finds at a path.
-    pub(crate) fn shows(&self, path: &str) -> PathBuf {
+    pub(crate) fn resolve_path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
     /// Whether a seed was made here, since this machine was started.
-    pub(crate) fn is_its_machine(&self, origin: &Origin) -> bool {
+    pub(crate) fn is_origin_machine(&self, origin: &Origin) -> bool {
         !origin.boot_id.is_empty() && origin.boot_id == self.boot_id
     }
 }
@@ -146,7 +146,7 @@ pub enum RestoreError {
     #[error(
         "the seed's CPU has state that this node lacks (components {wanted:#x}, {wanted_bytes} bytes; here {found:#x}, {found_bytes}): fork it to a node with the same CPU features"
     )]
-    Cpu {
+    MissingCpuState {
         /// XCR0 at the origin.
         wanted: u64,
         /// Bytes there.
@@ -160,7 +160,7 @@ pub enum RestoreError {
     #[error(
         "this node's CPU has state that the seed's lacks ({surplus}), for which a program that saves registers itself, as the dynamic linker does, has no room: fork it to a node with the same CPU features"
     )]
-    SurplusState {
+    SurplusCpuState {
         /// State components, by name.
         surplus: String,
     },
@@ -168,7 +168,7 @@ pub enum RestoreError {
     #[error(
         "the seed's CPU has instructions that this node's lacks ({missing}): fork it to a node with the same CPU features"
     )]
-    Instructions {
+    MissingInstructions {
         /// Their names, as /proc/cpuinfo has them.
         missing: String,
     },
@@ -176,7 +176,7 @@ pub enum RestoreError {
     #[error(
         "the kernels differ (the seed's is {wanted}, this node's {found}): fork it to a node with the same build of the kernel"
     )]
-    OtherKernel {
+    KernelMismatch {
         /// Release of the seed's.
         wanted: String,
         /// Release of the one here.
@@ -186,7 +186,7 @@ pub enum RestoreError {
     #[error(
         "thread {tid} was inside a function of its kernel's vdso, and this node's kernel has another: prepare the parent again, or fork it to a node with the same build of the kernel"
     )]
-    InsideVdso {
+    ThreadInVdso {
         /// The thread.
         tid: u32,
     },
@@ -197,7 +197,7 @@ pub enum RestoreError {
     #[error(
         "the kernels differ: {kind:?} has {wanted} bytes in the seed, {found:?} here; fork it to a node with the same kernel"
     )]
-    KernelsDiffer {
+    SpecialMappingMismatch {
         /// Which.
         kind: SpecialMapping,
         /// Size at the origin.
@@ -215,13 +215,13 @@ pub enum RestoreError {
     },
     /// No hole in the address space.
     #[error("no hole of {bytes} bytes is left in the seed's address space for the restorer")]
-    NoHole {
+    NoFreeRange {
         /// Wanted.
         bytes: u64,
     },
     /// Segment selectors that no 64-bit process has.
     #[error("thread {tid} has segment selectors cs={cs:#x}, ss={ss:#x}: not a 64-bit process")]
-    Selectors {
+    SegmentSelectors {
         /// Which thread.
         tid: u32,
         /// Code segment.
@@ -231,10 +231,10 @@ pub enum RestoreError {
     },
     /// A siginfo of another size.
     #[error("a pending signal of the descriptor has the wrong size")]
-    PendingSignal,
+    PendingSignalSize,
     /// An open file that nothing makes.
     #[error("nothing makes the file of fd {number}: the descriptor is of another release; use the same on both nodes")]
-    NotMade {
+    UnsupportedOpenFile {
         /// Which descriptor.
         number: u32,
     },
@@ -242,7 +242,7 @@ pub enum RestoreError {
     #[error(
         "a socket of the child at {path} would take the parent's place: the path is shared, or cannot be looked at; do not share it"
     )]
-    SharedSocket {
+    SharedSocketPath {
         /// Its path.
         path: String,
     },
@@ -250,7 +250,7 @@ pub enum RestoreError {
     #[error(
         "{socket} of the child would take what is sent to others at this address: leave --net host away, and --publish a port"
     )]
-    TakingSocket {
+    PortConflict {
         /// Its descriptor and address.
         socket: String,
     },
@@ -264,13 +264,13 @@ pub enum RestoreError {
     },
     /// What a user namespace does not let be.
     #[error("the child cannot have users of its own: {cause}; leave --user-namespace away")]
-    NoUsers {
+    UserNamespaceRefused {
         /// Why not.
         cause: String,
     },
     /// A path with a zero byte.
     #[error("the path `{path}` contains a zero byte")]
-    Path {
+    InvalidPath {
         /// Escaped.
         path: String,
     },
@@ -281,7 +281,7 @@ pub enum RestoreError {
     #[error(
         "{object} of the child could not be made: this node's daemon may have no more than {limit} files open, and has; raise its limit (LimitNOFILE= of its unit, or `ulimit -Hn` before it is started), or fork fewer children at once"
     )]
-    NoDescriptors {
+    OpenFileLimit {
         /// What.
         object: &'static str,
         /// RLIMIT_NOFILE.
@@ -289,7 +289,7 @@ pub enum RestoreError {
     },
     /// A kernel object could not be made.
     #[error("{object} of the child could not be made: {cause}")]
-    Object {
+    CreateObject {
         /// What.
         object: &'static str,
         /// errno.
@@ -297,15 +297,15 @@ pub enum RestoreError {
     },
     /// The container's stub cannot be talked to.
     #[error("the container's stub cannot be talked to: {0}")]
-    Control(io::Error),
+    StubIo(io::Error),
     /// The stub ended before the child stood.
     #[error("the container's stub ended before the child stood; see the node's log, and fork again")]
-    StubGone,
+    StubExited,
     /// The child died on the way.
     #[error(
         "the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log"
     )]
-    Died {
+    ChildDied {
         /// wait(2) status.
         wait_status: u32,
     },
@@ -313,7 +313,7 @@ pub enum RestoreError {
     #[error(
         "process {pid} of the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log"
     )]
-    MemberDied {
+    ProcessDied {
         /// Its id in the child.
         pid: u32,
         /// wait(2) status.
@@ -323,7 +323,7 @@ pub enum RestoreError {
     #[error(
         "the first process of its container is stopped, and was not let go on within {limit:?}: see who sends SIGSTOP to processes named farfork-init, and fork again"
     )]
-    Stopped {
+    StubStopped {
         /// The limit.
         limit: Duration,
     },
@@ -341,7 +341,7 @@ pub enum RestoreError {
     #[error(
         "the child did not stand within {limit:?}: its pages do not come from the seed's node, or this machine is too busy; see `farfork nodes` and the node's log, and fork again"
     )]
-    Silent {
+    Timeout {
         /// The limit.
         limit: Duration,
     },
@@ -352,19 +352,19 @@ pub enum RestoreError {
 /// # Errors
 /// [`RestoreError`]: it will not.
 #[doc(hidden)]
-pub fn understand_report(bytes: &[u8], descriptor: &farfork_wire::Descriptor) -> Result<bool, RestoreError> {
-    stub::understand(bytes, 1, descriptor).map(|started| started.is_some())
+pub fn decode_report(bytes: &[u8], descriptor: &farfork_wire::Descriptor) -> Result<bool, RestoreError> {
+    stub::parse_restored_report(bytes, 1, descriptor).map(|started| started.is_some())
 }
 
 impl RestoreError {
-    fn object(object: &'static str, cause: impl Into<io::Error>) -> Self {
+    fn from_object_error(object: &'static str, cause: impl Into<io::Error>) -> Self {
         let cause = cause.into();
         match cause.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::MFILE) => {
                 let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-                Self::NoDescriptors { object, limit }
+                Self::OpenFileLimit { object, limit }
             }
-            _ => Self::Object { object, cause },
+            _ => Self::CreateObject { object, cause },
         }
     }
 }

@@ -3,19 +3,19 @@
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket};
 
-const DATAGRAMS: u32 = 2;
+const SOCK_DGRAM: u32 = 2;
 const SOL_SOCKET: u32 = 1;
 const SO_REUSEADDR: u32 = 2;
 const SO_REUSEPORT: u32 = 15;
 
 /// The first socket, by descriptor and address, that the kernel would bind although its parent has the same one, and then give some
 /// of what is meant for the parent. All others are refused by the kernel, as long as the parent is there.
-pub fn taking_socket(descriptor: &Descriptor) -> Option<String> {
+pub fn find_port_conflict(descriptor: &Descriptor) -> Option<String> {
     descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
-        OpenFile::Socket(socket) if takes(socket) => {
-            let address = socket.bound_to()?;
+        OpenFile::Socket(socket) if can_share_port(socket) => {
+            let address = socket.internet_bind_address()?;
             let files = descriptor.file_descriptors.iter();
-            let members = descriptor.members.iter().flat_map(|member| &member.file_descriptors);
+            let members = descriptor.descendants.iter().flat_map(|member| &member.file_descriptors);
             let found = files.chain(members).find(|file| file.open_file == index as u32);
             Some(
                 found
@@ -27,11 +27,11 @@ pub fn taking_socket(descriptor: &Descriptor) -> Option<String> {
 }
 
 /// Whether it has sockets with addresses, which belong to one in a network.
-pub fn has_addresses(descriptor: &Descriptor) -> bool {
+pub fn has_bound_sockets(descriptor: &Descriptor) -> bool {
     descriptor.open_files.iter().any(|file| matches!(file, OpenFile::Socket(socket) if socket.has_address()))
 }
 
-fn takes(socket: &Socket) -> bool {
+fn can_share_port(socket: &Socket) -> bool {
     let has = |name: u32| {
         let is_it = |level: u32, found: u32| (level, found) == (SOL_SOCKET, name);
         socket
@@ -39,5 +39,5 @@ fn takes(socket: &Socket) -> bool {
             .iter()
             .any(|option| is_it(option.level, option.name) && option.value.iter().any(|byte| *byte != 0))
     };
-    has(SO_REUSEPORT) || (socket.kind == DATAGRAMS && has(SO_REUSEADDR))
+    has(SO_REUSEPORT) || (socket.kind == SOCK_DGRAM && has(SO_REUSEADDR))
 }

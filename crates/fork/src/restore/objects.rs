@@ -9,13 +9,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedKind, WrittenRun};
+use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedObjectKind, WrittenRun};
 use rustix::event::EventfdFlags;
 use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::RestoreError;
-use super::layout::PASSED_OWN;
+use super::layout::PASSED_RESERVED_COUNT;
 use super::{lost_events, terminals};
 use crate::identity;
 
@@ -39,83 +39,100 @@ pub struct SharedContents {
     /// Of each shared object a memfd, in the descriptor's order.
     pub objects: Vec<File>,
     /// The pages that lie over those of files that are mapped privately, where there are any ([`Descriptor::written_runs`]).
-    pub written: Option<File>,
+    pub written_pages: Option<File>,
 }
 
 /// Objects to pass, and where among the passed descriptors each one stands.
 #[derive(Debug)]
-pub(super) struct Objects {
+pub(super) struct PassedObjects {
     fds: Vec<OwnedFd>,
     by_open_file: HashMap<u32, u32>,
-    shared: Vec<u32>,
+    shared_objects: Vec<u32>,
     /// Where the pages stand that were written through private mappings of files, and which these are.
-    written: Option<(u32, Vec<WrittenRun>)>,
+    written_pages: Option<(u32, Vec<WrittenRun>)>,
     /// A page that all processes of a tree map.
-    gate: Option<u32>,
+    barrier: Option<u32>,
     /// By the leaders of sessions: the terminals that control them.
-    controlling: HashMap<u32, u32>,
-    views: Views,
+    controlling_terminals: HashMap<u32, u32>,
+    roots: RootPaths,
 }
 
-impl Objects {
+impl PassedObjects {
     /// Makes all objects of a descriptor. `caller` stands for the socket at which the parent waited to be told what it is.
     pub(super) fn create(
         descriptor: &Descriptor,
         streams: StandardStreams,
-        SharedContents { objects: shared, written }: SharedContents,
+        SharedContents { objects: shared, written_pages: written }: SharedContents,
         caller: Option<OwnedFd>,
-        views: Views,
+        views: RootPaths,
     ) -> Result<Self, RestoreError> {
-        let mut objects = Self { views, ..Self::none() };
-        objects.make_gate(descriptor)?;
+        let mut objects = Self { roots: views, ..Self::empty() };
+        objects.create_barrier(descriptor)?;
         let standard = [streams.input, streams.output, streams.error].map(|stream| objects.add(stream));
         for (index, memfd) in (0..).zip(&shared) {
             // What is executed, nobody may have open to write to it.
-            let passed =
-                if is_executed(descriptor, index) { reopen(memfd, 0, 0) } else { memfd.try_clone().map(OwnedFd::from) };
-            let passed = objects.add(passed.map_err(|e| RestoreError::object("shared memory", e))?);
-            objects.shared.push(passed);
+            let passed = if is_executed(descriptor, index) {
+                reopen_memfd(memfd, 0, 0)
+            } else {
+                memfd.try_clone().map(OwnedFd::from)
+            };
+            let passed = objects.add(passed.map_err(|e| RestoreError::from_object_error("shared memory", e))?);
+            objects.shared_objects.push(passed);
         }
-        let mut making = Making { descriptor, shared: &shared, caller, pipes: HashMap::new(), memfds: HashSet::new() };
+        let mut making = ObjectBuilder {
+            descriptor,
+            shared: &shared,
+            checkpoint_socket: caller,
+            pipes: HashMap::new(),
+            opened_memfds: HashSet::new(),
+        };
         for (index, file) in (0..).zip(&descriptor.open_files) {
             let passed = match file {
-                OpenFile::Standard(stream) => Some(standard[*stream as usize]),
-                _ => making.make(file)?.map(|made| objects.add(made)),
+                OpenFile::StandardStream(stream) => Some(standard[*stream as usize]),
+                _ => making.create_object(file)?.map(|made| objects.add(made)),
             };
             objects.by_open_file.extend(passed.map(|passed| (index, passed)));
         }
-        complete_shared(descriptor, &shared)?;
-        objects.make_terminals(descriptor)?;
-        objects.written = written.map(|file| (objects.add(file.into()), descriptor.written_runs()));
+        finalize_shared_memory(descriptor, &shared)?;
+        objects.create_terminals(descriptor)?;
+        objects.written_pages = written.map(|file| (objects.add(file.into()), descriptor.written_runs()));
         Ok(objects)
     }
 
     /// None, for what has none.
-    pub(super) fn none() -> Self {
-        let nowhere = Views { node: PathBuf::new(), container: PathBuf::new(), are_its_machine: false };
+    pub(super) fn empty() -> Self {
+        let nowhere = RootPaths { node_root: PathBuf::new(), container_root: PathBuf::new(), is_origin_machine: false };
         let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
         let shared = Vec::new();
-        Self { fds: Vec::new(), by_open_file, shared, written: None, gate: None, controlling, views: nowhere }
+        Self {
+            fds: Vec::new(),
+            by_open_file,
+            shared_objects: shared,
+            written_pages: None,
+            barrier: None,
+            controlling_terminals: controlling,
+            roots: nowhere,
+        }
     }
 
-    fn make_gate(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
-        if !descriptor.members.is_empty() {
+    fn create_barrier(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
+        if !descriptor.descendants.is_empty() {
             let made = farfork_sys::memfd::create("farfork-gate", false);
             let gate = made.and_then(|gate| gate.set_len(farfork_wire::PAGE_SIZE).map(|()| gate));
-            let gate = gate.map_err(|e| RestoreError::object("the gate of its processes", e))?;
-            self.gate = Some(self.add(gate.into()));
+            let gate = gate.map_err(|e| RestoreError::from_object_error("the gate of its processes", e))?;
+            self.barrier = Some(self.add(gate.into()));
         }
         Ok(())
     }
 
-    fn make_terminals(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
-        let made = terminals::make(descriptor, &self.views)?;
+    fn create_terminals(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
+        let made = terminals::create_terminals(descriptor, &self.roots)?;
         for (made, terminal) in made.into_iter().zip(&descriptor.terminals) {
             let master = self.add(made.master);
             self.by_open_file.insert(made.open_file, master);
             if let (Some(session), Some(slave)) = (terminal.session, made.slave) {
                 let slave = self.add(slave);
-                self.controlling.insert(session.leader, slave);
+                self.controlling_terminals.insert(session.leader, slave);
             }
         }
         Ok(())
@@ -123,49 +140,49 @@ impl Objects {
 
     fn add(&mut self, fd: OwnedFd) -> u32 {
         self.fds.push(fd);
-        PASSED_OWN + self.fds.len() as u32 - 1
+        PASSED_RESERVED_COUNT + self.fds.len() as u32 - 1
     }
 
     /// Passes something of the container's, too, and tells where it stands.
-    pub(super) fn pass(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
+    pub(super) fn add_borrowed(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
         Ok(self.add(fd.try_clone_to_owned()?))
     }
 
     /// Where the terminal stands that controls the session of the process that leads it, by that one's id.
-    pub(super) fn controlling(&self, leader: u32) -> Option<u32> {
-        self.controlling.get(&leader).copied()
+    pub(super) fn controlling_terminal(&self, leader: u32) -> Option<u32> {
+        self.controlling_terminals.get(&leader).copied()
     }
 
     /// Whether what the child writes at a path is its own. What is shared is left as it is.
-    pub(super) fn is_private(&self, path: &str) -> bool {
-        self.views.is_private(path)
+    pub(super) fn is_private_path(&self, path: &str) -> bool {
+        self.roots.is_private_path(path)
     }
 
     /// Whether a path leads to a file of the capture that is longer by now.
-    pub(super) fn is_longer_than(&self, path: &str, then: &FileIdentity) -> bool {
-        let now = identity::identify_path(&self.views.node.join(path.trim_start_matches('/')));
+    pub(super) fn has_grown(&self, path: &str, then: &FileIdentity) -> bool {
+        let now = identity::stat_path_identity(&self.roots.node_root.join(path.trim_start_matches('/')));
         let is_it = |now: &FileIdentity| (now.device, now.inode) == (then.device, then.inode);
-        self.views.are_its_machine && now.is_ok_and(|now| is_it(&now) && now.bytes > then.bytes)
+        self.roots.is_origin_machine && now.is_ok_and(|now| is_it(&now) && now.bytes > then.bytes)
     }
 
     /// Where the object of an open file stands among the passed descriptors; `None` for what the restorer opens.
-    pub(super) fn of_open_file(&self, index: u32) -> Option<u32> {
+    pub(super) fn slot_of_open_file(&self, index: u32) -> Option<u32> {
         self.by_open_file.get(&index).copied()
     }
 
     /// Where the gate of a tree stands.
-    pub(super) fn gate(&self) -> Option<u32> {
-        self.gate
+    pub(super) fn barrier(&self) -> Option<u32> {
+        self.barrier
     }
 
     /// Where a shared object stands.
-    pub(super) fn of_shared(&self, index: u32) -> u32 {
-        self.shared[index as usize]
+    pub(super) fn slot_of_shared_object(&self, index: u32) -> u32 {
+        self.shared_objects[index as usize]
     }
 
     /// Where the pages stand that a process has written through private mappings of files, and which these are.
-    pub(super) fn written(&self, process: u32) -> Option<(u32, impl Iterator<Item = &WrittenRun>)> {
-        let (passed, runs) = self.written.as_ref()?;
+    pub(super) fn written_pages(&self, process: u32) -> Option<(u32, impl Iterator<Item = &WrittenRun>)> {
+        let (passed, runs) = self.written_pages.as_ref()?;
         Some((*passed, runs.iter().filter(move |run| run.process == process)))
     }
 
@@ -181,32 +198,32 @@ impl Objects {
 }
 
 /// What objects of open files are made of.
-struct Making<'a> {
+struct ObjectBuilder<'a> {
     descriptor: &'a Descriptor,
     shared: &'a [File],
     /// Until it is given to the open file that it is for.
-    caller: Option<OwnedFd>,
-    pipes: MadePipes,
+    checkpoint_socket: Option<OwnedFd>,
+    pipes: PipeTable,
     /// Objects whose first open file was given.
-    memfds: HashSet<u32>,
+    opened_memfds: HashSet<u32>,
 }
 
-impl Making<'_> {
+impl ObjectBuilder<'_> {
     /// The object of an open file; `None` where the restorer opens or makes it.
-    fn make(&mut self, file: &OpenFile) -> Result<Option<OwnedFd>, RestoreError> {
+    fn create_object(&mut self, file: &OpenFile) -> Result<Option<OwnedFd>, RestoreError> {
         let (what, made) = match file {
-            OpenFile::Pipe { .. } => ("a pipe", pipe_end(file, &mut self.pipes, self.descriptor)),
-            OpenFile::EventFd { count, semaphore, flags } => ("an eventfd", eventfd(*count, *semaphore, *flags)),
-            OpenFile::Memory { object, .. } if has_path(self.descriptor, *object) => return Ok(None),
-            OpenFile::Memory { object, flags, offset } => ("a memfd", self.memory(*object, *flags, *offset)),
-            OpenFile::Program { is_caller, flags } => {
-                let caller = if *is_caller { self.caller.take() } else { None };
-                ("a connection to the daemon", program_end(*flags, caller))
+            OpenFile::Pipe { .. } => ("a pipe", open_pipe_end(file, &mut self.pipes, self.descriptor)),
+            OpenFile::EventFd { count, semaphore, flags } => ("an eventfd", create_eventfd(*count, *semaphore, *flags)),
+            OpenFile::MemFd { object, .. } if has_path(self.descriptor, *object) => return Ok(None),
+            OpenFile::MemFd { object, flags, offset } => ("a memfd", self.open_memory(*object, *flags, *offset)),
+            OpenFile::CheckpointSocket { is_caller, flags } => {
+                let caller = if *is_caller { self.checkpoint_socket.take() } else { None };
+                ("a connection to the daemon", create_program_socket(*flags, caller))
             }
             OpenFile::Inotify { has_lost: true, flags, .. } => {
-                ("an inotify that has lost events", lost_events::inotify(*flags))
+                ("an inotify that has lost events", lost_events::create_overflowed_inotify(*flags))
             }
-            OpenFile::Standard(_)
+            OpenFile::StandardStream(_)
             | OpenFile::Regular { .. }
             | OpenFile::Directory { .. }
             | OpenFile::DeletedDirectory { .. }
@@ -216,23 +233,23 @@ impl Making<'_> {
             | OpenFile::TimerFd { .. }
             | OpenFile::SignalFd { .. }
             | OpenFile::Inotify { .. }
-            | OpenFile::Process { .. }
+            | OpenFile::PidFd { .. }
             | OpenFile::Terminal { .. }
             | OpenFile::Socket(_) => return Ok(None),
         };
-        made.map(Some).map_err(|cause| RestoreError::object(what, cause))
+        made.map(Some).map_err(|cause| RestoreError::from_object_error(what, cause))
     }
 }
 
-impl Making<'_> {
+impl ObjectBuilder<'_> {
     /// An open file of shared memory. The first of a memfd is as memfd_create(2) made it: only what was opened later keeps others from
     /// executing it (ETXTBSY).
-    fn memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
+    fn open_memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
         let memfd = &self.shared[object as usize];
-        let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedKind::MemoryFile(_));
+        let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedObjectKind::MemFd(_));
         let wanted = OFlags::from_bits_retain(flags);
-        if !is_memfd || wanted & OFlags::RWMODE != OFlags::RDWR || !self.memfds.insert(object) {
-            return reopen(memfd, flags, offset);
+        if !is_memfd || wanted & OFlags::RWMODE != OFlags::RDWR || !self.opened_memfds.insert(object) {
+            return reopen_memfd(memfd, flags, offset);
         }
         let mut first = memfd.try_clone()?;
         fcntl_setfl(&first, wanted & (OFlags::APPEND | OFlags::NONBLOCK))?;
@@ -243,23 +260,23 @@ impl Making<'_> {
 
 /// The roots of the node and of the child's container, as this process reaches them.
 #[derive(Debug, Clone)]
-pub(super) struct Views {
-    pub(super) node: PathBuf,
-    pub(super) container: PathBuf,
+pub(super) struct RootPaths {
+    pub(super) node_root: PathBuf,
+    pub(super) container_root: PathBuf,
     /// Whether the seed was made on this machine.
-    pub(super) are_its_machine: bool,
+    pub(super) is_origin_machine: bool,
 }
 
-impl Views {
+impl RootPaths {
     /// Whether the directory of a path is another one in the container, which covers the node's.
-    pub(super) fn is_private(&self, path: &str) -> bool {
+    pub(super) fn is_private_path(&self, path: &str) -> bool {
         // Links are followed here: an absolute one inside the container would lead out of it, seen from here.
         let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
-        let real = self.node.join(directory.strip_prefix("/").unwrap_or(directory)).canonicalize();
+        let real = self.node_root.join(directory.strip_prefix("/").unwrap_or(directory)).canonicalize();
         let Ok(node) = real else { return false };
-        let below = node.strip_prefix(&self.node).unwrap_or(&node);
+        let below = node.strip_prefix(&self.node_root).unwrap_or(&node);
         let device = |directory: &Path| directory.metadata().map(|found| found.dev());
-        match (device(&node), device(&self.container.join(below))) {
+        match (device(&node), device(&self.container_root.join(below))) {
             (Ok(node), Ok(container)) => node != container,
             // It is on one side only, or cannot be looked at.
             _ => false,
@@ -269,13 +286,13 @@ impl Views {
 
 /// Whether shared memory is a file that the child opens by its path.
 pub(super) fn has_path(descriptor: &Descriptor, object: u32) -> bool {
-    matches!(descriptor.shared_objects[object as usize].kind, SharedKind::Named { .. })
+    matches!(descriptor.shared_objects[object as usize].kind, SharedObjectKind::PosixShm { .. })
 }
 
 /// Whether seals come when all is mapped: this one keeps writers of before, and takes no new ones.
-pub(super) fn waits_for_maps(seals: u32) -> bool {
-    const FUTURE_WRITE: u32 = 0x10;
-    seals & FUTURE_WRITE != 0
+pub(super) fn is_deferred_seal(seals: u32) -> bool {
+    const F_SEAL_FUTURE_WRITE: u32 = 0x10;
+    seals & F_SEAL_FUTURE_WRITE != 0
 }
 
 /// Whether a process of a seed executes a shared object.
@@ -284,26 +301,28 @@ fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
 }
 
 /// What nobody could open or write any more, had it come before.
-fn complete_shared(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
+fn finalize_shared_memory(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
     for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
-        if let SharedKind::MemoryFile(status) | SharedKind::Deleted(status) = object.kind {
-            set_status(memfd, status).map_err(|e| RestoreError::object("a memfd's mode and owner", e))?;
+        if let SharedObjectKind::MemFd(status) | SharedObjectKind::DeletedFile(status) = object.kind {
+            set_file_status(memfd, status)
+                .map_err(|e| RestoreError::from_object_error("a memfd's mode and owner", e))?;
         }
-        if let Some(seals) = object.seals.filter(|seals| !waits_for_maps(*seals)) {
-            farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;
+        if let Some(seals) = object.seals.filter(|seals| !is_deferred_seal(*seals)) {
+            farfork_sys::memfd::seal(memfd, seals)
+                .map_err(|e| RestoreError::from_object_error("a memfd's seals", e))?;
         }
     }
     Ok(())
 }
 
-fn set_status(memfd: &File, status: FileStatus) -> io::Result<()> {
+fn set_file_status(memfd: &File, status: FileStatus) -> io::Result<()> {
     let FileStatus { mode, uid, gid } = status;
     rustix::fs::fchown(memfd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
     Ok(rustix::fs::fchmod(memfd, Mode::from_raw_mode(mode))?)
 }
 
 /// A connection to a daemon: the one that the child is told at what it is, or one that has come to its end.
-fn program_end(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
+fn create_program_socket(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
     let end = match caller {
         Some(caller) => caller,
         None => farfork_sys::fdpass::seqpacket_pair()?.0,
@@ -313,38 +332,41 @@ fn program_end(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
 }
 
 /// A pipe that was made and filled; its two ends, until the last open file of it has got its own.
-struct MadePipe {
+struct PipePair {
     ends: (OwnedFd, OwnedFd),
-    given: [bool; 2],
-    wanting: usize,
+    is_end_used: [bool; 2],
+    remaining_files: usize,
 }
 
-type MadePipes = HashMap<u64, MadePipe>;
+type PipeTable = HashMap<u64, PipePair>;
 
 /// One end of a pipe; the pipe is made, and filled, when its first end is asked for.
-fn pipe_end(file: &OpenFile, pipes: &mut MadePipes, descriptor: &Descriptor) -> io::Result<OwnedFd> {
+fn open_pipe_end(file: &OpenFile, pipes: &mut PipeTable, descriptor: &Descriptor) -> io::Result<OwnedFd> {
     let OpenFile::Pipe { pipe, is_write_end, flags, .. } = file else { unreachable!("asked for pipes only") };
     if !pipes.contains_key(pipe) {
         let is_of_it = |file: &&OpenFile| matches!(file, OpenFile::Pipe { pipe: of, .. } if of == pipe);
         let files: Vec<&OpenFile> = descriptor.open_files.iter().filter(is_of_it).collect();
-        pipes.insert(*pipe, MadePipe { ends: filled_pipe(&files)?, given: [false; 2], wanting: files.len() });
+        pipes.insert(
+            *pipe,
+            PipePair { ends: create_filled_pipe(&files)?, is_end_used: [false; 2], remaining_files: files.len() },
+        );
     }
     let made = pipes.get_mut(pipe).expect("it was made");
-    let end = opened_end(made, *is_write_end, *flags)?;
-    made.wanting -= 1;
-    if made.wanting == 0 {
+    let end = duplicate_pipe_end(made, *is_write_end, *flags)?;
+    made.remaining_files -= 1;
+    if made.remaining_files == 0 {
         pipes.remove(pipe);
     }
     Ok(end)
 }
 
-fn opened_end(made: &mut MadePipe, is_write_end: bool, flags: u32) -> io::Result<OwnedFd> {
+fn duplicate_pipe_end(made: &mut PipePair, is_write_end: bool, flags: u32) -> io::Result<OwnedFd> {
     let end = if is_write_end { &made.ends.1 } else { &made.ends.0 };
     let flags = OFlags::from_bits_retain(flags);
     // Each open file has a description of its own, so that O_NONBLOCK of one is not another's: the first gets the pipe's, if it
     // was born with the pipe; others are opened by its name, which shows in their flags.
     let was_opened = flags.contains(OFlags::from_bits_retain(O_LARGEFILE));
-    let end = if !was_opened && !std::mem::replace(&mut made.given[usize::from(is_write_end)], true) {
+    let end = if !was_opened && !std::mem::replace(&mut made.is_end_used[usize::from(is_write_end)], true) {
         end.try_clone()?
     } else {
         let path = format!("/proc/self/fd/{}", end.as_raw_fd());
@@ -356,7 +378,7 @@ fn opened_end(made: &mut MadePipe, is_write_end: bool, flags: u32) -> io::Result
 }
 
 /// The pipe of these open files.
-fn filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
+fn create_filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let has_packets = |file: &&OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
     if files.iter().any(has_packets) {
@@ -365,14 +387,14 @@ fn filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
     for file in files {
         if let OpenFile::Pipe { is_write_end: false, capacity, content, packets, .. } = file {
             fcntl_setpipe_size(&write, *capacity as usize)?;
-            fill(&write, content, packets)?;
+            write_packets(&write, content, packets)?;
         }
     }
     Ok((read, write))
 }
 
 /// One write(2) for each packet: in packet mode they stay apart.
-fn fill(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
+fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
     let mut rest = content;
     for length in packets {
         let (packet, others) = rest.split_at_checked(*length as usize).ok_or(io::ErrorKind::InvalidData)?;
@@ -382,7 +404,7 @@ fn fill(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
     if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-fn eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd> {
+fn create_eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd> {
     let mut wanted = EventfdFlags::CLOEXEC;
     wanted.set(EventfdFlags::SEMAPHORE, semaphore);
     wanted.set(EventfdFlags::NONBLOCK, OFlags::from_bits_retain(flags).contains(OFlags::NONBLOCK));
@@ -394,7 +416,7 @@ fn eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd> {
 }
 
 /// A description of its own over the same memory.
-fn reopen(memfd: &File, flags: u32, offset: u64) -> io::Result<OwnedFd> {
+fn reopen_memfd(memfd: &File, flags: u32, offset: u64) -> io::Result<OwnedFd> {
     let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK);
     let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
     let mut file: File = rustix::fs::open(path, kept | OFlags::CLOEXEC, rustix::fs::Mode::empty())?.into();

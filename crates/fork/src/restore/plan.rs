@@ -5,53 +5,53 @@ use std::ops::Range;
 use std::path::Path;
 
 use farfork_container::PRIVATE_DIR;
-use farfork_sys::user_namespace::Numbers;
+use farfork_sys::user_namespace::IdRange;
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Credentials, Deadline, Descriptor, Mm, PendingSignal, Process, Thread};
+use farfork_wire::descriptor::{Credentials, DeadlineParameters, Descriptor, Mm, PendingSignal, Process, Thread};
 
 use zerocopy::IntoBytes;
 
-use super::address_space::{AddressSpace, Part};
-use super::calls::{Calls, Made, PatchedMemory, SocketOwner};
+use super::address_space::{AddressSpacePlan, PlanScope};
+use super::calls::{CreatedFiles, PatchedMemory, SocketOwner, SyscallLists};
 use super::confinement;
 use super::descriptors;
 use super::filters;
-use super::frame::{self, FS_BASE, GS_BASE};
+use super::frame::{self, FS_BASE_INDEX, GS_BASE_INDEX};
 use super::layout::{
-    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PASSED_OWN, PLAN_COPY, PLAN_EXE_PASSED, PLAN_MAGIC, PLAN_PAUSED,
-    PLAN_ZYGOTE, PlanAction, PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange, PlanSpecial, PlanThread,
-    SIGINFO_BYTES, Span,
+    CODE_BYTES_MAX, CREDENTIALS_UNCHANGED, PASSED_RESERVED_COUNT, PLAN_EXE_PASSED, PLAN_MAGIC, PLAN_PAUSED,
+    PLAN_ZYGOTE, PLAN_ZYGOTE_COPY, PlanAction, PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange,
+    PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
 };
-use super::objects::Objects;
-use super::region::Region;
+use super::objects::PassedObjects;
+use super::region::RestorerRegion;
 use super::stub_map::StubMap;
-use super::tree::{self, Place};
-use super::vdso::{self, Bridge};
+use super::tree::{self, TreePosition};
+use super::vdso::{self, VdsoBridge};
 use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
 
 /// A plan, ready for a stub.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct ProcessPlan {
     /// What the stub maps.
     pub(super) bytes: Vec<u8>,
     /// The addresses that the child registers with userfaultfd; empty when there is nothing to page.
-    pub(super) registered: Vec<Range<u64>>,
+    pub(super) userfaultfd_ranges: Vec<Range<u64>>,
     /// Where its restorer is: start and length.
     pub(super) region: (u64, u64),
     /// The addresses, start and end, at which something is in its memory, with the restorer.
     pub(super) occupied: Vec<(u64, u64)>,
     /// Where it says whom it forks.
-    pub(super) kin: Span,
+    pub(super) children: Span,
     /// Where open files stand that it makes by calls, as descriptors for others to take.
-    pub(super) made: HashMap<u32, u32>,
+    pub(super) created_fds: HashMap<u32, u32>,
     /// All numbers of open files that it needs while it is made are below this.
-    pub(super) descriptors: u32,
+    pub(super) fd_limit: u32,
 }
 
 /// What a child shall have beyond what its seed says.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wishes<'a> {
+pub(super) struct PlanOptions<'a> {
     /// Path of the payload inside the container.
     pub(super) payload: Option<&'a Path>,
     /// Whether the child waits before its first instruction.
@@ -59,41 +59,41 @@ pub(super) struct Wishes<'a> {
     /// Whether the child can write nothing of /proc.
     pub(super) untrusted: bool,
     /// The users that it has instead of the node's.
-    pub(super) users: Option<Users>,
+    pub(super) user_namespace: Option<UserNamespaceTarget>,
     /// To the vdso of the kernel here, where the parent's had another.
-    pub(super) bridge: Option<&'a Bridge>,
+    pub(super) bridge: Option<&'a VdsoBridge>,
     /// Which part of its address space is planned, and whose: a zygote has nothing else of what is planned.
-    pub(super) part: Part,
+    pub(super) scope: PlanScope,
 }
 
 /// Users of a container's own.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Users {
+pub(super) struct UserNamespaceTarget {
     /// Where the process stands, among the passed descriptors, whose user namespace is entered.
-    pub(super) passed: u32,
+    pub(super) passed_index: u32,
     /// What they are outside.
-    pub(super) numbers: Numbers,
+    pub(super) id_map: IdRange,
 }
 
 /// Where each table stands; the header is written last, when the region is known.
-struct Tables {
-    space: AddressSpace,
+struct PlanTables {
+    address_space: AddressSpacePlan,
     mappings: Span,
     files: Span,
-    specials: Span,
-    registered: Span,
+    special_mappings: Span,
+    userfaultfd_ranges: Span,
     eager: Span,
     guards: Span,
-    locked: Span,
-    descriptors: Span,
+    locked_ranges: Span,
+    file_descriptors: Span,
     epolls: Span,
-    calls: Calls,
-    made: Made,
-    kin: Span,
-    actions: Span,
-    limits: Span,
+    syscalls: SyscallLists,
+    created_files: CreatedFiles,
+    children: Span,
+    signal_actions: Span,
+    resource_limits: Span,
     credentials: Span,
-    pending: Span,
+    pending_signals: Span,
     auxv: Span,
     fd_base: u32,
     exe: u32,
@@ -105,59 +105,73 @@ pub(super) fn compile(
     descriptor: &Descriptor,
     node: &LocalNode,
     stub: &StubMap,
-    objects: &Objects,
-    (wishes, place): (&Wishes<'_>, &Place<'_>),
-) -> Result<Plan, RestoreError> {
+    objects: &PassedObjects,
+    (wishes, place): (&PlanOptions<'_>, &TreePosition<'_>),
+) -> Result<ProcessPlan, RestoreError> {
     let mut writer = PlanWriter::new();
-    let (credentials, credential_index) = credential_table(descriptor, node);
+    let (credentials, credential_index) = collect_credentials(descriptor, node);
     let tables = write_tables(descriptor, node, stub, objects, &credentials, (wishes, place), &mut writer)?;
-    let mut threads = thread_table(descriptor, &credential_index, &mut writer)?;
+    let mut threads = build_thread_table(descriptor, &credential_index, &mut writer)?;
 
     let frame_bytes = frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
-    let threads_span = writer.table(&threads)?;
-    let filter_bytes = filters::bytes(descriptor);
+    let threads_span = writer.write_table(&threads)?;
+    let filter_bytes = filters::table_bytes(descriptor);
     let frames_bytes = frame_bytes * threads.len() as u64;
-    let frames = writer.append(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
-    let parking = tables.space.specials.iter().map(|special| special.bytes).sum();
-    let mut occupied = occupied(descriptor, stub, &tables.space.specials, place);
-    let region = Region::lay_out(
+    let frames = writer.write_bytes(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
+    let parking = tables.address_space.special_mappings.iter().map(|special| special.bytes).sum();
+    let mut occupied = occupied_ranges(descriptor, stub, &tables.address_space.special_mappings, place);
+    let region = RestorerRegion::lay_out(
         threads.len() as u64,
         (frame_bytes, filter_bytes),
         writer.len(),
         parking,
-        objects.gate().is_some(),
+        objects.barrier().is_some(),
     )
     .place(&occupied)?;
     occupied.push((region.start, region.start + region.bytes));
-    writer.resolve(region.start + region.plan);
+    writer.relocate(region.start + region.plan);
 
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
-        planned.frame = region.frame(index);
+        planned.frame = region.frame_address(index);
         planned.stack_top = region.stack_top(index);
-        let bytes = frame::build(thread, planned.frame, frame_bytes, node.processor.state.xcr0)?;
-        writer.put(frames + (index as u64 * frame_bytes) as u32, &bytes);
+        let bytes = frame::build_frame(thread, planned.frame, frame_bytes, node.processor.state.xcr0)?;
+        writer.overwrite(frames + (index as u64 * frame_bytes) as u32, &bytes);
     }
-    let filters = filters::build(descriptor, region.start + region.filters);
-    writer.put(frames + frames_bytes as u32, &filters.bytes);
-    for (thread, own) in threads.iter_mut().zip(filters.own) {
-        (thread.filters, thread.common_filters) = (own, filters.common);
+    let filters = filters::build_table(descriptor, region.start + region.filters);
+    writer.overwrite(frames + frames_bytes as u32, &filters.bytes);
+    for (thread, own) in threads.iter_mut().zip(filters.thread_lists) {
+        (thread.filters, thread.common_filters) = (own, filters.common_list);
     }
-    writer.put(threads_span.offset, threads.as_bytes());
-    let process = Here {
-        place,
-        gate: objects.gate(),
-        terminal: objects.controlling(descriptor.process.pid),
-        plan_file: tables.fd_base + PASSED_OWN + objects.count() as u32,
+    writer.overwrite(threads_span.offset, threads.as_bytes());
+    let process = ProcessContext {
+        position: place,
+        barrier: objects.barrier(),
+        controlling_terminal: objects.controlling_terminal(descriptor.process.pid),
+        plan_file: tables.fd_base + PASSED_RESERVED_COUNT + objects.count() as u32,
     };
-    let header = header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (wishes, process));
-    let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
-    let made = tables.made.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
+    let header = build_header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (wishes, process));
+    let registered =
+        tables.address_space.userfaultfd_ranges.iter().map(|range| range.start..range.start + range.bytes).collect();
+    let made = tables.created_files.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
     let region = (region.start, region.bytes);
-    let descriptors = tables.fd_base + tables.made.end();
-    Ok(Plan { bytes: writer.finish(&header), registered, region, occupied, kin: tables.kin, made, descriptors })
+    let descriptors = tables.fd_base + tables.created_files.next_slot();
+    Ok(ProcessPlan {
+        bytes: writer.finish(&header),
+        userfaultfd_ranges: registered,
+        region,
+        occupied,
+        children: tables.children,
+        created_fds: made,
+        fd_limit: descriptors,
+    })
 }
 
-fn occupied(descriptor: &Descriptor, stub: &StubMap, specials: &[PlanSpecial], place: &Place<'_>) -> Vec<(u64, u64)> {
+fn occupied_ranges(
+    descriptor: &Descriptor,
+    stub: &StubMap,
+    specials: &[PlanSpecial],
+    place: &TreePosition<'_>,
+) -> Vec<(u64, u64)> {
     let future = descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
     let moved = specials.iter().map(|special| (special.to, special.to + special.bytes));
     future.chain(stub.ranges()).chain(moved).chain(place.occupied.iter().copied()).collect()
@@ -167,32 +181,32 @@ fn write_tables(
     descriptor: &Descriptor,
     node: &LocalNode,
     stub: &StubMap,
-    objects: &Objects,
+    objects: &PassedObjects,
     credentials: &[Credentials],
-    (wishes, place): (&Wishes<'_>, &Place<'_>),
+    (wishes, place): (&PlanOptions<'_>, &TreePosition<'_>),
     writer: &mut PlanWriter,
-) -> Result<Tables, RestoreError> {
+) -> Result<PlanTables, RestoreError> {
     let process = &descriptor.process;
-    let has_memory = matches!(wishes.part, Part::Copy { .. });
+    let has_memory = matches!(wishes.scope, PlanScope::ZygoteCopy { .. });
     // The files that a copy maps itself are shared ones, which are always mapped from here.
-    let is_here = if has_memory { Vec::new() } else { super::address_space::files_that_are_here(descriptor, node) };
-    let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.part), writer)?;
+    let is_here = if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
+    let space = AddressSpacePlan::compile(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.scope), writer)?;
     let fd_base = place.fd_base;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
-    let numbered = wishes.users.and_then(|users| Some(confinement::outside(owner?, users.numbers)));
+    let numbered = wishes.user_namespace.and_then(|users| Some(confinement::map_credentials(owner?, users.id_map)));
     let groups_before = &node.credentials.groups;
-    let owner = numbered.as_ref().or(owner).map(|credentials| SocketOwner { credentials, groups_before });
-    let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
-    let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
-    let protection = (wishes.untrusted, wishes.users.is_some());
-    let memory = PatchedMemory { vdso: bridged.clone(), overlaid: &space.overlaid };
+    let owner = numbered.as_ref().or(owner).map(|credentials| SocketOwner { credentials, stub_groups: groups_before });
+    let bridged = space.bridge_image.as_ref().and_then(|_| vdso::parent_vdso_range(descriptor));
+    let makes_shared = place.process_index == 0 && wishes.scope != PlanScope::Zygote;
+    let protection = (wishes.untrusted, wishes.user_namespace.is_some());
+    let memory = PatchedMemory { vdso_range: bridged.clone(), overlaid_mappings: &space.overlaid_mappings };
     let whose = (makes_shared, memory, has_memory, protection);
-    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, place, writer)?;
+    let (calls, made) = SyscallLists::compile(descriptor, (objects, fd_base), owner, whose, place, writer)?;
     let files = (objects, &made, place);
-    let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;
-    let mut eager = if has_memory { Vec::new() } else { eager_table(descriptor, writer)? };
-    if let (Some(image), Some(place)) = (&space.vdso, bridged) {
-        eager.push(PlanEager { address: place.start, offset: writer.append(image)?, bytes: image.len() as u32 });
+    let (planned_descriptors, epolls) = descriptors::build_fd_tables(descriptor, files, wishes.payload, writer)?;
+    let mut eager = if has_memory { Vec::new() } else { build_eager_table(descriptor, writer)? };
+    if let (Some(image), Some(place)) = (&space.bridge_image, bridged) {
+        eager.push(PlanEager { address: place.start, offset: writer.write_bytes(image)?, bytes: image.len() as u32 });
     }
     let actions: Vec<PlanAction> = process
         .signal_actions
@@ -210,63 +224,64 @@ fn write_tables(
         .iter()
         .map(|limit| PlanLimit { resource: limit.resource.into(), soft: limit.soft, hard: limit.hard })
         .collect();
-    let credentials = planned_credentials(credentials, writer)?;
-    Ok(Tables {
-        mappings: writer.table(&space.mappings)?,
-        files: writer.table(&space.files)?,
-        specials: writer.table(&space.specials)?,
-        registered: writer.table(&space.registered)?,
-        guards: writer.table(&space.guards)?,
-        locked: writer.table(&space.locked)?,
-        eager: writer.table(&eager)?,
-        descriptors: writer.table(&planned_descriptors)?,
-        epolls: writer.table(&epolls)?,
-        actions: writer.table(&actions)?,
-        limits: writer.table(&limits)?,
-        credentials: writer.table(&credentials)?,
-        pending: pending_table(&process.pending_signals, writer)?,
-        auxv: writer.table(&process.mm.auxv)?,
-        kin: writer.table(&place.kin())?,
-        calls,
-        made,
+    let credentials = build_credential_table(credentials, writer)?;
+    Ok(PlanTables {
+        mappings: writer.write_table(&space.mappings)?,
+        files: writer.write_table(&space.files)?,
+        special_mappings: writer.write_table(&space.special_mappings)?,
+        userfaultfd_ranges: writer.write_table(&space.userfaultfd_ranges)?,
+        guards: writer.write_table(&space.guards)?,
+        locked_ranges: writer.write_table(&space.locked_ranges)?,
+        eager: writer.write_table(&eager)?,
+        file_descriptors: writer.write_table(&planned_descriptors)?,
+        epolls: writer.write_table(&epolls)?,
+        signal_actions: writer.write_table(&actions)?,
+        resource_limits: writer.write_table(&limits)?,
+        credentials: writer.write_table(&credentials)?,
+        pending_signals: write_pending_signals(&process.pending_signals, writer)?,
+        auxv: writer.write_table(&process.mm.auxv)?,
+        children: writer.write_table(&place.build_child_table())?,
+        syscalls: calls,
+        created_files: made,
         fd_base,
         exe: match process.exe_object {
-            Some(object) => objects.of_shared(object),
-            None => writer.text(&process.exe)?,
+            Some(object) => objects.slot_of_shared_object(object),
+            None => writer.write_text(&process.exe)?,
         },
-        cwd: writer.text(if process.deleted_cwd.is_some() { PRIVATE_DIR } else { &process.cwd })?,
-        space,
+        cwd: writer.write_text(if process.deleted_cwd.is_some() { PRIVATE_DIR } else { &process.cwd })?,
+        address_space: space,
     })
 }
 
-fn eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEager>, RestoreError> {
+fn build_eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEager>, RestoreError> {
     descriptor
-        .eager
+        .eager_bytes
         .iter()
         .map(|eager| {
-            let offset = writer.append(&eager.bytes)?;
+            let offset = writer.write_bytes(&eager.bytes)?;
             Ok(PlanEager { address: eager.address, offset, bytes: eager.bytes.len() as u32 })
         })
         .collect()
 }
 
 /// But SIGSTOP, which cannot be blocked: whoever raised it would stand before it is complete (`tree` has it stop when it is).
-fn pending_table(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<Span, RestoreError> {
+fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<Span, RestoreError> {
     let mut rows = Vec::new();
     for signal in signals.iter().filter(|signal| !tree::is_sigstop(signal)) {
-        let row: [u8; SIGINFO_BYTES] = signal.siginfo.as_slice().try_into().map_err(|_| RestoreError::PendingSignal)?;
+        let row: [u8; SIGINFO_BYTES] =
+            signal.siginfo.as_slice().try_into().map_err(|_| RestoreError::PendingSignalSize)?;
         rows.push(row);
     }
-    writer.table(&rows)
+    writer.write_table(&rows)
 }
 
 /// The distinct credentials of a process that differ from what the stub has, and which each thread takes.
-fn credential_table(descriptor: &Descriptor, node: &LocalNode) -> (Vec<Credentials>, Vec<u32>) {
+fn collect_credentials(descriptor: &Descriptor, node: &LocalNode) -> (Vec<Credentials>, Vec<u32>) {
     let mut table: Vec<Credentials> = Vec::new();
     let index_of = |thread: &Thread| {
         let wanted = thread.credentials.as_ref().unwrap_or(&descriptor.process.credentials);
         if *wanted == node.credentials {
-            return CREDENTIALS_AS_THEY_ARE;
+            return CREDENTIALS_UNCHANGED;
         }
         let known = table.iter().position(|known| known == wanted);
         known.unwrap_or_else(|| {
@@ -278,7 +293,7 @@ fn credential_table(descriptor: &Descriptor, node: &LocalNode) -> (Vec<Credentia
     (table, index)
 }
 
-fn planned_credentials(
+fn build_credential_table(
     credentials: &[Credentials],
     writer: &mut PlanWriter,
 ) -> Result<Vec<PlanCredentials>, RestoreError> {
@@ -288,7 +303,7 @@ fn planned_credentials(
             Ok(PlanCredentials {
                 uids: c.uids,
                 gids: c.gids,
-                groups: writer.table(&c.groups)?,
+                groups: writer.write_table(&c.groups)?,
                 inheritable: c.capabilities_inheritable,
                 permitted: c.capabilities_permitted,
                 effective: c.capabilities_effective,
@@ -301,7 +316,7 @@ fn planned_credentials(
         .collect()
 }
 
-fn thread_table(
+fn build_thread_table(
     descriptor: &Descriptor,
     credential_index: &[u32],
     writer: &mut PlanWriter,
@@ -315,8 +330,8 @@ fn thread_table(
             filters: 0,
             common_filters: 0,
             stack_top: 0,
-            fs_base: thread.registers[FS_BASE],
-            gs_base: thread.registers[GS_BASE],
+            fs_base: thread.registers[FS_BASE_INDEX],
+            gs_base: thread.registers[GS_BASE_INDEX],
             clear_child_tid: thread.clear_child_tid,
             robust_list: thread.robust_list_head,
             robust_list_bytes: thread.robust_list_bytes,
@@ -330,11 +345,11 @@ fn thread_table(
             nice: thread.scheduling.nice,
             priority: thread.scheduling.priority,
             credentials: *credentials,
-            attributes: scheduling_attributes(thread, writer)?,
-            forbids_time_stamps: thread.forbids_time_stamps.into(),
+            attributes: write_sched_attr(thread, writer)?,
+            forbids_time_stamps: thread.is_tsc_disabled.into(),
             personality: thread.personality,
             reserved: 0,
-            pending: pending_table(&thread.pending_signals, writer)?,
+            pending: write_pending_signals(&thread.pending_signals, writer)?,
             name,
         })
     };
@@ -342,49 +357,52 @@ fn thread_table(
 }
 
 /// `struct sched_attr`, where a thread is scheduled by deadlines; else 0.
-fn scheduling_attributes(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
+fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
     const SCHED_DEADLINE: u64 = 6;
-    const BYTES: u64 = 48;
+    const SCHED_ATTR_BYTES: u64 = 48;
     let Some(deadline) = thread.scheduling.deadline else { return Ok(0) };
-    let Deadline { flags, runtime_ns, deadline_ns, period_ns } = deadline;
+    let DeadlineParameters { flags, runtime_ns, deadline_ns, period_ns } = deadline;
     let nice_and_priority = 0;
-    let words = [BYTES | SCHED_DEADLINE << 32, flags, nice_and_priority, runtime_ns, deadline_ns, period_ns];
-    Ok(writer.table(&words)?.offset)
+    let words = [SCHED_ATTR_BYTES | SCHED_DEADLINE << 32, flags, nice_and_priority, runtime_ns, deadline_ns, period_ns];
+    Ok(writer.write_table(&words)?.offset)
 }
 
 /// Where a process stands.
-struct Here<'a> {
-    place: &'a Place<'a>,
-    gate: Option<u32>,
+struct ProcessContext<'a> {
+    position: &'a TreePosition<'a>,
+    barrier: Option<u32>,
     /// Where the terminal stands that controls its session, if it leads one.
-    terminal: Option<u32>,
+    controlling_terminal: Option<u32>,
     /// The descriptor of the file that all plans are in, behind those that are passed.
     plan_file: u32,
 }
 
 /// What it is to be, and the region of the zygote that it is a copy of.
-fn flags(process: &Process, wishes: &Wishes<'_>, place: &Place<'_>) -> (u32, PlanRange) {
+fn plan_flags(process: &Process, wishes: &PlanOptions<'_>, place: &TreePosition<'_>) -> (u32, PlanRange) {
     let paused = if wishes.paused { PLAN_PAUSED } else { 0 };
     let exe = if process.exe_object.is_some() { PLAN_EXE_PASSED } else { 0 };
-    let (part, (start, bytes)) = match wishes.part {
-        Part::Whole => (place.flags(), (0, 0)),
+    let (part, (start, bytes)) = match wishes.scope {
+        PlanScope::Whole => (place.plan_flags(), (0, 0)),
         // It was born into a session of its own.
-        Part::Zygote => (PLAN_ZYGOTE, (0, 0)),
-        Part::Copy { zygote } => (place.flags() | PLAN_COPY, zygote),
+        PlanScope::Zygote => (PLAN_ZYGOTE, (0, 0)),
+        PlanScope::ZygoteCopy { zygote_region: zygote } => (place.plan_flags() | PLAN_ZYGOTE_COPY, zygote),
     };
     (part | paused | exe, PlanRange { start, bytes })
 }
 
-fn header(
+fn build_header(
     descriptor: &Descriptor,
-    tables: &Tables,
-    region: &Region,
+    tables: &PlanTables,
+    region: &RestorerRegion,
     (threads, frames): (Span, u32),
     plan_bytes: u64,
-    (wishes, Here { place, gate, terminal, plan_file }): (&Wishes<'_>, Here<'_>),
+    (wishes, ProcessContext { position: place, barrier: gate, controlling_terminal: terminal, plan_file }): (
+        &PlanOptions<'_>,
+        ProcessContext<'_>,
+    ),
 ) -> PlanHeader {
     let process = &descriptor.process;
-    let (flags, zygote) = flags(process, wishes, place);
+    let (flags, zygote) = plan_flags(process, wishes, place);
     PlanHeader {
         magic: PLAN_MAGIC,
         plan_bytes,
@@ -395,20 +413,20 @@ fn header(
         frame_bytes: region.frame_bytes,
         plan_offset: region.plan,
         leader_stack_offset: region.leader_stack,
-        parking_offset: region.parking,
+        parking_offset: region.staging,
         scratch_offset: region.scratch,
-        gate_offset: region.gate,
-        process: place.number,
-        process_count: place.count(),
-        group: place.group(),
+        gate_offset: region.barrier,
+        process: place.process_index,
+        process_count: place.process_count(),
+        group: place.joined_group(),
         gate: gate.unwrap_or(0),
-        table: place.table(),
-        table_users: place.table_users(),
+        table: place.fd_table_owner(),
+        table_users: place.fd_table_users(),
         flags,
         terminal: terminal.unwrap_or(0),
-        spaces: place.spaces(),
+        spaces: place.address_space_count(),
         plan_file,
-        users: wishes.users.map_or(0, |users| users.passed),
+        users: wishes.user_namespace.map_or(0, |users| users.passed_index),
         fd_base: tables.fd_base,
         umask: process.umask,
         personality: descriptor.threads[0].personality,
@@ -418,31 +436,31 @@ fn header(
         frames,
         mappings: tables.mappings,
         files: tables.files,
-        specials: tables.specials,
+        specials: tables.special_mappings,
         eager: tables.eager,
-        registered: tables.registered,
-        descriptors: tables.descriptors,
+        registered: tables.userfaultfd_ranges,
+        descriptors: tables.file_descriptors,
         epolls: tables.epolls,
-        actions: tables.actions,
-        limits: tables.limits,
+        actions: tables.signal_actions,
+        limits: tables.resource_limits,
         credentials: tables.credentials,
         threads,
-        pending: tables.pending,
+        pending: tables.pending_signals,
         guards: tables.guards,
-        calls_before_maps: tables.calls.before_maps,
-        calls_before_files: tables.calls.before_files,
-        calls_behind_paths: tables.calls.behind_paths,
-        calls_at_last: tables.calls.at_last,
-        mm: addresses(&process.mm),
+        calls_before_maps: tables.syscalls.before_mappings,
+        calls_before_files: tables.syscalls.before_files,
+        calls_behind_paths: tables.syscalls.after_paths,
+        calls_at_last: tables.syscalls.before_start,
+        mm: prctl_mm_words(&process.mm),
         auxv: tables.auxv,
-        kin: tables.kin,
-        locked: tables.locked,
+        kin: tables.children,
+        locked: tables.locked_ranges,
         zygote,
     }
 }
 
 /// In the order of `struct prctl_mm_map`.
-fn addresses(mm: &Mm) -> [u64; 11] {
+fn prctl_mm_words(mm: &Mm) -> [u64; 11] {
     [
         mm.start_code,
         mm.end_code,

@@ -2,28 +2,30 @@
 //!
 //! The decision is [`Processor::mismatch`]'s; here it is made of a seed's origin, and told as an error.
 
-use farfork_sys::cpu::{ExtendedState, Processor, ProcessorMismatch};
+use farfork_sys::cpu::{ExtendedState, ProcessorFeatures, ProcessorMismatch};
 use farfork_wire::descriptor::Origin;
 
 use super::{LocalNode, RestoreError};
 
 /// Fails unless the CPU here has all that the one of the origin has, and saves no more.
-pub(super) fn check(origin: &Origin, node: &LocalNode) -> Result<(), RestoreError> {
-    let began_on = Processor {
+pub(super) fn check_processor(origin: &Origin, node: &LocalNode) -> Result<(), RestoreError> {
+    let began_on = ProcessorFeatures {
         state: ExtendedState { xcr0: origin.xcr0, bytes: origin.xstate_bytes },
         features: origin.cpu_features,
     };
     let found = node.processor.state;
     node.processor.mismatch(&began_on).map_or(Ok(()), |mismatch| {
         Err(match mismatch {
-            ProcessorMismatch::MissingState => RestoreError::Cpu {
+            ProcessorMismatch::MissingState => RestoreError::MissingCpuState {
                 wanted: origin.xcr0,
                 wanted_bytes: origin.xstate_bytes,
                 found: found.xcr0,
                 found_bytes: found.bytes,
             },
-            ProcessorMismatch::SurplusState(names) => RestoreError::SurplusState { surplus: names.join(", ") },
-            ProcessorMismatch::MissingInstructions(names) => RestoreError::Instructions { missing: names.join(", ") },
+            ProcessorMismatch::SurplusState(names) => RestoreError::SurplusCpuState { surplus: names.join(", ") },
+            ProcessorMismatch::MissingInstructions(names) => {
+                RestoreError::MissingInstructions { missing: names.join(", ") }
+            }
         })
     })
 }
@@ -55,9 +57,9 @@ mod tests {
     #[test]
     fn a_node_with_the_same_processor_or_with_more_instruction_sets_will_do() {
         let (mut origin, node) = this_machine();
-        check(&origin, &node).unwrap();
+        check_processor(&origin, &node).unwrap();
         origin.cpu_features = Default::default();
-        check(&origin, &node).unwrap();
+        check_processor(&origin, &node).unwrap();
     }
 
     #[test]
@@ -69,7 +71,7 @@ mod tests {
         for (word, bit) in present {
             let mut lesser = node.clone();
             lesser.processor.features[word] &= !bit;
-            let error = check(&origin, &lesser).unwrap_err().to_string();
+            let error = check_processor(&origin, &lesser).unwrap_err().to_string();
             refused.push(error.split(['(', ')']).nth(1).unwrap().to_owned());
         }
         assert!(refused.contains(&"popcnt".to_owned()), "every CPU that runs these tests has it: {refused:?}");
@@ -82,11 +84,11 @@ mod tests {
         let mut lesser = node.clone();
         lesser.processor.state.xcr0 &= 3;
         if origin.xcr0 & !3 != 0 {
-            assert!(matches!(check(&origin, &lesser), Err(RestoreError::Cpu { .. })));
+            assert!(matches!(check_processor(&origin, &lesser), Err(RestoreError::MissingCpuState { .. })));
         }
         let mut other = node;
         other.processor.state.bytes -= 64;
-        assert!(matches!(check(&origin, &other), Err(RestoreError::Cpu { .. })));
+        assert!(matches!(check_processor(&origin, &other), Err(RestoreError::MissingCpuState { .. })));
     }
 
     /// glibc reserves stack for its own XSAVE once, when a program starts: a component more overwrites what lies behind that.
@@ -95,8 +97,8 @@ mod tests {
         let (mut origin, node) = this_machine();
         for bit in (2..64).filter(|bit| node.processor.state.xcr0 >> bit & 1 == 1) {
             origin.xcr0 = node.processor.state.xcr0 & !(1 << bit);
-            let refused = check(&origin, &node);
-            assert!(matches!(refused, Err(RestoreError::SurplusState { .. })), "bit {bit}: {refused:?}");
+            let refused = check_processor(&origin, &node);
+            assert!(matches!(refused, Err(RestoreError::SurplusCpuState { .. })), "bit {bit}: {refused:?}");
         }
     }
 
@@ -104,6 +106,6 @@ mod tests {
     fn what_has_no_name_here_is_refused_too() {
         let (mut origin, node) = this_machine();
         origin.cpu_features[7] |= 1 << 31;
-        assert!(check(&origin, &node).unwrap_err().to_string().contains("bit 31"));
+        assert!(check_processor(&origin, &node).unwrap_err().to_string().contains("bit 31"));
     }
 }

@@ -13,7 +13,7 @@ const MARGIN_BYTES: u64 = 1 << 20;
 
 /// The parts of the region, as offsets from its start in bytes; the order is the drawing's in `restorer/plan.h`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Region {
+pub(super) struct RestorerRegion {
     pub(super) start: u64,
     pub(super) frames: u64,
     pub(super) frame_bytes: u64,
@@ -21,14 +21,14 @@ pub(super) struct Region {
     pub(super) plan: u64,
     pub(super) leader_stack: u64,
     pub(super) thread_stacks: u64,
-    pub(super) parking: u64,
+    pub(super) staging: u64,
     pub(super) scratch: u64,
     /// 0 where there is none.
-    pub(super) gate: u64,
+    pub(super) barrier: u64,
     pub(super) bytes: u64,
 }
 
-impl Region {
+impl RestorerRegion {
     /// Lays out a region for a plan of `plan_bytes`; `start` is not known yet.
     pub(super) fn lay_out(
         threads: u64,
@@ -52,21 +52,22 @@ impl Region {
             plan,
             leader_stack,
             thread_stacks,
-            parking,
+            staging: parking,
             scratch,
-            gate: if has_gate { scratch + PAGE_SIZE } else { 0 },
+            barrier: if has_gate { scratch + PAGE_SIZE } else { 0 },
             bytes: scratch + PAGE_SIZE * (1 + u64::from(has_gate)),
         }
     }
 
     /// The same, placed in the highest hole below the search's top that no range of `occupied` comes near.
     pub(super) fn place(mut self, occupied: &[(u64, u64)]) -> Result<Self, RestoreError> {
-        self.start = highest_hole(self.bytes, occupied).ok_or(RestoreError::NoHole { bytes: self.bytes })?;
+        self.start =
+            find_highest_free_range(self.bytes, occupied).ok_or(RestoreError::NoFreeRange { bytes: self.bytes })?;
         Ok(self)
     }
 
     /// Address of the frame of thread `index`.
-    pub(super) fn frame(&self, index: usize) -> u64 {
+    pub(super) fn frame_address(&self, index: usize) -> u64 {
         self.start + self.frames + index as u64 * self.frame_bytes
     }
 
@@ -80,7 +81,7 @@ impl Region {
 }
 
 /// The highest place for so many bytes that no range of `occupied` comes near.
-pub(super) fn highest_hole(bytes: u64, occupied: &[(u64, u64)]) -> Option<u64> {
+pub(super) fn find_highest_free_range(bytes: u64, occupied: &[(u64, u64)]) -> Option<u64> {
     let mut ranges: Vec<(u64, u64)> = occupied.iter().copied().filter(|range| range.0 < SEARCH_TOP).collect();
     ranges.sort_unstable();
     let wanted = bytes + 2 * MARGIN_BYTES;
@@ -99,8 +100,8 @@ pub(super) fn highest_hole(bytes: u64, occupied: &[(u64, u64)]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn region() -> Region {
-        Region::lay_out(3, (4096, 0), 10_000, 32_768, false)
+    fn region() -> RestorerRegion {
+        RestorerRegion::lay_out(3, (4096, 0), 10_000, 32_768, false)
     }
 
     #[test]
@@ -108,10 +109,10 @@ mod tests {
         let r = region();
         assert_eq!(r.plan, CODE_BYTES_MAX + 3 * 4096);
         assert_eq!(r.leader_stack - r.plan, 12_288);
-        assert_eq!(r.stack_top(2), r.start + r.parking);
-        assert_eq!((r.bytes, r.gate), (r.scratch + 4096, 0));
-        let of_tree = Region::lay_out(3, (4096, 0), 10_000, 32_768, true);
-        assert_eq!((of_tree.gate, of_tree.bytes), (r.bytes, r.bytes + 4096));
+        assert_eq!(r.stack_top(2), r.start + r.staging);
+        assert_eq!((r.bytes, r.barrier), (r.scratch + 4096, 0));
+        let of_tree = RestorerRegion::lay_out(3, (4096, 0), 10_000, 32_768, true);
+        assert_eq!((of_tree.barrier, of_tree.bytes), (r.bytes, r.bytes + 4096));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) fn realtime_ns() -> u64 {
 }
 
 /// Tells the phases of a child that was asked for and stood at these times.
-pub(super) fn tell_phases(asked_ns: u64, marks_ns: &[u64; MARK_COUNT], stood_ns: u64) {
+pub(super) fn trace_phases(asked_ns: u64, marks_ns: &[u64; MARK_COUNT], stood_ns: u64) {
     let mut begun_ns = asked_ns;
     for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([stood_ns])) {
         tracing::debug!(target: "farfork::phase", phase, begun_ns, ended_ns);
@@ -99,13 +99,13 @@ const STEPS: [(u32, &str); 67] = [
 ];
 
 /// What the restorer was doing when it failed.
-pub(super) fn step_in_words(step: u32) -> &'static str {
+pub(super) fn describe_step(step: u32) -> &'static str {
     let found = STEPS.iter().find(|(number, _)| *number == step);
     found.map_or("doing something unknown to this farfork", |(_, words)| words)
 }
 
 /// The object that a step was at, as far as its detail names one.
-pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> String {
+pub(super) fn describe_step_object(step: u32, detail: u32, descriptor: &Descriptor) -> String {
     let index = detail as usize;
     match step {
         4 | 55 => format!("pid {detail}"),
@@ -114,7 +114,7 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
         18 => descriptor.process.exe.clone(),
         20 => descriptor.process.cwd.clone(),
         64 => descriptor.process.root.clone().unwrap_or_default(),
-        21..=24 | 39..=45 | 48 | 50 | 56 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
+        21..=24 | 39..=45 | 48 | 50 | 56 => format!("fd {detail}{}", describe_fd_path(detail, descriptor)),
         25 | 33 => format!("signal {detail}"),
         26 => format!("limit {detail}"),
         38 => format!("timer {detail}"),
@@ -127,7 +127,7 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
 }
 
 /// What can be done about a step's failure, where that is known.
-pub(super) fn remedy_of(step: u32, error: Errno) -> Option<&'static str> {
+pub(super) fn suggest_remedy(step: u32, error: Errno) -> Option<&'static str> {
     match (step, error) {
         (31, Errno::PERM) => Some(
             "the node's root needs CAP_SYS_NICE; a kernel with RT_GROUP_SCHED gives real-time threads of containers no time: start it with rt_group_sched=0, or give the parent's threads another policy (chrt --other) before a prepare",
@@ -139,7 +139,7 @@ pub(super) fn remedy_of(step: u32, error: Errno) -> Option<&'static str> {
     }
 }
 
-fn path_of_descriptor(number: u32, descriptor: &Descriptor) -> String {
+fn describe_fd_path(number: u32, descriptor: &Descriptor) -> String {
     use farfork_wire::descriptor::OpenFile::{Device, Directory, NamedPipe, Regular, Socket};
     let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == number);
     let file = entry.and_then(|entry| descriptor.open_files.get(entry.open_file as usize));
@@ -147,7 +147,9 @@ fn path_of_descriptor(number: u32, descriptor: &Descriptor) -> String {
         Some(Regular { path, .. } | Directory { path, .. } | Device { path, .. } | NamedPipe { path, .. }) => {
             format!(" ({path})")
         }
-        Some(Socket(socket)) => socket.bound_to().map_or_else(String::new, |address| format!(" ({address})")),
+        Some(Socket(socket)) => {
+            socket.internet_bind_address().map_or_else(String::new, |address| format!(" ({address})"))
+        }
         _ => String::new(),
     }
 }

@@ -6,19 +6,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass::{self, FDS_PER_MESSAGE_MAX};
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 use farfork_wire::Descriptor;
 use rustix::io::Errno;
 use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
 use super::layout::{
-    AWAIT_MAGIC, MARK_COUNT, NETWORK_MAGIC, REPORT_ENDED, REPORT_FAILED, REPORT_KIN_ENDED, REPORT_READY,
-    REPORT_RESTORED, REQUEST_MAGIC, Report, StubRequest, TIME_OFFSETS_BYTES_MAX,
+    MARK_COUNT, NETWORK_MAGIC, REPORT_CHILD_ENDED, REPORT_FAILED, REPORT_PROCESS_ENDED, REPORT_READY, REPORT_RESTORED,
+    REQUEST_MAGIC, StubReport, StubRequest, TIME_OFFSETS_BYTES_MAX, WAIT_MAGIC,
 };
-use super::objects::Objects;
-use super::report::{object_of, remedy_of, step_in_words};
-use super::tree::is_to_stop;
+use super::objects::PassedObjects;
+use super::report::{describe_step, describe_step_object, suggest_remedy};
+use super::tree::starts_stopped;
 
 /// Under which number a stub whose child lives has the queue with the userfaultfds of its processes (KEEP_FD in restorer.h).
 pub const STUB_QUEUE_FD: u32 = 5;
@@ -28,14 +28,14 @@ pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
 /// For a stub to say that it waits: the first thing that it does. One that has ended is known at once; a machine whose scheduler leaves
 /// processes waiting for ten seconds was seen (`docs/decisions/023-scheduling-stalls.md`).
-const WORD_LIMIT: Duration = Duration::from_secs(20);
+const STUB_READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Between two looks whether a stub was stopped.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A child that stands.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Started {
+pub(super) struct RestoreReport {
     /// Its pid as this process sees it.
     pub(super) pid: i32,
     /// When it was complete, CLOCK_REALTIME, in nanoseconds.
@@ -46,21 +46,21 @@ pub(super) struct Started {
 
 /// What a stub, or a zygote, is asked for.
 #[derive(Debug)]
-pub(super) struct Request<'a> {
+pub(super) struct RestoreRequest<'a> {
     pub(super) plan: &'a File,
     /// Where the userfaultfd goes; of a zygote's copy, the first process of its container.
-    pub(super) pager_or_container: BorrowedFd<'a>,
+    pub(super) pager_or_init: BorrowedFd<'a>,
     /// The file for the wait status; of a zygote's copy, its control socket; of a bearer's child, the first process of its container.
     pub(super) status_or_control: BorrowedFd<'a>,
-    pub(super) objects: &'a Objects,
+    pub(super) objects: &'a PassedObjects,
     /// Of a zygote's copy, the control group to be born in; of any other child, the socket that keeps its userfaultfd.
-    pub(super) last: Option<BorrowedFd<'a>>,
+    pub(super) cgroup_or_queue: Option<BorrowedFd<'a>>,
     /// 0: to be a zygote itself.
     pub(super) pid: u32,
     /// Number of the process that forks a zygote's copy, or a bearer's child, in its container.
-    pub(super) midwife: u32,
+    pub(super) intermediate_pid: u32,
     /// All numbers of open files that it needs are below this.
-    pub(super) descriptors: u32,
+    pub(super) fd_limit: u32,
     pub(super) time_offsets: &'a str,
 }
 
@@ -69,15 +69,15 @@ pub(super) struct Request<'a> {
 ///
 /// # Errors
 /// `TimedOut`.
-pub(super) fn wait_for_word(control: BorrowedFd<'_>) -> io::Result<()> {
-    match farfork_sys::wait::readable(control, Instant::now() + WORD_LIMIT)? {
+pub(super) fn wait_stub_started(control: BorrowedFd<'_>) -> io::Result<()> {
+    match farfork_sys::wait::wait_readable(control, Instant::now() + STUB_READY_TIMEOUT)? {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::TimedOut, "its first process says nothing")),
     }
 }
 
 /// A plan as a file that can be passed.
-pub(super) fn plan_file(bytes: &[u8]) -> io::Result<File> {
+pub(super) fn create_plan_file(bytes: &[u8]) -> io::Result<File> {
     let mut file = farfork_sys::memfd::create("farfork-plan", false)?;
     file.write_all(bytes)?;
     Ok(file)
@@ -87,18 +87,23 @@ pub(super) fn plan_file(bytes: &[u8]) -> io::Result<File> {
 ///
 /// # Errors
 /// It hears nothing more, and what it said of that.
-pub(super) fn ask(control: BorrowedFd<'_>, request: &Request<'_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
-    send(control, request).map_err(|cause| last_words(control, descriptor).unwrap_or(RestoreError::Control(cause)))
+pub(super) fn send_request(
+    control: BorrowedFd<'_>,
+    request: &RestoreRequest<'_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
+    send_request_messages(control, request)
+        .map_err(|cause| read_failure_report(control, descriptor).unwrap_or(RestoreError::StubIo(cause)))
 }
 
 /// What is wrong, as whoever listened has said it before its end.
-fn last_words(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Option<RestoreError> {
+fn read_failure_report(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Option<RestoreError> {
     /// It was ready once, or twice in another network, and the end of its socket may be told before what it wrote there.
-    const HEARD_MAX: usize = 4;
-    for _ in 0..HEARD_MAX {
-        match wait(control, Duration::ZERO, descriptor, REPORT_READY) {
-            Ok(_) | Err(RestoreError::Control(_)) => {}
-            Err(RestoreError::Silent { .. } | RestoreError::StubGone) => return None,
+    const REPORTS_MAX: usize = 4;
+    for _ in 0..REPORTS_MAX {
+        match wait_report(control, Duration::ZERO, descriptor, REPORT_READY) {
+            Ok(_) | Err(RestoreError::StubIo(_)) => {}
+            Err(RestoreError::Timeout { .. } | RestoreError::StubExited) => return None,
             Err(said) => return Some(said),
         }
     }
@@ -106,18 +111,17 @@ fn last_words(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Option<Restor
 }
 
 /// Sends the request, in as many messages as its descriptors need.
-fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result<()> {
-    let mut fds: Vec<BorrowedFd<'_>> =
-        vec![request.plan.as_fd(), request.pager_or_container, request.status_or_control];
+fn send_request_messages(control: BorrowedFd<'_>, request: &RestoreRequest<'_>) -> io::Result<()> {
+    let mut fds: Vec<BorrowedFd<'_>> = vec![request.plan.as_fd(), request.pager_or_init, request.status_or_control];
     fds.extend(request.objects.as_fds());
-    fds.extend(request.last);
+    fds.extend(request.cgroup_or_queue);
     let text = request.time_offsets.as_bytes();
     let mut message = StubRequest {
         magic: REQUEST_MAGIC,
         passed_count: fds.len() as u32,
         pid: request.pid,
-        midwife: request.midwife,
-        descriptors: request.descriptors,
+        midwife: request.intermediate_pid,
+        descriptors: request.fd_limit,
         time_offsets_bytes: text.len() as u32,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
@@ -130,16 +134,16 @@ fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result<()> {
 
 /// Tells a stub to wait for the child, which another has forked; `status_file` is where it leaves the wait status, `keep` a socket
 /// that it keeps.
-pub(super) fn have_awaited(
+pub(super) fn send_wait_request(
     control: BorrowedFd<'_>,
     (status_file, keep): (BorrowedFd<'_>, BorrowedFd<'_>),
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     // What is left unread when our end is closed would have the stub's reads fail.
-    fdpass::tell_sender(control).map_err(RestoreError::Control)?;
-    wait_ready(control, WORD_LIMIT, descriptor)?;
+    fdpass::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
+    wait_ready(control, STUB_READY_TIMEOUT, descriptor)?;
     let message = StubRequest {
-        magic: AWAIT_MAGIC,
+        magic: WAIT_MAGIC,
         passed_count: 2,
         pid: descriptor.process.pid,
         midwife: 0,
@@ -147,7 +151,7 @@ pub(super) fn have_awaited(
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
-    fdpass::send(control, message.as_bytes(), &[status_file, keep]).map_err(RestoreError::Control)
+    fdpass::send(control, message.as_bytes(), &[status_file, keep]).map_err(RestoreError::StubIo)
 }
 
 /// Has a stub that was asked for nothing yet leave its container's network for another, and waits until it is there.
@@ -160,7 +164,7 @@ pub fn enter_network(
     descriptor: &Descriptor,
     limit: Duration,
 ) -> Result<(), RestoreError> {
-    fdpass::tell_sender(control).map_err(RestoreError::Control)?;
+    fdpass::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
     wait_ready(control, limit, descriptor)?;
     let message = StubRequest {
         magic: NETWORK_MAGIC,
@@ -171,7 +175,7 @@ pub fn enter_network(
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
-    fdpass::send(control, message.as_bytes(), &[network]).map_err(RestoreError::Control)?;
+    fdpass::send(control, message.as_bytes(), &[network]).map_err(RestoreError::StubIo)?;
     wait_ready(control, limit, descriptor).map(drop)
 }
 
@@ -180,45 +184,45 @@ pub(super) fn wait_restored(
     control: BorrowedFd<'_>,
     limit: Duration,
     descriptor: &Descriptor,
-) -> Result<Started, RestoreError> {
-    wait(control, limit, descriptor, REPORT_RESTORED)
+) -> Result<RestoreReport, RestoreError> {
+    wait_report(control, limit, descriptor, REPORT_RESTORED)
 }
 
 /// Likewise of a stub, which may have been stopped: that need not be borne for long.
-pub(super) fn wait_restored_by(
+pub(super) fn wait_restored_or_stopped(
     stub_pid: i32,
     control: BorrowedFd<'_>,
     limit: Duration,
     descriptor: &Descriptor,
-) -> Result<Started, RestoreError> {
+) -> Result<RestoreReport, RestoreError> {
     let (begun, mut stopped_before) = (Instant::now(), None);
     // Of a tree some of whose processes are to be stopped, nobody knows here which of them stands too early.
-    let is_stop_expected = descriptor.members.iter().any(is_to_stop);
+    let is_stop_expected = descriptor.descendants.iter().any(starts_stopped);
     loop {
         let left = limit.saturating_sub(begun.elapsed());
         match wait_restored(control, left.min(STOP_LOOK_INTERVAL), descriptor) {
-            Err(RestoreError::Silent { .. }) => {}
+            Err(RestoreError::Timeout { .. }) => {}
             told => return told,
         }
-        match stopped_process(stub_pid) {
-            Some(pid) if pid == stub_pid => return Err(RestoreError::Stopped { limit: begun.elapsed() }),
+        match find_stopped_process(stub_pid) {
+            Some(pid) if pid == stub_pid => return Err(RestoreError::StubStopped { limit: begun.elapsed() }),
             // Seen twice, so that nobody is blamed who is let go on.
             Some(pid) if stopped_before == Some(pid) && !is_stop_expected => {
                 return Err(RestoreError::ProcessStopped { pid, waited: begun.elapsed() });
             }
-            _ if begun.elapsed() >= limit => return Err(RestoreError::Silent { limit }),
+            _ if begun.elapsed() >= limit => return Err(RestoreError::Timeout { limit }),
             stopped => stopped_before = stopped,
         }
     }
 }
 
 /// A process that a signal or a tracer has stopped: this one, or one that descends from it.
-fn stopped_process(pid: i32) -> Option<i32> {
-    if Stat::read(pid).is_ok_and(|stat| matches!(stat.state, 'T' | 't')) {
+fn find_stopped_process(pid: i32) -> Option<i32> {
+    if ProcStat::read(pid).is_ok_and(|stat| matches!(stat.state, 'T' | 't')) {
         return Some(pid);
     }
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(stopped_process)
+    children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(find_stopped_process)
 }
 
 /// Waits until a zygote can be asked for another copy: the last is born, or has said why not.
@@ -226,24 +230,24 @@ pub(super) fn wait_ready(
     control: BorrowedFd<'_>,
     limit: Duration,
     descriptor: &Descriptor,
-) -> Result<Started, RestoreError> {
-    wait(control, limit, descriptor, REPORT_READY)
+) -> Result<RestoreReport, RestoreError> {
+    wait_report(control, limit, descriptor, REPORT_READY)
 }
 
-fn wait(
+fn wait_report(
     control: BorrowedFd<'_>,
     limit: Duration,
     descriptor: &Descriptor,
     wanted: u32,
-) -> Result<Started, RestoreError> {
+) -> Result<RestoreReport, RestoreError> {
     let deadline = Instant::now() + limit;
     loop {
-        if !farfork_sys::wait::readable(control, deadline).map_err(RestoreError::Control)? {
-            return Err(RestoreError::Silent { limit });
+        if !farfork_sys::wait::wait_readable(control, deadline).map_err(RestoreError::StubIo)? {
+            return Err(RestoreError::Timeout { limit });
         }
-        let mut bytes = [0; size_of::<Report>()];
-        let (received, pid) = fdpass::receive_with_sender(control, &mut bytes).map_err(RestoreError::Control)?;
-        let (kind, told) = hear(&bytes[..received], pid, descriptor)?;
+        let mut bytes = [0; size_of::<StubReport>()];
+        let (received, pid) = fdpass::receive_with_sender(control, &mut bytes).map_err(RestoreError::StubIo)?;
+        let (kind, told) = parse_report(&bytes[..received], pid, descriptor)?;
         if kind == wanted {
             return Ok(told);
         }
@@ -251,40 +255,44 @@ fn wait(
 }
 
 /// What a message says: that the child stands, nothing yet, or that it will not.
-pub(super) fn understand(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<Option<Started>, RestoreError> {
-    let (kind, told) = hear(bytes, pid, descriptor)?;
+pub(super) fn parse_restored_report(
+    bytes: &[u8],
+    pid: i32,
+    descriptor: &Descriptor,
+) -> Result<Option<RestoreReport>, RestoreError> {
+    let (kind, told) = parse_report(bytes, pid, descriptor)?;
     Ok(Some(told).filter(|_| kind == REPORT_RESTORED))
 }
 
 /// A message that says no ill: its kind, and what it tells.
-fn hear(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<(u32, Started), RestoreError> {
-    let report = match Report::try_read_from_bytes(bytes) {
+fn parse_report(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<(u32, RestoreReport), RestoreError> {
+    let report = match StubReport::try_read_from_bytes(bytes) {
         Ok(report) => report,
-        Err(_) if bytes.is_empty() => return Err(RestoreError::StubGone),
-        Err(_) => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
+        Err(_) if bytes.is_empty() => return Err(RestoreError::StubExited),
+        Err(_) => return Err(RestoreError::StubIo(io::ErrorKind::InvalidData.into())),
     };
     match report.kind {
         REPORT_READY | REPORT_RESTORED => {
-            let Report { kind, realtime_ns, marks_ns, .. } = report;
-            Ok((kind, Started { pid, realtime_ns, marks_ns }))
+            let StubReport { kind, realtime_ns, marks_ns, .. } = report;
+            Ok((kind, RestoreReport { pid, realtime_ns, marks_ns }))
         }
-        REPORT_FAILED => Err(failure(&report, descriptor)),
-        REPORT_ENDED => Err(RestoreError::Died { wait_status: report.detail }),
-        REPORT_KIN_ENDED => Err(RestoreError::MemberDied { pid: report.detail, wait_status: report.status }),
-        _ => Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
+        REPORT_FAILED => Err(failure_error(&report, descriptor)),
+        REPORT_CHILD_ENDED => Err(RestoreError::ChildDied { wait_status: report.detail }),
+        REPORT_PROCESS_ENDED => Err(RestoreError::ProcessDied { pid: report.detail, wait_status: report.status }),
+        _ => Err(RestoreError::StubIo(io::ErrorKind::InvalidData.into())),
     }
 }
 
-fn failure(report: &Report, descriptor: &Descriptor) -> RestoreError {
-    let member = report.process.checked_sub(1).and_then(|member| descriptor.members.get(member as usize));
+fn failure_error(report: &StubReport, descriptor: &Descriptor) -> RestoreError {
+    let member = report.process_index.checked_sub(1).and_then(|member| descriptor.descendants.get(member as usize));
     let object = match member {
-        None => object_of(report.step, report.detail, descriptor),
+        None => describe_step_object(report.step, report.detail, descriptor),
         Some(member) => {
-            let object = object_of(report.step, report.detail, &descriptor.with_first(member));
+            let object = describe_step_object(report.step, report.detail, &descriptor.rooted_at(member));
             format!("pid {}{}{object}", member.process.pid, if object.is_empty() { "" } else { ", " })
         }
     };
     let cause = io::Error::from_raw_os_error(report.error);
-    let remedy = remedy_of(report.step, Errno::from_raw_os_error(report.error));
-    RestoreError::Step { step: step_in_words(report.step), object, cause, remedy }
+    let remedy = suggest_remedy(report.step, Errno::from_raw_os_error(report.error));
+    RestoreError::Step { step: describe_step(report.step), object, cause, remedy }
 }

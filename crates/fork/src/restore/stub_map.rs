@@ -10,7 +10,7 @@ use super::RestoreError;
 pub(super) struct StubMap {
     ranges: Vec<(u64, u64)>,
     /// The kernel's own mappings among them, where they have to be moved.
-    specials: Vec<MapEntry>,
+    special_mappings: Vec<MapEntry>,
 }
 
 impl StubMap {
@@ -19,22 +19,22 @@ impl StubMap {
     /// # Errors
     /// [`RestoreError::StubGone`] when the stub has ended.
     pub(super) fn read(pid: i32) -> Result<Self, RestoreError> {
-        let mut entries = process::maps(pid).map_err(RestoreError::Control)?;
+        let mut entries = process::read_maps(pid).map_err(RestoreError::StubIo)?;
         // That of a process which has ended is there until its end is noticed, and empty.
         if entries.is_empty() {
-            return Err(RestoreError::StubGone);
+            return Err(RestoreError::StubExited);
         }
         // [vsyscall] lies beyond what can be unmapped.
         entries.retain(|entry| entry.end <= USER_SPACE_END);
         let ranges = entries.iter().map(|entry| (entry.start, entry.end)).collect();
         entries.retain(|entry| entry.path.starts_with(b"["));
-        Ok(Self { ranges, specials: entries })
+        Ok(Self { ranges, special_mappings: entries })
     }
 
     /// That of a zygote with these mappings, and its restorer at `region`, start and length.
-    pub(super) fn of_zygote(mappings: &[Mapping], region: (u64, u64)) -> Self {
+    pub(super) fn from_zygote(mappings: &[Mapping], region: (u64, u64)) -> Self {
         let mapped = mappings.iter().map(|mapping| (mapping.start, mapping.end));
-        Self { ranges: mapped.chain([(region.0, region.0 + region.1)]).collect(), specials: Vec::new() }
+        Self { ranges: mapped.chain([(region.0, region.0 + region.1)]).collect(), special_mappings: Vec::new() }
     }
 
     /// Every range.
@@ -43,12 +43,12 @@ impl StubMap {
     }
 
     /// Where the kernel's mapping of this kind is.
-    pub(super) fn special(&self, kind: SpecialMapping) -> Option<(u64, u64)> {
+    pub(super) fn special_mapping(&self, kind: SpecialMapping) -> Option<(u64, u64)> {
         let name: &[u8] = match kind {
             SpecialMapping::Vdso => b"[vdso]",
             SpecialMapping::Vvar => b"[vvar]",
             SpecialMapping::VvarVclock => b"[vvar_vclock]",
         };
-        self.specials.iter().find(|entry| entry.path == name).map(|entry| (entry.start, entry.end))
+        self.special_mappings.iter().find(|entry| entry.path == name).map(|entry| (entry.start, entry.end))
     }
 }

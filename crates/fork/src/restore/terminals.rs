@@ -12,16 +12,16 @@ use farfork_wire::descriptor::OpenFile;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use super::RestoreError;
-use super::objects::Views;
+use super::objects::RootPaths;
 
 /// Where programs find them.
-pub(super) const DIRECTORY: &str = "/dev/pts";
+pub(super) const PTS_DIRECTORY: &str = "/dev/pts";
 
-const NEW_ONES: &str = "/dev/pts/ptmx";
+const PTMX_PATH: &str = "/dev/pts/ptmx";
 
 /// A terminal of the child.
 #[derive(Debug)]
-pub(super) struct MadeTerminal {
+pub(super) struct TerminalPair {
     /// The end that drives it.
     pub(super) master: OwnedFd,
     /// Index of its open file.
@@ -31,13 +31,13 @@ pub(super) struct MadeTerminal {
 }
 
 /// Makes the terminals of a descriptor, in its order: ascending, since numbers are given from 0 on where nobody has any yet.
-pub(super) fn make(descriptor: &Descriptor, views: &Views) -> Result<Vec<MadeTerminal>, RestoreError> {
+pub(super) fn create_terminals(descriptor: &Descriptor, views: &RootPaths) -> Result<Vec<TerminalPair>, RestoreError> {
     let Some(last) = descriptor.terminals.last() else { return Ok(Vec::new()) };
-    if !views.is_private(&format!("{DIRECTORY}/{}", last.number)) {
+    if !views.is_private_path(&format!("{PTS_DIRECTORY}/{}", last.number)) {
         return Err(RestoreError::SharedTerminal { number: last.number });
     }
-    let made = |error| RestoreError::object("a terminal", error);
-    let root = rustix::fs::open(&views.container, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let made = |error| RestoreError::from_object_error("a terminal", error);
+    let root = rustix::fs::open(&views.container_root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let root = root.map_err(io::Error::from).map_err(made)?;
     // Terminals that the program has closed: as long as they are open, their numbers are not given again.
     let mut closed = Vec::new();
@@ -45,45 +45,45 @@ pub(super) fn make(descriptor: &Descriptor, views: &Views) -> Result<Vec<MadeTer
     for (index, wanted) in descriptor.terminals.iter().enumerate() {
         let next = (closed.len() + terminals.len()) as u32;
         for _ in next..wanted.number {
-            closed.push(open(&root, NEW_ONES, OFlags::RDWR.bits()).map_err(made)?);
+            closed.push(open_in_root(&root, PTMX_PATH, OFlags::RDWR.bits()).map_err(made)?);
         }
-        let (open_file, path, flags) = master_of(descriptor, index as u32)?;
-        let master = open(&root, path, flags).map_err(made)?;
-        let slave = take_up(&master, wanted.number, wanted.session.is_some()).map_err(made)?;
-        terminals.push(MadeTerminal { master, open_file, slave });
+        let (open_file, path, flags) = find_master(descriptor, index as u32)?;
+        let master = open_in_root(&root, path, flags).map_err(made)?;
+        let slave = open_slave(&master, wanted.number, wanted.session.is_some()).map_err(made)?;
+        terminals.push(TerminalPair { master, open_file, slave });
     }
     Ok(terminals)
 }
 
 /// The open file that drives a terminal: index, path, flags.
-fn master_of(descriptor: &Descriptor, wanted: u32) -> Result<(u32, &str, u32), RestoreError> {
+fn find_master(descriptor: &Descriptor, wanted: u32) -> Result<(u32, &str, u32), RestoreError> {
     let found = descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
         OpenFile::Terminal { terminal, path, is_master: true, flags } if *terminal == wanted => {
             Some((index as u32, path.as_str(), *flags))
         }
         _ => None,
     });
-    found.ok_or(RestoreError::NotMade { number: 0 })
+    found.ok_or(RestoreError::UnsupportedOpenFile { number: 0 })
 }
 
 /// Opens a path of the container, whose links do not lead out of it.
-fn open(root: &OwnedFd, path: &str, flags: u32) -> io::Result<OwnedFd> {
+fn open_in_root(root: &OwnedFd, path: &str, flags: u32) -> io::Result<OwnedFd> {
     let inside = Path::new(path).strip_prefix("/").unwrap_or(Path::new(path));
-    Ok(openat2(root, inside, opened(flags), Mode::empty(), ResolveFlags::IN_ROOT)?)
+    Ok(openat2(root, inside, open_flags(flags), Mode::empty(), ResolveFlags::IN_ROOT)?)
 }
 
 /// How an end is opened that is open with `flags`.
-pub(super) fn opened(flags: u32) -> OFlags {
+pub(super) fn open_flags(flags: u32) -> OFlags {
     let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::NONBLOCK | OFlags::APPEND);
     kept | OFlags::NOCTTY | OFlags::CLOEXEC
 }
 
 /// Lets the other end be opened, and opens it for a session that it is to control.
-fn take_up(master: &OwnedFd, number: u32, controls: bool) -> io::Result<Option<OwnedFd>> {
-    let given = terminal::master(master.as_fd())?.number;
+fn open_slave(master: &OwnedFd, number: u32, controls: bool) -> io::Result<Option<OwnedFd>> {
+    let given = terminal::read_master(master.as_fd())?.number;
     if given != number {
         return Err(io::Error::other(format!("it was given number {given} in place of {number}")));
     }
     terminal::unlock(master.as_fd())?;
-    if controls { terminal::other_end(master.as_fd()).map(Some) } else { Ok(None) }
+    if controls { terminal::open_peer(master.as_fd()).map(Some) } else { Ok(None) }
 }

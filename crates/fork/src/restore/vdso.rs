@@ -16,7 +16,7 @@ use farfork_wire::descriptor::{Descriptor, Mapping, SpecialMapping};
 use object::{Object, ObjectSymbol, SymbolKind};
 
 use super::RestoreError;
-use super::frame::INSTRUCTION_POINTER;
+use super::frame::RIP_INDEX;
 use super::layout::PlanSpecial;
 use super::region;
 use super::stub_map::StubMap;
@@ -26,7 +26,7 @@ const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
 const JUMP_BYTES: usize = JUMP.len() + 8;
 
 /// Functions that are calls of the same arguments, and their numbers.
-const CALLS: [(&str, u32); 6] = [
+const SYSCALL_FALLBACKS: [(&str, u32); 6] = [
     ("clock_gettime", 228),
     ("gettimeofday", 96),
     ("time", 201),
@@ -36,11 +36,11 @@ const CALLS: [(&str, u32); 6] = [
 ];
 
 /// The names of all functions begin with this; some have another name without.
-const PREFIX: &str = "__vdso_";
+const SYMBOL_PREFIX: &str = "__vdso_";
 
 /// Each place of the parent's vdso that a program may call, and what stands there instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Bridge {
+pub(super) struct VdsoBridge {
     image: Vec<u8>,
     /// Offsets in the old vdso, ascending, and in this kernel's; `None` for functions that it lacks, which are in the image.
     jumps: Vec<(usize, Option<u64>)>,
@@ -48,25 +48,25 @@ pub(super) struct Bridge {
 
 /// A bridge at its place.
 #[derive(Debug)]
-pub(super) struct Placed {
+pub(super) struct PlacedBridge {
     /// The kernel's own mappings, where they come from and where they go.
-    pub(super) specials: Vec<PlanSpecial>,
+    pub(super) special_mappings: Vec<PlanSpecial>,
     /// What stands at the parent's place.
     pub(super) image: Vec<u8>,
 }
 
 /// A function of a vdso.
-struct Function<'a> {
+struct VdsoFunction<'a> {
     name: &'a str,
     offset: u64,
 }
 
-impl Bridge {
+impl VdsoBridge {
     /// From the vdso of the image `old`, which may be anything, to `new`. `None` where one of them is no library, or the old one's
     /// functions leave no room.
-    pub(super) fn between(old: &[u8], new: &[u8]) -> Option<Self> {
-        let (mut image, targets) = (old.to_vec(), functions(new)?);
-        let mut known = functions(old)?;
+    pub(super) fn from_images(old: &[u8], new: &[u8]) -> Option<Self> {
+        let (mut image, targets) = (old.to_vec(), parse_functions(new)?);
+        let mut known = parse_functions(old)?;
         known.sort_by_key(|function| function.offset);
         known.dedup_by_key(|function| function.offset);
         let ends = known.iter().skip(1).map(|next| next.offset).chain([old.len() as u64]);
@@ -76,7 +76,7 @@ impl Bridge {
             let room = image.get_mut(offset..usize::try_from(end).ok()?)?.first_chunk_mut::<JUMP_BYTES>()?;
             let target = targets.iter().find(|target| target.name == function.name).map(|target| target.offset);
             if target.is_none() {
-                *room = without(function.name);
+                *room = fallback_code(function.name);
             }
             jumps.push((offset, target));
         }
@@ -85,14 +85,14 @@ impl Bridge {
 
     /// Finds a place for this kernel's vdso, in the order in which the stub has its parts, and has the old one lead there. No
     /// thread may be in the old one's code.
-    pub(super) fn place(&self, descriptor: &Descriptor, stub: &StubMap) -> Result<Placed, RestoreError> {
-        let here: Vec<(u64, u64)> = SpecialMapping::ALL.iter().filter_map(|kind| stub.special(*kind)).collect();
-        let vdso = stub.special(SpecialMapping::Vdso).ok_or(RestoreError::NoVdso)?;
+    pub(super) fn place(&self, descriptor: &Descriptor, stub: &StubMap) -> Result<PlacedBridge, RestoreError> {
+        let here: Vec<(u64, u64)> = SpecialMapping::ALL.iter().filter_map(|kind| stub.special_mapping(*kind)).collect();
+        let vdso = stub.special_mapping(SpecialMapping::Vdso).ok_or(RestoreError::NoVdso)?;
         let from = here.iter().map(|range| range.0).min().unwrap_or(vdso.0);
         let bytes = here.iter().map(|range| range.1).max().unwrap_or(vdso.1) - from;
         let occupied: Vec<(u64, u64)> =
             descriptor.mappings.iter().map(|one| (one.start, one.end)).chain(stub.ranges()).collect();
-        let to = region::highest_hole(bytes, &occupied).ok_or(RestoreError::NoHole { bytes })?;
+        let to = region::find_highest_free_range(bytes, &occupied).ok_or(RestoreError::NoFreeRange { bytes })?;
         let special =
             |(start, end): (u64, u64)| PlanSpecial { from: start, to: to + (start - from), bytes: end - start };
         let mut image = self.image.clone();
@@ -102,36 +102,36 @@ impl Bridge {
             image[*offset..offset + JUMP.len()].copy_from_slice(&JUMP);
             image[offset + JUMP.len()..offset + JUMP_BYTES].copy_from_slice(&address.to_ne_bytes());
         }
-        require_outside(descriptor)?;
-        Ok(Placed { specials: here.into_iter().map(special).collect(), image })
+        check_threads_outside_vdso(descriptor)?;
+        Ok(PlacedBridge { special_mappings: here.into_iter().map(special).collect(), image })
     }
 
     /// Whether it fits where the parent had its vdso.
-    pub(super) fn fits(&self, mapping: &Mapping) -> bool {
+    pub(super) fn fits_in(&self, mapping: &Mapping) -> bool {
         let bytes = self.image.len() as u64;
         mapping.end - mapping.start == bytes && bytes.is_multiple_of(PAGE_SIZE)
     }
 }
 
 /// Where the parent's vdso was; `None` for a process without one.
-pub(super) fn old_place(descriptor: &Descriptor) -> Option<Range<u64>> {
+pub(super) fn parent_vdso_range(descriptor: &Descriptor) -> Option<Range<u64>> {
     use farfork_wire::descriptor::Backing::Special;
     let is_vdso = |one: &&Mapping| matches!(one.backing, Special(SpecialMapping::Vdso));
     descriptor.mappings.iter().find(is_vdso).map(|one| one.start..one.end)
 }
 
 /// The code of the old vdso reads data that are not there any more.
-fn require_outside(descriptor: &Descriptor) -> Result<(), RestoreError> {
-    let Some(place) = old_place(descriptor) else { return Ok(()) };
-    let inside = descriptor.threads.iter().find(|thread| place.contains(&thread.registers[INSTRUCTION_POINTER]));
-    inside.map_or(Ok(()), |thread| Err(RestoreError::InsideVdso { tid: thread.tid }))
+fn check_threads_outside_vdso(descriptor: &Descriptor) -> Result<(), RestoreError> {
+    let Some(place) = parent_vdso_range(descriptor) else { return Ok(()) };
+    let inside = descriptor.threads.iter().find(|thread| place.contains(&thread.registers[RIP_INDEX]));
+    inside.map_or(Ok(()), |thread| Err(RestoreError::ThreadInVdso { tid: thread.tid }))
 }
 
 /// `mov $NUMBER, %eax; syscall; ret`; or, of what is no call, `mov $-ENOSYS, %rax; ret`.
-fn without(name: &str) -> [u8; JUMP_BYTES] {
+fn fallback_code(name: &str) -> [u8; JUMP_BYTES] {
     const BREAKPOINT: u8 = 0xcc;
     let mut code = [BREAKPOINT; JUMP_BYTES];
-    match CALLS.iter().find(|(call, _)| *call == name) {
+    match SYSCALL_FALLBACKS.iter().find(|(call, _)| *call == name) {
         Some((_, number)) => {
             code[0] = 0xb8;
             code[1..5].copy_from_slice(&number.to_le_bytes());
@@ -143,14 +143,14 @@ fn without(name: &str) -> [u8; JUMP_BYTES] {
 }
 
 /// The functions that a vdso offers, by their names without the prefix.
-fn functions(image: &[u8]) -> Option<Vec<Function<'_>>> {
+fn parse_functions(image: &[u8]) -> Option<Vec<VdsoFunction<'_>>> {
     let library = object::File::parse(image).ok()?;
     let mut found = Vec::new();
     for symbol in library.dynamic_symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.is_definition())
     {
         let name = symbol.name_bytes().ok().and_then(|name| str::from_utf8(name).ok())?;
         // The image itself lives as long as the names.
-        found.push(Function { name: name.strip_prefix(PREFIX).unwrap_or(name), offset: symbol.address() });
+        found.push(VdsoFunction { name: name.strip_prefix(SYMBOL_PREFIX).unwrap_or(name), offset: symbol.address() });
     }
     Some(found)
 }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn each_function_of_this_kernel_leads_to_itself() {
-        let bridge = Bridge::between(vdso_image(), vdso_image()).unwrap();
+        let bridge = VdsoBridge::from_images(vdso_image(), vdso_image()).unwrap();
         assert!(bridge.jumps.len() >= 4, "{:?}", bridge.jumps);
         assert!(bridge.jumps.iter().all(|(offset, target)| *target == Some(*offset as u64)));
         assert_eq!(bridge.image, vdso_image());
@@ -174,7 +174,7 @@ mod tests {
         let mut lesser = vdso_image().to_vec();
         let at = lesser.windows(name.len()).position(|part| part == name).unwrap();
         lesser[at + 7] = b'x';
-        let bridge = Bridge::between(vdso_image(), &lesser).unwrap();
+        let bridge = VdsoBridge::from_images(vdso_image(), &lesser).unwrap();
         let missing: Vec<usize> =
             bridge.jumps.iter().filter(|(_, target)| target.is_none()).map(|(at, _)| *at).collect();
         // Its other name may still be there.
@@ -182,18 +182,18 @@ mod tests {
         for at in missing {
             assert_eq!(bridge.image[at..at + 8], [0xb8, 0x35, 1, 0, 0, 0x0f, 0x05, 0xc3]);
         }
-        assert_eq!(without("sgx_enter_enclave")[..3], [0x48, 0xc7, 0xc0]);
+        assert_eq!(fallback_code("sgx_enter_enclave")[..3], [0x48, 0xc7, 0xc0]);
     }
 
     #[test]
     fn what_is_no_library_is_none() {
-        assert_eq!(Bridge::between(&[], vdso_image()), None);
+        assert_eq!(VdsoBridge::from_images(&[], vdso_image()), None);
         let (whole, cut) = (vdso_image(), &vdso_image()[..4096]);
         for byte in 0..whole.len().min(1024) {
             let mut damaged = whole.to_vec();
             damaged[byte] ^= 0xff;
-            let _ = Bridge::between(&damaged, whole);
+            let _ = VdsoBridge::from_images(&damaged, whole);
         }
-        let _ = Bridge::between(cut, whole);
+        let _ = VdsoBridge::from_images(cut, whole);
     }
 }

@@ -21,43 +21,43 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_sys::fdpass;
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Backing, Extent, Kinship, Mapping};
+use farfork_wire::descriptor::{Backing, Extent, Mapping, ProcessRelations};
 
-use super::address_space::Part;
+use super::address_space::PlanScope;
 use super::files;
-use super::objects::Objects;
-use super::plan::Wishes;
-use super::prepared::{Prepared, Restored};
-use super::stub::{self, Request};
+use super::objects::PassedObjects;
+use super::plan::PlanOptions;
+use super::prepared::{PlannedChild, RestoredProcess};
+use super::stub::{self, RestoreRequest};
 use super::stub_map::StubMap;
-use super::tree::{self, Plans};
+use super::tree::{self, TreePlan};
 use super::{LocalNode, RestoreError, clocks, kernels, processor, report};
 
 /// Where a zygote's restorer is: start and length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region(pub(super) (u64, u64));
+pub struct ZygoteRegion(pub(super) (u64, u64));
 
 /// A zygote that is planned but not yet begun: the pager must hear of its memory first.
 #[derive(Debug)]
-pub struct ZygotePlan<'a> {
+pub struct PlannedZygote<'a> {
     descriptor: &'a Descriptor,
-    plans: Plans,
+    plans: TreePlan,
 }
 
 /// What a copy needs of its container.
 #[derive(Debug, Clone, Copy)]
-pub struct Cradle<'a> {
+pub struct CopyDestination<'a> {
     /// Its first process.
     pub init: BorrowedFd<'a>,
     /// The control group to be born in.
-    pub birthplace: BorrowedFd<'a>,
+    pub cgroup: BorrowedFd<'a>,
 }
 
 /// Why no zygote is made of a seed on this node: what it has that a fork would leave in common, or that only a birth from
 /// the start can give. `None`: one is.
-pub fn unfit_for_zygote(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
+pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
-    if !descriptor.members.is_empty() || !descriptor.zombies.is_empty() {
+    if !descriptor.descendants.is_empty() || !descriptor.zombies.is_empty() {
         return Some("it is of several processes");
     }
     if descriptor.process.pid == 1 {
@@ -76,13 +76,13 @@ pub fn unfit_for_zygote(descriptor: &Descriptor, node: &LocalNode) -> Option<&'s
     if descriptor.mappings.iter().any(is_writable) {
         return Some("it may write to a file that it maps privately");
     }
-    if !matches!(kernels::check(&descriptor.origin, node), Ok(None)) {
+    if !matches!(kernels::build_bridge_if_needed(&descriptor.origin, node), Ok(None)) {
         return Some("its kernel was another");
     }
     None
 }
 
-impl<'a> ZygotePlan<'a> {
+impl<'a> PlannedZygote<'a> {
     /// Checks that this node can hold the zygote, and compiles its plan for the stub of this pid and at this socket, which is in
     /// the daemon's namespaces.
     ///
@@ -93,24 +93,31 @@ impl<'a> ZygotePlan<'a> {
         node: &LocalNode,
         (stub_pid, control): (i32, BorrowedFd<'_>),
     ) -> Result<Self, RestoreError> {
-        processor::check(&descriptor.origin, node)?;
-        kernels::check(&descriptor.origin, node)?;
-        files::check(descriptor, node)?;
-        stub::wait_for_word(control).map_err(RestoreError::Control)?;
+        processor::check_processor(&descriptor.origin, node)?;
+        kernels::build_bridge_if_needed(&descriptor.origin, node)?;
+        files::check_paths(descriptor, node)?;
+        stub::wait_stub_started(control).map_err(RestoreError::StubIo)?;
         let stub = StubMap::read(stub_pid)?;
         // Files and threads are each child's own.
         let mut bare = descriptor.clone();
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
-        let part = Part::Zygote;
-        let wishes = Wishes { payload: None, paused: false, untrusted: false, users: None, bridge: None, part };
-        let plans = tree::compile(&bare, node, &stub, &Objects::none(), &wishes)?;
+        let part = PlanScope::Zygote;
+        let wishes = PlanOptions {
+            payload: None,
+            paused: false,
+            untrusted: false,
+            user_namespace: None,
+            bridge: None,
+            scope: part,
+        };
+        let plans = tree::compile(&bare, node, &stub, &PassedObjects::empty(), &wishes)?;
         Ok(Self { descriptor, plans })
     }
 
     /// The addresses whose pages the pager must serve, ascending.
-    pub fn registered(&self) -> Vec<&[Range<u64>]> {
-        self.plans.registered.iter().map(|ranges| &ranges[..]).collect()
+    pub fn userfaultfd_ranges(&self) -> Vec<&[Range<u64>]> {
+        self.plans.userfaultfd_ranges.iter().map(|ranges| &ranges[..]).collect()
     }
 
     /// Has the stub at `control` become the zygote, and waits until it stands, at most `limit`. Its userfaultfd goes to
@@ -123,71 +130,74 @@ impl<'a> ZygotePlan<'a> {
         control: BorrowedFd<'_>,
         pager_socket: BorrowedFd<'_>,
         limit: Duration,
-    ) -> Result<Region, RestoreError> {
-        let plan = stub::plan_file(&self.plans.bytes).map_err(|e| RestoreError::object("the plan", e))?;
-        let request = Request {
+    ) -> Result<ZygoteRegion, RestoreError> {
+        let plan =
+            stub::create_plan_file(&self.plans.bytes).map_err(|e| RestoreError::from_object_error("the plan", e))?;
+        let request = RestoreRequest {
             plan: &plan,
-            pager_or_container: pager_socket,
+            pager_or_init: pager_socket,
             // Its place is taken by the control socket.
             status_or_control: plan.as_fd(),
-            objects: &Objects::none(),
-            last: None,
+            objects: &PassedObjects::empty(),
+            cgroup_or_queue: None,
             pid: 0,
-            midwife: 0,
-            descriptors: self.plans.descriptors,
+            intermediate_pid: 0,
+            fd_limit: self.plans.fd_limit,
             time_offsets: "",
         };
-        fdpass::tell_sender(control).map_err(RestoreError::Control)?;
-        stub::ask(control, &request, self.descriptor)?;
+        fdpass::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
+        stub::send_request(control, &request, self.descriptor)?;
         stub::wait_restored(control, limit, self.descriptor)?;
-        Ok(Region(self.plans.region))
+        Ok(ZygoteRegion(self.plans.region))
     }
 }
 
-impl Prepared<'_> {
+impl PlannedChild<'_> {
     /// Has the zygote at `zygote` fork the child, and waits until it stands, at most `limit`. Gives the child's own control
     /// socket too. The stub of its container waits for its end once [`Self::have_awaited`] told it to.
     ///
     /// # Errors
     /// What could not be done; the container is of no use any more, and the zygote may be of none.
-    pub fn start_copy(
+    pub fn start_from_zygote(
         &mut self,
         zygote: BorrowedFd<'_>,
-        cradle: Cradle<'_>,
+        cradle: CopyDestination<'_>,
         limit: Duration,
-    ) -> Result<(Restored, OwnedFd), RestoreError> {
+    ) -> Result<(RestoredProcess, OwnedFd), RestoreError> {
         let until = Instant::now() + limit;
-        let plan = stub::plan_file(&self.plans.bytes).map_err(|e| RestoreError::object("the plan", e))?;
-        let (control, childs) = fdpass::seqpacket_pair().map_err(|e| RestoreError::object("its control socket", e))?;
-        fdpass::tell_sender(control.as_fd()).map_err(RestoreError::Control)?;
-        let request = Request {
+        let plan =
+            stub::create_plan_file(&self.plans.bytes).map_err(|e| RestoreError::from_object_error("the plan", e))?;
+        let (control, childs) =
+            fdpass::seqpacket_pair().map_err(|e| RestoreError::from_object_error("its control socket", e))?;
+        fdpass::enable_sender_pid(control.as_fd()).map_err(RestoreError::StubIo)?;
+        let request = RestoreRequest {
             plan: &plan,
-            pager_or_container: cradle.init,
+            pager_or_init: cradle.init,
             status_or_control: childs.as_fd(),
             objects: &self.objects,
-            last: Some(cradle.birthplace),
+            cgroup_or_queue: Some(cradle.cgroup),
             pid: self.descriptor.process.pid,
-            midwife: spare_pid(self.descriptor),
-            descriptors: self.plans.descriptors,
-            time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
+            intermediate_pid: find_free_pid(self.descriptor),
+            fd_limit: self.plans.fd_limit,
+            time_offsets: &clocks::format_timens_offsets(&self.descriptor.origin, Clocks::now()),
         };
         let asked_ns = report::realtime_ns();
         // It has ended: nobody was asked.
-        stub::ask(zygote, &request, self.descriptor).map_err(|error| match error {
-            RestoreError::Control(cause) => RestoreError::object("the copy of its zygote", cause),
+        stub::send_request(zygote, &request, self.descriptor).map_err(|error| match error {
+            RestoreError::StubIo(cause) => RestoreError::from_object_error("the copy of its zygote", cause),
             said => said,
         })?;
         drop((childs, plan));
         // The child's alone: an end of a pipe that is held here would show.
-        self.objects = Objects::none();
+        self.objects = PassedObjects::empty();
         let left = || until.saturating_duration_since(Instant::now());
         // The zygote is ready long before its copy stands: nobody wakes for that, but where there is no copy and it has said why.
         let started = stub::wait_restored(control.as_fd(), left(), self.descriptor);
-        if matches!(started, Ok(_) | Err(RestoreError::StubGone)) {
+        if matches!(started, Ok(_) | Err(RestoreError::StubExited)) {
             stub::wait_ready(zygote, left(), self.descriptor)?;
         }
         let started = started?;
-        report::tell_phases(asked_ns, &started.marks_ns, started.realtime_ns);
+        report::trace_phases(asked_ns, &started.marks_ns, started.realtime_ns);
         Ok((started.into(), control))
     }
 
@@ -195,18 +205,18 @@ impl Prepared<'_> {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub fn have_awaited(&self, status_file: BorrowedFd<'_>, keep: BorrowedFd<'_>) -> Result<(), RestoreError> {
-        stub::have_awaited(self.control, (status_file, keep), self.descriptor)
+    pub fn assign_to_init(&self, status_file: BorrowedFd<'_>, keep: BorrowedFd<'_>) -> Result<(), RestoreError> {
+        stub::send_wait_request(self.control, (status_file, keep), self.descriptor)
     }
 }
 
 /// A number that no process, thread or group of the seed has: 1 is the stub's.
-pub(super) fn spare_pid(descriptor: &Descriptor) -> u32 {
-    let members = descriptor.members.iter();
+pub(super) fn find_free_pid(descriptor: &Descriptor) -> u32 {
+    let members = descriptor.descendants.iter();
     let threads = descriptor.threads.iter().chain(members.clone().flat_map(|member| &member.threads));
-    let groups = |kinship: &Kinship| [kinship.group, kinship.session];
-    let zombies = descriptor.zombies.iter().flat_map(|zombie| [[zombie.pid; 2], groups(&zombie.kinship)]);
-    let others = members.map(|member| groups(&member.kinship)).chain(zombies).flatten();
+    let groups = |kinship: &ProcessRelations| [kinship.group, kinship.session];
+    let zombies = descriptor.zombies.iter().flat_map(|zombie| [[zombie.pid; 2], groups(&zombie.relations)]);
+    let others = members.map(|member| groups(&member.relations)).chain(zombies).flatten();
     let taken: BTreeSet<u32> = threads.map(|thread| thread.tid).chain(others).collect();
     (2..).find(|pid| !taken.contains(pid)).expect("a seed has fewer threads than there are numbers")
 }

@@ -41,7 +41,7 @@ pub enum ResumeError {
     Eager(#[from] EagerError),
     /// A file of the seed's is not to be had as it was.
     #[error("file {path} {reason}")]
-    File {
+    UnavailableFile {
         /// As the process sees it.
         path: String,
         /// Why not.
@@ -49,7 +49,7 @@ pub enum ResumeError {
     },
     /// The node's own means.
     #[error("{what} could not be made: {cause}")]
-    Local {
+    CreateResource {
         /// What.
         what: &'static str,
         /// errno.
@@ -58,7 +58,7 @@ pub enum ResumeError {
 }
 
 impl ResumeError {
-    pub(crate) fn local(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |cause| Self::Local { what, cause }
+    pub(crate) fn creation_error(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |cause| Self::CreateResource { what, cause }
     }
 }

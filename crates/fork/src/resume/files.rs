@@ -14,32 +14,32 @@ use std::time::{Duration, Instant};
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{
-    Backing, ExtentId, FileIdentity, FileState, FileTimes, FileUser, FileVersion, Mapping, OpenFile, SharedKind,
-    SharedObject,
+    Backing, ExtentId, FileIdentity, FileReference, FileState, FileTimes, FileVersion, Mapping, OpenFile, SharedObject,
+    SharedObjectKind,
 };
 
 use super::error::ResumeError;
 use super::source::SeedSource;
-use crate::file_use::{FileNumber, FileUse, SeedFile, uses};
-use crate::identity::{self, Comparison, MODIFIED_SINCE};
+use crate::file_use::{FileKey, FileUse, SeedFile, collect_file_uses};
+use crate::identity::{self, CHANGED_MARKER_NS, FileComparison};
 use crate::restore::LocalNode;
 
 /// One look is good for so long, for one fork: children of one fan-out are started one after the other, each of them within that time of a look or two.
-const LOOK_LIMIT: Duration = Duration::from_millis(10);
+const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
 
 /// The owner's answer is bytes in its memory, and a look at some files.
-const STATES_LIMIT: Duration = Duration::from_secs(5);
+const FILE_STATES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the last look at the files of a seed has shown.
 #[derive(Debug, Default)]
-pub(super) struct LastLook(Mutex<Seen>);
+pub(super) struct FileCheckCache(Mutex<FileCheck>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct FileCheck {
     /// When nothing had to be taken from the owner.
     clean_at: Option<Instant>,
     /// Of files of another machine than the seed's, by their places: what this node has, which was found to be alike.
-    alike: BTreeMap<usize, FileIdentity>,
+    matching: BTreeMap<usize, FileIdentity>,
 }
 
 /// What a user wants of files that were changed.
@@ -48,14 +48,14 @@ pub struct FilePolicy<'a> {
     /// Files that were changed in place are taken as they are.
     pub allow_changed: bool,
     /// Paths below which a child finds what its user shows it.
-    pub shown: &'a [PathBuf],
+    pub overridden_paths: &'a [PathBuf],
     /// When the fork was asked for: an earlier look says nothing of what its user has changed before.
-    pub asked: Instant,
+    pub requested_at: Instant,
 }
 
 impl FilePolicy<'_> {
-    fn is_shown(&self, path: &str) -> bool {
-        self.shown.iter().any(|shown| Path::new(path).starts_with(shown))
+    fn is_overridden(&self, path: &str) -> bool {
+        self.overridden_paths.iter().any(|shown| Path::new(path).starts_with(shown))
     }
 }
 
@@ -67,44 +67,44 @@ enum FileSource {
     Refused(&'static str),
 }
 
-const CHANGED: &str = "was changed in place since the seed was prepared";
-const LOST: &str = "was changed in place since the seed was prepared, and memory that was mapped from it and written may be lost with that";
-const NOT_HELD: &str =
+const REASON_CHANGED: &str = "was changed in place since the seed was prepared";
+const REASON_PAGES_LOST: &str = "was changed in place since the seed was prepared, and memory that was mapped from it and written may be lost with that";
+const REASON_NOT_HELD: &str =
     "was replaced or removed since the seed was prepared, and its owner has no copy of it for a child";
 
 /// What a fork decides by.
-struct Decision<'a> {
+struct FileSelector<'a> {
     node: &'a LocalNode,
     policy: &'a FilePolicy<'a>,
-    is_its_machine: bool,
+    is_origin_machine: bool,
 }
 
-impl Decision<'_> {
+impl FileSelector<'_> {
     /// Whether a file is certainly the one of the capture, or was `alike` before: one statx(2).
-    fn is_untouched(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
-        let Some(then) = (if self.is_its_machine { Some(file.identity()) } else { alike }) else { return false };
-        let now = identity::identify_path(&self.node.shows(file.path()));
-        now.is_ok_and(|now| identity::compare(then, &now) == Comparison::Same)
+    fn is_unchanged(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
+        let Some(then) = (if self.is_origin_machine { Some(file.identity()) } else { alike }) else { return false };
+        let now = identity::stat_path_identity(&self.node.resolve_path(file.path()));
+        now.is_ok_and(|now| identity::compare(then, &now) == FileComparison::Same)
     }
 
     /// Where a file comes from, by what its path leads to `now`.
-    fn source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
-        let (then, path) = (file.identity(), self.node.shows(file.path()));
-        if self.policy.is_shown(file.path()) {
+    fn select_source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
+        let (then, path) = (file.identity(), self.node.resolve_path(file.path()));
+        if self.policy.is_overridden(file.path()) {
             return FileSource::Node;
         }
         let is_allowed = self.policy.allow_changed && !used.has_written_pages;
-        if then.modified_ns == MODIFIED_SINCE && !is_allowed {
-            return FileSource::Refused(CHANGED);
+        if then.modified_ns == CHANGED_MARKER_NS && !is_allowed {
+            return FileSource::Refused(REASON_CHANGED);
         }
-        if self.is_its_machine {
-            let is_there = now.as_ref().is_some_and(|now| FileUse::number(now) == FileUse::number(then));
+        if self.is_origin_machine {
+            let is_there = now.as_ref().is_some_and(|now| FileUse::file_key(now) == FileUse::file_key(then));
             return match now {
-                Some(now) if is_there => self.changed(&path, (then, &now), used),
+                Some(now) if is_there => self.select_changed_source(&path, (then, &now), used),
                 // The same package was installed again. Of a mapping with written pages the others come from the file of then, which may have changed.
                 _ if matches!(file, SeedFile::Mapped { .. })
                     && !used.has_written_pages
-                    && identity::is_same(&path, then, true) =>
+                    && identity::is_same_file(&path, then, true) =>
                 {
                     FileSource::Node
                 }
@@ -116,7 +116,7 @@ impl Decision<'_> {
             let is_known = then.build_id.is_some() || then.digest.is_some();
             let is_mapped_privately = matches!(file, SeedFile::Mapped { .. });
             let looks_the_same = (now.bytes, now.modified_ns) == (then.bytes, then.modified_ns);
-            (!is_known && !is_mapped_privately && looks_the_same) || identity::is_same(&path, then, false)
+            (!is_known && !is_mapped_privately && looks_the_same) || identity::is_same_file(&path, then, false)
         };
         match now {
             _ if !is_only_read => FileSource::Node,
@@ -126,37 +126,42 @@ impl Decision<'_> {
     }
 
     /// The files that come from the owner. What is alike on another machine is noted in `alike`.
-    fn owners_files<'f>(
+    fn select_owner_files<'f>(
         &self,
         descriptor: &'f Descriptor,
         touched: Vec<SeedFile<'f>>,
         alike: &mut BTreeMap<usize, FileIdentity>,
     ) -> Result<Vec<SeedFile<'f>>, ResumeError> {
-        let (uses, mut owners) = (uses(descriptor), Vec::new());
+        let (uses, mut owners) = (collect_file_uses(descriptor), Vec::new());
         for file in touched {
-            let now = identity::identify_path(&self.node.shows(file.path())).ok();
-            match self.source(file, now.clone(), uses[&FileUse::number(file.identity())]) {
-                FileSource::Node if self.is_its_machine || self.policy.is_shown(file.path()) => {}
+            let now = identity::stat_path_identity(&self.node.resolve_path(file.path())).ok();
+            match self.select_source(file, now.clone(), uses[&FileUse::file_key(file.identity())]) {
+                FileSource::Node if self.is_origin_machine || self.policy.is_overridden(file.path()) => {}
                 FileSource::Node => {
-                    alike.extend(now.map(|now| (file.place(descriptor), now)));
+                    alike.extend(now.map(|now| (file.state_index(descriptor), now)));
                 }
                 FileSource::Owner => owners.push(file),
-                FileSource::Refused(reason) => return Err(refused(file.path(), reason)),
+                FileSource::Refused(reason) => return Err(refusal_error(file.path(), reason)),
             }
         }
         Ok(owners)
     }
 
     /// The very file is at its path, and was changed.
-    fn changed(&self, path: &Path, (then, now): (&FileIdentity, &FileIdentity), used: FileUse) -> FileSource {
+    fn select_changed_source(
+        &self,
+        path: &Path,
+        (then, now): (&FileIdentity, &FileIdentity),
+        used: FileUse,
+    ) -> FileSource {
         if used.has_written_pages {
-            return FileSource::Refused(LOST);
+            return FileSource::Refused(REASON_PAGES_LOST);
         }
         let is_kept = now.bytes >= then.bytes;
         let may_change = !used.is_read && (is_kept || !used.is_read_and_appended);
-        match may_change || self.policy.allow_changed || identity::has_digest_of(path, then) {
+        match may_change || self.policy.allow_changed || identity::has_same_digest(path, then) {
             true => FileSource::Node,
-            false => FileSource::Refused(CHANGED),
+            false => FileSource::Refused(REASON_CHANGED),
         }
     }
 }
@@ -166,56 +171,60 @@ impl SeedSource {
     ///
     /// # Errors
     /// [`ResumeError::File`] names the file that cannot be had as it was.
-    pub fn with_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
+    pub fn with_captured_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
         let asked = Instant::now();
         let descriptor = &*self.descriptor;
-        let mut seen = self.last_look.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.clean_at.is_some_and(|at| at >= policy.asked && asked.saturating_duration_since(at) < LOOK_LIMIT) {
+        let mut seen = self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen
+            .clean_at
+            .is_some_and(|at| at >= policy.requested_at && asked.saturating_duration_since(at) < FILE_CHECK_TTL)
+        {
             return Ok(None);
         }
-        let is_its_machine = node.is_its_machine(&descriptor.origin);
-        let decision = Decision { node, policy, is_its_machine };
-        let touched: Vec<SeedFile<'_>> = SeedFile::all(descriptor)
-            .filter(|file| !decision.is_untouched(*file, seen.alike.get(&file.place(descriptor))))
+        let is_its_machine = node.is_origin_machine(&descriptor.origin);
+        let decision = FileSelector { node, policy, is_origin_machine: is_its_machine };
+        let touched: Vec<SeedFile<'_>> = SeedFile::iter(descriptor)
+            .filter(|file| !decision.is_unchanged(*file, seen.matching.get(&file.state_index(descriptor))))
             .collect();
         if touched.is_empty() {
             seen.clean_at = Some(asked);
             return Ok(None);
         }
-        let owners = decision.owners_files(descriptor, touched, &mut seen.alike)?;
+        let owners = decision.select_owner_files(descriptor, touched, &mut seen.matching)?;
         drop(seen);
-        let taken = if owners.is_empty() { None } else { self.take_files(&owners)? };
-        if taken.is_none() && policy.shown.is_empty() && !policy.allow_changed {
-            self.last_look.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(asked);
+        let taken = if owners.is_empty() { None } else { self.with_owner_files(&owners)? };
+        if taken.is_none() && policy.overridden_paths.is_empty() && !policy.allow_changed {
+            self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(asked);
         }
         Ok(taken)
     }
 
     /// The seed with these files from its owner; `None` where only pages of private mappings come from there, as a plan has it anyway.
-    fn take_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
-        let states = self.file_states()?;
+    fn with_owner_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
+        let states = self.fetch_file_states()?;
         for file in owners {
-            match FileState::from_byte(states[file.place(&self.descriptor)]) {
+            match FileState::from_byte(states[file.state_index(&self.descriptor)]) {
                 FileState::Unchanged => {}
-                FileState::Changed => return Err(refused(file.path(), CHANGED)),
-                FileState::Released => return Err(refused(file.path(), NOT_HELD)),
+                FileState::Changed => return Err(refusal_error(file.path(), REASON_CHANGED)),
+                FileState::NotHeld => return Err(refusal_error(file.path(), REASON_NOT_HELD)),
             }
         }
-        let mut taken = Taken { descriptor: (*self.descriptor).clone(), objects: BTreeMap::new(), is_any: false };
-        taken.take(owners)?;
-        let Taken { descriptor, is_any, .. } = taken;
+        let mut taken =
+            PatchedDescriptor { descriptor: (*self.descriptor).clone(), objects: BTreeMap::new(), is_changed: false };
+        taken.replace_files(owners)?;
+        let PatchedDescriptor { descriptor, is_changed: is_any, .. } = taken;
         Ok(is_any.then(|| {
             let mut source = self.clone();
-            (source.descriptor, source.last_look) = (descriptor.into(), Arc::default());
+            (source.descriptor, source.file_checks) = (descriptor.into(), Arc::default());
             source
         }))
     }
 
     /// What the owner says of each file.
-    fn file_states(&self) -> Result<Vec<u8>, ResumeError> {
+    fn fetch_file_states(&self) -> Result<Vec<u8>, ResumeError> {
         let mut states = vec![0; self.descriptor.file_count()];
-        let deadline = Instant::now() + STATES_LIMIT;
-        self.links.with(&self.owner, self.key.seed.node(), |connection| {
+        let deadline = Instant::now() + FILE_STATES_TIMEOUT;
+        self.connections.with_connection(&self.owner, self.key.seed.node(), |connection| {
             farfork_fabric::read_blocking(connection, &self.key, ExtentId::FILE_STATES, 0, &mut states, deadline)
                 .map_err(|cause| ResumeError::Fetch { what: "the state of the seed's files", cause })
         })?;
@@ -223,25 +232,25 @@ impl SeedSource {
     }
 }
 
-fn refused(path: &str, reason: &'static str) -> ResumeError {
-    ResumeError::File { path: path.to_owned(), reason }
+fn refusal_error(path: &str, reason: &'static str) -> ResumeError {
+    ResumeError::UnavailableFile { path: path.to_owned(), reason }
 }
 
 /// A descriptor in which files of the owner's are put in the place of the node's.
-struct Taken {
+struct PatchedDescriptor {
     descriptor: Descriptor,
     /// Shared objects that are copies of files.
-    objects: BTreeMap<FileNumber, u32>,
+    objects: BTreeMap<FileKey, u32>,
     /// Whether anything was put.
-    is_any: bool,
+    is_changed: bool,
 }
 
-impl Taken {
-    fn take(&mut self, files: &[SeedFile<'_>]) -> Result<(), ResumeError> {
+impl PatchedDescriptor {
+    fn replace_files(&mut self, files: &[SeedFile<'_>]) -> Result<(), ResumeError> {
         for file in files {
             if let SeedFile::Version { version, path, .. } = file {
-                self.take_version(version, path)?;
-                self.is_any = true;
+                self.replace_version(version, path)?;
+                self.is_changed = true;
             }
         }
         let mapped: BTreeSet<u32> = files
@@ -251,17 +260,18 @@ impl Taken {
                 SeedFile::Version { .. } => None,
             })
             .collect();
-        let Self { descriptor, objects, is_any } = self;
+        let Self { descriptor, objects, is_changed: is_any } = self;
         let files = &descriptor.mapped_files;
-        let members = descriptor.members.iter_mut().flat_map(|member| &mut member.mappings);
+        let members = descriptor.descendants.iter_mut().flat_map(|member| &mut member.mappings);
         for mapping in descriptor.mappings.iter_mut().chain(members) {
             let (Backing::SharedFile { file, .. } | Backing::PrivateWritableFile { file, .. }) = mapping.backing else {
                 continue;
             };
             if mapped.contains(&file) {
                 let (path, object) =
-                    (&files[file as usize].path, objects.get(&FileUse::number(&files[file as usize].identity)));
-                let backing = owners_backing(mapping, object.copied()).ok_or_else(|| refused(path, NOT_HELD))?;
+                    (&files[file as usize].path, objects.get(&FileUse::file_key(&files[file as usize].identity)));
+                let backing =
+                    owner_backing(mapping, object.copied()).ok_or_else(|| refusal_error(path, REASON_NOT_HELD))?;
                 *is_any |= backing != mapping.backing;
                 mapping.backing = backing;
             }
@@ -269,46 +279,46 @@ impl Taken {
         Ok(())
     }
 
-    fn take_version(&mut self, version: &FileVersion, path: &str) -> Result<(), ResumeError> {
-        let object = self.object_of(version, path)?;
-        match version.user {
-            FileUser::OpenFile(index) => {
+    fn replace_version(&mut self, version: &FileVersion, path: &str) -> Result<(), ResumeError> {
+        let object = self.shared_object_for(version, path)?;
+        match version.reference {
+            FileReference::OpenFile(index) => {
                 let file = &mut self.descriptor.open_files[index as usize];
                 if let OpenFile::Regular { flags, offset, .. } = *file {
-                    *file = OpenFile::Memory { object, flags, offset };
+                    *file = OpenFile::MemFd { object, flags, offset };
                 }
             }
             // Its mappings are taken with all that are mapped.
-            FileUser::MappedFile(_) => {}
-            FileUser::Executable(0) => self.descriptor.process.exe_object = Some(object),
-            FileUser::Executable(number) => {
-                self.descriptor.members[number as usize - 1].process.exe_object = Some(object);
+            FileReference::MappedFile(_) => {}
+            FileReference::Executable(0) => self.descriptor.process.exe_object = Some(object),
+            FileReference::Executable(number) => {
+                self.descriptor.descendants[number as usize - 1].process.exe_object = Some(object);
             }
         }
         Ok(())
     }
 
-    fn object_of(&mut self, version: &FileVersion, path: &str) -> Result<u32, ResumeError> {
+    fn shared_object_for(&mut self, version: &FileVersion, path: &str) -> Result<u32, ResumeError> {
         let identity = &version.identity;
-        if let Some(known) = self.objects.get(&FileUse::number(identity)) {
+        if let Some(known) = self.objects.get(&FileUse::file_key(identity)) {
             return Ok(*known);
         }
-        let extent = version.extent.ok_or_else(|| refused(path, NOT_HELD))?;
+        let extent = version.extent.ok_or_else(|| refusal_error(path, REASON_NOT_HELD))?;
         let objects = &mut self.descriptor.shared_objects;
         let name = path.rsplit('/').next().unwrap_or(path).to_owned();
-        let kind = SharedKind::Deleted(identity.status);
+        let kind = SharedObjectKind::DeletedFile(identity.status);
         // When it was read last, the owner does not tell.
         let times = FileTimes { accessed_ns: identity.modified_ns, modified_ns: identity.modified_ns };
         objects.push(SharedObject { name, bytes: identity.bytes, seals: None, kind, times, extent });
         let index = objects.len() as u32 - 1;
-        self.objects.insert(FileUse::number(identity), index);
+        self.objects.insert(FileUse::file_key(identity), index);
         Ok(index)
     }
 }
 
 /// A mapping of a file of the owner's: of the copy, where there is one; else pages, which nobody can write to, or which a plan has of a private
 /// mapping anyway.
-fn owners_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
+fn owner_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
     match (mapping.backing, object) {
         (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),
         (Backing::SharedFile { extent: Some(extent), .. }, None) => Some(Backing::Anonymous { extent: Some(extent) }),
@@ -331,8 +341,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(&path, b"before").unwrap();
-        let mut identity = identity::identify(&path).unwrap();
-        identity.digest = identity::digest(&fs::File::open(&path).unwrap()).unwrap();
+        let mut identity = identity::read_identity(&path).unwrap();
+        identity.digest = identity::compute_digest(&fs::File::open(&path).unwrap()).unwrap();
         fs::remove_file(&path).unwrap();
         if let Some(bytes) = here {
             // The inode of before may be used again.
@@ -340,12 +350,12 @@ mod tests {
             fs::write(&path, bytes).unwrap();
             identity.inode += 1_000_000;
         }
-        let version = FileVersion { user: FileUser::OpenFile(0), identity, extent: None };
+        let version = FileVersion { reference: FileReference::OpenFile(0), identity, extent: None };
         let node = LocalNode { root: directory.path().into(), ..LocalNode::detect().unwrap() };
-        let policy = FilePolicy { allow_changed: false, shown: &[], asked: Instant::now() };
-        let decision = Decision { node: &node, policy: &policy, is_its_machine };
-        let now = identity::identify_path(&path).ok();
-        decision.source(SeedFile::Version { index: 0, path: "/file", version: &version }, now, used)
+        let policy = FilePolicy { allow_changed: false, overridden_paths: &[], requested_at: Instant::now() };
+        let decision = FileSelector { node: &node, policy: &policy, is_origin_machine: is_its_machine };
+        let now = identity::stat_path_identity(&path).ok();
+        decision.select_source(SeedFile::Version { index: 0, path: "/file", version: &version }, now, used)
     }
 
     #[test]

@@ -19,14 +19,15 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use crate::eager;
-use crate::pager::{MemoryPlan, PagerClient, Paging, Strategy};
+use crate::pager::{MemoryPlan, PagerClient, PagingMode, PagingStrategy};
 use crate::phase;
 use crate::restore::{
-    self, ChildPlan, First, LocalNode, PAYLOAD_NAME, Prepared, RestoreError, Restored, StandardStreams,
+    self, ChildSpec, ContainerInit, LocalNode, PAYLOAD_NAME, PlannedChild, RestoreError, RestoredProcess,
+    StandardStreams,
 };
 pub use error::ResumeError;
 pub use files::FilePolicy;
-pub use source::{OtherSeeds, OwnSeeds, SeedSource};
+pub use source::{LayerReader, LocalSeeds, SeedSource};
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
 pub const STATUS_FILE: &str = "exit";
@@ -50,7 +51,7 @@ pub struct ResumeRequest<'a> {
     /// Where its container's stub leaves its wait status: of [`make_status_file`].
     pub status_file: OwnedFd,
     /// Where its parent waited to be told what it is: a socket with the answer in it.
-    pub caller: Option<OwnedFd>,
+    pub checkpoint_socket: Option<OwnedFd>,
     /// Bytes that it finds in a file of its own.
     pub payload: Option<&'a [u8]>,
     /// Whether it waits, complete, before its first instruction.
@@ -58,7 +59,7 @@ pub struct ResumeRequest<'a> {
     /// Whether it is to have no more rights than its own data needs.
     pub untrusted: bool,
     /// How its pages are fetched.
-    pub strategy: Strategy,
+    pub strategy: PagingStrategy,
     /// How long all this may take.
     pub limit: Duration,
 }
@@ -68,49 +69,71 @@ pub struct ResumeRequest<'a> {
 /// # Errors
 /// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
 /// refuses may have run up to the first page that it misses.
-pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, status_file, caller, payload, .. } = request;
+pub fn resume_child(
+    request: ResumeRequest<'_>,
+    node: &LocalNode,
+    pager: &PagerClient,
+) -> Result<RestoredProcess, ResumeError> {
+    let ResumeRequest {
+        child,
+        directory,
+        source,
+        container,
+        streams,
+        status_file,
+        checkpoint_socket: caller,
+        payload,
+        ..
+    } = request;
     let ResumeRequest { paused, untrusted, strategy, limit, .. } = request;
-    let (deadline, is_eager) = (Instant::now() + limit, strategy.paging == Paging::Eager);
+    let (deadline, is_eager) = (Instant::now() + limit, strategy.mode == PagingMode::Eager);
     let put = |bytes| phase!("resume.payload", container.put_file(PAYLOAD_NAME, bytes, 0o444));
     let payload = payload.map(put).transpose()?;
-    let shared = phase!("resume.shared", source.fetch_shared(deadline))?;
-    let first = container.waiter().map(|waiter| First { init: container.init().as_fd(), waiter });
+    let shared = phase!("resume.shared", source.fetch_shared_memory(deadline))?;
+    let first =
+        container.init_socket().map(|waiter| ContainerInit { pidfd: container.init().as_fd(), control: waiter });
     let descriptor = match untrusted {
-        true => Cow::Owned(restore::confined(&source.descriptor, container.users())?),
+        true => Cow::Owned(restore::confine_descriptor(&source.descriptor, container.id_range())?),
         false => Cow::Borrowed(&*source.descriptor),
     };
-    let mut prepared = Prepared::new(ChildPlan {
+    let mut prepared = PlannedChild::new(ChildSpec {
         descriptor: &descriptor,
         node,
-        stub_pid: container.asked_pid(),
+        stub_pid: container.forker_pid(),
         control: container.control(),
         streams,
         shared,
-        caller,
+        checkpoint_socket: caller,
         payload: payload.as_deref(),
         paused: paused || is_eager,
-        zygote: None,
+        zygote_region: None,
         untrusted,
-        users: first.zip(container.users()),
+        user_namespace: first.zip(container.id_range()),
     })?;
-    let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
-    farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;
+    let (pager_end, child_end) =
+        farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::creation_error("a socket"))?;
+    farfork_sys::fdpass::enable_sender_pid(pager_end.as_fd()).map_err(ResumeError::creation_error("a socket"))?;
     let building = phase!("resume.child");
     let left = deadline.saturating_duration_since(Instant::now());
     // The stub builds it while the pager is told of it, and takes it on: nobody waits for another.
-    let begun = prepared.begin(child_end.as_fd(), status_file.as_fd(), left)?;
-    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
+    let begun = prepared.start(child_end.as_fd(), status_file.as_fd(), left)?;
+    let plan = MemoryPlan::from_descriptor(
+        &source.descriptor,
+        source.page_sources(),
+        &prepared.userfaultfd_ranges(),
+        strategy,
+    );
     phase!("resume.memory", plan.write(directory))?;
-    let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
-    let restored = begun.await_child();
+    let adoption = phase!("resume.ask", pager.start_adoption(child, directory, pager_end));
+    let restored = begun.wait_restored();
     drop(building);
     phase!("resume.adopt", adoption.wait())?;
     let mut restored = restored?;
     if is_eager {
-        restored.realtime_ns = phase!("resume.eager", eager::fetch_all(child, restored.pid, pager, deadline))?;
+        restored.realtime_ns =
+            phase!("resume.eager", eager::settle_before_start(child, restored.pid, pager, deadline))?;
         if !paused {
-            restore::unpause(container.control()).map_err(RestoreError::Control)?;
+            restore::unpause(container.control()).map_err(RestoreError::StubIo)?;
         }
     }
     Ok(restored)
@@ -121,7 +144,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
 ///
 /// # Errors
 /// As open(2) and fallocate(2).
-pub fn make_status_file(directory: &Path) -> io::Result<OwnedFd> {
+pub fn create_status_file(directory: &Path) -> io::Result<OwnedFd> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(directory.join(STATUS_FILE))?;
     match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, STATUS_BYTES) {

@@ -9,16 +9,16 @@ use std::sync::{PoisonError, RwLockReadGuard};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{ExtentId, ExtentSource, FileIdentity, FileState, FileVersion};
 
-use super::{Held, Memory, Seed};
+use super::{Seed, SeedMemory, SeedTemplate};
 use crate::capture::HeldFile;
-use crate::identity::{self, MODIFIED_SINCE};
+use crate::identity::{self, CHANGED_MARKER_NS};
 
 /// Most bytes of files that no path leads to any more that one seed keeps on disk: as much as may be copied of shared memory.
 const HELD_BYTES_MAX: u64 = 16 << 30;
 
 /// What the files of a seed keep on the owner's disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HeldFiles {
+pub struct HeldFileUsage {
     /// How many files are held.
     pub files: u64,
     /// Bytes of those that no path leads to any more.
@@ -29,33 +29,36 @@ impl Seed {
     /// What became of each file: of those that are mapped, then of the others.
     pub(super) fn file_states(&self) -> Vec<FileState> {
         let held = match &self.memory {
-            Memory::Template(held) => held,
+            SeedMemory::Template(held) => held,
             // All that the image has was read, and not changed, when it was written.
-            Memory::Image(_) => return vec![FileState::Unchanged; self.descriptor.file_count()],
+            SeedMemory::Image(_) => return vec![FileState::Unchanged; self.descriptor.file_count()],
         };
         let mapped = self.descriptor.mapped_files.iter().map(|file| {
-            let Some(template) = held.templates.get(file.place.process as usize) else { return FileState::Released };
-            let link = format!("/proc/{}/map_files/{:x}-{:x}", template.pid, file.place.start, file.place.end);
+            let Some(template) = held.processes.get(file.owner_range.process as usize) else {
+                return FileState::NotHeld;
+            };
+            let link =
+                format!("/proc/{}/map_files/{:x}-{:x}", template.pid, file.owner_range.start, file.owner_range.end);
             // Equal bytes do not bring back what a truncation has taken.
             let then = FileIdentity {
                 digest: file.identity.digest.filter(|_| !file.has_written_pages),
                 ..file.identity.clone()
             };
-            state((&then, identity::identify_path(Path::new(&link))), || File::open(&link))
+            file_state((&then, identity::stat_path_identity(Path::new(&link))), || File::open(&link))
         });
-        let files = held.files();
+        let files = held.read_held_files();
         let versions = (0..).zip(&self.descriptor.file_versions).map(|(index, version)| {
-            let holder = version.extent.and_then(|extent| self.version_behind(extent)).unwrap_or(index);
+            let holder = version.extent.and_then(|extent| self.version_of_extent(extent)).unwrap_or(index);
             match &files[holder as usize] {
-                Some(file) => state((&version.identity, identity::identify_by_inode(file)), || file.reopen()),
-                None => FileState::Released,
+                Some(file) => file_state((&version.identity, identity::stat_identity(file)), || file.reopen()),
+                None => FileState::NotHeld,
             }
         });
         mapped.chain(versions).collect()
     }
 
     /// The version whose file an extent is of: several may lead to one file.
-    fn version_behind(&self, extent: ExtentId) -> Option<u32> {
+    fn version_of_extent(&self, extent: ExtentId) -> Option<u32> {
         match self.descriptor.extents.get(extent.0 as usize)?.source {
             ExtentSource::File { version } => Some(version),
             _ => None,
@@ -63,24 +66,24 @@ impl Seed {
     }
 
     /// Lets go of files that no path leads to any more, where they take more room than one seed may keep; forks that need them are refused then.
-    pub fn limit_held_files(&self) {
-        let Memory::Template(held) = &self.memory else { return };
-        if self.held_files().bytes <= HELD_BYTES_MAX {
+    pub fn release_excess_files(&self) {
+        let SeedMemory::Template(held) = &self.memory else { return };
+        if self.held_file_usage().bytes <= HELD_BYTES_MAX {
             return;
         }
-        let mut files = held.files.write().unwrap_or_else(PoisonError::into_inner);
-        let is_unnamed = |file: &HeldFile| identity::identify_by_inode(file).is_ok_and(|found| found.links == 0);
+        let mut files = held.held_files.write().unwrap_or_else(PoisonError::into_inner);
+        let is_unnamed = |file: &HeldFile| identity::stat_identity(file).is_ok_and(|found| found.links == 0);
         files.iter_mut().for_each(|file| drop(file.take_if(|file| is_unnamed(file))));
         tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are not kept for its children any longer: they take too much room");
     }
 
     /// A file that was changed since is not in an image: whoever forks the image's seed finds the file of then at its path, or is refused.
-    pub(super) fn leave_out_changed_files(&self, whole: &mut Descriptor) {
+    pub(super) fn exclude_changed_files(&self, whole: &mut Descriptor) {
         let states = self.file_states();
         let (mapped, versions) = states.split_at(whole.mapped_files.len());
         for (file, _) in whole.mapped_files.iter_mut().zip(mapped).filter(|(_, state)| **state != FileState::Unchanged)
         {
-            file.identity.modified_ns = MODIFIED_SINCE;
+            file.identity.modified_ns = CHANGED_MARKER_NS;
         }
         for (version, _) in
             whole.file_versions.iter_mut().zip(versions).filter(|(_, state)| **state != FileState::Unchanged)
@@ -92,34 +95,34 @@ impl Seed {
     }
 
     /// What it keeps on disk.
-    pub fn held_files(&self) -> HeldFiles {
-        let Memory::Template(held) = &self.memory else { return HeldFiles::default() };
-        let files = held.files();
-        let found: Vec<_> = files.iter().flatten().filter_map(|file| identity::identify_by_inode(file).ok()).collect();
+    pub fn held_file_usage(&self) -> HeldFileUsage {
+        let SeedMemory::Template(held) = &self.memory else { return HeldFileUsage::default() };
+        let files = held.read_held_files();
+        let found: Vec<_> = files.iter().flatten().filter_map(|file| identity::stat_identity(file).ok()).collect();
         let pinned = found.iter().filter(|file| file.links == 0);
-        HeldFiles { files: found.len() as u64, bytes: pinned.map(|file| file.bytes).sum() }
+        HeldFileUsage { files: found.len() as u64, bytes: pinned.map(|file| file.bytes).sum() }
     }
 }
 
-impl Held {
-    fn files(&self) -> RwLockReadGuard<'_, Vec<Option<HeldFile>>> {
-        self.files.read().unwrap_or_else(PoisonError::into_inner)
+impl SeedTemplate {
+    fn read_held_files(&self) -> RwLockReadGuard<'_, Vec<Option<HeldFile>>> {
+        self.held_files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fills `into` from an offset of a file that is held, which is as it was.
-    pub(super) fn read_file(
+    pub(super) fn read_held_file(
         &self,
         version: &FileVersion,
         index: u32,
         (offset, into): (u64, &mut [u8]),
     ) -> io::Result<()> {
-        let files = self.files();
+        let files = self.read_held_files();
         let file = files[index as usize].as_ref().ok_or(io::ErrorKind::NotFound)?;
         let opened = file.reopen()?;
         let length = version.identity.bytes.saturating_sub(offset).min(into.len() as u64) as usize;
         opened.read_exact_at(&mut into[..length], offset)?;
         into[length..].fill(0);
-        match state((&version.identity, identity::identify_by_inode(file)), || file.reopen()) {
+        match file_state((&version.identity, identity::stat_identity(file)), || file.reopen()) {
             FileState::Unchanged => Ok(()),
             _ => Err(io::Error::other("a file that is held was changed in place")),
         }
@@ -127,12 +130,15 @@ impl Held {
 }
 
 /// What became of a file, by what it is `now`; where that does not tell, by its bytes.
-fn state((then, now): (&FileIdentity, io::Result<FileIdentity>), open: impl Fn() -> io::Result<File>) -> FileState {
+fn file_state(
+    (then, now): (&FileIdentity, io::Result<FileIdentity>),
+    open: impl Fn() -> io::Result<File>,
+) -> FileState {
     match now {
-        Err(_) => FileState::Released,
-        Ok(now) if identity::has_bytes_of(then, &now) => FileState::Unchanged,
+        Err(_) => FileState::NotHeld,
+        Ok(now) if identity::has_same_content(then, &now) => FileState::Unchanged,
         Ok(_) => {
-            let digest = || open().and_then(|file| identity::digest(&file)).ok().flatten();
+            let digest = || open().and_then(|file| identity::compute_digest(&file)).ok().flatten();
             match then.digest.is_some() && digest() == then.digest {
                 true => FileState::Unchanged,
                 false => FileState::Changed,

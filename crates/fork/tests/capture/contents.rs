@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use farfork_fork::capture::{self, CaptureOptions, Captured};
+use farfork_fork::capture::{self, CaptureOptions, CapturedTree};
 use farfork_wire::descriptor::{
     Backing, Descriptor, EpollTarget, ExtentId, OpenFile, PageRun, StandardStream, decode, encode,
 };
@@ -13,13 +13,13 @@ use crate::harness::{Parent, known, mapping_at, options, word};
 struct Scene {
     parent: Parent,
     directory: TempDir,
-    captured: Captured,
+    captured: CapturedTree,
 }
 
 fn scene(freeze: bool) -> Scene {
     let directory = TempDir::new().unwrap();
     let parent = Parent::start("resources", &[directory.path().to_str().unwrap()]);
-    let captured = capture::prepare(parent.pid(), CaptureOptions { freeze, ..options() }).unwrap();
+    let captured = capture::capture_blocking(parent.pid(), CaptureOptions { freeze, ..options() }).unwrap();
     Scene { parent, directory, captured }
 }
 
@@ -97,7 +97,7 @@ fn pipes_and_epolls_are_whole() {
 fn standard_streams_and_what_shares_them_lead_to_the_caller() {
     let scene = scene(false);
     let streams: Vec<&OpenFile> = (0..3).map(|number| scene.open_file(number).1).collect();
-    let standard = OpenFile::Standard;
+    let standard = OpenFile::StandardStream;
     use StandardStream::{Error, Input, Output};
     assert_eq!(streams, [&standard(Input), &standard(Output), &standard(Error)]);
     assert_eq!(*scene.told_file("stderr_twin"), standard(Error));
@@ -113,7 +113,7 @@ fn shared_memory_is_copied() {
         copy.read_at(2 * 4096, &mut bytes);
         assert_eq!((copy.bytes(), u64::from_ne_bytes(bytes)), (4 * 4096, 0x5a5a));
 
-        let OpenFile::Memory { object, offset: 77, .. } = *scene.told_file("memfd") else { panic!() };
+        let OpenFile::MemFd { object, offset: 77, .. } = *scene.told_file("memfd") else { panic!() };
         assert!(matches!(scene.backing("memfd_map"), Backing::SharedMemory { object: mapped, .. } if mapped == object));
         let described = &scene.descriptor().shared_objects[object as usize];
         const SEAL_SHRINK: u32 = 2;

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured, Observer};
+use farfork_fork::capture::{self, CaptureCallbacks, CaptureError, CaptureOptions, CapturedTree, ReadyTemplate};
 use farfork_wire::descriptor::{Descriptor, Thread};
 
 use crate::harness::{Parent, children, exists, known, options, word};
@@ -18,7 +18,7 @@ fn thread_named<'a>(descriptor: &'a Descriptor, name: &str) -> &'a Thread {
 
 fn has_eager_page(descriptor: &Descriptor, address: u64) -> bool {
     let holds = |first: u64, bytes: usize| first <= address && address < first + bytes as u64;
-    descriptor.eager.iter().any(|eager| holds(eager.address, eager.bytes.len()))
+    descriptor.eager_bytes.iter().any(|eager| holds(eager.address, eager.bytes.len()))
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_template_outlives_its_parent() {
     thread::sleep(Duration::from_millis(50));
     let template = captured.template.pid();
     assert_eq!(word(template, data + 77 * 4096), known(77));
-    let stat = farfork_sys::process::Stat::read(template).unwrap();
+    let stat = farfork_sys::process::ProcStat::read(template).unwrap();
     assert_eq!((stat.state, stat.session), ('t', template));
 }
 
@@ -106,9 +106,10 @@ fn a_template_outlives_its_parent() {
 fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
     let parent = Parent::start("threads", &[]);
     let (send, receive) = channel();
-    let on_template: capture::OnTemplate = Box::new(move |pid| send.send(pid).unwrap());
+    let on_template: capture::TemplateCallback = Box::new(move |pid| send.send(pid).unwrap());
     let captured =
-        capture::prepare(parent.pid(), CaptureOptions { on_template: Some(on_template), ..options() }).unwrap();
+        capture::capture_blocking(parent.pid(), CaptureOptions { on_template: Some(on_template), ..options() })
+            .unwrap();
     let template = captured.template.pid();
     assert_eq!(receive.recv().unwrap(), template);
     let score = std::fs::read_to_string(format!("/proc/{template}/oom_score_adj")).unwrap();
@@ -121,8 +122,8 @@ fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
 fn what_a_parent_closes_nobody_holds_open() {
     struct Closing(Parent, Sender<Result<u64, CaptureError>>);
 
-    impl Observer for Closing {
-        fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+    impl CaptureCallbacks for Closing {
+        fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
             let closed = begun.map(|_| {
                 self.0.write(b"x");
                 self.0.wait_for("ended")
@@ -131,14 +132,14 @@ fn what_a_parent_closes_nobody_holds_open() {
             true
         }
 
-        fn completed(&mut self, captured: Result<Captured, CaptureError>) {
+        fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
             captured.unwrap();
         }
     }
 
     let parent = Parent::start("closes", &[]);
     let (pid, (told, tells)) = (parent.pid(), channel());
-    capture::start(pid, options(), Box::new(Closing(parent, told))).unwrap();
+    capture::start_capture(pid, options(), Box::new(Closing(parent, told))).unwrap();
     assert_eq!(tells.recv().unwrap().unwrap(), 1, "the other end has not heard of it");
     // The capture's thread has come to its end.
     assert!(tells.recv().is_err());
@@ -147,7 +148,7 @@ fn what_a_parent_closes_nobody_holds_open() {
 #[test]
 fn a_frozen_parent_is_its_own_template_and_runs_on_when_dropped() {
     let mut parent = Parent::start("threads", &["spinning"]);
-    let captured = capture::prepare(parent.pid(), CaptureOptions { freeze: true, ..options() }).unwrap();
+    let captured = capture::capture_blocking(parent.pid(), CaptureOptions { freeze: true, ..options() }).unwrap();
     assert_eq!(captured.template.pid(), parent.pid());
     assert_eq!(captured.descriptor.threads.len(), 6);
     assert_eq!(parent.state(), 't');

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fork::capture::{self, CaptureOptions};
-use farfork_sys::process::{self, Status};
-use farfork_sys::ptrace::{self, Patience, Report};
+use farfork_sys::process::{self, ProcStatus};
+use farfork_sys::ptrace::{self, TraceeEvent, WaitMode};
 use rustix::process::{Pid, Signal};
 
 use crate::harness::{PATIENCE, Parent, offer, options};
@@ -38,7 +38,7 @@ fn captures_once() {
     let Some(pid) = env::var(PARENT).ok().and_then(|pid| pid.parse().ok()) else { return };
     let pages = env::var(PAGES).ok().and_then(|start| start.parse().ok());
     std::io::stdin().read_exact(&mut [0]).unwrap();
-    capture::prepare(pid, CaptureOptions { offer: pages.map(offer), ..options() }).unwrap();
+    capture::capture_blocking(pid, CaptureOptions { offered_pages: pages.map(offer), ..options() }).unwrap();
 }
 
 /// Which processes are killed.
@@ -114,11 +114,11 @@ fn seize_all(pid: i32) {
         let call = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
         call.starts_with("0 0x0 ")
     };
-    while !process::threads(pid).unwrap().iter().any(reads) {
+    while !process::thread_ids(pid).unwrap().iter().any(reads) {
         assert!(begun.elapsed() < PATIENCE, "the victim never waits");
         thread::sleep(Duration::from_millis(1));
     }
-    for tid in process::threads(pid).unwrap() {
+    for tid in process::thread_ids(pid).unwrap() {
         ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD | OPTIONS_TRACE_BORN).unwrap();
     }
 }
@@ -128,18 +128,18 @@ fn follow(victim: i32, parent: i32, (calls, killed): (usize, Killed)) -> Option<
     let (mut made, mut tracer) = (0, None);
     let mut is_owner_there = true;
     loop {
-        let Some((tid, report)) = ptrace::wait_any(Patience::Sleep).unwrap() else { continue };
+        let Some((tid, report)) = ptrace::wait_any(WaitMode::Block).unwrap() else { continue };
         match report {
-            Report::Ended if tid == parent => return None,
-            Report::Ended if tid == victim => {
+            TraceeEvent::Ended if tid == parent => return None,
+            TraceeEvent::Ended if tid == victim => {
                 is_owner_there = false;
                 let _ = ptrace::reap(tid);
             }
-            Report::Ended => {
+            TraceeEvent::Ended => {
                 let _ = ptrace::reap(tid);
                 tracer = tracer.filter(|tracer| *tracer != tid);
             }
-            Report::Stopped { signal: SYSCALL_STOP, .. } => {
+            TraceeEvent::Stopped { signal: SYSCALL_STOP, .. } => {
                 let changes = is_change(tid);
                 if changes {
                     tracer = Some(tid);
@@ -155,10 +155,10 @@ fn follow(victim: i32, parent: i32, (calls, killed): (usize, Killed)) -> Option<
                 drop(ptrace::resume_to_syscall(tid));
             }
             // A birth, on either side; and SIGCHLD, with which the kernel tells the tracer of the parent's stops.
-            Report::Stopped { event, signal } if event != 0 || signal == SIGCHLD => {
+            TraceeEvent::Stopped { event, signal } if event != 0 || signal == SIGCHLD => {
                 drop(ptrace::resume_to_syscall(tid));
             }
-            Report::Stopped { signal, .. } => drop(ptrace::resume(tid, signal)),
+            TraceeEvent::Stopped { signal, .. } => drop(ptrace::resume(tid, signal)),
         }
         if !is_owner_there && tracer.is_none() {
             return Some(made);
@@ -177,7 +177,7 @@ fn is_change(tid: i32) -> bool {
     /// CONT, DETACH, SYSCALL; SETOPTIONS, SETREGSET, SEIZE, INTERRUPT, SETSIGMASK.
     const REQUESTS: [u64; 8] = [7, 17, 24, 0x4200, 0x4205, 0x4206, 0x4207, 0x420b];
     const NOT_MADE_YET: u64 = (rustix::io::Errno::NOSYS.raw_os_error() as u64).wrapping_neg();
-    let Ok(Some(registers)) = ptrace::registers(tid) else { return false };
+    let Ok(Some(registers)) = ptrace::read_registers(tid) else { return false };
     let is_entry = registers.rax == NOT_MADE_YET;
     is_entry && (registers.orig_rax == PWRITE || registers.orig_rax == PTRACE && REQUESTS.contains(&registers.rdi))
 }
@@ -191,9 +191,9 @@ struct Wholeness {
 
 impl Wholeness {
     fn of(pid: i32) -> Self {
-        let mask = |tid: i32| (tid, Status::read(tid).map_or(0, |status| status.signals_blocked));
-        let masks = process::threads(pid).expect("the parent lives").into_iter().map(mask).collect();
-        let areas = process::smaps(pid).expect("the parent lives");
+        let mask = |tid: i32| (tid, ProcStatus::read(tid).map_or(0, |status| status.signals_blocked));
+        let masks = process::thread_ids(pid).expect("the parent lives").into_iter().map(mask).collect();
+        let areas = process::read_smaps(pid).expect("the parent lives");
         Self { masks, kept_from_fork: areas.iter().filter(|area| area.has_flag("dc")).count() }
     }
 

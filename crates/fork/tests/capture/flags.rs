@@ -52,12 +52,12 @@ fn areas_of_much_memory_keep_their_flags() {
 }
 
 fn has_area(pid: i32, address: u64) -> bool {
-    process::maps(pid).unwrap().iter().any(|entry| entry.start <= address && address < entry.end)
+    process::read_maps(pid).unwrap().iter().any(|entry| entry.start <= address && address < entry.end)
 }
 
 /// Which of the marks that keep memory from copies an area has.
 pub(crate) fn marks(pid: i32, address: u64) -> Vec<&'static str> {
-    let areas = process::smaps(pid).unwrap();
+    let areas = process::read_smaps(pid).unwrap();
     let area = areas.iter().find(|entry| entry.start <= address && address < entry.end).unwrap();
     ["dc", "dd"].into_iter().filter(|flag| area.has_flag(flag)).collect()
 }

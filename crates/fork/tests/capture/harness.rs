@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, Offer};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, CapturedTree, OfferedPages};
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::{Descriptor, Mapping};
 
@@ -94,13 +94,13 @@ impl Parent {
         self.child.wait().expect("it is our child");
     }
 
-    pub(crate) fn capture(&self) -> Result<Captured, CaptureError> {
-        capture::prepare(self.pid(), options())
+    pub(crate) fn capture(&self) -> Result<CapturedTree, CaptureError> {
+        capture::capture_blocking(self.pid(), options())
     }
 
     /// The letter of its state.
     pub(crate) fn state(&self) -> char {
-        farfork_sys::process::Stat::read(self.pid()).expect("it lives").state
+        farfork_sys::process::ProcStat::read(self.pid()).expect("it lives").state
     }
 
     /// Waits until it is in a state.
@@ -137,10 +137,10 @@ pub(crate) fn options() -> CaptureOptions {
 }
 
 /// The offer of the pages that a program has made at an address (`offer` of `parent.h`).
-pub(crate) fn offer(start: u64) -> Offer {
+pub(crate) fn offer(start: u64) -> OfferedPages {
     const PAGES_BYTES: u64 = 256 << 10;
     let mark = [0x6b72_616d_u64.to_ne_bytes(), start.to_ne_bytes()].concat();
-    Offer { pages: start..start + PAGES_BYTES, mark, kept_thread: None }
+    OfferedPages { pages: start..start + PAGES_BYTES, mark, pinned_thread: None }
 }
 
 /// The page's word that the programs' `known` gives.
@@ -165,7 +165,7 @@ pub(crate) fn mapping_at(descriptor: &Descriptor, address: u64) -> &Mapping {
 /// Children of a process, zombies and those without exit signal included.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let mut children = Vec::new();
-    for tid in farfork_sys::process::threads(pid).expect("it lives") {
+    for tid in farfork_sys::process::thread_ids(pid).expect("it lives") {
         let list = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
         children.extend(list.split_ascii_whitespace().map(|word| word.parse::<i32>().expect("a pid")));
     }

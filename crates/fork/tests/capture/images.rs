@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farfork_fabric::{Address, Region};
-use farfork_fork::image::{Image, ImageError, Progress};
-use farfork_fork::resume::{OtherSeeds, OwnSeeds};
+use farfork_fork::image::{Image, ImageError, ImageProgress};
+use farfork_fork::resume::{LayerReader, LocalSeeds};
 use farfork_fork::seed::Seed;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, PAGE_SIZE, Token};
@@ -33,10 +33,10 @@ fn scene() -> Scene {
 }
 
 /// A seed that inherits nothing asks nobody.
-fn nobody_else() -> OtherSeeds {
+fn nobody_else() -> LayerReader {
     let (node, address) = (NodeName::new("here").unwrap(), Address::Tcp(([127, 0, 0, 1], 1).into()));
-    let own = OwnSeeds { node, address, table: Arc::default() };
-    OtherSeeds { own, links: Arc::default() }
+    let own = LocalSeeds { node, address, table: Arc::default() };
+    LayerReader { local: own, connections: Arc::default() }
 }
 
 impl Scene {
@@ -45,7 +45,7 @@ impl Scene {
     }
 
     fn seal(&self) -> Image {
-        self.seed.seal(&nobody_else(), b"about".to_vec(), &self.path(), &Progress::default()).unwrap()
+        self.seed.seal(&nobody_else(), b"about".to_vec(), &self.path(), &ImageProgress::default()).unwrap()
     }
 
     /// All extents, populated pages and others alike.
@@ -81,10 +81,10 @@ fn names(error: &ImageError, path: &Path) {
 fn an_image_holds_what_the_template_held() {
     let scene = scene();
     let image = scene.seal();
-    assert_eq!((image.head().about.as_slice(), image.descriptor()), (&b"about"[..], &**scene.seed.descriptor()));
+    assert_eq!((image.head().daemon_state.as_slice(), image.descriptor()), (&b"about"[..], &**scene.seed.descriptor()));
     assert_eq!(fs::metadata(scene.path()).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::read_dir(scene.directory.path()).unwrap().count(), 1, "nothing but the image");
-    let sealed = Seed::of_image(Image::open(&scene.path()).unwrap());
+    let sealed = Seed::from_image(Image::open(&scene.path()).unwrap());
     assert_eq!(sealed.key(), scene.seed.key());
     assert_eq!(sealed.template_pid(), None);
     let mut data_bytes = 0;
@@ -153,7 +153,7 @@ fn a_damaged_image_never_gives_a_wrong_byte() {
 #[test]
 fn an_image_that_is_not_wanted_leaves_nothing() {
     let scene = scene();
-    let progress = Progress::default();
+    let progress = ImageProgress::default();
     progress.cancel();
     let cancelled = scene.seed.seal(&nobody_else(), Vec::new(), &scene.path(), &progress).unwrap_err();
     assert!(matches!(cancelled, ImageError::Cancelled { .. }), "{cancelled}");
@@ -167,7 +167,7 @@ fn memory_that_cannot_be_read_leaves_nothing() {
     let template = farfork_sys::pidfd::open(scene.seed.template_pid().unwrap()).unwrap();
     farfork_sys::pidfd::send_signal(&template, 9).unwrap();
     assert!(farfork_sys::pidfd::wait_exit(&template, crate::harness::PATIENCE).unwrap());
-    let failed = scene.seed.seal(&nobody_else(), Vec::new(), &scene.path(), &Progress::default()).unwrap_err();
-    assert!(matches!(failed, ImageError::Memory { .. }), "{failed}");
+    let failed = scene.seed.seal(&nobody_else(), Vec::new(), &scene.path(), &ImageProgress::default()).unwrap_err();
+    assert!(matches!(failed, ImageError::ReadMemory { .. }), "{failed}");
     assert_eq!(fs::read_dir(scene.directory.path()).unwrap().count(), 0);
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fork::capture::{self, CaptureOptions};
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 
 use crate::flags::marks;
 use crate::harness::{PATIENCE, Parent, children, offer, options};
@@ -27,7 +27,7 @@ fn captures_until_killed() {
     let pages = env::var(PAGES).ok().and_then(|start| start.parse().ok());
     loop {
         // What an earlier victim left behind may still be ending.
-        drop(capture::prepare(pid, CaptureOptions { offer: pages.map(offer), ..options() }));
+        drop(capture::capture_blocking(pid, CaptureOptions { offered_pages: pages.map(offer), ..options() }));
     }
 }
 
@@ -71,7 +71,7 @@ fn a_parent_outlives_whoever_captures_it() {
 }
 
 /// A child of a parent that has not ended, and is not this template.
-fn template_beside(template: i32, parent: i32) -> Option<Stat> {
+fn template_beside(template: i32, parent: i32) -> Option<ProcStat> {
     let others = children(parent).into_iter().filter(|child| *child != template);
-    others.filter_map(|child| Stat::read(child).ok()).find(|stat| stat.state != 'Z')
+    others.filter_map(|child| ProcStat::read(child).ok()).find(|stat| stat.state != 'Z')
 }

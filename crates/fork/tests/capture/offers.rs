@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, Offer};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, CapturedTree, OfferedPages};
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -16,8 +16,8 @@ fn pages(parent: &Parent) -> Range<u64> {
     offer(parent.told("pages")).pages
 }
 
-fn capture_with(parent: &Parent, offer: Offer) -> Result<Captured, CaptureError> {
-    capture::prepare(parent.pid(), CaptureOptions { offer: Some(offer), ..options() })
+fn capture_with(parent: &Parent, offer: OfferedPages) -> Result<CapturedTree, CaptureError> {
+    capture::capture_blocking(parent.pid(), CaptureOptions { offered_pages: Some(offer), ..options() })
 }
 
 fn memory(pid: i32, range: &Range<u64>) -> Vec<u8> {
@@ -81,7 +81,8 @@ fn what_is_no_pages_to_use_is_left_alone() {
     ];
     for pages in wrong {
         let told = format!("{pages:x?}");
-        capture_with(&parent, Offer { pages, ..offer(range.start) }).unwrap_or_else(|error| panic!("{told}: {error}"));
+        capture_with(&parent, OfferedPages { pages, ..offer(range.start) })
+            .unwrap_or_else(|error| panic!("{told}: {error}"));
         assert!(memory(parent.pid(), &range) == before, "{told}: pages were written to");
         still_runs(&mut parent);
     }
@@ -118,7 +119,7 @@ fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
     first.set((0..CpuSet::MAX_CPU).find(|cpu| cpus.is_set(*cpu)).unwrap());
     sched_setaffinity(pid, &first).unwrap();
     let chosen = |kept_thread| {
-        let captured = capture_with(&parent, Offer { kept_thread, ..offer(start) }).unwrap();
+        let captured = capture_with(&parent, OfferedPages { pinned_thread: kept_thread, ..offer(start) }).unwrap();
         captured.descriptor.threads.iter().map(|thread| thread.cpus.is_empty()).collect::<Vec<_>>()
     };
     assert_eq!(chosen(None), [false, true]);

@@ -4,7 +4,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, Sender};
 
-use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured, CheckOptions, Observer};
+use farfork_fork::capture::{
+    self, CaptureCallbacks, CaptureError, CaptureOptions, CapturedTree, CheckOptions, ReadyTemplate,
+};
 
 use crate::harness::{PATIENCE, Parent, options};
 
@@ -48,7 +50,7 @@ fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
         let mut parent = Parent::start("refused", &[what]);
         let before = memory_map(&parent);
         let options = CaptureOptions { freeze: true, ..options() };
-        match capture::prepare(parent.pid(), options) {
+        match capture::capture_blocking(parent.pid(), options) {
             Err(CaptureError::Refused { .. }) => {}
             other => panic!("{what}: {other:?}"),
         }
@@ -60,7 +62,7 @@ fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
     let before = memory_map(&parent);
     let (heard, hear) = mpsc::channel();
     let options = CaptureOptions { freeze: true, ..options() };
-    capture::start(parent.pid(), options, Box::new(Unwilling(heard))).unwrap();
+    capture::start_capture(parent.pid(), options, Box::new(Unwilling(heard))).unwrap();
     assert!(hear.recv_timeout(PATIENCE).expect("it is told"), "nothing stands against it");
     parent.write(b"still here\n");
     parent.wait_for("still");
@@ -70,13 +72,13 @@ fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
 /// Wants no seed, and tells whether there would have been one.
 struct Unwilling(Sender<bool>);
 
-impl Observer for Unwilling {
-    fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+impl CaptureCallbacks for Unwilling {
+    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
         self.0.send(begun.is_ok()).expect("the test listens");
         false
     }
 
-    fn completed(&mut self, _: Result<Captured, CaptureError>) {
+    fn capture_completed(&mut self, _: Result<CapturedTree, CaptureError>) {
         panic!("it was not wanted");
     }
 }
@@ -142,12 +144,12 @@ fn what_is_no_ordinary_process_is_refused() {
     let ours = capture::check(std::process::id() as i32, CheckOptions::default()).unwrap();
     assert!(ours.refusals[0].reason.contains("farfork itself"));
     const KTHREADD: i32 = 2;
-    if farfork_sys::process::Stat::read(KTHREADD).is_ok_and(|stat| stat.is_kernel_thread()) {
+    if farfork_sys::process::ProcStat::read(KTHREADD).is_ok_and(|stat| stat.is_kernel_thread()) {
         assert!(capture::check(KTHREADD, CheckOptions::default()).unwrap().refusals[0].reason.contains("kernel"));
     }
     let parent = Parent::start("threads", &[]);
-    let thread = *farfork_sys::process::threads(parent.pid()).unwrap().last().unwrap();
+    let thread = *farfork_sys::process::thread_ids(parent.pid()).unwrap().last().unwrap();
     let report = capture::check(thread, CheckOptions::default()).unwrap();
     assert!(report.refusals[0].reason.contains(&format!("thread of pid {}", parent.pid())));
-    assert!(matches!(capture::check(i32::MAX, CheckOptions::default()), Err(CaptureError::Gone { .. })));
+    assert!(matches!(capture::check(i32::MAX, CheckOptions::default()), Err(CaptureError::ProcessGone { .. })));
 }

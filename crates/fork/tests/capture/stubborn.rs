@@ -47,7 +47,7 @@ fn a_zombie_and_a_ghost_are_refused() {
     let error = parent.capture().unwrap_err();
     assert!(error.to_string().contains("has ended"), "{error}");
     parent.kill();
-    assert!(matches!(capture::prepare(pid, options()), Err(CaptureError::Gone { .. })));
+    assert!(matches!(capture::capture_blocking(pid, options()), Err(CaptureError::ProcessGone { .. })));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_parent_killed_at_any_moment_gives_an_error_or_a_seed() {
         let capturing = thread::spawn(move || {
             let options = CaptureOptions { timeout: PATIENCE, ..options() };
             let begun = Instant::now();
-            let captured = capture::prepare(pid, options);
+            let captured = capture::capture_blocking(pid, options);
             (captured, begun.elapsed())
         });
         thread::sleep(Duration::from_micros(kill * 100));

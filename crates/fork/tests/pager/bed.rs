@@ -60,14 +60,14 @@ impl Bed {
         let dir = tempfile::tempdir().unwrap();
         let client = PagerClient::new(dir.path());
         let first_keeper = spawn_keeper(dir.path());
-        client.children().expect("the pager answers");
+        client.list_children().expect("the pager answers");
         Self { dir, client, first_keeper }
     }
 
     /// Starts a pager after both processes were killed.
     pub(crate) fn start_pager(&mut self) {
         self.first_keeper = spawn_keeper(self.dir.path());
-        self.client.children().expect("the pager answers");
+        self.client.list_children().expect("the pager answers");
     }
 
     /// The keeper and the pager, as processes now.
@@ -171,12 +171,12 @@ impl Bed {
         let id = program.id.clone();
         drop(program);
         self.client.release(&id).unwrap();
-        assert!(!self.client.children().unwrap().contains(&id));
+        assert!(!self.client.list_children().unwrap().contains(&id));
     }
 
     /// Ends the pager and checks that nothing is left.
     pub(crate) fn end(self) {
-        assert_eq!(self.client.children().unwrap(), []);
+        assert_eq!(self.client.list_children().unwrap(), []);
         assert_eq!(self.userfaultfds(), 0);
         self.client.stop(SOON).unwrap();
         self.expect_end();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farfork_fork::pager::{CacheStats, Paging, SettleState, Strategy};
+use farfork_fork::pager::{CacheStats, PagingMode, PagingStrategy, SettleState};
 use farfork_wire::Token;
 
 use crate::bed::{Bed, soon};
@@ -15,8 +15,8 @@ const SMALL_BYTES: u64 = 512 << 10;
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("the_next_childs_pages_cross_no_network", || next_child_asks_nobody(Paging::Prefetch)),
-    ("the_next_childs_single_pages_cross_no_network", || next_child_asks_nobody(Paging::Cow)),
+    ("the_next_childs_pages_cross_no_network", || next_child_asks_nobody(PagingMode::Prefetch)),
+    ("the_next_childs_single_pages_cross_no_network", || next_child_asks_nobody(PagingMode::Cow)),
     ("who_takes_all_takes_it_from_the_cache", who_takes_all_takes_it_from_the_cache),
     ("who_does_not_ask_for_the_cache_does_not_use_it", who_does_not_ask_does_not_use_it),
     ("a_full_cache_goes_on", a_full_cache_goes_on),
@@ -32,17 +32,17 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("cached_memory_and_everything_at_once", || run_from_cache("chaos")),
 ];
 
-fn cached(paging: Paging) -> Strategy {
-    Strategy { paging, cache: true, ..Strategy::default() }
+fn cached(paging: PagingMode) -> PagingStrategy {
+    PagingStrategy { mode: paging, uses_cache: true, ..PagingStrategy::default() }
 }
 
 impl Series {
     fn cache(&self) -> CacheStats {
-        self.bed.client.cache().expect("the pager answers")
+        self.bed.client.cache_stats().expect("the pager answers")
     }
 }
 
-fn next_child_asks_nobody(paging: Paging) {
+fn next_child_asks_nobody(paging: PagingMode) {
     let series = Series::new(PAGES);
     let populated = series.seed.populated_pages();
     let first = series.run_to_end("touch_at_random", cached(paging));
@@ -59,18 +59,19 @@ fn next_child_asks_nobody(paging: Paging) {
 
 fn who_does_not_ask_does_not_use_it() {
     let series = Series::new(PAGES);
-    series.run_to_end("touch_at_random", Strategy::default());
+    series.run_to_end("touch_at_random", PagingStrategy::default());
     assert_eq!(series.cache().pages, 0, "nothing is kept of a child that does not say so");
-    series.run_to_end("touch_at_random", cached(Paging::Cow));
-    let next = series.run_to_end("touch_at_random", Strategy { paging: Paging::Cow, ..Strategy::default() });
+    series.run_to_end("touch_at_random", cached(PagingMode::Cow));
+    let next =
+        series.run_to_end("touch_at_random", PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() });
     assert_eq!((next.pages_cached, next.pages_fetched), (0, series.seed.populated_pages()), "{next:?}");
     series.bed.end();
 }
 
 fn who_takes_all_takes_it_from_the_cache() {
     let series = Series::new(PAGES);
-    series.run_to_end("touch_in_order", cached(Paging::Prefetch));
-    let mut program = series.bed.start("stay", PAGES, &series.plan(cached(Paging::Cow)));
+    series.run_to_end("touch_in_order", cached(PagingMode::Prefetch));
+    let mut program = series.bed.start("stay", PAGES, &series.plan(cached(PagingMode::Cow)));
     program.meet();
     let (id, pid) = (program.id.clone(), program.process.id() as i32);
     let settle = |begin| series.bed.client.settle(&id, begin, pid).expect("the pager answers").state;
@@ -85,9 +86,9 @@ fn who_takes_all_takes_it_from_the_cache() {
 
 fn a_full_cache_goes_on() {
     let series = Series::new(PAGES);
-    series.bed.client.limit_cache(SMALL_BYTES).expect("the pager answers");
+    series.bed.client.set_cache_limit(SMALL_BYTES).expect("the pager answers");
     for scenario in ["touch_in_order", "touch_at_random", "touch_at_random"] {
-        let counters = series.run_to_end(scenario, cached(Paging::Prefetch));
+        let counters = series.run_to_end(scenario, cached(PagingMode::Prefetch));
         assert_eq!(counters.pages_fetched + counters.pages_cached, series.seed.populated_pages(), "{counters:?}");
         let stats = series.cache();
         assert_eq!((stats.bytes, stats.bytes_max), (SMALL_BYTES, SMALL_BYTES), "{stats:?}");
@@ -98,9 +99,9 @@ fn a_full_cache_goes_on() {
 
 fn no_room_keeps_nothing() {
     let series = Series::new(PAGES);
-    series.bed.client.limit_cache(0).expect("the pager answers");
+    series.bed.client.set_cache_limit(0).expect("the pager answers");
     for _ in 0..2 {
-        let counters = series.run_to_end("touch_at_random", cached(Paging::Prefetch));
+        let counters = series.run_to_end("touch_at_random", cached(PagingMode::Prefetch));
         assert_eq!((counters.pages_fetched, counters.pages_cached), (series.seed.populated_pages(), 0), "{counters:?}");
     }
     assert_eq!((series.cache().bytes, series.cache().pages), (0, 0));
@@ -109,7 +110,7 @@ fn no_room_keeps_nothing() {
 
 fn dropped_seeds_leave() {
     let series = Series::new(PAGES);
-    series.run_to_end("touch_at_random", cached(Paging::Prefetch));
+    series.run_to_end("touch_at_random", cached(PagingMode::Prefetch));
     assert_eq!(series.cache().pages, series.seed.populated_pages());
     series.owner.drop_seed();
     soon("an empty cache", || (series.cache().pages == 0).then_some(()));
@@ -119,13 +120,13 @@ fn dropped_seeds_leave() {
 
 fn wrong_tokens_open_nothing() {
     let series = Series::new(PAGES);
-    series.run_to_end("touch_at_random", cached(Paging::Prefetch));
-    let mut plan = series.plan(cached(Paging::Prefetch));
+    series.run_to_end("touch_at_random", cached(PagingMode::Prefetch));
+    let mut plan = series.plan(cached(PagingMode::Prefetch));
     plan.sources[0].token = Token::from_bytes([8; 16]);
     let mut program = series.bed.start("lose", PAGES, &plan);
     program.expect_signal();
     let stats = series.bed.stats(&program);
-    assert!(stats.lost.is_some() && stats.counters.pages_cached == 0, "{stats:?}");
+    assert!(stats.loss_reason.is_some() && stats.counters.pages_cached == 0, "{stats:?}");
     assert_eq!(series.cache().pages, series.seed.populated_pages(), "and it spoils nothing");
     series.bed.finish(program);
     series.bed.end();
@@ -135,16 +136,16 @@ fn this_host_is_not_kept() {
     let seed = Seed::new(PAGES, false);
     let bed = Bed::new();
     let owner = start_on_host(&bed.dir.path().join("owner.sock"), &seed);
-    bed.finish(bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), cached(Paging::Prefetch))));
-    assert_eq!(bed.client.cache().expect("the pager answers").pages, 0);
+    bed.finish(bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), cached(PagingMode::Prefetch))));
+    assert_eq!(bed.client.cache_stats().expect("the pager answers").pages, 0);
     bed.end();
 }
 
 fn next_pager_begins_without() {
     let series = Series::new(PAGES);
-    series.bed.client.limit_cache(64 << 20).expect("the pager answers");
-    series.run_to_end("touch_at_random", cached(Paging::Cow));
-    let plan = series.plan(cached(Paging::Cow));
+    series.bed.client.set_cache_limit(64 << 20).expect("the pager answers");
+    series.run_to_end("touch_at_random", cached(PagingMode::Cow));
+    let plan = series.plan(cached(PagingMode::Cow));
     let mut program = series.bed.start("touch_slowly", PAGES, &plan);
     std::thread::sleep(Duration::from_millis(150));
     series.bed.kill_pager();
@@ -159,8 +160,8 @@ fn next_pager_begins_without() {
 
 fn run_from_cache(scenario: &str) {
     let series = Series::new(PAGES);
-    series.run_to_end("touch_in_order", cached(Paging::Prefetch));
-    for paging in [Paging::Prefetch, Paging::Cow] {
+    series.run_to_end("touch_in_order", cached(PagingMode::Prefetch));
+    for paging in [PagingMode::Prefetch, PagingMode::Cow] {
         let counters = series.run_to_end(scenario, cached(paging));
         assert_eq!((counters.pages_fetched, counters.faults_missing), (0, 0), "{counters:?}");
         assert!(counters.pages_cached > 0, "{counters:?}");

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use farfork_fork::pager::{Paging, Strategy};
+use farfork_fork::pager::{PagingMode, PagingStrategy};
 use farfork_sys::fdpass;
 
 use crate::bed::{Bed, Program, soon};
@@ -35,8 +35,8 @@ const REPLACEMENT_LIMIT: Duration = Duration::from_secs(10);
 const HANG_GUARD: Duration = Duration::from_secs(60);
 
 /// Page by page, so that whatever is missing stays so until it is touched.
-fn one_by_one() -> Strategy {
-    Strategy { paging: Paging::Cow, ..Strategy::default() }
+fn one_by_one() -> PagingStrategy {
+    PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }
 }
 
 fn kills() -> u64 {
@@ -61,7 +61,7 @@ fn campaign(kills: u64, limit: Duration, mut kill: impl FnMut(u64, &mut Stage)) 
             );
             let killed = Instant::now();
             kill(number, stage);
-            stage.bed.client.children().expect("a pager answers");
+            stage.bed.client.list_children().expect("a pager answers");
             let took = killed.elapsed();
             assert!(took < limit, "kill {number}: {took:?}");
             (longest, sum) = (longest.max(took), sum + took);
@@ -71,7 +71,7 @@ fn campaign(kills: u64, limit: Duration, mut kill: impl FnMut(u64, &mut Stage)) 
         stage.program.expect_success();
         let average = sum / u32::try_from(kills).unwrap_or(u32::MAX).max(1);
         println!("{kills} kills: replaced after {average:?}, {longest:?} at most; rounds of 31 processes: {rounds}");
-        assert_eq!(stage.bed.stats(&stage.program).lost, None);
+        assert_eq!(stage.bed.stats(&stage.program).loss_reason, None);
     });
 }
 
@@ -99,7 +99,7 @@ fn descendants_survive_any_two() {
 }
 
 fn a_holder_is_replaced() {
-    with_program("pause_between", Strategy::default(), |stage| {
+    with_program("pause_between", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let (processes, holder) = (stage.bed.processes(), stage.bed.holder());
         let descriptors = stage.bed.descriptors().len();
@@ -122,7 +122,7 @@ fn start_with_stub(bed: &Bed, owner: &Owner, seed: &Seed, scenario: &str) -> (Pr
     let program = Program::begin(scenario, PAGES, child, programs);
     let mut word = [0; 16];
     let (_, uffd) = fdpass::receive(ours.as_fd(), &mut word, 1).unwrap();
-    let queue = fdpass::self_connected().unwrap();
+    let queue = fdpass::self_connected_socket().unwrap();
     fdpass::send(queue.as_fd(), &[0; 4], &[uffd[0].as_fd()]).unwrap();
     fdpass::send(to_pager.as_fd(), &[0; 4], &[uffd[0].as_fd(), queue.as_fd()]).unwrap();
     (program, queue)

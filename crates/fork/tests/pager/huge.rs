@@ -4,9 +4,9 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use farfork_fork::huge::Tender;
-use farfork_fork::pager::{Paging, Strategy};
-use farfork_sys::huge_page::{HUGE_PAGE_BYTES, collapse};
+use farfork_fork::huge::HugePageCollapser;
+use farfork_fork::pager::{PagingMode, PagingStrategy};
+use farfork_sys::huge_page::{HUGE_PAGE_BYTES, collapse_huge_page};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
 
@@ -23,33 +23,33 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 /// For one look at all memory, and what comes of it.
 const ROUND_LIMIT: Duration = Duration::from_millis(100);
 
-fn tender_of(program: &Program) -> Tender {
+fn tender_of(program: &Program) -> HugePageCollapser {
     let identity = ProcessIdentity::of(program.process.id().cast_signed()).expect("the program runs");
-    Tender::of(identity).expect("a program of ours").expect("it runs")
+    HugePageCollapser::open(identity).expect("a program of ours").expect("it runs")
 }
 
 fn huge_pages_come_and_go() {
-    with_program("mix_sizes", Strategy::default(), |stage| {
+    with_program("mix_sizes", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let mut tender = tender_of(&stage.program);
-        soon("a huge page", || (tender.round(ROUND_LIMIT).unwrap() > 0).then_some(()));
+        soon("a huge page", || (tender.run_round(ROUND_LIMIT).unwrap() > 0).then_some(()));
         stage.program.let_go();
         while !stage.program.has_ended() {
-            tender.round(ROUND_LIMIT).unwrap();
+            tender.run_round(ROUND_LIMIT).unwrap();
         }
     });
 }
 
 /// The kernel is asked for them all the time, whatever is there: the program checks every byte.
 fn missing_pages_make_no_huge_one() {
-    let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
+    let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("touch_at_random", strategy, |stage| {
         let pid = stage.program.process.id().cast_signed();
         let (process, end) = (pidfd::open(pid).unwrap(), AREA + PAGES * 4096);
         while !stage.program.has_ended() {
             for unit in (AREA..end).step_by(HUGE_PAGE_BYTES as usize) {
                 // Its pages of zeroes are the one page of zeroes, which is in no huge page. It may have ended meanwhile.
-                let is_huge = collapse(process.as_fd(), unit);
+                let is_huge = collapse_huge_page(process.as_fd(), unit);
                 assert!(!matches!(is_huge, Ok(true)), "{unit:#x} has missing pages");
             }
         }

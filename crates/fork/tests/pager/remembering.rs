@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::pager::{MemoryPlan, PagerCounters, Paging, Strategy, WarmProgress, WarmState};
+use farfork_fork::pager::{MemoryPlan, PagerCounters, PagingMode, PagingStrategy, PrewarmProgress, PrewarmState};
 use farfork_wire::{ChildId, PAGE_SIZE};
 
 use crate::bed::{Bed, Program, soon};
@@ -21,7 +21,7 @@ const SET_INTERVAL: Duration = Duration::from_millis(300);
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_recorded_set_spares_nine_faults_in_ten", || spares_nine_in_ten(one_by_one())),
-    ("a_set_of_windows_spares_nine_faults_in_ten", || spares_nine_in_ten(Strategy::default())),
+    ("a_set_of_windows_spares_nine_faults_in_ten", || spares_nine_in_ten(PagingStrategy::default())),
     ("the_first_pages_of_a_set_come_before_their_child", first_pages_come_before_their_child),
     ("pages_that_come_before_a_child_that_never_comes", pages_come_and_their_child_does_not),
     ("who_asks_for_single_pages_gets_no_set", who_asks_for_single_pages_gets_none),
@@ -40,16 +40,18 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 /// Those of `make test-long`: their children race against the sets, so a busy machine decides who wins.
 pub(crate) const LONG: &[(&str, fn())] = &[
     ("a_recorded_set_spares_nine_in_ten_of_who_does_not_wait_for_it", || spares_who_does_not_wait(one_by_one(), 10)),
-    ("a_set_of_windows_spares_half_of_who_does_not_wait_for_it", || spares_who_does_not_wait(Strategy::default(), 2)),
+    ("a_set_of_windows_spares_half_of_who_does_not_wait_for_it", || {
+        spares_who_does_not_wait(PagingStrategy::default(), 2)
+    }),
 ];
 
-fn one_by_one() -> Strategy {
-    Strategy { paging: Paging::Cow, ..Strategy::default() }
+fn one_by_one() -> PagingStrategy {
+    PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }
 }
 
 impl Series {
     /// Runs a program to its end, and waits until its seed knows what was seen of it.
-    fn run(&self, scenario: &str, strategy: Strategy) -> PagerCounters {
+    fn run(&self, scenario: &str, strategy: PagingStrategy) -> PagerCounters {
         let counters = self.run_to_end(scenario, strategy);
         let ended = self.seed.children_told();
         soon("a report", || (self.seed.children_told() > ended || self.seed.set_pages() > 0).then_some(()));
@@ -72,10 +74,10 @@ impl Series {
     }
 }
 
-fn spares_nine_in_ten(first: Strategy) {
+fn spares_nine_in_ten(first: PagingStrategy) {
     let series = Series::new(PAGES);
     let first = series.run_for_whole_set(first);
-    let next = series.run_recalling(&series.plan(Strategy::default()));
+    let next = series.run_recalling(&series.plan(PagingStrategy::default()));
     assert!(10 * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
     assert!(next.pages_fetched <= first.pages_fetched + first.pages_fetched / 4, "{first:?}\n{next:?}");
     series.bed.end();
@@ -83,7 +85,7 @@ fn spares_nine_in_ten(first: Strategy) {
 
 /// Leaves one fault in `part`. Each page of the set that is touched before it came brings those that were touched behind it; which of
 /// those that only came along will be touched, and when, the set does not know.
-fn spares_who_does_not_wait(first: Strategy, part: u64) {
+fn spares_who_does_not_wait(first: PagingStrategy, part: u64) {
     let series = Series::new(PAGES);
     let first = series.run_for_whole_set(first);
     let next = series.run_at_once(series.adopt_early());
@@ -97,7 +99,7 @@ const EARLY_PAGES: u64 = 128;
 
 impl Series {
     /// Runs a first child, and waits until its seed knows all that came to it.
-    fn run_for_whole_set(&self, strategy: Strategy) -> PagerCounters {
+    fn run_for_whole_set(&self, strategy: PagingStrategy) -> PagerCounters {
         let first = self.run("touch_sparsely", strategy);
         soon("a whole set", || (self.seed.set_pages() >= first.pages_fetched).then_some(()));
         first
@@ -105,7 +107,7 @@ impl Series {
 
     /// Has a child adopted whose set is known, and waits until its first pages are there.
     fn adopt_early(&self) -> ((ChildId, PathBuf), OwnedFd) {
-        let (child, programs_end) = self.bed.adopt(&self.plan(Strategy::default()));
+        let (child, programs_end) = self.bed.adopt(&self.plan(PagingStrategy::default()));
         soon("the first pages", || {
             let counters = self.bed.client.stats(&child.0).expect("the pager knows it").counters;
             (counters.bytes_fetched >= EARLY_PAGES * PAGE_SIZE).then_some(())
@@ -137,9 +139,9 @@ fn pages_come_and_their_child_does_not() {
     series.run_for_whole_set(one_by_one());
     let (_, programs_end) = series.adopt_early();
     drop(programs_end);
-    let children = || series.bed.client.children().expect("the pager answers");
+    let children = || series.bed.client.list_children().expect("the pager answers");
     soon("the end of a child that never came", || children().is_empty().then_some(()));
-    series.run("touch_sparsely", Strategy::default());
+    series.run("touch_sparsely", PagingStrategy::default());
     series.bed.end();
 }
 
@@ -153,14 +155,16 @@ fn who_asks_for_single_pages_gets_none() {
 
 fn who_is_like_the_first_gets_none() {
     let series = Series::new(PAGES);
-    let like_the_first =
-        |scenario, strategy: Strategy| series.run_to_end(scenario, Strategy { first: true, ..strategy });
-    like_the_first("touch_in_order", Strategy::default());
+    let like_the_first = |scenario, strategy: PagingStrategy| {
+        series.run_to_end(scenario, PagingStrategy { ignores_working_set: true, ..strategy })
+    };
+    like_the_first("touch_in_order", PagingStrategy::default());
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
     assert_eq!(series.seed.set_pages(), first.faults_missing, "nothing is told of who touched all");
     // Pages of a set come before the first fault, and no others do.
-    let (child, programs_end) = series.bed.adopt(&series.plan(Strategy { first: true, ..Strategy::default() }));
+    let (child, programs_end) =
+        series.bed.adopt(&series.plan(PagingStrategy { ignores_working_set: true, ..PagingStrategy::default() }));
     thread::sleep(SET_INTERVAL);
     let early = series.bed.client.stats(&child.0).expect("the pager knows it").counters;
     assert_eq!(early.bytes_fetched, 0, "it is sent no set: {early:?}");
@@ -173,7 +177,7 @@ fn a_set_is_found_on_the_owners_host() {
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
     let owner = start_on_host(&series.bed.dir.path().join("owner.sock"), &series.seed);
-    let next = series.run_recalling(&series.seed.plan(owner.address(), Strategy::default()));
+    let next = series.run_recalling(&series.seed.plan(owner.address(), PagingStrategy::default()));
     assert!(10 * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
     assert_eq!(next.pages_same_host, next.pages_fetched, "{next:?}");
     series.bed.end();
@@ -181,9 +185,9 @@ fn a_set_is_found_on_the_owners_host() {
 
 fn a_set_comes_from_the_cache() {
     let series = Series::new(PAGES);
-    series.run("touch_sparsely", Strategy { cache: true, ..one_by_one() });
+    series.run("touch_sparsely", PagingStrategy { uses_cache: true, ..one_by_one() });
     soon("a set", || (series.seed.set_pages() > 0).then_some(()));
-    let strategy = Strategy { cache: true, ..Strategy::default() };
+    let strategy = PagingStrategy { uses_cache: true, ..PagingStrategy::default() };
     let next = series.run_recalling(&series.plan(strategy));
     assert!(next.pages_cached > 0 && 10 * next.faults_cached <= next.pages_cached, "{next:?}");
     series.bed.end();
@@ -191,28 +195,32 @@ fn a_set_comes_from_the_cache() {
 
 impl Series {
     /// Has the set put into the cache of this node.
-    fn warm_up(&self) -> WarmProgress {
+    fn warm_up(&self) -> PrewarmProgress {
         let dir = self.bed.dir.path().join("warm");
         std::fs::create_dir_all(&dir).expect("a directory");
-        self.plan(Strategy::default()).write(&dir).expect("a plan");
+        self.plan(PagingStrategy::default()).write(&dir).expect("a plan");
         soon("a warm cache", || {
             let progress = self.bed.client.prewarm(&self.seed.id, &dir).expect("the pager answers");
-            (progress.state != WarmState::Underway).then_some(progress)
+            (progress.state != PrewarmState::Running).then_some(progress)
         })
     }
 }
 
 fn a_node_is_warmed_up() {
     let mut series = Series::new(PAGES);
-    assert_eq!(series.warm_up(), WarmProgress { set_pages: 0, cached_pages: 0, state: WarmState::Done }, "no set yet");
+    assert_eq!(
+        series.warm_up(),
+        PrewarmProgress { set_pages: 0, cached_pages: 0, state: PrewarmState::Done },
+        "no set yet"
+    );
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
     series.bed.end();
     series.bed = Bed::new();
 
     let pages = series.seed.set_pages();
-    assert_eq!(series.warm_up(), WarmProgress { set_pages: pages, cached_pages: pages, state: WarmState::Done });
-    assert_eq!(series.bed.client.cache().expect("the pager answers").pages, pages);
+    assert_eq!(series.warm_up(), PrewarmProgress { set_pages: pages, cached_pages: pages, state: PrewarmState::Done });
+    assert_eq!(series.bed.client.cache_stats().expect("the pager answers").pages, pages);
     let next = series.run("touch_sparsely", one_by_one());
     assert_eq!((next.pages_fetched, next.faults_missing, next.pages_cached), (0, 0, pages), "{next:?}");
     series.bed.end();
@@ -223,8 +231,8 @@ fn a_dropped_seed_warms_up_nothing() {
     series.run("touch_sparsely", one_by_one());
     series.owner.drop_seed();
     let progress = series.warm_up();
-    assert!(matches!(progress.state, WarmState::Failed(_)), "{progress:?}");
-    assert_eq!(series.bed.client.cache().expect("the pager answers").pages, 0);
+    assert!(matches!(progress.state, PrewarmState::Failed(_)), "{progress:?}");
+    assert_eq!(series.bed.client.cache_stats().expect("the pager answers").pages, 0);
     series.bed.end();
 }
 
@@ -232,7 +240,7 @@ fn go_on_with_a_set(scenario: &str) {
     let series = Series::new(PAGES);
     series.run("touch_in_order", one_by_one());
     for _ in 0..2 {
-        series.run(scenario, Strategy::default());
+        series.run(scenario, PagingStrategy::default());
     }
     series.bed.end();
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use farfork_fork::pager::{LOST_FILE, PagerStats, Paging, Strategy};
+use farfork_fork::pager::{LOST_FILE, PagerStats, PagingMode, PagingStrategy};
 use farfork_sys::memory;
 
 use crate::bed::{Bed, MemoryLimit, Program, soon};
@@ -63,8 +63,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 pub(crate) const LONG: &[(&str, fn())] =
     &[("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size)];
 
-fn strategy(unreachable: Duration) -> Strategy {
-    Strategy { unreachable_limit: unreachable, ..Strategy::default() }
+fn strategy(unreachable: Duration) -> PagingStrategy {
+    PagingStrategy { unreachable_timeout: unreachable, ..PagingStrategy::default() }
 }
 
 /// What a scenario acts upon.
@@ -77,7 +77,7 @@ pub(crate) struct Stage {
 }
 
 /// Runs a program, lets `act` do what it does to it, and checks that it ends well and leaves nothing.
-pub(crate) fn with_program(scenario: &str, strategy: Strategy, act: impl FnOnce(&mut Stage)) {
+pub(crate) fn with_program(scenario: &str, strategy: PagingStrategy, act: impl FnOnce(&mut Stage)) {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
@@ -91,12 +91,12 @@ pub(crate) fn with_program(scenario: &str, strategy: Strategy, act: impl FnOnce(
 }
 
 fn run_once(scenario: &str) {
-    with_program(scenario, Strategy::default(), |_| {});
+    with_program(scenario, PagingStrategy::default(), |_| {});
 }
 
 /// Page by page, which leaves time to kill some.
 fn run_while_pagers_die(scenario: &str) {
-    with_program(scenario, Strategy { paging: Paging::Cow, ..Strategy::default() }, |stage| {
+    with_program(scenario, PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }, |stage| {
         let mut killed = 0;
         while !stage.program.has_ended() {
             stage.bed.kill_pager();
@@ -110,7 +110,7 @@ fn run_while_pagers_die(scenario: &str) {
 
 /// Page by page, so that each move is one of memory that has not come.
 fn places_that_were_left_are_used_again_at_once() {
-    let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
+    let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("reuse_what_was_left", strategy, |_| {});
 }
 
@@ -132,9 +132,9 @@ fn locked_memory_grows_with_zeroes() {
 }
 
 fn pages_arrive_in_any_order() {
-    with_program("touch_at_random", Strategy::default(), |stage| {
+    with_program("touch_at_random", PagingStrategy::default(), |stage| {
         stage.program.expect_success();
-        let PagerStats { counters, lost } = stage.bed.stats(&stage.program);
+        let PagerStats { counters, loss_reason: lost } = stage.bed.stats(&stage.program);
         let populated: u64 = stage.seed.populated_pages();
         assert_eq!((counters.pages_fetched, lost.as_deref()), (populated, None));
         assert_eq!(counters.bytes_fetched, populated * 4096, "no page comes twice");
@@ -148,7 +148,7 @@ fn pages_arrive_in_any_order() {
 }
 
 fn single_pages_are_fetched_when_asked_so() {
-    let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
+    let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("stay", strategy, |stage| {
         stage.program.meet();
         let counters = stage.bed.stats(&stage.program).counters;
@@ -159,7 +159,7 @@ fn single_pages_are_fetched_when_asked_so() {
 }
 
 fn cow_fetches_each_page_once_and_alone() {
-    let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
+    let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("touch_at_random", strategy, |stage| {
         stage.program.expect_success();
         let counters = stage.bed.stats(&stage.program).counters;
@@ -173,7 +173,7 @@ fn cow_fetches_each_page_once_and_alone() {
 fn pages_come_alone_where_windows_cannot_be_had() {
     let seed = Seed::brittle(PAGES);
     let (owner, bed) = (Owner::start(&seed), Bed::new());
-    let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
     program.expect_success();
     let PagerStats { counters, .. } = bed.stats(&program);
     assert_eq!(counters.pages_fetched, seed.populated_pages(), "{counters:?}");
@@ -186,7 +186,7 @@ fn who_touches_little_of_much_gets_little() {
     let seed = Seed::new(pages, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
-    let mut program = bed.start("touch_sparsely", pages, &seed.plan(owner.address(), Strategy::default()));
+    let mut program = bed.start("touch_sparsely", pages, &seed.plan(owner.address(), PagingStrategy::default()));
     program.meet();
     let counters = bed.stats(&program).counters;
     assert!(counters.bytes_fetched <= (1 << 30) / 10, "5 % of 1 GiB was touched: {counters:?}");
@@ -200,7 +200,7 @@ fn pages_of_this_host_are_told_apart() {
     let seed = Seed::new(PAGES, false);
     let bed = Bed::new();
     let owner = start_on_host(&bed.dir.path().join("owner.sock"), &seed);
-    let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
     program.expect_success();
     let counters = bed.stats(&program).counters;
     let populated = seed.populated_pages();
@@ -213,7 +213,7 @@ fn the_next_child_finds_connections_made() {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
-    let plan = seed.plan(owner.address(), Strategy::default());
+    let plan = seed.plan(owner.address(), PagingStrategy::default());
     let sockets = || {
         let links = bed.descriptors();
         let mut sockets: Vec<String> = links.into_iter().filter(|link| link.starts_with("socket:")).collect();
@@ -229,7 +229,7 @@ fn the_next_child_finds_connections_made() {
 }
 
 fn another_process_reads_missing_pages() {
-    with_program("be_read", Strategy::default(), |stage| {
+    with_program("be_read", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let pid = stage.program.process.id() as i32;
         for page in (0..PAGES).step_by(3) {
@@ -242,7 +242,7 @@ fn another_process_reads_missing_pages() {
 }
 
 fn pager_is_killed_again_and_again() {
-    with_program("touch_slowly", Strategy { paging: Paging::Cow, ..Strategy::default() }, |stage| {
+    with_program("touch_slowly", PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }, |stage| {
         for round in 0..15 {
             sleep(Duration::from_millis(105 + round));
             stage.bed.kill_pager();
@@ -255,7 +255,7 @@ fn pager_is_killed_again_and_again() {
 }
 
 fn keeper_is_killed() {
-    with_program("pause_between", Strategy::default(), |stage| {
+    with_program("pause_between", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let (keeper, pager) = stage.bed.processes();
         stage.bed.kill_keeper();
@@ -267,7 +267,7 @@ fn keeper_is_killed() {
 }
 
 fn both_are_killed_one_after_the_other() {
-    with_program("touch_slowly", Strategy::default(), |stage| {
+    with_program("touch_slowly", PagingStrategy::default(), |stage| {
         for _ in 0..4 {
             sleep(Duration::from_millis(60));
             stage.bed.kill_keeper();
@@ -278,7 +278,7 @@ fn both_are_killed_one_after_the_other() {
 }
 
 fn owner_forgets_the_seed() {
-    with_program("lose", Strategy { paging: Paging::Cow, ..Strategy::default() }, |stage| {
+    with_program("lose", PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }, |stage| {
         stage.program.meet();
         let address = stage.owner.take().unwrap().socket_address();
         stage.owner = Some(Owner::restart(address, &stage.seed, false));
@@ -290,7 +290,7 @@ fn owner_forgets_the_seed() {
 
 /// Single pages and several bulk reads are on their way when the first refusal comes.
 fn every_thread_is_told_of_a_loss() {
-    with_program("lose_in_threads", Strategy::default(), |stage| {
+    with_program("lose_in_threads", PagingStrategy::default(), |stage| {
         stage.program.meet();
         stage.owner.as_ref().unwrap().drop_seed();
         stage.program.let_go();
@@ -300,14 +300,18 @@ fn every_thread_is_told_of_a_loss() {
 }
 
 fn owner_stays_away() {
-    let strategy = Strategy { paging: Paging::Cow, unreachable_limit: Duration::from_secs(3), ..Strategy::default() };
+    let strategy = PagingStrategy {
+        mode: PagingMode::Cow,
+        unreachable_timeout: Duration::from_secs(3),
+        ..PagingStrategy::default()
+    };
     with_program("lose", strategy, |stage| {
         stage.program.meet();
         stage.owner = None;
         let begin = Instant::now();
         stage.program.let_go();
         stage.program.expect_success();
-        assert!(begin.elapsed() >= strategy.unreachable_limit, "it is waited for");
+        assert!(begin.elapsed() >= strategy.unreachable_timeout, "it is waited for");
         stage.expect_loss("cannot be reached");
         // What is lost stays lost, also for the next pager.
         stage.bed.kill_pager();
@@ -327,7 +331,7 @@ fn owner_comes_back() {
         assert!(!stage.program.has_ended(), "it waits for the next pager as well");
         stage.owner = Some(Owner::restart(address, &stage.seed, true));
         stage.program.expect_success();
-        assert_eq!(stage.bed.stats(&stage.program).lost, None);
+        assert_eq!(stage.bed.stats(&stage.program).loss_reason, None);
     });
 }
 
@@ -335,11 +339,11 @@ fn a_wrong_token_opens_nothing() {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
-    let mut plan = seed.plan(owner.address(), Strategy::default());
+    let mut plan = seed.plan(owner.address(), PagingStrategy::default());
     plan.sources[0].token = farfork_wire::Token::from_bytes([8; 16]);
     let mut program = bed.start("stay", PAGES, &plan);
     assert_eq!(program.expect_signal(), 7, "SIGBUS");
-    let lost = bed.stats(&program).lost.expect("its memory is lost");
+    let lost = bed.stats(&program).loss_reason.expect("its memory is lost");
     assert!(lost.contains("token"), "{lost}");
     let counted = bed.client.release(&program.id).unwrap().expect("it is told at the end what was done for it");
     assert!(counted.faults > 0, "{counted:?}");
@@ -351,14 +355,14 @@ fn children_share_owner_and_pager() {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
-    let plan = seed.plan(owner.address(), Strategy::default());
+    let plan = seed.plan(owner.address(), PagingStrategy::default());
     let empty = bed.descriptors().len();
     let mut programs: Vec<Program> = (0..20).map(|_| bed.start("stay", PAGES, &plan)).collect();
     programs.iter_mut().for_each(Program::meet);
     assert_eq!(bed.userfaultfds(), 20);
     let connections = 12;
     assert!(bed.descriptors().len() <= empty + 20 + connections, "{:?}", bed.descriptors());
-    assert_eq!(bed.client.children().unwrap().len(), 20);
+    assert_eq!(bed.client.list_children().unwrap().len(), 20);
     for mut program in programs {
         program.end();
         bed.finish(program);
@@ -370,15 +374,15 @@ fn a_child_that_never_begins_is_forgotten() {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
-    let mut program = bed.start("no such scenario", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    let mut program = bed.start("no such scenario", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
     assert!(!soon("its end", || program.process.try_wait().unwrap()).success());
-    soon("the end of its adoption", || bed.client.children().unwrap().is_empty().then_some(()));
+    soon("the end of its adoption", || bed.client.list_children().unwrap().is_empty().then_some(()));
     bed.client.release(&program.id).unwrap();
     bed.end();
 }
 
 fn a_running_child_keeps_its_pager() {
-    with_program("stay", Strategy::default(), |stage| {
+    with_program("stay", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let refused = stage.bed.client.stop(Duration::from_secs(1)).unwrap_err().to_string();
         assert!(refused.contains(&stage.program.id.to_string()), "{refused}");
@@ -386,7 +390,7 @@ fn a_running_child_keeps_its_pager() {
         assert!(running.contains("still run"), "{running}");
         assert_eq!(stage.bed.userfaultfds(), 1, "a userfaultfd is not closed under a living process");
         stage.program.end();
-        soon("the end of the released child", || stage.bed.client.children().unwrap().is_empty().then_some(()));
+        soon("the end of the released child", || stage.bed.client.list_children().unwrap().is_empty().then_some(()));
     });
 }
 
@@ -406,7 +410,7 @@ fn a_child_without_memory_is_killed_alone() {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
-    let mut program = bed.start("pause_between", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    let mut program = bed.start("pause_between", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
     program.meet();
     let limit = MemoryLimit::new(2 << 20);
     limit.enclose(&program);
@@ -426,15 +430,16 @@ fn a_pager_that_nobody_can_reach_ends() {
 
 /// Prints µs per page, for 16 and 256 MiB, beside a memcpy of the same pages in the same order.
 fn touching_everything_costs_the_same_at_any_size() {
-    let ((small, _), (large, copied)) = (measure(16, Strategy::default()), measure(256, Strategy::default()));
-    measure(8, Strategy { paging: Paging::Cow, ..Strategy::default() });
+    let ((small, _), (large, copied)) =
+        (measure(16, PagingStrategy::default()), measure(256, PagingStrategy::default()));
+    measure(8, PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() });
     // What the memory of a machine that has little left costs is not the pager's.
     let limit = 3.0 * small + 2.0 + copied;
     assert!(large < limit, "the cost per page grows with the size: {small} and {large} µs, {copied} for a copy");
 }
 
 /// µs per page of paging, and of a memcpy.
-fn measure(mib: u64, strategy: Strategy) -> (f64, f64) {
+fn measure(mib: u64, strategy: PagingStrategy) -> (f64, f64) {
     let pages = mib << 8;
     let seed = Seed::new(pages, true);
     let owner = Owner::start(&seed);
@@ -454,7 +459,7 @@ fn measure(mib: u64, strategy: Strategy) -> (f64, f64) {
 impl Stage {
     /// Checks what is said of the loss.
     fn expect_loss(&self, reason: &str) {
-        let lost = self.bed.stats(&self.program).lost.expect("its memory is lost");
+        let lost = self.bed.stats(&self.program).loss_reason.expect("its memory is lost");
         assert!(lost.contains(reason) && lost.contains(&self.program.id.to_string()), "{lost}");
         assert_eq!(std::fs::read_to_string(self.program.dir.join(LOST_FILE)).unwrap().trim_end(), lost.trim_end());
     }

@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use farfork_fabric::{Exporter, Refusal, Region, SameHost, shm, tcp};
-use farfork_fork::pager::{Learner, MemoryPlan, PlannedExtent, Remembered, Report, Segment, Source, Strategy};
+use farfork_fabric::{Exporter, LocalTemplate, Refusal, Region, shm, tcp};
+use farfork_fork::pager::{
+    AccessReport, LearnerThread, MapSegment, MemoryPlan, PageSource, PagingStrategy, PopulatedExtent, SharedWorkingSet,
+};
 use farfork_wire::descriptor::{ExtentId, PageRun};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 
@@ -58,9 +60,9 @@ pub(crate) struct Seed {
     /// Whether only single pages can be read.
     is_brittle: bool,
     /// What its children touch; how many reports of them came.
-    working_set: Remembered,
+    working_set: SharedWorkingSet,
     reports: AtomicU64,
-    learner: Learner,
+    learner: LearnerThread,
 }
 
 impl Seed {
@@ -81,9 +83,9 @@ impl Seed {
             ready: if ready { (0..pages).flat_map(contents).collect() } else { Vec::new() },
             served: None,
             is_brittle: false,
-            working_set: Remembered::default(),
+            working_set: SharedWorkingSet::default(),
             reports: AtomicU64::new(0),
-            learner: Learner::new(),
+            learner: LearnerThread::new(),
         }
     }
 
@@ -99,7 +101,7 @@ impl Seed {
 
     /// How many pages are in its working set.
     pub(crate) fn set_pages(&self) -> u64 {
-        self.working_set.pages()
+        self.working_set.page_count()
     }
 
     /// How many reports of children came.
@@ -108,7 +110,7 @@ impl Seed {
     }
 
     /// A plan by which `program.c` gets this memory from `owner`.
-    pub(crate) fn plan(&self, owner: farfork_fabric::Address, strategy: Strategy) -> MemoryPlan {
+    pub(crate) fn plan(&self, owner: farfork_fabric::Address, strategy: PagingStrategy) -> MemoryPlan {
         let mut populated: Vec<PageRun> = Vec::new();
         for page in (0..self.pages).filter(|page| is_populated(*page)) {
             match populated.last_mut() {
@@ -118,10 +120,10 @@ impl Seed {
         }
         let end = AREA + self.pages * PAGE_SIZE;
         MemoryPlan {
-            sources: vec![Source { seed: self.id.clone(), token: self.token, owner }],
-            members: Vec::new(),
-            segments: vec![Segment { start: AREA, end, extent: EXTENT, first_page: 0 }],
-            extents: vec![PlannedExtent::own(EXTENT, &populated)],
+            sources: vec![PageSource { seed: self.id.clone(), token: self.token, owner }],
+            member_segments: Vec::new(),
+            segments: vec![MapSegment { start: AREA, end, extent: EXTENT, first_page: 0 }],
+            extents: vec![PopulatedExtent::from_own_seed(EXTENT, &populated)],
             strategy,
             is_zygote: false,
         }
@@ -133,7 +135,7 @@ impl Region for Seed {
         match extent {
             EXTENT => Some(self.pages * PAGE_SIZE),
             ExtentId::DESCRIPTOR => Some(DESCRIPTOR.len() as u64),
-            ExtentId::WORKING_SET => Some(self.working_set.bytes().len() as u64),
+            ExtentId::WORKING_SET => Some(self.working_set.encoded_bytes().len() as u64),
             _ => None,
         }
     }
@@ -161,7 +163,7 @@ impl Region for Seed {
         Ok(())
     }
 
-    fn same_host(&self) -> Option<SameHost> {
+    fn local_template(&self) -> Option<LocalTemplate> {
         None
     }
 }
@@ -181,7 +183,7 @@ impl Exports {
 }
 
 impl Exporter for Exports {
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
         if self.dropped.load(Ordering::Relaxed) {
             sleep(REFUSAL_DELAY);
             return Err(Refusal::UnknownSeed);
@@ -193,13 +195,13 @@ impl Exporter for Exports {
         }
     }
 
-    fn deliver(&self, _: &str, message: &[u8]) -> Result<(), Refusal> {
-        let report = Report::decode(message).expect("a report");
+    fn deliver_message(&self, _: &str, message: &[u8]) -> Result<(), Refusal> {
+        let report = AccessReport::decode_set(message).expect("a report");
         if let Some(seed) = &self.seed {
             assert_eq!((&report.seed, report.token), (&seed.id, seed.token));
             let known = seed.clone();
-            let is_taken = seed.learner.take(move || {
-                known.working_set.learn(&report, |extent, page| extent == EXTENT && is_populated(page));
+            let is_taken = seed.learner.submit(move || {
+                known.working_set.apply_report(&report, |extent, page| extent == EXTENT && is_populated(page));
                 known.reports.fetch_add(1, Ordering::Relaxed);
             });
             assert!(is_taken, "few reports come at once");
@@ -209,14 +211,14 @@ impl Exporter for Exports {
 }
 
 /// An owner on the same host, with its socket at `path`, until it is dropped. It lets nobody read for himself.
-pub(crate) fn start_on_host(path: &Path, seed: &Arc<Seed>) -> shm::Server {
+pub(crate) fn start_on_host(path: &Path, seed: &Arc<Seed>) -> shm::ShmServer {
     let exports: Arc<dyn Exporter> = Exports::of(seed, Some(seed.clone()));
-    shm::Server::start(UnixListener::bind(path).expect("a socket can be made"), &exports).expect("an owner starts")
+    shm::ShmServer::start(UnixListener::bind(path).expect("a socket can be made"), &exports).expect("an owner starts")
 }
 
 /// The owner of a seed, until it is dropped.
 pub(crate) struct Owner {
-    server: tcp::Server,
+    server: tcp::TcpServer,
     exports: Arc<Exports>,
 }
 
@@ -235,7 +237,7 @@ impl Owner {
         let listener = TcpListener::bind(address).expect("the owner's port is free");
         let exports = Exports::of(seed, has);
         let exported: Arc<dyn Exporter> = exports.clone();
-        Self { server: tcp::Server::start(listener, &exported).expect("an owner starts"), exports }
+        Self { server: tcp::TcpServer::start(listener, &exported).expect("an owner starts"), exports }
     }
 
     /// Drops the seed; connections stay, and refusals take their time.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farfork_fork::pager::{MemoryPlan, PagerCounters, Strategy};
+use farfork_fork::pager::{MemoryPlan, PagerCounters, PagingStrategy};
 
 use crate::bed::{Bed, Program};
 use crate::seed::{Owner, Seed};
@@ -23,12 +23,12 @@ impl Series {
     }
 
     /// The plan of a child whose pages come from the owner.
-    pub(crate) fn plan(&self, strategy: Strategy) -> MemoryPlan {
+    pub(crate) fn plan(&self, strategy: PagingStrategy) -> MemoryPlan {
         self.seed.plan(self.owner.address(), strategy)
     }
 
     /// Runs a program to its end, and tells what was done for it.
-    pub(crate) fn run_to_end(&self, scenario: &str, strategy: Strategy) -> PagerCounters {
+    pub(crate) fn run_to_end(&self, scenario: &str, strategy: PagingStrategy) -> PagerCounters {
         let mut program = self.bed.start(scenario, self.pages, &self.plan(strategy));
         if scenario == "touch_sparsely" {
             program.meet();

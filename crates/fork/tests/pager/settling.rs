@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use farfork_fork::pager::{LOST_FILE, Paging, SETTLED_FILE, SettleState, Strategy};
+use farfork_fork::pager::{LOST_FILE, PagingMode, PagingStrategy, SETTLED_FILE, SettleState};
 
 use crate::bed::soon;
 use crate::scenarios::{Stage, with_program};
@@ -34,7 +34,7 @@ impl Stage {
         self.settle(true);
         soon("a settled child", || match self.settle(false) {
             SettleState::Settled => Some(()),
-            SettleState::Underway => None,
+            SettleState::Running => None,
             other => panic!("{other:?}"),
         });
     }
@@ -43,7 +43,7 @@ impl Stage {
     fn settle_again_and_again(&self) {
         soon("a settled child", || match self.settle(true) {
             SettleState::Settled => Some(()),
-            SettleState::Underway => None,
+            SettleState::Running => None,
             SettleState::Failed(reason) if reason.contains("cannot be reached") => None,
             other => panic!("{other:?}"),
         });
@@ -56,8 +56,8 @@ impl Stage {
     }
 }
 
-fn one_by_one() -> Strategy {
-    Strategy { paging: Paging::Cow, ..Strategy::default() }
+fn one_by_one() -> PagingStrategy {
+    PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }
 }
 
 fn needs_nobody() {
@@ -130,14 +130,14 @@ fn goes_on_under_the_next_pager() {
 
 fn failure_harms_nobody() {
     // Long enough for the program's first pages, however busy the machine is.
-    let strategy = Strategy { unreachable_limit: Duration::from_secs(3), ..one_by_one() };
+    let strategy = PagingStrategy { unreachable_timeout: Duration::from_secs(3), ..one_by_one() };
     with_program("pause_between", strategy, |stage| {
         stage.program.meet();
         let address = stage.owner.take().expect("an owner").socket_address();
         stage.settle(true);
-        let failed = soon("a failure", || Some(stage.settle(false)).filter(|state| *state != SettleState::Underway));
+        let failed = soon("a failure", || Some(stage.settle(false)).filter(|state| *state != SettleState::Running));
         assert!(matches!(&failed, SettleState::Failed(reason) if reason.contains("cannot be reached")), "{failed:?}");
-        assert_eq!(stage.bed.stats(&stage.program).lost, None, "nothing was touched meanwhile");
+        assert_eq!(stage.bed.stats(&stage.program).loss_reason, None, "nothing was touched meanwhile");
         stage.owner = Some(Owner::restart(address, &stage.seed, true));
         stage.settle_again_and_again();
         stage.program.let_go();
@@ -155,6 +155,6 @@ fn settle_under(scenario: &str) {
             }
         }
         stage.program.expect_success();
-        assert_eq!(stage.bed.stats(&stage.program).lost, None);
+        assert_eq!(stage.bed.stats(&stage.program).loss_reason, None);
     });
 }

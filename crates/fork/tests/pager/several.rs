@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use farfork_fork::pager::{LOST_FILE, MemoryPlan, Paging, PlannedExtent, PlannedRun, SettleState, Source, Strategy};
+use farfork_fork::pager::{
+    LOST_FILE, MemoryPlan, PageSource, PagingMode, PagingStrategy, PopulatedExtent, PopulatedRun, SettleState,
+};
 use farfork_wire::{SeedId, Token};
 
 use crate::bed::{Bed, Program, soon};
@@ -37,7 +39,7 @@ struct Several {
 }
 
 impl Several {
-    fn new(strategy: Strategy, is_of_second: impl Fn(u64) -> bool) -> Self {
+    fn new(strategy: PagingStrategy, is_of_second: impl Fn(u64) -> bool) -> Self {
         let part = |id: &str, token: u8, picked: &dyn Fn(u64) -> bool| {
             let id: SeedId = id.parse().unwrap();
             let served: BTreeSet<u64> = (0..PAGES).filter(|page| picked(*page)).collect();
@@ -48,11 +50,11 @@ impl Several {
         let second = part("n1.s00000000000000bb", 2, &is_of_second);
         let mut plan = first.seed.plan(first.owner.address(), strategy);
         let seed = second.seed.id.clone();
-        plan.sources.push(Source { seed, token: second.seed.token, owner: second.owner.address() });
+        plan.sources.push(PageSource { seed, token: second.seed.token, owner: second.owner.address() });
         for extent in &mut plan.extents {
             *extent = split(extent, &is_of_second);
         }
-        let of_it = |run: &PlannedRun| if run.origin.source == 1 { run.count } else { 0 };
+        let of_it = |run: &PopulatedRun| if run.origin.source == 1 { run.count } else { 0 };
         let of_second = plan.extents.iter().flat_map(|extent| &extent.populated).map(of_it).sum();
         Self { bed: Bed::new(), parts: [first, second], plan, of_second }
     }
@@ -76,11 +78,11 @@ impl Several {
 }
 
 /// The runs of an extent, cut where their source changes.
-fn split(extent: &PlannedExtent, is_of_second: &impl Fn(u64) -> bool) -> PlannedExtent {
-    let mut populated: Vec<PlannedRun> = Vec::new();
+fn split(extent: &PopulatedExtent, is_of_second: &impl Fn(u64) -> bool) -> PopulatedExtent {
+    let mut populated: Vec<PopulatedRun> = Vec::new();
     for run in &extent.populated {
         for ahead in 0..run.count {
-            let mut one = PlannedRun { first: run.first + ahead, count: 1, origin: run.origin };
+            let mut one = PopulatedRun { first: run.first + ahead, count: 1, origin: run.origin };
             one.origin.page += ahead;
             one.origin.source = u32::from(is_of_second(one.first));
             match populated.last_mut() {
@@ -91,7 +93,7 @@ fn split(extent: &PlannedExtent, is_of_second: &impl Fn(u64) -> bool) -> Planned
             }
         }
     }
-    PlannedExtent { id: extent.id, populated }
+    PopulatedExtent { id: extent.id, populated }
 }
 
 /// Long and short runs of either.
@@ -99,12 +101,12 @@ fn mixed(page: u64) -> bool {
     if page < PAGES / 2 { page % 3 == 1 } else { (page / 100).is_multiple_of(2) }
 }
 
-fn cow() -> Strategy {
-    Strategy { paging: Paging::Cow, ..Strategy::default() }
+fn cow() -> PagingStrategy {
+    PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }
 }
 
 fn from_owners() {
-    let several = Several::new(Strategy::default(), mixed);
+    let several = Several::new(PagingStrategy::default(), mixed);
     let mut program = several.start("touch_at_random");
     program.expect_success();
     several.check_counts(&program);
@@ -120,7 +122,7 @@ fn one_by_one() {
 }
 
 fn under_chaos() {
-    let several = Several::new(Strategy::default(), mixed);
+    let several = Several::new(PagingStrategy::default(), mixed);
     let program = several.start("chaos");
     several.finish(program);
 }
@@ -171,7 +173,7 @@ fn one_is_lost() {
     assert_eq!(read(50), Some(crate::seed::contents(50)), "the other goes on");
     let told = std::fs::read_to_string(program.dir.join(LOST_FILE)).expect("it is written down");
     assert!(told.contains(&id), "{told}");
-    assert_eq!(several.bed.stats(&program).lost.as_deref(), Some(told.trim_end()));
+    assert_eq!(several.bed.stats(&program).loss_reason.as_deref(), Some(told.trim_end()));
     program.end();
     several.finish(program);
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::sim::world::{NodeId, Place};
-use farfork_fabric::sim::{self, Chaos, World, run_course, run_seeds};
+use farfork_fabric::sim::world::{NodeId, SimAddress};
+use farfork_fabric::sim::{self, FaultInjector, World, run_random_seeds, run_scenario};
 use farfork_fabric::{Address, Exporter, Refusal, Region};
-use farfork_fork::pager::simulated::{SimulatedPager, play};
-use farfork_fork::pager::{Paging, Strategy};
+use farfork_fork::pager::simulated::{SimulatedPager, run_simulated_pager};
+use farfork_fork::pager::{PagingMode, PagingStrategy};
 use farfork_sys::fdpass;
 use farfork_wire::{ChildId, NodeName, PAGE_SIZE, SeedId, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -63,12 +63,12 @@ const REAL_LIMIT: Duration = Duration::from_secs(30);
 struct Owned(Arc<Seed>);
 
 impl Exporter for Owned {
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
         let known = (&self.0.id, &self.0.token) == (seed, token);
         known.then(|| Arc::clone(&self.0) as Arc<dyn Region>).ok_or(Refusal::UnknownSeed)
     }
 
-    fn deliver(&self, _: &str, _: &[u8]) -> Result<(), Refusal> {
+    fn deliver_message(&self, _: &str, _: &[u8]) -> Result<(), Refusal> {
         Ok(())
     }
 }
@@ -77,11 +77,11 @@ impl Exporter for Owned {
 struct Scene {
     world: World,
     nodes: [NodeId; 2],
-    place: Place,
+    place: SimAddress,
     owned: Arc<dyn Exporter>,
-    server: Option<sim::Server>,
-    chaos: Option<Chaos>,
-    strategy: Strategy,
+    server: Option<sim::SimServer>,
+    chaos: Option<FaultInjector>,
+    strategy: PagingStrategy,
     begun: Instant,
     /// What tells a run from others: each order's answer, and when it came.
     told: Vec<(u8, Duration)>,
@@ -91,15 +91,16 @@ impl Scene {
     fn new(seed: u64) -> (Self, Arc<Seed>) {
         let world = World::new(seed);
         let nodes = ["owner", "pager"].map(|name| world.add_node(name));
-        let chaos = Some(Chaos::new(&world, &nodes));
+        let chaos = Some(FaultInjector::new(&world, &nodes));
         let pages = Seed::new(PAGES, false);
         let owned: Arc<dyn Exporter> = Arc::new(Owned(Arc::clone(&pages)));
-        let place = Place { node: nodes[0], port: 7001 };
-        let server = Some(sim::Server::start(&world, place, &owned).unwrap());
-        let paging = if world.random_chance(0.3) { Paging::Cow } else { Paging::Prefetch };
-        let mut strategy = Strategy { paging, cache: world.random_chance(0.2), ..Strategy::default() };
-        if world.random_chance(0.2) {
-            strategy.unreachable_limit = SHORT_LIMIT;
+        let place = SimAddress { node: nodes[0], port: 7001 };
+        let server = Some(sim::SimServer::start(&world, place, &owned).unwrap());
+        let paging = if world.random_bool(0.3) { PagingMode::Cow } else { PagingMode::Prefetch };
+        let mut strategy =
+            PagingStrategy { mode: paging, uses_cache: world.random_bool(0.2), ..PagingStrategy::default() };
+        if world.random_bool(0.2) {
+            strategy.unreachable_timeout = SHORT_LIMIT;
         }
         let begun = world.now();
         (Self { world, nodes, place, owned, server, chaos, strategy, begun, told: Vec::new() }, pages)
@@ -108,19 +109,19 @@ impl Scene {
     /// Lets the world go on for a moment, at most until then.
     fn go_on(&mut self, pager: &mut SimulatedPager<'_>, until: Instant) {
         let now = self.world.now();
-        if let Some(chaos) = self.chaos.as_mut().filter(|chaos| chaos.next_at() <= now) {
-            chaos.act();
-            if self.world.random_chance(0.05) {
+        if let Some(chaos) = self.chaos.as_mut().filter(|chaos| chaos.next_due_at() <= now) {
+            chaos.apply_due();
+            if self.world.random_bool(0.05) {
                 self.server = None;
-                self.server = Some(sim::Server::start(&self.world, self.place, &self.owned).unwrap());
+                self.server = Some(sim::SimServer::start(&self.world, self.place, &self.owned).unwrap());
             }
         }
         let mut next = until;
-        if self.world.is_awake(self.nodes[1]) {
-            pager.turn().unwrap();
-            next = next.min(pager.next_at());
+        if self.world.is_running(self.nodes[1]) {
+            pager.run_round().unwrap();
+            next = next.min(pager.next_round_at());
         }
-        next = self.chaos.iter().map(Chaos::next_at).fold(next, Instant::min);
+        next = self.chaos.iter().map(FaultInjector::next_due_at).fold(next, Instant::min);
         self.world.step(next.max(self.world.now() + Duration::from_micros(1)));
     }
 
@@ -131,10 +132,10 @@ impl Scene {
         let deadline = self.world.now() + limit;
         while !has_answered(program, pager) {
             loop {
-                let was_lost = pager.loss(&program.id).is_some();
+                let was_lost = pager.loss_reason(&program.id).is_some();
                 self.go_on(pager, deadline);
                 // Who waits when memory is lost is woken, and asks once more, in real time.
-                let is_woken = !was_lost && pager.loss(&program.id).is_some();
+                let is_woken = !was_lost && pager.loss_reason(&program.id).is_some();
                 if what == 'd' || is_woken || is_there(program, page) {
                     break;
                 }
@@ -150,12 +151,12 @@ impl Scene {
     fn work(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
         let mut next = self.world.random_below(PAGES);
         for _ in 0..ORDERS {
-            let what = if self.world.random_chance(0.1) { 'd' } else { 't' };
+            let what = if self.world.random_bool(0.1) { 'd' } else { 't' };
             let answer = self.order(pager, program, (what, next));
             if answer == b'!' {
-                self.check_loss(pager.loss(&program.id), next);
+                self.check_loss(pager.loss_reason(&program.id), next);
             }
-            next = if self.world.random_chance(0.6) { (next + 1) % PAGES } else { self.world.random_below(PAGES) };
+            next = if self.world.random_bool(0.6) { (next + 1) % PAGES } else { self.world.random_below(PAGES) };
             let idle = self.world.now() + Duration::from_micros(self.world.random_below(200_000));
             while self.world.now() < idle {
                 self.go_on(pager, idle);
@@ -164,7 +165,7 @@ impl Scene {
     }
 
     fn check_loss(&self, reason: Option<&str>, page: u64) {
-        let limit = self.strategy.unreachable_limit;
+        let limit = self.strategy.unreachable_timeout;
         let elapsed = (self.world.now() - self.begun).mul_f64(CLOCK_RATE);
         assert!(elapsed >= limit && limit == SHORT_LIMIT, "page {page} is lost after {elapsed:?}: {reason:?}");
         assert!(reason.is_some(), "page {page} is lost for no reason");
@@ -175,16 +176,16 @@ impl Scene {
     fn run(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
         // Its userfaultfd: until it has come, the world's time stands still.
         assert!(!has_answered(program, pager), "the program was told nothing yet");
-        while !pager.serves(&program.id) {
-            self.go_on(pager, self.world.end());
+        while !pager.is_serving(&program.id) {
+            self.go_on(pager, self.world.end_of_time());
         }
         self.work(pager, program);
         if let Some(mut chaos) = self.chaos.take() {
-            chaos.end();
+            chaos.end_all();
         }
         self.work(pager, program);
         for page in 0..PAGES {
-            let lost_before = pager.loss(&program.id).is_some();
+            let lost_before = pager.loss_reason(&program.id).is_some();
             let answer = self.order(pager, program, ('t', page));
             assert!(answer == b'=' || lost_before, "page {page} was lost while nothing was wrong");
         }
@@ -203,7 +204,7 @@ fn has_answered(program: &Program, pager: &mut SimulatedPager<'_>) -> bool {
         if !watched[0].revents().is_empty() {
             return true;
         }
-        if pager.is_waited_for().unwrap() {
+        if pager.has_waiting_process().unwrap() {
             return false;
         }
         assert!(Instant::now() < give_up, "the program neither answers nor waits for the pager: it was not woken");
@@ -224,8 +225,8 @@ fn is_there(program: &Program, page: u64) -> bool {
 fn run(seed: u64) -> Vec<(u8, Duration)> {
     let (mut scene, pages) = Scene::new(seed);
     let (world, node, dir) = (scene.world.clone(), scene.nodes[1], tempfile::tempdir().unwrap());
-    run_course(&world, seed, "-p farfork-fork --test pager -- simulated", || {
-        let played = play(dir.path(), (&world, node), |pager| {
+    run_scenario(&world, seed, "-p farfork-fork --test pager -- simulated", || {
+        let played = run_simulated_pager(dir.path(), (&world, node), |pager| {
             let id = ChildId::new(NodeName::new("n2").unwrap(), seed + 1);
             let child_dir = dir.path().join("child");
             fs::create_dir(&child_dir).unwrap();
@@ -244,7 +245,7 @@ fn run(seed: u64) -> Vec<(u8, Duration)> {
 }
 
 fn do_no_harm(seeds: u64) {
-    let (count, lost) = run_seeds(seeds, |seed| {
+    let (count, lost) = run_random_seeds(seeds, |seed| {
         let told = run(seed);
         assert_eq!(told.len(), 2 * ORDERS + PAGES as usize);
         told.iter().filter(|(answer, _)| *answer == b'!').count()

@@ -3,8 +3,8 @@
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-use farfork_fork::pager::{ClientError, RELEASE, Strategy, Trusting};
-use farfork_trust::{Directory, member};
+use farfork_fork::pager::{ClientError, PagingStrategy, RELEASE, TrustPolicy};
+use farfork_trust::{TrustDirectory, member};
 use farfork_wire::NodeName;
 
 use crate::scenarios::with_program;
@@ -17,17 +17,17 @@ fn a_pager_trusts_whom_the_daemon_of_now_says() {
     let scratch = tempfile::tempdir().unwrap();
     let directory = scratch.path().join("trust");
     let name = |text: &str| NodeName::new(text).unwrap();
-    member::init(&Directory::new(&directory), &name("blue"), &name("n2"), SystemTime::now()).unwrap();
-    let members = Trusting::Members { directory, is_encrypted: true };
-    let strategy = Strategy { unreachable_limit: Duration::from_secs(30), ..Strategy::default() };
+    member::create_cluster(&TrustDirectory::new(&directory), &name("blue"), &name("n2"), SystemTime::now()).unwrap();
+    let members = TrustPolicy::ClusterMembers { directory, is_encrypted: true };
+    let strategy = PagingStrategy { unreachable_timeout: Duration::from_secs(30), ..PagingStrategy::default() };
     with_program("pause_between", strategy, |stage| {
         let client = stage.bed.client.clone();
         stage.program.meet();
         let hello = client.hello().unwrap();
-        assert_eq!((hello.release.as_str(), hello.trusting), (RELEASE, Trusting::Anybody));
+        assert_eq!((hello.release.as_str(), hello.trust_policy), (RELEASE, TrustPolicy::Unauthenticated));
         let (keeper, pager) = stage.bed.processes();
-        client.trust(&members).unwrap();
-        assert_eq!(client.hello().unwrap().trusting, members);
+        client.set_trust_policy(&members).unwrap();
+        assert_eq!(client.hello().unwrap().trust_policy, members);
         let now = stage.bed.processes();
         assert!(now.0 == keeper && now.1 != pager, "another pager of the same keeper: {now:?}");
         // The owner of this test shows no certificate: nothing of it is read any more.
@@ -35,13 +35,13 @@ fn a_pager_trusts_whom_the_daemon_of_now_says() {
         sleep(Duration::from_millis(800));
         assert!(!stage.program.has_ended(), "it waits");
         stage.bed.kill_pager();
-        assert_eq!(client.hello().unwrap().trusting, members, "the next one knows, too");
-        client.trust(&Trusting::Anybody).unwrap();
+        assert_eq!(client.hello().unwrap().trust_policy, members, "the next one knows, too");
+        client.set_trust_policy(&TrustPolicy::Unauthenticated).unwrap();
         stage.program.expect_success();
-        assert_eq!(stage.bed.stats(&stage.program).lost, None);
+        assert_eq!(stage.bed.stats(&stage.program).loss_reason, None);
         // What cannot be used is not trusted, nor is anybody else; and it can be mended.
-        let nothing = Trusting::Members { directory: scratch.path().join("nothing"), is_encrypted: true };
-        assert!(matches!(client.trust(&nothing), Err(ClientError::Silent { .. })));
-        client.trust(&members).unwrap();
+        let nothing = TrustPolicy::ClusterMembers { directory: scratch.path().join("nothing"), is_encrypted: true };
+        assert!(matches!(client.set_trust_policy(&nothing), Err(ClientError::NoReply { .. })));
+        client.set_trust_policy(&members).unwrap();
     });
 }

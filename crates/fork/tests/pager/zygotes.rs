@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::fd::AsFd;
 
-use farfork_fork::pager::{ClientError, MemoryPlan, Strategy};
+use farfork_fork::pager::{ClientError, MemoryPlan, PagingStrategy};
 use farfork_sys::fdpass;
 use farfork_wire::{ChildId, NodeName, Token};
 
@@ -37,7 +37,7 @@ fn copies() {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
-    let plan = seed.plan(owner.address(), Strategy::default());
+    let plan = seed.plan(owner.address(), PagingStrategy::default());
     let mut zygote = bed.start("bear_copies", PAGES, &MemoryPlan { is_zygote: true, ..plan.clone() });
     let children: Vec<ChildId> =
         (0..5).map(|number| ChildId::new(NodeName::new("n3").unwrap(), 1000 + number)).collect();
@@ -85,12 +85,12 @@ fn copies() {
 fn given_what_was_touched() {
     let pages = 16 * PAGES;
     let series = Series::new(pages);
-    let first = series.run_to_end("touch_sparsely", Strategy::default());
+    let first = series.run_to_end("touch_sparsely", PagingStrategy::default());
     soon("a whole set", || (series.seed.set_pages() >= first.pages_fetched).then_some(()));
-    let plan = series.plan(Strategy::default());
+    let plan = series.plan(PagingStrategy::default());
     let mut zygote = series.bed.start("pause_then_touch_sparsely", pages, &MemoryPlan { is_zygote: true, ..plan });
     zygote.meet();
-    soon("all that it is given", || (!series.bed.client.is_filling(&zygote.id).unwrap()).then_some(()));
+    soon("all that it is given", || (!series.bed.client.is_zygote_filling(&zygote.id).unwrap()).then_some(()));
     let given = series.bed.stats(&zygote).counters.pages_fetched;
     assert!(
         (first.faults / 2..=first.faults).contains(&given),

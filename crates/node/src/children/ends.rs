@@ -9,47 +9,47 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// So many may wait for a thread: where more do, because the pager is slow perhaps, there is another one.
-const WAITING_PER_THREAD_MAX: usize = 2;
+const QUEUED_PER_THREAD_MAX: usize = 2;
 
 /// What is to be done at an end. It may block.
-type Work = Box<dyn FnOnce() + Send>;
+type ExitTask = Box<dyn FnOnce() + Send>;
 
 /// The ends of a node's children.
 #[derive(Debug, Default)]
-pub(super) struct Ends {
-    state: Mutex<State>,
+pub(super) struct ExitWorkers {
+    state: Mutex<ExitQueue>,
     /// How many are not dealt with.
     pending: watch::Sender<usize>,
 }
 
 #[derive(Default)]
-struct State {
-    waiting: VecDeque<Work>,
+struct ExitQueue {
+    queue: VecDeque<ExitTask>,
     threads: usize,
 }
 
-impl Ends {
+impl ExitWorkers {
     /// Has an end dealt with, by a thread that may block. Must be called within the runtime.
-    pub(super) fn deal_with(self: &Arc<Self>, work: Work) {
+    pub(super) fn submit(self: &Arc<Self>, work: ExitTask) {
         self.pending.send_modify(|pending| *pending += 1);
         let mut state = self.state();
-        state.waiting.push_back(work);
-        if state.waiting.len() > state.threads * WAITING_PER_THREAD_MAX {
+        state.queue.push_back(work);
+        if state.queue.len() > state.threads * QUEUED_PER_THREAD_MAX {
             state.threads += 1;
             drop(state);
             let ends = self.clone();
-            tokio::task::spawn_blocking(move || ends.work());
+            tokio::task::spawn_blocking(move || ends.run_worker());
         }
     }
 
     /// Waits until all are dealt with.
-    pub(super) async fn dealt_with(&self) {
+    pub(super) async fn wait_idle(&self) {
         // The sender lives as long as this does.
         let _ = self.pending.subscribe().wait_for(|pending| *pending == 0).await;
     }
 
-    fn work(&self) {
-        while let Some(work) = self.next() {
+    fn run_worker(&self) {
+        while let Some(work) = self.next_task() {
             if panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
                 tracing::error!("a child's end was not dealt with");
             }
@@ -58,9 +58,9 @@ impl Ends {
     }
 
     /// The next; without one, there is a thread less.
-    fn next(&self) -> Option<Work> {
+    fn next_task(&self) -> Option<ExitTask> {
         let mut state = self.state();
-        let next = state.waiting.pop_front();
+        let next = state.queue.pop_front();
         if next.is_none() {
             state.threads -= 1;
         }
@@ -68,21 +68,21 @@ impl Ends {
     }
 
     /// Every change is complete under its lock.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExitQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for ExitQueue {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { waiting, threads } = self;
+        let Self { queue: waiting, threads } = self;
         formatter.debug_struct("State").field("waiting", &waiting.len()).field("threads", threads).finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Ends, WAITING_PER_THREAD_MAX};
+    use super::{ExitWorkers, QUEUED_PER_THREAD_MAX};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
@@ -92,24 +92,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_few_wait_for_the_thread_that_is_there_and_more_have_another() {
-        let (ends, done) = (Arc::new(Ends::default()), Arc::new(AtomicUsize::new(0)));
+        let (ends, done) = (Arc::new(ExitWorkers::default()), Arc::new(AtomicUsize::new(0)));
         let (go_on, held) = mpsc::channel::<()>();
-        ends.deal_with(Box::new(move || held.recv().unwrap()));
-        until(|| ends.state().waiting.is_empty()).await;
+        ends.submit(Box::new(move || held.recv().unwrap()));
+        until(|| ends.state().queue.is_empty()).await;
         let count = || {
             let done = done.clone();
-            ends.deal_with(Box::new(move || {
+            ends.submit(Box::new(move || {
                 done.fetch_add(1, Ordering::Relaxed);
             }));
         };
-        (0..WAITING_PER_THREAD_MAX).for_each(|_| count());
+        (0..QUEUED_PER_THREAD_MAX).for_each(|_| count());
         assert_eq!((ends.state().threads, done.load(Ordering::Relaxed)), (1, 0), "they wait");
-        ends.deal_with(Box::new(|| panic!("on purpose")));
+        ends.submit(Box::new(|| panic!("on purpose")));
         count();
-        until(|| done.load(Ordering::Relaxed) > WAITING_PER_THREAD_MAX).await;
-        assert!(timeout(Duration::from_millis(20), ends.dealt_with()).await.is_err(), "one is held up");
+        until(|| done.load(Ordering::Relaxed) > QUEUED_PER_THREAD_MAX).await;
+        assert!(timeout(Duration::from_millis(20), ends.wait_idle()).await.is_err(), "one is held up");
         go_on.send(()).unwrap();
-        timeout(LIMIT, ends.dealt_with()).await.unwrap();
+        timeout(LIMIT, ends.wait_idle()).await.unwrap();
     }
 
     async fn until(holds: impl Fn() -> bool) {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::Ended;
+use super::ExitRecord;
 use super::child::SIGKILL;
 use crate::api::v1;
 
@@ -28,7 +28,7 @@ impl Exit {
     pub(crate) fn read(file: &Path) -> Self {
         let mut word = [0; 4];
         match File::open(file).and_then(|file| file.read_exact_at(&mut word, 0)) {
-            Ok(()) => Self::of_wait_status(i32::from_ne_bytes(word)),
+            Ok(()) => Self::from_wait_status(i32::from_ne_bytes(word)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Self::Lost("its container was killed before it could tell".to_owned())
             }
@@ -38,7 +38,7 @@ impl Exit {
 
     /// The same, of a child that was killed, for a limit or on request: where its container could not tell, that was killed with it. The
     /// kernel takes the container's own process for want of memory where the child is ending already and its memory is still charged.
-    pub(super) fn of_killed(self, is_killed: bool) -> Self {
+    pub(super) fn adjust_for_kill(self, is_killed: bool) -> Self {
         match self {
             Self::Lost(_) if is_killed => Self::Signal(SIGKILL),
             known => known,
@@ -46,7 +46,7 @@ impl Exit {
     }
 
     /// As wait(2) lays the word out: the signal in the low seven bits, else the exit code in the second byte.
-    fn of_wait_status(word: i32) -> Self {
+    fn from_wait_status(word: i32) -> Self {
         const SIGNAL_BITS: i32 = 0x7f;
         let (signal, code) = (word & SIGNAL_BITS, (word >> 8) & 0xff);
         match signal {
@@ -57,8 +57,8 @@ impl Exit {
     }
 }
 
-impl From<Ended> for v1::Exit {
-    fn from(ended: Ended) -> Self {
+impl From<ExitRecord> for v1::Exit {
+    fn from(ended: ExitRecord) -> Self {
         let how = match ended.exit {
             Exit::Code(code) => v1::exit::How::Code(code),
             Exit::Signal(signal) => v1::exit::How::Signal(signal),
@@ -91,9 +91,9 @@ mod tests {
     #[test]
     fn whose_container_was_killed_with_it_was_killed() {
         let lost = || Exit::Lost("its container was killed before it could tell".to_owned());
-        assert_eq!(lost().of_killed(true), Exit::Signal(9));
-        assert_eq!(lost().of_killed(false), lost());
-        assert_eq!(Exit::Signal(7).of_killed(true), Exit::Signal(7));
-        assert_eq!(Exit::Code(0).of_killed(true), Exit::Code(0), "it had ended before");
+        assert_eq!(lost().adjust_for_kill(true), Exit::Signal(9));
+        assert_eq!(lost().adjust_for_kill(false), lost());
+        assert_eq!(Exit::Signal(7).adjust_for_kill(true), Exit::Signal(7));
+        assert_eq!(Exit::Code(0).adjust_for_kill(true), Exit::Code(0), "it had ended before");
     }
 }

@@ -9,18 +9,19 @@ use farfork_fork::pager::LOST_FILE;
 use farfork_fork::restore::STUB_QUEUE_FD;
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 
-use super::{Child, Children};
+use super::{Child, ChildSupervisor};
 
-impl Children {
+impl ChildSupervisor {
     /// Hands back every child that lives, needs a pager and is served by none. May be repeated. Blocks.
-    pub(crate) fn hand_back(&self) {
-        let living: Vec<_> = self.all().into_iter().filter(|child| child.lives() && !child.memory_settled()).collect();
+    pub(crate) fn hand_back_children(&self) {
+        let living: Vec<_> =
+            self.all().into_iter().filter(|child| child.is_alive() && !child.is_memory_settled()).collect();
         if living.is_empty() {
             return;
         }
-        let served = match self.pager.client().children() {
+        let served = match self.pager.client().list_children() {
             Ok(served) => served,
             Err(error) => return tracing::error!(%error, "it is not known which children the pager serves"),
         };
@@ -28,10 +29,12 @@ impl Children {
             let id = &child.record().id;
             match self.hand_back_child(child) {
                 Ok(0) => tracing::warn!(child = %id, "handed back to the pager"),
-                Ok(lost) => end_lost(child, &format!("{lost} processes that it forked in that moment read zeroes")),
+                Ok(lost) => {
+                    kill_memory_lost(child, &format!("{lost} processes that it forked in that moment read zeroes"))
+                }
                 // It may have ended meanwhile.
                 Err(_) if child.host_pid().is_err() => {}
-                Err(cause) => end_lost(child, &cause),
+                Err(cause) => kill_memory_lost(child, &cause),
             }
         }
     }
@@ -40,7 +43,7 @@ impl Children {
         let queue = (|| {
             let process: ProcessIdentity = child.record().process.parse()?;
             // Its parent is the stub from its birth to its end.
-            let stub = pidfd::open(Stat::read(process.pid)?.parent)?;
+            let stub = pidfd::open(ProcStat::read(process.pid)?.parent)?;
             if process.open()?.is_none() {
                 return Err(io::ErrorKind::NotFound.into());
             }
@@ -54,7 +57,7 @@ impl Children {
     }
 }
 
-fn end_lost(child: &Child, cause: &str) {
+fn kill_memory_lost(child: &Child, cause: &str) {
     let id = &child.record().id;
     let text = format!(
         "child {id} lost its memory: its pager, keeper and holder were killed together, and {cause}; it is ended: fork again"
@@ -63,5 +66,5 @@ fn end_lost(child: &Child, cause: &str) {
     if let Err(error) = fs::write(child.directory().join(LOST_FILE), format!("{text}\n")) {
         tracing::error!(child = %id, %error, "the reason cannot be written down");
     }
-    child.end_lost();
+    child.kill_memory_lost();
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use farfork_container::{ContainerCgroup, MemoryEnd};
+use farfork_container::{ContainerCgroup, OomCause};
 use serde::{Deserialize, Serialize};
 
 use super::child::{SIGBUS, SIGKILL};
@@ -14,7 +14,7 @@ use crate::api::v1;
 /// A limit that a child was killed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Limit {
+pub(crate) enum KillLimit {
     /// It had run for so many milliseconds.
     Time(u64),
     /// It needed more than so many bytes.
@@ -23,34 +23,36 @@ pub(crate) enum Limit {
     NodeMemory,
 }
 
-impl Limit {
+impl KillLimit {
     /// What ended a child that the kernel killed for want of memory.
-    pub(crate) fn of_memory(end: MemoryEnd, own_bytes_max: Option<u64>) -> Self {
+    pub(crate) fn from_memory_end(end: OomCause, own_bytes_max: Option<u64>) -> Self {
         match (end, own_bytes_max) {
-            (MemoryEnd::OwnLimit, Some(bytes)) => Self::Memory(bytes),
+            (OomCause::OwnLimit, Some(bytes)) => Self::Memory(bytes),
             _ => Self::NodeMemory,
         }
     }
 }
 
-impl From<Limit> for v1::Limit {
-    fn from(limit: Limit) -> Self {
+impl From<KillLimit> for v1::Limit {
+    fn from(limit: KillLimit) -> Self {
         match limit {
-            Limit::Time(_) => Self::Time,
-            Limit::Memory(_) => Self::Memory,
-            Limit::NodeMemory => Self::NodeMemory,
+            KillLimit::Time(_) => Self::Time,
+            KillLimit::Memory(_) => Self::Memory,
+            KillLimit::NodeMemory => Self::NodeMemory,
         }
     }
 }
 
 /// A clause, as what a child did.
-impl fmt::Display for Limit {
+impl fmt::Display for KillLimit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Time(ms) => {
                 write!(formatter, "it had run for its {}", humantime::format_duration(Duration::from_millis(ms)))
             }
-            Self::Memory(bytes) => write!(formatter, "it needed more than its {} of memory", amount::bytes(bytes)),
+            Self::Memory(bytes) => {
+                write!(formatter, "it needed more than its {} of memory", amount::format_bytes(bytes))
+            }
             Self::NodeMemory => formatter.write_str("its node had no memory left"),
         }
     }
@@ -58,7 +60,7 @@ impl fmt::Display for Limit {
 
 /// Who has sent SIGKILL to a child through this daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Killer {
+pub(super) enum KillSource {
     /// Somebody who asked for that.
     Request,
     /// The end of its time.
@@ -66,28 +68,28 @@ pub(super) enum Killer {
 }
 
 /// Which limit a child was killed for, where it was for one. Its control group must still be there.
-pub(super) fn of(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option<Limit> {
+pub(super) fn find_kill_limit(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option<KillLimit> {
     let own_bytes_max = child.record().memory_bytes_max;
-    match (exit, child.killer()) {
-        (Exit::Code(_), _) | (_, Some(Killer::Request)) => None,
-        (Exit::Signal(SIGKILL) | Exit::Lost(_), Some(Killer::Deadline)) => Some(time_limit(child)),
-        _ if may_be_for_memory(exit) => Some(Limit::of_memory(cgroup.memory_end_of_killed()?, own_bytes_max)),
-        _ => Some(Limit::of_memory(cgroup.memory_end()?, own_bytes_max)),
+    match (exit, child.kill_source()) {
+        (Exit::Code(_), _) | (_, Some(KillSource::Request)) => None,
+        (Exit::Signal(SIGKILL) | Exit::Lost(_), Some(KillSource::Deadline)) => Some(time_limit(child)),
+        _ if can_be_oom_kill(exit) => Some(KillLimit::from_memory_end(cgroup.oom_cause_of_killed()?, own_bytes_max)),
+        _ => Some(KillLimit::from_memory_end(cgroup.oom_cause()?, own_bytes_max)),
     }
 }
 
 /// The same of a child that ended while no daemon was there, of which the kernel had killed a process for want of memory.
-pub(super) fn of_past(child: &Child, exit: &Exit, end: MemoryEnd) -> Option<Limit> {
-    may_be_for_memory(exit).then(|| Limit::of_memory(end, child.record().memory_bytes_max))
+pub(super) fn find_past_kill_limit(child: &Child, exit: &Exit, end: OomCause) -> Option<KillLimit> {
+    can_be_oom_kill(exit).then(|| KillLimit::from_memory_end(end, child.record().memory_bytes_max))
 }
 
 /// Whether the kernel ends who needs too much memory like this. SIGBUS: a page that there was no room for. Lost: its container's own
 /// process was the one to go.
-fn may_be_for_memory(exit: &Exit) -> bool {
+fn can_be_oom_kill(exit: &Exit) -> bool {
     matches!(exit, Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_))
 }
 
-fn time_limit(child: &Child) -> Limit {
+fn time_limit(child: &Child) -> KillLimit {
     let record = child.record();
-    Limit::Time(record.deadline_unix_ms.unwrap_or(0).saturating_sub(record.started_unix_ms))
+    KillLimit::Time(record.deadline_unix_ms.unwrap_or(0).saturating_sub(record.started_unix_ms))
 }

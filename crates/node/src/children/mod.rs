@@ -36,73 +36,81 @@ use tonic::Code;
 
 use crate::clock;
 use crate::failure::Failure;
-use crate::network::{Doors, Published, Reopened};
+use crate::network::{BoundPort, ChildForwarding, ReopenedProxies};
 use crate::pager_link::PagerLink;
 use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;
-pub(crate) use child::{Child, Status, Stream};
-use ends::Ends;
+pub(crate) use child::{Child, ChildStatus, OutputStream};
+use ends::ExitWorkers;
 pub(crate) use exit::Exit;
-pub(crate) use limit::Limit;
-pub(crate) use output::{Output, OutputWatch};
-pub(crate) use record::{Ended, Record};
+pub(crate) use limit::KillLimit;
+pub(crate) use output::{OutputReader, OutputWatcher};
+pub(crate) use record::{ChildRecord, ExitRecord};
 pub(crate) use register::HeldChild;
-use register::SharedRegister;
-use retention::{SettledChild, Surplus, instant_of_end};
-use tally::Tally;
-pub(crate) use tending::tend;
+use register::SharedChildTable;
+use retention::{CleanedUpChild, EvictionBatch, end_instant};
+use tally::CounterTotals;
+pub(crate) use tending::run_child_maintenance;
 
 /// For what is left of a child that has ended to be removed: its memory may be large.
-const SETTLE_LIMIT: Duration = Duration::from_secs(8);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The children of this node.
 #[derive(Debug)]
-pub(crate) struct Children {
+pub(crate) struct ChildSupervisor {
     run_dir: RunDir,
-    register: SharedRegister,
-    tally: Tally,
-    output: Arc<OutputWatch>,
+    table: SharedChildTable,
+    counter_totals: CounterTotals,
+    output_watcher: Arc<OutputWatcher>,
     pager: Arc<PagerLink>,
     /// As long as they last. Those that last longer than the daemon are for the next one, with their ends.
-    lives: Mutex<JoinSet<()>>,
-    ends: Arc<Ends>,
+    watchers: Mutex<JoinSet<()>>,
+    exit_workers: Arc<ExitWorkers>,
 }
 
 /// What belongs to a child that has just been started.
 #[derive(Debug)]
-pub(crate) struct Newborn {
+pub(crate) struct StartedChild {
     /// What it is.
-    pub(crate) record: Record,
+    pub(crate) record: ChildRecord,
     /// Where it lives.
     pub(crate) container: RunningContainer,
     /// Our end of its standard input, where somebody will attach.
     pub(crate) stdin: Option<pipe::Sender>,
     /// The socket that it waits at, where it is paused.
-    pub(crate) gate: Option<OwnedFd>,
+    pub(crate) unpause_socket: Option<OwnedFd>,
     /// What leads to it, and from it to others.
-    pub(crate) doors: Doors,
+    pub(crate) forwarding: ChildForwarding,
 }
 
-impl Children {
+impl ChildSupervisor {
     /// No children yet. Must be called within the runtime.
     ///
     /// # Errors
     /// As inotify_init1(2).
     pub(crate) fn new(run_dir: RunDir, pager: Arc<PagerLink>) -> io::Result<Self> {
-        let output = OutputWatch::start()?;
-        let (register, lives, ends) = (SharedRegister::default(), Mutex::default(), Arc::default());
-        Ok(Self { run_dir, register, tally: Tally::default(), output, pager, lives, ends })
+        let output = OutputWatcher::start()?;
+        let (register, lives, ends) = (SharedChildTable::default(), Mutex::default(), Arc::default());
+        Ok(Self {
+            run_dir,
+            table: register,
+            counter_totals: CounterTotals::default(),
+            output_watcher: output,
+            pager,
+            watchers: lives,
+            exit_workers: ends,
+        })
     }
 
     /// Takes a child that was just started, and watches over it.
-    pub(crate) fn add(&self, newborn: Newborn) -> Arc<Child> {
-        let Newborn { record, container, stdin, gate, doors } = newborn;
-        let directory = self.run_dir.child(&record.id);
+    pub(crate) fn add(&self, newborn: StartedChild) -> Arc<Child> {
+        let StartedChild { record, container, stdin, unpause_socket: gate, forwarding: doors } = newborn;
+        let directory = self.run_dir.child_dir(&record.id);
         let cgroup = Some(container.cgroup().clone());
-        let child = Arc::new(Child::started(record, directory, stdin, gate, cgroup));
-        self.register.lock().insert(child.clone());
-        self.watch_over(child.clone(), container, doors);
+        let child = Arc::new(Child::from_started(record, directory, stdin, gate, cgroup));
+        self.table.lock().insert(child.clone());
+        self.spawn_watcher(child.clone(), container, doors);
         child
     }
 
@@ -111,10 +119,10 @@ impl Children {
     /// # Errors
     /// The directories cannot be listed.
     pub(crate) fn adopt(&self, mut leftovers: Leftovers) -> io::Result<()> {
-        let mut reopened = Reopened::default();
-        for entry in fs::read_dir(self.run_dir.children())? {
+        let mut reopened = ReopenedProxies::default();
+        for entry in fs::read_dir(self.run_dir.children_dir())? {
             let directory = entry?.path();
-            match Record::read(&directory) {
+            match ChildRecord::read(&directory) {
                 Ok(record) => self.adopt_child(record, directory, &mut leftovers, &mut reopened),
                 Err(error) => {
                     tracing::info!(directory = %directory.display(), %error, "removing what is no child");
@@ -128,68 +136,68 @@ impl Children {
                 tracing::warn!(%error, "a container is not removed");
             }
         }
-        self.settle_found();
-        self.keep_to_limit(usize::MAX);
+        self.enter_past_exits();
+        self.evict_ended(usize::MAX);
         Ok(())
     }
 
     /// Those that had ended before: the first to end first.
-    fn settle_found(&self) {
+    fn enter_past_exits(&self) {
         let (now, now_unix_ms) = (Instant::now(), clock::unix_ms_now());
-        let mut register = self.register.lock();
-        let settled = register.all().filter(|child| child.is_settled());
+        let mut register = self.table.lock();
+        let settled = register.all().filter(|child| child.is_cleaned_up());
         let mut found: Vec<(u64, Arc<Child>)> =
-            settled.filter_map(|child| Some((child.ended()?.unix_ms, child.clone()))).collect();
+            settled.filter_map(|child| Some((child.exit_record()?.unix_ms, child.clone()))).collect();
         found.sort_by_key(|(ended_unix_ms, _)| *ended_unix_ms);
         for (ended_unix_ms, child) in found {
-            let at = instant_of_end(now, now_unix_ms, ended_unix_ms);
-            let bytes = bytes_on_disk(child.directory());
-            register.settle(&child.record().id, SettledChild { at, bytes });
+            let at = end_instant(now, now_unix_ms, ended_unix_ms);
+            let bytes = disk_usage(child.directory());
+            register.mark_cleaned_up(&child.record().id, CleanedUpChild { ended_at: at, bytes });
         }
     }
 
     fn adopt_child(
         &self,
-        record: Record,
+        record: ChildRecord,
         directory: PathBuf,
-        Leftovers { running, killed, .. }: &mut Leftovers,
-        reopened: &mut Reopened,
+        Leftovers { running, oom_killed: killed, .. }: &mut Leftovers,
+        reopened: &mut ReopenedProxies,
     ) {
         let container = running.iter().position(|container| container.id() == record.container);
         let container = container.map(|index| running.swap_remove(index));
         let cgroup = container.as_ref().map(|container| container.cgroup().clone());
-        let child = Arc::new(Child::adopted(record, directory, cgroup));
+        let child = Arc::new(Child::from_record(record, directory, cgroup));
         match container {
             Some(container) => {
-                let doors = doors_of(child.record(), reopened);
-                self.register.lock().insert(child.clone());
-                self.watch_over(child, container, doors);
+                let doors = reopen_forwarding(child.record(), reopened);
+                self.table.lock().insert(child.clone());
+                self.spawn_watcher(child, container, doors);
             }
             None => {
                 let memory_end = killed.iter().find(|(id, _)| *id == child.record().container).map(|(_, end)| *end);
-                life::conclude_past(&child, memory_end, &self.pager);
-                self.register.lock().insert(child);
+                life::record_past_exit(&child, memory_end, &self.pager);
+                self.table.lock().insert(child);
             }
         }
     }
 
-    fn watch_over(&self, child: Arc<Child>, container: RunningContainer, doors: Doors) {
-        let register = self.register.clone();
-        let (pager, ends) = (self.pager.clone(), self.ends.clone());
+    fn spawn_watcher(&self, child: Arc<Child>, container: RunningContainer, doors: ChildForwarding) {
+        let register = self.table.clone();
+        let (pager, ends) = (self.pager.clone(), self.exit_workers.clone());
         let life = async move {
-            let container = life::watch_over(&child, container, doors).await;
-            ends.deal_with(Box::new(move || {
-                life::conclude(&child, &container, &pager);
+            let container = life::watch_until_exit(&child, container, doors).await;
+            ends.submit(Box::new(move || {
+                life::clean_up(&child, &container, &pager);
                 let id = &child.record().id;
-                if child.is_settled() {
-                    let settled = SettledChild { at: Instant::now(), bytes: bytes_on_disk(child.directory()) };
-                    register.lock().settle(id, settled);
+                if child.is_cleaned_up() {
+                    let settled = CleanedUpChild { ended_at: Instant::now(), bytes: disk_usage(child.directory()) };
+                    register.lock().mark_cleaned_up(id, settled);
                 } else {
-                    register.lock().end(id);
+                    register.lock().mark_ended(id);
                 }
             }));
         };
-        let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lives = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         while lives.try_join_next().is_some() {}
         lives.spawn(life);
     }
@@ -199,8 +207,8 @@ impl Children {
     /// # Errors
     /// There is none.
     pub(crate) fn get(&self, id: &ChildId) -> Result<Arc<Child>, Failure> {
-        let child = self.register.lock().get(id);
-        child.ok_or_else(|| unknown(id))
+        let child = self.table.lock().get(id);
+        child.ok_or_else(|| unknown_child(id))
     }
 
     /// The child of an id, for a request that needs it to stay listed.
@@ -208,57 +216,57 @@ impl Children {
     /// # Errors
     /// There is none.
     pub(crate) fn hold(&self, id: &ChildId) -> Result<HeldChild, Failure> {
-        self.register.hold(id).ok_or_else(|| unknown(id))
+        self.table.hold(id).ok_or_else(|| unknown_child(id))
     }
 
     /// The child that a process is, or that forked it: they share a pid namespace, which nobody leaves.
-    pub(crate) fn of_process(&self, pid: u32) -> Option<Arc<Child>> {
+    pub(crate) fn find_by_pid(&self, pid: u32) -> Option<Arc<Child>> {
         // A node without children need not look: a program waits for this.
-        if self.living() == 0 {
+        if self.count_alive() == 0 {
             return None;
         }
         let namespace = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
         let wanted = namespace(&pid).filter(|wanted| namespace(&"self").as_ref() != Some(wanted))?;
-        let living: Vec<Arc<Child>> = self.all_living();
+        let living: Vec<Arc<Child>> = self.all_alive();
         let is_its = |child: &Arc<Child>| child.pid().and_then(|pid| namespace(&pid)).as_ref() == Some(&wanted);
         living.into_iter().find(is_its)
     }
 
     /// Those that have not ended.
-    pub(crate) fn all_living(&self) -> Vec<Arc<Child>> {
-        self.register.lock().living().cloned().collect()
+    pub(crate) fn all_alive(&self) -> Vec<Arc<Child>> {
+        self.table.lock().alive().cloned().collect()
     }
 
     /// All of them, the oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Child>> {
-        let mut children: Vec<Arc<Child>> = self.register.lock().all().cloned().collect();
+        let mut children: Vec<Arc<Child>> = self.table.lock().all().cloned().collect();
         children.sort_by_key(|child| child.record().started_unix_ms);
         children
     }
 
     /// How many have not ended.
-    pub(crate) fn living(&self) -> usize {
-        self.register.lock().living().count()
+    pub(crate) fn count_alive(&self) -> usize {
+        self.table.lock().alive().count()
     }
 
     /// What those that have not ended may use together, by their limits.
-    pub(crate) fn limits_bytes(&self) -> u64 {
-        self.register.lock().living().filter_map(|child| child.record().memory_bytes_max).sum()
+    pub(crate) fn sum_memory_limits(&self) -> u64 {
+        self.table.lock().alive().filter_map(|child| child.record().memory_bytes_max).sum()
     }
 
     /// What the pager has counted for all children that this node has had. Blocks: it is asked for each that runs.
-    pub(crate) fn counted(&self) -> PagerCounters {
+    pub(crate) fn pager_counters(&self) -> PagerCounters {
         // Under the table's lock, so that a child that is forgotten meanwhile counts once.
         let (children, forgotten) = {
-            let register = self.register.lock();
-            (register.all().cloned().collect::<Vec<_>>(), self.tally.forgotten())
+            let register = self.table.lock();
+            (register.all().cloned().collect::<Vec<_>>(), self.counter_totals.evicted_total())
         };
-        self.tally.sum(forgotten, &children, &self.pager)
+        self.counter_totals.total(forgotten, &children, &self.pager)
     }
 
     /// Tells when files of children grow.
-    pub(crate) fn output(&self) -> &Arc<OutputWatch> {
-        &self.output
+    pub(crate) fn output_watcher(&self) -> &Arc<OutputWatcher> {
+        &self.output_watcher
     }
 
     /// Forgets a child that has ended, and removes its directory.
@@ -267,27 +275,27 @@ impl Children {
     /// There is none of that id, it has not ended, or what is left of it cannot be removed.
     pub(crate) async fn remove(&self, id: &ChildId) -> Result<(), Failure> {
         let child = self.get(id)?;
-        if child.lives() {
+        if child.is_alive() {
             return Err(child
                 .failure(Code::FailedPrecondition, "it has not ended")
                 .with_next_step(format!("end it first: `farfork kill {id}`")));
         }
-        if !child.wait_settled(SETTLE_LIMIT).await {
+        if !child.wait_cleaned_up(CLEANUP_TIMEOUT).await {
             return Err(child
                 .failure(Code::Unavailable, "its container is still being removed")
                 .with_next_step("try again; its node's log may say what keeps it"));
         }
-        self.forget(&child);
+        self.evict(&child);
         Ok(())
     }
 
     /// Forgets ended children where there are too many, at most so many of them. Blocks.
-    pub(crate) fn keep_to_limit(&self, count_max: usize) {
+    pub(crate) fn evict_ended(&self, count_max: usize) {
         let (forgotten, uncollected) = {
-            let mut register = self.register.lock();
-            let Surplus { children, uncollected } = register.surplus(Instant::now(), count_max);
-            let forgotten: Vec<Arc<Child>> = children.iter().filter_map(|id| register.forget(id)).collect();
-            forgotten.iter().for_each(|child| self.tally.forget(child));
+            let mut register = self.table.lock();
+            let EvictionBatch { children, uncollected } = register.take_surplus(Instant::now(), count_max);
+            let forgotten: Vec<Arc<Child>> = children.iter().filter_map(|id| register.remove(id)).collect();
+            forgotten.iter().for_each(|child| self.counter_totals.add_evicted(child));
             (forgotten, uncollected)
         };
         if uncollected > 0 {
@@ -297,11 +305,11 @@ impl Children {
     }
 
     /// Each of two who forget a child at the same time may find its directory gone.
-    fn forget(&self, child: &Child) {
+    fn evict(&self, child: &Child) {
         let known = {
-            let mut register = self.register.lock();
-            let known = register.forget(&child.record().id);
-            known.iter().for_each(|child| self.tally.forget(child));
+            let mut register = self.table.lock();
+            let known = register.remove(&child.record().id);
+            known.iter().for_each(|child| self.counter_totals.add_evicted(child));
             known
         };
         if let Some(child) = known {
@@ -310,25 +318,25 @@ impl Children {
     }
 
     /// Kills all, waits for their ends, and forgets them: the node stops for good.
-    pub(crate) async fn end_all(&self) {
+    pub(crate) async fn kill_all(&self) {
         for child in self.all() {
             // It may have ended by itself.
             let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
         }
-        let mut lives = std::mem::take(&mut *self.lives.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut lives = std::mem::take(&mut *self.watchers.lock().unwrap_or_else(PoisonError::into_inner));
         while lives.join_next().await.is_some() {}
-        self.ends.dealt_with().await;
-        self.all().iter().for_each(|child| self.forget(child));
+        self.exit_workers.wait_idle().await;
+        self.all().iter().for_each(|child| self.evict(child));
     }
 }
 
-fn unknown(id: &ChildId) -> Failure {
+fn unknown_child(id: &ChildId) -> Failure {
     Failure::new(Code::NotFound, format!("child {id}"), "its node knows no such child")
         .with_next_step("list children with `farfork ps`; those that ended long ago are forgotten")
 }
 
 /// What the files of a directory take; of one that several directories share, this one's part. None where it cannot be read.
-fn bytes_on_disk(directory: &Path) -> u64 {
+fn disk_usage(directory: &Path) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let files = entries.filter_map(|entry| entry.metadata().ok());
@@ -342,10 +350,10 @@ fn remove_directory(directory: &Path) {
 }
 
 /// What led to a child, and from it to others, is opened again. A child that one cannot be opened for goes on without.
-fn doors_of(record: &Record, reopened: &mut Reopened) -> Doors {
-    let published = Published::take(&record.publish).unwrap_or_else(|failure| {
+fn reopen_forwarding(record: &ChildRecord, reopened: &mut ReopenedProxies) -> ChildForwarding {
+    let published = BoundPort::bind_all(&record.publish).unwrap_or_else(|failure| {
         tracing::warn!(child = %record.id, %failure, "a child's ports lead to it no more");
         Vec::new()
     });
-    reopened.doors(published, &record.egress, &record.process)
+    reopened.reopen(published, &record.egress, &record.process)
 }

@@ -14,8 +14,8 @@ use rustix::io::{ReadWriteFlags, preadv2};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, watch};
 
-use super::Status;
-use crate::descriptor_watch::{Owner, watch_readable};
+use super::ChildStatus;
+use crate::descriptor_watch::{FdOwner, watch_readable};
 use crate::limits::OUTPUT_CHUNK_BYTES;
 
 /// Room for the events that one read(2) takes from the kernel; each has 16 bytes, since files have no names there.
@@ -23,26 +23,26 @@ const EVENT_BYTES: usize = 4096;
 
 /// Tells followers of files when these grow.
 #[derive(Debug)]
-pub(crate) struct OutputWatch {
-    inotify: AsyncFd<Owner<OwnedFd>>,
+pub(crate) struct OutputWatcher {
+    inotify: AsyncFd<FdOwner<OwnedFd>>,
     /// By the kernel's watch descriptor.
-    watched: Mutex<HashMap<i32, Watched>>,
+    watched: Mutex<HashMap<i32, WatchedFile>>,
 }
 
 #[derive(Debug)]
-struct Watched {
-    grown: Arc<Notify>,
+struct WatchedFile {
+    growth: Arc<Notify>,
     followers: usize,
 }
 
 /// One file that is followed.
-struct Following {
-    watch: Arc<OutputWatch>,
+struct FileFollower {
+    watch: Arc<OutputWatcher>,
     descriptor: i32,
-    grown: Arc<Notify>,
+    growth: Arc<Notify>,
 }
 
-impl OutputWatch {
+impl OutputWatcher {
     /// Starts watching; must be called within the runtime.
     ///
     /// # Errors
@@ -50,16 +50,16 @@ impl OutputWatch {
     pub(crate) fn start() -> io::Result<Arc<Self>> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let watch = Arc::new(Self { inotify: watch_readable(inotify)?, watched: Mutex::default() });
-        tokio::spawn(deliver(Arc::downgrade(&watch)));
+        tokio::spawn(run_event_loop(Arc::downgrade(&watch)));
         Ok(watch)
     }
 
-    fn follow(self: &Arc<Self>, file: &Path) -> io::Result<Following> {
+    fn follow(self: &Arc<Self>, file: &Path) -> io::Result<FileFollower> {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let descriptor = inotify::add_watch(&self.inotify.get_ref().0, file, WatchFlags::MODIFY)?;
-        let entry = watched.entry(descriptor).or_insert_with(|| Watched { grown: Arc::default(), followers: 0 });
+        let entry = watched.entry(descriptor).or_insert_with(|| WatchedFile { growth: Arc::default(), followers: 0 });
         entry.followers += 1;
-        Ok(Following { watch: self.clone(), descriptor, grown: entry.grown.clone() })
+        Ok(FileFollower { watch: self.clone(), descriptor, growth: entry.growth.clone() })
     }
 
     /// Passes on what the kernel has queued. When its queue overflowed, everyone is told.
@@ -70,15 +70,15 @@ impl OutputWatch {
             let event = reader.next()?;
             let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
             if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
-                watched.values().for_each(|file| file.grown.notify_waiters());
+                watched.values().for_each(|file| file.growth.notify_waiters());
             } else if let Some(file) = watched.get(&event.wd()) {
-                file.grown.notify_waiters();
+                file.growth.notify_waiters();
             }
         }
     }
 }
 
-impl Drop for Following {
+impl Drop for FileFollower {
     fn drop(&mut self) {
         let mut watched = self.watch.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = watched.get_mut(&self.descriptor) else { return };
@@ -92,7 +92,7 @@ impl Drop for Following {
 }
 
 /// Waits for the kernel, as long as the watch is in use.
-async fn deliver(watch: Weak<OutputWatch>) {
+async fn run_event_loop(watch: Weak<OutputWatcher>) {
     while let Some(watch) = watch.upgrade() {
         let Ok(mut ready) = watch.inotify.readable().await else { return };
         match watch.wake_followers() {
@@ -107,43 +107,47 @@ async fn deliver(watch: Weak<OutputWatch>) {
 }
 
 /// Reads a file that a child writes to, piece by piece.
-pub(crate) struct Output {
+pub(crate) struct OutputReader {
     file: Arc<File>,
     /// Up to where it was read.
     offset: u64,
     /// How much of it there was when it was looked at.
-    bytes: u64,
+    known_bytes: u64,
     /// Absent: that is all.
-    following: Option<(Following, watch::Receiver<Status>)>,
+    follower: Option<(FileFollower, watch::Receiver<ChildStatus>)>,
 }
 
-impl Output {
+impl OutputReader {
     /// What the file holds now.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { file: Arc::new(file), offset: 0, bytes, following: None })
+        Ok(Self { file: Arc::new(file), offset: 0, known_bytes: bytes, follower: None })
     }
 
     /// What the file holds, and will hold until the child has ended.
-    pub(crate) fn follow(path: &Path, watch: &Arc<OutputWatch>, status: watch::Receiver<Status>) -> io::Result<Self> {
+    pub(crate) fn follow(
+        path: &Path,
+        watch: &Arc<OutputWatcher>,
+        status: watch::Receiver<ChildStatus>,
+    ) -> io::Result<Self> {
         let following = Some((watch.follow(path)?, status));
-        Ok(Self { following, ..Self::open(path)? })
+        Ok(Self { follower: following, ..Self::open(path)? })
     }
 
     /// The next piece; `None` at the end.
-    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+    pub(crate) async fn next_chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
-            let Some((following, status)) = &mut self.following else {
-                return read_piece(&self.file, &mut self.offset, self.bytes).await;
+            let Some((following, status)) = &mut self.follower else {
+                return read_chunk(&self.file, &mut self.offset, self.known_bytes).await;
             };
             // Both are armed before the read, so that nothing that happens behind it is missed.
-            let grown = following.grown.notified();
+            let grown = following.growth.notified();
             tokio::pin!(grown);
             grown.as_mut().enable();
-            let has_ended = matches!(*status.borrow_and_update(), Status::Ended(_));
-            self.bytes = self.file.metadata()?.len();
-            let piece = read_piece(&self.file, &mut self.offset, self.bytes).await?;
+            let has_ended = matches!(*status.borrow_and_update(), ChildStatus::Ended(_));
+            self.known_bytes = self.file.metadata()?.len();
+            let piece = read_chunk(&self.file, &mut self.offset, self.known_bytes).await?;
             if piece.is_some() || has_ended {
                 return Ok(piece);
             }
@@ -157,7 +161,7 @@ impl Output {
 
 /// What was written lately is in the kernel's memory still: it is read here and now. To have another thread read it, and hear of
 /// that, takes longer than the read. What would have to be waited for is read by a thread that may wait.
-async fn read_piece(file: &Arc<File>, offset: &mut u64, bytes: u64) -> io::Result<Option<Vec<u8>>> {
+async fn read_chunk(file: &Arc<File>, offset: &mut u64, bytes: u64) -> io::Result<Option<Vec<u8>>> {
     let left = bytes.saturating_sub(*offset);
     if left == 0 {
         return Ok(None);
@@ -182,8 +186,8 @@ async fn read_piece(file: &Arc<File>, offset: &mut u64, bytes: u64) -> io::Resul
 
 #[cfg(test)]
 mod tests {
-    use super::{Output, OutputWatch, Status};
-    use crate::children::{Ended, Exit};
+    use super::{ChildStatus, OutputReader, OutputWatcher};
+    use crate::children::{Exit, ExitRecord};
     use std::fs::OpenOptions;
     use std::io::Write as _;
     use std::time::Duration;
@@ -192,8 +196,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    fn ended() -> Status {
-        Status::Ended(Ended { limit_met: None, exit: Exit::Code(0), unix_ms: 0, pager: None })
+    fn ended() -> ChildStatus {
+        ChildStatus::Ended(ExitRecord { limit_met: None, exit: Exit::Code(0), unix_ms: 0, pager: None })
     }
 
     #[tokio::test]
@@ -201,20 +205,20 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("stdout");
         let mut writer = OpenOptions::new().create(true).append(true).open(&path).unwrap();
-        let (status, receiver) = watch::channel(Status::Running);
-        let watch = OutputWatch::start().unwrap();
-        let mut output = Output::follow(&path, &watch, receiver).unwrap();
+        let (status, receiver) = watch::channel(ChildStatus::Running);
+        let watch = OutputWatcher::start().unwrap();
+        let mut output = OutputReader::follow(&path, &watch, receiver).unwrap();
 
         for piece in ["one", "two"] {
             writer.write_all(piece.as_bytes()).unwrap();
-            let read = timeout(LIMIT, output.next()).await.unwrap().unwrap();
+            let read = timeout(LIMIT, output.next_chunk()).await.unwrap().unwrap();
             assert_eq!(read.as_deref(), Some(piece.as_bytes()));
         }
-        assert!(timeout(Duration::from_millis(50), output.next()).await.is_err(), "it waits");
+        assert!(timeout(Duration::from_millis(50), output.next_chunk()).await.is_err(), "it waits");
         writer.write_all(b"last").unwrap();
         status.send_replace(ended());
-        assert_eq!(output.next().await.unwrap().as_deref(), Some(&b"last"[..]));
-        assert_eq!(timeout(LIMIT, output.next()).await.unwrap().unwrap(), None);
+        assert_eq!(output.next_chunk().await.unwrap().as_deref(), Some(&b"last"[..]));
+        assert_eq!(timeout(LIMIT, output.next_chunk()).await.unwrap().unwrap(), None);
         drop(output);
         assert!(watch.watched.lock().unwrap().is_empty(), "nothing is watched without followers");
     }
@@ -223,8 +227,8 @@ mod tests {
     async fn without_following_the_end_is_what_is_there() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"so far").unwrap();
-        let mut output = Output::open(file.path()).unwrap();
-        assert_eq!(output.next().await.unwrap().as_deref(), Some(&b"so far"[..]));
-        assert_eq!(output.next().await.unwrap(), None);
+        let mut output = OutputReader::open(file.path()).unwrap();
+        assert_eq!(output.next_chunk().await.unwrap().as_deref(), Some(&b"so far"[..]));
+        assert_eq!(output.next_chunk().await.unwrap(), None);
     }
 }

@@ -8,15 +8,15 @@ use farfork_fork::pager::PagerCounters;
 use farfork_wire::{ChildId, PAGE_SIZE, SeedId};
 use serde::{Deserialize, Serialize};
 
-use super::{Exit, Limit};
-use crate::network::{Egress, Network, Port};
+use super::{Exit, KillLimit};
+use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 
 /// Name of the file in the child's directory.
 const RECORD_FILE: &str = "child.json";
 
 /// What a child is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct ChildRecord {
     /// Its id.
     pub(crate) id: ChildId,
     /// What it was made from.
@@ -56,13 +56,13 @@ pub(crate) struct Record {
     pub(crate) read_only: bool,
     /// Its network. (Older daemons had private ones only.)
     #[serde(default)]
-    pub(crate) network: Network,
+    pub(crate) network: NetworkMode,
     /// Ports of the node that lead to it.
     #[serde(default)]
-    pub(crate) publish: Vec<Port>,
+    pub(crate) publish: Vec<PortMapping>,
     /// Where it gets to from its own network. (Older daemons led nobody out.)
     #[serde(default)]
-    pub(crate) egress: Egress,
+    pub(crate) egress: EgressPolicy,
     /// Seeds that own pages of its seed. (Older daemons did not say.)
     #[serde(default)]
     pub(crate) inherits: Vec<SeedId>,
@@ -70,24 +70,24 @@ pub(crate) struct Record {
     #[serde(default)]
     pub(crate) wants_huge_pages: bool,
     /// Once it has ended.
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<ExitRecord>,
 }
 
 /// A child's end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ended {
+pub(crate) struct ExitRecord {
     /// How it ended.
     pub(crate) exit: Exit,
     /// Which limit it was killed for. (Older daemons did not say.)
     #[serde(default)]
-    pub(crate) limit_met: Option<Limit>,
+    pub(crate) limit_met: Option<KillLimit>,
     /// When, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
     /// What its pager had counted.
     pub(crate) pager: Option<PagerCounters>,
 }
 
-impl Record {
+impl ChildRecord {
     /// Writes it into the child's directory, whole or not at all, over the same child's before it ended.
     ///
     /// # Errors
@@ -116,13 +116,13 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::{Egress, Ended, Exit, Limit, Network, PagerCounters, Port, Record};
+    use super::{ChildRecord, EgressPolicy, Exit, ExitRecord, KillLimit, NetworkMode, PagerCounters, PortMapping};
     use std::fs;
 
     #[test]
     fn a_record_survives_its_file() {
         let pager = PagerCounters { faults: 3, pages_fetched: 40, ..PagerCounters::default() };
-        let record = Record {
+        let record = ChildRecord {
             id: "n2.c00f3a96c5d217e84".parse().unwrap(),
             seed: "n1.s00f3a96c5d217e84".parse().unwrap(),
             command: "python3 job.py".to_owned(),
@@ -138,24 +138,24 @@ mod tests {
             untrusted: true,
             user_namespace: true,
             read_only: false,
-            network: Network::Private,
-            publish: vec![Port { node: 8080, child: 80 }],
-            egress: Egress::try_from(&["any".to_owned()][..]).unwrap(),
+            network: NetworkMode::Private,
+            publish: vec![PortMapping { node: 8080, child: 80 }],
+            egress: EgressPolicy::try_from(&["any".to_owned()][..]).unwrap(),
             inherits: vec!["n3.s00f3a96c5d217e84".parse().unwrap()],
             wants_huge_pages: true,
-            ended: Some(Ended {
+            ended: Some(ExitRecord {
                 exit: Exit::Signal(9),
-                limit_met: Some(Limit::Time(1500)),
+                limit_met: Some(KillLimit::Time(1500)),
                 unix_ms: 2,
                 pager: Some(pager),
             }),
         };
         let directory = tempfile::tempdir().unwrap();
-        assert!(Record::read(directory.path()).is_err());
-        let living = Record { ended: None, ..record.clone() };
-        for state in [living, record.clone(), Record { command: "x".repeat(5_000), ..record }] {
+        assert!(ChildRecord::read(directory.path()).is_err());
+        let living = ChildRecord { ended: None, ..record.clone() };
+        for state in [living, record.clone(), ChildRecord { command: "x".repeat(5_000), ..record }] {
             state.write(directory.path()).unwrap();
-            assert_eq!(Record::read(directory.path()).unwrap(), state);
+            assert_eq!(ChildRecord::read(directory.path()).unwrap(), state);
         }
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }

@@ -8,29 +8,29 @@ use std::time::Instant;
 use farfork_wire::ChildId;
 
 use super::Child;
-use super::retention::{Retention, SettledChild, Surplus};
+use super::retention::{CleanedUpChild, EvictionBatch, Retention};
 
 /// The children by id. Those that have ended are apart: they may be many, and nobody who looks for the living goes through them.
 #[derive(Debug, Default)]
-pub(super) struct Register {
-    living: BTreeMap<ChildId, Arc<Child>>,
+pub(super) struct ChildTable {
+    alive: BTreeMap<ChildId, Arc<Child>>,
     ended: BTreeMap<ChildId, Arc<Child>>,
     retention: Retention,
 }
 
 /// The register as those share it that change it. Every change is complete under its lock.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SharedRegister(Arc<Mutex<Register>>);
+pub(super) struct SharedChildTable(Arc<Mutex<ChildTable>>);
 
 /// A child that a request needs: it is not forgotten as long as this lasts.
 #[derive(Debug)]
 pub(crate) struct HeldChild {
     child: Arc<Child>,
-    register: SharedRegister,
+    table: SharedChildTable,
 }
 
-impl SharedRegister {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Register> {
+impl SharedChildTable {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ChildTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -39,61 +39,61 @@ impl SharedRegister {
         let mut register = self.lock();
         let child = register.get(id)?;
         register.retention.hold(id);
-        Some(HeldChild { child, register: self.clone() })
+        Some(HeldChild { child, table: self.clone() })
     }
 }
 
-impl Register {
+impl ChildTable {
     /// A child that was started, or found.
     pub(super) fn insert(&mut self, child: Arc<Child>) {
-        let children = if child.lives() { &mut self.living } else { &mut self.ended };
+        let children = if child.is_alive() { &mut self.alive } else { &mut self.ended };
         children.insert(child.record().id.clone(), child);
     }
 
     pub(super) fn get(&self, id: &ChildId) -> Option<Arc<Child>> {
-        self.living.get(id).or_else(|| self.ended.get(id)).cloned()
+        self.alive.get(id).or_else(|| self.ended.get(id)).cloned()
     }
 
     /// In no order.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Child>> {
-        self.living.values().chain(self.ended.values())
+        self.alive.values().chain(self.ended.values())
     }
 
-    pub(super) fn living(&self) -> impl Iterator<Item = &Arc<Child>> {
-        self.living.values().filter(|child| child.lives())
+    pub(super) fn alive(&self) -> impl Iterator<Item = &Arc<Child>> {
+        self.alive.values().filter(|child| child.is_alive())
     }
 
     /// The child has ended, if it is still known.
-    pub(super) fn end(&mut self, id: &ChildId) {
-        if let Some((id, child)) = self.living.remove_entry(id) {
+    pub(super) fn mark_ended(&mut self, id: &ChildId) {
+        if let Some((id, child)) = self.alive.remove_entry(id) {
             self.ended.insert(id, child);
         }
     }
 
     /// Nothing is left of a child but its files, if it is still known.
-    pub(super) fn settle(&mut self, id: &ChildId, settled: SettledChild) {
-        self.end(id);
+    pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, settled: CleanedUpChild) {
+        self.mark_ended(id);
         if self.ended.contains_key(id) {
-            self.retention.settle(id, settled);
+            self.retention.mark_cleaned_up(id, settled);
         }
     }
 
     /// Ended children to be forgotten at once: what they were is counted no more.
-    pub(super) fn surplus(&mut self, now: Instant, count_max: usize) -> Surplus {
-        self.retention.surplus(now, count_max)
+    pub(super) fn take_surplus(&mut self, now: Instant, count_max: usize) -> EvictionBatch {
+        self.retention.take_surplus(now, count_max)
     }
 
     /// Gives the child if it was known.
-    pub(super) fn forget(&mut self, id: &ChildId) -> Option<Arc<Child>> {
-        self.retention.forget(id);
-        self.living.remove(id).or_else(|| self.ended.remove(id))
+    pub(super) fn remove(&mut self, id: &ChildId) -> Option<Arc<Child>> {
+        self.retention.remove(id);
+        self.alive.remove(id).or_else(|| self.ended.remove(id))
     }
 }
 
 impl HeldChild {
     /// Its end has been told to who asked.
-    pub(crate) fn collect(&self) {
-        self.register.lock().retention.collect(&self.child.record().id);
+    pub(crate) fn mark_collected(&self) {
+        self.table.lock().retention.mark_collected(&self.child.record().id);
     }
 
     /// The child, for who does not need it kept.
@@ -112,6 +112,6 @@ impl Deref for HeldChild {
 
 impl Drop for HeldChild {
     fn drop(&mut self) {
-        self.register.lock().retention.release(&self.child.record().id);
+        self.table.lock().retention.release(&self.child.record().id);
     }
 }

@@ -23,9 +23,9 @@ type Ticket = u64;
 
 /// An ended child, of which nothing is left but files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SettledChild {
+pub(super) struct CleanedUpChild {
     /// When it ended.
-    pub(super) at: Instant,
+    pub(super) ended_at: Instant,
     /// What its files take.
     pub(super) bytes: u64,
 }
@@ -46,20 +46,20 @@ struct ChildState {
     holders: u32,
     /// Whether one of them was told how it ended.
     is_collected: bool,
-    settled: Option<SettledChild>,
+    cleaned_up: Option<CleanedUpChild>,
     /// In which queue it is, if in any.
-    queue: Option<(Queue, Ticket)>,
+    queue: Option<(RetentionQueue, Ticket)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Queue {
+enum RetentionQueue {
     Collected,
     Uncollected,
 }
 
 /// What is to be forgotten.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Surplus {
+pub(super) struct EvictionBatch {
     /// All of them.
     pub(super) children: Vec<ChildId>,
     /// How many of them had an end that nobody has asked for.
@@ -80,7 +80,7 @@ impl Retention {
         if state.holders > 0 {
             return;
         }
-        match state.settled {
+        match state.cleaned_up {
             Some(_) => self.join_queue(id),
             None if !state.is_collected => drop(self.states.remove(id)),
             None => {}
@@ -88,7 +88,7 @@ impl Retention {
     }
 
     /// Somebody was told how the child ended.
-    pub(super) fn collect(&mut self, id: &ChildId) {
+    pub(super) fn mark_collected(&mut self, id: &ChildId) {
         self.states.entry(id.clone()).or_default().is_collected = true;
         if self.leave_queue(id) {
             self.join_queue(id);
@@ -96,30 +96,30 @@ impl Retention {
     }
 
     /// Nothing is left of the child but its files.
-    pub(super) fn settle(&mut self, id: &ChildId, settled: SettledChild) {
+    pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, settled: CleanedUpChild) {
         let state = self.states.entry(id.clone()).or_default();
-        state.settled = Some(settled);
+        state.cleaned_up = Some(settled);
         if state.holders == 0 {
             self.join_queue(id);
         }
     }
 
     /// The child is forgotten.
-    pub(super) fn forget(&mut self, id: &ChildId) {
+    pub(super) fn remove(&mut self, id: &ChildId) {
         self.leave_queue(id);
         self.states.remove(id);
     }
 
     /// What is to be forgotten now, at most so many; it is counted no more.
-    pub(super) fn surplus(&mut self, now: Instant, count_max: usize) -> Surplus {
+    pub(super) fn take_surplus(&mut self, now: Instant, count_max: usize) -> EvictionBatch {
         while let Some(id) = self.first_uncollected().filter(|id| self.is_old(id, now)) {
-            self.collect(&id);
+            self.mark_collected(&id);
         }
-        let mut surplus = Surplus::default();
+        let mut surplus = EvictionBatch::default();
         while surplus.children.len() < count_max
             && let Some(id) = self.first_uncollected().filter(|_| self.has_too_many_uncollected())
         {
-            self.forget(&id);
+            self.remove(&id);
             surplus.children.push(id);
             surplus.uncollected += 1;
         }
@@ -128,7 +128,7 @@ impl Retention {
             && let Some((_, id)) = self.collected.first_key_value()
         {
             let id = id.clone();
-            self.forget(&id);
+            self.remove(&id);
             surplus.children.push(id);
         }
         surplus
@@ -139,8 +139,8 @@ impl Retention {
     }
 
     fn is_old(&self, id: &ChildId, now: Instant) -> bool {
-        let settled = self.states.get(id).and_then(|state| state.settled);
-        settled.is_some_and(|settled| now.saturating_duration_since(settled.at) >= UNCOLLECTED_KEPT_MIN)
+        let settled = self.states.get(id).and_then(|state| state.cleaned_up);
+        settled.is_some_and(|settled| now.saturating_duration_since(settled.ended_at) >= UNCOLLECTED_KEPT_MIN)
     }
 
     fn has_too_many_uncollected(&self) -> bool {
@@ -150,13 +150,13 @@ impl Retention {
     /// Puts a settled child that nobody holds behind the others of its kind.
     fn join_queue(&mut self, id: &ChildId) {
         let Some(state) = self.states.get_mut(id) else { return };
-        let Some(settled) = state.settled else { return };
+        let Some(settled) = state.cleaned_up else { return };
         self.last_ticket += 1;
-        let queue = if state.is_collected { Queue::Collected } else { Queue::Uncollected };
+        let queue = if state.is_collected { RetentionQueue::Collected } else { RetentionQueue::Uncollected };
         state.queue = Some((queue, self.last_ticket));
         match queue {
-            Queue::Collected => drop(self.collected.insert(self.last_ticket, id.clone())),
-            Queue::Uncollected => {
+            RetentionQueue::Collected => drop(self.collected.insert(self.last_ticket, id.clone())),
+            RetentionQueue::Uncollected => {
                 self.uncollected.insert(self.last_ticket, id.clone());
                 self.uncollected_bytes += settled.bytes;
             }
@@ -168,10 +168,10 @@ impl Retention {
         let Some(state) = self.states.get_mut(id) else { return false };
         let Some((queue, ticket)) = state.queue.take() else { return false };
         match queue {
-            Queue::Collected => drop(self.collected.remove(&ticket)),
-            Queue::Uncollected => {
+            RetentionQueue::Collected => drop(self.collected.remove(&ticket)),
+            RetentionQueue::Uncollected => {
                 self.uncollected.remove(&ticket);
-                self.uncollected_bytes -= state.settled.map_or(0, |settled| settled.bytes);
+                self.uncollected_bytes -= state.cleaned_up.map_or(0, |settled| settled.bytes);
             }
         }
         true
@@ -179,7 +179,7 @@ impl Retention {
 }
 
 /// When a child ended by the clock that `Instant` has, from the time of day of its end: of one that ended before this daemon began.
-pub(super) fn instant_of_end(now: Instant, now_unix_ms: u64, ended_unix_ms: u64) -> Instant {
+pub(super) fn end_instant(now: Instant, now_unix_ms: u64, ended_unix_ms: u64) -> Instant {
     let ago = Duration::from_millis(now_unix_ms.saturating_sub(ended_unix_ms));
     // Where the machine runs for less time than that, the clock of `Instant` has no such moment: it is kept for longer.
     now.checked_sub(ago.min(UNCOLLECTED_KEPT_MIN)).unwrap_or(now)
@@ -193,13 +193,13 @@ mod tests {
         format!("n1.c{number:016x}").parse().expect("a child's id")
     }
 
-    fn settled(at: Instant) -> SettledChild {
-        SettledChild { at, bytes: 4096 }
+    fn settled(at: Instant) -> CleanedUpChild {
+        CleanedUpChild { ended_at: at, bytes: 4096 }
     }
 
     fn filled(count: usize, at: Instant) -> Retention {
         let mut retention = Retention::default();
-        (0..count).for_each(|number| retention.settle(&child(number), settled(at)));
+        (0..count).for_each(|number| retention.mark_cleaned_up(&child(number), settled(at)));
         retention
     }
 
@@ -209,11 +209,11 @@ mod tests {
         let mut retention = Retention::default();
         let held: Vec<ChildId> = (0..2 * UNCOLLECTED_CHILDREN_MAX).map(child).collect();
         held.iter().for_each(|id| retention.hold(id));
-        held.iter().for_each(|id| retention.settle(id, settled(begin)));
-        held.iter().for_each(|id| retention.collect(id));
-        assert_eq!(retention.surplus(begin + 2 * UNCOLLECTED_KEPT_MIN, usize::MAX), Surplus::default());
+        held.iter().for_each(|id| retention.mark_cleaned_up(id, settled(begin)));
+        held.iter().for_each(|id| retention.mark_collected(id));
+        assert_eq!(retention.take_surplus(begin + 2 * UNCOLLECTED_KEPT_MIN, usize::MAX), EvictionBatch::default());
         held.iter().for_each(|id| retention.release(id));
-        let surplus = retention.surplus(begin, usize::MAX);
+        let surplus = retention.take_surplus(begin, usize::MAX);
         assert_eq!((surplus.children.len(), surplus.uncollected), (held.len() - ENDED_CHILDREN_MAX, 0));
         assert_eq!(surplus.children[0], held[0], "the first to be let go of goes first");
     }
@@ -222,8 +222,8 @@ mod tests {
     fn an_end_that_nobody_has_heard_is_kept_for_a_time() {
         let begin = Instant::now();
         let mut retention = filled(3 * ENDED_CHILDREN_MAX, begin);
-        assert_eq!(retention.surplus(begin + UNCOLLECTED_KEPT_MIN / 2, usize::MAX), Surplus::default());
-        let surplus = retention.surplus(begin + UNCOLLECTED_KEPT_MIN, usize::MAX);
+        assert_eq!(retention.take_surplus(begin + UNCOLLECTED_KEPT_MIN / 2, usize::MAX), EvictionBatch::default());
+        let surplus = retention.take_surplus(begin + UNCOLLECTED_KEPT_MIN, usize::MAX);
         assert_eq!((surplus.children.len(), surplus.uncollected), (2 * ENDED_CHILDREN_MAX, 0));
     }
 
@@ -232,22 +232,22 @@ mod tests {
         let begin = Instant::now();
         let mut retention = filled(ENDED_CHILDREN_MAX, begin);
         let late = child(ENDED_CHILDREN_MAX);
-        retention.settle(&late, settled(begin));
-        retention.collect(&late);
-        assert_eq!(retention.surplus(begin, usize::MAX).children, [late]);
+        retention.mark_cleaned_up(&late, settled(begin));
+        retention.mark_collected(&late);
+        assert_eq!(retention.take_surplus(begin, usize::MAX).children, [late]);
     }
 
     #[test]
     fn number_and_bytes_are_bounded() {
         let begin = Instant::now();
         let mut retention = filled(UNCOLLECTED_CHILDREN_MAX + 3, begin);
-        let surplus = retention.surplus(begin, usize::MAX);
+        let surplus = retention.take_surplus(begin, usize::MAX);
         assert_eq!((surplus.children, surplus.uncollected), ((0..3).map(child).collect(), 3));
         let mut retention = Retention::default();
-        retention.settle(&child(0), SettledChild { at: begin, bytes: UNCOLLECTED_BYTES_MAX });
-        retention.settle(&child(1), settled(begin));
-        assert_eq!(retention.surplus(begin, usize::MAX).children, [child(0)]);
-        assert_eq!(retention.surplus(begin, usize::MAX), Surplus::default());
+        retention.mark_cleaned_up(&child(0), CleanedUpChild { ended_at: begin, bytes: UNCOLLECTED_BYTES_MAX });
+        retention.mark_cleaned_up(&child(1), settled(begin));
+        assert_eq!(retention.take_surplus(begin, usize::MAX).children, [child(0)]);
+        assert_eq!(retention.take_surplus(begin, usize::MAX), EvictionBatch::default());
     }
 
     #[test]
@@ -255,9 +255,9 @@ mod tests {
         let begin = Instant::now();
         let mut retention = filled(2, begin);
         retention.hold(&child(0));
-        retention.forget(&child(0));
+        retention.remove(&child(0));
         retention.release(&child(0));
-        retention.forget(&child(1));
+        retention.remove(&child(1));
         retention.hold(&child(2));
         retention.release(&child(2));
         assert_eq!((retention.states.len(), retention.uncollected_bytes), (0, 0));
@@ -267,8 +267,8 @@ mod tests {
     #[test]
     fn the_age_of_an_end_outlives_a_daemon() {
         let now = Instant::now();
-        assert_eq!(instant_of_end(now, 5_000, 6_000), now);
-        let old = instant_of_end(now, u64::MAX, 0);
+        assert_eq!(end_instant(now, 5_000, 6_000), now);
+        let old = end_instant(now, u64::MAX, 0);
         assert!(now.duration_since(old) <= UNCOLLECTED_KEPT_MIN);
     }
 }

@@ -6,66 +6,66 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use farfork_fork::huge::Tender;
+use farfork_fork::huge::HugePageCollapser;
 use farfork_wire::ChildId;
 
 use super::Child;
 use crate::clock;
-use crate::limits::FORGOTTEN_PER_ROUND_MAX;
+use crate::limits::EVICTED_PER_ROUND_MAX;
 use crate::node::Node;
 
 /// Between two looks at all children.
-const INTERVAL: Duration = Duration::from_secs(1);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A child is left alone for so long, in milliseconds: most end sooner, and a huge page costs more than the pages that it is
 /// made of did.
 const AGE_MS_MIN: u64 = 3_000;
 
 /// For one child at a time, so that all have their turn.
-const ROUND_LIMIT: Duration = Duration::from_millis(100);
+const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// The children that are tended.
 #[derive(Default)]
-struct Tending {
+struct HugePageCollapse {
     /// None for a child that cannot be.
-    tended: BTreeMap<ChildId, Option<Tended>>,
+    targets: BTreeMap<ChildId, Option<CollapseTarget>>,
 }
 
-struct Tended {
-    tender: Tender,
+struct CollapseTarget {
+    collapser: HugePageCollapser,
     due: Instant,
 }
 
 /// Tends all children until the daemon ends.
-pub(crate) async fn tend(node: Arc<Node>) {
-    let mut ticks = tokio::time::interval(INTERVAL);
+pub(crate) async fn run_child_maintenance(node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut tending = Tending::default();
+    let mut tending = HugePageCollapse::default();
     loop {
         ticks.tick().await;
         let here = node.clone();
         let round = tokio::task::spawn_blocking(move || {
-            tending.round(&here.children.all_living());
-            here.children.keep_to_limit(FORGOTTEN_PER_ROUND_MAX);
+            tending.collapse_due(&here.children.all_alive());
+            here.children.evict_ended(EVICTED_PER_ROUND_MAX);
             tending
         });
         tending = round.await.unwrap_or_default();
     }
 }
 
-impl Tending {
-    fn round(&mut self, children: &[Arc<Child>]) {
+impl HugePageCollapse {
+    fn collapse_due(&mut self, children: &[Arc<Child>]) {
         let now_ms = clock::unix_ms(SystemTime::now());
         let is_worth_while = |child: &&Arc<Child>| {
             let record = child.record();
             record.wants_huge_pages && now_ms.saturating_sub(record.started_unix_ms) >= AGE_MS_MIN
         };
-        let wanted: Vec<_> = children.iter().filter(is_worth_while).filter(|child| child.lives()).collect();
-        self.tended.retain(|id, _| wanted.iter().any(|child| child.record().id == *id));
+        let wanted: Vec<_> = children.iter().filter(is_worth_while).filter(|child| child.is_alive()).collect();
+        self.targets.retain(|id, _| wanted.iter().any(|child| child.record().id == *id));
         for child in wanted {
-            let tended = self.tended.entry(child.record().id.clone()).or_insert_with(|| begin(child));
+            let tended = self.targets.entry(child.record().id.clone()).or_insert_with(|| open_target(child));
             if let Some(due) = tended.as_mut().filter(|tended| tended.due <= Instant::now())
-                && let Err(error) = due.round()
+                && let Err(error) = due.collapse()
             {
                 tracing::warn!(child = %child.record().id, %error, "it gets no huge pages");
                 *tended = None;
@@ -74,15 +74,15 @@ impl Tending {
     }
 }
 
-impl Tended {
-    fn round(&mut self) -> io::Result<()> {
-        self.tender.round(ROUND_LIMIT)?;
-        self.due = Instant::now() + self.tender.pause();
+impl CollapseTarget {
+    fn collapse(&mut self) -> io::Result<()> {
+        self.collapser.run_round(COLLAPSE_TIME_MAX)?;
+        self.due = Instant::now() + self.collapser.pause();
         Ok(())
     }
 }
 
-fn begin(child: &Child) -> Option<Tended> {
-    let tender = child.record().process.parse().and_then(Tender::of).ok().flatten()?;
-    Some(Tended { tender, due: Instant::now() })
+fn open_target(child: &Child) -> Option<CollapseTarget> {
+    let tender = child.record().process.parse().and_then(HugePageCollapser::open).ok().flatten()?;
+    Some(CollapseTarget { collapser: tender, due: Instant::now() })
 }

@@ -12,11 +12,11 @@ use farfork_sys::{fdpass, memfd};
 use farfork_wire::descriptor::OpenFile;
 use farfork_wire::{ChildId, Descriptor, SeedId};
 
-use crate::children::Stream;
+use crate::children::OutputStream;
 
 /// A child, as it is told of itself.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Identity<'a> {
+pub(super) struct ChildIdentity<'a> {
     pub(super) child: &'a ChildId,
     pub(super) seed: &'a SeedId,
     /// Its position among the children of its fork.
@@ -25,8 +25,8 @@ pub(super) struct Identity<'a> {
 
 /// Where a child will hear what it is, before that is known of it.
 #[derive(Debug)]
-pub(super) struct Line {
-    ours: OwnedFd,
+pub(super) struct CheckpointReply {
+    socket: OwnedFd,
     /// The file for its result.
     result: File,
 }
@@ -36,47 +36,53 @@ pub(super) struct Line {
 ///
 /// # Errors
 /// As the calls that make a socket and a file.
-pub(super) fn open(descriptor: &Descriptor, directory: &Path) -> io::Result<Option<(Line, OwnedFd)>> {
-    let waits = |file: &OpenFile| matches!(file, OpenFile::Program { is_caller: true, .. });
+pub(super) fn open_reply_socket(
+    descriptor: &Descriptor,
+    directory: &Path,
+) -> io::Result<Option<(CheckpointReply, OwnedFd)>> {
+    let waits = |file: &OpenFile| matches!(file, OpenFile::CheckpointSocket { is_caller: true, .. });
     if !descriptor.open_files.iter().any(waits) {
         return Ok(None);
     }
-    let result =
-        OpenOptions::new().create_new(true).append(true).mode(0o600).open(directory.join(Stream::Result.file()))?;
+    let result = OpenOptions::new()
+        .create_new(true)
+        .append(true)
+        .mode(0o600)
+        .open(directory.join(OutputStream::Result.file_name()))?;
     let (ours, childs) = fdpass::seqpacket_pair()?;
-    Ok(Some((Line { ours, result }, childs)))
+    Ok(Some((CheckpointReply { socket: ours, result }, childs)))
 }
 
-impl Line {
+impl CheckpointReply {
     /// Leaves the answer for the child, which reads it, and then the end.
     ///
     /// # Errors
     /// As the calls that make a file and send it.
-    pub(super) fn answer(self, identity: Identity<'_>, payload: Option<&[u8]>) -> io::Result<()> {
-        let Identity { child, seed, index } = identity;
-        let payload = payload.map(sealed).transpose()?;
+    pub(super) fn send(self, identity: ChildIdentity<'_>, payload: Option<&[u8]>) -> io::Result<()> {
+        let ChildIdentity { child, seed, index } = identity;
+        let payload = payload.map(create_sealed_memfd).transpose()?;
         let mut fds = vec![self.result.as_fd()];
         fds.extend(payload.as_ref().map(File::as_fd));
         let answer = Reply::Child { child, seed, index, has_payload: payload.is_some() }.encode();
-        fdpass::send(self.ours.as_fd(), &answer, &fds)
+        fdpass::send(self.socket.as_fd(), &answer, &fds)
     }
 }
 
 /// A file of memory with these contents, open for reading.
-fn sealed(contents: &[u8]) -> io::Result<File> {
+fn create_sealed_memfd(contents: &[u8]) -> io::Result<File> {
     let mut memfd = memfd::create("payload", true)?;
     memfd.write_all(contents)?;
-    memfd::sealed_for_reading(&memfd)
+    memfd::seal_read_only(&memfd)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::sealed;
+    use super::create_sealed_memfd;
     use std::io::{Read as _, Write as _};
 
     #[test]
     fn a_payload_can_be_read_and_never_written() {
-        let mut payload = sealed(b"12").unwrap();
+        let mut payload = create_sealed_memfd(b"12").unwrap();
         let mut text = String::new();
         payload.read_to_string(&mut text).unwrap();
         assert_eq!(text, "12");

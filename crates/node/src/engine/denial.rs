@@ -8,13 +8,13 @@ use crate::failure::Failure;
 const CAP_SYS_PTRACE: u32 = 19;
 
 /// The failure with a reason and a next step.
-pub(super) fn explained(failure: Failure, pid: u32) -> Failure {
-    let (reason, step) = told_of(pid, may_trace().unwrap_or(true));
+pub(super) fn explain_denial(failure: Failure, pid: u32) -> Failure {
+    let (reason, step) = denial_cause(pid, has_ptrace_capability().unwrap_or(true));
     let cause = format!("{}: {reason}", failure.cause());
     Failure::new(failure.code(), failure.object(), cause).with_next_step(step)
 }
 
-fn told_of(pid: u32, may_trace: bool) -> (&'static str, String) {
+fn denial_cause(pid: u32, may_trace: bool) -> (&'static str, String) {
     let reason = match may_trace {
         false => "the node's daemon has no CAP_SYS_PTRACE",
         true => {
@@ -32,7 +32,7 @@ fn told_of(pid: u32, may_trace: bool) -> (&'static str, String) {
 }
 
 /// Whether this process has the capability; none where it does not say.
-fn may_trace() -> Option<bool> {
+fn has_ptrace_capability() -> Option<bool> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     let effective = u64::from_str_radix(effective.trim(), 16).ok()?;
@@ -41,14 +41,16 @@ fn may_trace() -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Failure, explained, may_trace, told_of};
+    use super::{Failure, denial_cause, explain_denial, has_ptrace_capability};
     use tonic::Code;
 
     #[test]
     fn a_denial_has_reason_and_next_step() {
-        assert!(may_trace().is_some());
-        let failure = explained(Failure::new(Code::FailedPrecondition, "process 1", "Permission denied"), 1);
+        assert!(has_ptrace_capability().is_some());
+        let failure = explain_denial(Failure::new(Code::FailedPrecondition, "process 1", "Permission denied"), 1);
         assert!(failure.cause().starts_with("Permission denied: ") && failure.next_step().contains("process 1"));
-        assert!(told_of(7, false).0.contains("CAP_SYS_PTRACE") && told_of(7, true).0.contains("security module"));
+        assert!(
+            denial_cause(7, false).0.contains("CAP_SYS_PTRACE") && denial_cause(7, true).0.contains("security module")
+        );
     }
 }

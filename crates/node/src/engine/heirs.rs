@@ -8,49 +8,53 @@
 
 use std::sync::Arc;
 
-use farfork_container::{Heirs, Limits, Protection, RootSpec, UsersSpec};
+use farfork_container::{ContainerLimits, RootProtection, RootReuseKey, RootSpec, UsersSpec};
 use farfork_wire::SeedId;
 
 use super::StartOptions;
-use crate::network::{FanOut, Network};
+use crate::network::{FanOutNetwork, NetworkMode};
 
 /// The heirs of a child that is started so; `None` where it is to have none: it is not trusted, it has more of the node or from its
 /// user than others, or is where strangers are, to whom it could send a descriptor.
-pub(super) fn of((seed, lineage): (&SeedId, &Arc<str>), options: &StartOptions, fan_out: &FanOut) -> Option<Heirs> {
+pub(super) fn root_reuse_key(
+    (seed, lineage): (&SeedId, &Arc<str>),
+    options: &StartOptions,
+    fan_out: &FanOutNetwork,
+) -> Option<RootReuseKey> {
     let StartOptions { root, binds, paused, attached, limits, protection, users, network, .. } = options;
     let is_plain = *root == RootSpec::Overlay
         && binds.is_empty()
-        && *limits == Limits::default()
-        && *protection == Protection::default()
-        && *users == UsersSpec::Nodes
+        && *limits == ContainerLimits::default()
+        && *protection == RootProtection::default()
+        && *users == UsersSpec::Host
         && !(*paused || *attached);
     is_plain.then_some(())?;
     match network {
-        Network::Private => Some(Heirs { line: lineage.clone(), fan_out: None }),
-        Network::Shared => Some(Heirs { line: seed.to_string().into(), fan_out: Some(fan_out.number()) }),
-        Network::Host => None,
+        NetworkMode::Private => Some(RootReuseKey { lineage: lineage.clone(), fan_out: None }),
+        NetworkMode::Shared => Some(RootReuseKey { lineage: seed.to_string().into(), fan_out: Some(fan_out.id()) }),
+        NetworkMode::Host => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Arc, FanOut, Heirs, SeedId, StartOptions, of};
+    use super::{Arc, FanOutNetwork, RootReuseKey, SeedId, StartOptions, root_reuse_key};
     use crate::api::v1::{Bind, ChildOptions, Network};
 
     const SEED: &str = "n1.s00f3a96c5d217e84";
 
-    fn heirs_of(seed: &str, lineage: &str, options: ChildOptions, fan_out: &FanOut) -> Option<Heirs> {
+    fn heirs_of(seed: &str, lineage: &str, options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {
         let (seed, lineage): (SeedId, Arc<str>) = (seed.parse().unwrap(), lineage.into());
-        of((&seed, &lineage), &StartOptions::try_from(options).unwrap(), fan_out)
+        root_reuse_key((&seed, &lineage), &StartOptions::try_from(options).unwrap(), fan_out)
     }
 
-    fn heirs(options: ChildOptions, fan_out: &FanOut) -> Option<Heirs> {
+    fn heirs(options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {
         heirs_of(SEED, "n1 4711", options, fan_out)
     }
 
     #[test]
     fn a_plain_child_has_heirs_of_its_parents() {
-        let (one, other) = (FanOut::default(), FanOut::default());
+        let (one, other) = (FanOutNetwork::default(), FanOutNetwork::default());
         let plain = |fan_out| heirs(ChildOptions::default(), fan_out).unwrap();
         assert_eq!(plain(&one), plain(&other));
         let in_shared = || ChildOptions { network: Network::Shared.into(), ..ChildOptions::default() };
@@ -58,7 +62,7 @@ mod tests {
         assert_eq!(shared(&one), shared(&one));
         assert_ne!(shared(&one), shared(&other));
         assert_ne!(shared(&one), plain(&one));
-        assert_eq!(&*shared(&one).line, SEED, "by which it is forgotten");
+        assert_eq!(&*shared(&one).lineage, SEED, "by which it is forgotten");
 
         let next = "n1.s0000000000000001";
         let of_next = |lineage, options| heirs_of(next, lineage, options, &one).unwrap();
@@ -86,7 +90,7 @@ mod tests {
             ChildOptions { network: Network::Host.into(), ..plain() },
         ];
         for options in all {
-            assert_eq!(heirs(options.clone(), &FanOut::default()), None, "{options:?}");
+            assert_eq!(heirs(options.clone(), &FanOutNetwork::default()), None, "{options:?}");
         }
     }
 }

@@ -22,13 +22,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use farfork_container::{ContainerSpec, Pool};
+use farfork_container::{ContainerPool, ContainerSpec};
 use farfork_fork::capture::{
-    self, CaptureError, CaptureOptions, CheckOptions, Lineage, NamespacePolicy, Observer, Offer, ProgramSockets,
+    self, CaptureCallbacks, CaptureError, CaptureOptions, CheckOptions, DaemonSockets, NamespacePolicy, OfferedPages,
+    ServingPager,
 };
-use farfork_fork::owner_links::OwnerLinks;
+use farfork_fork::owner_links::OwnerConnectionPool;
 use farfork_fork::restore::LocalNode;
-use farfork_fork::resume::{OtherSeeds, OwnSeeds, SeedSource};
+use farfork_fork::resume::{LayerReader, LocalSeeds, SeedSource};
 use farfork_trust::Credentials;
 use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
@@ -39,31 +40,31 @@ use crate::failure::Failure;
 use crate::pager_link::PagerLink;
 use crate::run_dir::RunDir;
 
-use nest::Nests;
+use nest::ChildDirPool;
 pub(crate) use options::{SeedAccess, StartOptions};
-use standby::Standbys;
-pub(crate) use zygotes::Hatching;
-use zygotes::Zygotes;
+use standby::PrestartPool;
+use zygotes::ZygoteCache;
+pub(crate) use zygotes::ZygoteTrigger;
 
 /// What starts children on this node.
 #[derive(Debug)]
 pub(crate) struct Engine {
     name: NodeName,
-    nests: Nests,
-    zygotes: Zygotes,
-    standbys: Standbys,
+    child_dirs: ChildDirPool,
+    zygote_cache: ZygoteCache,
+    prestart_pool: PrestartPool,
     node: LocalNode,
-    pool: Pool,
+    pool: ContainerPool,
     pager: Arc<PagerLink>,
     /// How seeds are read, this node's own and others'.
-    others: OtherSeeds,
+    other_seeds: LayerReader,
     /// The latest last.
-    sources: Mutex<VecDeque<Arc<SeedSource>>>,
+    source_cache: Mutex<VecDeque<Arc<SeedSource>>>,
 }
 
 /// What a user chooses of a capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct CaptureManner {
+pub(crate) struct CaptureMode {
     /// The process stays stopped, as the template; else it runs on.
     pub(crate) freeze: bool,
     /// What becomes of a process whose children would lack something of its namespaces.
@@ -75,28 +76,28 @@ impl Engine {
         name: NodeName,
         (run_dir, zygotes_max): (RunDir, usize),
         node: LocalNode,
-        pool: Pool,
+        pool: ContainerPool,
         pager: Arc<PagerLink>,
-        own: OwnSeeds,
+        own: LocalSeeds,
         credentials: Option<Credentials>,
     ) -> Self {
-        let zygotes = Zygotes::new(name.clone(), run_dir.clone(), pager.clone(), zygotes_max);
+        let zygotes = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygotes_max);
         // Made now, the group is no more at the end than at the start.
-        if let Some(error) = (zygotes_max > 0).then(|| pool.cgroups().zygotes().err()).flatten() {
+        if let Some(error) = (zygotes_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
             tracing::warn!(%error, "the control group of zygotes is not made yet");
         }
-        let nests = Nests::new(name.clone(), run_dir);
-        let others = OtherSeeds { own, links: Arc::new(OwnerLinks::new(credentials)) };
+        let nests = ChildDirPool::new(name.clone(), run_dir);
+        let others = LayerReader { local: own, connections: Arc::new(OwnerConnectionPool::new(credentials)) };
         Self {
             name,
-            nests,
-            zygotes,
-            standbys: Standbys::default(),
+            child_dirs: nests,
+            zygote_cache: zygotes,
+            prestart_pool: PrestartPool::default(),
             node,
             pool,
             pager,
-            others,
-            sources: Mutex::default(),
+            other_seeds: others,
+            source_cache: Mutex::default(),
         }
     }
 
@@ -108,13 +109,13 @@ impl Engine {
     pub(crate) fn capture(
         &self,
         pid: u32,
-        manner: CaptureManner,
-        asker: (ProgramSockets, Option<Offer>),
-        lineage: Option<Lineage>,
-        observer: Box<dyn Observer>,
+        manner: CaptureMode,
+        asker: (DaemonSockets, Option<OfferedPages>),
+        lineage: Option<ServingPager>,
+        observer: Box<dyn CaptureCallbacks>,
     ) -> Result<(), Failure> {
         let options = self.capture_options(manner, asker, lineage);
-        capture::start(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
+        capture::start_capture(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
     /// Captures a process, which runs on, in the calling thread: that holds its template then, and is not given back before
@@ -122,53 +123,57 @@ impl Engine {
     pub(crate) fn capture_and_hold(
         &self,
         pid: u32,
-        asker: (ProgramSockets, Option<Offer>),
-        lineage: Option<Lineage>,
-        observer: Box<dyn Observer>,
+        asker: (DaemonSockets, Option<OfferedPages>),
+        lineage: Option<ServingPager>,
+        observer: Box<dyn CaptureCallbacks>,
     ) {
-        capture::hold(pid.cast_signed(), self.capture_options(CaptureManner::default(), asker, lineage), observer);
+        capture::capture_and_hold(
+            pid.cast_signed(),
+            self.capture_options(CaptureMode::default(), asker, lineage),
+            observer,
+        );
     }
 
     fn capture_options(
         &self,
-        CaptureManner { freeze, namespaces }: CaptureManner,
-        (sockets, offer): (ProgramSockets, Option<Offer>),
-        lineage: Option<Lineage>,
+        CaptureMode { freeze, namespaces }: CaptureMode,
+        (sockets, offer): (DaemonSockets, Option<OfferedPages>),
+        lineage: Option<ServingPager>,
     ) -> CaptureOptions {
         // Copies that the parent's writes leave the template with are not charged to the parent. It is moved when all
         // else is done: a move can take some milliseconds, until the kernel's readers of the old membership are gone.
         let cgroups = self.pool.cgroups().clone();
         let on_template = move |template: i32| {
-            if let Err(error) = cgroups.templates().and_then(|group| group.join(template)) {
+            if let Err(error) = cgroups.template_group().and_then(|group| group.join(template)) {
                 tracing::warn!(%error, "a template stays in its parent's control group");
             }
         };
         CaptureOptions {
             freeze,
             on_template: Some(Box::new(on_template)),
-            sockets,
-            offer,
-            lineage,
+            daemon_sockets: sockets,
+            offered_pages: offer,
+            serving_pager: lineage,
             namespaces,
             ..CaptureOptions::new(self.name.clone())
         }
     }
 
     /// Who serves the missing pages of a process of this child, which other nodes will read here.
-    pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> Lineage {
+    pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> ServingPager {
         let (pager, directory) = (self.pager.client().clone(), child.directory().to_owned());
-        Lineage { pager, child: child.record().id.clone(), directory, address }
+        ServingPager { pager, child: child.record().id.clone(), directory, address }
     }
 
     /// Says what a prepare of a process would carry.
     ///
     /// # Errors
     /// There is no such process, or it cannot be looked at.
-    pub(crate) fn check(&self, pid: u32, options: CheckOptions) -> Result<v1::CheckResponse, Failure> {
+    pub(crate) fn check_process(&self, pid: u32, options: CheckOptions) -> Result<v1::CheckResponse, Failure> {
         let report = capture::check(pid.cast_signed(), options).map_err(|error| capture_failure(pid, &error))?;
         let refusals = report.refusals.into_iter();
         Ok(v1::CheckResponse {
-            command: command_of(pid),
+            command: read_command_line(pid),
             threads: u32::try_from(report.threads).unwrap_or(u32::MAX),
             mappings: u32::try_from(report.mappings).unwrap_or(u32::MAX),
             file_descriptors: u32::try_from(report.file_descriptors).unwrap_or(u32::MAX),
@@ -179,78 +184,83 @@ impl Engine {
     }
 
     /// Whether there is anything to make ready for the next child of a seed; when the node `is_idle`, also what is not needed soon.
-    pub(crate) fn has_to_make_ready(&self, seed: &SeedId, is_idle: bool) -> bool {
-        is_idle || self.nests.is_low() || !self.zygotes.knows(seed)
+    pub(crate) fn has_prewarm_work(&self, seed: &SeedId, is_idle: bool) -> bool {
+        is_idle || self.child_dirs.is_low() || !self.zygote_cache.is_decided(seed)
     }
 
     /// Makes ready what the next child of a seed, started so, will need, at leisure.
-    pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions) {
-        self.make_ready();
+    pub(crate) fn prewarm_next_child(&self, access: &SeedAccess, options: &StartOptions) {
+        self.refill_child_dirs();
         // Its descriptor is known, unless its fork failed.
-        self.hatch(access, options, (Hatching::Asked, Instant::now()));
+        self.create_zygote(access, options, (ZygoteTrigger::Requested, Instant::now()));
     }
 
     /// Makes the zygote for children that are started so, where there is none and is to be one. Its descriptor comes until `deadline`, or
     /// there is none: what keeps it away is said of a child.
-    pub(crate) fn hatch(&self, access: &SeedAccess, options: &StartOptions, (why, deadline): (Hatching, Instant)) {
-        if let Ok(source) = self.source(access, deadline) {
-            self.zygotes.hatch(&source, options, (&self.node, &self.pool), why);
+    pub(crate) fn create_zygote(
+        &self,
+        access: &SeedAccess,
+        options: &StartOptions,
+        (why, deadline): (ZygoteTrigger, Instant),
+    ) {
+        if let Ok(source) = self.load_source(access, deadline) {
+            self.zygote_cache.create(&source, options, (&self.node, &self.pool), why);
         }
     }
 
     /// Whether children that are started so are copies of a zygote, where their seed has one.
-    pub(crate) fn copies_zygotes(&self, options: &StartOptions) -> bool {
-        self.zygotes.are_kept() && zygotes::asks_for_nothing_else(options)
+    pub(crate) fn can_copy_zygote(&self, options: &StartOptions) -> bool {
+        self.zygote_cache.is_enabled() && zygotes::has_copyable_options(options)
     }
 
     /// The zygotes that there are.
-    pub(crate) fn zygotes(&self) -> &Zygotes {
-        &self.zygotes
+    pub(crate) fn zygote_cache(&self) -> &ZygoteCache {
+        &self.zygote_cache
     }
 
     /// Whether something is kept for the next child: else there is nothing to let go of.
-    pub(crate) fn keeps_anything(&self) -> bool {
-        !self.zygotes.is_empty() || !self.standbys.is_empty() || self.others.links.has_idle()
+    pub(crate) fn has_cached_state(&self) -> bool {
+        !self.zygote_cache.is_empty() || !self.prestart_pool.is_empty() || self.other_seeds.connections.has_idle()
     }
 
     /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more or that were foretold in vain, and connections to
     /// owners. The zygotes that stay are tended.
-    pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
-        self.standbys.let_go();
-        self.zygotes.keep_up(is_dropped, is_in_vain);
+    pub(crate) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
+        self.prestart_pool.drop_stale();
+        self.zygote_cache.evict_unused(is_dropped, is_in_vain);
         // What stands by has the small pages of before, and nobody is to have it in between.
-        self.standbys.hold(true);
-        self.zygotes.put_together().iter().for_each(|seed| self.standbys.forget(seed));
-        self.standbys.hold(false);
-        self.others.links.close_idle();
+        self.prestart_pool.set_suspended(true);
+        self.zygote_cache.collapse_huge_pages().iter().for_each(|seed| self.prestart_pool.remove_seed(seed));
+        self.prestart_pool.set_suspended(false);
+        self.other_seeds.connections.close_idle();
     }
 
     /// Lets go of what is kept for children of a seed that is no more: its zygote, and roots.
-    pub(crate) fn forget_seed(&self, seed: &SeedId) {
-        self.standbys.forget(seed);
-        self.zygotes.retire(seed);
-        self.pool.forget_heirs(&seed.to_string());
+    pub(crate) fn evict_seed(&self, seed: &SeedId) {
+        self.prestart_pool.remove_seed(seed);
+        self.zygote_cache.retire(seed);
+        self.pool.evict_roots(&seed.to_string());
     }
 
     /// Ends all zygotes, and what stands by: the node stops.
-    pub(crate) fn end_zygotes(&self) {
-        self.standbys.end_all();
-        self.zygotes.end_all();
+    pub(crate) fn stop_zygotes(&self) {
+        self.prestart_pool.clear();
+        self.zygote_cache.clear();
     }
 
     /// Makes ready what the next child will need, at leisure.
-    pub(crate) fn make_ready(&self) {
-        self.nests.refill();
+    pub(crate) fn refill_child_dirs(&self) {
+        self.child_dirs.refill();
     }
 
     /// How many containers of a kind are ready for children to come.
-    pub(crate) fn containers_ready(&self, kind: ContainerSpec) -> usize {
-        self.pool.ready(kind)
+    pub(crate) fn count_ready_containers(&self, kind: ContainerSpec) -> usize {
+        self.pool.ready_count(kind)
     }
 }
 
 /// A process's program and arguments; empty when it has ended.
-fn command_of(pid: u32) -> String {
+fn read_command_line(pid: u32) -> String {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
 }
@@ -261,7 +271,7 @@ const REFUSALS_NAMED_MAX: usize = 20;
 /// What a user is told of a process that could not be captured.
 pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     let code = match error {
-        CaptureError::Gone { .. } => Code::NotFound,
+        CaptureError::ProcessGone { .. } => Code::NotFound,
         _ => Code::FailedPrecondition,
     };
     // The failure names the process itself.
@@ -281,13 +291,13 @@ pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
         CaptureError::Read { source, .. } | CaptureError::Trace { source, .. }
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
-            denial::explained(failure, pid)
+            denial::explain_denial(failure, pid)
         }
         _ => failure,
     }
 }
 
 /// A number that no other has, across restarts too: 64 random bits.
-pub(crate) fn random_number() -> io::Result<u64> {
+pub(crate) fn random_id() -> io::Result<u64> {
     getrandom::u64().map_err(io::Error::other)
 }

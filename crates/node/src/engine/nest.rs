@@ -13,26 +13,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use farfork_fork::resume;
 use farfork_wire::{ChildId, NodeName};
 
-use super::random_number;
-use crate::children::Stream;
-use crate::limits::STARTING_MAX;
+use super::random_id;
+use crate::children::OutputStream;
+use crate::limits::CONCURRENT_STARTS_MAX;
 use crate::run_dir::RunDir;
 
 /// Fewest nests that are to be there: as many as can be needed at once. As many again are made at a time; each holds three descriptors.
-const READY_MIN: usize = STARTING_MAX;
+const READY_MIN: usize = CONCURRENT_STARTS_MAX;
 const READY_MAX: usize = 2 * READY_MIN;
 
 /// A child's directory with its files, all empty, for their owner alone. Dropping it removes it.
 #[derive(Debug)]
-pub(super) struct Nest {
+pub(super) struct ChildDir {
     id: ChildId,
-    directory: Removable,
-    files: Files,
+    directory: RemoveOnDrop,
+    files: ChildFiles,
 }
 
 /// What a child's directory has of files before there is a child, open for writing.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct ChildFiles {
     /// What the child writes to its standard output.
     pub(super) output: OwnedFd,
     /// What it writes to its standard error.
@@ -43,63 +43,68 @@ pub(super) struct Files {
 
 /// A directory; `None` when a child has it. Dropping it removes it.
 #[derive(Debug)]
-struct Removable(Option<PathBuf>);
+struct RemoveOnDrop(Option<PathBuf>);
 
 /// The nests of a node.
 #[derive(Debug)]
-pub(super) struct Nests {
+pub(super) struct ChildDirPool {
     node: NodeName,
     run_dir: RunDir,
-    ready: Mutex<Vec<Nest>>,
+    ready: Mutex<Vec<ChildDir>>,
 }
 
-impl Nest {
-    fn make(node: &NodeName, run_dir: &RunDir) -> io::Result<Self> {
-        let id = ChildId::new(node.clone(), random_number()?);
-        let directory = run_dir.child(&id);
+impl ChildDir {
+    fn create(node: &NodeName, run_dir: &RunDir) -> io::Result<Self> {
+        let id = ChildId::new(node.clone(), random_id()?);
+        let directory = run_dir.child_dir(&id);
         DirBuilder::new().mode(0o700).create(&directory)?;
-        let made = Removable(Some(directory.clone()));
-        let output = |stream: Stream| {
+        let made = RemoveOnDrop(Some(directory.clone()));
+        let output = |stream: OutputStream| {
             let mut options = OpenOptions::new();
-            options.append(true).create_new(true).mode(0o600).open(directory.join(stream.file())).map(OwnedFd::from)
+            options
+                .append(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(directory.join(stream.file_name()))
+                .map(OwnedFd::from)
         };
-        let (output, error) = (output(Stream::Stdout)?, output(Stream::Stderr)?);
-        let files = Files { output, error, status: resume::make_status_file(&directory)? };
+        let (output, error) = (output(OutputStream::Stdout)?, output(OutputStream::Stderr)?);
+        let files = ChildFiles { output, error, status: resume::create_status_file(&directory)? };
         Ok(Self { id, directory: made, files })
     }
 
     /// Gives the child's id, its directory, which is the caller's to remove, and the files in it.
-    pub(super) fn into_parts(mut self) -> (ChildId, PathBuf, Files) {
+    pub(super) fn into_parts(mut self) -> (ChildId, PathBuf, ChildFiles) {
         (self.id, self.directory.0.take().expect("only this and a drop take it"), self.files)
     }
 }
 
-impl Drop for Removable {
+impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
         if let Some(directory) = self.0.take() {
-            remove(&directory);
+            remove_directory(&directory);
         }
     }
 }
 
-impl Nests {
+impl ChildDirPool {
     /// None yet: the first child waits for its own.
     pub(super) fn new(node: NodeName, run_dir: RunDir) -> Self {
         Self { node, run_dir, ready: Mutex::default() }
     }
 
     /// The directory that they are in.
-    pub(super) fn place(&self) -> PathBuf {
-        self.run_dir.children()
+    pub(super) fn base_dir(&self) -> PathBuf {
+        self.run_dir.children_dir()
     }
 
     /// A nest: one that is ready, or a new one.
     ///
     /// # Errors
     /// As mkdir(2), open(2).
-    pub(super) fn take(&self) -> io::Result<Nest> {
+    pub(super) fn take(&self) -> io::Result<ChildDir> {
         let ready = self.ready().pop();
-        ready.map_or_else(|| Nest::make(&self.node, &self.run_dir), Ok)
+        ready.map_or_else(|| ChildDir::create(&self.node, &self.run_dir), Ok)
     }
 
     /// Whether more are to be made.
@@ -110,28 +115,28 @@ impl Nests {
     /// Makes as many as are kept, in place of those that were taken.
     pub(super) fn refill(&self) {
         while self.ready().len() < READY_MAX {
-            match Nest::make(&self.node, &self.run_dir) {
-                Ok(nest) => self.keep(nest),
+            match ChildDir::create(&self.node, &self.run_dir) {
+                Ok(nest) => self.put_back(nest),
                 Err(error) => return tracing::debug!(%error, "no directory is made ahead of need"),
             }
         }
     }
 
     /// Unless another has made the last one meanwhile: then it goes.
-    fn keep(&self, nest: Nest) {
+    fn put_back(&self, nest: ChildDir) {
         let mut ready = self.ready();
         if ready.len() < READY_MAX {
             ready.push(nest);
         }
     }
 
-    fn ready(&self) -> MutexGuard<'_, Vec<Nest>> {
+    fn ready(&self) -> MutexGuard<'_, Vec<ChildDir>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Removes a child's directory with all that is in it.
-pub(super) fn remove(directory: &Path) {
+pub(super) fn remove_directory(directory: &Path) {
     if let Err(error) = fs::remove_dir_all(directory) {
         tracing::warn!(directory = %directory.display(), %error, "the directory of a child that did not start is not removed");
     }
@@ -139,7 +144,7 @@ pub(super) fn remove(directory: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Nests, READY_MAX, READY_MIN, RunDir};
+    use super::{ChildDirPool, READY_MAX, READY_MIN, RunDir};
     use farfork_fork::resume::STATUS_FILE;
     use std::fs::{self, File};
     use std::io::Write as _;
@@ -148,13 +153,13 @@ mod tests {
     fn a_nest_is_a_directory_of_its_own_and_goes_when_it_is_not_used() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
-        let _lock = run_dir.take().unwrap();
-        let nests = Nests::new("n1".parse().unwrap(), run_dir.clone());
+        let _lock = run_dir.acquire().unwrap();
+        let nests = ChildDirPool::new("n1".parse().unwrap(), run_dir.clone());
         nests.refill();
-        let count = || fs::read_dir(run_dir.children()).unwrap().count();
+        let count = || fs::read_dir(run_dir.children_dir()).unwrap().count();
         assert_eq!(count(), READY_MAX);
         let (id, directory, files) = nests.take().unwrap().into_parts();
-        assert_eq!(directory, run_dir.child(&id));
+        assert_eq!(directory, run_dir.child_dir(&id));
         File::from(files.status).write_all(b"done").unwrap();
         assert_eq!(fs::read(directory.join(STATUS_FILE)).unwrap(), b"done");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);

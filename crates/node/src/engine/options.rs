@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farfork_container::{
-    CPU_MILLICORES_MIN, ContainerSpec, Limits, MEMORY_BYTES_MIN, NetworkSpec, Protection, RootSpec, UsersSpec,
+    CPU_MILLICORES_MIN, ContainerLimits, ContainerSpec, MEMORY_BYTES_MIN, NetworkSpec, RootProtection, RootSpec,
+    UsersSpec,
 };
 use farfork_fabric::{Address, SeedKey};
-use farfork_fork::pager::Strategy;
+use farfork_fork::pager::PagingStrategy;
 use farfork_wire::Token;
 use tonic::Code;
 
 use crate::amount;
 use crate::api::v1;
 use crate::failure::Failure;
-use crate::network::{Egress, Network, Port};
+use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 
 /// Processes and threads of an untrusted child that nobody set a limit for: more than nearly any program has, and few enough that
 /// a machine bears a dozen such children at their limit (the kernel's own is 32,768 on small ones).
@@ -46,19 +47,19 @@ pub(crate) struct StartOptions {
     /// How long it may run.
     pub(crate) timeout: Option<Duration>,
     /// How its memory comes.
-    pub(crate) strategy: Strategy,
+    pub(crate) strategy: PagingStrategy,
     /// What it may use.
-    pub(crate) limits: Limits,
+    pub(crate) limits: ContainerLimits,
     /// What it is kept from.
-    pub(crate) protection: Protection,
+    pub(crate) protection: RootProtection,
     /// Its users and groups.
     pub(crate) users: UsersSpec,
     /// Its network.
-    pub(crate) network: Network,
+    pub(crate) network: NetworkMode,
     /// Ports of the node that lead to it.
-    pub(crate) publish: Vec<Port>,
+    pub(crate) publish: Vec<PortMapping>,
     /// Where it gets to from its own network.
-    pub(crate) egress: Egress,
+    pub(crate) egress: EgressPolicy,
     /// Whether files that were changed in place are taken as they are.
     pub(crate) allow_changed_files: bool,
 }
@@ -66,11 +67,11 @@ pub(crate) struct StartOptions {
 impl StartOptions {
     /// The kind of container that it is to be in.
     pub(crate) fn container(&self) -> ContainerSpec {
-        let limited = self.limits != Limits::default();
+        let limited = self.limits != ContainerLimits::default();
         let network = match self.users {
-            UsersSpec::Nodes => self.network.of_container(),
+            UsersSpec::Host => self.network.to_container_spec(),
             // Its first process stays where it is made, and shows the child what that network has.
-            UsersSpec::Own => NetworkSpec::Own,
+            UsersSpec::Private => NetworkSpec::Private,
         };
         ContainerSpec { root: self.root, network, users: self.users, limited }
     }
@@ -95,26 +96,26 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
     type Error = Failure;
 
     fn try_from(options: v1::ChildOptions) -> Result<Self, Failure> {
-        let limits = limits_of(&options)?;
-        let users = users_of(&options)?;
-        let (network, publish, egress) = network_of(&options)?;
+        let limits = parse_limits(&options)?;
+        let users = parse_users(&options)?;
+        let (network, publish, egress) = parse_network(&options)?;
         let allow_changed_files = options.allow_changed_files;
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
-        let protection = Protection { untrusted, read_only };
+        let protection = RootProtection { untrusted, read_only };
         let mut checked: Vec<(PathBuf, PathBuf)> = Vec::new();
         let mut root = RootSpec::Overlay;
         for path in shared {
-            match absolute(path)? {
+            match require_absolute(path)? {
                 path if path == Path::new("/") => root = RootSpec::Shared,
                 path => checked.push((path.clone(), path)),
             }
         }
         for v1::Bind { from, to } in binds {
-            checked.push((absolute(from)?, absolute(to)?));
+            checked.push((require_absolute(from)?, require_absolute(to)?));
         }
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
-        let strategy = strategy_of(&strategy)?;
+        let strategy = parse_strategy(&strategy)?;
         Ok(Self {
             root,
             binds: checked,
@@ -133,16 +134,19 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
     }
 }
 
-fn limits_of(options: &v1::ChildOptions) -> Result<Limits, Failure> {
+fn parse_limits(options: &v1::ChildOptions) -> Result<ContainerLimits, Failure> {
     let refuse = |object: &str, cause: String| Err(Failure::new(Code::InvalidArgument, object, cause));
     let asked = |amount: u64| (amount > 0).then_some(amount);
-    let limits = Limits {
+    let limits = ContainerLimits {
         memory_bytes_max: asked(options.memory_bytes_max),
         cpu_millicores_max: asked(options.cpu_millicores_max),
         tasks_max: asked(options.processes_max).or(options.untrusted.then_some(UNTRUSTED_TASKS_MAX)),
     };
     if limits.memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
-        return refuse("memory limit", format!("no child can run in less than {}", amount::bytes(MEMORY_BYTES_MIN)));
+        return refuse(
+            "memory limit",
+            format!("no child can run in less than {}", amount::format_bytes(MEMORY_BYTES_MIN)),
+        );
     }
     if limits.cpu_millicores_max.is_some_and(|millicores| millicores < CPU_MILLICORES_MIN) {
         let least = CPU_MILLICORES_MIN as f64 / 1000.0;
@@ -151,12 +155,12 @@ fn limits_of(options: &v1::ChildOptions) -> Result<Limits, Failure> {
     Ok(limits)
 }
 
-fn users_of(options: &v1::ChildOptions) -> Result<UsersSpec, Failure> {
+fn parse_users(options: &v1::ChildOptions) -> Result<UsersSpec, Failure> {
     let refuse = |cause: &str, next: &str| {
         Err(Failure::new(Code::InvalidArgument, "a user namespace", cause).with_next_step(next))
     };
     match options {
-        v1::ChildOptions { user_namespace: false, .. } => Ok(UsersSpec::Nodes),
+        v1::ChildOptions { user_namespace: false, .. } => Ok(UsersSpec::Host),
         v1::ChildOptions { untrusted: false, .. } => {
             refuse("only untrusted children have one of their own", "fork it with --untrusted, too")
         }
@@ -164,22 +168,23 @@ fn users_of(options: &v1::ChildOptions) -> Result<UsersSpec, Failure> {
             "the node's own root cannot be shown as that of its users",
             "share directories below it, or leave --user-namespace away",
         ),
-        _ => Ok(UsersSpec::Own),
+        _ => Ok(UsersSpec::Private),
     }
 }
 
-fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>, Egress), Failure> {
+fn parse_network(options: &v1::ChildOptions) -> Result<(NetworkMode, Vec<PortMapping>, EgressPolicy), Failure> {
     let refuse = |object: &str, cause: &str| Err(Failure::new(Code::InvalidArgument, object, cause));
-    let network = Network::from(options.network());
-    let publish: Vec<Port> = options.publish.iter().copied().map(Port::try_from).collect::<Result<_, _>>()?;
-    if network != Network::Private && !publish.is_empty() {
+    let network = NetworkMode::from(options.network());
+    let publish: Vec<PortMapping> =
+        options.publish.iter().copied().map(PortMapping::try_from).collect::<Result<_, _>>()?;
+    if network != NetworkMode::Private && !publish.is_empty() {
         return refuse("published ports", "they lead to a network of the child's own: leave --publish or --net away");
     }
-    let egress = Egress::try_from(&options.egress[..])?;
-    if network == Network::Host && !egress.is_none() {
+    let egress = EgressPolicy::try_from(&options.egress[..])?;
+    if network == NetworkMode::Host && !egress.is_none() {
         return refuse("the way out", "the node's network has one: leave --egress or --net away");
     }
-    if network == Network::Host && options.untrusted {
+    if network == NetworkMode::Host && options.untrusted {
         return refuse(
             "an untrusted child",
             "the node's network has what trusts whoever is in it: leave --net host away",
@@ -188,14 +193,14 @@ fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>, Egress)
     Ok((network, publish, egress))
 }
 
-fn strategy_of(text: &str) -> Result<Strategy, Failure> {
+fn parse_strategy(text: &str) -> Result<PagingStrategy, Failure> {
     if text.is_empty() {
-        return Ok(Strategy::default());
+        return Ok(PagingStrategy::default());
     }
     text.parse().map_err(|error| Failure::new(Code::InvalidArgument, format!("strategy {text}"), error))
 }
 
-fn absolute(path: String) -> Result<PathBuf, Failure> {
+fn require_absolute(path: String) -> Result<PathBuf, Failure> {
     let path = PathBuf::from(path);
     if path.is_absolute() {
         return Ok(path);
@@ -206,9 +211,9 @@ fn absolute(path: String) -> Result<PathBuf, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use farfork_fork::pager::{Paging, Strategy};
+    use farfork_fork::pager::{PagingMode, PagingStrategy};
 
-    use super::{Limits, RootSpec, StartOptions, UNTRUSTED_TASKS_MAX, UsersSpec};
+    use super::{ContainerLimits, RootSpec, StartOptions, UNTRUSTED_TASKS_MAX, UsersSpec};
     use crate::api::v1::{Bind, ChildOptions};
 
     #[test]
@@ -227,8 +232,8 @@ mod tests {
         let options = |strategy: &str| {
             StartOptions::try_from(ChildOptions { strategy: strategy.to_owned(), ..ChildOptions::default() })
         };
-        assert_eq!(options("").unwrap().strategy, Strategy::default());
-        assert_eq!(options("cow").unwrap().strategy.paging, Paging::Cow);
+        assert_eq!(options("").unwrap().strategy, PagingStrategy::default());
+        assert_eq!(options("cow").unwrap().strategy.mode, PagingMode::Cow);
         let refused = options("slow").unwrap_err().to_string();
         assert!(refused.contains("strategy slow") && refused.contains("prefetch"), "{refused}");
     }
@@ -238,8 +243,12 @@ mod tests {
         let options = |memory_bytes_max, cpu_millicores_max| {
             StartOptions::try_from(ChildOptions { memory_bytes_max, cpu_millicores_max, ..ChildOptions::default() })
         };
-        assert_eq!(options(0, 0).unwrap().limits, Limits::default());
-        let limits = Limits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(1500), ..Limits::default() };
+        assert_eq!(options(0, 0).unwrap().limits, ContainerLimits::default());
+        let limits = ContainerLimits {
+            memory_bytes_max: Some(64 << 20),
+            cpu_millicores_max: Some(1500),
+            ..ContainerLimits::default()
+        };
         assert_eq!(options(64 << 20, 1500).unwrap().limits, limits);
         assert!(options(4096, 0).unwrap_err().to_string().contains("memory"));
         assert!(options(0, 1).unwrap_err().to_string().contains("processor"));
@@ -262,9 +271,9 @@ mod tests {
             let options = ChildOptions { user_namespace: true, untrusted, shared, ..ChildOptions::default() };
             StartOptions::try_from(options).map(|options| options.users)
         };
-        assert_eq!(options(true, &[]).unwrap(), UsersSpec::Own);
+        assert_eq!(options(true, &[]).unwrap(), UsersSpec::Private);
         assert!(options(false, &[]).unwrap_err().to_string().contains("--untrusted"));
-        assert_eq!(options(true, &["/srv"]).unwrap(), UsersSpec::Own);
+        assert_eq!(options(true, &["/srv"]).unwrap(), UsersSpec::Private);
         assert!(options(true, &["/srv", "/"]).unwrap_err().to_string().contains("share directories below it"));
     }
 

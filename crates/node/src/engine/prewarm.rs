@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_fork::pager::{WarmProgress, WarmState};
+use farfork_fork::pager::{PrewarmProgress, PrewarmState};
 use farfork_fork::resume::SeedSource;
 use tonic::Code;
 
@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::limits::PREWARM_TIMEOUT;
 
 /// Between two looks at the pager's progress: a set of some MiB is there by then.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Engine {
     /// Warms this node up for a seed; tells how many pages its working set has, and how many of them are kept here. Those
@@ -23,15 +23,15 @@ impl Engine {
     ///
     /// # Errors
     /// The seed cannot be read, or not in time.
-    pub(crate) fn prewarm(&self, access: &SeedAccess) -> Result<WarmProgress, Failure> {
+    pub(crate) fn prewarm(&self, access: &SeedAccess) -> Result<PrewarmProgress, Failure> {
         let deadline = Instant::now() + PREWARM_TIMEOUT;
-        let source = self.source(access, deadline)?;
+        let source = self.load_source(access, deadline)?;
         let failed = |cause: &dyn std::fmt::Display| {
             let object = format!("seed {} on node {}", access.key.seed, self.name);
             Failure::new(Code::FailedPrecondition, object, format!("it is not warmed up: {cause}"))
                 .with_next_step("children can be forked all the same, and fetch what they touch")
         };
-        let nest = self.nests.take().map_err(|error| failed(&error))?;
+        let nest = self.child_dirs.take().map_err(|error| failed(&error))?;
         let (_, directory, _) = nest.into_parts();
         let progress = self.fill_cache(&source, &directory, deadline);
         // The plan in it was for this alone.
@@ -41,18 +41,18 @@ impl Engine {
         progress.map_err(|cause| failed(&cause))
     }
 
-    fn fill_cache(&self, source: &SeedSource, directory: &Path, deadline: Instant) -> Result<WarmProgress, String> {
-        source.memory_plan().write(directory).map_err(|error| error.to_string())?;
+    fn fill_cache(&self, source: &SeedSource, directory: &Path, deadline: Instant) -> Result<PrewarmProgress, String> {
+        source.full_memory_plan().write(directory).map_err(|error| error.to_string())?;
         loop {
             let asked = self.pager.client().prewarm(&source.key.seed, directory);
             let progress = asked.map_err(|error| error.to_string())?;
             match progress.state {
-                WarmState::Done => return Ok(progress),
-                WarmState::Failed(reason) => return Err(reason),
-                WarmState::Underway if Instant::now() >= deadline => {
+                PrewarmState::Done => return Ok(progress),
+                PrewarmState::Failed(reason) => return Err(reason),
+                PrewarmState::Running if Instant::now() >= deadline => {
                     return Err(format!("its pages have not come for {} s", PREWARM_TIMEOUT.as_secs()));
                 }
-                WarmState::Underway => thread::sleep(LOOK_INTERVAL),
+                PrewarmState::Running => thread::sleep(POLL_INTERVAL),
             }
         }
     }

@@ -7,47 +7,52 @@ use farfork_fork::restore::RestoreError;
 use farfork_fork::resume::ResumeError;
 use rustix::io::Errno;
 
-use crate::network::Network;
+use crate::network::NetworkMode;
 
 /// What a user can do where a port of the child's is somebody else's.
-const TAKEN: &str = "another process of that network has it, its parent or another child perhaps: fork it with a network of its own (--net private)";
+const ADDRESS_IN_USE_STEP: &str = "another process of that network has it, its parent or another child perhaps: fork it with a network of its own (--net private)";
 
 /// What a user can do where a socket of the child's is connected to somebody.
-const UNREACHED: &str = "the child's network has no way to whom that socket is connected: have the parent close it before, or fork it with the node's (--net host)";
+const NET_UNREACHABLE_STEP: &str = "the child's network has no way to whom that socket is connected: have the parent close it before, or fork it with the node's (--net host)";
 
 /// What a user can do where a file of the seed's is another by now.
-const FILES: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
+const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
 
 /// What a user can do where a child's files have no room.
-pub(super) const ROOM: &str = "make room there, or give the node another run directory (farfork node --run-dir)";
+pub(super) const DISK_FULL_STEP: &str =
+    "make room there, or give the node another run directory (farfork node --run-dir)";
 
 /// What a user can do where the kernel lets nothing out of a child's network.
-pub(super) const NO_WAY_OUT: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
+pub(super) const EGRESS_UNSUPPORTED_STEP: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
 
 /// What a user can do about it, where that is known.
-pub(super) fn of(error: &ResumeError, network: Network) -> Option<&'static str> {
+pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Option<&'static str> {
     match error {
-        ResumeError::Restore(RestoreError::Step { cause, .. }) if is_taken(cause, network) => Some(TAKEN),
-        ResumeError::Restore(RestoreError::Step { cause, .. }) if is_errno(cause, Errno::NETUNREACH) => Some(UNREACHED),
-        ResumeError::Restore(RestoreError::Step { remedy, .. }) => *remedy,
-        ResumeError::Local { cause, .. } | ResumeError::Plan(PlanError::Write { source: cause, .. })
-            if is_full(cause) =>
-        {
-            Some(ROOM)
+        ResumeError::Restore(RestoreError::Step { cause, .. }) if is_address_in_use(cause, network) => {
+            Some(ADDRESS_IN_USE_STEP)
         }
-        ResumeError::File { .. } => Some(FILES),
+        ResumeError::Restore(RestoreError::Step { cause, .. }) if is_errno(cause, Errno::NETUNREACH) => {
+            Some(NET_UNREACHABLE_STEP)
+        }
+        ResumeError::Restore(RestoreError::Step { remedy, .. }) => *remedy,
+        ResumeError::CreateResource { cause, .. } | ResumeError::Plan(PlanError::Write { source: cause, .. })
+            if is_disk_full(cause) =>
+        {
+            Some(DISK_FULL_STEP)
+        }
+        ResumeError::UnavailableFile { .. } => Some(CHANGED_FILE_STEP),
         _ => None,
     }
 }
 
 /// Whether a file of the seed's is not on this node; children may have it from its owner.
-pub(super) fn lacks_file(error: &(dyn std::error::Error + 'static)) -> bool {
+pub(super) fn is_missing_file(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(ResumeError::Restore(RestoreError::MissingFile { .. })))
 }
 
 /// Whether an address of the child's is not free in a network that it has with others.
-fn is_taken(cause: &io::Error, network: Network) -> bool {
-    network != Network::Private && is_errno(cause, Errno::ADDRINUSE)
+fn is_address_in_use(cause: &io::Error, network: NetworkMode) -> bool {
+    network != NetworkMode::Private && is_errno(cause, Errno::ADDRINUSE)
 }
 
 fn is_errno(cause: &io::Error, errno: Errno) -> bool {
@@ -55,6 +60,6 @@ fn is_errno(cause: &io::Error, errno: Errno) -> bool {
 }
 
 /// Whether a file system has no room.
-pub(super) fn is_full(cause: &io::Error) -> bool {
+pub(super) fn is_disk_full(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

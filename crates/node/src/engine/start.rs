@@ -7,10 +7,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, ContainerError, Limits, Protection, RootSpec, UsersSpec};
-use farfork_fork::restore::{Restored, StandardStreams};
+use farfork_container::{Container, ContainerError, ContainerLimits, RootProtection, RootSpec, UsersSpec};
+use farfork_fork::restore::{RestoredProcess, StandardStreams};
 use farfork_fork::resume::{self, FilePolicy, ResumeError, ResumeRequest, SeedSource};
-use farfork_fork::zygote::{has_not_run, is_late, resume_from};
+use farfork_fork::zygote::{is_late, is_retryable, resume_from_zygote};
 use farfork_fork::{call_timer, phase};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::ChildId;
@@ -18,31 +18,31 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tonic::Code;
 
-use super::nest::Files;
-use super::unfinished::Unfinished;
-use super::zygotes::Kept;
+use super::nest::ChildFiles;
+use super::unfinished::StartRollback;
+use super::zygotes::CachedZygote;
 use super::{Engine, SeedAccess, StartOptions, caller, heirs, remedy};
-use crate::children::{Limit, Newborn, Record};
+use crate::children::{ChildRecord, KillLimit, StartedChild};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
-use crate::network::{Doors, FanOut, Published};
+use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
 /// What reading `/proc/PID` gives for a process that ends meanwhile.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
 /// What is asked for: which seed's child, how, and since when it is waited for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct StartRequest<'a> {
     pub(super) source: &'a SeedSource,
     pub(super) options: &'a StartOptions,
-    pub(super) fan_out: &'a FanOut,
-    pub(super) requested: Instant,
+    pub(super) fan_out: &'a FanOutNetwork,
+    pub(super) requested_at: Instant,
 }
 
 /// What of a child its siblings do not have.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lot<'a> {
+pub(super) struct ChildAssignment<'a> {
     /// Its place in its fork.
     pub(super) index: u32,
     pub(super) payload: Option<&'a [u8]>,
@@ -50,26 +50,26 @@ pub(super) struct Lot<'a> {
 
 /// Whose child it is going to be.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Whose<'a> {
-    Known(Lot<'a>),
+pub(super) enum Assignment<'a> {
+    Immediate(ChildAssignment<'a>),
     /// That of whoever asks next: it waits for that. Whether there will be a payload is known.
-    Unknown {
+    Deferred {
         has_payload: bool,
     },
 }
 
 /// A child that stands, and runs, or waits for a word. Dropping it leaves nothing of it.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct RestoredChild {
     pub(super) container: Container,
-    pub(super) unfinished: Unfinished,
-    pub(super) restored: Restored,
+    pub(super) rollback: StartRollback,
+    pub(super) restored: RestoredProcess,
     /// At which a copy of a zygote waits.
-    pub(super) gate: Option<OwnedFd>,
+    pub(super) release_socket: Option<OwnedFd>,
     /// By which it is still to be told what it is.
-    pub(super) line: Option<caller::Line>,
+    pub(super) checkpoint_reply: Option<caller::CheckpointReply>,
     stdin: Option<OwnedFd>,
-    doors: Doors,
+    forwarding: ChildForwarding,
 }
 
 impl Engine {
@@ -81,38 +81,39 @@ impl Engine {
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
-        (options, fan_out): (&StartOptions, &FanOut),
+        (options, fan_out): (&StartOptions, &FanOutNetwork),
         (index, alone): (u32, bool),
         payload: Option<&[u8]>,
         requested: Instant,
-    ) -> Result<Newborn, Failure> {
-        let source = &*phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
-        let lot = Lot { index, payload };
-        let owners = phase!("resume.files", self.owners_files(source, options, requested))?;
+    ) -> Result<StartedChild, Failure> {
+        let source = &*phase!("resume.source", self.load_source(access, requested + START_TIMEOUT))?;
+        let lot = ChildAssignment { index, payload };
+        let owners = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owners {
             // What was made ahead has the node's.
-            let asked = Asked { source, options, fan_out, requested };
-            let standing = self.stand(None, asked, Whose::Known(lot)).map_err(|broken| broken.failure)?;
-            return self.settle(standing, asked).map_err(|broken| broken.failure);
+            let asked = StartRequest { source, options, fan_out, requested_at: requested };
+            let standing =
+                self.restore_child(None, asked, Assignment::Immediate(lot)).map_err(|broken| broken.failure)?;
+            return self.commit_start(standing, asked).map_err(|broken| broken.failure);
         }
-        let asked = Asked { source, options, fan_out, requested };
-        if alone && let Some(started) = self.start_standby(asked, lot) {
+        let asked = StartRequest { source, options, fan_out, requested_at: requested };
+        if alone && let Some(started) = self.start_prestarted(asked, lot) {
             return started;
         }
-        let start = |zygote: Option<&Kept>| {
-            let standing = self.stand(zygote, asked, Whose::Known(lot))?;
-            self.settle(standing, asked)
+        let start = |zygote: Option<&CachedZygote>| {
+            let standing = self.restore_child(zygote, asked, Assignment::Immediate(lot))?;
+            self.commit_start(standing, asked)
         };
-        if let Some(kept) = self.zygotes.of(source, options) {
+        if let Some(kept) = self.zygote_cache.find(source, options) {
             match start(Some(&*kept)) {
                 Ok(newborn) => {
-                    self.zygotes.copied(&kept);
+                    self.zygote_cache.record_copy(&kept);
                     return Ok(newborn);
                 }
-                Err(Broken { failure, came: Came::Nowhere, .. }) => return Err(failure),
-                Err(Broken { failure, came, is_late }) => {
-                    self.give_up_zygote(source, &kept, is_late);
-                    if came == Came::ToRun {
+                Err(StartFailure { failure, progress: StartProgress::NotBegun, .. }) => return Err(failure),
+                Err(StartFailure { failure, progress: came, is_late }) => {
+                    self.retire_zygote(source, &kept, is_late);
+                    if came == StartProgress::MayHaveRun {
                         return Err(failure);
                     }
                     tracing::warn!(%failure, "a zygote is given up: children of its seed are restored one by one");
@@ -123,7 +124,7 @@ impl Engine {
     }
 
     /// The seed with files from its owner, where the node has not those of the capture.
-    fn owners_files(
+    fn with_owner_files(
         &self,
         source: &SeedSource,
         options: &StartOptions,
@@ -132,10 +133,11 @@ impl Engine {
         let everything = [PathBuf::from("/")];
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
         let shown = if options.root == RootSpec::Shared { &everything[..] } else { &shown };
-        let policy = FilePolicy { allow_changed: options.allow_changed_files, shown, asked };
-        source.with_files(&self.node, &policy).map_err(|error| {
-            let Broken { failure, .. } = self.broken(source, &error);
-            match remedy::of(&error, options.network) {
+        let policy =
+            FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at: asked };
+        source.with_captured_files(&self.node, &policy).map_err(|error| {
+            let StartFailure { failure, .. } = self.start_failure(source, &error);
+            match remedy::find_next_step(&error, options.network) {
                 Some(step) => failure.with_next_step(step),
                 None => failure,
             }
@@ -144,34 +146,40 @@ impl Engine {
 
     /// No more copies are made of a zygote that one failed of, which `is_late` where it took too long. One that was killed says nothing of
     /// the next.
-    pub(super) fn give_up_zygote(&self, source: &SeedSource, kept: &Kept, is_late: bool) {
+    pub(super) fn retire_zygote(&self, source: &SeedSource, kept: &CachedZygote, is_late: bool) {
         match kept.zygote().has_ended() {
-            true => self.zygotes.retire(&source.key.seed),
-            false => self.zygotes.retire_failed(&source.key.seed, is_late),
+            true => self.zygote_cache.retire(&source.key.seed),
+            false => self.zygote_cache.retire_failed(&source.key.seed, is_late),
         }
     }
 
     /// Has a child stand, as a copy of a zygote or from the beginning.
-    pub(super) fn stand(&self, zygote: Option<&Kept>, asked: Asked<'_>, whose: Whose<'_>) -> Result<Standing, Broken> {
-        let Asked { source, options, fan_out, requested } = asked;
-        let failed = |cause: &dyn Display| self.broken(source, cause);
-        require_tasks(source, options).map_err(|(cause, next)| {
+    pub(super) fn restore_child(
+        &self,
+        zygote: Option<&CachedZygote>,
+        asked: StartRequest<'_>,
+        whose: Assignment<'_>,
+    ) -> Result<RestoredChild, StartFailure> {
+        let StartRequest { source, options, fan_out, requested_at: requested } = asked;
+        let failed = |cause: &dyn Display| self.start_failure(source, cause);
+        check_task_limit(source, options).map_err(|(cause, next)| {
             let broken = failed(&cause);
-            Broken { failure: broken.failure.with_next_step(next), ..broken }
+            StartFailure { failure: broken.failure.with_next_step(next), ..broken }
         })?;
-        let published = Published::take(&options.publish).map_err(Broken::nowhere)?;
-        let nest = phase!("resume.nest", self.nests.take()).map_err(|error| self.no_files(source, &error))?;
-        let (id, directory, Files { output, error, status }) = nest.into_parts();
-        let unfinished = Unfinished::begin(id, directory, &self.pager);
-        let (input, stdin) =
-            phase!("resume.streams", standard_input(options.attached)).map_err(|error| failed(&error))?;
-        let called = phase!("resume.caller", self.call(source, unfinished.id(), unfinished.directory(), whose));
-        let (line, caller) = called.map_err(|error| self.no_files(source, &error))?;
+        let published = BoundPort::bind_all(&options.publish).map_err(StartFailure::nowhere)?;
+        let nest =
+            phase!("resume.nest", self.child_dirs.take()).map_err(|error| self.directory_failure(source, &error))?;
+        let (id, directory, ChildFiles { output, error, status }) = nest.into_parts();
+        let unfinished = StartRollback::new(id, directory, &self.pager);
+        let (input, stdin) = phase!("resume.streams", open_stdin(options.attached)).map_err(|error| failed(&error))?;
+        let called =
+            phase!("resume.caller", self.open_checkpoint_reply(source, unfinished.id(), unfinished.directory(), whose));
+        let (line, caller) = called.map_err(|error| self.directory_failure(source, &error))?;
 
         let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
-        furnish(&container, asked).map_err(|error| failed(&*error))?;
-        let doors = self.open_doors(published, asked, &container)?;
+        configure_container(&container, asked).map_err(|error| failed(&*error))?;
+        let doors = self.open_forwarding(published, asked, &container)?;
         let request = ResumeRequest {
             child: unfinished.id(),
             directory: unfinished.directory(),
@@ -179,106 +187,147 @@ impl Engine {
             container: &container,
             streams: StandardStreams { input, output, error },
             status_file: status,
-            caller,
+            checkpoint_socket: caller,
             payload: whose.payload(),
-            paused: options.paused || matches!(whose, Whose::Unknown { .. }),
+            paused: options.paused || matches!(whose, Assignment::Deferred { .. }),
             untrusted: options.protection.untrusted,
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
         let resumed = self.resume(zygote, request);
-        let (restored, gate) = resumed.map_err(|error| self.not_resumed((source, options), &container, &error))?;
-        let dismissed = container.dismiss_bearer(&options.limits);
-        dismissed.map_err(|error| Broken { came: Came::ToRun, ..failed(&error) })?;
-        Ok(Standing { container, unfinished, restored, gate, line, stdin, doors })
+        let (restored, gate) = resumed.map_err(|error| self.resume_failure((source, options), &container, &error))?;
+        let dismissed = container.wait_privileged_forker(&options.limits);
+        dismissed.map_err(|error| StartFailure { progress: StartProgress::MayHaveRun, ..failed(&error) })?;
+        Ok(RestoredChild {
+            container,
+            rollback: unfinished,
+            restored,
+            release_socket: gate,
+            checkpoint_reply: line,
+            stdin,
+            forwarding: doors,
+        })
     }
 
     /// The socket of a child whose parent waited to be told what it is, answered or to be answered.
-    fn call(
+    fn open_checkpoint_reply(
         &self,
         source: &SeedSource,
         child: &ChildId,
         directory: &Path,
-        whose: Whose<'_>,
-    ) -> io::Result<(Option<caller::Line>, Option<OwnedFd>)> {
-        let Some((line, caller)) = caller::open(&source.descriptor, directory)? else { return Ok((None, None)) };
-        let Whose::Known(Lot { index, payload }) = whose else { return Ok((Some(line), Some(caller))) };
-        line.answer(caller::Identity { child, seed: &source.key.seed, index }, payload)?;
+        whose: Assignment<'_>,
+    ) -> io::Result<(Option<caller::CheckpointReply>, Option<OwnedFd>)> {
+        let Some((line, caller)) = caller::open_reply_socket(&source.descriptor, directory)? else {
+            return Ok((None, None));
+        };
+        let Assignment::Immediate(ChildAssignment { index, payload }) = whose else {
+            return Ok((Some(line), Some(caller)));
+        };
+        line.send(caller::ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
         Ok((None, Some(caller)))
     }
 
     /// Records a child that stands: it is its user's from now on, and outlives the daemon.
-    pub(super) fn settle(&self, standing: Standing, asked: Asked<'_>) -> Result<Newborn, Broken> {
-        let Asked { source, options, requested, .. } = asked;
-        let Standing { container, unfinished, restored, gate, line: _, stdin, doors } = standing;
+    pub(super) fn commit_start(
+        &self,
+        standing: RestoredChild,
+        asked: StartRequest<'_>,
+    ) -> Result<StartedChild, StartFailure> {
+        let StartRequest { source, options, requested_at: requested, .. } = asked;
+        let RestoredChild {
+            container,
+            rollback: unfinished,
+            restored,
+            release_socket: gate,
+            checkpoint_reply: _,
+            stdin,
+            forwarding: doors,
+        } = standing;
         let requested_at = SystemTime::now() - requested.elapsed();
-        let has_run = |error: &dyn Display| Broken { came: Came::ToRun, ..self.broken(source, error) };
+        let has_run = |error: &dyn Display| StartFailure {
+            progress: StartProgress::MayHaveRun,
+            ..self.start_failure(source, error)
+        };
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
         let recording = phase!("resume.record");
-        let record = self.record(unfinished.id(), source, &container, &restored, options, requested_at);
+        let record = self.build_record(unfinished.id(), source, &container, &restored, options, requested_at);
         let record = record.map_err(|error| has_run(&error))?;
         let written = record.write(unfinished.directory());
-        written.map_err(|error| Broken { came: Came::ToRun, ..self.no_files(source, &error) })?;
+        written.map_err(|error| StartFailure {
+            progress: StartProgress::MayHaveRun,
+            ..self.directory_failure(source, &error)
+        })?;
         drop(recording);
         let running = phase!("resume.part", container.into_running());
         let (container, control) = running.map_err(|error| has_run(&error))?;
-        unfinished.finish();
-        call_timer::watch_child(restored.pid, &source.descriptor, age(&restored));
+        unfinished.disarm();
+        call_timer::watch_child_calls(restored.pid, &source.descriptor, time_since_restore(&restored));
         let gate = options.paused.then(|| gate.unwrap_or(control));
-        Ok(Newborn { record, container, stdin, gate, doors })
+        Ok(StartedChild { record, container, stdin, unpause_socket: gate, forwarding: doors })
     }
 
-    pub(super) fn broken(&self, source: &SeedSource, cause: &dyn Display) -> Broken {
+    pub(super) fn start_failure(&self, source: &SeedSource, cause: &dyn Display) -> StartFailure {
         let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
-        Broken::nowhere(Failure::new(Code::FailedPrecondition, object, cause))
+        StartFailure::nowhere(Failure::new(Code::FailedPrecondition, object, cause))
     }
 
-    fn no_files(&self, source: &SeedSource, cause: &io::Error) -> Broken {
-        let place = self.nests.place();
-        let Broken { failure, .. } = self.broken(source, &format!("its files in {}: {cause}", place.display()));
-        Broken::nowhere(if remedy::is_full(cause) { failure.with_next_step(remedy::ROOM) } else { failure })
-    }
-
-    /// What leads to the child and from it is open before its first instruction.
-    fn open_doors(&self, published: Vec<Published>, asked: Asked<'_>, container: &Container) -> Result<Doors, Broken> {
-        let Asked { options, fan_out, .. } = asked;
-        let place = (options.network, container.init().as_fd(), fan_out);
-        phase!("resume.doors", Doors::open(published, &options.egress, place)).map_err(|error| {
-            let Broken { failure, .. } = self.broken(asked.source, &format!("a way out of its network: {error}"));
-            Broken::nowhere(failure.with_next_step(remedy::NO_WAY_OUT))
+    fn directory_failure(&self, source: &SeedSource, cause: &io::Error) -> StartFailure {
+        let place = self.child_dirs.base_dir();
+        let StartFailure { failure, .. } =
+            self.start_failure(source, &format!("its files in {}: {cause}", place.display()));
+        StartFailure::nowhere(if remedy::is_disk_full(cause) {
+            failure.with_next_step(remedy::DISK_FULL_STEP)
+        } else {
+            failure
         })
     }
 
-    fn not_resumed(
+    /// What leads to the child and from it is open before its first instruction.
+    fn open_forwarding(
+        &self,
+        published: Vec<BoundPort>,
+        asked: StartRequest<'_>,
+        container: &Container,
+    ) -> Result<ChildForwarding, StartFailure> {
+        let StartRequest { options, fan_out, .. } = asked;
+        let place = (options.network, container.init().as_fd(), fan_out);
+        phase!("resume.doors", ChildForwarding::open(published, &options.egress, place)).map_err(|error| {
+            let StartFailure { failure, .. } =
+                self.start_failure(asked.source, &format!("a way out of its network: {error}"));
+            StartFailure::nowhere(failure.with_next_step(remedy::EGRESS_UNSUPPORTED_STEP))
+        })
+    }
+
+    fn resume_failure(
         &self,
         (source, options): (&SeedSource, &StartOptions),
         container: &Container,
         error: &ResumeError,
-    ) -> Broken {
-        let limit = limit_of_memory(container, &options.limits, error);
-        let Broken { failure, .. } =
-            limit.map_or_else(|| self.broken(source, error), |limit| self.broken(source, &limit));
-        let failure = match remedy::of(error, options.network) {
+    ) -> StartFailure {
+        let limit = find_memory_limit(container, &options.limits, error);
+        let StartFailure { failure, .. } =
+            limit.map_or_else(|| self.start_failure(source, error), |limit| self.start_failure(source, &limit));
+        let failure = match remedy::find_next_step(error, options.network) {
             Some(step) => failure.with_next_step(step),
             None => failure,
         };
         let came = match error {
-            ResumeError::Plan(_) => Came::Nowhere,
-            _ if has_not_run(error) => Came::NotToRun,
-            _ => Came::ToRun,
+            ResumeError::Plan(_) => StartProgress::NotBegun,
+            _ if is_retryable(error) => StartProgress::NeverRan,
+            _ => StartProgress::MayHaveRun,
         };
-        Broken { failure, came, is_late: is_late(error) }
+        StartFailure { failure, progress: came, is_late: is_late(error) }
     }
 
     fn take_container(
         &self,
         source: &SeedSource,
-        (options, fan_out): (&StartOptions, &FanOut),
+        (options, fan_out): (&StartOptions, &FanOutNetwork),
         requested: Instant,
     ) -> Result<Container, ContainerError> {
         let (kind, deadline) = (options.container(), requested + START_TIMEOUT);
-        match heirs::of((&source.key.seed, &source.lineage), options, fan_out) {
-            Some(heirs) => self.pool.take_for(&heirs, kind, deadline),
+        match heirs::root_reuse_key((&source.key.seed, &source.lineage), options, fan_out) {
+            Some(heirs) => self.pool.take_with_reuse(&heirs, kind, deadline),
             None => self.pool.take(kind, deadline),
         }
     }
@@ -286,44 +335,44 @@ impl Engine {
     /// Has the child made; gives the socket on which a copy of a zygote waits where it is to be paused.
     fn resume(
         &self,
-        zygote: Option<&Kept>,
+        zygote: Option<&CachedZygote>,
         request: ResumeRequest<'_>,
-    ) -> Result<(Restored, Option<OwnedFd>), ResumeError> {
+    ) -> Result<(RestoredProcess, Option<OwnedFd>), ResumeError> {
         let pager = self.pager.client();
         let Some(kept) = zygote else {
-            return Ok((resume::resume(request, &self.node, pager)?, None));
+            return Ok((resume::resume_child(request, &self.node, pager)?, None));
         };
-        let (restored, control) = resume_from(kept.zygote(), request, &self.node, pager)?;
+        let (restored, control) = resume_from_zygote(kept.zygote(), request, &self.node, pager)?;
         Ok((restored, Some(control)))
     }
 
-    fn record(
+    fn build_record(
         &self,
         id: &ChildId,
         source: &SeedSource,
         container: &Container,
-        restored: &Restored,
+        restored: &RestoredProcess,
         options: &StartOptions,
         requested_at: SystemTime,
-    ) -> io::Result<Record> {
+    ) -> io::Result<ChildRecord> {
         let requested_us = requested_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let stood_us = u128::from(restored.realtime_ns / 1_000);
         let started_unix_ms = clock::unix_ms(requested_at);
-        Ok(Record {
+        Ok(ChildRecord {
             id: id.clone(),
             seed: source.key.seed.clone(),
             command: source.descriptor.process.arguments.join(" "),
             container: container.id().to_owned(),
-            process: identity(restored.pid)?.to_string(),
+            process: read_process_identity(restored.pid)?.to_string(),
             resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
-            deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
-            deadline_boot_ms: options.timeout.map(|limit| clock::after(clock::boot_ms_now(), limit)),
+            deadline_unix_ms: options.timeout.map(|limit| clock::add_duration(started_unix_ms, limit)),
+            deadline_boot_ms: options.timeout.map(|limit| clock::add_duration(clock::boot_ms_now(), limit)),
             memory_bytes_max: options.limits.memory_bytes_max,
             cpu_millicores_max: options.limits.cpu_millicores_max,
             processes_max: options.limits.tasks_max,
             untrusted: options.protection.untrusted,
-            user_namespace: options.users == UsersSpec::Own,
+            user_namespace: options.users == UsersSpec::Private,
             read_only: options.protection.read_only,
             network: options.network,
             publish: options.publish.clone(),
@@ -335,17 +384,17 @@ impl Engine {
     }
 }
 
-impl<'a> Whose<'a> {
+impl<'a> Assignment<'a> {
     fn payload(self) -> Option<&'a [u8]> {
         match self {
-            Self::Known(lot) => lot.payload,
-            Self::Unknown { has_payload } => has_payload.then_some(&[]),
+            Self::Immediate(lot) => lot.payload,
+            Self::Deferred { has_payload } => has_payload.then_some(&[]),
         }
     }
 }
 
 /// A seed's processes and threads, all of which a child must be allowed to have; else why it is not, and what to do.
-fn require_tasks(source: &SeedSource, options: &StartOptions) -> Result<(), (String, &'static str)> {
+fn check_task_limit(source: &SeedSource, options: &StartOptions) -> Result<(), (String, &'static str)> {
     let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
     match most.filter(|most| *most < tasks) {
         None => Ok(()),
@@ -357,13 +406,13 @@ fn require_tasks(source: &SeedSource, options: &StartOptions) -> Result<(), (Str
 }
 
 /// Makes of a container of the pool what this child is to live in.
-fn furnish(container: &Container, asked: Asked<'_>) -> Result<(), Box<dyn std::error::Error>> {
-    let Asked { source, options, fan_out, .. } = asked;
-    container.limit(&options.limits)?;
+fn configure_container(container: &Container, asked: StartRequest<'_>) -> Result<(), Box<dyn std::error::Error>> {
+    let StartRequest { source, options, fan_out, .. } = asked;
+    container.set_limits(&options.limits)?;
     for (host_path, inside_path) in &options.binds {
         phase!("resume.bind", container.bind(host_path, inside_path))?;
     }
-    if options.protection != Protection::default() {
+    if options.protection != RootProtection::default() {
         phase!("resume.protect", container.protect(options.protection))?;
     }
     let entered = options.network.enter(container, fan_out, &source.descriptor, START_TIMEOUT);
@@ -371,39 +420,39 @@ fn furnish(container: &Container, asked: Asked<'_>) -> Result<(), Box<dyn std::e
 }
 
 /// A child that could not be started.
-pub(super) struct Broken {
+pub(super) struct StartFailure {
     pub(super) failure: Failure,
-    pub(super) came: Came,
+    pub(super) progress: StartProgress,
     /// Because something took too long.
     pub(super) is_late: bool,
 }
 
-impl Broken {
+impl StartFailure {
     fn nowhere(failure: Failure) -> Self {
-        Self { failure, came: Came::Nowhere, is_late: false }
+        Self { failure, progress: StartProgress::NotBegun, is_late: false }
     }
 }
 
 /// How far a child came that could not be started.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Came {
+pub(super) enum StartProgress {
     /// What it needs was not to be had: that says nothing of its zygote.
-    Nowhere,
+    NotBegun,
     /// It was begun, and has certainly not run: it may be made in another way.
-    NotToRun,
+    NeverRan,
     /// It may have run: it is not to be started again.
-    ToRun,
+    MayHaveRun,
 }
 
 /// For how long a child has stood.
-fn age(restored: &Restored) -> Duration {
+fn time_since_restore(restored: &RestoredProcess) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_nanos(restored.realtime_ns))
 }
 
 /// Which process the child is. One that has already ended, as a short job may have, is given a start time that no process
 /// has, so that nobody who gets its number next is taken for it.
-fn identity(pid: i32) -> io::Result<ProcessIdentity> {
+fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     match ProcessIdentity::of(pid) {
         Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {
             Ok(ProcessIdentity { pid, start_ticks: u64::MAX })
@@ -413,14 +462,14 @@ fn identity(pid: i32) -> io::Result<ProcessIdentity> {
 }
 
 /// Which limit a container was killed for before its child stood.
-fn limit_of_memory(container: &Container, limits: &Limits, error: &ResumeError) -> Option<Limit> {
+fn find_memory_limit(container: &Container, limits: &ContainerLimits, error: &ResumeError) -> Option<KillLimit> {
     let cgroup = container.cgroup();
-    let end = if has_not_run(error) { cgroup.memory_end() } else { cgroup.memory_end_of_killed() };
-    Some(Limit::of_memory(end?, limits.memory_bytes_max))
+    let end = if is_retryable(error) { cgroup.oom_cause() } else { cgroup.oom_cause_of_killed() };
+    Some(KillLimit::from_memory_end(end?, limits.memory_bytes_max))
 }
 
 /// A child's standard input, with our end of it where somebody will attach.
-fn standard_input(attached: bool) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+fn open_stdin(attached: bool) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     if !attached {
         return Ok((File::open("/dev/null")?.into(), None));
     }

@@ -10,16 +10,16 @@ use crate::pager_link::PagerLink;
 
 /// A child's directory, and the pager's knowledge of it, before the child stands.
 #[derive(Debug)]
-pub(super) struct Unfinished {
+pub(super) struct StartRollback {
     id: ChildId,
     directory: PathBuf,
     /// Taken when it is finished.
     pager: Option<Arc<PagerLink>>,
 }
 
-impl Unfinished {
+impl StartRollback {
     /// A child of that name that is to live there.
-    pub(super) fn begin(id: ChildId, directory: PathBuf, pager: &Arc<PagerLink>) -> Self {
+    pub(super) fn new(id: ChildId, directory: PathBuf, pager: &Arc<PagerLink>) -> Self {
         Self { id, directory, pager: Some(pager.clone()) }
     }
 
@@ -32,15 +32,15 @@ impl Unfinished {
     }
 
     /// The child stands: nothing is undone any more.
-    pub(super) fn finish(mut self) {
+    pub(super) fn disarm(mut self) {
         self.pager = None;
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for StartRollback {
     fn drop(&mut self) {
         let Some(pager) = self.pager.take() else { return };
         pager.release(&self.id);
-        nest::remove(&self.directory);
+        nest::remove_directory(&self.directory);
     }
 }

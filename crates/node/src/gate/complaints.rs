@@ -6,34 +6,34 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Lines in the log within a second about peers that were not let in; more are counted.
-const COMPLAINTS_MAX: usize = 20;
+const LINES_PER_SECOND_MAX: usize = 20;
 
 /// Tells the log about peers, a few of them a second: whoever makes many does not fill the disk.
 #[derive(Debug, Default)]
-pub(crate) struct Complaints(Mutex<Second>);
+pub(crate) struct RateLimitedLog(Mutex<LogWindow>);
 
 /// The lines of a second.
 #[derive(Debug, Default)]
-struct Second {
+struct LogWindow {
     began: Option<Instant>,
     lines: usize,
-    untold: u64,
+    suppressed: u64,
 }
 
-impl Complaints {
+impl RateLimitedLog {
     /// Writes the line, or counts it where there were enough in this second.
-    pub(crate) fn tell(&self, text: impl FnOnce() -> String) {
+    pub(crate) fn warn(&self, text: impl FnOnce() -> String) {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if second.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {
-            *second = Second { began: Some(now), lines: 0, untold: second.untold };
+            *second = LogWindow { began: Some(now), lines: 0, suppressed: second.suppressed };
         }
-        if second.lines >= COMPLAINTS_MAX {
-            second.untold += 1;
+        if second.lines >= LINES_PER_SECOND_MAX {
+            second.suppressed += 1;
             return;
         }
         second.lines += 1;
-        let untold = std::mem::take(&mut second.untold);
+        let untold = std::mem::take(&mut second.suppressed);
         if untold > 0 {
             tracing::warn!("{untold} more peers or requests were turned away");
         }

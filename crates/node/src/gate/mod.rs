@@ -9,6 +9,6 @@ mod exit;
 mod standing;
 mod stream;
 
-pub(crate) use complaints::Complaints;
-pub(crate) use entry::{ArrivalInfo, arrivals};
-pub(crate) use exit::{Connector, Proof};
+pub(crate) use complaints::RateLimitedLog;
+pub(crate) use entry::{ConnectionInfo, accept_connections};
+pub(crate) use exit::{MtlsConnector, TlsMode};

@@ -13,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-use super::stream::Stream;
+use super::stream::ControlStream;
 
 /// Between two looks whether the peer is still welcome, as often as credentials are read anew: more would tell nothing
 /// more. A peer that is not is cut off within two of these.
@@ -21,42 +21,46 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection, and what it stands by.
 #[derive(Debug)]
-pub(crate) struct Standing {
-    stream: Stream,
+pub(crate) struct RevalidatedStream {
+    stream: ControlStream,
     /// Absent where nobody has shown anything.
-    watch: Option<Watch>,
+    check: Option<CertificateCheck>,
 }
 
 #[derive(Debug)]
-struct Watch {
+struct CertificateCheck {
     credentials: Credentials,
     /// What the peer showed.
-    shown: CertificateDer<'static>,
+    certificate: CertificateDer<'static>,
     ticks: Interval,
 }
 
-impl Standing {
+impl RevalidatedStream {
     /// By what the peer has shown, for these credentials.
-    pub(crate) fn by(credentials: &Credentials, shown: Option<CertificateDer<'static>>, stream: Stream) -> Self {
+    pub(crate) fn with_check(
+        credentials: &Credentials,
+        shown: Option<CertificateDer<'static>>,
+        stream: ControlStream,
+    ) -> Self {
         let watch = shown.map(|shown| {
             // The handshake was a look. Whoever is thrown out meanwhile and asks something is told why (`auth`).
             let mut ticks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            Watch { credentials: credentials.clone(), shown, ticks }
+            CertificateCheck { credentials: credentials.clone(), certificate: shown, ticks }
         });
-        Self { stream, watch }
+        Self { stream, check: watch }
     }
 
     /// For as long as both ends want.
-    pub(crate) fn unwatched(stream: Stream) -> Self {
-        Self { stream, watch: None }
+    pub(crate) fn unchecked(stream: ControlStream) -> Self {
+        Self { stream, check: None }
     }
 
     /// The stream, if the peer is still welcome.
-    fn checked(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut Stream>> {
-        if let Some(watch) = &mut self.watch {
+    fn check_peer(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut ControlStream>> {
+        if let Some(watch) = &mut self.check {
             while watch.ticks.poll_tick(context).is_ready() {
-                watch.credentials.check_standing(&watch.shown).map_err(|error| {
+                watch.credentials.check_certificate(&watch.certificate).map_err(|error| {
                     tracing::warn!("a connection of the control port is cut off: {error}");
                     io::Error::new(io::ErrorKind::PermissionDenied, error)
                 })?;
@@ -66,15 +70,15 @@ impl Standing {
     }
 }
 
-impl AsyncRead for Standing {
+impl AsyncRead for RevalidatedStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.checked(context)?.poll_read(context, into)
+        self.check_peer(context)?.poll_read(context, into)
     }
 }
 
-impl AsyncWrite for Standing {
+impl AsyncWrite for RevalidatedStream {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.checked(context)?.poll_write(context, bytes)
+        self.check_peer(context)?.poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -82,7 +86,7 @@ impl AsyncWrite for Standing {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.checked(context)?.poll_write_vectored(context, slices)
+        self.check_peer(context)?.poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -91,7 +95,7 @@ impl AsyncWrite for Standing {
 
     /// A peer that takes nothing is waited for here.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.checked(context)?.poll_flush(context)
+        self.check_peer(context)?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

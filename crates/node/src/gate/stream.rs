@@ -11,73 +11,73 @@ use tokio_rustls::TlsStream;
 
 /// A connection of the control port.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub(crate) enum ControlStream {
     /// Both ends have shown who they are; or the one that connected has not, which may only ask to join.
     Tls(Box<TlsStream<TcpStream>>),
     /// The same, behind the first bytes that the peer sent, which were read to learn whether this side is welcome.
-    Welcomed(Vec<u8>, Box<TlsStream<TcpStream>>),
+    TlsConfirmed(Vec<u8>, Box<TlsStream<TcpStream>>),
     /// In clear.
     Plain(TcpStream),
 }
 
 /// Room for the first bytes of a server: its settings.
-const FIRST_BYTES: usize = 256;
+const FIRST_READ_BYTES_MAX: usize = 256;
 
-const CUT: &str = "it ended the connection";
+const CONNECTION_CLOSED_CAUSE: &str = "it ended the connection";
 
-impl Stream {
+impl ControlStream {
     /// Waits for the server's first word. TLS lets a client speak before it knows whether its certificate was accepted;
     /// the server's settings say that it was, an alert in their place why not.
     ///
     /// # Errors
     /// It was not, or the connection broke.
-    pub(super) async fn welcomed(mut stream: TlsStream<TcpStream>) -> io::Result<Self> {
-        let mut first = vec![0; FIRST_BYTES];
-        let count = stream.read(&mut first).await.map_err(in_words)?;
+    pub(super) async fn wait_server_accepted(mut stream: TlsStream<TcpStream>) -> io::Result<Self> {
+        let mut first = vec![0; FIRST_READ_BYTES_MAX];
+        let count = stream.read(&mut first).await.map_err(explain_tls_error)?;
         if count == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, PeerError::Closed));
         }
         first.truncate(count);
-        Ok(Self::Welcomed(first, Box::new(stream)))
+        Ok(Self::TlsConfirmed(first, Box::new(stream)))
     }
 }
 
 /// In words, where the peer is the reason.
-pub(super) fn in_words(error: io::Error) -> io::Error {
-    match PeerError::within(&error) {
+pub(super) fn explain_tls_error(error: io::Error) -> io::Error {
+    match PeerError::from_io_error(&error) {
         Some(found) => io::Error::new(error.kind(), found),
         // As a process that was killed leaves its connections. What TLS says of it is about TLS.
-        None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), CUT),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), CONNECTION_CLOSED_CAUSE),
         None => error,
     }
 }
 
-fn in_words_if_ready<T>(outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-    outcome.map(|outcome| outcome.map_err(in_words))
+fn explain_if_ready<T>(outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    outcome.map(|outcome| outcome.map_err(explain_tls_error))
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for ControlStream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Welcomed(first, _) if !first.is_empty() => {
+            Self::TlsConfirmed(first, _) if !first.is_empty() => {
                 let count = first.len().min(into.remaining());
                 into.put_slice(&first[..count]);
                 first.drain(..count);
                 Poll::Ready(Ok(()))
             }
-            Self::Tls(stream) | Self::Welcomed(_, stream) => {
-                in_words_if_ready(Pin::new(stream).poll_read(context, into))
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => {
+                explain_if_ready(Pin::new(stream).poll_read(context, into))
             }
             Self::Plain(stream) => Pin::new(stream).poll_read(context, into),
         }
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ControlStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Tls(stream) | Self::Welcomed(_, stream) => {
-                in_words_if_ready(Pin::new(stream).poll_write(context, bytes))
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => {
+                explain_if_ready(Pin::new(stream).poll_write(context, bytes))
             }
             Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
         }
@@ -89,8 +89,8 @@ impl AsyncWrite for Stream {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Tls(stream) | Self::Welcomed(_, stream) => {
-                in_words_if_ready(Pin::new(stream).poll_write_vectored(context, slices))
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => {
+                explain_if_ready(Pin::new(stream).poll_write_vectored(context, slices))
             }
             Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
         }
@@ -102,14 +102,14 @@ impl AsyncWrite for Stream {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Tls(stream) | Self::Welcomed(_, stream) => in_words_if_ready(Pin::new(stream).poll_flush(context)),
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => explain_if_ready(Pin::new(stream).poll_flush(context)),
             Self::Plain(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Tls(stream) | Self::Welcomed(_, stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => Pin::new(stream).poll_shutdown(context),
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
@@ -123,8 +123,8 @@ mod tests {
     fn an_end_without_notice_is_told_in_words() {
         let of_tls =
             io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
-        assert_eq!(in_words(of_tls).to_string(), CUT);
-        let other = in_words(io::ErrorKind::ConnectionReset.into());
+        assert_eq!(explain_tls_error(of_tls).to_string(), CONNECTION_CLOSED_CAUSE);
+        let other = explain_tls_error(io::ErrorKind::ConnectionReset.into());
         assert_eq!(other.kind(), io::ErrorKind::ConnectionReset);
     }
 }

@@ -27,8 +27,8 @@ use tonic::Code;
 use crate::api::v1;
 use crate::failure::Failure;
 use crate::node::Node;
-use inventory::Inventory;
-pub(crate) use server::{serve, watched};
+use inventory::NodeCollector;
+pub(crate) use server::{serve, to_async_listener};
 
 /// Shortest time that a histogram tells apart, in seconds: a tenth of what a prepare or resume should take.
 const BUCKET_SECONDS_MIN: f64 = 100e-6;
@@ -38,7 +38,7 @@ const BUCKETS: u16 = 17;
 
 /// What a node does that may take long, and may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Work {
+pub(crate) enum Operation {
     /// A process becomes a seed.
     Prepare,
     /// A request for children is answered, wherever they start.
@@ -48,12 +48,12 @@ pub(crate) enum Work {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Request {
+struct RequestLabels {
     request: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FailureKind {
+struct FailureLabels {
     work: &'static str,
     code: String,
 }
@@ -64,44 +64,44 @@ pub(crate) struct Metrics {
     prepare: Histogram,
     pause: Histogram,
     resume: Histogram,
-    answer: Family<Request, Histogram, fn() -> Histogram>,
-    failures: Family<FailureKind, Counter>,
+    answer: Family<RequestLabels, Histogram, fn() -> Histogram>,
+    failures: Family<FailureLabels, Counter>,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let answer: Family<Request, Histogram, fn() -> Histogram> = Family::new_with_constructor(histogram);
+        let answer: Family<RequestLabels, Histogram, fn() -> Histogram> = Family::new_with_constructor(histogram);
         // Known from the beginning, so that the first one shows as a rise.
-        for work in [Work::Prepare, Work::Fork] {
-            drop(answer.get_or_create(&Request { request: work.name() }));
+        for work in [Operation::Prepare, Operation::Fork] {
+            drop(answer.get_or_create(&RequestLabels { request: work.name() }));
         }
         Self { prepare: histogram(), pause: histogram(), resume: histogram(), answer, failures: Family::default() }
     }
 
     /// A process has become a seed.
-    pub(crate) fn prepared(&self, seed: &v1::Seed) {
-        self.prepare.observe(seconds(seed.prepare_us));
-        self.pause.observe(seconds(seed.pause_us));
+    pub(crate) fn record_prepare(&self, seed: &v1::Seed) {
+        self.prepare.observe(us_to_seconds(seed.prepare_us));
+        self.pause.observe(us_to_seconds(seed.pause_us));
     }
 
     /// A child has started here.
-    pub(crate) fn resumed(&self, resume_us: u64) {
-        self.resume.observe(seconds(resume_us));
+    pub(crate) fn record_resume(&self, resume_us: u64) {
+        self.resume.observe(us_to_seconds(resume_us));
     }
 
     /// A request was answered, well or not.
-    pub(crate) fn answered(&self, work: Work, took: Duration) {
-        self.answer.get_or_create(&Request { request: work.name() }).observe(took.as_secs_f64());
+    pub(crate) fn record_answer(&self, work: Operation, took: Duration) {
+        self.answer.get_or_create(&RequestLabels { request: work.name() }).observe(took.as_secs_f64());
     }
 
     /// Something was not done.
-    pub(crate) fn failed(&self, work: Work, failure: &Failure) {
-        let kind = FailureKind { work: work.name(), code: code_name(failure.code()) };
+    pub(crate) fn record_failure(&self, work: Operation, failure: &Failure) {
+        let kind = FailureLabels { work: work.name(), code: code_name(failure.code()) };
         self.failures.get_or_create(&kind).inc();
     }
 
     /// All that Prometheus reads, as text. Blocks: the pager is asked.
-    pub(crate) fn text(&self, node: Weak<Node>) -> Result<String, fmt::Error> {
+    pub(crate) fn render_text(&self, node: Weak<Node>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("farfork");
         let mut timed = |name: &str, help: &str, histogram: &Histogram| {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
@@ -113,19 +113,19 @@ impl Metrics {
         registry.register_with_unit("answer", help, Unit::Seconds, self.answer.clone());
         let help = "What this node was to do and did not, by work and by gRPC code";
         registry.register("failures", help, self.failures.clone());
-        registry.register_collector(Box::new(Inventory(node)));
+        registry.register_collector(Box::new(NodeCollector(node)));
         let mut text = String::new();
         text::encode(&mut text, &registry)?;
         Ok(text)
     }
 }
 
-impl Work {
+impl Operation {
     fn name(self) -> &'static str {
         match self {
-            Work::Prepare => "prepare",
-            Work::Fork => "fork",
-            Work::Resume => "resume",
+            Operation::Prepare => "prepare",
+            Operation::Fork => "fork",
+            Operation::Resume => "resume",
         }
     }
 }
@@ -134,7 +134,7 @@ fn histogram() -> Histogram {
     Histogram::new(exponential_buckets(BUCKET_SECONDS_MIN, 2.0, BUCKETS))
 }
 
-fn seconds(us: u64) -> f64 {
+fn us_to_seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
@@ -152,16 +152,16 @@ fn code_name(code: Code) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Code, Duration, Failure, Metrics, Weak, Work, code_name, v1};
+    use super::{Code, Duration, Failure, Metrics, Operation, Weak, code_name, v1};
 
     #[test]
     fn what_happened_is_told_with_its_unit_and_what_it_is() {
         let metrics = Metrics::new();
-        metrics.prepared(&v1::Seed { prepare_us: 1500, pause_us: 90, ..v1::Seed::default() });
-        metrics.resumed(700);
-        metrics.answered(Work::Fork, Duration::from_millis(2));
-        metrics.failed(Work::Resume, &Failure::new(Code::FailedPrecondition, "a child", "no"));
-        let text = metrics.text(Weak::new()).unwrap();
+        metrics.record_prepare(&v1::Seed { prepare_us: 1500, pause_us: 90, ..v1::Seed::default() });
+        metrics.record_resume(700);
+        metrics.record_answer(Operation::Fork, Duration::from_millis(2));
+        metrics.record_failure(Operation::Resume, &Failure::new(Code::FailedPrecondition, "a child", "no"));
+        let text = metrics.render_text(Weak::new()).unwrap();
         for line in [
             "# TYPE farfork_prepare_seconds histogram",
             "# UNIT farfork_prepare_seconds seconds",

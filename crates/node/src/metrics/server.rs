@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use crate::node::Node;
 
 /// The text format with units and what each metric is.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPEN_METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Connections at a time: a pair of Prometheus servers and a person, with room. Others wait in the backlog, also while what
 /// somebody asked for who did not wait for it is still being gathered.
@@ -29,10 +29,10 @@ const CONNECTIONS_MAX: usize = 8;
 
 /// For one connection from its first byte to the last: longer than the pager takes to answer for all children, so short that
 /// nobody keeps the others out.
-const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// After a connection could not be taken, as when there are no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Most bytes of a request's head; a scrape's has a few hundred. The least that the library takes.
 const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -41,7 +41,7 @@ const HEAD_BYTES_MAX: usize = 8 << 10;
 ///
 /// # Errors
 /// It cannot be watched.
-pub(crate) fn watched(listener: &std::net::TcpListener) -> io::Result<TcpListener> {
+pub(crate) fn to_async_listener(listener: &std::net::TcpListener) -> io::Result<TcpListener> {
     let listener = listener.try_clone()?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
@@ -56,52 +56,54 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::debug!(%error, "a connection for the metrics is not taken");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
                 continue;
             }
         };
         let node = node.clone();
         tokio::spawn(async move {
             // Who is slow or says what is no HTTP is cut off.
-            let _ = timeout(CONNECTION_LIMIT, converse(node, stream, Arc::new(turn))).await;
+            let _ = timeout(CONNECTION_TIMEOUT, serve_connection(node, stream, Arc::new(turn))).await;
         });
     }
 }
 
-async fn converse(node: Arc<Node>, stream: TcpStream, turn: Arc<OwnedSemaphorePermit>) -> hyper::Result<()> {
-    let service = service_fn(|request| answer(node.clone(), request, turn.clone()));
+async fn serve_connection(node: Arc<Node>, stream: TcpStream, turn: Arc<OwnedSemaphorePermit>) -> hyper::Result<()> {
+    let service = service_fn(|request| handle_request(node.clone(), request, turn.clone()));
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
     http.serve_connection(TokioIo::new(stream), service).await
 }
 
-async fn answer(
+async fn handle_request(
     node: Arc<Node>,
     request: Request<Incoming>,
     turn: Arc<OwnedSemaphorePermit>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     if request.uri().path() != "/metrics" {
-        return Ok(short(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
+        return Ok(text_response(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
     }
     if *request.method() != Method::GET && *request.method() != Method::HEAD {
-        let mut refusal = short(StatusCode::METHOD_NOT_ALLOWED, "the metrics can be read only\n");
+        let mut refusal = text_response(StatusCode::METHOD_NOT_ALLOWED, "the metrics can be read only\n");
         refusal.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("a header"));
         return Ok(refusal);
     }
     // It blocks while the pager is asked, and goes on when nobody waits any more: the turn ends with the work.
-    let text = gathered(turn, move || node.metrics.text(Arc::downgrade(&node))).await;
+    let text = run_with_permit(turn, move || node.metrics.render_text(Arc::downgrade(&node))).await;
     Ok(match text {
         Ok(Ok(text)) => {
             let mut response = Response::new(Full::from(text));
-            response.headers_mut().insert(CONTENT_TYPE, OPEN_METRICS.parse().expect("a header"));
+            response.headers_mut().insert(CONTENT_TYPE, OPEN_METRICS_CONTENT_TYPE.parse().expect("a header"));
             response
         }
-        Ok(Err(_)) | Err(_) => short(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be told; see the log\n"),
+        Ok(Err(_)) | Err(_) => {
+            text_response(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be told; see the log\n")
+        }
     })
 }
 
 /// Does what blocks on a thread of its own, in somebody's turn.
-async fn gathered<T: Send + 'static>(
+async fn run_with_permit<T: Send + 'static>(
     turn: Arc<OwnedSemaphorePermit>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
@@ -113,7 +115,7 @@ async fn gathered<T: Send + 'static>(
     .await
 }
 
-fn short(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+fn text_response(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
     response
@@ -131,7 +133,7 @@ mod tests {
         let turn = Arc::new(turns.clone().acquire_owned().await.unwrap());
         let (go_on, waits) = mpsc::channel::<()>();
         let (begin, begun) = mpsc::channel::<()>();
-        let work = gathered(turn, move || {
+        let work = run_with_permit(turn, move || {
             begin.send(()).unwrap();
             waits.recv()
         });
@@ -141,6 +143,6 @@ mod tests {
         assert!(asked.await.unwrap_err().is_cancelled());
         assert_eq!(turns.available_permits(), 0, "a thread still works on it");
         go_on.send(()).unwrap();
-        drop(timeout(CONNECTION_LIMIT, turns.acquire()).await.expect("the turn ends with the work").unwrap());
+        drop(timeout(CONNECTION_TIMEOUT, turns.acquire()).await.expect("the turn ends with the work").unwrap());
     }
 }

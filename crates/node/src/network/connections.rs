@@ -18,12 +18,12 @@ use crate::limits::DRAIN_TIMEOUT;
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// For the runtime to hear of those that wait.
-const WAITING_LIMIT: Duration = Duration::from_millis(5);
+const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// Connections that are led. What is under way when this is dropped goes on by itself.
-struct Led(JoinSet<()>);
+struct ForwardedConnections(JoinSet<()>);
 
-impl Drop for Led {
+impl Drop for ForwardedConnections {
     fn drop(&mut self) {
         self.0.detach_all();
     }
@@ -31,7 +31,7 @@ impl Drop for Led {
 
 /// Leads the connections to a listener, which is named so, until it is `closed`, with those that wait then. What is under way when this returns
 /// or is dropped ends by itself, or after [`DRAIN_TIMEOUT`].
-pub(super) async fn serve<L>(
+pub(super) async fn accept_and_forward<L>(
     listener: TcpListener,
     name: impl Display,
     at_once_max: usize,
@@ -40,7 +40,7 @@ pub(super) async fn serve<L>(
 ) where
     L: Future<Output = ()> + Send + 'static,
 {
-    let mut led = Led(JoinSet::new());
+    let mut led = ForwardedConnections(JoinSet::new());
     let connections = &mut led.0;
     let (open, _) = watch::channel(());
     let mut is_told = false;
@@ -53,7 +53,7 @@ pub(super) async fn serve<L>(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     is_told = false;
-                    connections.spawn(until_drained(lead(stream), open.subscribe()));
+                    connections.spawn(forward_until_drained(lead(stream), open.subscribe()));
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_told, true) {
@@ -66,13 +66,13 @@ pub(super) async fn serve<L>(
             () = &mut closed => break,
         }
     }
-    while let Ok(Ok((stream, _))) = timeout(WAITING_LIMIT, listener.accept()).await {
-        connections.spawn(until_drained(lead(stream), open.subscribe()));
+    while let Ok(Ok((stream, _))) = timeout(DRAIN_ACCEPT_TIMEOUT, listener.accept()).await {
+        connections.spawn(forward_until_drained(lead(stream), open.subscribe()));
     }
 }
 
 /// Leads a connection to its end, for so long at most when its listener is served no more.
-async fn until_drained(lead: impl Future<Output = ()>, mut open: watch::Receiver<()>) {
+async fn forward_until_drained(lead: impl Future<Output = ()>, mut open: watch::Receiver<()>) {
     let mut lead = std::pin::pin!(lead);
     tokio::select! {
         () = &mut lead => {}
@@ -81,9 +81,9 @@ async fn until_drained(lead: impl Future<Output = ()>, mut open: watch::Receiver
 }
 
 /// Two connections that are led into each other.
-struct Joined {
+struct ConnectionPair {
     ends: [TcpStream; 2],
-    is_whole: bool,
+    is_complete: bool,
 }
 
 /// Leads one connection into another until both have ended. Where one is broken off, or this is given up, both are reset: else it would
@@ -91,17 +91,17 @@ struct Joined {
 ///
 /// # Errors
 /// As reads and writes of either.
-pub(super) async fn join(one: TcpStream, other: TcpStream) -> io::Result<()> {
-    let mut joined = Joined { ends: [one, other], is_whole: false };
+pub(super) async fn copy_both_ways(one: TcpStream, other: TcpStream) -> io::Result<()> {
+    let mut joined = ConnectionPair { ends: [one, other], is_complete: false };
     let [one, other] = &mut joined.ends;
     copy_bidirectional(one, other).await?;
-    joined.is_whole = true;
+    joined.is_complete = true;
     Ok(())
 }
 
-impl Drop for Joined {
+impl Drop for ConnectionPair {
     fn drop(&mut self) {
-        if !self.is_whole {
+        if !self.is_complete {
             self.ends.iter().for_each(|end| drop(end.set_zero_linger()));
         }
     }
@@ -119,9 +119,9 @@ mod tests {
             [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
         let (called, to) = (near.local_addr().unwrap(), far.local_addr().unwrap());
         let lead = move |stream| async move {
-            drop(join(stream, TcpStream::connect(to).await.unwrap()).await);
+            drop(copy_both_ways(stream, TcpStream::connect(to).await.unwrap()).await);
         };
-        let serving = tokio::spawn(serve(near, "a test", 1, std::future::pending(), lead));
+        let serving = tokio::spawn(accept_and_forward(near, "a test", 1, std::future::pending(), lead));
         (TcpStream::connect(called).await.unwrap(), far.accept().await.unwrap().0, serving)
     }
 

@@ -11,72 +11,72 @@ use farfork_container::RunningContainer;
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::namespace;
 
-use super::ports::forward;
-use super::{Egress, FanOut, Network, Outlet, Published};
+use super::ports::forward_ports;
+use super::{BoundPort, EgressPolicy, EgressProxy, FanOutNetwork, NetworkMode};
 
 /// Them. Dropping it closes them, but for a way out that others share.
 #[derive(Debug, Default)]
-pub(crate) struct Doors {
+pub(crate) struct ChildForwarding {
     /// Ports of the node.
-    published: Vec<Published>,
+    published: Vec<BoundPort>,
     /// The way out.
-    outlet: Option<Arc<Outlet>>,
+    egress_proxy: Option<Arc<EgressProxy>>,
 }
 
-impl Doors {
+impl ChildForwarding {
     /// Opens a way out, where one is asked for, of the network that a child is to be in: that of the process, or of its fan-out. Must be called
     /// within the runtime.
     ///
     /// # Errors
     /// As [`Outlet::open`].
     pub(crate) fn open(
-        published: Vec<Published>,
-        egress: &Egress,
-        (network, process, fan_out): (Network, BorrowedFd<'_>, &FanOut),
+        published: Vec<BoundPort>,
+        egress: &EgressPolicy,
+        (network, process, fan_out): (NetworkMode, BorrowedFd<'_>, &FanOutNetwork),
     ) -> io::Result<Self> {
         let outlet = match network {
             _ if egress.is_none() => None,
-            Network::Shared => Some(fan_out.outlet(egress)?),
-            Network::Private | Network::Host => Some(Arc::new(of_process(egress, process)?)),
+            NetworkMode::Shared => Some(fan_out.egress_proxy(egress)?),
+            NetworkMode::Private | NetworkMode::Host => Some(Arc::new(open_proxy_in(egress, process)?)),
         };
-        Ok(Self { published, outlet })
+        Ok(Self { published, egress_proxy: outlet })
     }
 
     /// Leads whoever comes. Never returns; what is under way ends when this is dropped.
     pub(crate) async fn serve(self, container: Arc<RunningContainer>) {
-        let Self { published, outlet: _open } = self;
-        forward(published, &container).await;
+        let Self { published, egress_proxy: _open } = self;
+        forward_ports(published, &container).await;
     }
 }
 
-fn of_process(egress: &Egress, process: BorrowedFd<'_>) -> io::Result<Outlet> {
-    Outlet::open(egress.clone(), || namespace::enter_network_of(process))
+fn open_proxy_in(egress: &EgressPolicy, process: BorrowedFd<'_>) -> io::Result<EgressProxy> {
+    EgressProxy::open(egress.clone(), || namespace::enter_network_of(process))
 }
 
 /// Doors of an earlier daemon's children, which are opened again: children that share a network share its way out.
 #[derive(Debug, Default)]
-pub(crate) struct Reopened(HashMap<u64, Arc<Outlet>>);
+pub(crate) struct ReopenedProxies(HashMap<u64, Arc<EgressProxy>>);
 
-impl Reopened {
+impl ReopenedProxies {
     /// Those of a child, which is the process of that identity. Where its way out cannot be opened, it has none. Must be called within the
     /// runtime.
-    pub(crate) fn doors(&mut self, published: Vec<Published>, egress: &Egress, child: &str) -> Doors {
-        let outlet = if egress.is_none() { Ok(None) } else { self.outlet(egress, child).map(Some) };
+    pub(crate) fn reopen(&mut self, published: Vec<BoundPort>, egress: &EgressPolicy, child: &str) -> ChildForwarding {
+        let outlet = if egress.is_none() { Ok(None) } else { self.reopen_proxy(egress, child).map(Some) };
         let outlet = outlet.unwrap_or_else(|error| {
             tracing::warn!(process = child, %error, "a child has no way out of its network any more");
             None
         });
-        Doors { published, outlet }
+        ChildForwarding { published, egress_proxy: outlet }
     }
 
-    fn outlet(&mut self, egress: &Egress, child: &str) -> io::Result<Arc<Outlet>> {
+    fn reopen_proxy(&mut self, egress: &EgressPolicy, child: &str) -> io::Result<Arc<EgressProxy>> {
         let child: ProcessIdentity = child.parse().map_err(|_| io::ErrorKind::InvalidData)?;
         let number = fs::metadata(format!("/proc/{}/ns/net", child.pid))?.ino();
         if let Some(outlet) = self.0.get(&number) {
             return Ok(outlet.clone());
         }
         let process = child.open()?.ok_or(io::ErrorKind::NotFound)?;
-        let outlet = Arc::new(of_process(egress, process.as_fd())?);
+        let outlet = Arc::new(open_proxy_in(egress, process.as_fd())?);
         self.0.insert(number, outlet.clone());
         Ok(outlet)
     }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 ///
 /// # Errors
 /// The network cannot be entered, or what `make` says.
-pub(super) async fn make<T: Send + 'static>(
+pub(super) async fn create_in_netns<T: Send + 'static>(
     enter: impl FnOnce() -> io::Result<()> + Send + 'static,
     make: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

@@ -21,22 +21,22 @@ use std::thread;
 use std::time::Duration;
 
 use farfork_container::{Container, NetworkSpec};
-use farfork_fork::restore::{RestoreError, enter_network, taking_socket};
+use farfork_fork::restore::{RestoreError, enter_network, find_port_conflict};
 use farfork_sys::namespace;
 use farfork_wire::Descriptor;
 use serde::{Deserialize, Serialize};
 
 use crate::api::v1;
 
-pub(crate) use doors::{Doors, Reopened};
-pub use egress::Reach;
-pub(crate) use egress::{Egress, Outlet};
-pub(crate) use ports::{Port, Published};
+pub(crate) use doors::{ChildForwarding, ReopenedProxies};
+pub use egress::EgressDestination;
+pub(crate) use egress::{EgressPolicy, EgressProxy};
+pub(crate) use ports::{BoundPort, PortMapping};
 
 /// Which network a child is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Network {
+pub(crate) enum NetworkMode {
     /// Its own.
     #[default]
     Private,
@@ -48,27 +48,27 @@ pub(crate) enum Network {
 
 /// The network that the children of one fork on this node share: made for the first, gone with the last.
 #[derive(Debug)]
-pub(crate) struct FanOut {
-    number: u64,
-    made: Mutex<Option<Arc<OwnedFd>>>,
-    outlet: Mutex<Option<Arc<Outlet>>>,
+pub(crate) struct FanOutNetwork {
+    id: u64,
+    namespace: Mutex<Option<Arc<OwnedFd>>>,
+    egress_proxy: Mutex<Option<Arc<EgressProxy>>>,
 }
 
-impl Default for FanOut {
+impl Default for FanOutNetwork {
     fn default() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Self { number: LAST.fetch_add(1, Ordering::Relaxed), made: Mutex::default(), outlet: Mutex::default() }
+        Self { id: LAST.fetch_add(1, Ordering::Relaxed), namespace: Mutex::default(), egress_proxy: Mutex::default() }
     }
 }
 
-impl FanOut {
+impl FanOutNetwork {
     /// Tells it from all others of this daemon.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
-    fn network(&self) -> io::Result<Arc<OwnedFd>> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+    fn get_or_create(&self) -> io::Result<Arc<OwnedFd>> {
+        let mut made = self.namespace.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(network) = &*made {
             return Ok(network.clone());
         }
@@ -78,23 +78,23 @@ impl FanOut {
     }
 
     /// The way out of it, which is the same for all, as they were asked for together.
-    fn outlet(&self, egress: &Egress) -> io::Result<Arc<Outlet>> {
-        let network = self.network()?;
-        let mut outlet = self.outlet.lock().unwrap_or_else(PoisonError::into_inner);
+    fn egress_proxy(&self, egress: &EgressPolicy) -> io::Result<Arc<EgressProxy>> {
+        let network = self.get_or_create()?;
+        let mut outlet = self.egress_proxy.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(outlet) = &*outlet {
             return Ok(outlet.clone());
         }
-        let open = Outlet::open(egress.clone(), || namespace::enter_network(network.as_fd()))?;
+        let open = EgressProxy::open(egress.clone(), || namespace::enter_network(network.as_fd()))?;
         Ok(outlet.insert(Arc::new(open)).clone())
     }
 }
 
-impl Network {
+impl NetworkMode {
     /// The network that a container is built with for it.
-    pub(crate) fn of_container(self) -> NetworkSpec {
+    pub(crate) fn to_container_spec(self) -> NetworkSpec {
         match self {
-            Self::Private => NetworkSpec::Own,
-            Self::Shared | Self::Host => NetworkSpec::Nodes,
+            Self::Private => NetworkSpec::Private,
+            Self::Shared | Self::Host => NetworkSpec::Host,
         }
     }
 
@@ -105,30 +105,30 @@ impl Network {
     pub(crate) fn enter(
         self,
         container: &Container,
-        fan_out: &FanOut,
+        fan_out: &FanOutNetwork,
         descriptor: &Descriptor,
         limit: Duration,
     ) -> Result<(), RestoreError> {
-        let object = |cause| RestoreError::Object { object: "the network", cause };
+        let object = |cause| RestoreError::CreateObject { object: "the network", cause };
         // Where its users are its own, only who bears the child is led there.
-        if container.users().is_none() && container.network() != self.of_container() {
+        if container.id_range().is_none() && container.network() != self.to_container_spec() {
             return Err(object(io::Error::other("the container was built for another")));
         }
         match self {
             Self::Private => Ok(()),
             Self::Shared => {
-                let network = fan_out.network().map_err(object)?;
+                let network = fan_out.get_or_create().map_err(object)?;
                 enter_network(container.control(), network.as_fd(), descriptor, limit)
             }
-            Self::Host => match taking_socket(descriptor) {
-                Some(socket) => Err(RestoreError::TakingSocket { socket }),
+            Self::Host => match find_port_conflict(descriptor) {
+                Some(socket) => Err(RestoreError::PortConflict { socket }),
                 None => Ok(()),
             },
         }
     }
 }
 
-impl From<v1::Network> for Network {
+impl From<v1::Network> for NetworkMode {
     fn from(network: v1::Network) -> Self {
         match network {
             v1::Network::Unspecified | v1::Network::Private => Self::Private,
@@ -138,12 +138,12 @@ impl From<v1::Network> for Network {
     }
 }
 
-impl From<Network> for v1::Network {
-    fn from(network: Network) -> Self {
+impl From<NetworkMode> for v1::Network {
+    fn from(network: NetworkMode) -> Self {
         match network {
-            Network::Private => Self::Private,
-            Network::Shared => Self::Shared,
-            Network::Host => Self::Host,
+            NetworkMode::Private => Self::Private,
+            NetworkMode::Shared => Self::Shared,
+            NetworkMode::Host => Self::Host,
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::limits::PUBLISHED_CONNECTIONS_MAX;
 
 /// A port of the node that leads to one of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Port {
+pub(crate) struct PortMapping {
     /// On the node, at all of its addresses of version 4.
     pub(crate) node: u16,
     /// In the child's own network.
@@ -31,21 +31,21 @@ pub(crate) struct Port {
 
 /// A port of the node that nobody else has now.
 #[derive(Debug)]
-pub(crate) struct Published {
-    port: Port,
+pub(crate) struct BoundPort {
+    port: PortMapping,
     listener: TcpListener,
 }
 
-impl Published {
+impl BoundPort {
     /// Takes the ports; all of them or none. Must be called within the runtime.
     ///
     /// # Errors
     /// One is taken, or may not be.
-    pub(crate) fn take(ports: &[Port]) -> Result<Vec<Self>, Failure> {
-        ports.iter().map(|port| Self::take_one(*port)).collect()
+    pub(crate) fn bind_all(ports: &[PortMapping]) -> Result<Vec<Self>, Failure> {
+        ports.iter().map(|port| Self::bind(*port)).collect()
     }
 
-    fn take_one(port: Port) -> Result<Self, Failure> {
+    fn bind(port: PortMapping) -> Result<Self, Failure> {
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port.node));
         let listen = || {
             let listener = std::net::TcpListener::bind(address)?;
@@ -62,13 +62,13 @@ impl Published {
     /// Leads connections into the container until this is dropped.
     async fn serve(self, container: Arc<RunningContainer>) {
         let Self { port, listener } = self;
-        let lead = |stream| lead(stream, container.clone(), port);
-        connections::serve(listener, port, PUBLISHED_CONNECTIONS_MAX, std::future::pending(), lead).await;
+        let lead = |stream| forward_connection(stream, container.clone(), port);
+        connections::accept_and_forward(listener, port, PUBLISHED_CONNECTIONS_MAX, std::future::pending(), lead).await;
     }
 }
 
 /// Leads connections to these ports into the container. Never returns; what is under way ends when this is dropped.
-pub(super) async fn forward(published: Vec<Published>, container: &Arc<RunningContainer>) {
+pub(super) async fn forward_ports(published: Vec<BoundPort>, container: &Arc<RunningContainer>) {
     let mut serving = JoinSet::new();
     for one in published {
         serving.spawn(one.serve(container.clone()));
@@ -78,33 +78,33 @@ pub(super) async fn forward(published: Vec<Published>, container: &Arc<RunningCo
 }
 
 /// One connection. Whoever made it is told by its end that nobody listens inside.
-async fn lead(outside: TcpStream, container: Arc<RunningContainer>, port: Port) {
-    match connect(container, port.child).await {
+async fn forward_connection(outside: TcpStream, container: Arc<RunningContainer>, port: PortMapping) {
+    match connect_inside(container, port.child).await {
         // Its ends are heard of by both sides.
-        Ok(inside) => drop(connections::join(outside, inside).await),
+        Ok(inside) => drop(connections::copy_both_ways(outside, inside).await),
         Err(error) => tracing::debug!(%port, %error, "a connection to a published port leads nowhere"),
     }
 }
 
-async fn connect(container: Arc<RunningContainer>, port: u16) -> io::Result<TcpStream> {
+async fn connect_inside(container: Arc<RunningContainer>, port: u16) -> io::Result<TcpStream> {
     let unconnected = || {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
         Ok(std::net::TcpStream::from(socket))
     };
     let enter = move || namespace::enter_network_of(container.init().as_fd());
-    let socket = inside::make(enter, unconnected).await?;
+    let socket = inside::create_in_netns(enter, unconnected).await?;
     TcpSocket::from_std_stream(socket).connect((Ipv4Addr::LOCALHOST, port).into()).await
 }
 
 /// As `--publish` takes it.
-impl fmt::Display for Port {
+impl fmt::Display for PortMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.node, self.child)
     }
 }
 
-impl TryFrom<v1::PublishedPort> for Port {
+impl TryFrom<v1::PublishedPort> for PortMapping {
     type Error = Failure;
 
     fn try_from(port: v1::PublishedPort) -> Result<Self, Failure> {
@@ -117,19 +117,19 @@ impl TryFrom<v1::PublishedPort> for Port {
     }
 }
 
-impl From<Port> for v1::PublishedPort {
-    fn from(port: Port) -> Self {
+impl From<PortMapping> for v1::PublishedPort {
+    fn from(port: PortMapping) -> Self {
         Self { node: port.node.into(), child: port.child.into() }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Port, Published, v1};
+    use super::{BoundPort, PortMapping, v1};
 
     #[test]
     fn ports_are_numbers_of_ports() {
-        let port = |node, child| Port::try_from(v1::PublishedPort { node, child });
+        let port = |node, child| PortMapping::try_from(v1::PublishedPort { node, child });
         assert_eq!(port(8080, 80).unwrap().to_string(), "8080:80");
         for wrong in [(0, 80), (80, 0), (65_536, 80)] {
             assert!(port(wrong.0, wrong.1).is_err(), "{wrong:?}");
@@ -140,9 +140,9 @@ mod tests {
     async fn a_port_is_taken_once() {
         let free = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let node = free.local_addr().unwrap().port();
-        let refused = Published::take(&[Port { node, child: 80 }]).unwrap_err().to_string();
+        let refused = BoundPort::bind_all(&[PortMapping { node, child: 80 }]).unwrap_err().to_string();
         assert!(refused.contains(&format!("port {node}")) && refused.contains("in use"), "{refused}");
         drop(free);
-        Published::take(&[Port { node, child: 80 }]).unwrap();
+        BoundPort::bind_all(&[PortMapping { node, child: 80 }]).unwrap();
     }
 }

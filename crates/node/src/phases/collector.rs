@@ -14,43 +14,43 @@ use tracing_subscriber::layer::{Context, Filter};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::TARGET;
-use super::log::{Index, Log, ROOT};
+use super::log::{PhaseIndex, PhaseLog, ROOT};
 
 /// Part of a process's subscriber.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Collector(Arc<Recorded>);
+pub(super) struct PhaseCollector(Arc<ActiveRecordings>);
 
 /// What is recorded at the moment.
 #[derive(Debug, Default)]
-struct Recorded {
+struct ActiveRecordings {
     /// How many logs there are.
     count: AtomicUsize,
-    logs: Mutex<Logs>,
+    logs: Mutex<RecordingTable>,
 }
 
 #[derive(Debug, Default)]
-struct Logs {
+struct RecordingTable {
     next: u64,
-    by_number: BTreeMap<u64, Arc<Log>>,
+    by_number: BTreeMap<u64, Arc<PhaseLog>>,
 }
 
 /// Has spans made while anything is recorded.
 #[derive(Debug)]
-pub(super) struct Wanted(Arc<Recorded>);
+pub(super) struct RecordingFilter(Arc<ActiveRecordings>);
 
 /// Where a span stands in a log; kept with the span.
-struct Place {
-    log: Arc<Log>,
-    index: Index,
+struct SpanPosition {
+    log: Arc<PhaseLog>,
+    index: PhaseIndex,
 }
 
-impl Collector {
-    pub(super) fn wanted(&self) -> Wanted {
-        Wanted(self.0.clone())
+impl PhaseCollector {
+    pub(super) fn filter(&self) -> RecordingFilter {
+        RecordingFilter(self.0.clone())
     }
 
     /// Takes a log on; gives its number, which the root span has as its field `recording`.
-    pub(super) fn begin(&self, log: Arc<Log>) -> u64 {
+    pub(super) fn add_log(&self, log: Arc<PhaseLog>) -> u64 {
         let mut logs = self.logs();
         logs.next += 1;
         let number = logs.next;
@@ -60,18 +60,18 @@ impl Collector {
     }
 
     /// Spans to come are not for this log.
-    pub(super) fn end(&self, number: u64) {
+    pub(super) fn remove_log(&self, number: u64) {
         let mut logs = self.logs();
         logs.by_number.remove(&number);
         self.0.count.store(logs.by_number.len(), Ordering::Relaxed);
     }
 
-    fn logs(&self) -> MutexGuard<'_, Logs> {
+    fn logs(&self) -> MutexGuard<'_, RecordingTable> {
         self.0.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<S> Filter<S> for Wanted {
+impl<S> Filter<S> for RecordingFilter {
     fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
         // Who asked for the recording sees its own count.
         metadata.target() == TARGET && self.0.count.load(Ordering::Relaxed) > 0
@@ -86,21 +86,22 @@ impl<S> Filter<S> for Wanted {
     }
 }
 
-impl<S> Layer<S> for Collector
+impl<S> Layer<S> for PhaseCollector
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut fields = Fields::default();
+        let mut fields = FieldVisitor::default();
         attributes.record(&mut fields);
         let root = fields.recording.and_then(|number| self.logs().by_number.get(&number).cloned());
         let place = match root {
-            Some(log) => Some(Place { log, index: ROOT }),
+            Some(log) => Some(SpanPosition { log, index: ROOT }),
             None => span.parent().and_then(|parent| {
                 let extensions = parent.extensions();
-                let Place { log, index } = extensions.get::<Place>()?;
-                log.enter(attributes.metadata().name(), *index).map(|index| Place { log: log.clone(), index })
+                let SpanPosition { log, index } = extensions.get::<SpanPosition>()?;
+                log.begin_phase(attributes.metadata().name(), *index)
+                    .map(|index| SpanPosition { log: log.clone(), index })
             }),
         };
         if let Some(place) = place {
@@ -109,33 +110,33 @@ where
     }
 
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {
-        at_place(id, &context, |place| place.log.leave(place.index));
+        with_position(id, &context, |place| place.log.end_phase(place.index));
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
-        at_place(&id, &context, |place| place.log.close(place.index));
+        with_position(&id, &context, |place| place.log.close_phase(place.index));
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut fields = Fields::default();
+        let mut fields = FieldVisitor::default();
         event.record(&mut fields);
-        let Fields { phase: Some(name), begun_ns: Some(begun_ns), ended_ns: Some(ended_ns), .. } = fields else {
+        let FieldVisitor { phase: Some(name), begun_ns: Some(begun_ns), ended_ns: Some(ended_ns), .. } = fields else {
             return;
         };
         if let Some(span) = context.event_span(event)
-            && let Some(Place { log, index }) = span.extensions().get::<Place>()
+            && let Some(SpanPosition { log, index }) = span.extensions().get::<SpanPosition>()
         {
-            log.tell(name, *index, begun_ns, ended_ns);
+            log.add_remote_phase(name, *index, begun_ns, ended_ns);
         }
     }
 }
 
-fn at_place<S>(id: &Id, context: &Context<'_, S>, act: impl FnOnce(&Place))
+fn with_position<S>(id: &Id, context: &Context<'_, S>, act: impl FnOnce(&SpanPosition))
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     if let Some(span) = context.span(id)
-        && let Some(place) = span.extensions().get::<Place>()
+        && let Some(place) = span.extensions().get::<SpanPosition>()
     {
         act(place);
     }
@@ -143,14 +144,14 @@ where
 
 /// The fields that mean something here.
 #[derive(Debug, Default)]
-struct Fields {
+struct FieldVisitor {
     recording: Option<u64>,
     phase: Option<String>,
     begun_ns: Option<u64>,
     ended_ns: Option<u64>,
 }
 
-impl Visit for Fields {
+impl Visit for FieldVisitor {
     fn record_u64(&mut self, field: &Field, value: u64) {
         match field.name() {
             "recording" => self.recording = Some(value),

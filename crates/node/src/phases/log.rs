@@ -11,62 +11,62 @@ use crate::api::v1;
 const PHASES_MAX: usize = 512;
 
 /// A phase of a log.
-pub(super) type Index = usize;
+pub(super) type PhaseIndex = usize;
 
 /// The root, which is there from the beginning.
-pub(super) const ROOT: Index = 0;
+pub(super) const ROOT: PhaseIndex = 0;
 
 /// The phases of one request on one node.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct PhaseLog {
     node: String,
     begun: Instant,
     /// The same moment by the clock that other processes tell theirs by, since 1970.
     begun_realtime: Duration,
-    phases: Mutex<Vec<Phase>>,
+    phases: Mutex<Vec<LoggedPhase>>,
 }
 
 /// A phase; times are since the log's begin.
 #[derive(Debug)]
-struct Phase {
+struct LoggedPhase {
     name: Cow<'static, str>,
-    parent: Index,
+    parent: PhaseIndex,
     begun: Duration,
     /// Absent while it goes on.
     ended: Option<Duration>,
 }
 
-impl Log {
+impl PhaseLog {
     /// A log whose root phase begins now.
-    pub(super) fn begin(node: String, root: &'static str) -> Self {
-        let root = Phase { name: Cow::Borrowed(root), parent: ROOT, begun: Duration::ZERO, ended: None };
+    pub(super) fn new(node: String, root: &'static str) -> Self {
+        let root = LoggedPhase { name: Cow::Borrowed(root), parent: ROOT, begun: Duration::ZERO, ended: None };
         let begun_realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { node, begun: Instant::now(), begun_realtime, phases: Mutex::new(vec![root]) }
     }
 
     /// A phase begins; `None` where there are too many.
-    pub(super) fn enter(&self, name: &'static str, parent: Index) -> Option<Index> {
+    pub(super) fn begin_phase(&self, name: &'static str, parent: PhaseIndex) -> Option<PhaseIndex> {
         let begun = self.begun.elapsed();
-        self.push(Phase { name: Cow::Borrowed(name), parent, begun, ended: None })
+        self.push(LoggedPhase { name: Cow::Borrowed(name), parent, begun, ended: None })
     }
 
     /// A phase ends, or ends once more.
-    pub(super) fn leave(&self, index: Index) {
+    pub(super) fn end_phase(&self, index: PhaseIndex) {
         let ended = self.begun.elapsed();
         self.phases()[index].ended = Some(ended);
     }
 
     /// A phase that was over is told to end only where it was never told so.
-    pub(super) fn close(&self, index: Index) {
+    pub(super) fn close_phase(&self, index: PhaseIndex) {
         let ended = self.begun.elapsed();
         self.phases()[index].ended.get_or_insert(ended);
     }
 
     /// A phase that another process tells, in nanoseconds of CLOCK_REALTIME.
-    pub(super) fn tell(&self, name: String, parent: Index, begun_ns: u64, ended_ns: u64) {
+    pub(super) fn add_remote_phase(&self, name: String, parent: PhaseIndex, begun_ns: u64, ended_ns: u64) {
         let since = |ns: u64| Duration::from_nanos(ns).saturating_sub(self.begun_realtime);
         let (begun, ended) = (since(begun_ns), Some(since(ended_ns)));
-        self.push(Phase { name: Cow::Owned(name), parent, begun, ended });
+        self.push(LoggedPhase { name: Cow::Owned(name), parent, begun, ended });
     }
 
     /// The phases, each behind the one that it is part of, those of one phase in the order of their begins. None reaches
@@ -74,16 +74,16 @@ impl Log {
     pub(super) fn list(&self) -> Vec<v1::Phase> {
         let now = self.begun.elapsed();
         let phases = self.phases();
-        let mut parts: Vec<Vec<Index>> = vec![Vec::new(); phases.len()];
+        let mut parts: Vec<Vec<PhaseIndex>> = vec![Vec::new(); phases.len()];
         for (index, phase) in phases.iter().enumerate().skip(1) {
             parts[phase.parent].push(index);
         }
         let mut told = Vec::with_capacity(phases.len());
-        let mut waiting = vec![(ROOT, 0, 0, micros(now))];
+        let mut waiting = vec![(ROOT, 0, 0, to_us(now))];
         while let Some((index, depth, from_us, until_us)) = waiting.pop() {
             let phase = &phases[index];
-            let start_us = micros(phase.begun).clamp(from_us, until_us);
-            let end_us = micros(phase.ended.unwrap_or(now)).clamp(start_us, until_us);
+            let start_us = to_us(phase.begun).clamp(from_us, until_us);
+            let end_us = to_us(phase.ended.unwrap_or(now)).clamp(start_us, until_us);
             let (name, node) = (phase.name.to_string(), self.node.clone());
             told.push(v1::Phase { name, depth, start_us, duration_us: end_us - start_us, node });
             // The last in is the first out.
@@ -93,7 +93,7 @@ impl Log {
         told
     }
 
-    fn push(&self, phase: Phase) -> Option<Index> {
+    fn push(&self, phase: LoggedPhase) -> Option<PhaseIndex> {
         let mut phases = self.phases();
         (phases.len() < PHASES_MAX).then(|| {
             phases.push(phase);
@@ -101,29 +101,34 @@ impl Log {
         })
     }
 
-    fn phases(&self) -> MutexGuard<'_, Vec<Phase>> {
+    fn phases(&self) -> MutexGuard<'_, Vec<LoggedPhase>> {
         self.phases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn micros(time: Duration) -> u64 {
+fn to_us(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Duration, Log, PHASES_MAX, ROOT};
+    use super::{Duration, PHASES_MAX, PhaseLog, ROOT};
 
     #[test]
     fn phases_are_told_within_the_one_they_are_part_of() {
-        let log = Log::begin("n1".to_owned(), "resume");
-        let outer = log.enter("resume.child", ROOT).unwrap();
+        let log = PhaseLog::new("n1".to_owned(), "resume");
+        let outer = log.begin_phase("resume.child", ROOT).unwrap();
         let begun = log.begun_realtime;
         let at = |offset: Duration| u64::try_from((begun + offset).as_nanos()).unwrap();
-        log.tell("child.threads".to_owned(), outer, at(Duration::from_nanos(2)), at(Duration::from_secs(3600)));
-        log.tell("child.map".to_owned(), outer, at(Duration::ZERO), at(Duration::from_nanos(1)));
-        log.leave(outer);
-        log.enter("resume.record", ROOT).unwrap();
+        log.add_remote_phase(
+            "child.threads".to_owned(),
+            outer,
+            at(Duration::from_nanos(2)),
+            at(Duration::from_secs(3600)),
+        );
+        log.add_remote_phase("child.map".to_owned(), outer, at(Duration::ZERO), at(Duration::from_nanos(1)));
+        log.end_phase(outer);
+        log.begin_phase("resume.record", ROOT).unwrap();
         let told = log.list();
         let names: Vec<_> = told.iter().map(|phase| (phase.depth, phase.name.as_str())).collect();
         let expected =
@@ -136,8 +141,8 @@ mod tests {
 
     #[test]
     fn a_log_is_bounded() {
-        let log = Log::begin("n1".to_owned(), "prepare");
-        let entered = (0..2 * PHASES_MAX).filter_map(|_| log.enter("prepare.stop", ROOT)).count();
+        let log = PhaseLog::new("n1".to_owned(), "prepare");
+        let entered = (0..2 * PHASES_MAX).filter_map(|_| log.begin_phase("prepare.stop", ROOT)).count();
         assert_eq!(entered, PHASES_MAX - 1);
         assert_eq!(log.list().len(), PHASES_MAX);
     }

@@ -26,24 +26,24 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::api::v1;
-use collector::Collector;
+use collector::PhaseCollector;
 pub(crate) use recording::Recording;
 
 /// The target of the spans that are phases. Other crates write it out: they know nothing of this one.
 pub const TARGET: &str = "farfork::phase";
 
 /// What gathers phases, for a process's subscriber. Without it, requests are told of no phases.
-pub fn layer<S>() -> impl Layer<S>
+pub fn collector_layer<S>() -> impl Layer<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
-    let collector = Collector::default();
-    let wanted = collector.wanted();
+    let collector = PhaseCollector::default();
+    let wanted = collector.filter();
     collector.with_filter(wanted)
 }
 
 /// Moves phases that were told since a later moment than the request's arrival to where they belong.
-pub(crate) fn delay(phases: &mut [v1::Phase], by: Duration) {
+pub(crate) fn shift_phases(phases: &mut [v1::Phase], by: Duration) {
     let by_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
     phases.iter_mut().for_each(|phase| phase.start_us = phase.start_us.saturating_add(by_us));
 }

@@ -6,19 +6,19 @@ use farfork_wire::NodeName;
 use tracing::Span;
 
 use super::TARGET;
-use super::collector::Collector;
-use super::log::Log;
+use super::collector::PhaseCollector;
+use super::log::PhaseLog;
 use crate::api::v1;
 
 /// A request whose phases are gathered, if it asked for them. Dropping it gives them up.
 #[derive(Debug, Default)]
-pub(crate) struct Recording(Option<Running>);
+pub(crate) struct Recording(Option<ActiveRecording>);
 
 #[derive(Debug)]
-struct Running {
-    collector: Collector,
+struct ActiveRecording {
+    collector: PhaseCollector,
     number: u64,
-    log: Arc<Log>,
+    log: Arc<PhaseLog>,
     root: Span,
 }
 
@@ -26,12 +26,13 @@ impl Recording {
     /// Gathers phases from now on, as parts of one of this name. Nothing where it is not wanted, or where the process has no
     /// [`layer`](super::layer).
     pub(crate) fn start(is_wanted: bool, node: &NodeName, name: &'static str) -> Self {
-        let collector = || tracing::dispatcher::get_default(|dispatch| dispatch.downcast_ref::<Collector>().cloned());
+        let collector =
+            || tracing::dispatcher::get_default(|dispatch| dispatch.downcast_ref::<PhaseCollector>().cloned());
         let Some(collector) = is_wanted.then(collector).flatten() else { return Self(None) };
-        let log = Arc::new(Log::begin(node.to_string(), name));
-        let number = collector.begin(log.clone());
+        let log = Arc::new(PhaseLog::new(node.to_string(), name));
+        let number = collector.add_log(log.clone());
         let root = tracing::debug_span!(target: TARGET, parent: None, "request", recording = number);
-        Self(Some(Running { collector, number, log, root }))
+        Self(Some(ActiveRecording { collector, number, log, root }))
     }
 
     /// What the work is to be done in.
@@ -45,9 +46,9 @@ impl Recording {
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveRecording {
     fn drop(&mut self) {
-        self.collector.end(self.number);
+        self.collector.remove_log(self.number);
     }
 }
 
@@ -78,7 +79,7 @@ mod tests {
     #[test]
     fn only_the_phases_of_who_asked_are_told() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let subscriber = tracing_subscriber::registry().with(super::super::layer());
+        let subscriber = tracing_subscriber::registry().with(super::super::collector_layer());
         tracing::subscriber::with_default(subscriber, || {
             let node = "n1".parse().unwrap();
             let (asked, silent) = (Recording::start(true, &node, "prepare"), Recording::start(false, &node, "prepare"));

@@ -7,16 +7,16 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_fork::capture::{NamespacePolicy, Offer, ProgramSockets};
+use farfork_fork::capture::{DaemonSockets, NamespacePolicy, OfferedPages};
 use farfork_program::layout::Pages;
-use farfork_program::{Fork, Offered, Reply, Request, Wish};
+use farfork_program::{CaptureOffer, ForkOptions, Reply, Request, RequestBody};
 use farfork_wire::SeedId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Code;
 
-use super::batch::Batches;
-use super::registry::{Registered, Registry};
-use super::socket::Socket;
+use super::batch::ProgramForks;
+use super::registry::{SocketRegistration, SocketRegistry};
+use super::socket::ProgramSocket;
 use crate::api::v1;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, STREAM_MESSAGES_MAX};
@@ -25,36 +25,36 @@ use crate::seeds::PrepareOptions;
 use crate::service;
 
 /// A message to the program, with a descriptor that goes with it.
-pub(super) type Outgoing = (Vec<u8>, Option<File>);
+pub(super) type OutgoingMessage = (Vec<u8>, Option<File>);
 
 /// A program that is connected.
-struct Connection {
+struct ProgramConnection {
     node: Arc<Node>,
-    registry: Arc<Registry>,
+    registry: Arc<SocketRegistry>,
     /// What connected.
     pid: u32,
-    registered: Option<Registered>,
-    replies: mpsc::Sender<Outgoing>,
-    batches: Batches,
+    registration: Option<SocketRegistration>,
+    replies: mpsc::Sender<OutgoingMessage>,
+    forks: ProgramForks,
     /// Seeds that end with this connection.
-    owned: Vec<SeedId>,
+    owned_seeds: Vec<SeedId>,
 }
 
 /// A program that has come, with what was heard of it so far.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct AcceptedProgram {
     pub(super) socket: OwnedFd,
     /// Its first message, where that has not been dealt with.
-    pub(super) first: Option<Vec<u8>>,
-    pub(super) registered: Option<Registered>,
+    pub(super) first_message: Option<Vec<u8>>,
+    pub(super) registration: Option<SocketRegistration>,
     /// Its place among [`PROGRAM_CONNECTIONS_MAX`](crate::limits::PROGRAM_CONNECTIONS_MAX).
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
 /// Serves one program until it goes away; then its children end, and the seeds that it owns.
-pub(super) async fn serve(node: Arc<Node>, registry: Arc<Registry>, arrival: Arrival) {
-    let Arrival { socket, first, registered, place: _place } = arrival;
-    let socket = match Socket::new(socket) {
+pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>, arrival: AcceptedProgram) {
+    let AcceptedProgram { socket, first_message: first, registration: registered, permit: _place } = arrival;
+    let socket = match ProgramSocket::new(socket) {
         Ok(socket) => socket,
         Err(error) => return tracing::warn!(%error, "a program cannot be listened to"),
     };
@@ -68,11 +68,19 @@ pub(super) async fn serve(node: Arc<Node>, registry: Arc<Registry>, arrival: Arr
         }
     };
     let (replies, outgoing) = mpsc::channel(STREAM_MESSAGES_MAX);
-    let batches = Batches::new(node.clone(), replies.clone());
-    let connection = Connection { node, registry, pid, registered, replies, batches, owned: Vec::new() };
+    let batches = ProgramForks::new(node.clone(), replies.clone());
+    let connection = ProgramConnection {
+        node,
+        registry,
+        pid,
+        registration: registered,
+        replies,
+        forks: batches,
+        owned_seeds: Vec::new(),
+    };
     let ended = tokio::select! {
-        ended = connection.listen(&socket, first) => ended,
-        ended = speak(&socket, outgoing) => ended,
+        ended = connection.read_requests(&socket, first) => ended,
+        ended = send_replies(&socket, outgoing) => ended,
     };
     match ended {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe && error.kind() != io::ErrorKind::ConnectionReset => {
@@ -83,7 +91,7 @@ pub(super) async fn serve(node: Arc<Node>, registry: Arc<Registry>, arrival: Arr
 }
 
 /// Sends replies as they come.
-async fn speak(socket: &Socket, mut outgoing: mpsc::Receiver<Outgoing>) -> io::Result<()> {
+async fn send_replies(socket: &ProgramSocket, mut outgoing: mpsc::Receiver<OutgoingMessage>) -> io::Result<()> {
     while let Some((message, file)) = outgoing.recv().await {
         match &file {
             Some(file) => socket.send(&message, &[file.as_fd()]).await?,
@@ -93,9 +101,9 @@ async fn speak(socket: &Socket, mut outgoing: mpsc::Receiver<Outgoing>) -> io::R
     Ok(())
 }
 
-impl Connection {
+impl ProgramConnection {
     /// Deals with requests until the program goes away, or says what no program says.
-    async fn listen(mut self, socket: &Socket, mut first: Option<Vec<u8>>) -> io::Result<()> {
+    async fn read_requests(mut self, socket: &ProgramSocket, mut first: Option<Vec<u8>>) -> io::Result<()> {
         loop {
             let message = match first.take() {
                 Some(message) => message,
@@ -105,34 +113,36 @@ impl Connection {
                 },
             };
             match Request::decode(&message) {
-                Ok(Request { socket_inode, wish }) => {
-                    if self.registered.is_none() {
-                        self.registered = Some(self.registry.register(self.pid, socket_inode));
+                Ok(Request { socket_inode, body: wish }) => {
+                    if self.registration.is_none() {
+                        self.registration = Some(self.registry.register(self.pid, socket_inode));
                     }
-                    self.grant(socket, socket_inode, wish).await?;
+                    self.handle_request(socket, socket_inode, wish).await?;
                 }
                 Err(error) => {
                     let object = format!("process {}", self.pid);
-                    self.fail(&Failure::new(Code::InvalidArgument, object, error)).await?;
+                    self.reply_failure(&Failure::new(Code::InvalidArgument, object, error)).await?;
                 }
             }
         }
     }
 
-    async fn grant(&mut self, socket: &Socket, socket_inode: u64, wish: Wish) -> io::Result<()> {
+    async fn handle_request(&mut self, socket: &ProgramSocket, socket_inode: u64, wish: RequestBody) -> io::Result<()> {
         match wish {
-            Wish::Checkpoint { name, ttl, offered } => match self.checkpoint(socket_inode, name, ttl, offered).await {
-                Ok(seed) => self.tell_parent(socket, seed).await,
-                Err(failure) => self.fail(&failure).await,
-            },
-            Wish::Fork(fork) => self.fork(fork).await,
-            Wish::Hello => self.reply(Reply::Welcome { node: self.node.name.as_str() }).await,
-            Wish::Kill { batch, index } => {
-                self.batches.kill((batch, index));
+            RequestBody::Checkpoint { name, ttl, offer: offered } => {
+                match self.prepare_seed(socket_inode, name, ttl, offered).await {
+                    Ok(seed) => self.reply_seed(socket, seed).await,
+                    Err(failure) => self.reply_failure(&failure).await,
+                }
+            }
+            RequestBody::Fork(fork) => self.fork(fork).await,
+            RequestBody::Hello => self.reply(Reply::Welcome { node: self.node.name.as_str() }).await,
+            RequestBody::Kill { batch, index } => {
+                self.forks.kill_child((batch, index));
                 Ok(())
             }
-            Wish::Drop { seed } => {
-                self.owned.retain(|owned| *owned != seed);
+            RequestBody::Drop { seed } => {
+                self.owned_seeds.retain(|owned| *owned != seed);
                 if self.node.seeds.is_parent(self.pid, &seed) {
                     drop_seed(self.node.clone(), seed);
                 }
@@ -142,41 +152,43 @@ impl Connection {
     }
 
     /// Makes a seed of the program, which waits for the answer at this very socket.
-    async fn checkpoint(
+    async fn prepare_seed(
         &self,
         socket_inode: u64,
         name: String,
         ttl: Option<Duration>,
-        offered: Option<Offered>,
+        offered: Option<CaptureOffer>,
     ) -> Result<v1::Seed, Failure> {
         let sockets = self.registry.sockets(self.pid, socket_inode);
-        service::prepare_with(&self.node, self.pid, prepare_options(name, ttl, sockets, offered)).await
+        service::prepare_and_wait(&self.node, self.pid, checkpoint_options(name, ttl, sockets, offered)).await
     }
 
     /// A program may fork its own seeds.
-    async fn fork(&mut self, fork: Fork) -> io::Result<()> {
+    async fn fork(&mut self, fork: ForkOptions) -> io::Result<()> {
         if fork.count > FORK_COUNT_MAX {
             let cause = format!("{} children at a time: at most {FORK_COUNT_MAX} can be started", fork.count);
-            return self.fail(&Failure::new(Code::InvalidArgument, format!("seed {}", fork.seed), cause)).await;
+            return self
+                .reply_failure(&Failure::new(Code::InvalidArgument, format!("seed {}", fork.seed), cause))
+                .await;
         }
         if !self.node.seeds.is_parent(self.pid, &fork.seed) {
             let failure =
                 Failure::new(Code::NotFound, format!("seed {}", fork.seed), "it is no seed of this program's")
                     .with_next_step("make one with a checkpoint; it lives until it is dropped or its time is over");
-            self.batches.refuse(fork, failure);
+            self.forks.reject_fork(fork, failure);
             return Ok(());
         }
-        if fork.owns_seed && !self.owned.contains(&fork.seed) {
-            self.node.seeds.keep(&fork.seed);
-            self.owned.push(fork.seed.clone());
+        if fork.owns_seed && !self.owned_seeds.contains(&fork.seed) {
+            self.node.seeds.clear_ttl(&fork.seed);
+            self.owned_seeds.push(fork.seed.clone());
         }
-        self.batches.fork(fork);
+        self.forks.fork(fork);
         Ok(())
     }
 
     /// Where the program has gone meanwhile, nobody would know of the seed: it is dropped.
-    async fn tell_parent(&self, socket: &Socket, seed: v1::Seed) -> io::Result<()> {
-        let told = socket.send(&seed_reply(&seed), &[]).await;
+    async fn reply_seed(&self, socket: &ProgramSocket, seed: v1::Seed) -> io::Result<()> {
+        let told = socket.send(&encode_seed_reply(&seed), &[]).await;
         if told.is_err()
             && let Ok(id) = seed.id.parse()
         {
@@ -185,8 +197,8 @@ impl Connection {
         told
     }
 
-    async fn fail(&self, failure: &Failure) -> io::Result<()> {
-        self.send(failed_reply(failure)).await
+    async fn reply_failure(&self, failure: &Failure) -> io::Result<()> {
+        self.send(encode_failure_reply(failure)).await
     }
 
     async fn reply(&self, reply: Reply<'_>) -> io::Result<()> {
@@ -200,33 +212,37 @@ impl Connection {
 }
 
 /// How a program's seed of itself is made.
-pub(super) fn prepare_options(
+pub(super) fn checkpoint_options(
     name: String,
     ttl: Option<Duration>,
-    sockets: ProgramSockets,
-    offered: Option<Offered>,
+    sockets: DaemonSockets,
+    offered: Option<CaptureOffer>,
 ) -> PrepareOptions {
     let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    let offer = offered.map(|Offered { pages, kept_thread }| Offer { mark: Pages::mark(&pages), pages, kept_thread });
+    let offer = offered.map(|CaptureOffer { pages, pinned_thread: kept_thread }| OfferedPages {
+        mark: Pages::marker_bytes(&pages),
+        pages,
+        pinned_thread: kept_thread,
+    });
     let namespaces = NamespacePolicy::default();
     PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), namespaces, sockets, offer }
 }
 
 /// What a parent is told.
-pub(super) fn seed_reply(seed: &v1::Seed) -> Vec<u8> {
+pub(super) fn encode_seed_reply(seed: &v1::Seed) -> Vec<u8> {
     let v1::Seed { id, pause_us, prepare_us, .. } = seed;
     Reply::Seed { seed: id, pause_us: *pause_us, prepare_us: *prepare_us }.encode()
 }
 
 /// What a program is told whose request failed.
-pub(super) fn failed_reply(failure: &Failure) -> Vec<u8> {
+pub(super) fn encode_failure_reply(failure: &Failure) -> Vec<u8> {
     let (code, text) = (failure.code() as u32, failure.to_string());
     Reply::Failed { batch: 0, index: 0, code, text: &text }.encode()
 }
 
-impl Drop for Connection {
+impl Drop for ProgramConnection {
     fn drop(&mut self) {
-        for seed in std::mem::take(&mut self.owned) {
+        for seed in std::mem::take(&mut self.owned_seeds) {
             drop_seed(self.node.clone(), seed);
         }
     }

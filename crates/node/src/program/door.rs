@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_fork::capture::{self, Begun, CaptureError, Captured, Observer};
-use farfork_program::{Offered, REQUEST_BYTES_MAX, Request, Wish};
+use farfork_fork::capture::{self, CaptureCallbacks, CaptureError, CapturedTree, ReadyTemplate};
+use farfork_program::{CaptureOffer, REQUEST_BYTES_MAX, Request, RequestBody};
 use farfork_sys::fdpass;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, SocketFlags};
@@ -25,112 +25,113 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tonic::Code;
 
-use super::connection::{Arrival, failed_reply, prepare_options, seed_reply};
-use super::registry::{Registered, Registry};
+use super::connection::{AcceptedProgram, checkpoint_options, encode_failure_reply, encode_seed_reply};
+use super::registry::{SocketRegistration, SocketRegistry};
 use crate::api::v1;
 use crate::failure::Failure;
 use crate::limits::PROGRAM_CONNECTIONS_MAX;
 use crate::node::Node;
-use crate::seeds::{Maker, check_name};
+use crate::seeds::{SeedBuilder, check_name};
 
 /// Programs that come at the same time and find a thread each. Captures keep a processor busy, and few machines have two to
 /// spare.
-const READY_MAX: usize = 2;
+const LISTENER_THREADS_MAX: usize = 2;
 
 /// How long a program may take from its connection to its first words before it is passed on: it says them at once.
-const FIRST_WORDS: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+const FIRST_MESSAGE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 /// When a program is told that its capture takes too long. Its thread goes on: it may hang in the kernel.
-const ANSWER_LIMIT: Duration = capture::TIMEOUT.saturating_add(capture::GRACE);
+const CAPTURE_REPLY_TIMEOUT: Duration = capture::DEFAULT_TIMEOUT.saturating_add(capture::TIMEOUT_GRACE);
 
 /// Before a next attempt when a program cannot be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The doors. Dropping this closes them; what goes on behind them goes on.
 #[derive(Debug)]
-pub(super) struct Doors(Arc<Hall>);
+pub(super) struct CheckpointListener(Arc<ListenerState>);
 
 /// What the threads share.
 #[derive(Debug)]
-struct Hall {
+struct ListenerState {
     node: Arc<Node>,
-    registry: Arc<Registry>,
+    registry: Arc<SocketRegistry>,
     listener: OwnedFd,
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    accepted: mpsc::UnboundedSender<AcceptedProgram>,
     runtime: Handle,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Threads that wait for a program.
-    ready: AtomicUsize,
+    waiting_threads: AtomicUsize,
     is_closed: AtomicBool,
-    asking: Mutex<Vec<Arc<Asking>>>,
+    pending: Mutex<Vec<Arc<PendingCheckpoint>>>,
 }
 
 /// A program that waits to be told of its seed.
 #[derive(Debug)]
-struct Asking {
+struct PendingCheckpoint {
     pid: u32,
     since: Instant,
     socket: OwnedFd,
-    is_told: AtomicBool,
+    is_replied: AtomicBool,
 }
 
-impl Doors {
+impl CheckpointListener {
     /// Opens them. Must be called within the runtime.
-    pub(super) fn open(
+    pub(super) fn start(
         node: Arc<Node>,
-        registry: Arc<Registry>,
+        registry: Arc<SocketRegistry>,
         listener: OwnedFd,
-        arrivals: mpsc::UnboundedSender<Arrival>,
+        arrivals: mpsc::UnboundedSender<AcceptedProgram>,
     ) -> Self {
-        let hall = Arc::new(Hall {
+        let hall = Arc::new(ListenerState {
             node,
             registry,
             listener,
-            arrivals,
+            accepted: arrivals,
             runtime: Handle::current(),
-            places: Arc::new(Semaphore::new(PROGRAM_CONNECTIONS_MAX)),
-            ready: AtomicUsize::new(0),
+            permits: Arc::new(Semaphore::new(PROGRAM_CONNECTIONS_MAX)),
+            waiting_threads: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
-            asking: Mutex::default(),
+            pending: Mutex::default(),
         });
-        (0..READY_MAX).for_each(|_| hall.make_ready());
+        (0..LISTENER_THREADS_MAX).for_each(|_| hall.spawn_thread());
         Self(hall)
     }
 
     /// Tells programs whose capture takes too long, and sees to it that somebody waits for the next: those who did may hang.
-    pub(super) fn look(&self) {
+    pub(super) fn expire_overdue(&self) {
         let hall = &self.0;
-        let is_overdue = |asking: &&Arc<Asking>| asking.since.elapsed() > ANSWER_LIMIT;
-        let overdue: Vec<Arc<Asking>> = hall.asking().iter().filter(is_overdue).cloned().collect();
+        let is_overdue = |asking: &&Arc<PendingCheckpoint>| asking.since.elapsed() > CAPTURE_REPLY_TIMEOUT;
+        let overdue: Vec<Arc<PendingCheckpoint>> = hall.pending().iter().filter(is_overdue).cloned().collect();
         for asking in overdue {
             let failure = Failure::new(
                 Code::DeadlineExceeded,
                 format!("process {}", asking.pid),
                 "its state could not be read from the kernel in time",
             );
-            asking.tell(&failed_reply(&failure.with_next_step("try again when the machine is less busy")));
+            asking
+                .reply_once(&encode_failure_reply(&failure.with_next_step("try again when the machine is less busy")));
         }
-        if hall.ready.load(Ordering::Relaxed) == 0 && hall.places.available_permits() > 0 {
-            hall.make_ready();
+        if hall.waiting_threads.load(Ordering::Relaxed) == 0 && hall.permits.available_permits() > 0 {
+            hall.spawn_thread();
         }
     }
 }
 
-impl Drop for Doors {
+impl Drop for CheckpointListener {
     fn drop(&mut self) {
         self.0.is_closed.store(true, Ordering::Relaxed);
-        self.0.places.close();
+        self.0.permits.close();
         // Whoever waits in accept(2) is told so.
         let _ = rustix::net::shutdown(&self.0.listener, Shutdown::Both);
     }
 }
 
-impl Hall {
-    fn make_ready(self: &Arc<Self>) {
+impl ListenerState {
+    fn spawn_thread(self: &Arc<Self>) {
         let hall = self.clone();
         let started = capture::spawn_tracer("door", move || {
-            capture::warm_up();
-            hall.attend();
+            capture::warm_up_thread();
+            hall.run_thread();
         });
         if let Err(error) = started {
             tracing::warn!(%error, "no thread waits for the next program");
@@ -138,17 +139,17 @@ impl Hall {
     }
 
     /// The life of a thread, until it captures.
-    fn attend(self: Arc<Self>) {
+    fn run_thread(self: Arc<Self>) {
         // Others were made ready while this one was not.
-        while self.ready.load(Ordering::Relaxed) < READY_MAX {
-            let Ok(place) = self.runtime.block_on(self.places.clone().acquire_owned()) else { return };
-            self.ready.fetch_add(1, Ordering::Relaxed);
+        while self.waiting_threads.load(Ordering::Relaxed) < LISTENER_THREADS_MAX {
+            let Ok(place) = self.runtime.block_on(self.permits.clone().acquire_owned()) else { return };
+            self.waiting_threads.fetch_add(1, Ordering::Relaxed);
             let accepted = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-            self.ready.fetch_sub(1, Ordering::Relaxed);
+            self.waiting_threads.fetch_sub(1, Ordering::Relaxed);
             match accepted {
                 Ok(socket) => {
-                    if let Some((socket, place, request)) = self.welcome(socket, place) {
-                        return self.checkpoint(socket, place, request);
+                    if let Some((socket, place, request)) = self.read_first_message(socket, place) {
+                        return self.capture_program(socket, place, request);
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -156,19 +157,19 @@ impl Hall {
                 Err(error) => {
                     tracing::warn!(%error, "a program could not connect");
                     // EMFILE and the like pass.
-                    thread::sleep(ACCEPT_PAUSE);
+                    thread::sleep(ACCEPT_BACKOFF);
                 }
             }
         }
     }
 
     /// Hears a program's first words; it comes back if it asks for a seed of itself, else it is passed on.
-    fn welcome(
+    fn read_first_message(
         &self,
         socket: OwnedFd,
         place: OwnedSemaphorePermit,
-    ) -> Option<(OwnedFd, OwnedSemaphorePermit, Checkpoint)> {
-        let first = match first_words(&socket) {
+    ) -> Option<(OwnedFd, OwnedSemaphorePermit, CheckpointRequest)> {
+        let first = match receive_first_message(&socket) {
             Ok(Some(message)) if message.is_empty() => return None,
             Ok(first) => first,
             Err(error) => {
@@ -177,72 +178,88 @@ impl Hall {
             }
         };
         let request = first.as_ref().and_then(|message| Request::decode(message).ok());
-        if let (Some(Request { socket_inode, wish: Wish::Checkpoint { name, ttl, offered } }), Ok(Some(pid))) =
-            (request, fdpass::peer_pid(socket.as_fd()))
+        if let (
+            Some(Request { socket_inode, body: RequestBody::Checkpoint { name, ttl, offer: offered } }),
+            Ok(Some(pid)),
+        ) = (request, fdpass::peer_pid(socket.as_fd()))
         {
-            return Some((socket, place, Checkpoint { pid: pid.unsigned_abs(), socket_inode, name, ttl, offered }));
+            return Some((
+                socket,
+                place,
+                CheckpointRequest { pid: pid.unsigned_abs(), socket_inode, name, ttl, offered },
+            ));
         }
-        self.pass_on(Arrival { socket, first, registered: None, place });
+        self.hand_off(AcceptedProgram { socket, first_message: first, registration: None, permit: place });
         None
     }
 
     /// Makes a seed of a program, which waits for the answer at its socket.
-    fn checkpoint(self: Arc<Self>, socket: OwnedFd, place: OwnedSemaphorePermit, request: Checkpoint) {
-        let Checkpoint { pid, socket_inode, name, ttl, offered } = request;
+    fn capture_program(self: Arc<Self>, socket: OwnedFd, place: OwnedSemaphorePermit, request: CheckpointRequest) {
+        let CheckpointRequest { pid, socket_inode, name, ttl, offered } = request;
         let registered = self.registry.register(pid, socket_inode);
         let sockets = self.registry.sockets(pid, socket_inode);
-        let asking = Arc::new(Asking { pid, since: Instant::now(), socket, is_told: AtomicBool::new(false) });
-        let options = prepare_options(name, ttl, sockets, offered);
+        let asking =
+            Arc::new(PendingCheckpoint { pid, since: Instant::now(), socket, is_replied: AtomicBool::new(false) });
+        let options = checkpoint_options(name, ttl, sockets, offered);
         let asker = (options.sockets.clone(), options.offer.clone());
         let told = asking.clone();
         let answer = move |made: Result<v1::Seed, Failure>| match made {
-            Ok(seed) => told.tell(&seed_reply(&seed)),
-            Err(failure) => told.tell(&failed_reply(&failure)),
+            Ok(seed) => told.reply_once(&encode_seed_reply(&seed)),
+            Err(failure) => told.reply_once(&encode_failure_reply(&failure)),
         };
         let maker = check_name(&options.name).and_then(|()| {
             // Who asks for itself is not paused.
             let lineage = self.node.lineage_of(pid)?;
-            Ok((Maker::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
+            Ok((SeedBuilder::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
         });
-        let visit = Visit { hall: self.clone(), asking: asking.clone(), left: Some((registered, place)) };
+        let visit = ProgramHandoff {
+            listener: self.clone(),
+            checkpoint: asking.clone(),
+            registration_and_permit: Some((registered, place)),
+        };
         match maker {
             Ok((maker, lineage)) => {
-                self.asking().push(asking);
-                self.node.engine.capture_and_hold(pid, asker, lineage, Box::new(Captor { maker, visit }));
+                self.pending().push(asking);
+                self.node.engine.capture_and_hold(
+                    pid,
+                    asker,
+                    lineage,
+                    Box::new(CaptureObserver { builder: maker, handoff: visit }),
+                );
             }
             Err(failure) => {
-                asking.tell(&failed_reply(&failure));
+                asking.reply_once(&encode_failure_reply(&failure));
                 drop(visit);
-                self.make_ready();
+                self.spawn_thread();
             }
         }
     }
 
-    fn pass_on(&self, arrival: Arrival) {
+    fn hand_off(&self, arrival: AcceptedProgram) {
         // Nobody takes it any more when the daemon stops: then it ends here.
-        let _ = self.arrivals.send(arrival);
+        let _ = self.accepted.send(arrival);
     }
 
-    fn asking(&self) -> MutexGuard<'_, Vec<Arc<Asking>>> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Vec<Arc<PendingCheckpoint>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A program's request for a seed of itself.
-struct Checkpoint {
+struct CheckpointRequest {
     pid: u32,
     socket_inode: u64,
     name: String,
     ttl: Option<Duration>,
-    offered: Option<Offered>,
+    offered: Option<CaptureOffer>,
 }
 
 /// A program's first message, of no bytes at its end; `None` if it says nothing for now.
-fn first_words(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
+fn receive_first_message(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
     let mut message = vec![0; REQUEST_BYTES_MAX];
     let mut received = fdpass::receive(socket.as_fd(), &mut message, 0);
     if received.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-        if poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&FIRST_WORDS))? == 0 {
+        if poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&FIRST_MESSAGE_TIMEOUT))? == 0 {
             return Ok(None);
         }
         received = fdpass::receive(socket.as_fd(), &mut message, 0);
@@ -251,58 +268,63 @@ fn first_words(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(message))
 }
 
-impl Asking {
+impl PendingCheckpoint {
     /// Tells it, once. Says whether it was told now.
-    fn tell(&self, reply: &[u8]) -> bool {
-        let is_first = !self.is_told.swap(true, Ordering::AcqRel);
+    fn reply_once(&self, reply: &[u8]) -> bool {
+        let is_first = !self.is_replied.swap(true, Ordering::AcqRel);
         // Nothing else is in the socket: a program that cannot be told has gone.
         is_first && fdpass::send(self.socket.as_fd(), reply, &[]).is_ok()
     }
 }
 
 /// Hears of a capture, for a program at the door.
-struct Captor {
-    maker: Maker,
-    visit: Visit,
+struct CaptureObserver {
+    builder: SeedBuilder,
+    handoff: ProgramHandoff,
 }
 
-impl Observer for Captor {
-    fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
-        let is_wanted = self.maker.begun(begun);
+impl CaptureCallbacks for CaptureObserver {
+    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
+        let is_wanted = self.builder.template_ready(begun);
         // The kernel has put the program that was told behind this thread, on its processor: who sends over a socket mostly
         // sleeps next. Here there is more to do, for which nobody waits as yet.
         thread::yield_now();
         if !is_wanted {
-            self.visit.hall.make_ready();
+            self.handoff.listener.spawn_thread();
         }
         is_wanted
     }
 
-    fn completed(&mut self, captured: Result<Captured, CaptureError>) {
-        self.maker.completed(captured);
+    fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
+        self.builder.capture_completed(captured);
         // Only now: a fork that came at once has waited for the seed.
-        self.visit.hall.make_ready();
+        self.handoff.listener.spawn_thread();
     }
 }
 
 /// A program at the door. When this is dropped it is passed on, with whatever it wants next.
-struct Visit {
-    hall: Arc<Hall>,
-    asking: Arc<Asking>,
-    left: Option<(Registered, OwnedSemaphorePermit)>,
+struct ProgramHandoff {
+    listener: Arc<ListenerState>,
+    checkpoint: Arc<PendingCheckpoint>,
+    registration_and_permit: Option<(SocketRegistration, OwnedSemaphorePermit)>,
 }
 
-impl Drop for Visit {
+impl Drop for ProgramHandoff {
     fn drop(&mut self) {
-        self.hall.asking().retain(|other| !Arc::ptr_eq(other, &self.asking));
-        let Some((registered, place)) = self.left.take() else { return };
+        self.listener.pending().retain(|other| !Arc::ptr_eq(other, &self.checkpoint));
+        let Some((registered, place)) = self.registration_and_permit.take() else { return };
         // Most say no more.
-        let has_gone = fdpass::peek(self.asking.socket.as_fd(), &mut [0; REQUEST_BYTES_MAX], 0);
+        let has_gone = fdpass::peek(self.checkpoint.socket.as_fd(), &mut [0; REQUEST_BYTES_MAX], 0);
         if matches!(has_gone, Ok((0, _))) {
             return;
         }
-        match self.asking.socket.try_clone() {
-            Ok(socket) => self.hall.pass_on(Arrival { socket, first: None, registered: Some(registered), place }),
+        match self.checkpoint.socket.try_clone() {
+            Ok(socket) => self.listener.hand_off(AcceptedProgram {
+                socket,
+                first_message: None,
+                registration: Some(registered),
+                permit: place,
+            }),
             Err(error) => tracing::warn!(%error, "a program that has its answer is heard no more"),
         }
     }

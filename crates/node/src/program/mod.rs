@@ -26,29 +26,29 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use crate::node::Node;
-use door::Doors;
-use registry::Registry;
+use door::CheckpointListener;
+use registry::SocketRegistry;
 
 pub(crate) use socket::listen;
 
 /// Between two looks at what goes on at the doors: nobody is late by more.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves programs until `stopped` turns true; their children end then.
-pub(crate) async fn serve(node: Arc<Node>, listener: OwnedFd, mut stopped: watch::Receiver<bool>) {
-    let registry = Arc::new(Registry::default());
+pub(crate) async fn serve_programs(node: Arc<Node>, listener: OwnedFd, mut stopped: watch::Receiver<bool>) {
+    let registry = Arc::new(SocketRegistry::default());
     let (arrivals, mut arrived) = mpsc::unbounded_channel();
-    let doors = Doors::open(node.clone(), registry.clone(), listener, arrivals);
+    let doors = CheckpointListener::start(node.clone(), registry.clone(), listener, arrivals);
     let mut connections = JoinSet::new();
-    let mut look = tokio::time::interval(LOOK_INTERVAL);
+    let mut look = tokio::time::interval(OVERDUE_CHECK_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             Some(arrival) = arrived.recv() => {
-                connections.spawn(connection::serve(node.clone(), registry.clone(), arrival));
+                connections.spawn(connection::serve_program(node.clone(), registry.clone(), arrival));
             }
             Some(_) = connections.join_next() => {}
-            _ = look.tick() => doors.look(),
+            _ = look.tick() => doors.expire_overdue(),
             _ = stopped.wait_for(|is_stopped| *is_stopped) => break,
         }
     }

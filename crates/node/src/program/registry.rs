@@ -3,35 +3,39 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use farfork_fork::capture::ProgramSockets;
+use farfork_fork::capture::DaemonSockets;
 
 /// Open connections, by the inode of the program's end.
 #[derive(Debug, Default)]
-pub(super) struct Registry(Mutex<BTreeMap<u64, u32>>);
+pub(super) struct SocketRegistry(Mutex<BTreeMap<u64, u32>>);
 
 /// A connection that is registered until this is dropped.
 #[derive(Debug)]
-pub(super) struct Registered {
-    registry: Arc<Registry>,
+pub(super) struct SocketRegistration {
+    registry: Arc<SocketRegistry>,
     inode: u64,
 }
 
-impl Registry {
+impl SocketRegistry {
     /// Registers a connection of a process. What a process says of its own sockets harms nobody else.
-    pub(super) fn register(self: &Arc<Self>, pid: u32, inode: u64) -> Registered {
+    pub(super) fn register(self: &Arc<Self>, pid: u32, inode: u64) -> SocketRegistration {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(inode, pid);
-        Registered { registry: self.clone(), inode }
+        SocketRegistration { registry: self.clone(), inode }
     }
 
     /// The connections of a process, which waits at the one of `caller`.
-    pub(super) fn sockets(&self, pid: u32, caller: u64) -> ProgramSockets {
+    pub(super) fn sockets(&self, pid: u32, caller: u64) -> DaemonSockets {
         let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let others = open.iter().filter(|(inode, owner)| **owner == pid && **inode != caller);
-        ProgramSockets { caller: Some(caller), others: others.map(|(inode, _)| *inode).collect(), copies_files: false }
+        DaemonSockets {
+            caller: Some(caller),
+            eof_in_child: others.map(|(inode, _)| *inode).collect(),
+            copies_files: false,
+        }
     }
 }
 
-impl Drop for Registered {
+impl Drop for SocketRegistration {
     fn drop(&mut self) {
         self.registry.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.inode);
     }
@@ -43,12 +47,18 @@ mod tests {
 
     #[test]
     fn a_process_has_its_open_connections_only() {
-        let registry = Arc::new(Registry::default());
+        let registry = Arc::new(SocketRegistry::default());
         let first = registry.register(812, 1);
         let _second = registry.register(812, 2);
         let _other = registry.register(813, 3);
-        assert_eq!(registry.sockets(812, 1), ProgramSockets { caller: Some(1), others: vec![2], copies_files: false });
+        assert_eq!(
+            registry.sockets(812, 1),
+            DaemonSockets { caller: Some(1), eof_in_child: vec![2], copies_files: false }
+        );
         drop(first);
-        assert_eq!(registry.sockets(812, 2), ProgramSockets { caller: Some(2), others: vec![], copies_files: false });
+        assert_eq!(
+            registry.sockets(812, 2),
+            DaemonSockets { caller: Some(2), eof_in_child: vec![], copies_files: false }
+        );
     }
 }

@@ -12,14 +12,14 @@ use farfork_sys::fdpass;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::unix::AsyncFd;
 
-use crate::descriptor_watch::{Owner, watch_both};
+use crate::descriptor_watch::{FdOwner, watch_read_write};
 
 /// Programs that may wait to be accepted: a moment's worth.
 const BACKLOG: i32 = 128;
 
 /// A connected program.
 #[derive(Debug)]
-pub(super) struct Socket(AsyncFd<Owner<OwnedFd>>);
+pub(super) struct ProgramSocket(AsyncFd<FdOwner<OwnedFd>>);
 
 /// Makes the socket, for its owner alone. What an earlier daemon left there is replaced.
 ///
@@ -38,13 +38,13 @@ pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-impl Socket {
+impl ProgramSocket {
     /// Of a program that was accepted, which must not block. Must be called within the runtime.
     ///
     /// # Errors
     /// As epoll_ctl(2).
     pub(super) fn new(program: OwnedFd) -> io::Result<Self> {
-        Ok(Self(watch_both(program)?))
+        Ok(Self(watch_read_write(program)?))
     }
 
     /// The process that connected; `None` where this daemon has no number for it.
@@ -94,7 +94,7 @@ mod tests {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::connect(&program, &SocketAddrUnix::new(path).unwrap()).unwrap();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = Socket::new(rustix::net::accept_with(&listener, flags).unwrap()).unwrap();
+        let socket = ProgramSocket::new(rustix::net::accept_with(&listener, flags).unwrap()).unwrap();
         assert_eq!(socket.peer_pid().unwrap(), Some(std::process::id() as i32));
         fdpass::send(program.as_fd(), b"asks", &[]).unwrap();
         assert_eq!(socket.receive().await.unwrap().as_deref(), Some(&b"asks"[..]));

@@ -11,7 +11,7 @@ use std::io::{self, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use farfork_program::{End, Limit, Reply};
+use farfork_program::{ChildEnd, ExceededLimit, Reply};
 use farfork_sys::memfd;
 use farfork_wire::NodeName;
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Code, Status};
 
-use super::batch::{Batch, Position};
+use super::batch::{ChildPosition, SharedForks};
 use crate::api::v1;
 use crate::api::v1::exit::How;
 use crate::api::v1::tend_output::Event;
@@ -28,19 +28,23 @@ use crate::service;
 
 /// A child that is waited for.
 #[derive(Debug)]
-pub(super) struct Tended {
+pub(super) struct WatchedChild {
     pub(super) child: String,
-    pub(super) position: Position,
+    pub(super) position: ChildPosition,
     /// What has come of its result: a memfd.
     pub(super) result: Option<File>,
 }
 
-type Outputs = Pin<Box<dyn Stream<Item = Result<v1::TendOutput, Status>> + Send>>;
+type ExitEventStream = Pin<Box<dyn Stream<Item = Result<v1::TendOutput, Status>> + Send>>;
 
 /// Waits for the children that come, until no more can, or the node does not answer.
-pub(super) async fn tend(batch: &Arc<Batch>, node: &NodeName, mut inbox: mpsc::UnboundedReceiver<Tended>) {
-    let mut waiting: HashMap<String, Tended> = HashMap::new();
-    let failure = match listen(batch, node, &mut inbox, &mut waiting).await {
+pub(super) async fn watch_exits(
+    batch: &Arc<SharedForks>,
+    node: &NodeName,
+    mut inbox: mpsc::UnboundedReceiver<WatchedChild>,
+) {
+    let mut waiting: HashMap<String, WatchedChild> = HashMap::new();
+    let failure = match relay_events(batch, node, &mut inbox, &mut waiting).await {
         Err(failure) => failure,
         Ok(()) => Failure::new(Code::Unavailable, format!("node `{node}`"), "it stopped telling of its children"),
     };
@@ -49,19 +53,19 @@ pub(super) async fn tend(batch: &Arc<Batch>, node: &NodeName, mut inbox: mpsc::U
         waiting.insert(tended.child.clone(), tended);
     }
     for (_, tended) in waiting {
-        conclude(batch, tended, End::Lost(&failure.to_string())).await;
+        report_exit(batch, tended, ChildEnd::Lost(&failure.to_string())).await;
     }
 }
 
-async fn listen(
-    batch: &Arc<Batch>,
+async fn relay_events(
+    batch: &Arc<SharedForks>,
     node: &NodeName,
-    inbox: &mut mpsc::UnboundedReceiver<Tended>,
-    waiting: &mut HashMap<String, Tended>,
+    inbox: &mut mpsc::UnboundedReceiver<WatchedChild>,
+    waiting: &mut HashMap<String, WatchedChild>,
 ) -> Result<(), Failure> {
     // Not bounded but by the children, which a fork's limit bounds.
     let (inputs, receiver) = mpsc::unbounded_channel();
-    let mut outputs = open(batch, node, UnboundedReceiverStream::new(receiver)).await?;
+    let mut outputs = open_stream(batch, node, UnboundedReceiverStream::new(receiver)).await?;
     loop {
         tokio::select! {
             tended = inbox.recv() => {
@@ -73,7 +77,7 @@ async fn listen(
                 }
             }
             output = outputs.next() => match output {
-                Some(Ok(output)) => hear(batch, waiting, output).await,
+                Some(Ok(output)) => handle_event(batch, waiting, output).await,
                 Some(Err(status)) => return Err(Failure::from_status(format!("node `{node}`"), &status)),
                 None => return Ok(()),
             },
@@ -81,13 +85,13 @@ async fn listen(
     }
 }
 
-async fn open(
-    batch: &Arc<Batch>,
+async fn open_stream(
+    batch: &Arc<SharedForks>,
     node: &NodeName,
     inputs: UnboundedReceiverStream<v1::TendInput>,
-) -> Result<Outputs, Failure> {
+) -> Result<ExitEventStream, Failure> {
     if *node == batch.node.name {
-        return Ok(Box::pin(service::tend(&batch.node, inputs)));
+        return Ok(Box::pin(service::watch_children(&batch.node, inputs)));
     }
     let object = format!("node `{node}`");
     let mut peer = batch.node.peers.peer(node, &object)?;
@@ -95,12 +99,12 @@ async fn open(
     Ok(Box::pin(answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner()))
 }
 
-async fn hear(batch: &Batch, waiting: &mut HashMap<String, Tended>, output: v1::TendOutput) {
+async fn handle_event(batch: &SharedForks, waiting: &mut HashMap<String, WatchedChild>, output: v1::TendOutput) {
     let v1::TendOutput { child, event } = output;
     match event {
         Some(Event::Result(piece)) => {
             if let Some(tended) = waiting.get_mut(&child)
-                && let Err(error) = append(&mut tended.result, &piece)
+                && let Err(error) = append_result(&mut tended.result, &piece)
             {
                 tracing::warn!(child, %error, "what a child gave as its result cannot be kept");
                 tended.result = None;
@@ -110,33 +114,33 @@ async fn hear(batch: &Batch, waiting: &mut HashMap<String, Tended>, output: v1::
             let Some(tended) = waiting.remove(&child) else { return };
             let exit = ended.exit.unwrap_or_default();
             match exit.how {
-                Some(How::Code(code)) => conclude(batch, tended, End::Exit(code)).await,
+                Some(How::Code(code)) => report_exit(batch, tended, ChildEnd::Exit(code)).await,
                 Some(How::Signal(signal)) => {
-                    let limit = limit_of(exit.limit_met());
-                    conclude(batch, tended, End::Signal { signal, limit, why: &exit.limit }).await;
+                    let limit = to_program_limit(exit.limit_met());
+                    report_exit(batch, tended, ChildEnd::Signal { signal, limit, why: &exit.limit }).await;
                 }
-                Some(How::Lost(why)) => conclude(batch, tended, End::Lost(&why)).await,
-                None => conclude(batch, tended, End::Lost("nothing is known of its end")).await,
+                Some(How::Lost(why)) => report_exit(batch, tended, ChildEnd::Lost(&why)).await,
+                None => report_exit(batch, tended, ChildEnd::Lost("nothing is known of its end")).await,
             }
         }
         Some(Event::Error(error)) => {
             let Some(tended) = waiting.remove(&child) else { return };
-            conclude(batch, tended, End::Lost(&Failure::from(error).to_string())).await;
+            report_exit(batch, tended, ChildEnd::Lost(&Failure::from(error).to_string())).await;
         }
         None => {}
     }
 }
 
-fn limit_of(limit: v1::Limit) -> Option<Limit> {
+fn to_program_limit(limit: v1::Limit) -> Option<ExceededLimit> {
     match limit {
         v1::Limit::Unspecified => None,
-        v1::Limit::Time => Some(Limit::Time),
-        v1::Limit::Memory => Some(Limit::Memory),
-        v1::Limit::NodeMemory => Some(Limit::NodeMemory),
+        v1::Limit::Time => Some(ExceededLimit::Time),
+        v1::Limit::Memory => Some(ExceededLimit::Memory),
+        v1::Limit::NodeMemory => Some(ExceededLimit::NodeMemory),
     }
 }
 
-fn append(result: &mut Option<File>, piece: &[u8]) -> io::Result<()> {
+fn append_result(result: &mut Option<File>, piece: &[u8]) -> io::Result<()> {
     let file = match result {
         Some(file) => file,
         None => result.insert(memfd::create("result", true)?),
@@ -145,9 +149,9 @@ fn append(result: &mut Option<File>, piece: &[u8]) -> io::Result<()> {
 }
 
 /// Tells of a child's end.
-async fn conclude(batch: &Batch, tended: Tended, end: End<'_>) {
-    batch.ended(tended.position);
-    let result = tended.result.and_then(|file| memfd::sealed_for_reading(&file).ok());
+async fn report_exit(batch: &SharedForks, tended: WatchedChild, end: ChildEnd<'_>) {
+    batch.remove_ended(tended.position);
+    let result = tended.result.and_then(|file| memfd::seal_read_only(&file).ok());
     let (number, index) = tended.position;
-    batch.reply(Reply::Ended { batch: number, index, end, has_result: result.is_some() }, result).await;
+    batch.send_reply(Reply::Ended { batch: number, index, end, has_result: result.is_some() }, result).await;
 }

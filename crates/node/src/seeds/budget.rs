@@ -9,12 +9,12 @@ use farfork_sys::process::read_text;
 use farfork_wire::SeedId;
 use tonic::Code;
 
-use super::{Listed, Seal, Seeds};
+use super::{SealProgress, SeedEntry, SeedRegistry};
 use crate::amount;
 use crate::failure::Failure;
 
 /// Most seeds that a refusal names; more would hide what to do.
-const NAMED_MAX: usize = 3;
+const SEEDS_NAMED_MAX: usize = 3;
 
 /// Bounds on what templates may come to hold.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,26 +27,26 @@ pub struct SeedBudget {
 
 /// What a template may come to hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Holding {
+pub(super) struct MemoryCharge {
     pub(super) bytes: u64,
     /// The user of its parent.
     pub(super) user: u32,
 }
 
-impl Holding {
+impl MemoryCharge {
     /// What a template of a process has at least, as the kernel counts; so much is known before anything is captured.
-    pub(super) fn least_of(pid: u32) -> Self {
+    pub(super) fn estimate_min(pid: u32) -> Self {
         let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
         let kib = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
         };
-        Self { bytes: (kib("RssAnon:") + kib("VmSwap:")) << 10, user: user_of(pid) }
+        Self { bytes: (kib("RssAnon:") + kib("VmSwap:")) << 10, user: process_uid(pid) }
     }
 
     /// That of a process.
     pub(super) fn new(pid: u32, bytes: u64) -> Self {
-        Self { bytes, user: user_of(pid) }
+        Self { bytes, user: process_uid(pid) }
     }
 }
 
@@ -60,14 +60,19 @@ impl SeedBudget {
     ///
     /// # Errors
     /// It may not; the failure says what holds how much.
-    pub(super) fn admit(&self, pid: u32, wanted: Holding, held: &[(String, Holding)]) -> Result<(), Failure> {
-        let of_user: Vec<(String, Holding)> =
+    pub(super) fn check_charge(
+        &self,
+        pid: u32,
+        wanted: MemoryCharge,
+        held: &[(String, MemoryCharge)],
+    ) -> Result<(), Failure> {
+        let of_user: Vec<(String, MemoryCharge)> =
             held.iter().filter(|(_, holding)| holding.user == wanted.user).cloned().collect();
         let whose = format!("seeds of user {}", wanted.user);
         let bounds = [(self.bytes_max, "seeds", held), (self.user_bytes_max, &whose, &of_user)];
         for (bytes_max, whose, held) in bounds {
             let Some(bytes_max) = bytes_max else { continue };
-            if let Err(cause) = fit(wanted.bytes, bytes_max, whose, held) {
+            if let Err(cause) = check_fits(wanted.bytes, bytes_max, whose, held) {
                 let step = "drop seeds (`farfork drop`), prepare them with `--sealed`, which ends their templates, or give the \
                             node more (`farfork node --seed-memory`)";
                 return Err(Failure::new(Code::ResourceExhausted, format!("process {pid}"), cause).with_next_step(step));
@@ -77,45 +82,47 @@ impl SeedBudget {
     }
 }
 
-impl Listed {
+impl SeedEntry {
     /// What its template may come to hold: nothing where an image has its memory, or its parent is the template.
-    pub(super) fn holding(&self) -> Holding {
-        let holds_nothing = matches!(self.seal, Some(Seal::Sealed { .. })) || self.view.frozen;
-        Holding { bytes: if holds_nothing { 0 } else { self.held.bytes }, ..self.held }
+    pub(super) fn memory_charge(&self) -> MemoryCharge {
+        let holds_nothing = matches!(self.seal_progress, Some(SealProgress::Sealed { .. })) || self.view.frozen;
+        MemoryCharge { bytes: if holds_nothing { 0 } else { self.memory_charge.bytes }, ..self.memory_charge }
     }
 }
 
-impl Seeds {
+impl SeedRegistry {
     /// What templates may come to hold together, and what they may at most.
-    pub(crate) fn held_bytes(&self) -> (u64, Option<u64>) {
-        (self.listed().values().map(|seed| seed.holding().bytes).sum(), self.budget.bytes_max)
+    pub(crate) fn charged_bytes(&self) -> (u64, Option<u64>) {
+        (self.entries().values().map(|seed| seed.memory_charge().bytes).sum(), self.budget.bytes_max)
     }
 
     /// Whether a seed of a process can be refused before it is stopped for that.
     ///
     /// # Errors
     /// It can.
-    pub(super) fn check_room(&self, pid: u32) -> Result<(), Failure> {
+    pub(super) fn check_budget(&self, pid: u32) -> Result<(), Failure> {
         if !self.budget.is_bounded() {
             return Ok(());
         }
-        let held = holdings(self.listed().iter());
-        self.budget.admit(pid, Holding::least_of(pid), &held)
+        let held = memory_charges(self.entries().iter());
+        self.budget.check_charge(pid, MemoryCharge::estimate_min(pid), &held)
     }
 }
 
 /// Each seed as it is named to people, with what it holds.
-pub(super) fn holdings<'a>(listed: impl Iterator<Item = (&'a SeedId, &'a Listed)>) -> Vec<(String, Holding)> {
+pub(super) fn memory_charges<'a>(
+    listed: impl Iterator<Item = (&'a SeedId, &'a SeedEntry)>,
+) -> Vec<(String, MemoryCharge)> {
     let named = |id: &SeedId, name: &str| if name.is_empty() { id.to_string() } else { format!("{id} ({name})") };
-    listed.map(|(id, seed)| (named(id, &seed.view.name), seed.holding())).collect()
+    listed.map(|(id, seed)| (named(id, &seed.view.name), seed.memory_charge())).collect()
 }
 
-fn user_of(pid: u32) -> u32 {
+fn process_uid(pid: u32) -> u32 {
     fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
 }
 
 /// Whether so much has room beside what is held; the cause where it has not.
-fn fit(wanted: u64, bytes_max: u64, whose: &str, held: &[(String, Holding)]) -> Result<(), String> {
+fn check_fits(wanted: u64, bytes_max: u64, whose: &str, held: &[(String, MemoryCharge)]) -> Result<(), String> {
     let left = bytes_max.saturating_sub(held.iter().map(|(_, holding)| holding.bytes).sum());
     if wanted <= left {
         return Ok(());
@@ -123,26 +130,29 @@ fn fit(wanted: u64, bytes_max: u64, whose: &str, held: &[(String, Holding)]) -> 
     let mut holders: Vec<(&str, u64)> = held.iter().map(|(name, holding)| (name.as_str(), holding.bytes)).collect();
     holders.retain(|(_, bytes)| *bytes > 0);
     holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let mut told: Vec<String> =
-        holders.iter().take(NAMED_MAX).map(|(name, bytes)| format!("{name} {}", amount::bytes(*bytes))).collect();
-    if holders.len() > NAMED_MAX {
-        let others: u64 = holders[NAMED_MAX..].iter().map(|(_, bytes)| bytes).sum();
-        told.push(format!("{} others {}", holders.len() - NAMED_MAX, amount::bytes(others)));
+    let mut told: Vec<String> = holders
+        .iter()
+        .take(SEEDS_NAMED_MAX)
+        .map(|(name, bytes)| format!("{name} {}", amount::format_bytes(*bytes)))
+        .collect();
+    if holders.len() > SEEDS_NAMED_MAX {
+        let others: u64 = holders[SEEDS_NAMED_MAX..].iter().map(|(_, bytes)| bytes).sum();
+        told.push(format!("{} others {}", holders.len() - SEEDS_NAMED_MAX, amount::format_bytes(others)));
     }
     let taken = if told.is_empty() { String::new() } else { format!("; held by {}", told.join(", ")) };
-    let [wanted, left, all] = [wanted, left, bytes_max].map(amount::bytes);
+    let [wanted, left, all] = [wanted, left, bytes_max].map(amount::format_bytes);
     Err(format!("its seed may come to hold {wanted}, and of {all} for {whose} {left} are left{taken}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Holding, SeedBudget};
+    use super::{MemoryCharge, SeedBudget};
 
     const MIB: u64 = 1 << 20;
 
-    fn held(amounts: &[(u64, u32)]) -> Vec<(String, Holding)> {
+    fn held(amounts: &[(u64, u32)]) -> Vec<(String, MemoryCharge)> {
         let holding = |(index, (mib, user)): (usize, &(u64, u32))| {
-            (format!("n1.s{index}"), Holding { bytes: mib * MIB, user: *user })
+            (format!("n1.s{index}"), MemoryCharge { bytes: mib * MIB, user: *user })
         };
         amounts.iter().enumerate().map(holding).collect()
     }
@@ -150,7 +160,9 @@ mod tests {
     #[test]
     fn a_seed_has_room_up_to_the_last_byte() {
         let budget = SeedBudget { bytes_max: Some(100 * MIB), user_bytes_max: None };
-        let admit = |mib, held: &[(String, Holding)]| budget.admit(7, Holding { bytes: mib * MIB, user: 0 }, held);
+        let admit = |mib, held: &[(String, MemoryCharge)]| {
+            budget.check_charge(7, MemoryCharge { bytes: mib * MIB, user: 0 }, held)
+        };
         assert!(admit(100, &[]).is_ok());
         assert!(admit(40, &held(&[(60, 1)])).is_ok());
         let refused = admit(41, &held(&[(10, 0), (30, 1), (0, 0), (5, 0), (15, 0)])).unwrap_err().to_string();
@@ -163,9 +175,10 @@ mod tests {
     #[test]
     fn users_have_bounds_of_their_own() {
         let budget = SeedBudget { bytes_max: None, user_bytes_max: Some(50 * MIB) };
-        let admit = |user| budget.admit(7, Holding { bytes: 20 * MIB, user }, &held(&[(40, 1000), (900, 0)]));
+        let admit =
+            |user| budget.check_charge(7, MemoryCharge { bytes: 20 * MIB, user }, &held(&[(40, 1000), (900, 0)]));
         assert!(admit(1001).is_ok());
         assert!(admit(1000).unwrap_err().to_string().contains("user 1000"));
-        assert!(SeedBudget::default().admit(7, Holding { bytes: u64::MAX, user: 0 }, &[]).is_ok());
+        assert!(SeedBudget::default().check_charge(7, MemoryCharge { bytes: u64::MAX, user: 0 }, &[]).is_ok());
     }
 }

@@ -5,7 +5,7 @@ use crate::clock;
 
 /// How many looks at who needs a seed there are in its time to live: the lease runs out between so much less than that time,
 /// and that time, after the last one has ended.
-const LOOKS_PER_LEASE: u64 = 8;
+const CHECKS_PER_LEASE: u64 = 8;
 
 /// A seed's lease, in milliseconds, and in milliseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,13 +17,13 @@ pub(super) struct Lease {
 
 impl Lease {
     /// The lease of a seed that was made then; none without a time to live.
-    pub(super) fn begin(ttl_ms: u64, created_unix_ms: u64) -> Option<Self> {
+    pub(super) fn new(ttl_ms: u64, created_unix_ms: u64) -> Option<Self> {
         let expires_unix_ms = created_unix_ms.saturating_add(ttl_ms);
         (ttl_ms > 0).then_some(Self { ttl_ms, renewed_unix_ms: created_unix_ms, expires_unix_ms })
     }
 
     /// The lease of a seed that a daemon finds, which ends when it would have ended.
-    pub(super) fn found(ttl_ms: u64, expires_unix_ms: u64) -> Option<Self> {
+    pub(super) fn from_image(ttl_ms: u64, expires_unix_ms: u64) -> Option<Self> {
         (ttl_ms > 0).then_some(Self { ttl_ms, renewed_unix_ms: 0, expires_unix_ms })
     }
 
@@ -43,12 +43,13 @@ impl Lease {
     }
 
     /// Whether it is time to look who needs the seed.
-    pub(super) fn is_due(&self, now_unix_ms: u64) -> bool {
-        self.is_over(now_unix_ms) || now_unix_ms.saturating_sub(self.renewed_unix_ms) >= self.ttl_ms / LOOKS_PER_LEASE
+    pub(super) fn is_check_due(&self, now_unix_ms: u64) -> bool {
+        self.is_expired(now_unix_ms)
+            || now_unix_ms.saturating_sub(self.renewed_unix_ms) >= self.ttl_ms / CHECKS_PER_LEASE
     }
 
     /// Whether its time is over.
-    pub(super) fn is_over(&self, now_unix_ms: u64) -> bool {
+    pub(super) fn is_expired(&self, now_unix_ms: u64) -> bool {
         now_unix_ms >= self.expires_unix_ms
     }
 }
@@ -59,11 +60,16 @@ mod tests {
 
     #[test]
     fn a_lease_lasts_from_its_renewal() {
-        assert_eq!(Lease::begin(0, 5), None);
-        let mut lease = Lease::begin(8_000, 10_000).unwrap();
-        assert!(!lease.is_due(10_999) && lease.is_due(11_000) && !lease.is_over(17_999) && lease.is_over(18_000));
+        assert_eq!(Lease::new(0, 5), None);
+        let mut lease = Lease::new(8_000, 10_000).unwrap();
+        assert!(
+            !lease.is_check_due(10_999)
+                && lease.is_check_due(11_000)
+                && !lease.is_expired(17_999)
+                && lease.is_expired(18_000)
+        );
         lease.renew_at(17_000);
         assert_eq!(lease.expires_unix_ms(), 25_000);
-        assert!(!lease.is_due(17_999) && lease.is_due(18_000) && lease.is_over(25_000));
+        assert!(!lease.is_check_due(17_999) && lease.is_check_due(18_000) && lease.is_expired(25_000));
     }
 }

@@ -16,33 +16,33 @@ use crate::failure::Failure;
 
 /// How a seed's completion stands.
 #[derive(Debug, Default)]
-pub(super) struct Readiness {
-    state: Mutex<State>,
-    told: Condvar,
+pub(super) struct SeedCompletion {
+    state: Mutex<CompletionState>,
+    completed: Condvar,
     /// The same for tasks, each of which is woken by who concludes.
-    heard: Notify,
+    completed_async: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CompletionState {
     /// `None` while it is underway.
     outcome: Option<Result<(), Failure>>,
     /// Completed when it had been dropped already: its end is for who dropped it to see.
-    unlisted: Option<Seed>,
+    dropped_seed: Option<Seed>,
 }
 
-impl Readiness {
+impl SeedCompletion {
     /// Tells all who wait, and all who come.
-    pub(super) fn conclude(&self, outcome: Result<(), Failure>) {
+    pub(super) fn complete(&self, outcome: Result<(), Failure>) {
         self.state().outcome = Some(outcome);
-        self.told.notify_all();
-        self.heard.notify_waiters();
+        self.completed.notify_all();
+        self.completed_async.notify_waiters();
     }
 
     /// The seed is complete; `unlisted` where it had been dropped already.
-    pub(super) fn leave(&self, unlisted: Option<Seed>) {
-        self.state().unlisted = unlisted;
-        self.conclude(Ok(()));
+    pub(super) fn complete_with(&self, unlisted: Option<Seed>) {
+        self.state().dropped_seed = unlisted;
+        self.complete(Ok(()));
     }
 
     /// How it ended; `None` while it is underway.
@@ -51,9 +51,9 @@ impl Readiness {
     }
 
     /// Waits for the end, at most `limit`; `None` if it is not over then.
-    pub(super) async fn concluded(&self, limit: Duration) -> Option<Result<(), Failure>> {
+    pub(super) async fn wait(&self, limit: Duration) -> Option<Result<(), Failure>> {
         // From here on it hears of the end.
-        let heard = self.heard.notified();
+        let heard = self.completed_async.notified();
         if let Some(outcome) = self.outcome() {
             return Some(outcome);
         }
@@ -62,12 +62,12 @@ impl Readiness {
     }
 
     /// Waits for the end, blocking, at most `limit`; gives a seed that was dropped before it was complete.
-    pub(super) fn wait_unlisted(&self, limit: Duration) -> Option<Seed> {
-        let waited = self.told.wait_timeout_while(self.state(), limit, |state| state.outcome.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.unlisted.take()
+    pub(super) fn wait_dropped_seed(&self, limit: Duration) -> Option<Seed> {
+        let waited = self.completed.wait_timeout_while(self.state(), limit, |state| state.outcome.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.dropped_seed.take()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CompletionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,14 +79,14 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_told() {
-        let readiness = Arc::new(Readiness::default());
-        assert_eq!(readiness.concluded(Duration::from_millis(1)).await, None);
+        let readiness = Arc::new(SeedCompletion::default());
+        assert_eq!(readiness.wait(Duration::from_millis(1)).await, None);
         let waiting = readiness.clone();
-        let waiter = tokio::spawn(async move { waiting.concluded(Duration::from_secs(60)).await });
+        let waiter = tokio::spawn(async move { waiting.wait(Duration::from_secs(60)).await });
         tokio::task::yield_now().await;
         let concluding = readiness.clone();
-        std::thread::spawn(move || concluding.conclude(Ok(()))).join().unwrap();
+        std::thread::spawn(move || concluding.complete(Ok(()))).join().unwrap();
         assert_eq!(waiter.await.unwrap(), Some(Ok(())));
-        assert_eq!(readiness.concluded(Duration::ZERO).await, Some(Ok(())));
+        assert_eq!(readiness.wait(Duration::ZERO).await, Some(Ok(())));
     }
 }

@@ -16,35 +16,35 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use farfork_fork::image::{Image, ImageError, Progress, set_path};
-use farfork_fork::resume::OtherSeeds;
+use farfork_fork::image::{Image, ImageError, ImageProgress, working_set_path};
+use farfork_fork::resume::LayerReader;
 use farfork_fork::seed::{Seed, SeedTable};
 use farfork_sys::companion;
 use farfork_wire::{NodeName, SeedId};
 use serde::{Deserialize, Serialize};
 
-use super::budget::Holding;
+use super::budget::MemoryCharge;
 use super::lease::Lease;
-use super::readiness::Readiness;
-use super::{Listed, Seeds};
+use super::readiness::SeedCompletion;
+use super::{SeedEntry, SeedRegistry};
 use crate::api::v1;
 use crate::node::Node;
 
 /// What the file of an image ends with; before it stands the seed's id.
-const SUFFIX: &str = ".image";
+const IMAGE_SUFFIX: &str = ".image";
 
 /// What the file of a working set ends with; it stands beside an image.
-const SET_SUFFIX: &str = ".set";
+const WORKING_SET_SUFFIX: &str = ".set";
 
 /// What the file of one that was never finished ends with.
-const UNFINISHED_SUFFIXES: [&str; 2] = [".image.new", ".set.new"];
+const TEMPORARY_SUFFIXES: [&str; 2] = [".image.new", ".set.new"];
 
 /// How much less a thread that writes an image counts than others (nice(2)): children and parents come first.
 const NICENESS: i32 = 10;
 
 /// What a daemon that starts again wants to know of a seed, beside what is in the descriptor.
 #[derive(Debug, Serialize, Deserialize)]
-struct About {
+struct SealMetadata {
     name: String,
     parent_pid: u32,
     command: String,
@@ -66,9 +66,9 @@ struct About {
 
 /// How the sealing of a seed stands.
 #[derive(Debug)]
-pub(super) enum Seal {
+pub(super) enum SealProgress {
     /// The image is being written.
-    Underway(Arc<Progress>),
+    Underway(Arc<ImageProgress>),
     /// The image has the seed's memory.
     Sealed {
         /// The image.
@@ -82,13 +82,13 @@ pub(super) enum Seal {
 
 /// What a daemon that starts finds.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
-    pub(super) listed: BTreeMap<SeedId, Listed>,
+pub(crate) struct LoadedImages {
+    pub(super) listed: BTreeMap<SeedId, SeedEntry>,
     /// Images that cannot be used, and why.
     pub(super) refused: BTreeMap<SeedId, ImageError>,
 }
 
-impl Seal {
+impl SealProgress {
     /// As it is shown.
     pub(super) fn view(&self) -> v1::Seal {
         let seal = |state: v1::SealState, (done_bytes, total_bytes), failure: &str, image: String| v1::Seal {
@@ -109,19 +109,19 @@ impl Seal {
 }
 
 /// Reads the images of a node's seeds into the table that is served; removes what was never finished.
-pub(crate) fn find(directory: &Path, node: &NodeName, table: &SeedTable) -> Found {
-    let mut found = Found::default();
+pub(crate) fn load_images(directory: &Path, node: &NodeName, table: &SeedTable) -> LoadedImages {
+    let mut found = LoadedImages::default();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let id = |suffix| name.strip_suffix(suffix)?.parse::<SeedId>().ok().filter(|id| id.node() == node);
-        let is_left = |image: SeedId| !directory.join(format!("{image}{SUFFIX}")).exists();
-        if UNFINISHED_SUFFIXES.into_iter().find_map(id).is_some() || id(SET_SUFFIX).is_some_and(is_left) {
+        let is_left = |image: SeedId| !directory.join(format!("{image}{IMAGE_SUFFIX}")).exists();
+        if TEMPORARY_SUFFIXES.into_iter().find_map(id).is_some() || id(WORKING_SET_SUFFIX).is_some_and(is_left) {
             let _ = fs::remove_file(&path);
-        } else if let Some(id) = id(SUFFIX) {
-            match open(&path, &id) {
+        } else if let Some(id) = id(IMAGE_SUFFIX) {
+            match open_image(&path, &id) {
                 Ok((image, listed)) => {
                     tracing::info!(seed = %id, image = %path.display(), "a sealed seed is served again");
-                    table.insert(Arc::new(Seed::of_image(image)));
+                    table.insert(Arc::new(Seed::from_image(image)));
                     found.listed.insert(id, listed);
                 }
                 Err(error) => {
@@ -134,106 +134,116 @@ pub(crate) fn find(directory: &Path, node: &NodeName, table: &SeedTable) -> Foun
     found
 }
 
-fn open(path: &Path, id: &SeedId) -> Result<(Image, Listed), ImageError> {
+fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError> {
     let image = Image::open(path)?;
-    let damaged = |what: String| ImageError::Damaged { path: path.to_owned(), what };
+    let damaged = |what: String| ImageError::Corrupt { path: path.to_owned(), what };
     if image.head().seed != *id {
         return Err(damaged(format!("it is of seed {}", image.head().seed)));
     }
-    let about: About = serde_json::from_slice(&image.head().about).map_err(|error| damaged(error.to_string()))?;
-    let readiness = Arc::new(Readiness::default());
-    readiness.conclude(Ok(()));
-    let seal = Some(Seal::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
+    let about: SealMetadata =
+        serde_json::from_slice(&image.head().daemon_state).map_err(|error| damaged(error.to_string()))?;
+    let readiness = Arc::new(SeedCompletion::default());
+    readiness.complete(Ok(()));
+    let seal = Some(SealProgress::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
     // One of an older daemon has a time, and nothing to renew it by.
     let ttl_ms = if about.expires_unix_ms > 0 { about.ttl_ms.max(1) } else { 0 };
-    let lease = Lease::found(ttl_ms, about.expires_unix_ms);
-    Ok((image, Listed { view: about.into_view(id), readiness, lease, seal, held: Holding::default() }))
+    let lease = Lease::from_image(ttl_ms, about.expires_unix_ms);
+    Ok((
+        image,
+        SeedEntry {
+            view: about.into_view(id),
+            completion: readiness,
+            lease,
+            seal_progress: seal,
+            memory_charge: MemoryCharge::default(),
+        },
+    ))
 }
 
 /// Writes the image of a seed that is complete, in a thread of its own.
-pub(super) fn begin(node: &Arc<Node>, id: &SeedId) {
+pub(super) fn start_sealing(node: &Arc<Node>, id: &SeedId) {
     let (here, sealed) = (node.clone(), id.clone());
-    let work = move || seal(&here.seeds, here.engine.other_seeds(), &sealed);
+    let work = move || write_image(&here.seeds, here.engine.other_seeds(), &sealed);
     let started = companion::spawn_in_owner(thread::Builder::new().name("sealer".to_owned()), work);
     if let Err(error) = started {
-        node.seeds.tell_seal(id, Seal::Failed(format!("there is no thread for it: {error}")));
+        node.seeds.set_seal_progress(id, SealProgress::Failed(format!("there is no thread for it: {error}")));
     }
 }
 
-fn seal(seeds: &Seeds, others: &OtherSeeds, id: &SeedId) {
+fn write_image(seeds: &SeedRegistry, others: &LayerReader, id: &SeedId) {
     // Where it may not, it competes with the others.
     let _ = rustix::process::nice(NICENESS);
-    let (Some(seed), Some((about, progress))) = (seeds.table.get(id), seeds.about(id)) else { return };
+    let (Some(seed), Some((about, progress))) = (seeds.table.get(id), seeds.seal_metadata(id)) else { return };
     let path = seeds.image_path(id);
     // It may be there; where it cannot be made, neither can the image.
-    let _ = DirBuilder::new().recursive(true).mode(0o700).create(&seeds.images);
+    let _ = DirBuilder::new().recursive(true).mode(0o700).create(&seeds.images_dir);
     match seed.seal(others, about, &path, &progress) {
-        Ok(image) => seeds.take_image(id, seed.moved_to(image)),
+        Ok(image) => seeds.switch_to_image(id, seed.to_sealed(image)),
         Err(ImageError::Cancelled { .. }) => {}
         Err(error) => {
             tracing::warn!(seed = %id, %error, "a seed is not sealed");
-            seeds.tell_seal(id, Seal::Failed(error.to_string()));
+            seeds.set_seal_progress(id, SealProgress::Failed(error.to_string()));
         }
     }
     // The last reference ends the template, which may take its time.
     drop(seed);
 }
 
-impl Seeds {
+impl SeedRegistry {
     pub(super) fn image_path(&self, id: &SeedId) -> PathBuf {
-        self.images.join(format!("{id}{SUFFIX}"))
+        self.images_dir.join(format!("{id}{IMAGE_SUFFIX}"))
     }
 
-    fn tell_seal(&self, id: &SeedId, seal: Seal) {
-        if let Some(known) = self.listed().get_mut(id) {
-            known.seal = Some(seal);
+    fn set_seal_progress(&self, id: &SeedId, seal: SealProgress) {
+        if let Some(known) = self.entries().get_mut(id) {
+            known.seal_progress = Some(seal);
         }
     }
 
     /// What the image is to say of a seed, and where its progress is told; `None` where it was dropped.
-    fn about(&self, id: &SeedId) -> Option<(Vec<u8>, Arc<Progress>)> {
-        let listed = self.listed();
+    fn seal_metadata(&self, id: &SeedId) -> Option<(Vec<u8>, Arc<ImageProgress>)> {
+        let listed = self.entries();
         let known = listed.get(id)?;
-        let Some(Seal::Underway(progress)) = &known.seal else { return None };
-        Some((serde_json::to_vec(&About::of(&known.told())).ok()?, progress.clone()))
+        let Some(SealProgress::Underway(progress)) = &known.seal_progress else { return None };
+        Some((serde_json::to_vec(&SealMetadata::from_view(&known.to_view())).ok()?, progress.clone()))
     }
 
     /// From now on the seed is served from its image.
-    fn take_image(&self, id: &SeedId, seed: Seed) {
+    fn switch_to_image(&self, id: &SeedId, seed: Seed) {
         let path = self.image_path(id);
-        let mut listed = self.listed();
+        let mut listed = self.entries();
         let Some(known) = listed.get_mut(id) else {
             // Dropped in this moment.
-            return remove(&path);
+            return remove_image(&path);
         };
         known.view.frozen = false;
         known.view.inherits.clear();
-        known.seal = Some(Seal::Sealed { path, bytes: known.view.memory_bytes });
+        known.seal_progress = Some(SealProgress::Sealed { path, bytes: known.view.memory_bytes });
         self.table.insert(Arc::new(seed));
         tracing::info!(seed = %id, "sealed");
     }
 }
 
 /// Ends what there is of a seal: the image is removed, one that is being written is given up.
-pub(super) fn discard(seal: &Seal) {
+pub(super) fn discard_image(seal: &SealProgress) {
     match seal {
-        Seal::Underway(progress) => progress.cancel(),
-        Seal::Sealed { path, .. } => remove(path),
-        Seal::Failed(_) => {}
+        SealProgress::Underway(progress) => progress.cancel(),
+        SealProgress::Sealed { path, .. } => remove_image(path),
+        SealProgress::Failed(_) => {}
     }
 }
 
 /// Removes an image, and what stands beside it.
-pub(super) fn remove(path: &Path) {
+pub(super) fn remove_image(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!(image = %path.display(), %error, "an image is not removed");
     }
     // There is none before the first child.
-    let _ = fs::remove_file(set_path(path));
+    let _ = fs::remove_file(working_set_path(path));
 }
 
-impl About {
-    fn of(view: &v1::Seed) -> Self {
+impl SealMetadata {
+    fn from_view(view: &v1::Seed) -> Self {
         Self {
             name: view.name.clone(),
             parent_pid: view.parent_pid,

@@ -7,12 +7,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{StreamExt as _, once};
 use tonic::{Code, Status, Streaming};
 
-use super::route::{Place, child_id, passed_on, place_of_child};
-use super::stream::{Sink, filled_by, relay, send, unreadable, verdict};
+use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::stream::{ResponseSender, memory_loss_message, output_failure, relay_stream, send, spawn_stream};
 use crate::api::v1;
 use crate::api::v1::attach_input::Input;
 use crate::api::v1::attach_output::Output;
-use crate::children::{Child, HeldChild, Stream};
+use crate::children::{Child, HeldChild, OutputStream};
 use crate::failure::Failure;
 use crate::node::Node;
 
@@ -21,35 +21,35 @@ pub(super) async fn attach(
     node: &Arc<Node>,
     mut inputs: Streaming<v1::AttachInput>,
 ) -> Result<ReceiverStream<Result<v1::AttachOutput, Status>>, Failure> {
-    let first = inputs.message().await.map_err(passed_on("attach"))?;
+    let first = inputs.message().await.map_err(forwarded_failure("attach"))?;
     let Some(v1::AttachInput { input: Some(Input::Child(text)) }) = &first else {
         return Err(Failure::new(Code::InvalidArgument, "attach", "its first message names no child"));
     };
-    let id = child_id(text)?;
-    match place_of_child(node, &id)? {
-        Place::Here => {
+    let id = parse_child_id(text)?;
+    match child_target(node, &id)? {
+        RequestTarget::Local => {
             let (node, child) = (node.clone(), node.children.hold(&id)?);
-            tokio::spawn(pass_inputs_on(child.child().clone(), inputs));
-            Ok(filled_by(|sink| async move { pass_outputs_on(&node, &child, &sink).await }))
+            tokio::spawn(forward_stdin(child.child().clone(), inputs));
+            Ok(spawn_stream(|sink| async move { forward_output(&node, &child, &sink).await }))
         }
-        Place::There(mut owner) => {
+        RequestTarget::Remote(mut owner) => {
             // An input that cannot be read ends them all, as the caller's going away does.
             let inputs = once(first).chain(inputs.map(Result::ok)).map_while(|input| input);
             let object = format!("child {id}");
-            let outputs = owner.attach(inputs).await.map_err(passed_on(&object))?.into_inner();
-            Ok(filled_by(|sink| async move { relay(outputs, &sink, &object).await }))
+            let outputs = owner.attach(inputs).await.map_err(forwarded_failure(&object))?.into_inner();
+            Ok(spawn_stream(|sink| async move { relay_stream(outputs, &sink, &object).await }))
         }
     }
 }
 
 /// Until the inputs end, which the child sees as the end of its standard input.
-async fn pass_inputs_on(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput>) {
+async fn forward_stdin(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput>) {
     let mut stdin = child.take_stdin();
     loop {
         // A child that has ended reads nothing: then neither do we.
         let message = tokio::select! {
             message = inputs.message() => message,
-            _ = child.wait() => return,
+            _ = child.wait_exit() => return,
         };
         let Ok(Some(v1::AttachInput { input: Some(input) })) = message else { return };
         match input {
@@ -59,7 +59,7 @@ async fn pass_inputs_on(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput
                 let Some(pipe) = &mut stdin else { continue };
                 let is_written = tokio::select! {
                     written = pipe.write_all(&bytes) => written.is_ok(),
-                    _ = child.wait() => false,
+                    _ = child.wait_exit() => false,
                 };
                 // The child has closed its standard input: what comes is for nobody.
                 if !is_written {
@@ -70,23 +70,27 @@ async fn pass_inputs_on(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput
     }
 }
 
-async fn pass_outputs_on(node: &Node, child: &HeldChild, sink: &Sink<v1::AttachOutput>) -> Result<(), Failure> {
-    let copy = |stream: Stream, wrap: fn(Vec<u8>) -> Output| async move {
-        let mut output = child.output(stream, Some(node.children.output()))?;
-        while let Some(piece) = output.next().await.map_err(|error| unreadable(child, &error))? {
+async fn forward_output(
+    node: &Node,
+    child: &HeldChild,
+    sink: &ResponseSender<v1::AttachOutput>,
+) -> Result<(), Failure> {
+    let copy = |stream: OutputStream, wrap: fn(Vec<u8>) -> Output| async move {
+        let mut output = child.open_output(stream, Some(node.children.output_watcher()))?;
+        while let Some(piece) = output.next_chunk().await.map_err(|error| output_failure(child, &error))? {
             if send(sink, v1::AttachOutput { output: Some(wrap(piece)) }).await.is_err() {
                 break;
             }
         }
         Ok::<(), Failure>(())
     };
-    tokio::try_join!(copy(Stream::Stdout, Output::Stdout), copy(Stream::Stderr, Output::Stderr))?;
-    child.wait().await;
-    let last = verdict(child).map(Output::Stderr).into_iter().chain([Output::Ended((&**child).into())]);
+    tokio::try_join!(copy(OutputStream::Stdout, Output::Stdout), copy(OutputStream::Stderr, Output::Stderr))?;
+    child.wait_exit().await;
+    let last = memory_loss_message(child).map(Output::Stderr).into_iter().chain([Output::Ended((&**child).into())]);
     for output in last {
         // A caller that has gone needs no answer.
         let _ = send(sink, v1::AttachOutput { output: Some(output) }).await;
     }
-    child.collect();
+    child.mark_collected();
     Ok(())
 }

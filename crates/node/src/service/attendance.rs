@@ -6,33 +6,38 @@ use std::sync::Arc;
 use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 
-use super::fork::Source;
-use super::stream::Sink;
+use super::fork::OutcomeStream;
+use super::stream::ResponseSender;
 use crate::api::v1;
-use crate::client::within;
+use crate::client::request_with_timeout;
 use crate::failure::Failure;
 use crate::limits::QUERY_TIMEOUT;
 use crate::node::Node;
 
 /// A node that has children of the fork.
-pub(super) struct AttendedShare {
+pub(super) struct NodeShare {
     pub(super) node: NodeName,
     /// Held open, so that the node forgets none of them.
-    pub(super) source: Option<Source>,
+    pub(super) outcomes: Option<OutcomeStream>,
 }
 
 /// Waits until the caller has gone, and has all nodes end the children of the batch.
-pub(super) async fn attend(node: &Arc<Node>, batch: u64, shares: Vec<AttendedShare>, sink: &Sink<v1::ForkOutcome>) {
+pub(super) async fn end_on_disconnect(
+    node: &Arc<Node>,
+    batch: u64,
+    shares: Vec<NodeShare>,
+    sink: &ResponseSender<v1::ForkOutcome>,
+) {
     sink.closed().await;
     // Connections that this node breaks off itself tell nothing of the caller.
     if node.is_stopping() {
         return;
     }
     let mut ending = JoinSet::new();
-    for AttendedShare { node: owner, source } in shares {
+    for NodeShare { node: owner, outcomes: source } in shares {
         let node = node.clone();
         ending.spawn(async move {
-            if let Err(failure) = end_share(&node, &owner, batch).await {
+            if let Err(failure) = end_batch_on(&node, &owner, batch).await {
                 tracing::warn!(%failure, "children whose caller has gone may run on");
             }
             drop(source);
@@ -41,13 +46,13 @@ pub(super) async fn attend(node: &Arc<Node>, batch: u64, shares: Vec<AttendedSha
     ending.join_all().await;
 }
 
-async fn end_share(here: &Node, node: &NodeName, batch: u64) -> Result<(), Failure> {
+async fn end_batch_on(here: &Node, node: &NodeName, batch: u64) -> Result<(), Failure> {
     if *node == here.name {
-        here.attended.end(batch);
+        here.attended.end_children(batch);
         return Ok(());
     }
     let object = format!("node `{node}`");
     let mut peer = here.peers.peer(node, &object)?;
-    let answer = peer.end_batch(within(QUERY_TIMEOUT, v1::EndBatchRequest { batch })).await;
+    let answer = peer.end_batch(request_with_timeout(QUERY_TIMEOUT, v1::EndBatchRequest { batch })).await;
     answer.map(drop).map_err(|status| Failure::from_status(&object, &status))
 }

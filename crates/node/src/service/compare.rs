@@ -8,16 +8,16 @@ use std::os::linux::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::thread;
 
-use farfork_differ::{Difference, ObserveError, Report};
+use farfork_differ::{ComparisonReport, Difference, ObserveError};
 use farfork_fork::kernel::boot_id;
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 use tokio::sync::oneshot;
 use tonic::Code;
 
-use super::route::{Place, child_id, passed_on, place_of_child};
+use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
 use crate::api::v1;
 use crate::children::Child;
-use crate::client::within;
+use crate::client::request_with_timeout;
 use crate::failure::Failure;
 use crate::limits::COMPARE_TIMEOUT;
 use crate::node::Node;
@@ -30,25 +30,25 @@ const VALUE_BYTES_MAX: usize = 2048;
 
 /// Compares a child with a process of this machine.
 pub(super) async fn compare(node: &Arc<Node>, mut request: v1::CompareRequest) -> Result<v1::CompareResponse, Failure> {
-    let id = child_id(&request.child)?;
+    let id = parse_child_id(&request.child)?;
     if request.place.is_none() {
-        request.place = Some(place_of(request.pid)?);
+        request.place = Some(process_place(request.pid)?);
     }
-    match place_of_child(node, &id)? {
-        Place::Here => compare_here(node, &node.children.get(&id)?, &request).await,
-        Place::There(mut owner) => {
-            let answer = owner.compare(within(COMPARE_TIMEOUT, request)).await;
-            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("child {id}")))
+    match child_target(node, &id)? {
+        RequestTarget::Local => compare_local(node, &node.children.get(&id)?, &request).await,
+        RequestTarget::Remote(mut owner) => {
+            let answer = owner.compare(request_with_timeout(COMPARE_TIMEOUT, request)).await;
+            answer.map(tonic::Response::into_inner).map_err(forwarded_failure(format!("child {id}")))
         }
     }
 }
 
-async fn compare_here(
+async fn compare_local(
     node: &Arc<Node>,
     child: &Arc<Child>,
     request: &v1::CompareRequest,
 ) -> Result<v1::CompareResponse, Failure> {
-    require_same_place(child, request)?;
+    check_same_place(child, request)?;
     // Who may not be prepared is not stopped either.
     node.lineage_of(request.pid)?;
     if child.is_frozen() {
@@ -56,12 +56,12 @@ async fn compare_here(
         return Err(paused.with_next_step(format!("let it go on first: `farfork unpause {}`", request.child)));
     }
     let (parent, child_pid) = (request.pid.cast_signed(), child.host_pid()?);
-    let report = read(parent, child_pid).await;
-    Ok(response(report.map_err(|error| child.failure(Code::FailedPrecondition, error))?))
+    let report = read_both(parent, child_pid).await;
+    Ok(to_response(report.map_err(|error| child.failure(Code::FailedPrecondition, error))?))
 }
 
 /// Reads both in a thread of its own, whose end lets go of them, whatever went wrong.
-async fn read(parent: i32, child: i32) -> Result<Report, ObserveError> {
+async fn read_both(parent: i32, child: i32) -> Result<ComparisonReport, ObserveError> {
     let (answer, answered) = oneshot::channel();
     let work = move || {
         let report = farfork_differ::observe(parent)
@@ -75,19 +75,19 @@ async fn read(parent: i32, child: i32) -> Result<Report, ObserveError> {
 }
 
 /// Which process a number means here.
-fn place_of(pid: u32) -> Result<v1::ProcessPlace, Failure> {
+fn process_place(pid: u32) -> Result<v1::ProcessPlace, Failure> {
     let failed = |error: io::Error| {
         Failure::new(Code::NotFound, format!("process {pid}"), error)
             .with_next_step("name a process of this node's machine, by its number there")
     };
-    let start_ticks = Stat::read(pid.cast_signed()).map_err(failed)?.start_ticks;
+    let start_ticks = ProcStat::read(pid.cast_signed()).map_err(failed)?.start_ticks;
     let pid_namespace = fs::metadata("/proc/self/ns/pid").map_err(failed)?.st_ino();
     Ok(v1::ProcessPlace { boot_id: boot_id().to_owned(), pid_namespace, start_ticks })
 }
 
 /// The child's node must see the same process by the same number.
-fn require_same_place(child: &Child, request: &v1::CompareRequest) -> Result<(), Failure> {
-    if request.place.is_some() && place_of(request.pid).ok() == request.place {
+fn check_same_place(child: &Child, request: &v1::CompareRequest) -> Result<(), Failure> {
+    if request.place.is_some() && process_place(request.pid).ok() == request.place {
         return Ok(());
     }
     let cause = format!("its node does not see process {}, which is on another machine, or has ended", request.pid);
@@ -95,7 +95,7 @@ fn require_same_place(child: &Child, request: &v1::CompareRequest) -> Result<(),
     Err(child.failure(Code::FailedPrecondition, cause).with_next_step(step))
 }
 
-fn response(report: Report) -> v1::CompareResponse {
+fn to_response(report: ComparisonReport) -> v1::CompareResponse {
     let mut rows: BTreeMap<&'static str, v1::ToleratedFields> = BTreeMap::new();
     for tolerated in report.tolerated {
         let tolerance = tolerated.tolerance;
@@ -104,24 +104,24 @@ fn response(report: Report) -> v1::CompareResponse {
             reason: tolerance.reason.to_owned(),
             known_gap: tolerance.policy.is_known_gap(),
             count: 0,
-            first: Some(difference(tolerated.difference)),
+            first: Some(to_field_difference(tolerated.difference)),
         });
         row.count += 1;
     }
     v1::CompareResponse {
-        fields: count(report.fields),
-        differences_count: count(report.differences.len()),
-        differences: report.differences.into_iter().take(DIFFERENCES_MAX).map(difference).collect(),
+        fields: to_u32(report.fields),
+        differences_count: to_u32(report.differences.len()),
+        differences: report.differences.into_iter().take(DIFFERENCES_MAX).map(to_field_difference).collect(),
         tolerated: rows.into_values().collect(),
     }
 }
 
-fn difference(difference: Difference) -> v1::FieldDifference {
+fn to_field_difference(difference: Difference) -> v1::FieldDifference {
     let Difference { field, parent, child } = difference;
-    v1::FieldDifference { field, parent: parent.map(shortened), child: child.map(shortened) }
+    v1::FieldDifference { field, parent: parent.map(truncate_value), child: child.map(truncate_value) }
 }
 
-fn shortened(mut value: String) -> String {
+fn truncate_value(mut value: String) -> String {
     if value.len() > VALUE_BYTES_MAX {
         value.truncate((0..=VALUE_BYTES_MAX).rev().find(|at| value.is_char_boundary(*at)).unwrap_or(0));
         value.push('…');
@@ -129,6 +129,6 @@ fn shortened(mut value: String) -> String {
     value
 }
 
-fn count(number: usize) -> u32 {
+fn to_u32(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }

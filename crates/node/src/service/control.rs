@@ -9,8 +9,8 @@ use super::{attach, children, compare, core, fork, inspect, prewarm, seeds, sett
 use crate::api::v1;
 use crate::node::Node;
 
-type Answer<T> = Result<Response<T>, Status>;
-type Answers<T> = ReceiverStream<Result<T, Status>>;
+type UnaryResult<T> = Result<Response<T>, Status>;
+type ResponseStream<T> = ReceiverStream<Result<T, Status>>;
 
 /// What users ask of this node.
 #[derive(Debug, Clone)]
@@ -18,88 +18,88 @@ pub(crate) struct ControlService(pub(crate) Arc<Node>);
 
 #[tonic::async_trait]
 impl v1::node_server::Node for ControlService {
-    type ForkStream = Answers<v1::ForkOutcome>;
-    type WaitStream = Answers<v1::WaitEvent>;
-    type AttachStream = Answers<v1::AttachOutput>;
-    type LogsStream = Answers<v1::LogChunk>;
-    type CoreStream = Answers<v1::CoreEvent>;
-    type SettleStream = Answers<v1::SettleProgress>;
+    type ForkStream = ResponseStream<v1::ForkOutcome>;
+    type WaitStream = ResponseStream<v1::WaitEvent>;
+    type AttachStream = ResponseStream<v1::AttachOutput>;
+    type LogsStream = ResponseStream<v1::LogChunk>;
+    type CoreStream = ResponseStream<v1::CoreEvent>;
+    type SettleStream = ResponseStream<v1::SettleProgress>;
 
-    async fn check(&self, request: Request<v1::CheckRequest>) -> Answer<v1::CheckResponse> {
+    async fn check(&self, request: Request<v1::CheckRequest>) -> UnaryResult<v1::CheckResponse> {
         Ok(Response::new(seeds::check(&self.0, request.into_inner()).await?))
     }
 
-    async fn prepare(&self, request: Request<v1::PrepareRequest>) -> Answer<v1::Seed> {
+    async fn prepare(&self, request: Request<v1::PrepareRequest>) -> UnaryResult<v1::Seed> {
         Ok(Response::new(seeds::prepare(&self.0, request.into_inner()).await?))
     }
 
-    async fn fork(&self, request: Request<v1::ForkRequest>) -> Answer<Self::ForkStream> {
+    async fn fork(&self, request: Request<v1::ForkRequest>) -> UnaryResult<Self::ForkStream> {
         Ok(Response::new(fork::fork(&self.0, request.into_inner()).await?))
     }
 
-    async fn wait(&self, request: Request<v1::WaitRequest>) -> Answer<Self::WaitStream> {
+    async fn wait(&self, request: Request<v1::WaitRequest>) -> UnaryResult<Self::WaitStream> {
         Ok(Response::new(wait::wait(&self.0, request.into_inner())))
     }
 
-    async fn attach(&self, request: Request<Streaming<v1::AttachInput>>) -> Answer<Self::AttachStream> {
+    async fn attach(&self, request: Request<Streaming<v1::AttachInput>>) -> UnaryResult<Self::AttachStream> {
         Ok(Response::new(attach::attach(&self.0, request.into_inner()).await?))
     }
 
-    async fn logs(&self, request: Request<v1::LogsRequest>) -> Answer<Self::LogsStream> {
+    async fn logs(&self, request: Request<v1::LogsRequest>) -> UnaryResult<Self::LogsStream> {
         Ok(Response::new(stream::logs(&self.0, request.into_inner()).await?))
     }
 
-    async fn kill(&self, request: Request<v1::KillRequest>) -> Answer<v1::KillResponse> {
+    async fn kill(&self, request: Request<v1::KillRequest>) -> UnaryResult<v1::KillResponse> {
         Ok(Response::new(children::kill(&self.0, request.into_inner()).await?))
     }
 
-    async fn pause(&self, request: Request<v1::PauseRequest>) -> Answer<v1::Child> {
+    async fn pause(&self, request: Request<v1::PauseRequest>) -> UnaryResult<v1::Child> {
         Ok(Response::new(children::pause(&self.0, request.into_inner()).await?))
     }
 
-    async fn unpause(&self, request: Request<v1::UnpauseRequest>) -> Answer<v1::Child> {
+    async fn unpause(&self, request: Request<v1::UnpauseRequest>) -> UnaryResult<v1::Child> {
         Ok(Response::new(children::unpause(&self.0, request.into_inner()).await?))
     }
 
-    async fn settle(&self, request: Request<v1::SettleRequest>) -> Answer<Self::SettleStream> {
+    async fn settle(&self, request: Request<v1::SettleRequest>) -> UnaryResult<Self::SettleStream> {
         Ok(Response::new(settle::settle(&self.0, request.into_inner()).await?))
     }
 
-    async fn core(&self, request: Request<v1::CoreRequest>) -> Answer<Self::CoreStream> {
-        Ok(Response::new(core::core(&self.0, request.into_inner()).await?))
+    async fn core(&self, request: Request<v1::CoreRequest>) -> UnaryResult<Self::CoreStream> {
+        Ok(Response::new(core::dump_core(&self.0, request.into_inner()).await?))
     }
 
-    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Answer<v1::RemoveResponse> {
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> UnaryResult<v1::RemoveResponse> {
         Ok(Response::new(children::remove(&self.0, request.into_inner()).await?))
     }
 
-    async fn drop(&self, request: Request<v1::DropRequest>) -> Answer<v1::DropResponse> {
-        Ok(Response::new(seeds::drop(&self.0, request.into_inner()).await?))
+    async fn drop(&self, request: Request<v1::DropRequest>) -> UnaryResult<v1::DropResponse> {
+        Ok(Response::new(seeds::drop_seed(&self.0, request.into_inner()).await?))
     }
 
-    async fn prewarm(&self, request: Request<v1::PrewarmRequest>) -> Answer<v1::PrewarmResponse> {
+    async fn prewarm(&self, request: Request<v1::PrewarmRequest>) -> UnaryResult<v1::PrewarmResponse> {
         Ok(Response::new(prewarm::prewarm(&self.0, request.into_inner()).await?))
     }
 
-    async fn list_seeds(&self, request: Request<v1::ListRequest>) -> Answer<v1::ListSeedsResponse> {
+    async fn list_seeds(&self, request: Request<v1::ListRequest>) -> UnaryResult<v1::ListSeedsResponse> {
         Ok(Response::new(seeds::list(&self.0, request.into_inner()).await))
     }
 
-    async fn list_children(&self, request: Request<v1::ListRequest>) -> Answer<v1::ListChildrenResponse> {
+    async fn list_children(&self, request: Request<v1::ListRequest>) -> UnaryResult<v1::ListChildrenResponse> {
         Ok(Response::new(children::list(&self.0, request.into_inner()).await))
     }
 
-    async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Answer<v1::ListNodesResponse> {
+    async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> UnaryResult<v1::ListNodesResponse> {
         let nodes = self.0.peers.views().into_iter().map(v1::NodeView::from).collect();
         Ok(Response::new(v1::ListNodesResponse { nodes }))
     }
 
-    async fn inspect(&self, request: Request<v1::InspectRequest>) -> Answer<v1::InspectResponse> {
+    async fn inspect(&self, request: Request<v1::InspectRequest>) -> UnaryResult<v1::InspectResponse> {
         let object = inspect::inspect(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(v1::InspectResponse { object: Some(object) }))
     }
 
-    async fn compare(&self, request: Request<v1::CompareRequest>) -> Answer<v1::CompareResponse> {
+    async fn compare(&self, request: Request<v1::CompareRequest>) -> UnaryResult<v1::CompareResponse> {
         Ok(Response::new(compare::compare(&self.0, request.into_inner()).await?))
     }
 }

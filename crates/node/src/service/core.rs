@@ -14,9 +14,9 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::route::{Place, child_id, passed_on, place_of_child};
-use super::settle::until_settled;
-use super::stream::{Sink, filled_by, relay, send};
+use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::settle::report_until_settled;
+use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::api::v1;
 use crate::api::v1::core_event::Event;
 use crate::children::Child;
@@ -24,36 +24,40 @@ use crate::failure::Failure;
 use crate::node::Node;
 
 /// For a caller to take a piece: the child stands still meanwhile.
-const TAKE_LIMIT: Duration = Duration::from_secs(10);
+const CHUNK_SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Gives the core file of a child.
-pub(super) async fn core(
+pub(super) async fn dump_core(
     node: &Arc<Node>,
     request: v1::CoreRequest,
 ) -> Result<ReceiverStream<Result<v1::CoreEvent, Status>>, Failure> {
-    let id = child_id(&request.child)?;
+    let id = parse_child_id(&request.child)?;
     let object = format!("child {id}");
-    match place_of_child(node, &id)? {
-        Place::Here => {
+    match child_target(node, &id)? {
+        RequestTarget::Local => {
             let (node, child) = (node.clone(), node.children.get(&id)?);
-            Ok(filled_by(|sink| async move { core_here(&node, &child, &sink).await }))
+            Ok(spawn_stream(|sink| async move { dump_core_local(&node, &child, &sink).await }))
         }
-        Place::There(mut owner) => {
-            let events = owner.core(request).await.map_err(passed_on(&object))?.into_inner();
-            Ok(filled_by(|sink| async move { relay(events, &sink, &object).await }))
+        RequestTarget::Remote(mut owner) => {
+            let events = owner.core(request).await.map_err(forwarded_failure(&object))?.into_inner();
+            Ok(spawn_stream(|sink| async move { relay_stream(events, &sink, &object).await }))
         }
     }
 }
 
-async fn core_here(node: &Arc<Node>, child: &Arc<Child>, sink: &Sink<v1::CoreEvent>) -> Result<(), Failure> {
+async fn dump_core_local(
+    node: &Arc<Node>,
+    child: &Arc<Child>,
+    sink: &ResponseSender<v1::CoreEvent>,
+) -> Result<(), Failure> {
     let settling = |progress| v1::CoreEvent { event: Some(Event::Settling(progress)) };
-    until_settled(node, child, sink, settling).await?;
-    let summary = dump(child.host_pid()?, sink.clone()).await;
+    report_until_settled(node, child, sink, settling).await?;
+    let summary = write_core(child.host_pid()?, sink.clone()).await;
     let summary = summary.map_err(|error| child.failure(Code::FailedPrecondition, error))?;
     let end = v1::CoreEnd {
         file_bytes: summary.file_bytes,
         threads: u32::try_from(summary.threads).unwrap_or(u32::MAX),
-        stopped_us: u64::try_from(summary.stopped.as_micros()).unwrap_or(u64::MAX),
+        stopped_us: u64::try_from(summary.stop_duration.as_micros()).unwrap_or(u64::MAX),
     };
     // A caller that has gone needs no answer.
     let _ = send(sink, v1::CoreEvent { event: Some(Event::End(end)) }).await;
@@ -61,7 +65,7 @@ async fn core_here(node: &Arc<Node>, child: &Arc<Child>, sink: &Sink<v1::CoreEve
 }
 
 /// Reads a process in a thread of its own, whose end lets go of it, whatever went wrong.
-async fn dump(pid: i32, sink: Sink<v1::CoreEvent>) -> Result<CoreSummary, CoreError> {
+async fn write_core(pid: i32, sink: ResponseSender<v1::CoreEvent>) -> Result<CoreSummary, CoreError> {
     let runtime = Handle::current();
     let (answer, answered) = oneshot::channel();
     let work = move || {
@@ -69,13 +73,13 @@ async fn dump(pid: i32, sink: Sink<v1::CoreEvent>) -> Result<CoreSummary, CoreEr
             let piece = v1::CorePiece { offset, data: data.to_vec() };
             let sending = send(&sink, v1::CoreEvent { event: Some(Event::Piece(piece)) });
             // The clock is the runtime's: this thread has none by itself.
-            match runtime.block_on(async { timeout(TAKE_LIMIT, sending).await }) {
+            match runtime.block_on(async { timeout(CHUNK_SEND_TIMEOUT, sending).await }) {
                 Ok(Ok(())) => ControlFlow::Continue(()),
                 _ => ControlFlow::Break(()),
             }
         };
         // Where nobody waits any more, nobody needs to know.
-        let _ = answer.send(core_file::dump(pid, &mut take));
+        let _ = answer.send(core_file::dump_core(pid, &mut take));
     };
     let broken = |source: io::Error| CoreError::Read { what: "memory", source };
     thread::Builder::new().name(format!("core-{pid}")).spawn(work).map_err(broken)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use farfork_wire::SeedId;
 use tonic::Code;
 
-use super::route::ask_others;
+use super::route::query_other_nodes;
 use crate::api::v1;
 use crate::clock;
 use crate::failure::Failure;
@@ -14,30 +14,30 @@ use crate::node::Node;
 use crate::seeds::EXPIRY_INTERVAL;
 
 /// Most that are named of those that need a seed; their number is told in any case.
-const NAMED_MAX: usize = 8;
+const DEPENDENTS_NAMED_MAX: usize = 8;
 
 /// What needs which seeds, in the whole cluster, at one time.
 #[derive(Debug, Default)]
-pub(super) struct Census {
+pub(super) struct SeedDependents {
     /// Who, and what it needs.
     needs: Vec<(String, Vec<String>)>,
     /// Nodes that were not heard: what is there may need any seed.
     pub(super) unanswered: Vec<Failure>,
 }
 
-impl Census {
+impl SeedDependents {
     /// Asks all nodes.
-    pub(super) async fn take(node: &Node) -> Self {
-        let children = ask_others(node, |mut asked, mut question| async move {
+    pub(super) async fn collect(node: &Node) -> Self {
+        let children = query_other_nodes(node, |mut asked, mut question| async move {
             question.get_mut().living_only = true;
             asked.list_children(question).await
         });
-        let seeds = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await });
+        let seeds = query_other_nodes(node, |mut asked, question| async move { asked.list_seeds(question).await });
         let ((children, deaf), (seeds, _)): ((Vec<v1::ListChildrenResponse>, _), (Vec<v1::ListSeedsResponse>, _)) =
             tokio::join!(children, seeds);
         // Before the children: one that is listed meanwhile is in both.
-        let own_starting = node.starts.seeds();
-        let own: Vec<v1::Child> = node.children.all_living().iter().map(|child| child.as_ref().into()).collect();
+        let own_starting = node.pending_starts.seeds();
+        let own: Vec<v1::Child> = node.children.all_alive().iter().map(|child| child.as_ref().into()).collect();
         let (listed, starting): (Vec<_>, Vec<_>) =
             children.into_iter().map(|answer| (answer.children, answer.starting)).unzip();
         let children = listed.into_iter().flatten().chain(own);
@@ -49,7 +49,7 @@ impl Census {
         };
         let of_seed = |seed: v1::Seed| (!seed.inherits.is_empty()).then_some((seed.id, seed.inherits));
         let of_start = |seed: String| ("a child that is being started".to_owned(), vec![seed]);
-        let silent = node.unreachable().into_iter().map(Failure::from);
+        let silent = node.unreachable_nodes().into_iter().map(Failure::from);
         Self {
             needs: children
                 .filter_map(of_child)
@@ -61,16 +61,16 @@ impl Census {
     }
 
     /// Who needs a seed.
-    fn of(&self, seed: &str) -> Vec<&str> {
+    fn dependents_of(&self, seed: &str) -> Vec<&str> {
         let needing = self.needs.iter().filter(|(_, seeds)| seeds.iter().any(|needed| needed == seed));
         needing.map(|(who, _)| who.as_str()).collect()
     }
 
     /// Says in a seed's view who needs it.
-    pub(super) fn tell(&self, seed: &mut v1::Seed) {
-        let needing = self.of(&seed.id);
+    pub(super) fn add_to_view(&self, seed: &mut v1::Seed) {
+        let needing = self.dependents_of(&seed.id);
         seed.needed_by_count = u32::try_from(needing.len()).unwrap_or(u32::MAX);
-        seed.needed_by = needing.into_iter().take(NAMED_MAX).map(str::to_owned).collect();
+        seed.needed_by = needing.into_iter().take(DEPENDENTS_NAMED_MAX).map(str::to_owned).collect();
     }
 }
 
@@ -78,15 +78,18 @@ impl Census {
 ///
 /// # Errors
 /// It is, or may be: a node does not say.
-pub(super) async fn require_unneeded(node: &Node, id: &SeedId) -> Result<(), Failure> {
-    let (text, census) = (id.to_string(), Census::take(node).await);
+pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), Failure> {
+    let (text, census) = (id.to_string(), SeedDependents::collect(node).await);
     let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause);
     let force = format!("`farfork drop --force {id}` drops it all the same: what they miss is SIGBUS then");
-    let needing = census.of(&text);
+    let needing = census.dependents_of(&text);
     if !needing.is_empty() {
-        let more =
-            if needing.len() > NAMED_MAX { format!(" and {} more", needing.len() - NAMED_MAX) } else { String::new() };
-        let named = needing[..needing.len().min(NAMED_MAX)].join(", ");
+        let more = if needing.len() > DEPENDENTS_NAMED_MAX {
+            format!(" and {} more", needing.len() - DEPENDENTS_NAMED_MAX)
+        } else {
+            String::new()
+        };
+        let named = needing[..needing.len().min(DEPENDENTS_NAMED_MAX)].join(", ");
         let step = format!("let children end, or have their memory with `farfork settle`; {force}");
         return Err(refuse(format!("it is needed by {named}{more}")).with_next_step(step));
     }
@@ -103,7 +106,7 @@ pub(super) async fn require_unneeded(node: &Node, id: &SeedId) -> Result<(), Fai
 ///
 /// Nodes answer at different times. A child may be listed after its own node has answered, and be started no more when the node that was asked for
 /// it answers: so all are asked again before a seed goes, and it stays where it was forked since the first look began.
-pub(crate) async fn keep_leases(node: Arc<Node>) {
+pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -113,12 +116,12 @@ pub(crate) async fn keep_leases(node: Arc<Node>) {
         if due.is_empty() {
             continue;
         }
-        let mut over = unneeded(&node, due).await;
-        over.retain(|id| node.seeds.is_over(id, looked_unix_ms));
+        let mut over = without_dependents(&node, due).await;
+        over.retain(|id| node.seeds.is_lease_expired(id, looked_unix_ms));
         if over.is_empty() {
             continue;
         }
-        for id in unneeded(&node, over).await {
+        for id in without_dependents(&node, over).await {
             let here = node.clone();
             let _ = tokio::task::spawn_blocking(move || here.seeds.drop_expired(&id, looked_unix_ms)).await;
         }
@@ -126,9 +129,10 @@ pub(crate) async fn keep_leases(node: Arc<Node>) {
 }
 
 /// Those of some seeds that nobody needs, as all nodes say. The leases of the others are renewed.
-async fn unneeded(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
-    let census = Census::take(node).await;
-    let (needed, others): (Vec<_>, Vec<_>) = seeds.into_iter().partition(|id| !census.of(&id.to_string()).is_empty());
+async fn without_dependents(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
+    let census = SeedDependents::collect(node).await;
+    let (needed, others): (Vec<_>, Vec<_>) =
+        seeds.into_iter().partition(|id| !census.dependents_of(&id.to_string()).is_empty());
     needed.iter().for_each(|id| node.seeds.renew_lease(id));
     if census.unanswered.is_empty() { others } else { Vec::new() }
 }

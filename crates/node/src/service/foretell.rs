@@ -13,70 +13,70 @@ use farfork_wire::{NodeName, SeedId};
 use tokio::time::sleep;
 use tonic::Code;
 
-use super::zygote::{self, in_a_thread};
+use super::zygote::{self, run_in_thread};
 use crate::api::v1;
 use crate::auth::Caller;
-use crate::client::within;
-use crate::engine::{Hatching, SeedAccess, StartOptions};
+use crate::client::request_with_timeout;
+use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::failure::Failure;
-use crate::foresight::{Foreseen, Manner};
+use crate::foresight::{ForkPattern, SpeculationPlan};
 use crate::limits::QUERY_TIMEOUT;
 use crate::node::Node;
 
 /// Who forks a seed at once has the processors: what is made for the next would come too late, and in the way.
-const FORETELLING_DELAY: Duration = Duration::from_millis(2);
+const SPECULATION_DELAY: Duration = Duration::from_millis(2);
 /// Of those who fork children one by one, most fork one of each seed; further ones stand by when that was asked for.
-const STANDBYS_FORETOLD: usize = 1;
+const SPECULATIVE_PRESTARTS: usize = 1;
 
 /// A process of this node has a new seed behind another, which is complete.
-pub(crate) fn foretell(node: &Arc<Node>, before: &SeedId, next: &SeedId) {
-    let foreseen = node.foresight.follows(before, next);
-    if foreseen != Foreseen::default() {
-        node.runtime.spawn(prepare_for(node.clone(), before.clone(), next.clone(), foreseen));
+pub(crate) fn prewarm_next_seed(node: &Arc<Node>, before: &SeedId, next: &SeedId) {
+    let foreseen = node.fork_history.advance_sequence(before, next);
+    if foreseen != SpeculationPlan::default() {
+        node.runtime.spawn(prewarm_and_notify(node.clone(), before.clone(), next.clone(), foreseen));
     }
 }
 
 /// A process of this node has a seed, and none before it that is known. Who makes one is expected to fork it, where they are, and as most do: its
 /// zygote is made. Where nobody forks it, nothing is made for the process's next.
-pub(crate) fn expect(node: &Arc<Node>, seed: &SeedId) {
-    node.runtime.spawn(prepare_for_anybody(node.clone(), seed.clone()));
+pub(crate) fn prewarm_first_seed(node: &Arc<Node>, seed: &SeedId) {
+    node.runtime.spawn(create_first_zygote(node.clone(), seed.clone()));
 }
 
-async fn prepare_for_anybody(node: Arc<Node>, seed: SeedId) {
-    sleep(FORETELLING_DELAY).await;
+async fn create_first_zygote(node: Arc<Node>, seed: SeedId) {
+    sleep(SPECULATION_DELAY).await;
     let Ok(access) = node.seeds.access(&seed).and_then(SeedAccess::try_from) else { return };
-    if !node.foresight.is_known(&seed) {
-        prepare_zygote(&node, access, StartOptions::default()).await;
+    if !node.fork_history.has_sequence(&seed) {
+        create_speculative_zygote(&node, access, StartOptions::default()).await;
     }
 }
 
-async fn prepare_for(node: Arc<Node>, before: SeedId, seed: SeedId, foreseen: Foreseen) {
-    let Foreseen { here, elsewhere, former } = foreseen;
+async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, foreseen: SpeculationPlan) {
+    let SpeculationPlan { local_pattern: here, remote_nodes: elsewhere, previous_seeds: former } = foreseen;
     if !here.as_ref().is_some_and(|manner| manner.is_fan_out) {
-        sleep(FORETELLING_DELAY).await;
+        sleep(SPECULATION_DELAY).await;
     }
     let Ok(access) = node.seeds.access(&seed) else { return };
     let gone: Vec<SeedId> = former.into_iter().filter(|seed| !node.seeds.is_listed(seed)).collect();
-    node.foresight.forget_former(&seed, &gone);
+    node.fork_history.remove_previous_seeds(&seed, &gone);
     for name in elsewhere {
         let gone = gone.iter().map(SeedId::to_string).collect();
         let request = v1::ForetellRequest { before: before.to_string(), seed: Some(access.clone()), gone };
-        tokio::spawn(tell(node.clone(), name, seed.clone(), request));
+        tokio::spawn(notify_node(node.clone(), name, seed.clone(), request));
     }
     if let (Some(manner), Ok(access)) = (here, SeedAccess::try_from(access)) {
-        prepare_here(node, access, manner).await;
+        prewarm_local(node, access, manner).await;
     }
 }
 
 /// Tells another node. One that does not expect its children is not told of the next seed, nor is one of an earlier release.
-async fn tell(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1::ForetellRequest) {
-    if node.foresight.is_asked_on(&seed, &name) {
+async fn notify_node(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1::ForetellRequest) {
+    if node.fork_history.has_fork_on(&seed, &name) {
         return;
     }
     let Ok(mut peer) = node.peers.peer(&name, format!("node `{name}`")) else { return };
-    let answer = peer.foretell(within(QUERY_TIMEOUT, request)).await;
+    let answer = peer.foretell(request_with_timeout(QUERY_TIMEOUT, request)).await;
     if !answer.is_ok_and(|answer| answer.into_inner().is_expected) {
-        node.foresight.forget_node(&seed, &name);
+        node.fork_history.remove_node(&seed, &name);
     }
 }
 
@@ -84,7 +84,7 @@ async fn tell(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1::Forete
 ///
 /// # Errors
 /// It is not of the node that says so.
-pub(super) fn foretold(
+pub(super) fn handle_foretell(
     node: &Arc<Node>,
     caller: Option<&Caller>,
     request: v1::ForetellRequest,
@@ -105,35 +105,36 @@ pub(super) fn foretold(
         return Err(refuse("it is another node's than that which follows it"));
     }
     let gone: Vec<SeedId> = gone.iter().filter_map(|seed| seed.parse().ok()).filter(is_its).collect();
-    let foreseen = node.foresight.follows(&known, &access.key.seed);
-    let is_expected = foreseen.here.is_some();
-    tokio::spawn(make_room_and_prepare(node.clone(), gone, access, foreseen.here));
+    let foreseen = node.fork_history.advance_sequence(&known, &access.key.seed);
+    let is_expected = foreseen.local_pattern.is_some();
+    tokio::spawn(evict_and_prewarm(node.clone(), gone, access, foreseen.local_pattern));
     Ok(v1::ForetellResponse { is_expected })
 }
 
-async fn make_room_and_prepare(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAccess, manner: Option<Manner>) {
+async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAccess, manner: Option<ForkPattern>) {
     if !gone.is_empty() {
         let here = node.clone();
-        in_a_thread(move || gone.iter().for_each(|seed| here.engine.forget_seed(seed))).await;
+        run_in_thread(move || gone.iter().for_each(|seed| here.engine.evict_seed(seed))).await;
     }
     if let Some(manner) = manner {
-        prepare_here(node, access, manner).await;
+        prewarm_local(node, access, manner).await;
     }
 }
 
 /// Makes this node ready for children of a seed, unless somebody was faster than that.
-async fn prepare_here(node: Arc<Node>, access: SeedAccess, manner: Manner) {
-    let Manner { options, has_payload, is_fan_out } = manner;
-    prepare_zygote(&node, access.clone(), options.clone()).await;
-    if !is_fan_out && !node.foresight.is_asked(&access.key.seed) {
-        in_a_thread(move || node.engine.stand_by(&access, &options, has_payload, STANDBYS_FORETOLD)).await;
+async fn prewarm_local(node: Arc<Node>, access: SeedAccess, manner: ForkPattern) {
+    let ForkPattern { options, has_payload, is_fan_out } = manner;
+    create_speculative_zygote(&node, access.clone(), options.clone()).await;
+    if !is_fan_out && !node.fork_history.has_local_fork(&access.key.seed) {
+        run_in_thread(move || node.engine.prestart_children(&access, &options, has_payload, SPECULATIVE_PRESTARTS))
+            .await;
     }
 }
 
-async fn prepare_zygote(node: &Arc<Node>, access: SeedAccess, options: StartOptions) {
+async fn create_speculative_zygote(node: &Arc<Node>, access: SeedAccess, options: StartOptions) {
     let seed = &access.key.seed;
     let object = format!("the zygote of seed {seed} on node {}", node.name);
-    if !node.foresight.is_asked(seed) && node.child_budget.admit(&object, None, || 0).is_ok() {
-        zygote::stands(node.clone(), access, options, Hatching::Foretold).await;
+    if !node.fork_history.has_local_fork(seed) && node.child_budget.reserve(&object, None, || 0).is_ok() {
+        zygote::wait_zygote_filled(node.clone(), access, options, ZygoteTrigger::Speculative).await;
     }
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::membership::{Member, State, View};
-use farfork_cluster::placement::{self, Candidate};
+use farfork_cluster::membership::{Member, MemberState, MemberView};
+use farfork_cluster::placement::{self, PlacementCandidate};
 use farfork_wire::{NodeName, SeedId};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -21,50 +21,50 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 use tracing::Instrument as _;
 
-use super::attendance::{AttendedShare, attend};
-use super::route::passed_on;
-use super::stream::{Answers, Sink, send};
+use super::attendance::{NodeShare, end_on_disconnect};
+use super::route::forwarded_failure;
+use super::stream::{ResponseReceiver, ResponseSender, send};
 use super::{children, seeds, start};
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
-use crate::client::within;
-use crate::engine::random_number;
+use crate::client::request_with_timeout;
+use crate::engine::random_id;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
-use crate::metrics::Work;
-use crate::network::{Egress, Network};
+use crate::metrics::Operation;
+use crate::network::{EgressPolicy, NetworkMode};
 use crate::node::Node;
 use crate::phases::{self, Recording};
-use crate::starts::Start;
+use crate::starts::PendingStart;
 
 /// Starts children as asked; exactly one outcome comes for each.
 pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
-    let answer = begin(node, request).await;
-    answer.inspect_err(|failure| node.metrics.failed(Work::Fork, failure))
+    let answer = start_fork(node, request).await;
+    answer.inspect_err(|failure| node.metrics.record_failure(Operation::Fork, failure))
 }
 
-async fn begin(
+async fn start_fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
     let arrived = Instant::now();
-    check(&request)?;
+    check_request(&request)?;
     let recording = Recording::start(request.profile, &node.name, "fork");
     let placing = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place");
-    let nodes = place(node, &request).instrument(placing).await?;
+    let nodes = choose_nodes(node, &request).instrument(placing).await?;
     let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
     let different: BTreeSet<NodeName> = nodes.iter().cloned().collect();
     let different: Vec<NodeName> = different.into_iter().collect();
-    let seed = seeds::access(node, &request.seed, &different).instrument(locating).await?;
+    let seed = seeds::describe_seed(node, &request.seed, &different).instrument(locating).await?;
     // Until each child is listed or not to be: what is on its way to its node is not known there.
-    let start = seed.seed.parse().ok().map(|id: SeedId| node.starts.begin(id));
-    let batch = if request.attended { draw_batch(node)? } else { 0 };
+    let start = seed.seed.parse().ok().map(|id: SeedId| node.pending_starts.begin(id));
+    let batch = if request.attended { random_batch_id(node)? } else { 0 };
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let mut asked = JoinSet::new();
-    for (target, children) in shares(&request, &nodes) {
+    for (target, children) in split_by_node(&request, &nodes) {
         let share = v1::StartChildrenRequest {
             seed: Some(seed.clone()),
             children,
@@ -76,13 +76,21 @@ async fn begin(
         let asking = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
         asked.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(asking));
     }
-    tokio::spawn(conclude(PendingFork { node: node.clone(), start, batch, asked, arrived, recording, sink }));
+    tokio::spawn(finish_fork(PendingFork {
+        node: node.clone(),
+        pending_start: start,
+        batch,
+        shares: asked,
+        received_at: arrived,
+        recording,
+        sink,
+    }));
     Ok(ReceiverStream::new(outcomes))
 }
 
 /// A number that no other batch has, and not 0.
-fn draw_batch(node: &Node) -> Result<u64, Failure> {
-    let drawn = random_number().map(|number| number | 1);
+fn random_batch_id(node: &Node) -> Result<u64, Failure> {
+    let drawn = random_id().map(|number| number | 1);
     drawn.map_err(|error| {
         Failure::new(Code::Internal, format!("node `{}`", node.name), format!("it cannot draw a number: {error}"))
     })
@@ -91,24 +99,25 @@ fn draw_batch(node: &Node) -> Result<u64, Failure> {
 /// A fork whose children are being started.
 struct PendingFork {
     node: Arc<Node>,
-    start: Option<Start>,
+    pending_start: Option<PendingStart>,
     /// 0 where the caller does not wait for the children.
     batch: u64,
-    asked: JoinSet<AttendedShare>,
-    arrived: Instant,
+    shares: JoinSet<NodeShare>,
+    received_at: Instant,
     recording: Recording,
-    sink: Sink<v1::ForkOutcome>,
+    sink: ResponseSender<v1::ForkOutcome>,
 }
 
 /// Tells the phases of the whole request once all else has been told; then stays with a caller that waits for the children.
-async fn conclude(fork: PendingFork) {
-    let PendingFork { node, start, batch, mut asked, arrived, recording, sink } = fork;
+async fn finish_fork(fork: PendingFork) {
+    let PendingFork { node, pending_start: start, batch, shares: mut asked, received_at: arrived, recording, sink } =
+        fork;
     let mut shares = Vec::new();
     while let Some(share) = asked.join_next().await {
         shares.extend(share);
     }
     drop(start);
-    node.metrics.answered(Work::Fork, arrived.elapsed());
+    node.metrics.record_answer(Operation::Fork, arrived.elapsed());
     let phases = recording.finish();
     let is_attended = batch != 0;
     if is_attended || !phases.is_empty() {
@@ -116,11 +125,11 @@ async fn conclude(fork: PendingFork) {
         let _ = send(&sink, v1::ForkOutcome { index: 0, node: node.name.to_string(), result: None, phases }).await;
     }
     if is_attended {
-        attend(&node, batch, shares, &sink).await;
+        end_on_disconnect(&node, batch, shares, &sink).await;
     }
 }
 
-fn check(request: &v1::ForkRequest) -> Result<(), Failure> {
+fn check_request(request: &v1::ForkRequest) -> Result<(), Failure> {
     let refuse = |cause: String| Err(Failure::new(Code::InvalidArgument, format!("seed {}", request.seed), cause));
     if !(1..=FORK_COUNT_MAX).contains(&request.count) {
         return refuse(format!("{} children at a time: 1 to {FORK_COUNT_MAX} can be started", request.count));
@@ -136,17 +145,17 @@ fn check(request: &v1::ForkRequest) -> Result<(), Failure> {
 }
 
 /// A node for each child.
-async fn place(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failure> {
+async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failure> {
     let count = request.count as usize;
     if request.any_node {
-        let owner = seeds::owner(node, &request.seed).await?;
+        let owner = seeds::find_owner(node, &request.seed).await?;
         let candidates = candidates(node.peers.views(), &owner)?;
         if candidates.is_empty() {
             let cause = "no node that answers has the processor that it needs";
             let refused = Failure::new(Code::FailedPrecondition, format!("seed {}", request.seed), cause);
             return Err(refused.with_next_step("see which nodes answer with `farfork nodes`"));
         }
-        return Ok(placement::to_least_loaded(&candidates, count));
+        return Ok(placement::place_least_loaded(&candidates, count));
     }
     if request.nodes.is_empty() {
         return Ok(vec![node.name.clone(); count]);
@@ -157,17 +166,17 @@ async fn place(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, 
         node.peers.find(&name, object).map(|view| view.member.name)
     };
     let nodes: Vec<NodeName> = request.nodes.iter().map(known).collect::<Result<_, _>>()?;
-    Ok(placement::in_turn(&nodes, count))
+    Ok(placement::place_round_robin(&nodes, count))
 }
 
 /// The nodes that take children, and can run those of a seed, which began on its owner's processor.
 ///
 /// # Errors
 /// None takes children; the failure says why.
-fn candidates(views: Vec<View>, owner: &NodeName) -> Result<Vec<Candidate>, Failure> {
+fn candidates(views: Vec<MemberView>, owner: &NodeName) -> Result<Vec<PlacementCandidate>, Failure> {
     let of_owner = views.iter().find(|view| view.member.name == *owner);
     let origin = of_owner.and_then(|view| view.member.processor.clone());
-    let alive = views.into_iter().filter(|view| view.state == State::Alive);
+    let alive = views.into_iter().filter(|view| view.state == MemberState::Alive);
     let (ready, others): (Vec<Member>, Vec<Member>) =
         alive.map(|view| view.member).partition(|member| member.not_ready.is_none());
     if ready.is_empty() {
@@ -176,13 +185,16 @@ fn candidates(views: Vec<View>, owner: &NodeName) -> Result<Vec<Candidate>, Fail
         let cause = format!("no node takes children ({})", reasons.join("; "));
         return Err(Failure::new(Code::Unavailable, "fork", cause).with_next_step("see `farfork nodes`"));
     }
-    let candidate =
-        |member: Member| Candidate { node: member.name, children: member.children, processor: member.processor };
-    Ok(placement::with_processor_for(origin.as_ref(), ready.into_iter().map(candidate).collect()))
+    let candidate = |member: Member| PlacementCandidate {
+        node: member.name,
+        children: member.children,
+        processor: member.processor,
+    };
+    Ok(placement::filter_by_processor(origin.as_ref(), ready.into_iter().map(candidate).collect()))
 }
 
 /// The children of each node.
-fn shares(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<NodeName, Vec<v1::ChildSpec>> {
+fn split_by_node(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<NodeName, Vec<v1::ChildSpec>> {
     let mut shares: BTreeMap<NodeName, Vec<v1::ChildSpec>> = BTreeMap::new();
     for (index, node) in nodes.iter().enumerate() {
         let payload = if request.payloads.len() > 1 { request.payloads.get(index).cloned() } else { None };
@@ -198,8 +210,8 @@ async fn start_share(
     target: NodeName,
     share: v1::StartChildrenRequest,
     arrived: Instant,
-    sink: Sink<v1::ForkOutcome>,
-) -> AttendedShare {
+    sink: ResponseSender<v1::ForkOutcome>,
+) -> NodeShare {
     let delay = arrived.elapsed();
     let mut missing: BTreeSet<u32> = share.children.iter().map(|child| child.index).collect();
     let (source, failure) = match relay_outcomes(&node, &target, share, delay, &sink, &mut missing).await {
@@ -212,7 +224,7 @@ async fn start_share(
         let result = Some(Outcome::Error(failure.clone().into()));
         let _ = send(&sink, v1::ForkOutcome { index, node: target.to_string(), result, phases: Vec::new() }).await;
     }
-    AttendedShare { node: target, source }
+    NodeShare { node: target, outcomes: source }
 }
 
 async fn relay_outcomes(
@@ -220,17 +232,17 @@ async fn relay_outcomes(
     target: &NodeName,
     share: v1::StartChildrenRequest,
     delay: Duration,
-    sink: &Sink<v1::ForkOutcome>,
+    sink: &ResponseSender<v1::ForkOutcome>,
     missing: &mut BTreeSet<u32>,
-) -> Result<Source, Failure> {
+) -> Result<OutcomeStream, Failure> {
     let object = format!("node `{target}`");
     let (options, is_attended) = (share.options.clone().unwrap_or_default(), share.batch != 0);
     let mut source = if *target == node.name {
-        Source::Here(start::start_children(node, share)?)
+        OutcomeStream::Local(start::start_children(node, share)?)
     } else {
         let mut peer = node.peers.peer(target, &object)?;
-        let answer = peer.start_children(within(QUERY_TIMEOUT, share)).await;
-        Source::There(Box::new(answer.map_err(passed_on(&object))?.into_inner()))
+        let answer = peer.start_children(request_with_timeout(QUERY_TIMEOUT, share)).await;
+        OutcomeStream::Remote(Box::new(answer.map_err(forwarded_failure(&object))?.into_inner()))
     };
     let silent = || {
         let cause = format!("no child has started for {} s", START_TIMEOUT.as_secs());
@@ -240,17 +252,17 @@ async fn relay_outcomes(
     // children has no end of its own.
     while !(is_attended && missing.is_empty())
         && let Some(mut outcome) = tokio::select! {
-            outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(passed_on(&object))?,
+            outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(forwarded_failure(&object))?,
             () = sink.closed() => None,
         }
     {
         missing.remove(&outcome.index);
         if let Some(Outcome::Child(child)) = &outcome.result
-            && !is_as_asked(child, &options)
+            && !has_requested_isolation(child, &options)
         {
-            outcome.result = Some(Outcome::Error(end_misunderstood(node, &object, child).await.into()));
+            outcome.result = Some(Outcome::Error(kill_mismatched(node, &object, child).await.into()));
         }
-        phases::delay(&mut outcome.phases, delay);
+        phases::shift_phases(&mut outcome.phases, delay);
         if send(sink, outcome).await.is_err() {
             missing.clear();
             break;
@@ -261,18 +273,18 @@ async fn relay_outcomes(
 
 /// Whether a child is kept from what it is to be kept from, to the number of processes and in the network that it is to have: a node
 /// does not read what it does not know.
-fn is_as_asked(child: &v1::Child, options: &v1::ChildOptions) -> bool {
-    let network = |of: v1::Network| Network::from(of);
+fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> bool {
+    let network = |of: v1::Network| NetworkMode::from(of);
     let asked = (options.untrusted, options.user_namespace, options.read_only);
     (child.untrusted, child.user_namespace, child.read_only) == asked
         && network(child.network()) == network(options.network())
         && child.publish == options.publish
-        && Egress::try_from(&child.egress[..]).ok() == Egress::try_from(&options.egress[..]).ok()
+        && EgressPolicy::try_from(&child.egress[..]).ok() == EgressPolicy::try_from(&options.egress[..]).ok()
         && (options.processes_max == 0 || child.processes_max == options.processes_max)
 }
 
 /// Ends a child that is not as it was to be; what is told instead.
-async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Failure {
+async fn kill_mismatched(node: &Node, object: &str, child: &v1::Child) -> Failure {
     let signal = rustix::process::Signal::KILL.as_raw().unsigned_abs();
     if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
         tracing::warn!(%failure, "a child that is not as it was to be is not ended");
@@ -282,23 +294,23 @@ async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Fail
 }
 
 /// Where outcomes come from.
-pub(super) enum Source {
-    Here(Answers<v1::ForkOutcome>),
-    There(Box<tonic::Streaming<v1::ForkOutcome>>),
+pub(super) enum OutcomeStream {
+    Local(ResponseReceiver<v1::ForkOutcome>),
+    Remote(Box<tonic::Streaming<v1::ForkOutcome>>),
 }
 
-impl Source {
+impl OutcomeStream {
     async fn next(&mut self) -> Result<Option<v1::ForkOutcome>, Status> {
         match self {
-            Source::Here(outcomes) => outcomes.recv().await.transpose(),
-            Source::There(outcomes) => outcomes.message().await,
+            OutcomeStream::Local(outcomes) => outcomes.recv().await.transpose(),
+            OutcomeStream::Remote(outcomes) => outcomes.message().await,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{check, is_as_asked, shares};
+    use super::{check_request, has_requested_isolation, split_by_node};
     use crate::api::v1::{Child, ChildOptions, ForkRequest, Network};
     use farfork_wire::NodeName;
 
@@ -313,28 +325,28 @@ mod tests {
             [(3, 0, true), (3, 1, true), (3, 3, true), (3, 2, false), (0, 0, false), (1 << 20, 0, false)]
         {
             let request = request(count, &vec!["p"; payloads]);
-            assert_eq!(check(&request).is_ok(), is_right, "{count} children, {payloads} payloads");
+            assert_eq!(check_request(&request).is_ok(), is_right, "{count} children, {payloads} payloads");
         }
     }
 
     #[test]
     fn what_an_earlier_release_starts_is_not_taken_for_more() {
         let (plain, network) = (ChildOptions::default(), Network::Private.into());
-        assert!(is_as_asked(&Child::default(), &ChildOptions { network, ..plain.clone() }));
-        assert!(!is_as_asked(&Child::default(), &ChildOptions { untrusted: true, ..plain.clone() }));
+        assert!(has_requested_isolation(&Child::default(), &ChildOptions { network, ..plain.clone() }));
+        assert!(!has_requested_isolation(&Child::default(), &ChildOptions { untrusted: true, ..plain.clone() }));
         let untrusted = Child { untrusted: true, ..Child::default() };
         let options = ChildOptions { untrusted: true, network, ..plain.clone() };
-        assert!(is_as_asked(&untrusted, &options));
-        assert!(!is_as_asked(&untrusted, &ChildOptions { user_namespace: true, ..options }));
-        assert!(!is_as_asked(&Child::default(), &ChildOptions { processes_max: 9, ..plain.clone() }));
+        assert!(has_requested_isolation(&untrusted, &options));
+        assert!(!has_requested_isolation(&untrusted, &ChildOptions { user_namespace: true, ..options }));
+        assert!(!has_requested_isolation(&Child::default(), &ChildOptions { processes_max: 9, ..plain.clone() }));
         let network = Network::Host.into();
-        assert!(!is_as_asked(&Child::default(), &ChildOptions { network, ..plain }));
+        assert!(!has_requested_isolation(&Child::default(), &ChildOptions { network, ..plain }));
     }
 
     #[test]
     fn each_child_keeps_its_payload_on_its_node() {
         let name = |text| NodeName::new(text).unwrap();
-        let shares = shares(&request(3, &["x", "y", "z"]), &[name("b"), name("a"), name("b")]);
+        let shares = split_by_node(&request(3, &["x", "y", "z"]), &[name("b"), name("a"), name("b")]);
         let of_b: Vec<_> = shares[&name("b")].iter().map(|spec| (spec.index, spec.payload.clone())).collect();
         assert_eq!(of_b, [(0, Some(b"x".to_vec())), (2, Some(b"z".to_vec()))]);
         assert_eq!(shares[&name("a")].len(), 1);

@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use farfork_cluster::membership::View;
+use farfork_cluster::membership::MemberView;
 use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
 
-use super::route::{Place, passed_on, place};
+use super::route::{RequestTarget, forwarded_failure, resolve_target};
 use super::{children, seeds};
 use crate::api::v1;
 use crate::api::v1::inspect_response::Object;
-use crate::client::within;
+use crate::client::request_with_timeout;
 use crate::failure::Failure;
 use crate::limits::QUERY_TIMEOUT;
 use crate::node::Node;
@@ -30,25 +30,25 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
     }
     seeds::inspect(node, text)
         .await
-        .map_err(|failure| if failure.code() == Code::NotFound { unknown(text) } else { failure })
+        .map_err(|failure| if failure.code() == Code::NotFound { unknown_object(text) } else { failure })
 }
 
-fn unknown(text: &str) -> Failure {
+fn unknown_object(text: &str) -> Failure {
     Failure::new(Code::NotFound, format!("`{text}`"), "no seed, child or node has this id or name")
         .with_next_step("list them with `farfork seeds`, `farfork ps` and `farfork nodes`")
 }
 
-async fn inspect_node(node: &Arc<Node>, view: View) -> Result<v1::NodeDetail, Failure> {
+async fn inspect_node(node: &Arc<Node>, view: MemberView) -> Result<v1::NodeDetail, Failure> {
     let (name, object) = (view.member.name.clone(), format!("node {}", view.member.name));
-    let (cache, zygotes, memory) = match place(node, &name, &object)? {
-        Place::Here => {
+    let (cache, zygotes, memory) = match resolve_target(node, &name, &object)? {
+        RequestTarget::Local => {
             let pager = node.pager.clone();
-            let cache = node.blocking(move || Ok(pager.cache().map(v1::CacheUse::from))).await?;
-            (cache, Some(node.engine.zygotes().counts()), Some(memory_budget(node)))
+            let cache = node.run_blocking(move || Ok(pager.cache_stats().map(v1::CacheUse::from))).await?;
+            (cache, Some(node.engine.zygote_cache().counts()), Some(memory_budget(node)))
         }
-        Place::There(mut there) => {
-            let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: name.to_string() });
-            match there.inspect(request).await.map_err(passed_on(&object))?.into_inner().object {
+        RequestTarget::Remote(mut there) => {
+            let request = request_with_timeout(QUERY_TIMEOUT, v1::InspectRequest { id: name.to_string() });
+            match there.inspect(request).await.map_err(forwarded_failure(&object))?.into_inner().object {
                 Some(Object::Node(detail)) => (detail.cache, detail.zygotes, detail.memory),
                 _ => return Err(Failure::new(Code::Internal, object, "its answer is of something else")),
             }
@@ -59,11 +59,11 @@ async fn inspect_node(node: &Arc<Node>, view: View) -> Result<v1::NodeDetail, Fa
 
 /// What this node has promised of its memory.
 fn memory_budget(node: &Node) -> v1::MemoryBudget {
-    let (seeds_bytes, seeds_bytes_max) = node.seeds.held_bytes();
+    let (seeds_bytes, seeds_bytes_max) = node.seeds.charged_bytes();
     v1::MemoryBudget {
         seeds_bytes,
         seeds_bytes_max: seeds_bytes_max.unwrap_or(0),
-        children_bytes: node.children.limits_bytes(),
+        children_bytes: node.children.sum_memory_limits(),
         children_bytes_max: node.child_budget.bytes_max().unwrap_or(0),
     }
 }

@@ -24,9 +24,9 @@ mod zygote;
 
 pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;
-pub(crate) use dependents::keep_leases;
-pub(crate) use foretell::{expect, foretell};
+pub(crate) use dependents::run_lease_expiry;
+pub(crate) use foretell::{prewarm_first_seed, prewarm_next_seed};
 pub(crate) use fork::fork;
 pub(crate) use peer::PeerService;
-pub(crate) use seeds::{drop as drop_seed, prepare_with};
-pub(crate) use tend::tend;
+pub(crate) use seeds::{drop_seed, prepare_and_wait};
+pub(crate) use tend::watch_children;

@@ -24,7 +24,7 @@ impl v1::peer_server::Peer for PeerService {
 
     async fn heartbeat(&self, request: Request<v1::Member>) -> Result<Response<v1::Members>, Status> {
         let caller = request.extensions().get::<Caller>().cloned();
-        Ok(Response::new(heartbeat::answer(&self.0.peers, caller.as_ref(), request.into_inner())?))
+        Ok(Response::new(heartbeat::handle_heartbeat(&self.0.peers, caller.as_ref(), request.into_inner())?))
     }
 
     async fn leave(&self, request: Request<v1::Member>) -> Result<Response<v1::LeaveResponse>, Status> {
@@ -39,16 +39,16 @@ impl v1::peer_server::Peer for PeerService {
         &self,
         request: Request<v1::DescribeSeedRequest>,
     ) -> Result<Response<v1::SeedAccess>, Status> {
-        Ok(Response::new(seeds::describe_here(&self.0, request.into_inner()).await?))
+        Ok(Response::new(seeds::describe_local(&self.0, request.into_inner()).await?))
     }
 
     async fn foretell(&self, request: Request<v1::ForetellRequest>) -> Result<Response<v1::ForetellResponse>, Status> {
         let caller = request.extensions().get::<Caller>().cloned();
-        Ok(Response::new(foretell::foretold(&self.0, caller.as_ref(), request.into_inner())?))
+        Ok(Response::new(foretell::handle_foretell(&self.0, caller.as_ref(), request.into_inner())?))
     }
 
     async fn warm_up(&self, request: Request<v1::SeedAccess>) -> Result<Response<v1::Warm>, Status> {
-        Ok(Response::new(prewarm::prewarm_here(&self.0, request.into_inner()).await?))
+        Ok(Response::new(prewarm::prewarm_local(&self.0, request.into_inner()).await?))
     }
 
     async fn start_children(
@@ -60,13 +60,13 @@ impl v1::peer_server::Peer for PeerService {
     }
 
     async fn end_batch(&self, request: Request<v1::EndBatchRequest>) -> Result<Response<v1::EndBatchResponse>, Status> {
-        self.0.attended.end(request.into_inner().batch);
+        self.0.attended.end_children(request.into_inner().batch);
         Ok(Response::new(v1::EndBatchResponse {}))
     }
 
     async fn tend(&self, request: Request<Streaming<v1::TendInput>>) -> Result<Response<Self::TendStream>, Status> {
         // An input that cannot be read ends them all, as the sender's going away does.
         let children = request.into_inner().map_while(Result::ok);
-        Ok(Response::new(tend::tend(&self.0, children)))
+        Ok(Response::new(tend::watch_children(&self.0, children)))
     }
 }

@@ -6,11 +6,11 @@ use farfork_wire::{NodeName, PAGE_SIZE};
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::route::passed_on;
+use super::route::forwarded_failure;
 use super::seeds;
 use crate::api::v1;
 use crate::api::v1::prewarm_outcome::Result as Outcome;
-use crate::client::within;
+use crate::client::request_with_timeout;
 use crate::engine::SeedAccess;
 use crate::failure::Failure;
 use crate::limits::{PREWARM_NODES_MAX, PREWARM_TIMEOUT, QUERY_TIMEOUT};
@@ -23,11 +23,11 @@ pub(super) async fn prewarm(node: &Arc<Node>, request: v1::PrewarmRequest) -> Re
         let cause = format!("{} nodes: 1 to {PREWARM_NODES_MAX} can be warmed up at a time", nodes.len());
         return Err(Failure::new(Code::InvalidArgument, format!("seed {seed}"), cause));
     }
-    let access = seeds::access(node, &seed, &[]).await?;
+    let access = seeds::describe_seed(node, &seed, &[]).await?;
     let mut asked = JoinSet::new();
     for (index, name) in nodes.iter().enumerate() {
         let (here, name, access) = (node.clone(), name.clone(), access.clone());
-        asked.spawn(async move { (index, name.clone(), ask(&here, &name, access).await) });
+        asked.spawn(async move { (index, name.clone(), prewarm_on(&here, &name, access).await) });
     }
     let mut outcomes = asked.join_all().await;
     outcomes.sort_by_key(|(index, ..)| *index);
@@ -38,21 +38,21 @@ pub(super) async fn prewarm(node: &Arc<Node>, request: v1::PrewarmRequest) -> Re
     Ok(v1::PrewarmResponse { seed: access.seed, outcomes: outcomes.collect() })
 }
 
-async fn ask(node: &Arc<Node>, name: &str, access: v1::SeedAccess) -> Result<v1::Warm, Failure> {
+async fn prewarm_on(node: &Arc<Node>, name: &str, access: v1::SeedAccess) -> Result<v1::Warm, Failure> {
     let object = format!("node `{name}`");
     let target = NodeName::new(name).map_err(|error| Failure::new(Code::InvalidArgument, &object, error))?;
     if target == node.name {
-        return prewarm_here(node, access).await;
+        return prewarm_local(node, access).await;
     }
     let mut peer = node.peers.peer(&target, &object)?;
-    let request = within(PREWARM_TIMEOUT + QUERY_TIMEOUT, access);
-    Ok(peer.warm_up(request).await.map_err(passed_on(&object))?.into_inner())
+    let request = request_with_timeout(PREWARM_TIMEOUT + QUERY_TIMEOUT, access);
+    Ok(peer.warm_up(request).await.map_err(forwarded_failure(&object))?.into_inner())
 }
 
 /// Makes this node ready.
-pub(super) async fn prewarm_here(node: &Arc<Node>, access: v1::SeedAccess) -> Result<v1::Warm, Failure> {
+pub(super) async fn prewarm_local(node: &Arc<Node>, access: v1::SeedAccess) -> Result<v1::Warm, Failure> {
     let access = SeedAccess::try_from(access)?;
     let here = node.clone();
-    let progress = node.blocking(move || here.engine.prewarm(&access)).await?;
+    let progress = node.run_blocking(move || here.engine.prewarm(&access)).await?;
     Ok(v1::Warm { set_bytes: progress.set_pages * PAGE_SIZE, cached_bytes: progress.cached_pages * PAGE_SIZE })
 }

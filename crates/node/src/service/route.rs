@@ -8,35 +8,35 @@ use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status};
 
 use crate::api::v1;
-use crate::client::{Client, node_client, within};
+use crate::client::{Client, node_client, request_with_timeout};
 use crate::failure::Failure;
 use crate::limits::CLUSTER_QUERY_TIMEOUT;
 use crate::node::Node;
 
 /// Where a request is dealt with.
-pub(super) enum Place {
+pub(super) enum RequestTarget {
     /// By this node.
-    Here,
+    Local,
     /// By the node behind this client.
-    There(Client),
+    Remote(Client),
 }
 
 /// Where what `node` owns is dealt with.
 ///
 /// # Errors
 /// There is no such node, or it is silent.
-pub(super) fn place(here: &Node, node: &NodeName, object: impl Display) -> Result<Place, Failure> {
+pub(super) fn resolve_target(here: &Node, node: &NodeName, object: impl Display) -> Result<RequestTarget, Failure> {
     if *node == here.name {
-        return Ok(Place::Here);
+        return Ok(RequestTarget::Local);
     }
-    Ok(Place::There(here.peers.client(node, object)?))
+    Ok(RequestTarget::Remote(here.peers.client(node, object)?))
 }
 
 /// The id of a child as a user wrote it.
 ///
 /// # Errors
 /// It is none.
-pub(super) fn child_id(text: &str) -> Result<ChildId, Failure> {
+pub(super) fn parse_child_id(text: &str) -> Result<ChildId, Failure> {
     text.parse().map_err(|error| {
         Failure::new(Code::InvalidArgument, format!("child `{text}`"), error)
             .with_next_step("list children with `farfork ps`")
@@ -44,7 +44,7 @@ pub(super) fn child_id(text: &str) -> Result<ChildId, Failure> {
 }
 
 /// What another node said about an object, so that it can be passed on.
-pub(super) fn passed_on(object: impl Display) -> impl FnOnce(Status) -> Failure {
+pub(super) fn forwarded_failure(object: impl Display) -> impl FnOnce(Status) -> Failure {
     move |status| Failure::from_status(object, &status)
 }
 
@@ -52,20 +52,20 @@ pub(super) fn passed_on(object: impl Display) -> impl FnOnce(Status) -> Failure 
 ///
 /// # Errors
 /// As [`place`].
-pub(super) fn place_of_child(here: &Node, id: &ChildId) -> Result<Place, Failure> {
-    place(here, id.node(), format!("child {id}"))
+pub(super) fn child_target(here: &Node, id: &ChildId) -> Result<RequestTarget, Failure> {
+    resolve_target(here, id.node(), format!("child {id}"))
 }
 
 /// Where a seed's requests are dealt with.
 ///
 /// # Errors
 /// As [`place`].
-pub(super) fn place_of_seed(here: &Node, id: &SeedId) -> Result<Place, Failure> {
-    place(here, id.node(), format!("seed {id}"))
+pub(super) fn seed_target(here: &Node, id: &SeedId) -> Result<RequestTarget, Failure> {
+    resolve_target(here, id.node(), format!("seed {id}"))
 }
 
 /// Asks every other node that is alive for what it has itself. Gives their answers, and why others gave none in time.
-pub(super) async fn ask_others<Answer, Answering>(
+pub(super) async fn query_other_nodes<Answer, Answering>(
     here: &Node,
     ask: impl Fn(Client, Request<v1::ListRequest>) -> Answering,
 ) -> (Vec<Answer>, Vec<Failure>)
@@ -75,14 +75,15 @@ where
 {
     let mut asked = JoinSet::new();
     for member in here.peers.others_alive() {
-        let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true, living_only: false });
+        let question =
+            request_with_timeout(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true, living_only: false });
         let answering = ask(node_client(here.peers.channel(member.address)), question);
         let object = format!("node {}", member.name);
         asked.spawn(async move {
             // The request's own limit begins when there is a connection, which who stands still does not make.
             let answer = timeout(CLUSTER_QUERY_TIMEOUT, answering).await;
             let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer came in time")));
-            answer.map(Response::into_inner).map_err(passed_on(object))
+            answer.map(Response::into_inner).map_err(forwarded_failure(object))
         });
     }
     let (mut answers, mut failures) = (Vec::new(), Vec::new());

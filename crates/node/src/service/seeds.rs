@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_fork::capture::{self, CheckOptions, NamespacePolicy, ProgramSockets};
+use farfork_fork::capture::{self, CheckOptions, DaemonSockets, NamespacePolicy};
 use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
 use tracing::Instrument as _;
 
-use super::dependents::{self, Census};
-use super::route::{Place, ask_others, passed_on, place_of_seed};
+use super::dependents::{self, SeedDependents};
+use super::route::{RequestTarget, forwarded_failure, query_other_nodes, seed_target};
 use crate::api::v1;
 use crate::api::v1::inspect_response::Object;
-use crate::client::within;
+use crate::client::request_with_timeout;
 use crate::failure::Failure;
 use crate::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
-use crate::metrics::Work;
+use crate::metrics::Operation;
 use crate::node::Node;
 use crate::phases::Recording;
 use crate::seeds::{self, PrepareOptions, check_labels, check_name};
@@ -23,11 +23,11 @@ use crate::seeds::{self, PrepareOptions, check_labels, check_name};
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
     let here = node.clone();
     let check = move || {
-        let is_served = here.children.of_process(request.pid).is_some();
+        let is_served = here.children.find_by_pid(request.pid).is_some();
         let namespaces = namespace_policy(request.takes_node_namespaces);
-        here.engine.check(request.pid, CheckOptions { is_served, namespaces })
+        here.engine.check_process(request.pid, CheckOptions { is_pager_served: is_served, namespaces })
     };
-    node.blocking(check).await
+    node.run_blocking(check).await
 }
 
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
@@ -44,25 +44,25 @@ pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Re
     } = request;
     check_labels(&labels)?;
     let (arrived, recording) = (Instant::now(), Recording::start(profile, &node.name, "prepare"));
-    let sockets = ProgramSockets { copies_files: snapshot_files, ..ProgramSockets::default() };
+    let sockets = DaemonSockets { copies_files: snapshot_files, ..DaemonSockets::default() };
     let namespaces = namespace_policy(takes_node_namespaces);
     let options = PrepareOptions { name, freeze, ttl_ms, sealed, labels, namespaces, sockets, offer: None };
-    let prepared = prepare_with(node, pid, options).instrument(recording.span()).await;
+    let prepared = prepare_and_wait(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
-    node.metrics.answered(Work::Prepare, arrived.elapsed());
+    node.metrics.record_answer(Operation::Prepare, arrived.elapsed());
     prepared.map(|seed| v1::Seed { phases, ..seed })
 }
 
 fn namespace_policy(takes_node_namespaces: bool) -> NamespacePolicy {
-    if takes_node_namespaces { NamespacePolicy::TakeNodes } else { NamespacePolicy::Refuse }
+    if takes_node_namespaces { NamespacePolicy::UseNode } else { NamespacePolicy::Refuse }
 }
 
 /// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
-pub(crate) async fn prepare_with(node: &Arc<Node>, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
+pub(crate) async fn prepare_and_wait(node: &Arc<Node>, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
     check_name(&options.name)?;
-    let answered = seeds::make(node, pid, options)?;
+    let answered = seeds::prepare_seed(node, pid, options)?;
     let failed = |code, cause: &str| Failure::new(code, format!("process {pid}"), cause);
-    match tokio::time::timeout(capture::TIMEOUT + capture::GRACE, answered).await {
+    match tokio::time::timeout(capture::DEFAULT_TIMEOUT + capture::TIMEOUT_GRACE, answered).await {
         Ok(Ok(prepared)) => prepared,
         Ok(Err(_)) => Err(failed(Code::Internal, "preparing it broke off").with_next_step("see the node's log")),
         Err(_) => Err(failed(Code::DeadlineExceeded, "its state could not be read from the kernel in time")
@@ -70,47 +70,47 @@ pub(crate) async fn prepare_with(node: &Arc<Node>, pid: u32, options: PrepareOpt
     }
 }
 
-pub(crate) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v1::DropResponse, Failure> {
-    let id = resolve(node, &request.seed).await?;
-    match place_of_seed(node, &id)? {
-        Place::Here => {
+pub(crate) async fn drop_seed(node: &Arc<Node>, request: v1::DropRequest) -> Result<v1::DropResponse, Failure> {
+    let id = resolve_seed(node, &request.seed).await?;
+    match seed_target(node, &id)? {
+        RequestTarget::Local => {
             if !request.force {
-                dependents::require_unneeded(node, &id).await?;
+                dependents::check_no_dependents(node, &id).await?;
             }
             let here = node.clone();
             let seed = id.to_string();
             let drop = move || {
-                here.seeds.drop(&id)?;
-                here.engine.forget_seed(&id);
+                here.seeds.drop_seed(&id)?;
+                here.engine.evict_seed(&id);
                 Ok(())
             };
-            node.blocking(drop).await?;
+            node.run_blocking(drop).await?;
             Ok(v1::DropResponse { seed })
         }
-        Place::There(mut owner) => {
+        RequestTarget::Remote(mut owner) => {
             let request = v1::DropRequest { seed: id.to_string(), force: request.force };
-            let answer = owner.drop(within(QUERY_TIMEOUT, request)).await;
-            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("seed {id}")))
+            let answer = owner.drop(request_with_timeout(QUERY_TIMEOUT, request)).await;
+            answer.map(tonic::Response::into_inner).map_err(forwarded_failure(format!("seed {id}")))
         }
     }
 }
 
 pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Failure> {
-    let id = resolve(node, text).await?;
-    match place_of_seed(node, &id)? {
-        Place::Here => {
-            node.seeds.ready(&id).await?;
+    let id = resolve_seed(node, text).await?;
+    match seed_target(node, &id)? {
+        RequestTarget::Local => {
+            node.seeds.wait_complete(&id).await?;
             let here = node.clone();
-            let (seed, census) = (id.clone(), Census::take(node));
-            let (detail, census) = tokio::join!(node.blocking(move || here.seeds.detail(&seed)), census);
+            let (seed, census) = (id.clone(), SeedDependents::collect(node));
+            let (detail, census) = tokio::join!(node.run_blocking(move || here.seeds.detail(&seed)), census);
             let mut detail = detail?;
-            detail.seed.iter_mut().for_each(|seed| census.tell(seed));
+            detail.seed.iter_mut().for_each(|seed| census.add_to_view(seed));
             Ok(Object::Seed(detail))
         }
-        Place::There(mut owner) => {
+        RequestTarget::Remote(mut owner) => {
             // Its node answers when it is complete.
-            let request = within(PREPARE_TIMEOUT, v1::InspectRequest { id: id.to_string() });
-            let answer = owner.inspect(request).await.map_err(passed_on(format!("seed {id}")))?;
+            let request = request_with_timeout(PREPARE_TIMEOUT, v1::InspectRequest { id: id.to_string() });
+            let answer = owner.inspect(request).await.map_err(forwarded_failure(format!("seed {id}")))?;
             let empty = || Failure::new(Code::Internal, format!("seed {id}"), "its node's answer is empty");
             answer.into_inner().object.ok_or_else(empty)
         }
@@ -122,66 +122,67 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
     let mut seeds = node.seeds.all();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
-        let census = Census::take(node);
-        let asked = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await });
+        let census = SeedDependents::collect(node);
+        let asked = query_other_nodes(node, |mut asked, question| async move { asked.list_seeds(question).await });
         let ((answers, failures), census) = tokio::join!(asked, census);
         seeds.extend(answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds));
-        unanswered.extend(node.unreachable());
+        unanswered.extend(node.unreachable_nodes());
         unanswered.extend(failures.into_iter().map(Into::into));
-        seeds.iter_mut().for_each(|seed| census.tell(seed));
+        seeds.iter_mut().for_each(|seed| census.add_to_view(seed));
     }
     seeds.sort_by(|a, b| (a.created_unix_ms, &a.id).cmp(&(b.created_unix_ms, &b.id)));
     v1::ListSeedsResponse { seeds, unanswered }
 }
 
 /// What another node needs to read a seed of this one.
-pub(super) async fn describe_here(node: &Node, request: v1::DescribeSeedRequest) -> Result<v1::SeedAccess, Failure> {
+pub(super) async fn describe_local(node: &Node, request: v1::DescribeSeedRequest) -> Result<v1::SeedAccess, Failure> {
     let v1::DescribeSeedRequest { seed, for_nodes } = request;
-    let id = seed.parse().map_err(|_| unknown(&seed))?;
+    let id = seed.parse().map_err(|_| unknown_seed(&seed))?;
     let for_nodes: Vec<NodeName> = for_nodes.iter().filter_map(|name| NodeName::new(name).ok()).collect();
-    access_here(node, &id, &for_nodes).await
+    access_local(node, &id, &for_nodes).await
 }
 
-async fn access_here(node: &Node, id: &SeedId, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
-    node.seeds.ready(id).await?;
-    node.foresight.asked_elsewhere(id, for_nodes.iter().filter(|name| **name != node.name).cloned());
+async fn access_local(node: &Node, id: &SeedId, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
+    node.seeds.wait_complete(id).await?;
+    node.fork_history.record_remote_fork(id, for_nodes.iter().filter(|name| **name != node.name).cloned());
     node.seeds.access(id)
 }
 
 /// What is needed to read a seed, wherever it is, for children on these nodes.
-pub(super) async fn access(node: &Node, text: &str, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
-    let id = resolve(node, text).await?;
+pub(super) async fn describe_seed(node: &Node, text: &str, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
+    let id = resolve_seed(node, text).await?;
     let object = format!("seed {id}");
     if *id.node() == node.name {
-        return access_here(node, &id, for_nodes).await;
+        return access_local(node, &id, for_nodes).await;
     }
     let mut owner = node.peers.peer(id.node(), &object)?;
     // Its node answers when it is complete.
     let for_nodes = for_nodes.iter().map(NodeName::to_string).collect();
-    let request = within(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string(), for_nodes });
-    Ok(owner.describe_seed(request).await.map_err(passed_on(object))?.into_inner())
+    let request = request_with_timeout(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string(), for_nodes });
+    Ok(owner.describe_seed(request).await.map_err(forwarded_failure(object))?.into_inner())
 }
 
 /// The node that owns the seed behind what a user wrote.
-pub(super) async fn owner(node: &Node, text: &str) -> Result<NodeName, Failure> {
-    Ok(resolve(node, text).await?.node().clone())
+pub(super) async fn find_owner(node: &Node, text: &str) -> Result<NodeName, Failure> {
+    Ok(resolve_seed(node, text).await?.node().clone())
 }
 
 /// The id behind what a user wrote: an id, or a name, which this node is asked for first, then all others. Seeds that are
 /// not complete, or have failed, have their names as well.
-async fn resolve(node: &Node, text: &str) -> Result<SeedId, Failure> {
+async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
-    if let Some(id) = node.seeds.by_name(text) {
+    if let Some(id) = node.seeds.find_by_name(text) {
         return Ok(id);
     }
-    let (answers, _) = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await }).await;
+    let (answers, _) =
+        query_other_nodes(node, |mut asked, question| async move { asked.list_seeds(question).await }).await;
     let seeds = answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds);
     let is_named = |seed: &v1::Seed| !text.is_empty() && seed.name == text;
     let mut found: Vec<SeedId> = seeds.filter(is_named).filter_map(|seed| seed.id.parse().ok()).collect();
     match (found.pop(), found.is_empty()) {
-        (None, _) => Err(unknown(text)),
+        (None, _) => Err(unknown_seed(text)),
         (Some(id), true) => Ok(id),
         (Some(id), false) => {
             found.push(id);
@@ -192,7 +193,7 @@ async fn resolve(node: &Node, text: &str) -> Result<SeedId, Failure> {
     }
 }
 
-fn unknown(text: &str) -> Failure {
+fn unknown_seed(text: &str) -> Failure {
     Failure::new(Code::NotFound, format!("seed `{text}`"), "no node has a seed of this id or name")
         .with_next_step("list seeds with `farfork seeds`; they end with their node's daemon")
 }

@@ -9,31 +9,31 @@ use farfork_wire::PAGE_SIZE;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::route::{Place, child_id, passed_on, place_of_child};
-use super::stream::{Sink, filled_by, relay, send};
+use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::api::v1;
 use crate::children::Child;
 use crate::failure::Failure;
 use crate::node::Node;
 
 /// Between two looks at the pager's progress: as often as people see it change.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Has a child settle.
 pub(super) async fn settle(
     node: &Arc<Node>,
     request: v1::SettleRequest,
 ) -> Result<ReceiverStream<Result<v1::SettleProgress, Status>>, Failure> {
-    let id = child_id(&request.child)?;
+    let id = parse_child_id(&request.child)?;
     let object = format!("child {id}");
-    match place_of_child(node, &id)? {
-        Place::Here => {
+    match child_target(node, &id)? {
+        RequestTarget::Local => {
             let (node, child) = (node.clone(), node.children.get(&id)?);
-            Ok(filled_by(|sink| async move { until_settled(&node, &child, &sink, |told| told).await }))
+            Ok(spawn_stream(|sink| async move { report_until_settled(&node, &child, &sink, |told| told).await }))
         }
-        Place::There(mut owner) => {
-            let progress = owner.settle(request).await.map_err(passed_on(&object))?.into_inner();
-            Ok(filled_by(|sink| async move { relay(progress, &sink, &object).await }))
+        RequestTarget::Remote(mut owner) => {
+            let progress = owner.settle(request).await.map_err(forwarded_failure(&object))?.into_inner();
+            Ok(spawn_stream(|sink| async move { relay_stream(progress, &sink, &object).await }))
         }
     }
 }
@@ -42,32 +42,32 @@ pub(super) async fn settle(
 ///
 /// # Errors
 /// It cannot settle.
-pub(super) async fn until_settled<T>(
+pub(super) async fn report_until_settled<T>(
     node: &Arc<Node>,
     child: &Arc<Child>,
-    sink: &Sink<T>,
+    sink: &ResponseSender<T>,
     event: impl Fn(v1::SettleProgress) -> T,
 ) -> Result<(), Failure> {
     let mut begin = true;
     loop {
-        let progress = ask(node, child, begin).await?;
+        let progress = poll_progress(node, child, begin).await?;
         let is_settled = progress.state == SettleState::Settled;
         // A caller that has gone ends nothing but this.
-        if send(sink, event(told(&progress))).await.is_err() || is_settled {
+        if send(sink, event(to_message(&progress))).await.is_err() || is_settled {
             return Ok(());
         }
         begin = false;
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// How far a child is, which begins to settle where `begin` says so.
-async fn ask(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<SettleProgress, Failure> {
-    if !child.lives() {
-        return Err(child.has_ended());
+async fn poll_progress(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<SettleProgress, Failure> {
+    if !child.is_alive() {
+        return Err(child.ended_failure());
     }
     let (here, asked) = (node.clone(), child.clone());
-    let progress = node.blocking(move || asked.settle_memory(&here.pager, begin)).await?;
+    let progress = node.run_blocking(move || asked.settle_memory(&here.pager, begin)).await?;
     match &progress.state {
         SettleState::Failed(reason) => Err(child
             .failure(Code::FailedPrecondition, format!("it does not settle: {reason}"))
@@ -76,7 +76,7 @@ async fn ask(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<Settle
     }
 }
 
-fn told(progress: &SettleProgress) -> v1::SettleProgress {
+fn to_message(progress: &SettleProgress) -> v1::SettleProgress {
     v1::SettleProgress {
         total_bytes: progress.total_pages * PAGE_SIZE,
         missing_bytes: progress.missing_pages * PAGE_SIZE,

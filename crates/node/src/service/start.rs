@@ -4,58 +4,58 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farfork_fork::pager::Paging;
+use farfork_fork::pager::PagingMode;
 use farfork_fork::phase;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::{sleep, timeout};
 use tonic::Code;
 
-use super::stream::{Answers, Sink};
+use super::stream::{ResponseReceiver, ResponseSender};
 use super::zygote;
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::attended::AttendedBatch;
 use crate::children::Child;
-use crate::engine::{Hatching, SeedAccess, StartOptions};
+use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::failure::Failure;
-use crate::foresight::Manner;
-use crate::limits::{FORGOTTEN_PER_START_MAX, STANDBYS_MAX, STARTING_MAX, STREAM_MESSAGES_MAX};
-use crate::metrics::Work;
-use crate::network::FanOut;
+use crate::foresight::ForkPattern;
+use crate::limits::{CONCURRENT_STARTS_MAX, EVICTED_PER_START_MAX, PRESTARTED_PER_SEED_MAX, STREAM_MESSAGES_MAX};
+use crate::metrics::Operation;
+use crate::network::FanOutNetwork;
 use crate::node::Node;
 use crate::phases::{self, Recording};
-use crate::starts::Start;
+use crate::starts::PendingStart;
 
 /// For the zygote of a fan-out that began on another node, before a child begins here without it: some 20 ms, where the machine has time.
-const ZYGOTE_PATIENCE: Duration = Duration::from_millis(250);
+const REMOTE_ZYGOTE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Before the next children are made that stand by: a short child has ended by then.
-const STANDBY_DELAY: Duration = Duration::from_millis(5);
+const PRESTART_DELAY: Duration = Duration::from_millis(5);
 
 /// The children of a request: what they have in common, and those that are not begun yet.
 #[derive(Debug)]
-struct Batch {
+struct StartBatch {
     node: Arc<Node>,
     source: SeedAccess,
     options: StartOptions,
-    fan_out: FanOut,
+    fan_out: FanOutNetwork,
     shared_payload: Option<Vec<u8>>,
     profile: bool,
-    arrived: Instant,
-    sink: Sink<v1::ForkOutcome>,
+    received_at: Instant,
+    sink: ResponseSender<v1::ForkOutcome>,
     /// More than are started at once.
     is_fan_out: bool,
     /// Where who asked waits for them.
     attended: Option<Arc<AttendedBatch>>,
     /// Until all are listed, or not to be.
-    _start: Start,
-    waiting: Mutex<VecDeque<v1::ChildSpec>>,
+    _pending_start: PendingStart,
+    queue: Mutex<VecDeque<v1::ChildSpec>>,
 }
 
 /// The start of a child that has its turn.
-struct Begun {
-    turn: OwnedSemaphorePermit,
+struct StartTurn {
+    permit: OwnedSemaphorePermit,
     recording: Recording,
     waited: Duration,
     requested: Instant,
@@ -65,8 +65,8 @@ struct Begun {
 pub(super) fn start_children(
     node: &Arc<Node>,
     request: v1::StartChildrenRequest,
-) -> Result<Answers<v1::ForkOutcome>, Failure> {
-    if let Some(reason) = node.pager.not_ready() {
+) -> Result<ResponseReceiver<v1::ForkOutcome>, Failure> {
+    if let Some(reason) = node.pager.not_ready_reason() {
         let step = "fork to another node, or see `farfork nodes` and pager.log in the node's run directory";
         let refused =
             Failure::new(Code::Unavailable, format!("node `{}`", node.name), format!("it takes no children: {reason}"));
@@ -76,10 +76,10 @@ pub(super) fn start_children(
     let missing = || Failure::new(Code::InvalidArgument, "start children", "the request names no seed");
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let count = children.len();
-    let is_fan_out = count > STARTING_MAX;
+    let is_fan_out = count > CONCURRENT_STARTS_MAX;
     let source = SeedAccess::try_from(seed.ok_or_else(missing)?)?;
     let options = StartOptions::try_from(options.unwrap_or_default())?;
-    let attended = (batch != 0).then(|| node.attended.begin(batch));
+    let attended = (batch != 0).then(|| node.attended.register(batch));
     if let Some(attended) = attended.clone() {
         let sink = sink.clone();
         tokio::spawn(async move {
@@ -87,47 +87,51 @@ pub(super) fn start_children(
             drop(attended);
         });
     }
-    let batch = Arc::new(Batch {
+    let batch = Arc::new(StartBatch {
         node: node.clone(),
-        _start: node.starts.begin(source.key.seed.clone()),
+        _pending_start: node.pending_starts.begin(source.key.seed.clone()),
         source,
         options,
         attended,
-        fan_out: FanOut::default(),
+        fan_out: FanOutNetwork::default(),
         shared_payload,
         profile,
-        arrived: Instant::now(),
+        received_at: Instant::now(),
         sink,
         is_fan_out,
-        waiting: Mutex::new(children.into()),
+        queue: Mutex::new(children.into()),
     });
-    if node.engine.copies_zygotes(&batch.options) {
-        node.foresight.asked(&batch.source.key.seed, batch.manner(), count);
+    if node.engine.can_copy_zygote(&batch.options) {
+        node.fork_history.record_local_fork(&batch.source.key.seed, batch.fork_pattern(), count);
     }
     if is_fan_out {
-        tokio::spawn(begin_beside_zygote(batch, count));
+        tokio::spawn(start_fan_out(batch, count));
     } else {
-        begin(&batch, count);
+        spawn_starters(&batch, count);
     }
     Ok(outcomes)
 }
 
 /// Begins as many children as start at once.
-fn begin(batch: &Arc<Batch>, count: usize) {
-    for _ in 0..count.min(STARTING_MAX) {
-        tokio::spawn(start_in_turn(batch.clone(), Next::WhoeverWaits));
+fn spawn_starters(batch: &Arc<StartBatch>, count: usize) {
+    for _ in 0..count.min(CONCURRENT_STARTS_MAX) {
+        tokio::spawn(run_starter(batch.clone(), AfterStart::TakeNext));
     }
 }
 
 /// Begins children when the zygote stands, or whatever became of it. The first child of the whole fork, whose result is wanted first, needs no
 /// zygote, and waits for none; on another node, one begins without where the zygote takes long.
-async fn begin_beside_zygote(batch: Arc<Batch>, count: usize) {
-    let mut zygote =
-        tokio::spawn(zygote::stands(batch.node.clone(), batch.source.clone(), batch.options.clone(), Hatching::Asked));
-    let has_first = batch.waiting().front().is_some_and(|child| child.index == 0);
+async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
+    let mut zygote = tokio::spawn(zygote::wait_zygote_filled(
+        batch.node.clone(),
+        batch.source.clone(),
+        batch.options.clone(),
+        ZygoteTrigger::Requested,
+    ));
+    let has_first = batch.queue().front().is_some_and(|child| child.index == 0);
     let zygote = async {
-        if has_first || timeout(ZYGOTE_PATIENCE, &mut zygote).await.is_err() {
-            tokio::spawn(start_in_turn(batch.clone(), Next::Nobody));
+        if has_first || timeout(REMOTE_ZYGOTE_TIMEOUT, &mut zygote).await.is_err() {
+            tokio::spawn(run_starter(batch.clone(), AfterStart::Stop));
             let _ = zygote.await;
         }
     };
@@ -135,30 +139,30 @@ async fn begin_beside_zygote(batch: Arc<Batch>, count: usize) {
         () = zygote => {}
         () = batch.sink.closed() => return,
     }
-    begin(&batch, count);
+    spawn_starters(&batch, count);
 }
 
 /// Whom a thread starts that has started a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Nobody,
+enum AfterStart {
+    Stop,
     /// As long as there is somebody.
-    WhoeverWaits,
+    TakeNext,
 }
 
 /// Starts children of a batch, one after the other. The engine's work blocks: it has a thread of its own, which finishes even when nobody
 /// waits any more.
-async fn start_in_turn(mut batch: Arc<Batch>, next: Next) {
+async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
     loop {
-        let Ok(turn) = batch.node.starting.clone().acquire_owned().await else { return };
+        let Ok(turn) = batch.node.start_permits.clone().acquire_owned().await else { return };
         if batch.sink.is_closed() {
             return;
         }
-        let begun = batch.begin(turn);
+        let begun = batch.begin_start(turn);
         let queued = begun.recording.span().in_scope(|| tracing::debug_span!(target: phases::TARGET, "resume.thread"));
         let starting = tokio::task::spawn_blocking(move || {
             drop(queued);
-            start_while_free(batch, begun, next)
+            start_while_permitted(batch, begun, next)
         });
         // Of a child whose start broke off, the caller hears when this stream ends.
         batch = match starting.await {
@@ -170,20 +174,20 @@ async fn start_in_turn(mut batch: Arc<Batch>, next: Next) {
 
 /// Starts children as long as there is a turn that nobody else waits for: to go on costs less than to wake another. Gives the batch back where
 /// some are left.
-fn start_while_free(batch: Arc<Batch>, mut begun: Begun, next: Next) -> Option<Arc<Batch>> {
+fn start_while_permitted(batch: Arc<StartBatch>, mut begun: StartTurn, next: AfterStart) -> Option<Arc<StartBatch>> {
     loop {
-        let v1::ChildSpec { index, payload } = batch.waiting().pop_front()?;
+        let v1::ChildSpec { index, payload } = batch.queue().pop_front()?;
         let has_payload = payload.is_some() || batch.shared_payload.is_some();
-        let Begun { turn, recording, waited, requested } = begun;
+        let StartTurn { permit: turn, recording, waited, requested } = begun;
         let started = recording.span().in_scope(|| start_one(&batch, index, payload, requested));
         drop(turn);
         let mut phases = recording.finish();
-        phases::delay(&mut phases, waited);
-        tell(&batch, index, started, phases);
-        let is_last = batch.waiting().is_empty();
-        stand_by_soon(&batch, has_payload);
-        let readying = make_ready(&batch);
-        if is_last || next == Next::Nobody {
+        phases::shift_phases(&mut phases, waited);
+        send_outcome(&batch, index, started, phases);
+        let is_last = batch.queue().is_empty();
+        schedule_prestart(&batch, has_payload);
+        let readying = prewarm_work(&batch);
+        if is_last || next == AfterStart::Stop {
             // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
             drop(batch);
             readying.into_iter().for_each(|make_ready| make_ready());
@@ -191,38 +195,44 @@ fn start_while_free(batch: Arc<Batch>, mut begun: Begun, next: Next) -> Option<A
         }
         readying.map(tokio::task::spawn_blocking);
         // Another request's child that waits has it first.
-        match batch.node.starting.clone().try_acquire_owned() {
+        match batch.node.start_permits.clone().try_acquire_owned() {
             Ok(_) if batch.sink.is_closed() => return None,
-            Ok(turn) => begun = batch.begin(turn),
+            Ok(turn) => begun = batch.begin_start(turn),
             Err(_) => return Some(batch),
         }
     }
 }
 
-impl Batch {
-    fn begin(&self, turn: OwnedSemaphorePermit) -> Begun {
+impl StartBatch {
+    fn begin_start(&self, turn: OwnedSemaphorePermit) -> StartTurn {
         let recording = Recording::start(self.profile, &self.node.name, "resume");
-        Begun { turn, recording, waited: self.arrived.elapsed(), requested: Instant::now() }
+        StartTurn { permit: turn, recording, waited: self.received_at.elapsed(), requested: Instant::now() }
     }
 
     /// In which the next seed's children will be asked for, too. They may run for another time.
-    fn manner(&self) -> Manner {
+    fn fork_pattern(&self) -> ForkPattern {
         let options = StartOptions { timeout: None, ..self.options.clone() };
-        let has_payload = self.shared_payload.is_some() || self.waiting().iter().any(|child| child.payload.is_some());
-        Manner { options, has_payload, is_fan_out: self.is_fan_out }
+        let has_payload = self.shared_payload.is_some() || self.queue().iter().any(|child| child.payload.is_some());
+        ForkPattern { options, has_payload, is_fan_out: self.is_fan_out }
     }
 
     /// Every change is complete under its lock.
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<v1::ChildSpec>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, VecDeque<v1::ChildSpec>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn start_one(batch: &Batch, index: u32, payload: Option<Vec<u8>>, requested: Instant) -> Result<Arc<Child>, Failure> {
-    let Batch { node, source, options, fan_out, shared_payload, is_fan_out, .. } = batch;
+fn start_one(
+    batch: &StartBatch,
+    index: u32,
+    payload: Option<Vec<u8>>,
+    requested: Instant,
+) -> Result<Arc<Child>, Failure> {
+    let StartBatch { node, source, options, fan_out, shared_payload, is_fan_out, .. } = batch;
     let payload = payload.as_deref().or(shared_payload.as_deref());
     let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
-    let room = node.child_budget.admit(&object, options.limits.memory_bytes_max, || node.children.limits_bytes())?;
+    let room =
+        node.child_budget.reserve(&object, options.limits.memory_bytes_max, || node.children.sum_memory_limits())?;
     let newborn = node.engine.start(source, (options, fan_out), (index, !is_fan_out), payload, requested)?;
     drop(room);
     let child = phase!("resume.watch", node.children.add(newborn));
@@ -235,44 +245,46 @@ fn start_one(batch: &Batch, index: u32, payload: Option<Vec<u8>>, requested: Ins
 }
 
 /// What is to be made ready for the next child, if anything.
-fn make_ready(batch: &Batch) -> Option<impl FnOnce() + Send + use<>> {
-    let Batch { node, source, options, .. } = batch;
-    let is_idle = node.starting.available_permits() == STARTING_MAX;
-    node.engine.has_to_make_ready(&source.key.seed, is_idle).then(|| {
+fn prewarm_work(batch: &StartBatch) -> Option<impl FnOnce() + Send + use<>> {
+    let StartBatch { node, source, options, .. } = batch;
+    let is_idle = node.start_permits.available_permits() == CONCURRENT_STARTS_MAX;
+    node.engine.has_prewarm_work(&source.key.seed, is_idle).then(|| {
         let (node, source, options) = (node.clone(), source.clone(), options.clone());
-        move || node.engine.make_ready_for(&source, &options)
+        move || node.engine.prewarm_next_child(&source, &options)
     })
 }
 
 /// Where children are forked one by one, the next ones stand by, if more are expected: like the last, which had a payload, or none. They are made
 /// when that one has had the processors for a while.
-fn stand_by_soon(batch: &Batch, has_payload: bool) {
-    if batch.is_fan_out || batch.node.starting.available_permits() < STARTING_MAX {
+fn schedule_prestart(batch: &StartBatch, has_payload: bool) {
+    if batch.is_fan_out || batch.node.start_permits.available_permits() < CONCURRENT_STARTS_MAX {
         return;
     }
-    let Batch { node, source, options, .. } = batch;
-    let most = node.foresight.still_expected(&source.key.seed).unwrap_or(STANDBYS_MAX);
+    let StartBatch { node, source, options, .. } = batch;
+    let most = node.fork_history.remaining_forks(&source.key.seed).unwrap_or(PRESTARTED_PER_SEED_MAX);
     if most == 0 {
         return;
     }
     let (node, source, options) = (node.clone(), source.clone(), options.clone());
     tokio::spawn(async move {
-        sleep(STANDBY_DELAY).await;
-        let _ = tokio::task::spawn_blocking(move || node.engine.stand_by(&source, &options, has_payload, most)).await;
+        sleep(PRESTART_DELAY).await;
+        let _ =
+            tokio::task::spawn_blocking(move || node.engine.prestart_children(&source, &options, has_payload, most))
+                .await;
     });
 }
 
 /// Tells the outcome. Where the caller has gone, nobody would ever know of the child: it is ended.
-fn tell(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure>, phases: Vec<v1::Phase>) {
+fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Failure>, phases: Vec<v1::Phase>) {
     let node = &batch.node;
     let result = match &started {
         Ok(child) => {
-            node.metrics.resumed(child.record().resume_us);
-            let is_complete = batch.options.strategy.paging == Paging::Eager;
-            Outcome::Child(if is_complete { child.as_ref().into() } else { child.as_started() })
+            node.metrics.record_resume(child.record().resume_us);
+            let is_complete = batch.options.strategy.mode == PagingMode::Eager;
+            Outcome::Child(if is_complete { child.as_ref().into() } else { child.to_started_view() })
         }
         Err(failure) => {
-            node.metrics.failed(Work::Resume, failure);
+            node.metrics.record_failure(Operation::Resume, failure);
             Outcome::Error(failure.clone().into())
         }
     };
@@ -283,17 +295,17 @@ fn tell(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure>, phases:
             let sink = batch.sink.clone();
             tokio::spawn(async move {
                 if sink.send(outcome).await.is_err() {
-                    end_unknown(started);
+                    kill_unclaimed(started);
                 }
             });
         }
-        Err(TrySendError::Closed(_)) => end_unknown(started),
+        Err(TrySendError::Closed(_)) => kill_unclaimed(started),
     }
-    node.children.keep_to_limit(FORGOTTEN_PER_START_MAX);
+    node.children.evict_ended(EVICTED_PER_START_MAX);
 }
 
 /// Ends a child of which nobody has heard.
-fn end_unknown(started: Result<Arc<Child>, Failure>) {
+fn kill_unclaimed(started: Result<Arc<Child>, Failure>) {
     if let Ok(child) = started {
         tracing::info!(child = %child.record().id, "ended: who asked for it has gone");
         // It may have ended by itself.

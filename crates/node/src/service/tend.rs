@@ -8,25 +8,25 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 
-use super::route::child_id;
-use super::stream::{CallerGone, Sink, filled_by, send, unreadable};
+use super::route::parse_child_id;
+use super::stream::{CallerDisconnected, ResponseSender, output_failure, send, spawn_stream};
 use crate::api::v1;
 use crate::api::v1::tend_output::Event;
-use crate::children::{Exit, HeldChild, Stream as File};
+use crate::children::{Exit, HeldChild, OutputStream as File};
 use crate::failure::Failure;
 use crate::node::Node;
 
 /// Waits for each child of this node that comes; see `Peer.Tend`.
-pub(crate) fn tend(
+pub(crate) fn watch_children(
     node: &Arc<Node>,
     mut children: impl Stream<Item = v1::TendInput> + Send + Unpin + 'static,
 ) -> ReceiverStream<Result<v1::TendOutput, Status>> {
     let node = node.clone();
-    filled_by(|sink| async move {
+    spawn_stream(|sink| async move {
         let mut tasks = JoinSet::new();
         while let Some(v1::TendInput { child }) = children.next().await {
             while tasks.try_join_next().is_some() {}
-            tasks.spawn(tend_one(node.clone(), child, sink.clone()));
+            tasks.spawn(watch_child(node.clone(), child, sink.clone()));
         }
         while tasks.join_next().await.is_some() {}
         Ok(())
@@ -34,11 +34,11 @@ pub(crate) fn tend(
 }
 
 /// A child that ends with this, unless it has ended.
-struct Ward(HeldChild);
+struct KillOnDrop(HeldChild);
 
-impl Drop for Ward {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        if self.0.lives() {
+        if self.0.is_alive() {
             tracing::info!(child = %self.0.record().id, "killed: who waited for it has gone");
             // It may have ended by itself.
             let _ = self.0.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
@@ -46,39 +46,39 @@ impl Drop for Ward {
     }
 }
 
-async fn tend_one(node: Arc<Node>, child: String, sink: Sink<v1::TendOutput>) {
-    let told = match child_id(&child).and_then(|id| node.children.hold(&id)) {
-        Ok(known) => see_off(Ward(known), &sink).await,
+async fn watch_child(node: Arc<Node>, child: String, sink: ResponseSender<v1::TendOutput>) {
+    let told = match parse_child_id(&child).and_then(|id| node.children.hold(&id)) {
+        Ok(known) => report_exit(KillOnDrop(known), &sink).await,
         Err(failure) => Err(failure),
     };
     match told {
         // Nobody will ask for it again. Not here, where it would be given up when the program, which knows by now, goes.
         Ok(Some(id)) => drop(tokio::spawn(async move { node.children.remove(&id).await })),
         Ok(None) => {}
-        Err(failure) => drop(send(&sink, output(child, Event::Error(failure.into()))).await),
+        Err(failure) => drop(send(&sink, to_output(child, Event::Error(failure.into()))).await),
     }
 }
 
 /// Waits for a child's end and tells of it; gives its id if all went well with it.
-async fn see_off(ward: Ward, sink: &Sink<v1::TendOutput>) -> Result<Option<ChildId>, Failure> {
+async fn report_exit(ward: KillOnDrop, sink: &ResponseSender<v1::TendOutput>) -> Result<Option<ChildId>, Failure> {
     let child = &ward.0;
     let id = &child.record().id;
-    let ended = child.wait().await;
+    let ended = child.wait_exit().await;
     if child.has_result() {
-        let mut result = child.output(File::Result, None)?;
-        while let Some(piece) = result.next().await.map_err(|error| unreadable(child, &error))? {
-            if let Err(CallerGone) = send(sink, output(id.to_string(), Event::Result(piece))).await {
+        let mut result = child.open_output(File::Result, None)?;
+        while let Some(piece) = result.next_chunk().await.map_err(|error| output_failure(child, &error))? {
+            if let Err(CallerDisconnected) = send(sink, to_output(id.to_string(), Event::Result(piece))).await {
                 return Ok(None);
             }
         }
     }
-    let is_told = send(sink, output(id.to_string(), Event::Ended((&**child).into()))).await.is_ok();
+    let is_told = send(sink, to_output(id.to_string(), Event::Ended((&**child).into()))).await.is_ok();
     if is_told {
-        child.collect();
+        child.mark_collected();
     }
     Ok((is_told && ended.exit == Exit::Code(0)).then(|| id.clone()))
 }
 
-fn output(child: String, event: Event) -> v1::TendOutput {
+fn to_output(child: String, event: Event) -> v1::TendOutput {
     v1::TendOutput { child, event: Some(event) }
 }

@@ -6,38 +6,39 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, timeout};
 
-use crate::engine::{Hatching, SeedAccess, StartOptions};
-use crate::limits::HATCHING_TIMEOUT;
+use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
+use crate::limits::ZYGOTE_TIMEOUT;
 use crate::node::Node;
 
 /// Between two looks whether a zygote has what it is to be given, which takes some ten milliseconds.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Waits until the zygote for children that are started so has what it is to be given, at most [`HATCHING_TIMEOUT`]. Makes it where
 /// there is none; returns at once where there is to be none.
-pub(super) async fn stands(node: Arc<Node>, source: SeedAccess, options: StartOptions, why: Hatching) {
-    if !node.engine.copies_zygotes(&options) {
+pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, options: StartOptions, why: ZygoteTrigger) {
+    if !node.engine.can_copy_zygote(&options) {
         return;
     }
     let seed = source.key.seed.clone();
     let stands = async {
-        if node.engine.zygotes().is_unknown(&seed) {
+        if node.engine.zygote_cache().has_no_entry(&seed) {
             let here = node.clone();
-            in_a_thread(move || here.engine.hatch(&source, &options, (why, Instant::now() + HATCHING_TIMEOUT))).await;
+            run_in_thread(move || here.engine.create_zygote(&source, &options, (why, Instant::now() + ZYGOTE_TIMEOUT)))
+                .await;
         }
-        node.engine.zygotes().settled(&seed).await;
-        while let Some(zygote) = node.engine.zygotes().begun(&seed)
-            && in_a_thread(move || zygote.is_filling()).await == Some(true)
+        node.engine.zygote_cache().wait_created(&seed).await;
+        while let Some(zygote) = node.engine.zygote_cache().find_filling(&seed)
+            && run_in_thread(move || zygote.is_filling()).await == Some(true)
         {
-            sleep(LOOK_INTERVAL).await;
+            sleep(POLL_INTERVAL).await;
         }
     };
-    if timeout(HATCHING_TIMEOUT, stands).await.is_err() {
+    if timeout(ZYGOTE_TIMEOUT, stands).await.is_err() {
         tracing::warn!(%seed, "its zygote is not waited for any longer: children are begun without");
     }
 }
 
 /// What blocks has a thread of its own; `None` after a panic there.
-pub(super) async fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(super) async fn run_in_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()
 }

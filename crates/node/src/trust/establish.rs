@@ -7,24 +7,24 @@ use std::time::SystemTime;
 
 use farfork_trust::member::{self, MemberError};
 use farfork_trust::{
-    Credentials, CredentialsError, Directory, Encryption, Identity, JoinToken, KeyError, NewKey, Role,
+    Credentials, CredentialsError, Encryption, Identity, JoinToken, KeyError, Role, TrustDirectory, UncertifiedKey,
 };
 use farfork_wire::NodeName;
 
 use super::Security;
 use crate::api::v1;
-use crate::client::{cluster_client, network_channel, within};
+use crate::client::{cluster_client, network_channel, request_with_timeout};
 use crate::failure::Failure;
-use crate::gate::Proof;
+use crate::gate::TlsMode;
 use crate::limits::QUERY_TIMEOUT;
 use crate::options::{Options, TrustOptions};
 
 /// The name of a cluster that nobody named.
-const CLUSTER: &str = "farfork";
+const DEFAULT_CLUSTER_NAME: &str = "farfork";
 
 /// Why a node has no place in a cluster.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum EstablishError {
+pub(crate) enum EnrollmentError {
     /// Its directory.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
@@ -38,7 +38,7 @@ pub(crate) enum EstablishError {
     #[error(
         "{directory} has the identity {identity}, and this is node `{name}`; give each node a directory of its own with --trust"
     )]
-    Name {
+    IdentityMismatch {
         /// The directory.
         directory: String,
         /// Who it belongs to.
@@ -67,30 +67,34 @@ pub(crate) enum EstablishError {
 ///
 /// # Errors
 /// [`EstablishError`].
-pub(crate) async fn establish(options: &Options) -> Result<Security, EstablishError> {
+pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, EnrollmentError> {
     let TrustOptions { directory, encryption, token, insecure } = &options.trust;
     if *insecure {
         tracing::warn!(
             "INSECURE: this node trusts whoever reaches its ports, shows nobody who it is, and encrypts nothing (--insecure)"
         );
-        return Ok(Security::Anybody);
+        return Ok(Security::Insecure);
     }
-    let directory = Directory::new(directory);
+    let directory = TrustDirectory::new(directory);
     if !directory.has_identity() {
         match token {
-            Some(token) => join(options, &directory, token).await?,
+            Some(token) => join_cluster(options, &directory, token).await?,
             None if options.join.is_empty() => {
-                let cluster = NodeName::new(CLUSTER).expect("a name");
-                member::init(&directory, &cluster, &options.name, SystemTime::now())?;
+                let cluster = NodeName::new(DEFAULT_CLUSTER_NAME).expect("a name");
+                member::create_cluster(&directory, &cluster, &options.name, SystemTime::now())?;
                 tracing::info!(trust = %directory.root().display(), "made a cluster of its own: it holds the authority");
             }
-            None => return Err(EstablishError::NoToken { directory: shown(&directory) }),
+            None => return Err(EnrollmentError::NoToken { directory: display_path(&directory) }),
         }
     }
     let credentials = Credentials::open(&directory, *encryption)?;
     let identity = credentials.identity();
     if identity.role != Role::Node || identity.name != options.name {
-        return Err(EstablishError::Name { directory: shown(&directory), identity, name: options.name.clone() });
+        return Err(EnrollmentError::IdentityMismatch {
+            directory: display_path(&directory),
+            identity,
+            name: options.name.clone(),
+        });
     }
     if *encryption == Encryption::Off {
         tracing::warn!("what the fabric carries goes in clear to nodes that also say so (--encryption off)");
@@ -99,44 +103,44 @@ pub(crate) async fn establish(options: &Options) -> Result<Security, EstablishEr
     Ok(Security::Members(credentials))
 }
 
-fn shown(directory: &Directory) -> String {
+fn display_path(directory: &TrustDirectory) -> String {
     PathBuf::from(directory.root()).display().to_string()
 }
 
-async fn join(options: &Options, directory: &Directory, token: &JoinToken) -> Result<(), EstablishError> {
+async fn join_cluster(options: &Options, directory: &TrustDirectory, token: &JoinToken) -> Result<(), EnrollmentError> {
     if options.join.is_empty() {
-        return Err(EstablishError::NoAddress);
+        return Err(EnrollmentError::NoAddress);
     }
-    let key = NewKey::generate()?;
-    let request = key.request()?;
+    let key = UncertifiedKey::generate()?;
+    let request = key.certificate_request()?;
     let mut refusals = Vec::new();
     for address in &options.join {
-        match ask(*address, token, &options.name, &request).await {
+        match request_certificate(*address, token, &options.name, &request).await {
             Ok(got) => {
                 let (name, pin) = (&options.name, token.authority);
-                member::install_joined(directory, &key, name, &got.certificate, &got.roster, pin)?;
+                member::install_join(directory, &key, name, &got.certificate, &got.roster, pin)?;
                 tracing::info!(%address, "joined the cluster");
                 return Ok(());
             }
             Err(failure) => refusals.push(failure.to_string()),
         }
     }
-    Err(EstablishError::Refused(refusals.join("; ")))
+    Err(EnrollmentError::Refused(refusals.join("; ")))
 }
 
-async fn ask(
+async fn request_certificate(
     address: SocketAddr,
     token: &JoinToken,
     name: &NodeName,
     request: &[u8],
 ) -> Result<v1::Credentials, Failure> {
-    let mut client = cluster_client(network_channel(address, None, Proof::Pin(token.authority)));
+    let mut client = cluster_client(network_channel(address, None, TlsMode::PinnedAuthority(token.authority)));
     let request = v1::JoinRequest {
         name: name.to_string(),
         request: request.to_vec(),
         passed_on_for: String::new(),
-        proof: token.prove(name, request).as_bytes().to_vec(),
+        proof: token.create_proof(name, request).as_bytes().to_vec(),
     };
-    let answer = client.join(within(QUERY_TIMEOUT, request)).await;
+    let answer = client.join(request_with_timeout(QUERY_TIMEOUT, request)).await;
     Ok(answer.map_err(|status| Failure::from_status(format!("node at {address}"), &status))?.into_inner())
 }

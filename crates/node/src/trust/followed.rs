@@ -5,13 +5,13 @@ use farfork_wire::NodeName;
 
 /// Its number, and whom it revokes.
 #[derive(Debug, Default)]
-pub(crate) struct Followed {
+pub(crate) struct AppliedRoster {
     counter: u64,
     revocations: Vec<Revocation>,
 }
 
-impl Followed {
-    pub(crate) fn of(roster: &Roster) -> Self {
+impl AppliedRoster {
+    pub(crate) fn from_roster(roster: &Roster) -> Self {
         Self { counter: roster.counter(), revocations: roster.revocations().to_vec() }
     }
 
@@ -32,6 +32,6 @@ impl Followed {
 }
 
 fn revoked_node(entry: &Revocation) -> Option<NodeName> {
-    let bearer: Identity = entry.bearer.parse().ok()?;
+    let bearer: Identity = entry.subject.parse().ok()?;
     (bearer.role == Role::Node).then_some(bearer.name)
 }

@@ -11,11 +11,11 @@ use farfork_wire::NodeName;
 /// The names, since when, and for which request for a certificate. A name is kept for as long as a silent member counts
 /// as alive: by then the machine has spoken, or will not.
 #[derive(Debug, Default)]
-pub(crate) struct Given(Mutex<HashMap<NodeName, (Instant, Vec<u8>)>>);
+pub(crate) struct NameReservations(Mutex<HashMap<NodeName, (Instant, Vec<u8>)>>);
 
-impl Given {
+impl NameReservations {
     /// Gives a name, unless another request has it. The same one may ask again, as its answer may have been lost.
-    pub(crate) fn give(&self, name: &NodeName, request: &[u8], now: Instant) -> bool {
+    pub(crate) fn reserve(&self, name: &NodeName, request: &[u8], now: Instant) -> bool {
         let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         given.retain(|_, (since, _)| now.saturating_duration_since(*since) < UNREACHABLE_AFTER);
         let (_, holder) = given.entry(name.clone()).or_insert_with(|| (now, request.to_vec()));
@@ -23,7 +23,7 @@ impl Given {
     }
 
     /// A machine has spoken as a node of this name: membership knows it from now on.
-    pub(crate) fn has_spoken(&self, name: &NodeName) {
+    pub(crate) fn release(&self, name: &NodeName) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 }
@@ -34,14 +34,14 @@ mod tests {
 
     #[test]
     fn of_two_that_join_at_once_one_gets_the_name() {
-        let (given, now) = (Given::default(), Instant::now());
+        let (given, now) = (NameReservations::default(), Instant::now());
         let (one, other) = (NodeName::new("one").unwrap(), NodeName::new("other").unwrap());
-        assert!(given.give(&one, b"first", now));
-        assert!(!given.give(&one, b"second", now));
-        assert!(given.give(&one, b"first", now), "it asks again");
-        assert!(given.give(&other, b"second", now));
-        assert!(given.give(&one, b"second", now + UNREACHABLE_AFTER), "the first one never came");
-        given.has_spoken(&other);
-        assert!(given.give(&other, b"third", now), "whether it lives is not known here");
+        assert!(given.reserve(&one, b"first", now));
+        assert!(!given.reserve(&one, b"second", now));
+        assert!(given.reserve(&one, b"first", now), "it asks again");
+        assert!(given.reserve(&other, b"second", now));
+        assert!(given.reserve(&one, b"second", now + UNREACHABLE_AFTER), "the first one never came");
+        given.release(&other);
+        assert!(given.reserve(&other, b"third", now), "whether it lives is not known here");
     }
 }

@@ -5,18 +5,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use farfork_trust::member::{self, Issued};
-use farfork_trust::{Credentials, NODE_VALID, NewKey};
+use farfork_trust::member::{self, IssuedCertificate};
+use farfork_trust::{Credentials, NODE_VALID, UncertifiedKey};
 use tonic::Code;
 
 use crate::api::v1;
-use crate::client::{cluster_client, within};
+use crate::client::{cluster_client, request_with_timeout};
 use crate::failure::Failure;
 use crate::limits::QUERY_TIMEOUT;
 use crate::peers::Peers;
 
 /// Between two looks at the own certificate: an authority's rotation reaches all nodes within some of these.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// After a renewal that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
@@ -25,15 +25,15 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 const RENEW_AFTER: Duration = Duration::from_secs(NODE_VALID.as_secs() / 3 * 2);
 
 /// Keeps this node's certificate good until the daemon stops.
-pub(crate) async fn keep(peers: Arc<Peers>) {
+pub(crate) async fn run_renewal(peers: Arc<Peers>) {
     let Some(credentials) = peers.security().credentials().cloned() else { return };
     loop {
-        tokio::time::sleep(LOOK_INTERVAL).await;
-        let age = SystemTime::now().duration_since(credentials.issued()).unwrap_or_default();
-        if age < RENEW_AFTER && credentials.is_of_current_authority() {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let age = SystemTime::now().duration_since(credentials.issued_at()).unwrap_or_default();
+        if age < RENEW_AFTER && credentials.is_issued_by_current_authority() {
             continue;
         }
-        match renew(&peers).await {
+        match renew_certificate(&peers).await {
             Ok(()) => tracing::info!("this node has a new key and certificate"),
             Err(failure) => {
                 tracing::warn!("this node's certificate is not renewed: {failure}; it is tried again");
@@ -44,17 +44,18 @@ pub(crate) async fn keep(peers: Arc<Peers>) {
 }
 
 /// Another node has a roster of this number.
-pub(crate) async fn learn(peers: &Peers, address: SocketAddr, counter: u64) -> Result<(), Failure> {
+pub(crate) async fn fetch_roster(peers: &Peers, address: SocketAddr, counter: u64) -> Result<(), Failure> {
     let Some(credentials) = peers.security().credentials() else { return Ok(()) };
     if counter <= credentials.roster_counter() {
         return Ok(());
     }
     let object = format!("roster of the node at {address}");
     let mut client = cluster_client(peers.channel(address));
-    let answer = client.get_roster(within(QUERY_TIMEOUT, v1::GetRosterRequest {})).await;
+    let answer = client.get_roster(request_with_timeout(QUERY_TIMEOUT, v1::GetRosterRequest {})).await;
     let roster = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().roster;
-    let adopted =
-        blocking(credentials, move |credentials| credentials.adopt_roster(&roster).map_err(|e| e.to_string()));
+    let adopted = with_credentials(credentials, move |credentials| {
+        credentials.install_roster(&roster).map_err(|e| e.to_string())
+    });
     let adopted = adopted.await.map_err(|cause| Failure::new(Code::FailedPrecondition, &object, cause))?;
     if adopted {
         tracing::info!(from = %address, counter, "a newer roster is in force");
@@ -66,43 +67,44 @@ pub(crate) async fn learn(peers: &Peers, address: SocketAddr, counter: u64) -> R
 ///
 /// # Errors
 /// No node that answers holds it; or it could not be written.
-pub(crate) async fn renew(peers: &Peers) -> Result<(), Failure> {
-    let object = format!("certificate of node `{}`", peers.my_name());
+pub(crate) async fn renew_certificate(peers: &Peers) -> Result<(), Failure> {
+    let object = format!("certificate of node `{}`", peers.local_name());
     let failed = |cause: String| Failure::new(Code::Internal, &object, cause);
     let credentials = peers
         .security()
         .credentials()
         .ok_or_else(|| failed("it trusts everybody".to_owned()).with_next_step("start the node without --insecure"))?;
-    let key = NewKey::generate().map_err(|error| failed(error.to_string()))?;
-    let request = key.request().map_err(|error| failed(error.to_string()))?;
+    let key = UncertifiedKey::generate().map_err(|error| failed(error.to_string()))?;
+    let request = key.certificate_request().map_err(|error| failed(error.to_string()))?;
     let issued = if credentials.directory().holds_authority() {
         let issue = move |credentials: &Credentials| {
-            let issued = member::renew(credentials.directory(), &credentials.own(), &request, SystemTime::now);
+            let issued =
+                member::renew_certificate(credentials.directory(), &credentials.own_peer(), &request, SystemTime::now);
             issued.map_err(|error| error.to_string())
         };
-        let Issued { certificate, roster } = blocking(credentials, issue).await.map_err(failed)?;
+        let IssuedCertificate { certificate, roster } = with_credentials(credentials, issue).await.map_err(failed)?;
         v1::Credentials { certificate, roster }
     } else {
-        ask_others(peers, request, &object).await?
+        request_from_peers(peers, request, &object).await?
     };
     let install = move |credentials: &Credentials| {
         // It may be of an authority that this node has not heard of yet.
-        credentials.adopt_roster(&issued.roster).map_err(|error| error.to_string())?;
-        member::install_renewed(credentials.directory(), &key, &issued.certificate)
+        credentials.install_roster(&issued.roster).map_err(|error| error.to_string())?;
+        member::install_renewal(credentials.directory(), &key, &issued.certificate)
             .map_err(|error| error.to_string())?;
         credentials.reload();
         Ok(())
     };
-    blocking(credentials, install).await.map_err(failed)?;
-    peers.connect_anew();
+    with_credentials(credentials, install).await.map_err(failed)?;
+    peers.drop_channels();
     Ok(())
 }
 
-async fn ask_others(peers: &Peers, request: Vec<u8>, object: &str) -> Result<v1::Credentials, Failure> {
+async fn request_from_peers(peers: &Peers, request: Vec<u8>, object: &str) -> Result<v1::Credentials, Failure> {
     let mut refusals = Vec::new();
     for member in peers.others_alive() {
         let mut client = cluster_client(peers.channel(member.address));
-        match client.renew(within(QUERY_TIMEOUT, v1::RenewRequest { request: request.clone() })).await {
+        match client.renew(request_with_timeout(QUERY_TIMEOUT, v1::RenewRequest { request: request.clone() })).await {
             Ok(answer) => return Ok(answer.into_inner()),
             Err(status) => refusals.push(Failure::from_status(format!("node {}", member.name), &status).to_string()),
         }
@@ -113,7 +115,7 @@ async fn ask_others(peers: &Peers, request: Vec<u8>, object: &str) -> Result<v1:
 }
 
 /// Works with files on a thread of its own.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(super) async fn with_credentials<T: Send + 'static>(
     credentials: &Credentials,
     work: impl FnOnce(&Credentials) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {

@@ -12,12 +12,12 @@ mod turns;
 
 use farfork_trust::Credentials;
 
-use crate::gate::Proof;
+use crate::gate::TlsMode;
 
-pub(crate) use establish::{EstablishError, establish};
-pub(crate) use followed::Followed;
-pub(crate) use given::Given;
-pub(crate) use keep::{keep, learn};
+pub(crate) use establish::{EnrollmentError, load_or_enroll};
+pub(crate) use followed::AppliedRoster;
+pub(crate) use given::NameReservations;
+pub(crate) use keep::{fetch_roster, run_renewal};
 pub(crate) use service::ClusterService;
 
 /// Whom a node trusts.
@@ -26,7 +26,7 @@ pub(crate) enum Security {
     /// Members of its cluster.
     Members(Credentials),
     /// Whoever reaches it: it was told so.
-    Anybody,
+    Insecure,
 }
 
 impl Security {
@@ -34,12 +34,12 @@ impl Security {
     pub(crate) fn credentials(&self) -> Option<&Credentials> {
         match self {
             Self::Members(credentials) => Some(credentials),
-            Self::Anybody => None,
+            Self::Insecure => None,
         }
     }
 
     /// What it shows to other nodes.
-    pub(crate) fn proof(&self) -> Proof {
-        self.credentials().map_or(Proof::Nothing, |credentials| Proof::Member(credentials.clone()))
+    pub(crate) fn tls_mode(&self) -> TlsMode {
+        self.credentials().map_or(TlsMode::Plaintext, |credentials| TlsMode::Mutual(credentials.clone()))
     }
 }

@@ -5,19 +5,19 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use farfork_trust::member::{self, Issued, MemberError};
-use farfork_trust::{Credentials, JoinProof, REQUEST_BYTES_MAX, Throttle};
+use farfork_trust::member::{self, IssuedCertificate, MemberError};
+use farfork_trust::{Credentials, JoinProof, JoinThrottle, REQUEST_BYTES_MAX};
 use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
 
-use super::keep::{blocking, renew};
-use super::turns::Turns;
+use super::keep::{renew_certificate, with_credentials};
+use super::turns::JoinLimiter;
 use crate::api::v1;
 use crate::auth::Caller;
-use crate::client::{cluster_client, within};
+use crate::client::{cluster_client, request_with_timeout};
 use crate::failure::Failure;
-use crate::gate::ArrivalInfo;
+use crate::gate::ConnectionInfo;
 use crate::limits::QUERY_TIMEOUT;
 use crate::peers::Peers;
 
@@ -25,27 +25,27 @@ use crate::peers::Peers;
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterService {
     peers: Arc<Peers>,
-    throttle: Arc<Mutex<Throttle>>,
-    turns: Arc<Turns>,
+    throttle: Arc<Mutex<JoinThrottle>>,
+    join_limiter: Arc<JoinLimiter>,
 }
 
 impl ClusterService {
     pub(crate) fn new(peers: Arc<Peers>) -> Self {
-        Self { peers, throttle: Arc::default(), turns: Arc::default() }
+        Self { peers, throttle: Arc::default(), join_limiter: Arc::default() }
     }
 
     fn credentials(&self) -> Result<&Credentials, Failure> {
-        let object = format!("node `{}`", self.peers.my_name());
+        let object = format!("node `{}`", self.peers.local_name());
         let failure =
             || Failure::new(Code::FailedPrecondition, object, "it was started with --insecure and trusts everybody");
         self.peers.security().credentials().ok_or_else(failure)
     }
 
-    fn throttle(&self) -> std::sync::MutexGuard<'_, Throttle> {
+    fn throttle(&self) -> std::sync::MutexGuard<'_, JoinThrottle> {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn admit(
+    async fn admit_machine(
         &self,
         from: IpAddr,
         is_passed_on: bool,
@@ -53,11 +53,11 @@ impl ClusterService {
     ) -> Result<v1::Credentials, Failure> {
         let object = format!("node `{}` from {from}", request.name);
         let credentials = self.credentials()?;
-        let _turn = self.turns.take(from).ok_or_else(|| {
+        let _turn = self.join_limiter.acquire(from).ok_or_else(|| {
             let cause = "too many requests to join come from there at once";
             Failure::new(Code::ResourceExhausted, &object, cause).with_next_step("try again when those have ended")
         })?;
-        let wait = self.throttle().wait(from, Instant::now());
+        let wait = self.throttle().remaining_wait(from, Instant::now());
         if !wait.is_zero() {
             let cause = "too many wrong join tokens came from there";
             let step =
@@ -67,22 +67,22 @@ impl ClusterService {
         let name = NodeName::new(&request.name);
         let name = name.map_err(|error| Failure::new(Code::InvalidArgument, &object, error))?;
         let admitted = if credentials.directory().holds_authority() {
-            self.admit_here(credentials, name, &object, request).await
+            self.sign_join(credentials, name, &object, request).await
         } else if is_passed_on {
             tracing::info!("{object} was passed on to this node, which does not hold the authority");
-            Err(not_here(&object))
+            Err(no_authority_failure(&object))
         } else {
-            self.pass_on(from, &object, request).await
+            self.forward_to_authority(from, &object, request).await
         };
         if admitted.as_ref().is_err_and(|failure| failure.code() == Code::Unauthenticated) {
-            let wrong = self.throttle().wrong(from, Instant::now());
+            let wrong = self.throttle().record_wrong_token(from, Instant::now());
             let total = self.throttle().wrong_total();
             tracing::warn!(%from, wrong, total, "a wrong join token");
         }
         admitted
     }
 
-    async fn admit_here(
+    async fn sign_join(
         &self,
         credentials: &Credentials,
         name: NodeName,
@@ -97,44 +97,50 @@ impl ClusterService {
         let admit = move |credentials: &Credentials| {
             let request = &request.request;
             check_length(request)?;
-            let is_free = || peers.given().give(&wanted, request, Instant::now()) && !peers.is_alive(&wanted);
-            member::admit(credentials.directory(), &proof, request, &wanted, is_free, SystemTime::now)
+            let is_free =
+                || peers.reserved_names().reserve(&wanted, request, Instant::now()) && !peers.is_alive(&wanted);
+            member::admit_node(credentials.directory(), &proof, request, &wanted, is_free, SystemTime::now)
         };
-        let issued = sign(credentials, object, admit).await?;
+        let issued = run_authority(credentials, object, admit).await?;
         tracing::info!(node = %name, "joins with a token");
         Ok(issued)
     }
 
     /// One request is passed on as one, to the node that said it holds the authority: whoever has no certificate does not
     /// have the whole cluster work.
-    async fn pass_on(&self, from: IpAddr, object: &str, request: v1::JoinRequest) -> Result<v1::Credentials, Failure> {
+    async fn forward_to_authority(
+        &self,
+        from: IpAddr,
+        object: &str,
+        request: v1::JoinRequest,
+    ) -> Result<v1::Credentials, Failure> {
         let request = v1::JoinRequest { passed_on_for: from.to_string(), ..request };
-        let holder = self.peers.authority_at().ok_or_else(|| not_here(object))?;
+        let holder = self.peers.authority_address().ok_or_else(|| no_authority_failure(object))?;
         let mut client = cluster_client(self.peers.channel(holder));
-        match client.join(within(QUERY_TIMEOUT, request)).await {
+        match client.join(request_with_timeout(QUERY_TIMEOUT, request)).await {
             Ok(answer) => Ok(answer.into_inner()),
             Err(status) if status.code() == Code::FailedPrecondition || status.code() == Code::Unavailable => {
-                Err(not_here(object))
+                Err(no_authority_failure(object))
             }
             Err(status) => Err(Failure::from_status(object, &status)),
         }
     }
 }
 
-fn not_here(object: &str) -> Failure {
+fn no_authority_failure(object: &str) -> Failure {
     Failure::new(Code::FailedPrecondition, object, "no node that answers here holds the cluster's authority")
         .with_next_step("join at the node where `farfork cluster init` was run")
 }
 
 /// Works with the authority's files, and says in a request's words what came of it.
-async fn sign(
+async fn run_authority(
     credentials: &Credentials,
     object: &str,
-    work: impl FnOnce(&Credentials) -> Result<Issued, MemberError> + Send + 'static,
+    work: impl FnOnce(&Credentials) -> Result<IssuedCertificate, MemberError> + Send + 'static,
 ) -> Result<v1::Credentials, Failure> {
-    let issued = blocking(credentials, move |credentials| Ok(work(credentials))).await;
+    let issued = with_credentials(credentials, move |credentials| Ok(work(credentials))).await;
     let issued = issued.map_err(|panic| Failure::new(Code::Internal, object, panic))?;
-    let Issued { certificate, roster } = issued.map_err(|error| refused(object, &error))?;
+    let IssuedCertificate { certificate, roster } = issued.map_err(|error| refusal(object, &error))?;
     Ok(v1::Credentials { certificate, roster })
 }
 
@@ -142,7 +148,7 @@ fn check_length(request: &[u8]) -> Result<(), MemberError> {
     if request.len() > REQUEST_BYTES_MAX { Err(MemberError::TooLong) } else { Ok(()) }
 }
 
-fn refused(object: &str, error: &MemberError) -> Failure {
+fn refusal(object: &str, error: &MemberError) -> Failure {
     let code = match error {
         MemberError::Token(_) => Code::Unauthenticated,
         MemberError::NameTaken => Code::AlreadyExists,
@@ -161,7 +167,7 @@ fn refused(object: &str, error: &MemberError) -> Failure {
 impl v1::cluster_server::Cluster for ClusterService {
     async fn join(&self, request: Request<v1::JoinRequest>) -> Result<Response<v1::Credentials>, Status> {
         let is_node = matches!(request.extensions().get(), Some(Caller::Member(_)));
-        let address = request.extensions().get::<ArrivalInfo>().map(|arrival| arrival.address.ip());
+        let address = request.extensions().get::<ConnectionInfo>().map(|arrival| arrival.address.ip());
         let mut from = address.unwrap_or(IpAddr::from([0, 0, 0, 0]));
         let request = request.into_inner();
         // Only a node's word counts for where somebody else came from.
@@ -171,7 +177,7 @@ impl v1::cluster_server::Cluster for ClusterService {
         {
             from = origin;
         }
-        Ok(Response::new(self.admit(from, is_passed_on, request).await?))
+        Ok(Response::new(self.admit_machine(from, is_passed_on, request).await?))
     }
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Result<Response<v1::Credentials>, Status> {
@@ -181,14 +187,14 @@ impl v1::cluster_server::Cluster for ClusterService {
         let object = format!("certificate of {peer}");
         let credentials = self.credentials()?;
         if !credentials.directory().holds_authority() {
-            return Err(not_here(&object).into());
+            return Err(no_authority_failure(&object).into());
         }
         let request = request.into_inner().request;
         let renew = move |credentials: &Credentials| {
             check_length(&request)?;
-            member::renew(credentials.directory(), &peer, &request, SystemTime::now)
+            member::renew_certificate(credentials.directory(), &peer, &request, SystemTime::now)
         };
-        let signed = sign(credentials, &object, renew).await?;
+        let signed = run_authority(credentials, &object, renew).await?;
         tracing::info!("{object} is renewed");
         Ok(Response::new(signed))
     }
@@ -200,8 +206,8 @@ impl v1::cluster_server::Cluster for ClusterService {
 
     async fn rotate(&self, request: Request<v1::RotateRequest>) -> Result<Response<v1::RotateResponse>, Status> {
         let mut response = v1::RotateResponse::default();
-        match renew(&self.peers).await {
-            Ok(()) => response.nodes.push(self.peers.my_name().to_string()),
+        match renew_certificate(&self.peers).await {
+            Ok(()) => response.nodes.push(self.peers.local_name().to_string()),
             Err(failure) => response.failed.push(failure.into()),
         }
         if request.into_inner().all_nodes {
@@ -209,7 +215,9 @@ impl v1::cluster_server::Cluster for ClusterService {
             for member in self.peers.others_alive() {
                 let mut client = cluster_client(self.peers.channel(member.address));
                 asked.spawn(async move {
-                    let answer = client.rotate(within(QUERY_TIMEOUT, v1::RotateRequest { all_nodes: false })).await;
+                    let answer = client
+                        .rotate(request_with_timeout(QUERY_TIMEOUT, v1::RotateRequest { all_nodes: false }))
+                        .await;
                     answer.map_err(|status| Failure::from_status(format!("node {}", member.name), &status))
                 });
             }

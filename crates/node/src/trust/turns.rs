@@ -11,31 +11,31 @@ pub(crate) const JOINS_PER_ADDRESS_MAX: usize = 8;
 
 /// The addresses whose requests are under way, and how many of each.
 #[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<HashMap<IpAddr, usize>>);
+pub(crate) struct JoinLimiter(Mutex<HashMap<IpAddr, usize>>);
 
 /// One request that is under way.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    turns: Arc<Turns>,
+pub(crate) struct JoinPermit {
+    limiter: Arc<JoinLimiter>,
     from: IpAddr,
 }
 
-impl Turns {
+impl JoinLimiter {
     /// A turn for a request from there; none while there are too many.
-    pub(crate) fn take(self: &Arc<Self>, from: IpAddr) -> Option<Turn> {
+    pub(crate) fn acquire(self: &Arc<Self>, from: IpAddr) -> Option<JoinPermit> {
         let mut under_way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = under_way.entry(from).or_default();
         if *count >= JOINS_PER_ADDRESS_MAX {
             return None;
         }
         *count += 1;
-        Some(Turn { turns: self.clone(), from })
+        Some(JoinPermit { limiter: self.clone(), from })
     }
 }
 
-impl Drop for Turn {
+impl Drop for JoinPermit {
     fn drop(&mut self) {
-        let mut under_way = self.turns.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self.limiter.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = under_way.get_mut(&self.from) {
             *count -= 1;
             if *count == 0 {
@@ -51,13 +51,13 @@ mod tests {
 
     #[test]
     fn each_address_has_its_turns_and_gets_them_back() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(JoinLimiter::default());
         let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let held: Vec<Turn> = (0..JOINS_PER_ADDRESS_MAX).map(|_| turns.take(one).unwrap()).collect();
-        assert!(turns.take(one).is_none());
-        assert!(turns.take(other).is_some(), "others are not disturbed");
+        let held: Vec<JoinPermit> = (0..JOINS_PER_ADDRESS_MAX).map(|_| turns.acquire(one).unwrap()).collect();
+        assert!(turns.acquire(one).is_none());
+        assert!(turns.acquire(other).is_some(), "others are not disturbed");
         drop(held);
-        assert!(turns.take(one).is_some());
+        assert!(turns.acquire(one).is_some());
         assert!(turns.0.lock().unwrap().is_empty(), "nothing is kept of whoever is done");
     }
 }

@@ -8,10 +8,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use farfork_node::api::v1::{self, JoinRequest, KillRequest, ListNodesRequest};
-use farfork_node::client::{connect_for_cluster, connect_network, within};
+use farfork_node::client::{connect_cluster, connect_network, request_with_timeout};
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, NewKey, Role, TOKEN_VALID, member};
+use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TOKEN_VALID, TrustDirectory, UncertifiedKey, member};
 use rustix::process::Signal;
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -35,13 +35,13 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("keys_and_authority_rotate_under_running_nodes", rotates),
 ];
 
-fn open(directory: &Directory) -> Credentials {
+fn open(directory: &TrustDirectory) -> Credentials {
     Credentials::open(directory, Encryption::On).expect("credentials")
 }
 
-fn issue(first: &Directory, role: Role, member: &str, at: SystemTime, valid: Duration) -> Credentials {
-    let into = Directory::new(first.root().with_file_name(format!("issued-{role}-{member}")));
-    member::issue_directory(first, &into, role, &name(member), at, valid).expect("it is issued");
+fn issue(first: &TrustDirectory, role: Role, member: &str, at: SystemTime, valid: Duration) -> Credentials {
+    let into = TrustDirectory::new(first.root().with_file_name(format!("issued-{role}-{member}")));
+    member::issue_client_directory(first, &into, role, &name(member), at, valid).expect("it is issued");
     open(&into)
 }
 
@@ -49,7 +49,7 @@ fn issue(first: &Directory, role: Role, member: &str, at: SystemTime, valid: Dur
 fn ask(address: SocketAddr, credentials: &Credentials) -> Result<usize, Failure> {
     block_on(async {
         let mut client = connect_network(address, credentials).await?;
-        let answer = client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await;
+        let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await;
         Ok(answer.map_err(|status| Failure::from_status("nodes", &status))?.into_inner().nodes.len())
     })
 }
@@ -58,19 +58,19 @@ fn kill(address: SocketAddr, credentials: &Credentials) -> Failure {
     block_on(async {
         let mut client = connect_network(address, credentials).await.expect("it may come in");
         let request = KillRequest { child: "a.c0123456789abcdef".to_owned(), signal: 9 };
-        let answer = client.kill(within(QUERY_TIMEOUT, request)).await;
+        let answer = client.kill(request_with_timeout(QUERY_TIMEOUT, request)).await;
         Failure::from_status("kill", &answer.expect_err("there is no such child"))
     })
 }
 
-fn write_token(first: &Directory, run_dir: &Path) {
-    let token = member::draw_token(first, SystemTime::now(), TOKEN_VALID).expect("a token");
+fn write_token(first: &TrustDirectory, run_dir: &Path) {
+    let token = member::create_join_token(first, SystemTime::now(), TOKEN_VALID).expect("a token");
     fs::write(token_file(run_dir), token.to_text().as_bytes()).expect("a file");
 }
 
 fn joins() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
     let b = Node::start("b", &dir_b, Some(a.address()));
     // By a node that does not hold the authority: it passes the machine on.
@@ -89,27 +89,27 @@ fn joins() {
 /// What a node gets to see that passes a machine on.
 fn seen_on_its_way() {
     let (_parent, dir_a, _) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
-    let token = member::draw_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token");
-    let (machine, thief) = (NewKey::generate().expect("a key"), NewKey::generate().expect("a key"));
-    let [request, stolen] = [&machine, &thief].map(|key| key.request().expect("a request"));
+    let token = member::create_join_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token");
+    let (machine, thief) = (UncertifiedKey::generate().expect("a key"), UncertifiedKey::generate().expect("a key"));
+    let [request, stolen] = [&machine, &thief].map(|key| key.certificate_request().expect("a request"));
     let seen = JoinRequest {
         name: "c".to_owned(),
-        proof: token.prove(&name("c"), &request).as_bytes().to_vec(),
+        proof: token.create_proof(&name("c"), &request).as_bytes().to_vec(),
         request,
         passed_on_for: String::new(),
     };
     let join = |request: JoinRequest| {
         block_on(async {
-            let mut client = connect_for_cluster(&a.run_dir.socket()).await.expect("it answers");
-            let answer = client.join(within(QUERY_TIMEOUT, request)).await;
+            let mut client = connect_cluster(&a.run_dir.socket()).await.expect("it answers");
+            let answer = client.join(request_with_timeout(QUERY_TIMEOUT, request)).await;
             answer.map(|answer| answer.into_inner()).map_err(|status| status.code())
         })
     };
-    let install = |key: &NewKey, answer: &v1::Credentials, into: &str| {
-        let into = Directory::new(dir_a.with_file_name(into));
-        member::install_joined(&into, key, &name("c"), &answer.certificate, &answer.roster, token.authority)
+    let install = |key: &UncertifiedKey, answer: &v1::Credentials, into: &str| {
+        let into = TrustDirectory::new(dir_a.with_file_name(into));
+        member::install_join(&into, key, &name("c"), &answer.certificate, &answer.roster, token.authority)
     };
     let answer = join(seen.clone()).expect("it joins");
     install(&machine, &answer, "machine").expect("it is its own certificate");
@@ -128,9 +128,9 @@ fn guesses() {
     let (_parent, dir_a, _) = run_dirs();
     let a = Node::start("a", &dir_a, None);
     let dir_c = dir_a.with_file_name("c");
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     // Of the right cluster, and with a secret that was never drawn.
-    let pin = member::draw_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token").authority;
+    let pin = member::create_join_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token").authority;
     let mut last = String::new();
     for guess in 0..5 {
         fs::write(token_file(&dir_c), format!("farfork-join-1.{guess:032x}.{pin}")).expect("a file");
@@ -147,14 +147,16 @@ fn guesses_at_once() {
     const GUESSES: usize = 64;
     let (_parent, dir_a, _) = run_dirs();
     let a = Node::start("a", &dir_a, None);
-    let request = NewKey::generate().expect("a key").request().expect("a request");
+    let request = UncertifiedKey::generate().expect("a key").certificate_request().expect("a request");
     let guess = JoinRequest { name: "c".to_owned(), proof: vec![7; 32], request, passed_on_for: String::new() };
     let looked_at = block_on(async {
-        let client = connect_for_cluster(&a.run_dir.socket()).await.expect("it answers");
+        let client = connect_cluster(&a.run_dir.socket()).await.expect("it answers");
         let mut asked = JoinSet::new();
         for _ in 0..GUESSES {
             let (mut client, guess) = (client.clone(), guess.clone());
-            asked.spawn(async move { client.join(within(QUERY_TIMEOUT, guess)).await.expect_err("a guess").code() });
+            asked.spawn(async move {
+                client.join(request_with_timeout(QUERY_TIMEOUT, guess)).await.expect_err("a guess").code()
+            });
         }
         asked.join_all().await.into_iter().filter(|code| *code == Code::Unauthenticated).count()
     });
@@ -163,7 +165,7 @@ fn guesses_at_once() {
 
 fn passed_on_once() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let mut a = Node::start("a", &dir_a, None);
     let b = Node::start("b", &dir_b, Some(a.address()));
     let third = Node::start("a2", &dir_a.with_file_name("a2"), Some(a.address()));
@@ -188,7 +190,7 @@ fn no_token() {
     assert!(said.contains("--token-file") && said.contains("farfork cluster token"), "{said}");
     // Another cluster's token: the machine finds that out before it shows the secret.
     let (_other, other_dir, _) = run_dirs();
-    write_token(&Directory::new(trust_dir(&other_dir, "a")), &dir_a.with_file_name("c"));
+    write_token(&TrustDirectory::new(trust_dir(&other_dir, "a")), &dir_a.with_file_name("c"));
     let mut c = Node::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
     assert!(!c.wait().success());
     assert!(c.said().contains("no node of the cluster that the join token is for"), "{}", c.said());
@@ -200,14 +202,14 @@ fn first() {
     let run_dir = parent.path().join("alone");
     let alone = Node::start("alone", &run_dir, None);
     alone.says(&["made a cluster of its own"]);
-    assert!(Directory::new(trust_dir(&run_dir, "alone")).holds_authority());
+    assert!(TrustDirectory::new(trust_dir(&run_dir, "alone")).holds_authority());
     let another = Node::spawn("other", &run_dir.with_file_name("other"), None);
     drop(another);
 }
 
 fn roles() {
     let (_parent, dir_a, _) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
     let now = SystemTime::now();
     for (role, may_kill) in [(Role::Node, true), (Role::Client, true), (Role::ReadOnly, false)] {
@@ -222,11 +224,11 @@ fn roles() {
 
 fn strangers() {
     let (_parent, dir_a, _) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
     let member = issue(&first, Role::Client, "member", SystemTime::now(), NODE_VALID);
     let (_other, other_dir, _) = run_dirs();
-    let stranger = open(&Directory::new(trust_dir(&other_dir, "a")));
+    let stranger = open(&TrustDirectory::new(trust_dir(&other_dir, "a")));
     let failure = ask(a.address(), &stranger).expect_err("the authority is another");
     assert!(failure.to_string().contains("farfork://test/node/a is not signed by an authority"), "{failure}");
 
@@ -258,12 +260,12 @@ fn strangers() {
 
 fn revoked() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
     let b = Node::start("b", &dir_b, Some(a.address()));
     let out = issue(&first, Role::Node, "out", SystemTime::now(), NODE_VALID);
     assert_eq!(ask(a.address(), &out).expect("still a member"), 2);
-    member::revoke(&first, Role::Node, &name("out"), SystemTime::now).expect("it is revoked");
+    member::revoke_identity(&first, Role::Node, &name("out"), SystemTime::now).expect("it is revoked");
     for node in [&a, &b] {
         let refused = until("it is out", || ask(node.address(), &out).err());
         assert!(refused.to_string().contains("revoked"), "{refused}");
@@ -275,14 +277,14 @@ fn revoked() {
 
 fn client_hears() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
     let b = Node::start("b", &dir_b, Some(a.address()));
     for role in [Role::Client, Role::ReadOnly] {
         issue(&first, role, "somebody", SystemTime::now(), NODE_VALID);
     }
-    let files = |role| Directory::new(first.root().with_file_name(format!("issued-{role}-somebody")));
-    member::revoke(&first, Role::Node, &name("b"), SystemTime::now).expect("it is revoked");
+    let files = |role| TrustDirectory::new(first.root().with_file_name(format!("issued-{role}-somebody")));
+    member::revoke_identity(&first, Role::Node, &name("b"), SystemTime::now).expect("it is revoked");
     let (_, roster) = first.read_roster().expect("a roster");
     for role in [Role::Client, Role::ReadOnly] {
         // It runs on, with the roster that it is given last: nobody but the client itself can refuse.
@@ -309,7 +311,7 @@ fn stands(address: SocketAddr, credentials: Credentials) -> JoinHandle<String> {
 
 fn standing() {
     let (_parent, dir_a, _) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
     let now = SystemTime::now();
     let revoked = stands(a.address(), issue(&first, Role::Client, "revoked", now, NODE_VALID));
@@ -322,12 +324,12 @@ fn standing() {
     ended(expired);
     a.says(&["is cut off", "farfork://test/client/brief has expired"]);
     assert!(!revoked.is_finished() && !of_old.is_finished(), "others go on");
-    member::revoke(&first, Role::Client, &name("revoked"), SystemTime::now).expect("it is revoked");
+    member::revoke_identity(&first, Role::Client, &name("revoked"), SystemTime::now).expect("it is revoked");
     ended(revoked);
     a.says(&["is cut off", "farfork://test/client/revoked was revoked"]);
     assert!(!of_old.is_finished(), "others go on");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
-    until("a has a key of it", || open(&first).is_of_current_authority().then_some(()));
+    until("a has a key of it", || open(&first).is_issued_by_current_authority().then_some(()));
     assert!(!of_old.is_finished(), "the old one is still trusted");
     member::end_rotation(&first).expect("the old one goes");
     ended(of_old);
@@ -337,14 +339,14 @@ fn standing() {
 
 fn revoked_is_left() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = Node::start("a", &dir_a, None);
     let b = Node::start("b", &dir_b, Some(a.address()));
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
     let c = Node::start("c", &dir_c, Some(a.address()));
     until("all know each other", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
-    member::revoke(&first, Role::Node, &name("c"), SystemTime::now).expect("it is revoked");
+    member::revoke_identity(&first, Role::Node, &name("c"), SystemTime::now).expect("it is revoked");
     // It goes on to answer: both have a connection to it, and leave it.
     for node in [&a, &b] {
         until("it is no member", || {
@@ -364,20 +366,20 @@ fn revoked_is_left() {
 
 fn rotates() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let first = Directory::new(trust_dir(&dir_a, "a"));
-    let second = Directory::new(trust_dir(&dir_b, "b"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
+    let second = TrustDirectory::new(trust_dir(&dir_b, "b"));
     let mut a = Node::start("a", &dir_a, None);
     let b = Node::start("b", &dir_b, Some(a.address()));
-    let before = fs::read(second.identity()).expect("its key");
+    let before = fs::read(second.identity_path()).expect("its key");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
     let authority = first.read_roster().expect("a roster").0.authorities()[0].clone();
     // By themselves, one after the other.
-    let has_new = |directory: &Directory| open(directory).is_of_current_authority();
+    let has_new = |directory: &TrustDirectory| open(directory).is_issued_by_current_authority();
     until("both have keys of the new authority", || (has_new(&first) && has_new(&second)).then_some(()));
-    assert_ne!(fs::read(second.identity()).expect("its key"), before);
+    assert_ne!(fs::read(second.identity_path()).expect("its key"), before);
     member::end_rotation(&first).expect("the old one goes");
     let only_new =
-        |directory: &Directory| directory.read_roster().expect("a roster").0.authorities() == [authority.clone()];
+        |directory: &TrustDirectory| directory.read_roster().expect("a roster").0.authorities() == [authority.clone()];
     until("both trust the new one alone", || (only_new(&first) && only_new(&second)).then_some(()));
     assert_eq!((a.alive(), b.alive()), (vec!["a".into(), "b".into()], vec!["a".into(), "b".into()]));
     a.signal(Signal::TERM);

@@ -4,9 +4,9 @@ use std::net::TcpStream;
 use std::time::SystemTime;
 
 use farfork_node::api::v1::ListNodesRequest;
-use farfork_node::client::{connect_network, within};
+use farfork_node::client::{connect_network, request_with_timeout};
 use farfork_node::limits::QUERY_TIMEOUT;
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
+use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TrustDirectory, member};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::harness::{Node, block_on, name, run_dirs, trust_dir};
@@ -29,9 +29,9 @@ fn silent() {
     take_descriptors();
     let (_parent, dir_a, _) = run_dirs();
     let a = Node::start("a", &dir_a, None);
-    let into = Directory::new(dir_a.with_file_name("client"));
-    let first = Directory::new(trust_dir(&dir_a, "a"));
-    member::issue_directory(&first, &into, Role::Client, &name("client"), SystemTime::now(), NODE_VALID)
+    let into = TrustDirectory::new(dir_a.with_file_name("client"));
+    let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
+    member::issue_client_directory(&first, &into, Role::Client, &name("client"), SystemTime::now(), NODE_VALID)
         .expect("a client");
     let credentials = Credentials::open(&into, Encryption::On).expect("credentials");
     let before = a.memory_bytes();
@@ -42,7 +42,10 @@ fn silent() {
         if number % 2500 == 2499 {
             block_on(async {
                 let mut client = connect_network(address, &credentials).await.expect("a member comes in");
-                client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await.expect("and is answered");
+                client
+                    .list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {}))
+                    .await
+                    .expect("and is answered");
             });
         }
     }

@@ -9,11 +9,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use farfork_node::api::v1::{InspectRequest, ListNodesRequest, NodeState, NodeView};
-use farfork_node::client::{self, within};
+use farfork_node::client::{self, request_with_timeout};
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 use farfork_node::run_dir::RunDir;
-use farfork_trust::{Directory, NODE_VALID, Role, member};
+use farfork_trust::{NODE_VALID, Role, TrustDirectory, member};
 use farfork_wire::NodeName;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -43,12 +43,12 @@ pub(crate) fn name(text: &str) -> NodeName {
 pub(crate) fn run_dirs() -> (TempDir, PathBuf, PathBuf) {
     let parent = tempfile::tempdir().expect("a directory");
     let (one, other) = (parent.path().join("a"), parent.path().join("b"));
-    let first = Directory::new(trust_dir(&one, "a"));
+    let first = TrustDirectory::new(trust_dir(&one, "a"));
     let now = SystemTime::now();
-    member::init(&first, &name("test"), &name("a"), now).expect("a cluster");
+    member::create_cluster(&first, &name("test"), &name("a"), now).expect("a cluster");
     for member in MEMBERS {
-        let into = Directory::new(trust_dir(&one, member));
-        member::issue_directory(&first, &into, Role::Node, &name(member), now, NODE_VALID).expect("an identity");
+        let into = TrustDirectory::new(trust_dir(&one, member));
+        member::issue_client_directory(&first, &into, Role::Node, &name(member), now, NODE_VALID).expect("an identity");
     }
     (parent, one, other)
 }
@@ -83,7 +83,7 @@ impl Node {
     pub(crate) fn nodes(&self) -> Result<Vec<NodeView>, Failure> {
         block_on(async {
             let mut client = client::connect(&self.run_dir.socket()).await?;
-            let answer = client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await;
+            let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await;
             Ok(answer.map_err(|status| Failure::from_status("nodes", &status))?.into_inner().nodes)
         })
     }
@@ -103,7 +103,8 @@ impl Node {
     pub(crate) fn inspect(&self, id: &str) -> Failure {
         block_on(async {
             let mut client = client::connect(&self.run_dir.socket()).await.expect("it answers");
-            let answer = client.inspect(within(QUERY_TIMEOUT, InspectRequest { id: id.to_owned() })).await;
+            let answer =
+                client.inspect(request_with_timeout(QUERY_TIMEOUT, InspectRequest { id: id.to_owned() })).await;
             Failure::from_status(id, &answer.expect_err("there is nothing of this id"))
         })
     }

@@ -13,7 +13,7 @@ use std::path::Path;
 use farfork_fork::pager::{self, PagerConfig};
 use farfork_node::daemon;
 use farfork_node::options::{Options, SeedBudget, TrustOptions};
-use farfork_trust::{Credentials, Directory, Encryption, JoinToken};
+use farfork_trust::{Credentials, Encryption, JoinToken, TrustDirectory};
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Trial};
 
@@ -24,7 +24,7 @@ fn main() {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         ["pager", "--run-dir", run_dir, "--trust", trust, "--encryption", "on"] => {
-            let credentials = Credentials::open(&Directory::new(trust), Encryption::On).expect("credentials");
+            let credentials = Credentials::open(&TrustDirectory::new(trust), Encryption::On).expect("credentials");
             let config = PagerConfig { run_dir: run_dir.into(), credentials: Some(credentials) };
             pager::run(&config).expect("a pager runs");
         }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use farfork_fork::pager::{PagerClient, Trusting};
+use farfork_fork::pager::{PagerClient, TrustPolicy};
 use rustix::process::Signal;
 
 use crate::harness::{Node, run_dirs, trust_dir, until};
@@ -23,7 +23,7 @@ fn who_leaves() {
     b.signal(Signal::TERM);
     assert!(b.wait().success());
     assert_eq!(a.alive(), ["a"]);
-    for left in [b.run_dir.socket(), b.run_dir.fabric_socket(), b.run_dir.members(), dir_b.join("pager.sock")] {
+    for left in [b.run_dir.socket(), b.run_dir.fabric_socket(), b.run_dir.member_file(), dir_b.join("pager.sock")] {
         assert!(!left.exists(), "{} is left", left.display());
     }
 }
@@ -32,15 +32,15 @@ fn killed() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let mut a = Node::start("a", &dir_a, None);
     let _b = Node::start("b", &dir_b, Some(a.address()));
-    until("a has written down that it knows b", || fs::exists(a.run_dir.members()).unwrap_or(false).then_some(()));
+    until("a has written down that it knows b", || fs::exists(a.run_dir.member_file()).unwrap_or(false).then_some(()));
     a.signal(Signal::KILL);
     a.wait();
     // Under another name: its port is another too, and `a` counts as alive for some seconds.
     let again = Node::start("a2", &dir_a, None);
     assert!(again.alive().contains(&"b".to_owned()), "it was told of nobody to join");
     // The pager outlived the daemon that it trusted as, and nobody needed it.
-    let trusting = PagerClient::new(&dir_a).hello().expect("a pager answers").trusting;
-    assert_eq!(trusting, Trusting::Members { directory: trust_dir(&dir_a, "a2"), is_encrypted: true });
+    let trusting = PagerClient::new(&dir_a).hello().expect("a pager answers").trust_policy;
+    assert_eq!(trusting, TrustPolicy::ClusterMembers { directory: trust_dir(&dir_a, "a2"), is_encrypted: true });
 }
 
 fn one_daemon() {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
-use super::core::SessionKey;
+use super::call::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
+use super::core::SessionHandle;
 use super::link::Client;
 
 /// Longest sleep: a safeguard, not a schedule.
@@ -15,7 +15,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// Why a call that was waited for gave nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum CallFailure {
+pub enum BlockingCallError {
     /// It was not accepted.
     #[error(transparent)]
     Submit(#[from] SubmitError),
@@ -33,11 +33,11 @@ impl Client {
     ///
     /// # Errors
     /// The kernel cannot wait.
-    pub fn wait(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
+    pub fn wait_ready(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
         if self.has_more {
             return Ok(());
         }
-        if self.spin.as_ref().is_some_and(|spin| spin.look_again(now)) {
+        if self.spin.as_ref().is_some_and(|spin| spin.should_spin(now)) {
             std::thread::yield_now();
             return Ok(());
         }
@@ -45,7 +45,7 @@ impl Client {
         let sleep = until.map_or(SLEEP_MAX, |until| until.saturating_duration_since(now));
         let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: i64::from(sleep.subsec_nanos()) };
         let Some(socket) = self.socket() else {
-            std::thread::sleep(sleep.min(self.pause));
+            std::thread::sleep(sleep.min(self.retry_delay));
             return Ok(());
         };
         let events = if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
@@ -59,13 +59,13 @@ impl Client {
     ///
     /// # Errors
     /// What came of it.
-    pub fn call(
+    pub fn call_blocking(
         &mut self,
-        session: SessionKey,
-        call: &Outgoing,
-        body: Body<'_>,
+        session: SessionHandle,
+        call: &OutgoingRequest,
+        body: RequestPayload<'_>,
         mut others: impl FnMut(Completion<'_>),
-    ) -> Result<Vec<u8>, CallFailure> {
+    ) -> Result<Vec<u8>, BlockingCallError> {
         let mut now = Instant::now();
         self.submit(now, session, call, body)?;
         let mut result = None;
@@ -80,7 +80,7 @@ impl Client {
             if let Some(result) = result {
                 return Ok(result?);
             }
-            self.wait(now, None)?;
+            self.wait_ready(now, None)?;
             now = Instant::now();
         }
     }

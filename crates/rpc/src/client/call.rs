@@ -2,17 +2,17 @@
 
 use std::time::Instant;
 
-use farfork_wire::rpc::{FrameError, OpenOutcome, PAYLOAD_BYTES_MAX, RequestHead, Status};
+use farfork_wire::rpc::{OpenOutcome, PAYLOAD_BYTES_MAX, RequestHead, RpcFrameError, Status};
 
 use crate::inbound::Payload;
-use crate::spool::{Place, Spool};
+use crate::spool::{FrameLocation, RetransmitBuffer};
 
 /// Shortest payload that is not copied when its caller gives it away, in bytes.
-const APART_BYTES_MIN: usize = 16 << 10;
+const DETACHED_PAYLOAD_BYTES_MIN: usize = 16 << 10;
 
 /// A request without its payload.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Outgoing {
+pub struct OutgoingRequest {
     /// What is to be called.
     pub handler: u32,
     /// What the caller knows the request by; it is only repeated.
@@ -23,49 +23,56 @@ pub struct Outgoing {
     pub checked: bool,
 }
 
-impl Outgoing {
-    pub(super) fn head(&self, slot: u16, id: u64, behind: u32, remaining_us: u32) -> RequestHead {
-        RequestHead { slot, handler: self.handler, id, behind, remaining_us, checked: self.checked }
+impl OutgoingRequest {
+    pub(super) fn to_head(&self, slot: u16, id: u64, behind: u32, remaining_us: u32) -> RequestHead {
+        RequestHead {
+            slot,
+            handler: self.handler,
+            id,
+            oldest_pending_distance: behind,
+            remaining_us,
+            has_payload_crc: self.checked,
+        }
     }
 }
 
 /// A request's payload.
 #[derive(Debug)]
-pub enum Body<'a> {
+pub enum RequestPayload<'a> {
     /// Copied once, to where it is sent from.
-    Copied(&'a [u8]),
+    Borrowed(&'a [u8]),
     /// Given away; a long one is not copied.
-    Given(Vec<u8>),
+    Owned(Vec<u8>),
 }
 
-impl Body<'_> {
-    fn bytes(&self) -> &[u8] {
+impl RequestPayload<'_> {
+    fn as_bytes(&self) -> &[u8] {
         match self {
-            Self::Copied(bytes) => bytes,
-            Self::Given(bytes) => bytes,
+            Self::Borrowed(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), SubmitError> {
-        let bytes = self.bytes().len();
+    pub(super) fn check_length(&self) -> Result<(), SubmitError> {
+        let bytes = self.as_bytes().len();
         if bytes > PAYLOAD_BYTES_MAX { Err(SubmitError::TooLong { bytes }) } else { Ok(()) }
     }
 
     /// Writes the frame into the spool.
-    pub(super) fn write(self, spool: &mut Spool, head: &RequestHead) -> Place {
-        let is_long = matches!(&self, Self::Given(bytes) if bytes.len() >= APART_BYTES_MIN);
-        let out = spool.open(head.bytes() + if is_long { 0 } else { self.bytes().len() });
+    pub(super) fn write_frame(self, spool: &mut RetransmitBuffer, head: &RequestHead) -> FrameLocation {
+        let is_long = matches!(&self, Self::Owned(bytes) if bytes.len() >= DETACHED_PAYLOAD_BYTES_MIN);
+        let out = spool.begin_frame(head.head_bytes() + if is_long { 0 } else { self.as_bytes().len() });
         let start = out.len();
-        out.resize(start + head.bytes(), 0);
+        out.resize(start + head.head_bytes(), 0);
         match self {
-            Self::Given(bytes) if is_long => {
+            Self::Owned(bytes) if is_long => {
                 head.seal(&mut out[start..], Some(&bytes));
-                spool.close_apart(start, bytes)
+                spool.end_frame_detached(start, bytes)
             }
             _ => {
-                out.extend_from_slice(self.bytes());
+                out.extend_from_slice(self.as_bytes());
                 head.seal(&mut out[start..], None);
-                spool.close(start)
+                spool.end_frame(start)
             }
         }
     }
@@ -79,7 +86,7 @@ pub enum SubmitError {
     Full,
     /// The session was closed.
     #[error("the session was closed")]
-    NoSession,
+    SessionClosed,
     /// The payload is longer than it may be.
     #[error("the payload has {bytes} bytes, {PAYLOAD_BYTES_MAX} at most")]
     TooLong {
@@ -108,31 +115,31 @@ pub enum CallError {
     },
     /// The server ended it.
     #[error("{0}")]
-    Ended(Status),
+    Status(Status),
     /// Its deadline passed. It may have been executed, or may yet be.
     #[error("its deadline passed")]
-    Overdue,
+    DeadlineExceeded,
     /// It was taken back. It may have been executed.
     #[error("it was taken back")]
     Cancelled,
     /// The server has forgotten the session, or was restarted. It may have been executed; it was not executed twice.
     #[error("the server has forgotten the session: whether it was executed is not known")]
-    Lost,
+    SessionLost,
     /// The session cannot be had.
     #[error("{0}")]
-    Session(OpenOutcome),
+    SessionRefused(OpenOutcome),
     /// The server speaks another version.
     #[error("{0}")]
-    Incompatible(FrameError),
+    Incompatible(RpcFrameError),
 }
 
 impl CallError {
-    pub(super) fn refused(status: Status, payload: &[u8]) -> Self {
+    pub(super) fn from_status(status: Status, payload: &[u8]) -> Self {
         match status {
             Status::Failed => Self::Refused { reason: String::from_utf8_lossy(payload).into_owned() },
-            Status::Overdue => Self::Overdue,
+            Status::DeadlineExceeded => Self::DeadlineExceeded,
             Status::Cancelled => Self::Cancelled,
-            other => Self::Ended(other),
+            other => Self::Status(other),
         }
     }
 }

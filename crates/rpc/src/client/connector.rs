@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use farfork_fabric::Address;
-use farfork_fabric::transport::{Plain, Security, Stream};
+use farfork_fabric::transport::{PlainStream, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
@@ -22,34 +22,34 @@ pub trait Connector: fmt::Debug + Send {
 /// TCP, protected or in clear.
 #[derive(Debug)]
 pub struct TcpConnector {
-    to: SocketAddr,
+    address: SocketAddr,
     security: Option<Arc<dyn Security>>,
 }
 
 impl TcpConnector {
     /// To this address, whoever answers there.
     pub fn new(to: SocketAddr) -> Self {
-        Self { to, security: None }
+        Self { address: to, security: None }
     }
 
     /// To this address, through something that protects the connection.
     pub fn secured(to: SocketAddr, security: Arc<dyn Security>) -> Self {
-        Self { to, security: Some(security) }
+        Self { address: to, security: Some(security) }
     }
 }
 
 impl Connector for TcpConnector {
     fn connect(&mut self) -> io::Result<Box<dyn Stream>> {
-        let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if self.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
-        match connect(&socket, &self.to) {
+        match connect(&socket, &self.address) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let plain = Box::new(Plain::new(socket));
+        let plain = Box::new(PlainStream::new(socket));
         match &self.security {
-            Some(security) => security.client(plain, &Address::Tcp(self.to)),
+            Some(security) => security.wrap_client(plain, &Address::Tcp(self.address)),
             None => Ok(plain),
         }
     }

@@ -3,96 +3,98 @@
 use std::io::IoSliceMut;
 use std::time::Instant;
 
-use farfork_wire::rpc::{Answer, Ask, FrameError, Status, Versions};
+use farfork_wire::rpc::{ClientFrame, RpcFrameError, ServerFrame, Status, VersionRange};
 
 use super::call::{CallError, Completion};
-use super::core::{Core, State};
-use super::session::Stage;
-use crate::inbound::Staging;
+use super::core::{ClientProtocol, ConnectionState};
+use super::session::SessionStage;
+use crate::inbound::StagingBuffer;
 
 /// Bytes of received replies after which a client says that it has them, if no request does before.
 const UNACKNOWLEDGED_BYTES_MAX: usize = 256 << 10;
 
-impl Core {
+impl ClientProtocol {
     /// Prepares the staging area for what was kept; then come [`Core::spaces`].
-    pub(crate) fn load(&mut self, staging: &mut Staging) {
-        self.inbound.load(staging);
+    pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
+        self.decoder.restore_partial(staging);
     }
 
     /// Where to receive into.
-    pub(crate) fn spaces<'a>(&'a mut self, staging: &'a mut Staging) -> [IoSliceMut<'a>; 2] {
-        self.inbound.spaces(staging)
+    pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
+        self.decoder.receive_buffers(staging)
     }
 
     /// Empties the staging area where nothing was received.
-    pub(crate) fn keep(&mut self, staging: &mut Staging) {
-        self.inbound.keep(staging);
+    pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
+        self.decoder.save_partial(staging);
     }
 
     /// Takes note of what was received, tells what ended by it, and leaves the staging area empty.
     ///
     /// # Errors
     /// The server violates the protocol; the connection must end.
-    pub(crate) fn received(
+    pub(crate) fn handle_received(
         &mut self,
-        staging: &mut Staging,
+        staging: &mut StagingBuffer,
         count: usize,
         now: Instant,
         on_end: &mut impl FnMut(Completion<'_>),
-    ) -> Result<(), FrameError> {
-        self.silence.heard(now);
-        self.inbound.received(staging, count);
+    ) -> Result<(), RpcFrameError> {
+        self.keepalive.reset(now);
+        self.decoder.mark_received(staging, count);
         let handled = self.handle_frames(staging, now, on_end);
-        self.inbound.keep(staging);
+        self.decoder.save_partial(staging);
         handled
     }
 
     fn handle_frames(
         &mut self,
-        staging: &mut Staging,
+        staging: &mut StagingBuffer,
         now: Instant,
         on_end: &mut impl FnMut(Completion<'_>),
-    ) -> Result<(), FrameError> {
-        if self.state == State::Greeting {
-            let Some(theirs) = self.inbound.hello(staging)? else { return Ok(()) };
-            Versions::OURS.agree(theirs)?;
-            self.state = State::Up;
+    ) -> Result<(), RpcFrameError> {
+        if self.state == ConnectionState::Greeting {
+            let Some(theirs) = self.decoder.decode_hello(staging)? else { return Ok(()) };
+            VersionRange::SUPPORTED.negotiate(theirs)?;
+            self.state = ConnectionState::Up;
             (0..self.sessions.len()).for_each(|slot| self.send_open(slot));
         }
         loop {
-            let Self { inbound, spool, sessions, .. } = self;
-            let Some((answer, payload)) = inbound.next(staging)? else { return Ok(()) };
+            let Self { decoder: inbound, retransmit: spool, sessions, .. } = self;
+            let Some((answer, payload)) = inbound.next_frame(staging)? else { return Ok(()) };
             match answer {
-                Answer::Reply(head) => {
+                ServerFrame::Reply(head) => {
                     let Some(session) = sessions.get_mut(usize::from(head.slot)).and_then(Option::as_mut) else {
                         continue;
                     };
                     let payload_bytes = payload.len();
-                    if let Some(request) = session.answered(&head)? {
-                        spool.release(&request.place);
+                    if let Some(request) = session.take_answered(&head)? {
+                        spool.release_frame(&request.location);
                         self.unanswered -= 1;
                         let result = match head.status {
                             Status::Answered => Ok(payload),
-                            status => Err(CallError::refused(status, &payload)),
+                            status => Err(CallError::from_status(status, &payload)),
                         };
                         on_end(Completion { tag: request.tag, result });
                     }
-                    self.count_received(usize::from(head.slot), payload_bytes);
+                    self.acknowledge_received(usize::from(head.slot), payload_bytes);
                 }
-                Answer::Opened { slot, epoch, outcome } => self.opened(usize::from(slot), epoch, outcome, now)?,
-                Answer::Pong => {}
+                ServerFrame::Opened { slot, epoch, outcome } => {
+                    self.handle_opened(usize::from(slot), epoch, outcome, now)?
+                }
+                ServerFrame::Pong => {}
             }
         }
     }
 
     /// Says what was received where long replies come and no requests go.
-    fn count_received(&mut self, slot: usize, payload_bytes: usize) {
+    fn acknowledge_received(&mut self, slot: usize, payload_bytes: usize) {
         let Some(session) = self.sessions[slot].as_mut() else { return };
         session.unacknowledged_bytes += payload_bytes;
-        if session.unacknowledged_bytes >= UNACKNOWLEDGED_BYTES_MAX && session.stage == Stage::Open {
+        if session.unacknowledged_bytes >= UNACKNOWLEDGED_BYTES_MAX && session.stage == SessionStage::Open {
             session.unacknowledged_bytes = 0;
-            let below = session.requests.floor();
-            self.append(&Ask::Acknowledge { slot: slot as u16, below });
+            let below = session.requests.oldest_pending();
+            self.append_frame(&ClientFrame::Acknowledge { slot: slot as u16, below });
         }
     }
 }

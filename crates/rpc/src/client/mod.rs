@@ -15,11 +15,11 @@ mod session;
 mod sessions;
 mod silence;
 
-pub use blocking::CallFailure;
-pub use call::{Body, CallError, Completion, Outgoing, SubmitError};
+pub use blocking::BlockingCallError;
+pub use call::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
 pub use connector::{Connector, TcpConnector};
-pub use core::SessionKey;
+pub use core::SessionHandle;
 pub use link::{Client, ConnectionError};
 
 #[cfg(test)]
-pub(crate) use core::Core;
+pub(crate) use core::ClientProtocol;

@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use farfork_wire::rpc::RequestHead;
 
-use crate::spool::{Place, Spool};
+use crate::spool::{FrameLocation, RetransmitBuffer};
 
 /// A request that has not ended.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Waiting {
+pub(super) struct PendingRequest {
     /// What its caller knows it by.
     pub(super) tag: u64,
     pub(super) handler: u32,
@@ -25,23 +25,23 @@ pub(super) struct Waiting {
     pub(super) sent: bool,
     pub(super) deadline: Option<Instant>,
     /// Its frame, sealed.
-    pub(super) place: Place,
+    pub(super) location: FrameLocation,
 }
 
 /// The requests of one session.
 #[derive(Debug)]
-pub(super) struct Requests {
+pub(super) struct RequestWindow {
     /// By id, modulo their number, which is a power of two.
-    entries: Box<[Option<Waiting>]>,
+    entries: Box<[Option<PendingRequest>]>,
     window: u64,
-    floor: u64,
-    next: u64,
+    oldest_pending: u64,
+    next_id: u64,
 }
 
-impl Requests {
+impl RequestWindow {
     pub(super) fn new(window: u64) -> Self {
         let entries = vec![None; window.next_power_of_two() as usize].into_boxed_slice();
-        Self { entries, window, floor: 0, next: 0 }
+        Self { entries, window, oldest_pending: 0, next_id: 0 }
     }
 
     fn index(&self, id: u64) -> usize {
@@ -49,51 +49,51 @@ impl Requests {
     }
 
     /// The oldest that has not ended, or the next where all have.
-    pub(super) fn floor(&self) -> u64 {
-        self.floor
+    pub(super) fn oldest_pending(&self) -> u64 {
+        self.oldest_pending
     }
 
     /// The id of the next request, if the window has room.
-    pub(super) fn next(&self) -> Option<u64> {
-        (self.next - self.floor < self.window).then_some(self.next)
+    pub(super) fn next_id(&self) -> Option<u64> {
+        (self.next_id - self.oldest_pending < self.window).then_some(self.next_id)
     }
 
     /// Takes the next request.
-    pub(super) fn push(&mut self, request: Waiting) {
-        let index = self.index(self.next);
+    pub(super) fn push(&mut self, request: PendingRequest) {
+        let index = self.index(self.next_id);
         self.entries[index] = Some(request);
-        self.next += 1;
+        self.next_id += 1;
     }
 
     /// Whether this id was ever given.
-    pub(super) fn was_given(&self, id: u64) -> bool {
-        id < self.next
+    pub(super) fn was_issued(&self, id: u64) -> bool {
+        id < self.next_id
     }
 
-    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Waiting> {
-        let is_inside = id >= self.floor && id < self.next;
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut PendingRequest> {
+        let is_inside = id >= self.oldest_pending && id < self.next_id;
         is_inside.then(|| self.index(id)).and_then(|index| self.entries[index].as_mut())
     }
 
     /// Ends a request.
-    pub(super) fn take(&mut self, id: u64) -> Option<Waiting> {
-        if id < self.floor || id >= self.next {
+    pub(super) fn take(&mut self, id: u64) -> Option<PendingRequest> {
+        if id < self.oldest_pending || id >= self.next_id {
             return None;
         }
         let taken = self.entries[self.index(id)].take()?;
-        while self.floor < self.next && self.entries[self.index(self.floor)].is_none() {
-            self.floor += 1;
+        while self.oldest_pending < self.next_id && self.entries[self.index(self.oldest_pending)].is_none() {
+            self.oldest_pending += 1;
         }
         Some(taken)
     }
 
     /// The ids of all that wait, in order.
     pub(super) fn ids(&self) -> impl Iterator<Item = u64> + use<'_> {
-        (self.floor..self.next).filter(|id| self.entries[self.index(*id)].is_some())
+        (self.oldest_pending..self.next_id).filter(|id| self.entries[self.index(*id)].is_some())
     }
 
     /// The first that waits and matches.
-    pub(super) fn find(&self, matches: impl Fn(&Waiting) -> bool) -> Option<u64> {
+    pub(super) fn find(&self, matches: impl Fn(&PendingRequest) -> bool) -> Option<u64> {
         self.ids().find(|id| self.entries[self.index(*id)].as_ref().is_some_and(&matches))
     }
 
@@ -103,14 +103,21 @@ impl Requests {
     }
 
     /// Seals a request's frame anew, for another connection.
-    pub(super) fn reseal(&mut self, id: u64, slot: u16, now: Instant, spool: &mut Spool) -> Option<Place> {
-        let behind = (id - self.floor) as u32;
+    pub(super) fn reseal(
+        &mut self,
+        id: u64,
+        slot: u16,
+        now: Instant,
+        spool: &mut RetransmitBuffer,
+    ) -> Option<FrameLocation> {
+        let behind = (id - self.oldest_pending) as u32;
         let request = self.get_mut(id)?;
         request.sent = true;
-        let Waiting { handler, checked, deadline, place, .. } = *request;
+        let PendingRequest { handler, checked, deadline, location: place, .. } = *request;
         let remaining_us = remaining_us(deadline, now);
         let (frame, apart) = spool.frame_mut(&place);
-        RequestHead { slot, handler, id, behind, remaining_us, checked }.seal(frame, apart);
+        RequestHead { slot, handler, id, oldest_pending_distance: behind, remaining_us, has_payload_crc: checked }
+            .seal(frame, apart);
         Some(place)
     }
 }

@@ -1,22 +1,22 @@
 //! What a client remembers of a session.
 
-use farfork_wire::rpc::{FrameError, ReplyHead, SessionId};
+use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId};
 
-use super::requests::{Requests, Waiting};
+use super::requests::{PendingRequest, RequestWindow};
 
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct ClientSession {
     pub(super) id: SessionId,
-    pub(super) stage: Stage,
+    pub(super) stage: SessionStage,
     pub(super) epoch: u32,
     /// Whether the server has said that it has it.
-    pub(super) known: bool,
-    pub(super) requests: Requests,
+    pub(super) is_established: bool,
+    pub(super) requests: RequestWindow,
     pub(super) unacknowledged_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum SessionStage {
     Closed,
     Opening,
     Open,
@@ -24,21 +24,21 @@ pub(super) enum Stage {
     Closing,
 }
 
-impl Session {
+impl ClientSession {
     /// A session that its server has not heard of.
     pub(super) fn new(id: SessionId, window: u64) -> Self {
-        let requests = Requests::new(window);
-        Self { id, stage: Stage::Closed, epoch: 0, known: false, requests, unacknowledged_bytes: 0 }
+        let requests = RequestWindow::new(window);
+        Self { id, stage: SessionStage::Closed, epoch: 0, is_established: false, requests, unacknowledged_bytes: 0 }
     }
 
     /// Takes the request that a reply answers; `None` where nobody waits for it any more.
-    pub(super) fn answered(&mut self, head: &ReplyHead) -> Result<Option<Waiting>, FrameError> {
-        let unasked = FrameError::Sense("it answers what was not asked");
-        if self.stage != Stage::Open {
+    pub(super) fn take_answered(&mut self, head: &ReplyHead) -> Result<Option<PendingRequest>, RpcFrameError> {
+        let unasked = RpcFrameError::Invalid("it answers what was not asked");
+        if self.stage != SessionStage::Open {
             // For the session that had the slot before.
             return Ok(None);
         }
-        if !self.requests.was_given(head.id) {
+        if !self.requests.was_issued(head.id) {
             return Err(unasked);
         }
         match self.requests.get_mut(head.id) {

@@ -2,15 +2,15 @@
 
 use std::time::Instant;
 
-use farfork_wire::rpc::{Ask, FrameError, OpenOutcome, SESSIONS_MAX};
+use farfork_wire::rpc::{ClientFrame, OpenOutcome, RpcFrameError, SESSIONS_MAX};
 
 use super::call::CallError;
-use super::core::{Core, OWNER, SessionKey, State};
-use super::session::{Session, Stage};
+use super::core::{BUFFER_OWNER, ClientProtocol, ConnectionState, SessionHandle};
+use super::session::{ClientSession, SessionStage};
 
-impl Core {
+impl ClientProtocol {
     /// Makes a session, with room for so many unanswered requests.
-    pub(crate) fn open(&mut self, window: u64) -> Option<SessionKey> {
+    pub(crate) fn open_session(&mut self, window: u64) -> Option<SessionHandle> {
         let slot = match self.sessions.iter().position(Option::is_none) {
             Some(slot) => slot,
             None if self.sessions.len() >= SESSIONS_MAX => return None,
@@ -19,93 +19,95 @@ impl Core {
                 self.sessions.len() - 1
             }
         };
-        self.sessions[slot] = Some(Session::new((self.new_id)(), window));
-        if self.state == State::Up {
+        self.sessions[slot] = Some(ClientSession::new((self.new_session_id)(), window));
+        if self.state == ConnectionState::Up {
             self.send_open(slot);
         }
-        Some(SessionKey(slot as u16))
+        Some(SessionHandle(slot as u16))
     }
 
     /// Ends a session; its requests end as cancelled.
-    pub(crate) fn close(&mut self, key: SessionKey) {
+    pub(crate) fn close_session(&mut self, key: SessionHandle) {
         let slot = usize::from(key.0);
         let Some(Some(session)) = self.sessions.get(slot) else { return };
         let (stage, ids): (_, Vec<u64>) = (session.stage, session.requests.ids().collect());
         for id in ids {
-            self.end(slot, id, CallError::Cancelled);
+            self.end_request(slot, id, CallError::Cancelled);
         }
         match (stage, self.sessions[slot].as_mut()) {
-            (Stage::Opening, Some(session)) => session.stage = Stage::Closing,
-            (Stage::Open, _) => self.leave(slot),
+            (SessionStage::Opening, Some(session)) => session.stage = SessionStage::Closing,
+            (SessionStage::Open, _) => self.send_close(slot),
             _ => self.sessions[slot] = None,
         }
     }
 
-    fn leave(&mut self, slot: usize) {
-        self.append(&Ask::Close { slot: slot as u16 });
+    fn send_close(&mut self, slot: usize) {
+        self.append_frame(&ClientFrame::Close { slot: slot as u16 });
         self.sessions[slot] = None;
     }
 
     pub(super) fn send_open(&mut self, slot: usize) {
         let Some(session) = self.sessions[slot].as_mut() else { return };
-        session.stage = Stage::Opening;
-        if session.known {
+        session.stage = SessionStage::Opening;
+        if session.is_established {
             session.epoch += 1;
         }
-        let Session { id, epoch, known, .. } = *session;
-        self.append(&Ask::Open { slot: slot as u16, session: id, epoch, resumed: known });
+        let ClientSession { id, epoch, is_established: known, .. } = *session;
+        self.append_frame(&ClientFrame::Open { slot: slot as u16, session: id, epoch, resumed: known });
     }
 
     /// The server has answered an OPEN.
-    pub(super) fn opened(
+    pub(super) fn handle_opened(
         &mut self,
         slot: usize,
         epoch: u32,
         outcome: OpenOutcome,
         now: Instant,
-    ) -> Result<(), FrameError> {
+    ) -> Result<(), RpcFrameError> {
         let session = self.sessions.get_mut(slot).and_then(Option::as_mut);
-        let is_asked = |it: &&mut Session| matches!(it.stage, Stage::Opening | Stage::Closing) && it.epoch == epoch;
-        let Some(session) = session.filter(is_asked) else {
-            return Err(FrameError::Sense("it opens what was not asked for"));
+        let is_asked = |it: &&mut ClientSession| {
+            matches!(it.stage, SessionStage::Opening | SessionStage::Closing) && it.epoch == epoch
         };
-        if session.stage == Stage::Closing {
+        let Some(session) = session.filter(is_asked) else {
+            return Err(RpcFrameError::Invalid("it opens what was not asked for"));
+        };
+        if session.stage == SessionStage::Closing {
             match outcome {
-                OpenOutcome::Open => self.leave(slot),
+                OpenOutcome::Opened => self.send_close(slot),
                 _ => self.sessions[slot] = None,
             }
             return Ok(());
         }
         match outcome {
-            OpenOutcome::Open => {
-                session.stage = Stage::Open;
-                session.known = true;
+            OpenOutcome::Opened => {
+                session.stage = SessionStage::Open;
+                session.is_established = true;
                 let ids: Vec<u64> = session.requests.ids().collect();
                 for id in ids {
-                    let place = session.requests.reseal(id, slot as u16, now, &mut self.spool);
-                    self.queue.push(OWNER, &mut self.spool, &place.expect("it waits"));
+                    let place = session.requests.reseal(id, slot as u16, now, &mut self.retransmit);
+                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &place.expect("it waits"));
                 }
             }
-            OpenOutcome::Expired | OpenOutcome::Taken => self.renew(slot),
-            OpenOutcome::Superseded | OpenOutcome::Full => {
-                session.stage = Stage::Closed;
+            OpenOutcome::Expired | OpenOutcome::IdInUse => self.restart_session(slot),
+            OpenOutcome::Superseded | OpenOutcome::TooManySessions => {
+                session.stage = SessionStage::Closed;
                 let ids: Vec<u64> = session.requests.ids().collect();
-                ids.into_iter().for_each(|id| self.end(slot, id, CallError::Session(outcome)));
+                ids.into_iter().for_each(|id| self.end_request(slot, id, CallError::SessionRefused(outcome)));
             }
         }
         Ok(())
     }
 
     /// Begins a session anew. What the server may have executed for the old one is not sent again.
-    fn renew(&mut self, slot: usize) {
-        let id = (self.new_id)();
+    fn restart_session(&mut self, slot: usize) {
+        let id = (self.new_session_id)();
         let Some(session) = self.sessions[slot].as_mut() else { return };
-        (session.id, session.known, session.epoch, session.stage) = (id, false, 0, Stage::Closed);
+        (session.id, session.is_established, session.epoch, session.stage) = (id, false, 0, SessionStage::Closed);
         let ids: Vec<u64> = session.requests.ids().collect();
         for id in ids {
             let session = self.sessions[slot].as_mut().expect("it was there above");
             if session.requests.get_mut(id).is_some_and(|request| request.sent) {
-                self.end(slot, id, CallError::Lost);
+                self.end_request(slot, id, CallError::SessionLost);
             }
         }
         self.send_open(slot);

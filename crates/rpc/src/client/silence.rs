@@ -5,44 +5,44 @@ use std::time::{Duration, Instant};
 use super::ConnectionError;
 
 /// Silence after which the server is asked for a sign of life.
-const ASK_AFTER: Duration = Duration::from_secs(1);
+const PING_AFTER: Duration = Duration::from_secs(1);
 
 /// Silence after which the connection is given up.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(5);
+const TIMEOUT_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(super) struct Silence {
+pub(super) struct KeepaliveTimer {
     since: Instant,
-    asked: bool,
+    ping_sent: bool,
 }
 
-impl Silence {
+impl KeepaliveTimer {
     pub(super) fn new(now: Instant) -> Self {
-        Self { since: now, asked: false }
+        Self { since: now, ping_sent: false }
     }
 
     /// From now on something is owed.
-    pub(super) fn begins(&mut self, now: Instant) {
+    pub(super) fn start(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
     /// Something came.
-    pub(super) fn heard(&mut self, now: Instant) {
+    pub(super) fn reset(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
     /// Whether to ask for a sign of life, once.
-    pub(super) fn must_ask(&mut self, now: Instant) -> Result<bool, ConnectionError> {
+    pub(super) fn should_ping(&mut self, now: Instant) -> Result<bool, ConnectionError> {
         let silent = now.saturating_duration_since(self.since);
-        if silent >= GIVE_UP_AFTER {
-            return Err(ConnectionError::Silent);
+        if silent >= TIMEOUT_AFTER {
+            return Err(ConnectionError::NoResponse);
         }
-        let is_due = silent >= ASK_AFTER && !self.asked;
-        self.asked |= is_due;
+        let is_due = silent >= PING_AFTER && !self.ping_sent;
+        self.ping_sent |= is_due;
         Ok(is_due)
     }
 
     pub(super) fn next_timeout(&self) -> Instant {
-        self.since + if self.asked { GIVE_UP_AFTER } else { ASK_AFTER }
+        self.since + if self.ping_sent { TIMEOUT_AFTER } else { PING_AFTER }
     }
 }

@@ -5,28 +5,28 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use farfork_fabric::transport::Stream;
-use farfork_wire::rpc::FrameError;
+use farfork_wire::rpc::RpcFrameError;
 
-use super::peer::{Peer, Service};
-use super::session::Session;
-use crate::inbound::Staging;
+use super::peer::{RequestExecutor, ServerProtocol};
+use super::session::ServerSession;
+use crate::inbound::StagingBuffer;
 use crate::spool::SLICES_MAX;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum DisconnectCause {
     #[error("it broke: {0}")]
     Broken(#[from] io::Error),
     #[error("its client closed it")]
     Closed,
     #[error(transparent)]
-    Frame(#[from] FrameError),
+    Frame(#[from] RpcFrameError),
 }
 
-impl Trouble {
+impl DisconnectCause {
     /// Whether its client did what it must not, or is nobody who may be here: such a one is named. Connections come and go
     /// otherwise.
-    pub(super) fn is_violation(&self) -> bool {
+    pub(super) fn is_peer_fault(&self) -> bool {
         match self {
             Self::Frame(_) => true,
             Self::Broken(cause) => matches!(cause.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData),
@@ -37,7 +37,7 @@ impl Trouble {
 
 /// What a turn leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum TurnOutcome {
     /// Nothing came.
     Idle,
     /// Something came; there may be more.
@@ -55,24 +55,32 @@ pub(super) struct Interest {
 
 /// One client's connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     stream: Box<dyn Stream>,
-    pub(super) peer: Peer,
+    pub(super) protocol: ServerProtocol,
     /// Whether both ends have come to trust each other, where they have to.
-    shaken: bool,
+    is_handshake_done: bool,
     /// Who it is, for the log.
-    pub(super) name: String,
+    pub(super) peer_name: String,
     /// The last round that it had a turn in.
-    pub(super) turned_in: u64,
+    pub(super) last_round: u64,
     /// What whoever waits for its socket was told; nothing yet, of a new one.
-    pub(super) watched: Option<Interest>,
+    pub(super) registered_interest: Option<Interest>,
     /// Bytes that are counted as its own among those of the server.
-    pub(super) counted_bytes: usize,
+    pub(super) accounted_bytes: usize,
 }
 
-impl Connection {
+impl ServerConnection {
     pub(super) fn new(stream: Box<dyn Stream>, from: String, now: Instant) -> Self {
-        Self { peer: Peer::new(now), shaken: false, name: from, turned_in: 0, watched: None, counted_bytes: 0, stream }
+        Self {
+            protocol: ServerProtocol::new(now),
+            is_handshake_done: false,
+            peer_name: from,
+            last_round: 0,
+            registered_interest: None,
+            accounted_bytes: 0,
+            stream,
+        }
     }
 
     /// The socket to wait for, where there is one.
@@ -87,66 +95,66 @@ impl Connection {
     }
 
     /// Receives once, and handles what came.
-    pub(super) fn turn(
+    pub(super) fn run_turn(
         &mut self,
         now: Instant,
         clock: &dyn Fn() -> Instant,
-        staging: &mut Staging,
-        service: &mut impl Service,
-    ) -> Result<Turn, Trouble> {
-        if !self.shaken {
-            self.shaken = self.stream.shake()?;
-            if !self.shaken {
-                return Ok(Turn::Idle);
+        staging: &mut StagingBuffer,
+        service: &mut impl RequestExecutor,
+    ) -> Result<TurnOutcome, DisconnectCause> {
+        if !self.is_handshake_done {
+            self.is_handshake_done = self.stream.continue_handshake()?;
+            if !self.is_handshake_done {
+                return Ok(TurnOutcome::Idle);
             }
-            if let Some(proved) = self.stream.peer() {
-                self.name = format!("{proved} at {}", self.name);
+            if let Some(proved) = self.stream.peer_identity() {
+                self.peer_name = format!("{proved} at {}", self.peer_name);
             }
         }
-        let had_work = self.peer.has_work();
-        if !had_work && !self.peer.may_receive() {
-            return Ok(Turn::Idle);
+        let had_work = self.protocol.has_backlog();
+        if !had_work && !self.protocol.can_receive() {
+            return Ok(TurnOutcome::Idle);
         }
-        self.peer.load(staging);
+        self.protocol.restore_partial(staging);
         if !had_work {
-            match self.stream.receive(&mut self.peer.spaces(staging)) {
-                Ok(Some(count)) if count > 0 => self.peer.received(staging, count, now),
+            match self.stream.receive(&mut self.protocol.receive_buffers(staging)) {
+                Ok(Some(count)) if count > 0 => self.protocol.mark_received(staging, count, now),
                 other => {
-                    self.peer.keep(staging);
-                    return if other?.is_some() { Err(Trouble::Closed) } else { Ok(Turn::Idle) };
+                    self.protocol.save_partial(staging);
+                    return if other?.is_some() { Err(DisconnectCause::Closed) } else { Ok(TurnOutcome::Idle) };
                 }
             }
         }
-        let handled = self.peer.handle(staging, clock, service);
+        let handled = self.protocol.handle_received(staging, clock, service);
         if let Err(violation) = handled {
             // It still learns what was answered before, and who is here.
-            let _ = self.send(now);
+            let _ = self.send_queued(now);
             return Err(violation.into());
         }
-        Ok(Turn::Received)
+        Ok(TurnOutcome::Received)
     }
 
     /// What can help it on: requests unless too many replies wait, room while any do.
     pub(super) fn interest(&self) -> Interest {
-        let has_unsent = self.shaken && self.peer.unsent_bytes() > 0;
-        Interest { receive: self.peer.may_receive(), send: has_unsent || self.stream.has_unsent() }
+        let has_unsent = self.is_handshake_done && self.protocol.unsent_bytes() > 0;
+        Interest { receive: self.protocol.can_receive(), send: has_unsent || self.stream.has_unsent() }
     }
 
     /// Whether its client may still be there.
-    pub(super) fn check(&self) -> io::Result<()> {
-        self.stream.check()
+    pub(super) fn check_client_trusted(&self) -> io::Result<()> {
+        self.stream.check_peer_trusted()
     }
 
     /// Sends what waits, as far as that goes now.
-    pub(super) fn send(&mut self, now: Instant) -> Result<(), Trouble> {
-        if !self.shaken {
+    pub(super) fn send_queued(&mut self, now: Instant) -> Result<(), DisconnectCause> {
+        if !self.is_handshake_done {
             return Ok(());
         }
-        while self.peer.unsent_bytes() > 0 {
+        while self.protocol.unsent_bytes() > 0 {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = self.peer.slices(&mut slices);
+            let count = self.protocol.slices(&mut slices);
             let Some(sent) = self.stream.send(&slices[..count])? else { return Ok(()) };
-            self.peer.sent(sent, now);
+            self.protocol.mark_sent(sent, now);
         }
         if self.stream.has_unsent() {
             self.stream.send(&[])?;
@@ -154,7 +162,7 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn into_sessions(self) -> impl Iterator<Item = Box<Session>> {
-        self.peer.into_sessions()
+    pub(super) fn into_sessions(self) -> impl Iterator<Item = Box<ServerSession>> {
+        self.protocol.into_sessions()
     }
 }

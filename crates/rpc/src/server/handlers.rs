@@ -6,48 +6,48 @@ use std::sync::atomic::AtomicBool;
 
 use farfork_wire::rpc::Status;
 
-use super::peer::Service;
-use super::reply::{Deferred, Reply, Returns, Ticket};
+use super::peer::RequestExecutor;
+use super::reply::{DeferredReply, ReplySink, ReplyWriter, RequestKey};
 use crate::inbound::Payload;
 
-type Now = Box<dyn FnMut(&[u8], &mut Reply<'_>) + Send>;
-type Later = Box<dyn FnMut(Payload<'_>, Deferred) + Send>;
+type ImmediateHandler = Box<dyn FnMut(&[u8], &mut ReplyWriter<'_>) + Send>;
+type DeferredHandler = Box<dyn FnMut(Payload<'_>, DeferredReply) + Send>;
 
 /// The handlers of one thread.
 #[derive(Default)]
-pub struct Handlers {
+pub struct HandlerTable {
     entries: Vec<(u32, Handler)>,
 }
 
 enum Handler {
-    Now(Now),
-    Later(Later),
+    Immediate(ImmediateHandler),
+    Deferred(DeferredHandler),
 }
 
-impl fmt::Debug for Handlers {
+impl fmt::Debug for HandlerTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.entries.iter().map(|(id, _)| id)).finish()
     }
 }
 
-impl Handlers {
+impl HandlerTable {
     /// Adds a handler that answers at once. It must be quick: all connections of its thread wait for it.
     ///
     /// # Panics
     /// When the id is taken.
-    pub fn on(&mut self, id: u32, handler: impl FnMut(&[u8], &mut Reply<'_>) + Send + 'static) {
-        self.add(id, Handler::Now(Box::new(handler)));
+    pub fn add_handler(&mut self, id: u32, handler: impl FnMut(&[u8], &mut ReplyWriter<'_>) + Send + 'static) {
+        self.insert(id, Handler::Immediate(Box::new(handler)));
     }
 
     /// Adds a handler that answers later, from any thread.
     ///
     /// # Panics
     /// When the id is taken.
-    pub fn on_deferred(&mut self, id: u32, handler: impl FnMut(Payload<'_>, Deferred) + Send + 'static) {
-        self.add(id, Handler::Later(Box::new(handler)));
+    pub fn add_deferred_handler(&mut self, id: u32, handler: impl FnMut(Payload<'_>, DeferredReply) + Send + 'static) {
+        self.insert(id, Handler::Deferred(Box::new(handler)));
     }
 
-    fn add(&mut self, id: u32, handler: Handler) {
+    fn insert(&mut self, id: u32, handler: Handler) {
         assert!(self.entries.iter().all(|(taken, _)| *taken != id), "two handlers have the id {id}");
         self.entries.push((id, handler));
     }
@@ -55,22 +55,22 @@ impl Handlers {
 
 /// Handlers, and where the answers go that they give later.
 #[derive(Debug)]
-pub(super) struct Serving<'a, R> {
-    pub(super) handlers: &'a mut Handlers,
-    pub(super) returns: &'a Arc<R>,
+pub(super) struct HandlerService<'a, R> {
+    pub(super) handlers: &'a mut HandlerTable,
+    pub(super) reply_sink: &'a Arc<R>,
 }
 
-impl<R: Returns + 'static> Service for Serving<'_, R> {
-    fn call(&mut self, handler: u32, ticket: Ticket, payload: Payload<'_>, reply: &mut Reply<'_>) {
+impl<R: ReplySink + 'static> RequestExecutor for HandlerService<'_, R> {
+    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: Payload<'_>, reply: &mut ReplyWriter<'_>) {
         match self.handlers.entries.iter_mut().find(|(id, _)| *id == handler) {
-            Some((_, Handler::Now(handler))) => handler(&payload, reply),
-            Some((_, Handler::Later(handler))) => {
+            Some((_, Handler::Immediate(handler))) => handler(&payload, reply),
+            Some((_, Handler::Deferred(handler))) => {
                 let cancelled = Arc::new(AtomicBool::new(false));
-                reply.later(Arc::clone(&cancelled));
-                let returns: Arc<R> = Arc::clone(self.returns);
-                handler(payload, Deferred::new(ticket, returns, cancelled));
+                reply.defer(Arc::clone(&cancelled));
+                let returns: Arc<R> = Arc::clone(self.reply_sink);
+                handler(payload, DeferredReply::new(ticket, returns, cancelled));
             }
-            None => reply.end(Status::NoHandler, ""),
+            None => reply.set_status(Status::NoHandler, ""),
         }
     }
 }

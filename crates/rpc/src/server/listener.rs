@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::transport::{Plain, Security, Stream};
+use farfork_fabric::transport::{PlainStream, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
 
@@ -41,7 +41,7 @@ pub struct PlainAcceptor;
 
 impl Acceptor for PlainAcceptor {
     fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>> {
-        Ok(Box::new(Plain::new(socket)))
+        Ok(Box::new(PlainStream::new(socket)))
     }
 }
 
@@ -51,7 +51,7 @@ pub struct SecuredAcceptor(pub Arc<dyn Security>);
 
 impl Acceptor for SecuredAcceptor {
     fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>> {
-        self.0.server(Box::new(Plain::new(socket)))
+        self.0.wrap_server(Box::new(PlainStream::new(socket)))
     }
 }
 
@@ -60,13 +60,13 @@ impl Acceptor for SecuredAcceptor {
 pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     pub(super) acceptor: Arc<dyn Acceptor>,
-    pub(super) accepted: usize,
+    pub(super) accepted_count: usize,
     pub(super) paused_until: Option<Instant>,
 }
 
 impl Listener {
     pub(super) fn new(socket: OwnedFd, acceptor: Arc<dyn Acceptor>) -> Self {
-        Self { socket, acceptor, accepted: 0, paused_until: None }
+        Self { socket, acceptor, accepted_count: 0, paused_until: None }
     }
 
     /// Accepts nothing for a while.
@@ -87,23 +87,23 @@ impl Listener {
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
             };
-            let stream = set_options(&socket).and_then(|()| self.acceptor.accept(socket));
+            let stream = set_socket_options(&socket).and_then(|()| self.acceptor.accept(socket));
             match stream {
-                Ok(stream) => adopt(self.accepted, stream, name_of(from)),
+                Ok(stream) => adopt(self.accepted_count, stream, format_peer_address(from)),
                 Err(cause) => tracing::debug!(%cause, "a connection is not served"),
             }
-            self.accepted += 1;
+            self.accepted_count += 1;
         }
         Ok(())
     }
 }
 
-fn name_of(from: Option<SocketAddrAny>) -> String {
+fn format_peer_address(from: Option<SocketAddrAny>) -> String {
     let address = from.and_then(|address| SocketAddr::try_from(address).ok());
     address.map_or_else(|| "unnamed".to_owned(), |address| address.to_string())
 }
 
-fn set_options(socket: &OwnedFd) -> io::Result<()> {
+fn set_socket_options(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;

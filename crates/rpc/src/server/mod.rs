@@ -17,37 +17,37 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-pub use handlers::Handlers;
+pub use handlers::HandlerTable;
 pub use listener::{Acceptor, PlainAcceptor, SecuredAcceptor};
 pub use registry::SESSION_IDLE_MAX;
-pub use reply::{Deferred, Reply};
+pub use reply::{DeferredReply, ReplyWriter};
 
-pub(crate) use hall::{Clock, Hall};
-pub(crate) use hub::{Hub, Letter};
+pub(crate) use hall::{Clock, ConnectionTable};
+pub(crate) use hub::{SharedState, WorkerMessage};
 
 use worker::Worker;
 
 #[cfg(test)]
 pub(crate) use {
-    peer::{HELD_BYTES_MAX, Peer, Service, Wish},
-    registry::{Claimed, Location, Registry},
-    reply::Ticket,
+    peer::{HELD_BYTES_MAX, RequestExecutor, ServerProtocol, SessionRequest},
+    registry::{ClaimOutcome, ConnectionLocation, SessionRegistry},
+    reply::RequestKey,
 };
 
 /// How a server runs.
 #[derive(Debug, Clone, Copy)]
-pub struct Config {
+pub struct ServerConfig {
     /// Threads; connections are spread over them.
     pub threads: usize,
     /// Whether a thread looks again for a while before it sleeps, where that pays.
-    pub spins: bool,
+    pub should_spin: bool,
 }
 
 /// Serves until it is dropped, which ends its threads and connections at once.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    hub: Arc<Hub>,
+    shared: Arc<SharedState>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -58,17 +58,17 @@ impl Server {
     /// Where this process cannot have another file descriptor or thread.
     pub fn start(
         listener: TcpListener,
-        config: &Config,
+        config: &ServerConfig,
         acceptor: Arc<dyn Acceptor>,
-        handlers: impl Fn() -> Handlers,
+        handlers: impl Fn() -> HandlerTable,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let hub = Arc::new(Hub::new(config.threads.max(1))?);
-        let mut server = Self { address, hub: Arc::clone(&hub), threads: Vec::new() };
+        let hub = Arc::new(SharedState::new(config.threads.max(1))?);
+        let mut server = Self { address, shared: Arc::clone(&hub), threads: Vec::new() };
         let mut listener = Some(listener);
-        for number in 0..hub.workers() {
-            let mut worker = Worker::new(number, Arc::clone(&hub), handlers(), config.spins)?;
+        for number in 0..hub.worker_count() {
+            let mut worker = Worker::new(number, Arc::clone(&hub), handlers(), config.should_spin)?;
             if let Some(listener) = listener.take() {
                 worker.listen(listener.into(), Arc::clone(&acceptor))?;
             }
@@ -86,7 +86,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.hub.stop();
+        self.shared.stop();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of an RPC server panicked");

@@ -3,84 +3,84 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
-use farfork_wire::rpc::{Answer, Ask, FrameError, OpenOutcome, RequestHead, SessionId, Versions};
+use farfork_wire::rpc::{ClientFrame, OpenOutcome, RequestHead, RpcFrameError, ServerFrame, SessionId, VersionRange};
 
-use super::desk::Desk;
-use super::registry::Claim;
-use super::reply::{Reply, Ticket};
-use super::session::Session;
-use crate::inbound::{Inbound, Payload, Staging};
+use super::desk::SessionTable;
+use super::registry::SessionClaim;
+use super::reply::{ReplyWriter, RequestKey};
+use super::session::ServerSession;
+use crate::inbound::{FrameDecoder, Payload, StagingBuffer};
 use crate::spool::SLICES_MAX;
 
 /// Bytes that may wait for a client before its further requests do. One more reply may exceed it.
-const UNSENT_BYTES_MAX: usize = 4 << 20;
+const SEND_QUEUE_BYTES_MAX: usize = 4 << 20;
 
 /// Most bytes that are held for a connection: replies of all its sessions that were not acknowledged, what its sessions
 /// remember, and what has come of a payload. Beyond, its requests are refused; four sessions may keep as much as one may.
 pub(crate) const HELD_BYTES_MAX: usize = 128 << 20;
 
 /// How long a connection may go without a greeting.
-const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long replies may wait without any being taken, or a long payload without any of it coming.
-const STALL_MAX: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What executes requests.
-pub(crate) trait Service {
+pub(crate) trait RequestExecutor {
     /// Executes a request. When the reply is to come later, `reply` says so, and the ticket names the request then.
-    fn call(&mut self, handler: u32, ticket: Ticket, payload: Payload<'_>, reply: &mut Reply<'_>);
+    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: Payload<'_>, reply: &mut ReplyWriter<'_>);
 }
 
 /// What a connection wants of the registry.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum SessionRequest {
     /// A session.
-    Claim(Claim),
+    Claim(SessionClaim),
     /// The end of one.
     Close(SessionId),
 }
 
 /// One client's connection.
 #[derive(Debug)]
-pub(crate) struct Peer {
-    inbound: Inbound<Ask>,
-    desk: Desk,
-    greeted: bool,
+pub(crate) struct ServerProtocol {
+    decoder: FrameDecoder<ClientFrame>,
+    sessions: SessionTable,
+    has_greeted: bool,
     /// Whether there may be frames that were received but not understood.
-    backlog: bool,
+    has_unparsed: bool,
     /// Most bytes that may be held for it now.
     held_bytes_max: usize,
     received_at: Instant,
     /// When it last got on: when it came, when something was received or taken.
     progress_at: Instant,
-    wishes: Vec<Wish>,
+    session_requests: Vec<SessionRequest>,
 }
 
-impl Peer {
+impl ServerProtocol {
     /// A connection that has just come; the greeting is the first to be sent.
     pub(crate) fn new(now: Instant) -> Self {
-        let mut desk = Desk::default();
-        desk.append(|out| out.extend_from_slice(&Versions::OURS.encode()));
+        let mut desk = SessionTable::default();
+        desk.append_control_frame(|out| out.extend_from_slice(&VersionRange::SUPPORTED.encode()));
         Self {
-            inbound: Inbound::default(),
-            desk,
-            greeted: false,
-            backlog: false,
+            decoder: FrameDecoder::default(),
+            sessions: desk,
+            has_greeted: false,
+            has_unparsed: false,
             held_bytes_max: HELD_BYTES_MAX,
             received_at: now,
             progress_at: now,
-            wishes: Vec::new(),
+            session_requests: Vec::new(),
         }
     }
 
     /// Whether it has greeted.
     pub(crate) fn has_greeted(&self) -> bool {
-        self.greeted
+        self.has_greeted
     }
 
     /// Bytes that are held for it.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.desk.held_bytes() + self.inbound.held_bytes()
+        self.sessions.held_bytes() + self.decoder.held_bytes()
     }
 
     /// Says how many bytes may be held for it from now on.
@@ -90,151 +90,158 @@ impl Peer {
 
     /// Whether it may receive: not while too many replies wait, or requests that were received before, or while the rest
     /// of a payload has no room.
-    pub(crate) fn may_receive(&self) -> bool {
-        !self.backlog && !self.is_full() && !self.waits_for_room()
+    pub(crate) fn can_receive(&self) -> bool {
+        !self.has_unparsed && !self.is_send_queue_full() && !self.is_payload_blocked()
     }
 
     /// Whether a payload is coming that there is no room for now. What gives room is never behind it in the stream: other
     /// connections' acknowledgements, or the end of some that do not get on.
-    pub(crate) fn waits_for_room(&self) -> bool {
-        self.inbound.is_amid_body() && self.held_bytes() >= self.held_bytes_max
+    pub(crate) fn is_payload_blocked(&self) -> bool {
+        self.decoder.has_partial_payload() && self.held_bytes() >= self.held_bytes_max
     }
 
     /// Whether frames that were received before can be handled now.
-    pub(crate) fn has_work(&self) -> bool {
-        self.backlog && !self.is_full()
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.has_unparsed && !self.is_send_queue_full()
     }
 
-    fn is_full(&self) -> bool {
-        self.desk.unsent_bytes() >= UNSENT_BYTES_MAX
+    fn is_send_queue_full(&self) -> bool {
+        self.sessions.unsent_bytes() >= SEND_QUEUE_BYTES_MAX
     }
 
     /// Prepares the staging area for what was kept; then come [`Peer::spaces`].
-    pub(crate) fn load(&mut self, staging: &mut Staging) {
-        self.inbound.load(staging);
+    pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
+        self.decoder.restore_partial(staging);
     }
 
     /// Where to receive into.
-    pub(crate) fn spaces<'a>(&'a mut self, staging: &'a mut Staging) -> [IoSliceMut<'a>; 2] {
-        self.inbound.spaces(staging)
+    pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
+        self.decoder.receive_buffers(staging)
     }
 
     /// Takes note of what was received.
-    pub(crate) fn received(&mut self, staging: &mut Staging, count: usize, now: Instant) {
-        self.inbound.received(staging, count);
+    pub(crate) fn mark_received(&mut self, staging: &mut StagingBuffer, count: usize, now: Instant) {
+        self.decoder.mark_received(staging, count);
         self.received_at = now;
         self.progress_at = now;
-        self.backlog = true;
+        self.has_unparsed = true;
     }
 
     /// Empties the staging area where nothing was received.
-    pub(crate) fn keep(&mut self, staging: &mut Staging) {
-        self.inbound.keep(staging);
+    pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
+        self.decoder.save_partial(staging);
     }
 
     /// Handles frames while there is room for replies; leaves the staging area empty.
     ///
     /// # Errors
     /// The client violates the protocol: the connection must end, once what waits was sent.
-    pub(crate) fn handle(
+    pub(crate) fn handle_received(
         &mut self,
-        staging: &mut Staging,
+        staging: &mut StagingBuffer,
         clock: &dyn Fn() -> Instant,
-        service: &mut impl Service,
-    ) -> Result<(), FrameError> {
+        service: &mut impl RequestExecutor,
+    ) -> Result<(), RpcFrameError> {
         let handled = self.handle_frames(staging, clock, service);
-        self.inbound.keep(staging);
+        self.decoder.save_partial(staging);
         handled
     }
 
     fn handle_frames(
         &mut self,
-        staging: &mut Staging,
+        staging: &mut StagingBuffer,
         clock: &dyn Fn() -> Instant,
-        service: &mut impl Service,
-    ) -> Result<(), FrameError> {
-        if !self.greeted {
-            let Some(theirs) = self.inbound.hello(staging)? else {
-                self.backlog = false;
+        service: &mut impl RequestExecutor,
+    ) -> Result<(), RpcFrameError> {
+        if !self.has_greeted {
+            let Some(theirs) = self.decoder.decode_hello(staging)? else {
+                self.has_unparsed = false;
                 return Ok(());
             };
-            Versions::OURS.agree(theirs)?;
-            self.greeted = true;
+            VersionRange::SUPPORTED.negotiate(theirs)?;
+            self.has_greeted = true;
         }
-        while !self.is_full() {
-            let Some((ask, payload)) = self.inbound.next(staging)? else {
-                self.backlog = false;
+        while !self.is_send_queue_full() {
+            let Some((ask, payload)) = self.decoder.next_frame(staging)? else {
+                self.has_unparsed = false;
                 break;
             };
             match ask {
-                Ask::Request(head) => {
+                ClientFrame::Request(head) => {
                     let is_overdue = || is_overdue(&head, self.received_at, clock);
-                    self.desk.request(&head, payload, self.held_bytes_max, is_overdue, service)?;
+                    self.sessions.handle_request(&head, payload, self.held_bytes_max, is_overdue, service)?;
                 }
-                Ask::Open { slot, session, epoch, resumed } => {
-                    self.desk.expect(slot)?;
-                    self.wishes.push(Wish::Claim(Claim { slot, session, epoch, resumed }));
+                ClientFrame::Open { slot, session, epoch, resumed } => {
+                    self.sessions.claim_slot(slot)?;
+                    self.session_requests.push(SessionRequest::Claim(SessionClaim {
+                        slot,
+                        session,
+                        epoch,
+                        is_resumed: resumed,
+                    }));
                 }
-                Ask::Cancel { slot, id } => self.desk.cancel(slot, id)?,
-                Ask::Acknowledge { slot, below } => self.desk.acknowledge(slot, below)?,
-                Ask::Close { slot } => self.wishes.push(Wish::Close(self.desk.close(slot)?)),
-                Ask::Ping => self.desk.append(|out| Answer::Pong.append(out)),
+                ClientFrame::Cancel { slot, id } => self.sessions.cancel_request(slot, id)?,
+                ClientFrame::Acknowledge { slot, below } => self.sessions.acknowledge(slot, below)?,
+                ClientFrame::Close { slot } => {
+                    self.session_requests.push(SessionRequest::Close(self.sessions.close_session(slot)?))
+                }
+                ClientFrame::Ping => self.sessions.append_control_frame(|out| ServerFrame::Pong.append(out)),
             }
         }
         Ok(())
     }
 
     /// What it wants of the registry, since the last time.
-    pub(crate) fn take_wishes(&mut self) -> Vec<Wish> {
-        std::mem::take(&mut self.wishes)
+    pub(crate) fn take_session_requests(&mut self) -> Vec<SessionRequest> {
+        std::mem::take(&mut self.session_requests)
     }
 
     /// Gives it a session that it claimed.
-    pub(crate) fn grant(&mut self, slot: u16, session: Box<Session>) {
-        self.desk.grant(slot, session);
+    pub(crate) fn attach_session(&mut self, slot: u16, session: Box<ServerSession>) {
+        self.sessions.attach_session(slot, session);
     }
 
     /// Tells it that it cannot have a session that it claimed.
-    pub(crate) fn refuse(&mut self, claim: &Claim, outcome: OpenOutcome) {
-        self.desk.refuse(claim.slot, claim.epoch, outcome);
+    pub(crate) fn refuse_session(&mut self, claim: &SessionClaim, outcome: OpenOutcome) {
+        self.sessions.refuse_session(claim.slot, claim.epoch, outcome);
     }
 
     /// Ends a request that was to be answered later; gives the answer back where the session is not here.
-    pub(crate) fn complete(
+    pub(crate) fn complete_deferred(
         &mut self,
-        ticket: Ticket,
+        ticket: RequestKey,
         status: farfork_wire::rpc::Status,
         payload: Vec<u8>,
     ) -> Result<(), Vec<u8>> {
-        self.desk.complete(ticket, status, payload)
+        self.sessions.complete_deferred(ticket, status, payload)
     }
 
     /// Bytes that are still to be sent.
     pub(crate) fn unsent_bytes(&self) -> usize {
-        self.desk.unsent_bytes()
+        self.sessions.unsent_bytes()
     }
 
     /// The bytes to send next, as slices.
     pub(crate) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
-        self.desk.slices(slices)
+        self.sessions.slices(slices)
     }
 
     /// Takes note that `count` bytes were sent.
-    pub(crate) fn sent(&mut self, count: usize, now: Instant) {
-        self.desk.sent(count);
+    pub(crate) fn mark_sent(&mut self, count: usize, now: Instant) {
+        self.sessions.mark_sent(count);
         self.progress_at = now;
     }
 
     /// Whether it did not get on for too long.
     pub(crate) fn is_stalled(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.progress_at);
-        let owes = self.desk.unsent_bytes() > 0 || self.inbound.is_amid();
-        (!self.greeted && since >= HELLO_WAIT_MAX) || (owes && since >= STALL_MAX)
+        let owes = self.sessions.unsent_bytes() > 0 || self.decoder.has_partial_frame();
+        (!self.has_greeted && since >= HELLO_TIMEOUT) || (owes && since >= STALL_TIMEOUT)
     }
 
     /// Its sessions, for the registry, once the connection has ended.
-    pub(crate) fn into_sessions(self) -> impl Iterator<Item = Box<Session>> {
-        self.desk.into_sessions()
+    pub(crate) fn into_sessions(self) -> impl Iterator<Item = Box<ServerSession>> {
+        self.sessions.into_sessions()
     }
 }
 

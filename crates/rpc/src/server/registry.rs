@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use farfork_wire::rpc::{OpenOutcome, SessionId};
 
-use super::session::Session;
+use super::session::ServerSession;
 
 /// How long a session waits for its client. A client that was away for longer learns that the outcome of what it had
 /// asked is lost.
@@ -28,103 +28,103 @@ const PARKED_BYTES_MAX: usize = 256 << 20;
 
 /// A connection of a server: the thread, and the connection's number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Location {
+pub(crate) struct ConnectionLocation {
     pub(crate) worker: usize,
-    pub(crate) peer: u64,
+    pub(crate) connection: u64,
 }
 
 /// An OPEN of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Claim {
+pub(crate) struct SessionClaim {
     pub(crate) slot: u16,
     pub(crate) session: SessionId,
     pub(crate) epoch: u32,
-    pub(crate) resumed: bool,
+    pub(crate) is_resumed: bool,
 }
 
 /// What became of a claim.
 #[derive(Debug)]
-pub(crate) enum Claimed {
+pub(crate) enum ClaimOutcome {
     /// It is the claimant's.
-    Granted(Box<Session>),
+    Granted(Box<ServerSession>),
     /// It cannot be had.
     Refused(OpenOutcome),
     /// An older connection has it, and must end before the claim is made again.
-    Held(Location),
+    HeldBy(ConnectionLocation),
 }
 
 /// Where a session is.
 #[derive(Debug)]
-pub(crate) enum Whereabouts<'a> {
+pub(crate) enum SessionLocation<'a> {
     /// With a connection.
-    Attached(Location),
+    Attached(ConnectionLocation),
     /// Here.
-    Parked(&'a mut Session),
+    Parked(&'a mut ServerSession),
 }
 
 /// All sessions of a server.
 #[derive(Debug, Default)]
-pub(crate) struct Registry {
-    sessions: HashMap<SessionId, Entry>,
+pub(crate) struct SessionRegistry {
+    sessions: HashMap<SessionId, SessionEntry>,
     parked_bytes: usize,
 }
 
 #[derive(Debug)]
-enum Entry {
-    Attached { location: Location, epoch: u32 },
-    Parked { session: Box<Session>, since: Instant, bytes: usize },
+enum SessionEntry {
+    Attached { location: ConnectionLocation, epoch: u32 },
+    Parked { session: Box<ServerSession>, since: Instant, bytes: usize },
 }
 
-impl Registry {
+impl SessionRegistry {
     /// Gives a session to a connection.
-    pub(crate) fn claim(&mut self, claim: &Claim, location: Location) -> Claimed {
+    pub(crate) fn claim(&mut self, claim: &SessionClaim, location: ConnectionLocation) -> ClaimOutcome {
         let known_epoch = match self.sessions.get(&claim.session) {
-            None if claim.resumed => return Claimed::Refused(OpenOutcome::Expired),
-            None if self.sessions.len() >= SESSIONS_MAX => return Claimed::Refused(OpenOutcome::Full),
+            None if claim.is_resumed => return ClaimOutcome::Refused(OpenOutcome::Expired),
+            None if self.sessions.len() >= SESSIONS_MAX => return ClaimOutcome::Refused(OpenOutcome::TooManySessions),
             None => {
                 self.attach(claim, location);
-                let mut session = Box::new(Session::new(claim.session, claim.slot));
+                let mut session = Box::new(ServerSession::new(claim.session, claim.slot));
                 session.epoch = claim.epoch;
-                return Claimed::Granted(session);
+                return ClaimOutcome::Granted(session);
             }
-            Some(_) if !claim.resumed => return Claimed::Refused(OpenOutcome::Taken),
-            Some(Entry::Attached { epoch, .. }) => *epoch,
-            Some(Entry::Parked { session, .. }) if session.slot != claim.slot => {
-                return Claimed::Refused(OpenOutcome::Taken);
+            Some(_) if !claim.is_resumed => return ClaimOutcome::Refused(OpenOutcome::IdInUse),
+            Some(SessionEntry::Attached { epoch, .. }) => *epoch,
+            Some(SessionEntry::Parked { session, .. }) if session.slot != claim.slot => {
+                return ClaimOutcome::Refused(OpenOutcome::IdInUse);
             }
-            Some(Entry::Parked { session, .. }) => session.epoch,
+            Some(SessionEntry::Parked { session, .. }) => session.epoch,
         };
         if claim.epoch <= known_epoch {
-            return Claimed::Refused(OpenOutcome::Superseded);
+            return ClaimOutcome::Refused(OpenOutcome::Superseded);
         }
-        if let Some(Entry::Attached { location, .. }) = self.sessions.get(&claim.session) {
-            return Claimed::Held(*location);
+        if let Some(SessionEntry::Attached { location, .. }) = self.sessions.get(&claim.session) {
+            return ClaimOutcome::HeldBy(*location);
         }
-        let Some(Entry::Parked { mut session, bytes, .. }) = self.attach(claim, location) else {
+        let Some(SessionEntry::Parked { mut session, bytes, .. }) = self.attach(claim, location) else {
             unreachable!("it is known and not attached");
         };
         self.parked_bytes -= bytes;
         session.epoch = claim.epoch;
-        Claimed::Granted(session)
+        ClaimOutcome::Granted(session)
     }
 
-    fn attach(&mut self, claim: &Claim, location: Location) -> Option<Entry> {
-        self.sessions.insert(claim.session, Entry::Attached { location, epoch: claim.epoch })
+    fn attach(&mut self, claim: &SessionClaim, location: ConnectionLocation) -> Option<SessionEntry> {
+        self.sessions.insert(claim.session, SessionEntry::Attached { location, epoch: claim.epoch })
     }
 
     /// Takes a session back from a connection that ended.
-    pub(crate) fn park(&mut self, session: Box<Session>, now: Instant) {
+    pub(crate) fn park(&mut self, session: Box<ServerSession>, now: Instant) {
         let bytes = session.held_bytes();
         self.parked_bytes += bytes;
-        self.sessions.insert(session.id, Entry::Parked { session, since: now, bytes });
+        self.sessions.insert(session.id, SessionEntry::Parked { session, since: now, bytes });
         while self.parked_bytes > PARKED_BYTES_MAX {
-            self.forget_oldest();
+            self.evict_oldest_parked();
         }
     }
 
-    fn forget_oldest(&mut self) {
+    fn evict_oldest_parked(&mut self) {
         let parked = self.sessions.iter().filter_map(|(id, entry)| match entry {
-            Entry::Parked { since, bytes, .. } if *bytes > 0 => Some((*since, *id)),
+            SessionEntry::Parked { since, bytes, .. } if *bytes > 0 => Some((*since, *id)),
             _ => None,
         });
         match parked.min() {
@@ -135,7 +135,7 @@ impl Registry {
 
     /// Ends a session.
     pub(crate) fn remove(&mut self, id: &SessionId) {
-        if let Some(Entry::Parked { bytes, .. }) = self.sessions.remove(id) {
+        if let Some(SessionEntry::Parked { bytes, .. }) = self.sessions.remove(id) {
             self.parked_bytes -= bytes;
         }
     }
@@ -146,23 +146,23 @@ impl Registry {
     }
 
     /// Finds a session.
-    pub(crate) fn find(&mut self, id: &SessionId) -> Option<Whereabouts<'_>> {
+    pub(crate) fn find(&mut self, id: &SessionId) -> Option<SessionLocation<'_>> {
         Some(match self.sessions.get_mut(id)? {
-            Entry::Attached { location, .. } => Whereabouts::Attached(*location),
-            Entry::Parked { session, .. } => Whereabouts::Parked(session),
+            SessionEntry::Attached { location, .. } => SessionLocation::Attached(*location),
+            SessionEntry::Parked { session, .. } => SessionLocation::Parked(session),
         })
     }
 
     /// Ends the sessions that were parked for too long, unless a handler still runs for them.
-    pub(crate) fn expire(&mut self, now: Instant) {
+    pub(crate) fn expire_parked(&mut self, now: Instant) {
         let parked_bytes = &mut self.parked_bytes;
         self.sessions.retain(|_, entry| match entry {
-            Entry::Parked { session, since, bytes } => {
-                let stays = now.saturating_duration_since(*since) < SESSION_IDLE_MAX || session.is_running();
+            SessionEntry::Parked { session, since, bytes } => {
+                let stays = now.saturating_duration_since(*since) < SESSION_IDLE_MAX || session.has_deferred();
                 *parked_bytes -= if stays { 0 } else { *bytes };
                 stays
             }
-            Entry::Attached { .. } => true,
+            SessionEntry::Attached { .. } => true,
         });
     }
 }

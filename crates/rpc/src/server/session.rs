@@ -14,38 +14,38 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farfork_wire::rpc::{FrameError, ReplyHead, SessionId, Status, WINDOW_MAX};
+use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId, Status, WINDOW_MAX};
 
-use super::reply::{APART_BYTES_MIN, Ticket};
-use crate::spool::{Place, Queue, Spool};
+use super::reply::{DETACHED_PAYLOAD_BYTES_MIN, RequestKey};
+use crate::spool::{FrameLocation, RetransmitBuffer, SendQueue};
 
 /// Most bytes of sent replies that a session keeps: two of the longest.
-const KEPT_BYTES_MAX: usize = 32 << 20;
+const REPLY_CACHE_BYTES_MAX: usize = 32 << 20;
 
 /// Requests that a session remembers at first.
 const WINDOW_MIN: usize = 64;
 
 /// A session.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct ServerSession {
     pub(super) id: SessionId,
     /// The same on all connections, for kept replies bear it.
     pub(super) slot: u16,
     pub(super) epoch: u32,
     /// All requests before it are acknowledged.
-    floor: u64,
+    acknowledged_below: u64,
     /// By request id, modulo their number, which is a power of two.
-    entries: Vec<Entry>,
-    pub(super) spool: Spool,
+    entries: Vec<RequestEntry>,
+    pub(super) replies: RetransmitBuffer,
 }
 
 #[derive(Debug, Default)]
-enum Entry {
+enum RequestEntry {
     #[default]
     Unseen,
     /// A handler answers later; it sees by this whether its client has taken the request back.
-    Running(Arc<AtomicBool>),
-    Done(Place),
+    Deferred(Arc<AtomicBool>),
+    Replied(FrameLocation),
 }
 
 /// What to do with a request.
@@ -54,27 +54,27 @@ pub(super) enum Admission {
     /// Execute it.
     New,
     /// Nothing: its reply was acknowledged, or will come.
-    Known,
+    Duplicate,
     /// Send its reply once more.
-    Replay(Place),
+    Replay(FrameLocation),
     /// Say that its reply was not kept.
-    NotKept,
+    ReplyEvicted,
 }
 
-impl Session {
+impl ServerSession {
     pub(super) fn new(id: SessionId, slot: u16) -> Self {
-        let entries = (0..WINDOW_MIN).map(|_| Entry::default()).collect();
-        Self { id, slot, epoch: 0, floor: 0, entries, spool: Spool::default() }
+        let entries = (0..WINDOW_MIN).map(|_| RequestEntry::default()).collect();
+        Self { id, slot, epoch: 0, acknowledged_below: 0, entries, replies: RetransmitBuffer::default() }
     }
 
     /// Bytes that it holds: replies, and what it remembers of requests.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.spool.held_bytes() + self.entries.len() * size_of::<Entry>()
+        self.replies.held_bytes() + self.entries.len() * size_of::<RequestEntry>()
     }
 
     /// Whether any handler is to answer later.
-    pub(crate) fn is_running(&self) -> bool {
-        self.entries.iter().any(|entry| matches!(entry, Entry::Running(_)))
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.entries.iter().any(|entry| matches!(entry, RequestEntry::Deferred(_)))
     }
 
     fn index(&self, id: u64) -> usize {
@@ -82,34 +82,34 @@ impl Session {
     }
 
     fn in_window(&self, id: u64) -> bool {
-        id.checked_sub(self.floor).is_some_and(|ahead| ahead < self.entries.len() as u64)
+        id.checked_sub(self.acknowledged_below).is_some_and(|ahead| ahead < self.entries.len() as u64)
     }
 
     /// Takes note of a request, whose client has the replies to all before `floor`.
-    pub(super) fn admit(&mut self, id: u64, floor: u64) -> Result<Admission, FrameError> {
+    pub(super) fn admit(&mut self, id: u64, floor: u64) -> Result<Admission, RpcFrameError> {
         self.acknowledge(floor);
-        let Some(ahead) = id.checked_sub(self.floor) else { return Ok(Admission::Known) };
+        let Some(ahead) = id.checked_sub(self.acknowledged_below) else { return Ok(Admission::Duplicate) };
         if ahead >= WINDOW_MAX {
-            return Err(FrameError::Sense("a request is beyond its session's window"));
+            return Err(RpcFrameError::Invalid("a request is beyond its session's window"));
         }
         while ahead >= self.entries.len() as u64 {
-            self.grow();
+            self.grow_window();
         }
         Ok(match &self.entries[self.index(id)] {
-            Entry::Unseen => Admission::New,
-            Entry::Running(_) => Admission::Known,
-            Entry::Done(place) if self.spool.has(place) => Admission::Replay(*place),
-            Entry::Done(_) => Admission::NotKept,
+            RequestEntry::Unseen => Admission::New,
+            RequestEntry::Deferred(_) => Admission::Duplicate,
+            RequestEntry::Replied(place) if self.replies.contains(place) => Admission::Replay(*place),
+            RequestEntry::Replied(_) => Admission::ReplyEvicted,
         })
     }
 
-    fn grow(&mut self) {
-        let longer = (0..self.entries.len() * 2).map(|_| Entry::default()).collect();
+    fn grow_window(&mut self) {
+        let longer = (0..self.entries.len() * 2).map(|_| RequestEntry::default()).collect();
         let shorter = std::mem::replace(&mut self.entries, longer);
         let mask = shorter.len() - 1;
         for (at, entry) in shorter.into_iter().enumerate() {
             // The only id of the old window at this place.
-            let id = self.floor + ((at.wrapping_sub(self.floor as usize)) & mask) as u64;
+            let id = self.acknowledged_below + ((at.wrapping_sub(self.acknowledged_below as usize)) & mask) as u64;
             let index = self.index(id);
             self.entries[index] = entry;
         }
@@ -117,32 +117,32 @@ impl Session {
 
     /// Forgets the requests before `floor`. What still runs of them ends without a reply.
     pub(super) fn acknowledge(&mut self, floor: u64) {
-        let count = floor.saturating_sub(self.floor).min(self.entries.len() as u64);
-        for id in self.floor..self.floor + count {
+        let count = floor.saturating_sub(self.acknowledged_below).min(self.entries.len() as u64);
+        for id in self.acknowledged_below..self.acknowledged_below + count {
             let index = self.index(id);
             match std::mem::take(&mut self.entries[index]) {
-                Entry::Done(place) => self.spool.release(&place),
-                Entry::Running(cancelled) => cancelled.store(true, Ordering::Relaxed),
-                Entry::Unseen => {}
+                RequestEntry::Replied(place) => self.replies.release_frame(&place),
+                RequestEntry::Deferred(cancelled) => cancelled.store(true, Ordering::Relaxed),
+                RequestEntry::Unseen => {}
             }
         }
-        self.floor = self.floor.max(floor);
+        self.acknowledged_below = self.acknowledged_below.max(floor);
     }
 
     /// A handler is to answer later.
-    pub(super) fn runs(&mut self, id: u64, cancelled: Arc<AtomicBool>) {
+    pub(super) fn mark_deferred(&mut self, id: u64, cancelled: Arc<AtomicBool>) {
         let index = self.index(id);
-        self.entries[index] = Entry::Running(cancelled);
+        self.entries[index] = RequestEntry::Deferred(cancelled);
     }
 
-    fn awaits(&self, id: u64) -> bool {
-        self.in_window(id) && matches!(self.entries[self.index(id)], Entry::Running(_))
+    fn is_deferred(&self, id: u64) -> bool {
+        self.in_window(id) && matches!(self.entries[self.index(id)], RequestEntry::Deferred(_))
     }
 
     /// Tells the handler that its client has taken the request back; gives whether it was running.
-    pub(super) fn cancel(&mut self, id: u64) -> bool {
+    pub(super) fn cancel_deferred(&mut self, id: u64) -> bool {
         match self.in_window(id).then(|| &self.entries[self.index(id)]) {
-            Some(Entry::Running(cancelled)) => {
+            Some(RequestEntry::Deferred(cancelled)) => {
                 cancelled.store(true, Ordering::Relaxed);
                 true
             }
@@ -151,39 +151,51 @@ impl Session {
     }
 
     /// Answers a request that was to be answered later, if anybody still waits for that.
-    pub(crate) fn complete(&mut self, ticket: Ticket, status: Status, payload: Vec<u8>, queue: Option<&mut Queue>) {
-        if !self.awaits(ticket.id) {
+    pub(crate) fn complete_deferred(
+        &mut self,
+        ticket: RequestKey,
+        status: Status,
+        payload: Vec<u8>,
+        queue: Option<&mut SendQueue>,
+    ) {
+        if !self.is_deferred(ticket.id) {
             return;
         }
-        let head = ReplyHead { slot: self.slot, id: ticket.id, status, checked: ticket.checked };
-        let out = self.spool.open(head.bytes() + payload.len());
+        let head = ReplyHead { slot: self.slot, id: ticket.id, status, has_payload_crc: ticket.checked };
+        let out = self.replies.begin_frame(head.head_bytes() + payload.len());
         let start = out.len();
-        out.resize(start + head.bytes(), 0);
-        let is_long = payload.len() >= APART_BYTES_MIN;
+        out.resize(start + head.head_bytes(), 0);
+        let is_long = payload.len() >= DETACHED_PAYLOAD_BYTES_MIN;
         if !is_long {
             out.extend_from_slice(&payload);
         }
-        self.finish(&head, start, is_long.then_some(payload), queue);
+        self.store_reply(&head, start, is_long.then_some(payload), queue);
     }
 
     /// Seals a reply whose payload is written, or lies apart; keeps it, and has it sent.
-    pub(super) fn finish(&mut self, head: &ReplyHead, start: usize, apart: Option<Vec<u8>>, queue: Option<&mut Queue>) {
-        head.seal(&mut self.spool.opened()[start..], apart.as_deref());
+    pub(super) fn store_reply(
+        &mut self,
+        head: &ReplyHead,
+        start: usize,
+        apart: Option<Vec<u8>>,
+        queue: Option<&mut SendQueue>,
+    ) {
+        head.seal(&mut self.replies.current_buffer()[start..], apart.as_deref());
         let place = match apart {
-            Some(payload) => self.spool.close_apart(start, payload),
-            None => self.spool.close(start),
+            Some(payload) => self.replies.end_frame_detached(start, payload),
+            None => self.replies.end_frame(start),
         };
         if let Some(queue) = queue {
-            queue.push(head.slot, &mut self.spool, &place);
+            queue.push(head.slot, &mut self.replies, &place);
         }
-        self.keep(head.id, place);
+        self.record_reply(head.id, place);
     }
 
-    fn keep(&mut self, id: u64, place: Place) {
+    fn record_reply(&mut self, id: u64, place: FrameLocation) {
         debug_assert!(self.in_window(id));
         let index = self.index(id);
-        self.entries[index] = Entry::Done(place);
-        while self.spool.held_bytes() > KEPT_BYTES_MAX && self.spool.evict() {}
+        self.entries[index] = RequestEntry::Replied(place);
+        while self.replies.held_bytes() > REPLY_CACHE_BYTES_MAX && self.replies.evict_oldest() {}
     }
 }
 
@@ -191,15 +203,15 @@ impl Session {
 mod tests {
     use super::*;
 
-    fn session() -> Session {
-        Session::new(SessionId::from_bytes([7; 16]), 0)
+    fn session() -> ServerSession {
+        ServerSession::new(SessionId::from_bytes([7; 16]), 0)
     }
 
-    fn reply(session: &mut Session, bytes: usize) -> Place {
-        let out = session.spool.open(bytes);
+    fn reply(session: &mut ServerSession, bytes: usize) -> FrameLocation {
+        let out = session.replies.begin_frame(bytes);
         let start = out.len();
         out.resize(start + bytes, 1);
-        session.spool.close(start)
+        session.replies.end_frame(start)
     }
 
     #[test]
@@ -207,10 +219,10 @@ mod tests {
         let mut session = session();
         assert_eq!(session.admit(5, 5), Ok(Admission::New));
         let place = reply(&mut session, 10);
-        session.keep(5, place);
+        session.record_reply(5, place);
         assert_eq!(session.admit(5, 5), Ok(Admission::Replay(place)));
         assert_eq!(session.admit(6, 6), Ok(Admission::New));
-        assert_eq!(session.admit(5, 5), Ok(Admission::Known), "its reply was acknowledged");
+        assert_eq!(session.admit(5, 5), Ok(Admission::Duplicate), "its reply was acknowledged");
     }
 
     #[test]
@@ -219,7 +231,7 @@ mod tests {
         for id in 100..100 + WINDOW_MAX {
             assert_eq!(session.admit(id, 100), Ok(Admission::New));
             let place = reply(&mut session, 24);
-            session.keep(id, place);
+            session.record_reply(id, place);
         }
         assert!(session.admit(100 + WINDOW_MAX, 100).is_err());
         for id in 100..100 + WINDOW_MAX {
@@ -234,10 +246,10 @@ mod tests {
         for id in 0..40 {
             assert_eq!(session.admit(id, 0), Ok(Admission::New));
             let place = reply(&mut session, 1 << 20);
-            session.keep(id, place);
+            session.record_reply(id, place);
         }
-        assert!(session.held_bytes() <= KEPT_BYTES_MAX + (2 << 20));
-        assert_eq!(session.admit(0, 0), Ok(Admission::NotKept));
+        assert!(session.held_bytes() <= REPLY_CACHE_BYTES_MAX + (2 << 20));
+        assert_eq!(session.admit(0, 0), Ok(Admission::ReplyEvicted));
         assert!(matches!(session.admit(39, 0), Ok(Admission::Replay(_))));
         session.acknowledge(40);
         assert!(session.held_bytes() < 4 << 20);
@@ -248,11 +260,11 @@ mod tests {
         let mut session = session();
         let cancelled = Arc::new(AtomicBool::new(false));
         assert_eq!(session.admit(0, 0), Ok(Admission::New));
-        session.runs(0, Arc::clone(&cancelled));
-        assert_eq!(session.admit(0, 0), Ok(Admission::Known));
-        assert!(session.awaits(0) && session.cancel(0) && cancelled.load(Ordering::Relaxed));
+        session.mark_deferred(0, Arc::clone(&cancelled));
+        assert_eq!(session.admit(0, 0), Ok(Admission::Duplicate));
+        assert!(session.is_deferred(0) && session.cancel_deferred(0) && cancelled.load(Ordering::Relaxed));
         let place = reply(&mut session, 5);
-        session.keep(0, place);
-        assert!(!session.awaits(0) && !session.cancel(0));
+        session.record_reply(0, place);
+        assert!(!session.is_deferred(0) && !session.cancel_deferred(0));
     }
 }

@@ -4,5 +4,5 @@
 mod connector;
 mod server;
 
-pub use connector::Connector;
-pub use server::Server;
+pub use connector::SimConnector;
+pub use server::SimServer;

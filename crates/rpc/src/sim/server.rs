@@ -6,51 +6,52 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use farfork_fabric::sim::World;
-use farfork_fabric::sim::world::{Actor, ActorId, Listener, Place};
+use farfork_fabric::sim::world::{Actor, ActorId, SimAddress, SimListener};
 use farfork_fabric::transport::{Security, Stream};
 
-use crate::server::{Clock, Hall, Handlers, Hub, Letter};
+use crate::server::{Clock, ConnectionTable, HandlerTable, SharedState, WorkerMessage};
 
 /// Serves until it is dropped, which ends all connections at once, and forgets all sessions.
-pub struct Server {
+pub struct SimServer {
     world: World,
-    place: Place,
+    address: SimAddress,
     actors: Vec<ActorId>,
 }
 
-impl Server {
+impl SimServer {
     /// Serves what connects to a place, with so many actors in the place of threads; each has handlers of its own.
     ///
     /// # Errors
     /// `AddrInUse`; where this process cannot have another file descriptor.
     pub fn start(
         world: &World,
-        place: Place,
+        place: SimAddress,
         threads: usize,
         security: Option<Arc<dyn Security>>,
-        handlers: impl Fn() -> Handlers,
+        handlers: impl Fn() -> HandlerTable,
     ) -> io::Result<Self> {
-        let hub = Arc::new(Hub::new(threads.max(1))?);
+        let hub = Arc::new(SharedState::new(threads.max(1))?);
         let mut listener = Some(world.listen(place)?);
-        let mut server = Self { world: world.clone(), place, actors: Vec::new() };
-        for number in 0..hub.workers() {
+        let mut server = Self { world: world.clone(), address: place, actors: Vec::new() };
+        for number in 0..hub.worker_count() {
             let (hub, of_world) = (Arc::clone(&hub), world.clone());
-            let clock: Clock = Box::new(move || of_world.now_at(place.node));
-            let hall = Hall::new(number, Arc::clone(&hub), handlers(), clock);
-            let door = listener.take().map(|listener| Door { listener, security: security.clone(), accepted: 0 });
-            let thread = Thread { number, world: world.clone(), hub, hall, door };
+            let clock: Clock = Box::new(move || of_world.local_time(place.node));
+            let hall = ConnectionTable::new(number, Arc::clone(&hub), handlers(), clock);
+            let door =
+                listener.take().map(|listener| SimAcceptor { listener, security: security.clone(), accepted_count: 0 });
+            let thread = WorkerActor { number, world: world.clone(), shared: hub, connections: hall, acceptor: door };
             server.actors.push(world.add_actor(place.node, Box::new(thread)));
         }
         Ok(server)
     }
 
     /// Where it is reached.
-    pub fn place(&self) -> Place {
-        self.place
+    pub fn address(&self) -> SimAddress {
+        self.address
     }
 }
 
-impl Drop for Server {
+impl Drop for SimServer {
     fn drop(&mut self) {
         for actor in self.actors.drain(..) {
             self.world.remove_actor(actor);
@@ -58,66 +59,69 @@ impl Drop for Server {
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for SimServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server({})", self.place)
+        write!(f, "Server({})", self.address)
     }
 }
 
 /// Where connections come in; one actor has it.
-struct Door {
-    listener: Listener,
+struct SimAcceptor {
+    listener: SimListener,
     security: Option<Arc<dyn Security>>,
-    accepted: usize,
+    accepted_count: usize,
 }
 
 /// The actor.
-struct Thread {
+struct WorkerActor {
     number: usize,
     world: World,
-    hub: Arc<Hub>,
-    hall: Hall,
-    door: Option<Door>,
+    shared: Arc<SharedState>,
+    connections: ConnectionTable,
+    acceptor: Option<SimAcceptor>,
 }
 
-impl Thread {
+impl WorkerActor {
     fn accept(&mut self) {
-        let Some(door) = &mut self.door else { return };
+        let Some(door) = &mut self.acceptor else { return };
         while let Some((stream, from)) = door.listener.accept() {
             let stream: Box<dyn Stream> = Box::new(stream);
             let secured = match &door.security {
-                Some(security) => security.server(stream),
+                Some(security) => security.wrap_server(stream),
                 None => Ok(stream),
             };
             if let Ok(stream) = secured {
-                self.hub.post(door.accepted % self.hub.workers(), Letter::Adopt(stream, self.world.name(from)));
+                self.shared.send_message(
+                    door.accepted_count % self.shared.worker_count(),
+                    WorkerMessage::NewConnection(stream, self.world.node_name(from)),
+                );
             }
-            door.accepted += 1;
+            door.accepted_count += 1;
         }
     }
 }
 
-impl Actor for Thread {
-    fn turn(&mut self, now: Instant) {
+impl Actor for WorkerActor {
+    fn run_turn(&mut self, now: Instant) {
         self.accept();
-        let again = self.hall.begin_round();
-        self.hall.read_letters(now);
-        for token in again.into_iter().chain(self.hall.ready()) {
-            self.hall.turn(token, now);
+        let again = self.connections.begin_round();
+        self.connections.handle_messages(now);
+        for token in again.into_iter().chain(self.connections.ready_connections()) {
+            self.connections.run_turn(token, now);
         }
-        self.hall.sweep(now);
+        self.connections.sweep(now);
         // Nobody waits for sockets here.
-        self.hall.take_changed();
+        self.connections.take_interest_changed();
     }
 
     fn is_ready(&self) -> bool {
-        self.door.as_ref().is_some_and(|door| door.listener.is_ready())
-            || self.hub.has_letters(self.number)
-            || self.hall.has_more()
-            || self.hall.has_ready()
+        self.acceptor.as_ref().is_some_and(|door| door.listener.is_ready())
+            || self.shared.has_messages(self.number)
+            || self.connections.has_requeued()
+            || self.connections.has_ready_connection()
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        (!self.hall.is_idle()).then(|| self.hall.next_timeout())
+        (!self.connections.is_idle()).then(|| self.connections.next_timeout())
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use super::{Place, Spool};
+use super::{FrameLocation, RetransmitBuffer};
 
 /// Most slices of one send: the kernel takes 1,024, but so many are enough to fill a socket.
 pub(crate) const SLICES_MAX: usize = 64;
 
 /// Frames that lie one behind the other.
 #[derive(Debug)]
-struct Run {
+struct FrameRun {
     owner: u16,
     segment: u64,
     from: u32,
@@ -19,33 +19,33 @@ struct Run {
 
 /// What is still to be sent, in order, from the spools of one or several owners.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    runs: VecDeque<Run>,
-    bytes: usize,
+pub(crate) struct SendQueue {
+    runs: VecDeque<FrameRun>,
+    queued_bytes: usize,
 }
 
-impl Queue {
+impl SendQueue {
     /// Bytes that are still to be sent.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.queued_bytes
     }
 
     /// Adds a frame of `owner`'s spool.
-    pub(crate) fn push(&mut self, owner: u16, spool: &mut Spool, place: &Place) {
-        self.extend(owner, spool, place.segment, place.at, place.at + place.bytes);
-        if place.apart {
-            let bytes = spool.apart_bytes(place) as u32;
-            self.extend(owner, spool, place.segment + 1, 0, bytes);
+    pub(crate) fn push(&mut self, owner: u16, spool: &mut RetransmitBuffer, place: &FrameLocation) {
+        self.append_range(owner, spool, place.segment, place.offset, place.offset + place.bytes);
+        if place.has_detached_payload {
+            let bytes = spool.detached_payload_bytes(place) as u32;
+            self.append_range(owner, spool, place.segment + 1, 0, bytes);
         }
     }
 
-    fn extend(&mut self, owner: u16, spool: &mut Spool, segment: u64, from: u32, to: u32) {
-        self.bytes += (to - from) as usize;
+    fn append_range(&mut self, owner: u16, spool: &mut RetransmitBuffer, segment: u64, from: u32, to: u32) {
+        self.queued_bytes += (to - from) as usize;
         match self.runs.back_mut() {
             Some(last) if last.owner == owner && last.segment == segment && last.to == from => last.to = to,
             _ => {
-                spool.run_begins(segment);
-                self.runs.push_back(Run { owner, segment, from, to });
+                spool.add_run_ref(segment);
+                self.runs.push_back(FrameRun { owner, segment, from, to });
             }
         }
     }
@@ -54,62 +54,68 @@ impl Queue {
     pub(crate) fn slices<'a>(
         &self,
         slices: &mut [IoSlice<'a>; SLICES_MAX],
-        spool_of: impl Fn(u16) -> &'a Spool,
+        spool_of: impl Fn(u16) -> &'a RetransmitBuffer,
     ) -> usize {
         let runs = self.runs.iter().take(SLICES_MAX);
         let count = runs.len();
         for (slice, run) in slices.iter_mut().zip(runs) {
-            *slice = IoSlice::new(spool_of(run.owner).bytes_of(run.segment, run.from..run.to));
+            *slice = IoSlice::new(spool_of(run.owner).segment_slice(run.segment, run.from..run.to));
         }
         count
     }
 
     /// Takes note that `count` bytes were sent; `ended` is told whose run that was.
-    pub(crate) fn sent(&mut self, mut count: usize, mut ended: impl FnMut(u16, Ended)) {
-        assert!(count <= self.bytes, "more was sent than there was");
-        self.bytes -= count;
+    pub(crate) fn mark_sent(&mut self, mut count: usize, mut ended: impl FnMut(u16, SentRun)) {
+        assert!(count <= self.queued_bytes, "more was sent than there was");
+        self.queued_bytes -= count;
         while count > 0 {
             let run = self.runs.front_mut().expect("there are bytes left");
             let part = count.min((run.to - run.from) as usize);
             run.from += part as u32;
             count -= part;
             if run.from == run.to {
-                ended(run.owner, Ended(run.segment));
+                ended(run.owner, SentRun(run.segment));
                 self.runs.pop_front();
             }
         }
     }
 
     /// Moves what is still to be sent of one owner to the spool of another.
-    pub(crate) fn reassign(&mut self, from: u16, from_spool: &mut Spool, to: u16, to_spool: &mut Spool) {
+    pub(crate) fn reassign(
+        &mut self,
+        from: u16,
+        from_spool: &mut RetransmitBuffer,
+        to: u16,
+        to_spool: &mut RetransmitBuffer,
+    ) {
         for run in self.runs.iter_mut().filter(|run| run.owner == from) {
-            let bytes = from_spool.bytes_of(run.segment, run.from..run.to);
-            let out = to_spool.open(bytes.len());
+            let bytes = from_spool.segment_slice(run.segment, run.from..run.to);
+            let out = to_spool.begin_frame(bytes.len());
             let start = out.len();
             out.extend_from_slice(bytes);
-            let place = to_spool.close(start);
-            to_spool.run_begins(place.segment);
-            to_spool.release(&place);
-            from_spool.run_ends(run.segment);
-            *run = Run { owner: to, segment: place.segment, from: place.at, to: place.at + place.bytes };
+            let place = to_spool.end_frame(start);
+            to_spool.add_run_ref(place.segment);
+            to_spool.release_frame(&place);
+            from_spool.drop_run_ref(run.segment);
+            *run = FrameRun { owner: to, segment: place.segment, from: place.offset, to: place.offset + place.bytes };
         }
     }
 
     /// Forgets everything; the spools have to forget their runs as well.
     pub(crate) fn clear(&mut self) {
         self.runs.clear();
-        self.bytes = 0;
+        self.queued_bytes = 0;
     }
 }
 
 /// A run that was sent; its spool has to know.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Ended(u64);
+pub(crate) struct SentRun(u64);
 
-impl Ended {
+impl SentRun {
     /// Tells the spool.
-    pub(crate) fn tell(self, spool: &mut Spool) {
-        spool.run_ends(self.0);
+    pub(crate) fn release(self, spool: &mut RetransmitBuffer) {
+        spool.drop_run_ref(self.0);
     }
 }

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::sim::World;
-use farfork_fabric::sim::world::{NodeId, Stream};
+use farfork_fabric::sim::world::{NodeId, SimStream};
 use farfork_fabric::transport::Stream as _;
-use farfork_wire::rpc::{Answer, Ask, HELLO_BYTES, Message, RequestHead, SessionId, Status, Versions};
+use farfork_wire::rpc::{
+    ClientFrame, FrameHead, HELLO_BYTES, RequestHead, ServerFrame, SessionId, Status, VersionRange,
+};
 
-use crate::Handlers;
-use crate::server::{Hall, Hub, Letter};
+use crate::HandlerTable;
+use crate::server::{ConnectionTable, SharedState, WorkerMessage};
 
 /// What all connections of the test's server may hold, in bytes.
 const HELD_BYTES_MAX: usize = 6 << 20;
@@ -20,58 +22,58 @@ const HELD_BYTES_MAX: usize = 6 << 20;
 const ANSWER_BYTES: usize = 300_000;
 
 /// A server's thread, turned by hand.
-struct Thread {
+struct TestWorker {
     world: World,
     nodes: [NodeId; 2],
-    hub: Arc<Hub>,
-    hall: Hall,
+    hub: Arc<SharedState>,
+    hall: ConnectionTable,
 }
 
-impl Thread {
+impl TestWorker {
     fn new() -> Self {
         let world = World::new(1);
         let nodes = [world.add_node("client"), world.add_node("server")];
-        let hub = Arc::new(Hub::with_limit(1, HELD_BYTES_MAX).unwrap());
-        let mut handlers = Handlers::default();
-        handlers.on(1, |_, reply| _ = reply.space(ANSWER_BYTES));
-        handlers.on(2, |payload, reply| reply.write(&payload.len().to_le_bytes()));
+        let hub = Arc::new(SharedState::with_limit(1, HELD_BYTES_MAX).unwrap());
+        let mut handlers = HandlerTable::default();
+        handlers.add_handler(1, |_, reply| _ = reply.append_zeroed(ANSWER_BYTES));
+        handlers.add_handler(2, |payload, reply| reply.write(&payload.len().to_le_bytes()));
         let of_world = world.clone();
-        let hall = Hall::new(0, Arc::clone(&hub), handlers, Box::new(move || of_world.now()));
+        let hall = ConnectionTable::new(0, Arc::clone(&hub), handlers, Box::new(move || of_world.now()));
         Self { world, nodes, hub, hall }
     }
 
     /// A client that has greeted and opened a session of this number.
-    fn connect(&mut self, session: u8) -> Stream {
-        let (mut client, server) = self.world.pair(self.nodes[0], self.nodes[1]);
-        self.hub.post(0, Letter::Adopt(Box::new(server), format!("client {session}")));
-        let mut bytes = Versions::OURS.encode().to_vec();
-        Ask::Open { slot: 0, session: SessionId::from_bytes([session; 16]), epoch: 0, resumed: false }
+    fn connect(&mut self, session: u8) -> SimStream {
+        let (mut client, server) = self.world.connect_pair(self.nodes[0], self.nodes[1]);
+        self.hub.send_message(0, WorkerMessage::NewConnection(Box::new(server), format!("client {session}")));
+        let mut bytes = VersionRange::SUPPORTED.encode().to_vec();
+        ClientFrame::Open { slot: 0, session: SessionId::from_bytes([session; 16]), epoch: 0, resumed: false }
             .append(&mut bytes);
         send(&mut client, &bytes);
-        assert_eq!(self.answers(&mut client).len(), 1);
+        assert_eq!(self.exchange_frames(&mut client).len(), 1);
         client
     }
 
     /// Lets both sides get on for a while, and gives what came.
-    fn answers(&mut self, client: &mut Stream) -> Vec<Answer> {
+    fn exchange_frames(&mut self, client: &mut SimStream) -> Vec<ServerFrame> {
         let until = self.world.now() + Duration::from_millis(50);
         let (mut bytes, mut part) = (Vec::new(), vec![0; 1 << 18]);
         while self.world.now() < until {
             let now = self.now();
             let again = self.hall.begin_round();
-            self.hall.read_letters(now);
-            again.into_iter().chain(self.hall.ready()).for_each(|token| self.hall.turn(token, now));
+            self.hall.handle_messages(now);
+            again.into_iter().chain(self.hall.ready_connections()).for_each(|token| self.hall.run_turn(token, now));
             self.hall.sweep(now);
             while let Ok(Some(count)) = client.receive(&mut [IoSliceMut::new(&mut part)]) {
                 bytes.extend_from_slice(&part[..count]);
             }
             self.world.run_until(self.world.now() + Duration::from_micros(100), || false);
         }
-        let greeted = bytes.starts_with(&Versions::OURS.encode());
+        let greeted = bytes.starts_with(&VersionRange::SUPPORTED.encode());
         let mut rest = &bytes[if greeted { HELLO_BYTES } else { 0 }..];
         let mut answers = Vec::new();
-        while let Some(frame) = Answer::decode(rest).unwrap() {
-            answers.push(frame.message);
+        while let Some(frame) = ServerFrame::decode(rest).unwrap() {
+            answers.push(frame.head);
             rest = &rest[frame.head_bytes + frame.payload_bytes..];
         }
         answers
@@ -81,63 +83,71 @@ impl Thread {
         self.world.now()
     }
 
-    fn ask(&mut self, client: &mut Stream, handler: u32, id: u64, behind: u32) -> Status {
-        let head = RequestHead { slot: 0, handler, id, behind, remaining_us: 0, checked: false };
-        let mut frame = vec![0; head.bytes()];
+    fn submit_request(&mut self, client: &mut SimStream, handler: u32, id: u64, behind: u32) -> Status {
+        let head = RequestHead {
+            slot: 0,
+            handler,
+            id,
+            oldest_pending_distance: behind,
+            remaining_us: 0,
+            has_payload_crc: false,
+        };
+        let mut frame = vec![0; head.head_bytes()];
         head.seal(&mut frame, None);
         send(client, &frame);
-        match self.answers(client)[..] {
-            [Answer::Reply(head)] if head.id == id => head.status,
+        match self.exchange_frames(client)[..] {
+            [ServerFrame::Reply(head)] if head.id == id => head.status,
             ref other => panic!("{other:?}"),
         }
     }
 }
 
-fn send(client: &mut Stream, bytes: &[u8]) {
+fn send(client: &mut SimStream, bytes: &[u8]) {
     assert_eq!(client.send(&[IoSlice::new(bytes)]).unwrap(), Some(bytes.len()));
 }
 
 #[test]
 fn those_that_hold_much_are_refused_and_those_beside_them_served() {
-    let mut thread = Thread::new();
+    let mut thread = TestWorker::new();
     let (mut greedy, mut modest) = (thread.connect(1), thread.connect(2));
-    let statuses: Vec<Status> = (0..40).map(|id| thread.ask(&mut greedy, 1, id, id as u32)).collect();
+    let statuses: Vec<Status> = (0..40).map(|id| thread.submit_request(&mut greedy, 1, id, id as u32)).collect();
     let served = statuses.iter().take_while(|status| **status == Status::Answered).count();
     assert!((10..35).contains(&served), "{served} were served");
     assert!(statuses[served..].iter().all(|status| *status == Status::Overloaded));
     for id in 0..10 {
-        assert_eq!(thread.ask(&mut modest, 1, id, 0), Status::Answered, "it acknowledges");
+        assert_eq!(thread.submit_request(&mut modest, 1, id, 0), Status::Answered, "it acknowledges");
     }
-    assert_eq!(thread.ask(&mut greedy, 1, 40, 0), Status::Answered, "it has acknowledged everything");
+    assert_eq!(thread.submit_request(&mut greedy, 1, 40, 0), Status::Answered, "it has acknowledged everything");
 }
 
 #[test]
 fn a_payload_waits_until_there_is_room_and_nobody_else_does() {
-    let mut thread = Thread::new();
+    let mut thread = TestWorker::new();
     let (mut greedy, mut sender, mut modest) = (thread.connect(1), thread.connect(2), thread.connect(3));
-    (0..40).for_each(|id| _ = thread.ask(&mut greedy, 1, id, id as u32));
+    (0..40).for_each(|id| _ = thread.submit_request(&mut greedy, 1, id, id as u32));
     // Four mebibytes, of which the server takes a part.
-    let head = RequestHead { slot: 0, handler: 2, id: 0, behind: 0, remaining_us: 0, checked: true };
+    let head =
+        RequestHead { slot: 0, handler: 2, id: 0, oldest_pending_distance: 0, remaining_us: 0, has_payload_crc: true };
     let payload = vec![7; 4 << 20];
-    let mut frame = vec![0; head.bytes()];
+    let mut frame = vec![0; head.head_bytes()];
     head.seal(&mut frame, Some(&payload));
     frame.extend_from_slice(&payload);
     let mut rest = &frame[..];
     for _ in 0..20 {
         let sent = sender.send(&[IoSlice::new(rest)]).unwrap().unwrap_or(0);
         rest = &rest[sent..];
-        assert!(thread.answers(&mut sender).is_empty());
+        assert!(thread.exchange_frames(&mut sender).is_empty());
     }
     let taken = frame.len() - rest.len();
     assert!((1 << 20..3 << 20).contains(&taken), "{taken} bytes were taken");
-    assert_eq!(thread.ask(&mut modest, 1, 0, 0), Status::Answered);
+    assert_eq!(thread.submit_request(&mut modest, 1, 0, 0), Status::Answered);
     // Room again: the rest is taken, when the server next looks.
-    assert_eq!(thread.ask(&mut greedy, 1, 40, 0), Status::Answered);
+    assert_eq!(thread.submit_request(&mut greedy, 1, 40, 0), Status::Answered);
     let mut answers = Vec::new();
     for _ in 0..60 {
         let sent = sender.send(&[IoSlice::new(rest)]).unwrap().unwrap_or(0);
         rest = &rest[sent..];
-        answers.extend(thread.answers(&mut sender));
+        answers.extend(thread.exchange_frames(&mut sender));
     }
-    assert!(matches!(answers[..], [Answer::Reply(head)] if head.status == Status::Answered), "{answers:?}");
+    assert!(matches!(answers[..], [ServerFrame::Reply(head)] if head.status == Status::Answered), "{answers:?}");
 }

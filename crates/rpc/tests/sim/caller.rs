@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_fabric::sim::World;
-use farfork_fabric::sim::world::{Actor, NodeId, Place};
-use farfork_rpc::sim::Connector;
-use farfork_rpc::{Body, CallError, Client, Completion, Outgoing, SessionId, SessionKey, Status, SubmitError};
+use farfork_fabric::sim::world::{Actor, NodeId, SimAddress};
+use farfork_rpc::sim::SimConnector;
+use farfork_rpc::{
+    CallError, Client, Completion, OutgoingRequest, RequestPayload, SessionHandle, SessionId, Status, SubmitError,
+};
 
 use crate::works::{AT_ONCE, LATER, LONG, Works, answer_to, body_of};
 
@@ -28,7 +30,7 @@ pub(crate) struct Caller {
     world: World,
     node: NodeId,
     client: Client,
-    sessions: Vec<SessionKey>,
+    sessions: Vec<SessionHandle>,
     /// Number and handler of each request.
     asked: BTreeMap<u64, u32>,
     ended: BTreeMap<u64, Result<(), CallError>>,
@@ -43,8 +45,8 @@ pub(crate) struct Shared(Arc<Mutex<Caller>>);
 
 impl Shared {
     /// On a node, asking the server at `place` from now on.
-    pub(crate) fn start(world: &World, number: u64, node: NodeId, place: Place) -> Self {
-        let now = world.now_at(node);
+    pub(crate) fn start(world: &World, number: u64, node: NodeId, place: SimAddress) -> Self {
+        let now = world.local_time(node);
         let of_world = world.clone();
         let new_id = move || {
             let mut bytes = [0; 16];
@@ -52,9 +54,9 @@ impl Shared {
             bytes[8..].copy_from_slice(&of_world.random_below(u64::MAX).to_le_bytes());
             SessionId::from_bytes(bytes)
         };
-        let connector = Box::new(Connector::new(world, node, place, None));
-        let mut client = Client::with_ids(connector, false, now, Box::new(new_id));
-        let sessions = (0..SESSIONS).map(|_| client.open(WINDOW).unwrap()).collect();
+        let connector = Box::new(SimConnector::new(world, node, place, None));
+        let mut client = Client::with_session_ids(connector, false, now, Box::new(new_id));
+        let sessions = (0..SESSIONS).map(|_| client.open_session(WINDOW).unwrap()).collect();
         let caller = Caller {
             world: world.clone(),
             node,
@@ -82,7 +84,7 @@ impl Shared {
     /// Asks a number of requests that nothing is to end but their answers; gives the first one's number.
     pub(crate) fn ask_calmly(&self, count: u64) -> u64 {
         let mut caller = self.lock();
-        let now = caller.world.now_at(caller.node);
+        let now = caller.world.local_time(caller.node);
         let first = caller.next_number;
         (0..count).for_each(|_| caller.ask(now, None));
         first
@@ -90,7 +92,7 @@ impl Shared {
 
     /// How many requests have not ended.
     pub(crate) fn unanswered(&self) -> usize {
-        self.lock().client.unanswered()
+        self.lock().client.unanswered_count()
     }
 
     /// How many requests have ended with an answer.
@@ -106,7 +108,7 @@ impl Shared {
             let executed = works.has_executed(*number);
             match outcome {
                 Ok(()) => assert!(executed, "request {number} was answered, but not executed"),
-                Err(CallError::Ended(Status::Overloaded | Status::NoHandler)) => panic!("there is no reason for that"),
+                Err(CallError::Status(Status::Overloaded | Status::NoHandler)) => panic!("there is no reason for that"),
                 Err(error) => assert!(*number < calm, "request {number} ended though nothing was wrong: {error}"),
             }
         }
@@ -114,7 +116,7 @@ impl Shared {
 }
 
 impl Actor for Shared {
-    fn turn(&mut self, now: Instant) {
+    fn run_turn(&mut self, now: Instant) {
         let mut caller = self.lock();
         if caller.ask_at.is_some_and(|at| at <= now) {
             let pause = Duration::from_micros(caller.world.random_below(ASK_INTERVAL_US_MAX));
@@ -144,13 +146,13 @@ impl Caller {
                 self.client.cancel(self.sessions[which], tag);
             }
             10..13 => {
-                self.client.close(self.sessions[which]);
-                self.sessions[which] = self.client.open(WINDOW).unwrap();
+                self.client.close_session(self.sessions[which]);
+                self.sessions[which] = self.client.open_session(WINDOW).unwrap();
             }
             _ => {
                 for _ in 0..self.world.random_below(4) {
                     let patience = Duration::from_millis(1 + self.world.random_below(20_000));
-                    let deadline = self.world.random_chance(0.3).then(|| now + patience);
+                    let deadline = self.world.random_bool(0.3).then(|| now + patience);
                     self.ask(now, deadline);
                 }
             }
@@ -163,9 +165,9 @@ impl Caller {
         let session = self.sessions[self.world.random_below(SESSIONS as u64) as usize];
         let body = body_of(number);
         let longest = body.len().max(answer_to(number, handler).len());
-        let call = Outgoing { handler, tag: number, deadline, checked: longest > COVERED_BYTES };
-        let given = self.world.random_chance(0.5);
-        let body = if given { Body::Given(body) } else { Body::Copied(&body) };
+        let call = OutgoingRequest { handler, tag: number, deadline, checked: longest > COVERED_BYTES };
+        let given = self.world.random_bool(0.5);
+        let body = if given { RequestPayload::Owned(body) } else { RequestPayload::Borrowed(&body) };
         match self.client.submit(now, session, &call, body) {
             Ok(()) => {
                 self.asked.insert(number, handler);

@@ -4,11 +4,11 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use farfork_fabric::sim::World;
-use farfork_fabric::sim::world::{NodeId, Place, Stream};
+use farfork_fabric::sim::world::{NodeId, SimAddress, SimStream};
 use farfork_fabric::transport::Stream as _;
-use farfork_rpc::sim::Server;
+use farfork_rpc::sim::SimServer;
 use farfork_rpc::{SessionId, Status};
-use farfork_wire::rpc::{Answer, Ask, HELLO_BYTES, Message, OpenOutcome, RequestHead, Versions};
+use farfork_wire::rpc::{ClientFrame, FrameHead, HELLO_BYTES, OpenOutcome, RequestHead, ServerFrame, VersionRange};
 
 use crate::works::{AT_ONCE, Works, answer_to, body_of};
 
@@ -18,19 +18,19 @@ const SESSION: [u8; 16] = [9; 16];
 struct Scene {
     world: World,
     client: NodeId,
-    place: Place,
+    place: SimAddress,
     works: Works,
-    _server: Server,
+    _server: SimServer,
 }
 
 impl Scene {
     fn new() -> Self {
         let world = World::new(1);
         let (owner, client) = (world.add_node("server"), world.add_node("client"));
-        let place = Place { node: owner, port: 7002 };
+        let place = SimAddress { node: owner, port: 7002 };
         let works = Works::default();
         let handlers = works.clone();
-        let server = Server::start(&world, place, 2, None, move || handlers.handlers()).unwrap();
+        let server = SimServer::start(&world, place, 2, None, move || handlers.handlers()).unwrap();
         Self { world, client, place, works, _server: server }
     }
 
@@ -39,18 +39,19 @@ impl Scene {
     }
 
     /// A connection that greets and opens the session.
-    fn open(&self, epoch: u32) -> Stream {
+    fn open(&self, epoch: u32) -> SimStream {
         let mut dialling = self.world.dial(self.client, self.place);
         self.world.run_until(self.world.now() + Duration::from_secs(1), || dialling.is_ready());
-        let mut stream = dialling.finish().unwrap().unwrap();
-        let mut bytes = Versions::OURS.encode().to_vec();
-        Ask::Open { slot: 0, session: SessionId::from_bytes(SESSION), epoch, resumed: epoch > 0 }.append(&mut bytes);
+        let mut stream = dialling.poll().unwrap().unwrap();
+        let mut bytes = VersionRange::SUPPORTED.encode().to_vec();
+        ClientFrame::Open { slot: 0, session: SessionId::from_bytes(SESSION), epoch, resumed: epoch > 0 }
+            .append(&mut bytes);
         send(&mut stream, &bytes);
         stream
     }
 
     /// What the server has said on a connection, behind its greeting.
-    fn hear(&self, stream: &mut Stream) -> Vec<(Answer, Vec<u8>)> {
+    fn hear(&self, stream: &mut SimStream) -> Vec<(ServerFrame, Vec<u8>)> {
         self.pass(Duration::from_millis(5));
         let mut bytes = vec![0; 1 << 20];
         let mut count = 0;
@@ -59,38 +60,45 @@ impl Scene {
         {
             count += more;
         }
-        let greeted = bytes[..count].starts_with(&Versions::OURS.encode());
+        let greeted = bytes[..count].starts_with(&VersionRange::SUPPORTED.encode());
         let mut rest = &bytes[if greeted { HELLO_BYTES } else { 0 }..count];
         let mut answers = Vec::new();
-        while let Some(frame) = Answer::decode(rest).unwrap() {
+        while let Some(frame) = ServerFrame::decode(rest).unwrap() {
             let (answer, behind) = rest.split_at(frame.head_bytes + frame.payload_bytes);
-            answers.push((frame.message, answer[frame.head_bytes..].to_vec()));
+            answers.push((frame.head, answer[frame.head_bytes..].to_vec()));
             rest = behind;
         }
         answers
     }
 }
 
-fn send(stream: &mut Stream, bytes: &[u8]) {
+fn send(stream: &mut SimStream, bytes: &[u8]) {
     assert_eq!(stream.send(&[IoSlice::new(bytes)]).unwrap(), Some(bytes.len()));
 }
 
 fn request(id: u64) -> Vec<u8> {
-    let head = RequestHead { slot: 0, handler: AT_ONCE, id, behind: id as u32, remaining_us: 0, checked: false };
-    let mut frame = vec![0; head.bytes()];
+    let head = RequestHead {
+        slot: 0,
+        handler: AT_ONCE,
+        id,
+        oldest_pending_distance: id as u32,
+        remaining_us: 0,
+        has_payload_crc: false,
+    };
+    let mut frame = vec![0; head.head_bytes()];
     frame.extend_from_slice(&body_of(id));
     head.seal(&mut frame, None);
     frame
 }
 
-fn is_open(answers: &[(Answer, Vec<u8>)], with_epoch: u32) -> bool {
-    let wanted = Answer::Opened { slot: 0, epoch: with_epoch, outcome: OpenOutcome::Open };
+fn is_open(answers: &[(ServerFrame, Vec<u8>)], with_epoch: u32) -> bool {
+    let wanted = ServerFrame::Opened { slot: 0, epoch: with_epoch, outcome: OpenOutcome::Opened };
     answers.first().is_some_and(|(answer, _)| *answer == wanted)
 }
 
-fn is_answer(answers: &[(Answer, Vec<u8>)], to: u64) -> bool {
-    let is_it = |(answer, payload): &(Answer, Vec<u8>)| {
-        matches!(answer, Answer::Reply(head) if head.id == to && head.status == Status::Answered)
+fn is_answer(answers: &[(ServerFrame, Vec<u8>)], to: u64) -> bool {
+    let is_it = |(answer, payload): &(ServerFrame, Vec<u8>)| {
+        matches!(answer, ServerFrame::Reply(head) if head.id == to && head.status == Status::Answered)
             && *payload == answer_to(to, AT_ONCE)
     };
     answers.iter().any(is_it)

@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use farfork_fabric::sim::world::{NodeId, Place};
-use farfork_fabric::sim::{Chaos, World, run_course, run_seeds};
-use farfork_rpc::sim::Server;
+use farfork_fabric::sim::world::{NodeId, SimAddress};
+use farfork_fabric::sim::{FaultInjector, World, run_random_seeds, run_scenario};
+use farfork_rpc::sim::SimServer;
 
 use crate::caller::Shared;
 use crate::works::Works;
@@ -32,9 +32,9 @@ const LATER_US_MAX: u64 = 30_000;
 /// A world with a server and its clients.
 struct Scene {
     world: World,
-    place: Place,
+    place: SimAddress,
     threads: usize,
-    server: Option<Server>,
+    server: Option<SimServer>,
     works: Works,
     callers: Vec<Shared>,
     finish_at: Instant,
@@ -49,7 +49,7 @@ impl Scene {
         let clients: Vec<NodeId> = (0..CALLERS).map(|number| world.add_node(&format!("client{number}"))).collect();
         nodes.push(owner);
         nodes.extend(&clients);
-        let place = Place { node: owner, port: 7002 };
+        let place = SimAddress { node: owner, port: 7002 };
         let threads = 1 + world.random_below(3) as usize;
         let finish_at = world.now();
         let (works, callers) = (Works::default(), Vec::new());
@@ -64,7 +64,7 @@ impl Scene {
     fn restart(&mut self) {
         self.server = None;
         let works = self.works.clone();
-        let server = Server::start(&self.world, self.place, self.threads, None, move || works.handlers());
+        let server = SimServer::start(&self.world, self.place, self.threads, None, move || works.handlers());
         self.server = Some(server.unwrap());
     }
 
@@ -81,16 +81,16 @@ impl Scene {
     }
 
     /// Things go wrong while everybody asks.
-    fn suffer(&mut self, chaos: &mut Chaos) {
+    fn suffer(&mut self, chaos: &mut FaultInjector) {
         self.gives_up = true;
         self.run(self.world.now() + CHAOS, |scene| {
-            if chaos.next_at() <= scene.world.now() {
-                chaos.act();
-                if scene.world.random_chance(0.02) {
+            if chaos.next_due_at() <= scene.world.now() {
+                chaos.apply_due();
+                if scene.world.random_bool(0.02) {
                     scene.restart();
                 }
             }
-            Some(chaos.next_at())
+            Some(chaos.next_due_at())
         });
         self.gives_up = false;
     }
@@ -126,18 +126,18 @@ impl Scene {
 fn run(seed: u64) -> (u64, usize) {
     let mut nodes = Vec::new();
     let mut scene = Scene::new(seed, &mut nodes);
-    let mut chaos = Chaos::new(&scene.world, &nodes);
+    let mut chaos = FaultInjector::new(&scene.world, &nodes);
     let world = scene.world.clone();
-    run_course(&world, seed, "-p farfork-rpc --test sim -- faults::", || {
+    run_scenario(&world, seed, "-p farfork-rpc --test sim -- faults::", || {
         scene.suffer(&mut chaos);
-        chaos.end();
+        chaos.end_all();
         scene.recover();
     });
-    (scene.world.digest(), scene.answered())
+    (scene.world.trace_digest(), scene.answered())
 }
 
 fn do_no_harm(seeds: u64) {
-    let (count, answered) = run_seeds(seeds, |seed| run(seed).1);
+    let (count, answered) = run_random_seeds(seeds, |seed| run(seed).1);
     assert!(answered > 50 * count, "{answered} answers are too few to prove anything");
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farfork_fabric::sim::World;
-use farfork_rpc::{Deferred, Handlers};
+use farfork_rpc::{DeferredReply, HandlerTable};
 
 /// Handlers: one answers at once, one later, one with a long answer that it gives away.
 pub(crate) const AT_ONCE: u32 = 1;
@@ -15,7 +15,7 @@ pub(crate) const LONG: u32 = 3;
 #[derive(Default)]
 struct Done {
     executed: HashMap<u64, u32>,
-    later: Vec<(Deferred, u64)>,
+    later: Vec<(DeferredReply, u64)>,
 }
 
 /// The works of all handlers.
@@ -28,14 +28,14 @@ impl Works {
     }
 
     /// The handlers of a thread.
-    pub(crate) fn handlers(&self) -> Handlers {
-        let mut handlers = Handlers::default();
+    pub(crate) fn handlers(&self) -> HandlerTable {
+        let mut handlers = HandlerTable::default();
         let works = self.clone();
-        handlers.on(AT_ONCE, move |payload, reply| reply.write(&answer_to(works.execute(payload), AT_ONCE)));
+        handlers.add_handler(AT_ONCE, move |payload, reply| reply.write(&answer_to(works.execute(payload), AT_ONCE)));
         let works = self.clone();
-        handlers.on(LONG, move |payload, reply| reply.give(answer_to(works.execute(payload), LONG)));
+        handlers.add_handler(LONG, move |payload, reply| reply.set_payload(answer_to(works.execute(payload), LONG)));
         let works = self.clone();
-        handlers.on_deferred(LATER, move |payload, deferred| {
+        handlers.add_deferred_handler(LATER, move |payload, deferred| {
             let number = works.execute(&payload);
             works.lock().later.push((deferred, number));
         });
@@ -70,7 +70,7 @@ impl Works {
         }
         let index = world.random_below(count) as usize;
         let (deferred, number) = self.lock().later.swap_remove(index);
-        if may_give_up && world.random_chance(0.05) {
+        if may_give_up && world.random_bool(0.05) {
             drop(deferred);
         } else {
             deferred.answer(answer_to(number, LATER));

@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use farfork_rpc::{Body, CallError, Handlers, Outgoing};
-use farfork_wire::rpc::{HELLO_BYTES, Versions};
+use farfork_rpc::{CallError, HandlerTable, OutgoingRequest, RequestPayload};
+use farfork_wire::rpc::{HELLO_BYTES, VersionRange};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::proxy::Proxy;
@@ -26,8 +26,8 @@ fn nothing_is_executed_twice_however_often_the_link_is_cut() {
     let counting = Arc::clone(&executed);
     let server = serve(3, move || {
         let counting = Arc::clone(&counting);
-        let mut handlers = Handlers::default();
-        handlers.on(1, move |payload, reply| {
+        let mut handlers = HandlerTable::default();
+        handlers.add_handler(1, move |payload, reply| {
             let number = u64::from_le_bytes(*payload.first_chunk().unwrap());
             *counting.lock().unwrap().entry(number).or_default() += 1;
             reply.write(payload);
@@ -42,8 +42,8 @@ fn nothing_is_executed_twice_however_often_the_link_is_cut() {
         let now = Instant::now();
         while asked < ALL {
             let payload: Vec<u8> = asked.to_le_bytes().into_iter().chain(vec![5; asked as usize % 500]).collect();
-            let request = Outgoing { handler: 1, tag: asked, checked: true, ..Outgoing::default() };
-            if client.submit(now, session, &request, Body::Copied(&payload)).is_err() {
+            let request = OutgoingRequest { handler: 1, tag: asked, checked: true, ..OutgoingRequest::default() };
+            if client.submit(now, session, &request, RequestPayload::Borrowed(&payload)).is_err() {
                 break;
             }
             asked += 1;
@@ -56,9 +56,9 @@ fn nothing_is_executed_twice_however_often_the_link_is_cut() {
             assert_eq!(payload[..8], completion.tag.to_le_bytes());
             ended.set(ended.get() + 1);
         });
-        client.wait(now, None).unwrap();
+        client.wait_ready(now, None).unwrap();
     }
-    assert!(client.connections() > 5, "the link was cut {} times", client.connections());
+    assert!(client.connection_count() > 5, "the link was cut {} times", client.connection_count());
     let executed = executed.lock().unwrap();
     assert_eq!(executed.len() as u64, ALL);
     assert!(executed.values().all(|times| *times == 1));
@@ -73,14 +73,14 @@ fn a_server_that_began_anew_says_that_outcomes_are_lost() {
     assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
     drop(relay);
     let listener = TcpListener::bind(address).unwrap();
-    let config = farfork_rpc::server::Config { threads: 1, spins: false };
+    let config = farfork_rpc::server::ServerConfig { threads: 1, should_spin: false };
     let acceptor = Arc::new(farfork_rpc::server::PlainAcceptor);
     // The request may be sent before the client notices: then its outcome is lost, or it is answered by the new server.
     let _server = farfork_rpc::Server::start(listener, &config, acceptor, echo).unwrap();
-    let request = Outgoing { handler: ECHO, ..Outgoing::default() };
-    match client.call(session, &request, Body::Copied(b"after"), |_| {}) {
+    let request = OutgoingRequest { handler: ECHO, ..OutgoingRequest::default() };
+    match client.call_blocking(session, &request, RequestPayload::Borrowed(b"after"), |_| {}) {
         Ok(answer) => assert_eq!(answer, b"after"),
-        Err(farfork_rpc::client::CallFailure::Call(cause)) => assert_eq!(cause, CallError::Lost),
+        Err(farfork_rpc::client::BlockingCallError::Call(cause)) => assert_eq!(cause, CallError::SessionLost),
         Err(other) => panic!("{other}"),
     }
     assert_eq!(call(&mut client, session, ECHO, b"later"), b"later", "the session was begun anew");
@@ -92,12 +92,12 @@ fn a_server_of_another_version_is_named() {
     let address = listener.local_addr().unwrap();
     let server = std::thread::spawn(move || {
         let (mut client, _) = listener.accept().unwrap();
-        client.write_all(&Versions { newest: 9, oldest: 7 }.encode()).unwrap();
+        client.write_all(&VersionRange { newest: 9, oldest: 7 }.encode()).unwrap();
         client.read_to_end(&mut Vec::new())
     });
     let (mut client, session) = client_of(address);
-    let request = Outgoing { handler: ECHO, ..Outgoing::default() };
-    let error = client.call(session, &request, Body::Copied(&[]), |_| {}).unwrap_err().to_string();
+    let request = OutgoingRequest { handler: ECHO, ..OutgoingRequest::default() };
+    let error = client.call_blocking(session, &request, RequestPayload::Borrowed(&[]), |_| {}).unwrap_err().to_string();
     assert!(error.contains("versions 7 to 9") && error.contains("use the same release"), "{error}");
     drop(client);
     let _ = server.join().unwrap();
@@ -107,10 +107,10 @@ fn a_server_of_another_version_is_named() {
 fn a_client_of_another_version_learns_ours() {
     let server = serve(1, echo);
     let mut client = TcpStream::connect(server.address()).unwrap();
-    client.write_all(&Versions { newest: 0, oldest: 0 }.encode()).unwrap();
+    client.write_all(&VersionRange { newest: 0, oldest: 0 }.encode()).unwrap();
     let mut said = Vec::new();
     client.read_to_end(&mut said).unwrap();
-    assert_eq!(said, Versions::OURS.encode());
+    assert_eq!(said, VersionRange::SUPPORTED.encode());
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn thousands_of_half_open_connections_are_borne_and_ended() {
         assert!(said.len() <= HELLO_BYTES);
     }
     let ended = Cell::new(false);
-    let request = Outgoing { handler: ECHO, ..Outgoing::default() };
-    client.submit(Instant::now(), session, &request, Body::Copied(b"on")).unwrap();
+    let request = OutgoingRequest { handler: ECHO, ..OutgoingRequest::default() };
+    client.submit(Instant::now(), session, &request, RequestPayload::Borrowed(b"on")).unwrap();
     poll_until(&mut client, |completion| ended.set(completion.result.is_ok()), || ended.get());
 }

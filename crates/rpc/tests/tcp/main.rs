@@ -12,34 +12,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_rpc::client::TcpConnector;
-use farfork_rpc::server::{Config, PlainAcceptor};
-use farfork_rpc::{Body, Client, Handlers, Outgoing, Server, SessionKey};
+use farfork_rpc::server::{PlainAcceptor, ServerConfig};
+use farfork_rpc::{Client, HandlerTable, OutgoingRequest, RequestPayload, Server, SessionHandle};
 
 /// Echoes.
 const ECHO: u32 = 1;
 
 /// A server of so many threads.
-fn serve(threads: usize, handlers: impl Fn() -> Handlers) -> Server {
+fn serve(threads: usize, handlers: impl Fn() -> HandlerTable) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let config = Config { threads, spins: true };
+    let config = ServerConfig { threads, should_spin: true };
     Server::start(listener, &config, Arc::new(PlainAcceptor), handlers).unwrap()
 }
 
-fn echo() -> Handlers {
-    let mut handlers = Handlers::default();
-    handlers.on(ECHO, |payload, reply| reply.write(payload));
+fn echo() -> HandlerTable {
+    let mut handlers = HandlerTable::default();
+    handlers.add_handler(ECHO, |payload, reply| reply.write(payload));
     handlers
 }
 
-fn client_of(address: std::net::SocketAddr) -> (Client, SessionKey) {
+fn client_of(address: std::net::SocketAddr) -> (Client, SessionHandle) {
     let mut client = Client::new(Box::new(TcpConnector::new(address)), true);
-    let session = client.open(1024).unwrap();
+    let session = client.open_session(1024).unwrap();
     (client, session)
 }
 
-fn call(client: &mut Client, session: SessionKey, handler: u32, payload: &[u8]) -> Vec<u8> {
-    let call = Outgoing { handler, tag: u64::MAX, ..Outgoing::default() };
-    client.call(session, &call, Body::Copied(payload), |_| {}).unwrap()
+fn call(client: &mut Client, session: SessionHandle, handler: u32, payload: &[u8]) -> Vec<u8> {
+    let call = OutgoingRequest { handler, tag: u64::MAX, ..OutgoingRequest::default() };
+    client.call_blocking(session, &call, RequestPayload::Borrowed(payload), |_| {}).unwrap()
 }
 
 /// Polls until this holds; a test that waits for longer than a minute hangs.
@@ -52,6 +52,6 @@ fn poll_until(client: &mut Client, mut on_end: impl FnMut(farfork_rpc::Completio
             return;
         }
         assert!(now < give_up, "nothing comes: {:?}", client.last_error());
-        client.wait(now, Some(now + Duration::from_millis(20))).unwrap();
+        client.wait_ready(now, Some(now + Duration::from_millis(20))).unwrap();
     }
 }

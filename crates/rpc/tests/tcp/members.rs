@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use farfork_fabric::Secured;
-use farfork_rpc::client::{CallFailure, TcpConnector};
-use farfork_rpc::server::{Config, SecuredAcceptor};
-use farfork_rpc::{Body, CallError, Client, Outgoing, Server, SessionKey};
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
+use farfork_fabric::TlsSecurity;
+use farfork_rpc::client::{BlockingCallError, TcpConnector};
+use farfork_rpc::server::{SecuredAcceptor, ServerConfig};
+use farfork_rpc::{CallError, Client, OutgoingRequest, RequestPayload, Server, SessionHandle};
+use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TrustDirectory, member};
 use farfork_wire::NodeName;
 
 use crate::{ECHO, call, echo, log};
@@ -20,27 +20,27 @@ fn name(text: &str) -> NodeName {
 
 /// A cluster's first node, and another one of it.
 fn cluster(scratch: &Path, encryption: Encryption) -> [Credentials; 2] {
-    let [first, second] = ["n1", "n2"].map(|node| Directory::new(scratch.join(node)));
-    member::init(&first, &name("blue"), &name("n1"), SystemTime::now()).unwrap();
-    member::issue_directory(&first, &second, Role::Node, &name("n2"), SystemTime::now(), NODE_VALID).unwrap();
+    let [first, second] = ["n1", "n2"].map(|node| TrustDirectory::new(scratch.join(node)));
+    member::create_cluster(&first, &name("blue"), &name("n1"), SystemTime::now()).unwrap();
+    member::issue_client_directory(&first, &second, Role::Node, &name("n2"), SystemTime::now(), NODE_VALID).unwrap();
     [first, second].map(|directory| Credentials::open(&directory, encryption).unwrap())
 }
 
 fn serve(credentials: &Credentials) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let acceptor = Arc::new(SecuredAcceptor(Arc::new(Secured::new(credentials.clone()))));
-    Server::start(listener, &Config { threads: 1, spins: true }, acceptor, echo).unwrap()
+    let acceptor = Arc::new(SecuredAcceptor(Arc::new(TlsSecurity::new(credentials.clone()))));
+    Server::start(listener, &ServerConfig { threads: 1, should_spin: true }, acceptor, echo).unwrap()
 }
 
 fn client_of(server: &Server, credentials: &Credentials) -> Client {
-    let security = Secured::new(credentials.clone()).to(&name("n1"));
+    let security = TlsSecurity::new(credentials.clone()).for_node(&name("n1"));
     Client::new(Box::new(TcpConnector::secured(server.address(), security)), true)
 }
 
 /// A client with a session that was used.
-fn connected(server: &Server, credentials: &Credentials) -> (Client, SessionKey) {
+fn connected(server: &Server, credentials: &Credentials) -> (Client, SessionHandle) {
     let mut client = client_of(server, credentials);
-    let session = client.open(64).unwrap();
+    let session = client.open_session(64).unwrap();
     assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
     (client, session)
 }
@@ -52,7 +52,7 @@ fn members_call_each_other_encrypted_or_in_clear() {
         let [first, second] = cluster(scratch.path(), encryption);
         let server = serve(&first);
         let mut client = client_of(&server, &second);
-        let session = client.open(64).unwrap();
+        let session = client.open_session(64).unwrap();
         for bytes in [0, 5, 3000, 200_000, 5_000_000] {
             let payload: Vec<u8> = (0..bytes).map(|at| (at * 7) as u8).collect();
             assert!(call(&mut client, session, ECHO, &payload) == payload, "{bytes} bytes");
@@ -68,19 +68,19 @@ fn strangers_are_not_served_and_disturb_nobody() {
     let [_, stranger] = cluster(red.path(), Encryption::On);
     let server = serve(&first);
     let mut member = client_of(&server, &second);
-    let session = member.open(64).unwrap();
+    let session = member.open_session(64).unwrap();
     let plain = Client::new(Box::new(TcpConnector::new(server.address())), true);
     for mut client in [client_of(&server, &stranger), plain] {
-        let session = client.open(64).unwrap();
+        let session = client.open_session(64).unwrap();
         let give_up = Instant::now() + Duration::from_secs(60);
         // On a busy machine the time may be over before it was refused.
         while client.last_error().is_none() {
             assert!(Instant::now() < give_up, "it is not refused");
             let deadline = Some(Instant::now() + Duration::from_millis(300));
-            let request = Outgoing { handler: ECHO, deadline, ..Outgoing::default() };
-            let ended = client.call(session, &request, Body::Copied(b"let me in"), |_| {});
-            let refused = |cause: &CallError| matches!(cause, CallError::Overdue | CallError::Incompatible(_));
-            assert!(matches!(&ended, Err(CallFailure::Call(cause)) if refused(cause)), "{ended:?}");
+            let request = OutgoingRequest { handler: ECHO, deadline, ..OutgoingRequest::default() };
+            let ended = client.call_blocking(session, &request, RequestPayload::Borrowed(b"let me in"), |_| {});
+            let refused = |cause: &CallError| matches!(cause, CallError::DeadlineExceeded | CallError::Incompatible(_));
+            assert!(matches!(&ended, Err(BlockingCallError::Call(cause)) if refused(cause)), "{ended:?}");
         }
     }
     log::wait_for(&["ends a connection", "127.0.0.1", "it refuses this node's certificate"]);
@@ -89,13 +89,13 @@ fn strangers_are_not_served_and_disturb_nobody() {
 }
 
 /// Calls again and again until one fails; gives why the connection ended.
-fn call_until_refused(client: &mut Client, session: SessionKey) -> String {
+fn call_until_refused(client: &mut Client, session: SessionHandle) -> String {
     let give_up = Instant::now() + Duration::from_secs(60);
     while client.last_error().is_none() {
         assert!(Instant::now() < give_up, "it is still served");
         let deadline = Some(Instant::now() + Duration::from_millis(500));
-        let request = Outgoing { handler: ECHO, deadline, ..Outgoing::default() };
-        let _ = client.call(session, &request, Body::Copied(b"still here?"), |_| {});
+        let request = OutgoingRequest { handler: ECHO, deadline, ..OutgoingRequest::default() };
+        let _ = client.call_blocking(session, &request, RequestPayload::Borrowed(b"still here?"), |_| {});
         std::thread::sleep(Duration::from_millis(50));
     }
     client.last_error().map(ToString::to_string).unwrap_or_default()
@@ -108,8 +108,8 @@ fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
     let server = serve(&first);
     let (mut client, session) = connected(&server, &second);
     // The server goes on to serve: it is the client that must not go on to ask.
-    member::revoke(first.directory(), Role::Node, &name("n1"), SystemTime::now).unwrap();
-    second.adopt_roster(&first.directory().read_roster().unwrap().1).unwrap();
+    member::revoke_identity(first.directory(), Role::Node, &name("n1"), SystemTime::now).unwrap();
+    second.install_roster(&first.directory().read_roster().unwrap().1).unwrap();
     let error = call_until_refused(&mut client, session);
     assert!(error.contains("farfork://blue/node/n1 was revoked"), "{error}");
 }
@@ -121,7 +121,7 @@ fn a_revoked_client_loses_the_connection_that_it_has() {
     let [first, second] = cluster(scratch.path(), Encryption::On);
     let server = serve(&first);
     let (mut client, session) = connected(&server, &second);
-    member::revoke(first.directory(), Role::Node, &name("n2"), SystemTime::now).unwrap();
+    member::revoke_identity(first.directory(), Role::Node, &name("n2"), SystemTime::now).unwrap();
     call_until_refused(&mut client, session);
     log::wait_for(&["ends a connection", "farfork://blue/node/n2 at 127.0.0.1", "was revoked"]);
 }

@@ -8,26 +8,26 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::hierarchy::Version;
+use super::hierarchy::CgroupVersion;
 
 /// Between two looks at a version 1 group on its way: looking is what makes the kernel count its tasks.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+const V1_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// From the first look at a version 2 group to the second: most stand after some microseconds. Then each time twice as long, at
 /// most the time between two changes of a group's events that the kernel tells of, however many there are.
-const FIRST_LOOK: Duration = Duration::from_micros(20);
-const LAST_LOOK: Duration = Duration::from_millis(10);
+const V2_POLL_FIRST: Duration = Duration::from_micros(20);
+const V2_POLL_MAX: Duration = Duration::from_millis(10);
 
 /// Freezes a group and waits until all its tasks stand, at most `limit`. Where that fails it is thawed again.
 ///
 /// # Errors
 /// `TimedOut` where a task does not stop in time: it is in uninterruptible sleep, or in a system call that waits for a page;
 /// else as writing the group's files: ENOENT where it has no freezer (before Linux 5.2).
-pub fn freeze(group: &Path, version: Version, limit: Duration) -> io::Result<()> {
+pub fn freeze(group: &Path, version: CgroupVersion, limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     let frozen = match version {
-        Version::V2 => freeze_v2(group, deadline),
-        Version::V1 => freeze_v1(group, deadline),
+        CgroupVersion::V2 => freeze_v2(group, deadline),
+        CgroupVersion::V1 => freeze_v1(group, deadline),
     };
     if frozen.is_err() {
         let _ = thaw(group, version);
@@ -39,18 +39,18 @@ pub fn freeze(group: &Path, version: Version, limit: Duration) -> io::Result<()>
 ///
 /// # Errors
 /// As writing the group's file.
-pub fn thaw(group: &Path, version: Version) -> io::Result<()> {
+pub fn thaw(group: &Path, version: CgroupVersion) -> io::Result<()> {
     match version {
-        Version::V2 => super::write(group, "cgroup.freeze", "0"),
-        Version::V1 => super::write(group, "freezer.state", "THAWED"),
+        CgroupVersion::V2 => super::write(group, "cgroup.freeze", "0"),
+        CgroupVersion::V1 => super::write(group, "freezer.state", "THAWED"),
     }
 }
 
 /// Whether a group was told to freeze; a group without a freezer was not.
-pub fn is_frozen(group: &Path, version: Version) -> bool {
+pub fn is_frozen(group: &Path, version: CgroupVersion) -> bool {
     let (file, word) = match version {
-        Version::V2 => ("cgroup.freeze", "0"),
-        Version::V1 => ("freezer.self_freezing", "0"),
+        CgroupVersion::V2 => ("cgroup.freeze", "0"),
+        CgroupVersion::V1 => ("freezer.self_freezing", "0"),
     };
     fs::read_to_string(group.join(file)).is_ok_and(|state| state.trim() != word)
 }
@@ -60,7 +60,7 @@ pub fn is_frozen(group: &Path, version: Version) -> bool {
 fn freeze_v2(group: &Path, deadline: Instant) -> io::Result<()> {
     let mut events = File::open(group.join("cgroup.events"))?;
     super::write(group, "cgroup.freeze", "1")?;
-    let (mut text, mut look) = (String::new(), FIRST_LOOK);
+    let (mut text, mut look) = (String::new(), V2_POLL_FIRST);
     loop {
         text.clear();
         events.rewind()?;
@@ -75,7 +75,7 @@ fn freeze_v2(group: &Path, deadline: Instant) -> io::Result<()> {
         let until = Timespec::try_from(left.min(look)).map_err(|_| io::ErrorKind::InvalidInput)?;
         match poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&until)) {
             Err(error) if error != rustix::io::Errno::INTR => return Err(error.into()),
-            _ => look = (look * 2).min(LAST_LOOK),
+            _ => look = (look * 2).min(V2_POLL_MAX),
         }
     }
 }
@@ -86,7 +86,7 @@ fn freeze_v1(group: &Path, deadline: Instant) -> io::Result<()> {
         if Instant::now() >= deadline {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        std::thread::sleep(LOOK_INTERVAL);
+        std::thread::sleep(V1_POLL_INTERVAL);
     }
     Ok(())
 }

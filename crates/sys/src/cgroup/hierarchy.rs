@@ -7,7 +7,7 @@ use crate::mount::table::{self, Mount};
 
 /// The interface of a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum CgroupVersion {
     /// A hierarchy for each controller, or for several (cgroups(7), version 1).
     V1,
     /// The one unified hierarchy.
@@ -18,7 +18,7 @@ pub enum Version {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchy {
     /// Its interface.
-    pub version: Version,
+    pub version: CgroupVersion,
     /// The topmost directory that can be seen here.
     pub top: PathBuf,
     /// The directory of the calling process's own group.
@@ -36,7 +36,7 @@ pub const STANDARD_TOP: &str = "/sys/fs/cgroup";
 
 /// Where groups can be made in a hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Base {
+pub struct CreationBase {
     /// The directory to make them in.
     pub directory: PathBuf,
     /// Of the controllers that were wanted, those that groups below it can have.
@@ -47,23 +47,24 @@ impl Hierarchy {
     /// Where this process should make groups that need these controllers: below its own, so that what limits the
     /// process limits what it starts. Where a version 2 group cannot hand controllers down because processes are in it,
     /// the topmost is tried; where that cannot either, groups are made without controllers.
-    pub fn base(&self, wanted: &[&str]) -> Base {
+    pub fn creation_base(&self, wanted: &[&str]) -> CreationBase {
         let own = match self.own.parent() {
             Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
             _ => &self.own,
         };
         let select = |all: Vec<String>| all.into_iter().filter(|c| wanted.contains(&c.as_str())).collect::<Vec<_>>();
-        if self.version == Version::V1 {
-            return Base { directory: own.to_owned(), controllers: select(self.controllers.clone()) };
+        if self.version == CgroupVersion::V1 {
+            return CreationBase { directory: own.to_owned(), controllers: select(self.controllers.clone()) };
         }
         let delegated = |directory: &Path| {
             let controllers = select(super::controllers(directory).unwrap_or_default());
-            let complete = !controllers.is_empty() && controllers.iter().all(|c| super::delegate(directory, c).is_ok());
-            complete.then(|| Base { directory: directory.to_owned(), controllers })
+            let complete =
+                !controllers.is_empty() && controllers.iter().all(|c| super::enable_for_children(directory, c).is_ok());
+            complete.then(|| CreationBase { directory: directory.to_owned(), controllers })
         };
         delegated(own)
             .or_else(|| delegated(&self.top))
-            .unwrap_or_else(|| Base { directory: own.to_owned(), controllers: Vec::new() })
+            .unwrap_or_else(|| CreationBase { directory: own.to_owned(), controllers: Vec::new() })
     }
 }
 
@@ -72,13 +73,13 @@ impl Hierarchy {
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo` and `/proc/self/cgroup`.
-pub fn mounted() -> io::Result<Vec<Hierarchy>> {
+pub fn mounted_hierarchies() -> io::Result<Vec<Hierarchy>> {
     let membership = std::fs::read_to_string("/proc/self/cgroup")?;
-    Ok(from_tables(&table::of_this_thread()?, &membership))
+    Ok(from_tables(&table::read_thread_mounts()?, &membership))
 }
 
 fn from_tables(mounts: &[Mount], membership: &str) -> Vec<Hierarchy> {
-    let visible = table::visible(mounts);
+    let visible = table::visible_mounts(mounts);
     let is_standard = |mount: &&&Mount| mount.point.starts_with(STANDARD_TOP);
     let standard = hierarchies(visible.iter().filter(is_standard), membership);
     if standard.is_empty() { hierarchies(visible.iter(), membership) } else { standard }
@@ -88,8 +89,8 @@ fn hierarchies<'a>(mounts: impl Iterator<Item = &'a &'a Mount>, membership: &str
     let mut found: Vec<Hierarchy> = Vec::new();
     for mount in mounts {
         let version = match mount.filesystem.as_str() {
-            "cgroup" => Version::V1,
-            "cgroup2" => Version::V2,
+            "cgroup" => CgroupVersion::V1,
+            "cgroup2" => CgroupVersion::V2,
             _ => continue,
         };
         let Some((path, controllers)) = find_membership(membership, version, &mount.options) else {
@@ -112,13 +113,13 @@ fn hierarchies<'a>(mounts: impl Iterator<Item = &'a &'a Mount>, membership: &str
 
 /// The line of `/proc/self/cgroup` for a mount: `0::/path` for version 2, `4:cpu,cpuacct:/path` for version 1, whose
 /// controllers are then among the mount's options. Named hierarchies without controllers are of no use here.
-fn find_membership<'a>(membership: &'a str, version: Version, options: &str) -> Option<(&'a str, Vec<String>)> {
+fn find_membership<'a>(membership: &'a str, version: CgroupVersion, options: &str) -> Option<(&'a str, Vec<String>)> {
     membership.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (_id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         match version {
-            Version::V2 => controllers.is_empty().then(|| (path, Vec::new())),
-            Version::V1 => {
+            CgroupVersion::V2 => controllers.is_empty().then(|| (path, Vec::new())),
+            CgroupVersion::V1 => {
                 let names: Vec<String> = controllers.split(',').map(str::to_owned).collect();
                 let mounted = |name: &String| options.split(',').any(|option| option == name);
                 (!controllers.is_empty() && names.iter().all(mounted)).then_some((path, names))
@@ -148,13 +149,13 @@ mod tests {
     #[test]
     fn somebody_elses_mount_is_not_used() {
         if let Some(foreign) = std::env::var_os(FOREIGN_VARIABLE) {
-            let found = mounted().unwrap();
-            assert!(table::of_this_thread().unwrap().iter().any(|mount| mount.point == Path::new(&foreign)));
-            assert!(found.iter().any(|hierarchy| hierarchy.version == Version::V2), "{found:?}");
+            let found = mounted_hierarchies().unwrap();
+            assert!(table::read_thread_mounts().unwrap().iter().any(|mount| mount.point == Path::new(&foreign)));
+            assert!(found.iter().any(|hierarchy| hierarchy.version == CgroupVersion::V2), "{found:?}");
             assert!(found.iter().all(|hierarchy| hierarchy.top.starts_with(STANDARD_TOP)), "{found:?}");
             return;
         }
-        let usual = mounted().unwrap().into_iter().find(|hierarchy| hierarchy.version == Version::V2);
+        let usual = mounted_hierarchies().unwrap().into_iter().find(|hierarchy| hierarchy.version == CgroupVersion::V2);
         let usual = usual.expect("a unified hierarchy").top;
         let foreign = tempfile::tempdir().unwrap();
         let script = "umount -l \"$USUAL\" && mount -t cgroup2 foreign \"$FOREIGN\" && mount -t cgroup2 usual \"$USUAL\" && exec \"$0\" somebody_elses_mount";
@@ -201,9 +202,9 @@ mod tests {
         assert_eq!(
             own,
             [
-                (Version::V1, "/sys/fs/cgroup/cpu,cpuacct", "cpu+cpuacct".to_owned()),
-                (Version::V1, "/sys/fs/cgroup/memory/inner", "memory".to_owned()),
-                (Version::V2, "/sys/fs/cgroup/unified/outer", String::new()),
+                (CgroupVersion::V1, "/sys/fs/cgroup/cpu,cpuacct", "cpu+cpuacct".to_owned()),
+                (CgroupVersion::V1, "/sys/fs/cgroup/memory/inner", "memory".to_owned()),
+                (CgroupVersion::V2, "/sys/fs/cgroup/unified/outer", String::new()),
             ]
         );
     }

@@ -7,7 +7,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 /// How many registers of CPUID are looked at.
 pub const FEATURE_WORDS: usize = 9;
 
-enum Register {
+enum CpuidRegister {
     Eax,
     Ebx,
     Ecx,
@@ -15,19 +15,19 @@ enum Register {
 }
 
 /// A register of CPUID, and those of its bits that count, with the names that /proc/cpuinfo gives them.
-struct Word {
+struct CpuidWord {
     leaf: u32,
     subleaf: u32,
-    register: Register,
+    register: CpuidRegister,
     bits: &'static [(u32, &'static str)],
 }
 
 /// Seeds carry what is read from these, in this order: words and bits may be added, not moved.
-const TABLE: [Word; FEATURE_WORDS] = [
-    Word {
+const FEATURE_TABLE: [CpuidWord; FEATURE_WORDS] = [
+    CpuidWord {
         leaf: 0x1,
         subleaf: 0,
-        register: Register::Ecx,
+        register: CpuidRegister::Ecx,
         bits: &[
             (0, "sse3"),
             (1, "pclmulqdq"),
@@ -45,10 +45,10 @@ const TABLE: [Word; FEATURE_WORDS] = [
             (30, "rdrand"),
         ],
     },
-    Word {
+    CpuidWord {
         leaf: 0x7,
         subleaf: 0,
-        register: Register::Ebx,
+        register: CpuidRegister::Ebx,
         bits: &[
             (0, "fsgsbase"),
             (3, "bmi1"),
@@ -68,10 +68,10 @@ const TABLE: [Word; FEATURE_WORDS] = [
             (31, "avx512vl"),
         ],
     },
-    Word {
+    CpuidWord {
         leaf: 0x7,
         subleaf: 0,
-        register: Register::Ecx,
+        register: CpuidRegister::Ecx,
         bits: &[
             (1, "avx512vbmi"),
             (4, "ospke"),
@@ -90,10 +90,10 @@ const TABLE: [Word; FEATURE_WORDS] = [
             (29, "enqcmd"),
         ],
     },
-    Word {
+    CpuidWord {
         leaf: 0x7,
         subleaf: 0,
-        register: Register::Edx,
+        register: CpuidRegister::Edx,
         bits: &[
             (8, "avx512_vp2intersect"),
             (14, "serialize"),
@@ -103,10 +103,10 @@ const TABLE: [Word; FEATURE_WORDS] = [
             (25, "amx_int8"),
         ],
     },
-    Word {
+    CpuidWord {
         leaf: 0x7,
         subleaf: 1,
-        register: Register::Eax,
+        register: CpuidRegister::Eax,
         bits: &[
             (0, "sha512"),
             (1, "sm3"),
@@ -119,18 +119,23 @@ const TABLE: [Word; FEATURE_WORDS] = [
             (23, "avx_ifma"),
         ],
     },
-    Word { leaf: 0xd, subleaf: 1, register: Register::Eax, bits: &[(0, "xsaveopt"), (1, "xsavec"), (2, "xgetbv1")] },
-    Word {
+    CpuidWord {
+        leaf: 0xd,
+        subleaf: 1,
+        register: CpuidRegister::Eax,
+        bits: &[(0, "xsaveopt"), (1, "xsavec"), (2, "xgetbv1")],
+    },
+    CpuidWord {
         leaf: 0x8000_0001,
         subleaf: 0,
-        register: Register::Ecx,
+        register: CpuidRegister::Ecx,
         bits: &[(0, "lahf_lm"), (5, "abm"), (6, "sse4a"), (11, "xop"), (16, "fma4"), (21, "tbm")],
     },
-    Word { leaf: 0x8000_0001, subleaf: 0, register: Register::Edx, bits: &[(27, "rdtscp")] },
-    Word {
+    CpuidWord { leaf: 0x8000_0001, subleaf: 0, register: CpuidRegister::Edx, bits: &[(27, "rdtscp")] },
+    CpuidWord {
         leaf: 0x7,
         subleaf: 1,
-        register: Register::Edx,
+        register: CpuidRegister::Edx,
         bits: &[
             (4, "avx_vnni_int8"),
             (5, "avx_ne_convert"),
@@ -144,7 +149,7 @@ const TABLE: [Word; FEATURE_WORDS] = [
 
 /// What this CPU has, as the kernel lets programs see it.
 pub fn features() -> [u32; FEATURE_WORDS] {
-    TABLE.map(|word| {
+    FEATURE_TABLE.map(|word| {
         let mask = word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
         word.read() & mask
     })
@@ -152,12 +157,14 @@ pub fn features() -> [u32; FEATURE_WORDS] {
 
 /// Names of such features; what has none is named by its place.
 pub fn feature_names(features: &[u32; FEATURE_WORDS]) -> Vec<String> {
-    let bits =
-        features.iter().zip(&TABLE).flat_map(|(found, word)| (0..32).map(move |bit| (found >> bit & 1, word, bit)));
+    let bits = features
+        .iter()
+        .zip(&FEATURE_TABLE)
+        .flat_map(|(found, word)| (0..32).map(move |bit| (found >> bit & 1, word, bit)));
     bits.filter(|(is_set, ..)| *is_set == 1).map(|(_, word, bit)| word.name(bit)).collect()
 }
 
-impl Word {
+impl CpuidWord {
     fn read(&self) -> u32 {
         let highest = __cpuid(self.leaf & 0x8000_0000).eax;
         if self.leaf > highest {
@@ -165,10 +172,10 @@ impl Word {
         }
         let CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(self.leaf, self.subleaf);
         match self.register {
-            Register::Eax => eax,
-            Register::Ebx => ebx,
-            Register::Ecx => ecx,
-            Register::Edx => edx,
+            CpuidRegister::Eax => eax,
+            CpuidRegister::Ebx => ebx,
+            CpuidRegister::Ecx => ecx,
+            CpuidRegister::Edx => edx,
         }
     }
 
@@ -199,11 +206,12 @@ mod tests {
 
     #[test]
     fn each_bit_has_one_name() {
-        let mut names: Vec<&str> = TABLE.iter().flat_map(|word| word.bits.iter().map(|(_, name)| *name)).collect();
+        let mut names: Vec<&str> =
+            FEATURE_TABLE.iter().flat_map(|word| word.bits.iter().map(|(_, name)| *name)).collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all);
-        assert!(TABLE.iter().all(|word| word.bits.is_sorted_by(|(one, _), (other, _)| one < other)));
+        assert!(FEATURE_TABLE.iter().all(|word| word.bits.is_sorted_by(|(one, _), (other, _)| one < other)));
     }
 }

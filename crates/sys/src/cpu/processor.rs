@@ -8,7 +8,7 @@ use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, feature
 
 /// What programs find on a processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Processor {
+pub struct ProcessorFeatures {
     /// State components that the kernel has enabled, and the bytes that an XSAVE of all of them writes.
     pub state: ExtendedState,
     /// Instruction sets, as [`features`] reads them.
@@ -32,7 +32,7 @@ const COMPONENTS: [&str; 20] = [
     "AMX", "APX",
 ];
 
-impl Processor {
+impl ProcessorFeatures {
     /// That of this machine; `None` where the kernel has not enabled XSAVE.
     pub fn detect() -> Option<Self> {
         Some(Self { state: extended_state()?, features: features() })
@@ -94,8 +94,8 @@ mod tests {
         ("AVX-512, PKRU and AMX (Sapphire Rapids)", 0x602e7, 11008),
     ];
 
-    fn processor(xcr0: u64, bytes: u32) -> Processor {
-        Processor { state: ExtendedState { xcr0, bytes }, features: Default::default() }
+    fn processor(xcr0: u64, bytes: u32) -> ProcessorFeatures {
+        ProcessorFeatures { state: ExtendedState { xcr0, bytes }, features: Default::default() }
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_like_itself() {
-        let here = Processor::detect().unwrap();
+        let here = ProcessorFeatures::detect().unwrap();
         assert_eq!(here.mismatch(&here), None);
     }
 }

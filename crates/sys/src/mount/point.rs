@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 /// File that marks a directory as made here.
-const MARK: &str = ".mount-point";
+const MARKER_FILE: &str = ".mount-point";
 /// Attempts to take hold of a directory that others remove meanwhile; a second one hardly ever meets that again.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -28,16 +28,16 @@ impl MountPoint {
     ///
     /// # Errors
     /// As mkdir(2), open(2), flock(2).
-    pub fn hold(path: &Path) -> io::Result<Self> {
+    pub fn acquire(path: &Path) -> io::Result<Self> {
         for _ in 0..ATTEMPTS_MAX {
             match fs::create_dir(path) {
-                Ok(()) => drop(File::create(path.join(MARK))?),
+                Ok(()) => drop(File::create(path.join(MARKER_FILE))?),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
             let directory = File::open(path)?;
             flock(&directory, FlockOperation::LockShared)?;
-            if fs::metadata(path).is_ok_and(|now| is_same(&now, &directory)) {
+            if fs::metadata(path).is_ok_and(|now| is_same_inode(&now, &directory)) {
                 return Ok(Self { path: path.to_owned(), _lock: directory });
             }
         }
@@ -55,7 +55,7 @@ impl MountPoint {
 /// Removes the directory if it was made by [`MountPoint::hold`] and nobody holds it any more; tells whether it did.
 pub fn remove_unused(path: &Path) -> bool {
     let Ok(directory) = File::open(path) else { return false };
-    let mark = path.join(MARK);
+    let mark = path.join(MARKER_FILE);
     if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() || !mark.exists() {
         return false;
     }
@@ -64,14 +64,14 @@ pub fn remove_unused(path: &Path) -> bool {
 }
 
 /// Removes an empty directory that was made for something else: at once, or with the last who holds it.
-pub fn leave(path: &Path) {
+pub fn remove_when_unused(path: &Path) {
     let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
-    if is_empty && File::create(path.join(MARK)).is_ok() {
+    if is_empty && File::create(path.join(MARKER_FILE)).is_ok() {
         remove_unused(path);
     }
 }
 
-fn is_same(now: &fs::Metadata, held: &File) -> bool {
+fn is_same_inode(now: &fs::Metadata, held: &File) -> bool {
     held.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (now.dev(), now.ino()))
 }
 
@@ -83,7 +83,7 @@ mod tests {
     fn the_last_one_removes_it() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("point");
-        let (one, two) = (MountPoint::hold(&path).unwrap(), MountPoint::hold(&path).unwrap());
+        let (one, two) = (MountPoint::acquire(&path).unwrap(), MountPoint::acquire(&path).unwrap());
         one.release();
         assert!(path.exists() && !remove_unused(&path));
         two.release();
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn one_that_was_there_before_stays() {
         let above = tempfile::tempdir().unwrap();
-        MountPoint::hold(above.path()).unwrap().release();
+        MountPoint::acquire(above.path()).unwrap().release();
         assert!(above.path().exists());
     }
 
@@ -101,7 +101,7 @@ mod tests {
     fn one_of_a_process_that_died_is_removed() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("point");
-        drop(MountPoint::hold(&path).unwrap()); // without release
+        drop(MountPoint::acquire(&path).unwrap()); // without release
         assert!(path.exists() && remove_unused(&path) && !path.exists());
     }
 }

@@ -42,15 +42,15 @@ pub struct Mount {
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo`; `InvalidData` where a line is not of the known form.
-pub fn of_this_thread() -> io::Result<Vec<Mount>> {
+pub fn read_thread_mounts() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/thread-self/mountinfo")?)
 }
 
 /// The table of a mount namespace, held open: it can be read again and again, by whomever.
 #[derive(Debug)]
-pub struct Table(File);
+pub struct MountTable(File);
 
-impl Table {
+impl MountTable {
     /// That of the calling thread, as seen from its root; by way of a `/proc` of the thread's pid namespace, which need not be mounted in its
     /// mount namespace.
     ///
@@ -65,7 +65,7 @@ impl Table {
     ///
     /// # Errors
     /// As pread(2).
-    pub fn text(&self) -> io::Result<Vec<u8>> {
+    pub fn read_text(&self) -> io::Result<Vec<u8>> {
         let mut text = vec![0; TABLE_BYTES_USUAL];
         let mut length = 0;
         loop {
@@ -87,15 +87,15 @@ impl Table {
 ///
 /// # Errors
 /// As statx(2).
-pub fn renewed(text: &[u8], point: &Path) -> io::Result<Option<Vec<u8>>> {
+pub fn with_replaced_mount(text: &[u8], point: &Path) -> io::Result<Option<Vec<u8>>> {
     let now = statx(CWD, point, AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?;
     let is_numbered = now.stx_mask & StatxFlags::MNT_ID.bits() != 0;
     let numbers = (now.stx_mnt_id, (now.stx_dev_major, now.stx_dev_minor));
-    Ok(if is_numbered { with_last(text, point, numbers) } else { None })
+    Ok(if is_numbered { move_mount_last(text, point, numbers) } else { None })
 }
 
 /// The text with the line of the mount at `point` at its end, and these numbers of mount and file system in it.
-fn with_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, u32))) -> Option<Vec<u8>> {
+fn move_mount_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, u32))) -> Option<Vec<u8>> {
     const POINT: usize = 4;
     let is_there =
         |line: &&[u8]| line.split(|byte| *byte == b' ').nth(POINT).is_some_and(|field| unescape(field) == point);
@@ -116,7 +116,7 @@ fn with_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, u32)))
 ///
 /// # Errors
 /// As [`of_this_thread`].
-pub fn of_process() -> io::Result<Vec<Mount>> {
+pub fn read_own_mounts() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/self/mountinfo")?)
 }
 
@@ -124,7 +124,7 @@ pub fn of_process() -> io::Result<Vec<Mount>> {
 ///
 /// # Errors
 /// As [`of_this_thread`]; the process has ended.
-pub fn of(pid: i32) -> io::Result<Vec<Mount>> {
+pub fn read_mounts_of(pid: i32) -> io::Result<Vec<Mount>> {
     parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?)
 }
 
@@ -192,7 +192,7 @@ fn unescape(field: &[u8]) -> PathBuf {
 
 /// The mounts that a path can lead to: neither covered by a later mount on the same point nor below one that came
 /// later. In the table's order.
-pub fn visible(table: &[Mount]) -> Vec<&Mount> {
+pub fn visible_mounts(table: &[Mount]) -> Vec<&Mount> {
     let covered_by = |mount: &Mount| table.iter().find(|m| m.parent == mount.id && m.point == mount.point);
     let reachable = |mount: &Mount| {
         let mut mount = mount;
@@ -248,19 +248,19 @@ mod tests {
     #[test]
     fn covered_mounts_are_not_visible() {
         let table = parse(STACKED.as_bytes()).unwrap();
-        let ids: Vec<u32> = visible(&table).iter().map(|m| m.id).collect();
+        let ids: Vec<u32> = visible_mounts(&table).iter().map(|m| m.id).collect();
         assert_eq!(ids, [27, 24, 29, 31, 32]);
     }
 
     #[test]
     fn a_mount_that_took_anothers_place_stands_last() {
-        let renewed = with_last(STACKED.as_bytes(), Path::new("/srv/a"), (40, (0, 50))).unwrap();
+        let renewed = move_mount_last(STACKED.as_bytes(), Path::new("/srv/a"), (40, (0, 50))).unwrap();
         let (renewed, old) = (parse(&renewed).unwrap(), parse(STACKED.as_bytes()).unwrap());
         let [before @ .., last] = &renewed[..] else { panic!("it is empty") };
         assert_eq!(*last, Mount { id: 40, device: "0:50".to_owned(), ..old[5].clone() });
         assert!(before.iter().eq(old.iter().filter(|mount| mount.id != 31)));
         for several_or_none in ["/dev/pts", "/srv"] {
-            assert_eq!(with_last(STACKED.as_bytes(), Path::new(several_or_none), (40, (0, 50))), None);
+            assert_eq!(move_mount_last(STACKED.as_bytes(), Path::new(several_or_none), (40, (0, 50))), None);
         }
     }
 

@@ -24,7 +24,7 @@ impl MountWatch {
     ///
     /// # Errors
     /// As poll(2).
-    pub fn changed(&self) -> io::Result<bool> {
+    pub fn has_changed(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.table, PollFlags::PRI)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now)))?;

@@ -22,7 +22,7 @@ impl SystemCall {
     ///
     /// # Errors
     /// NotFound or ESRCH when the thread has ended; EPERM when the caller may not look.
-    pub fn of(tid: i32) -> io::Result<Option<Self>> {
+    pub fn read(tid: i32) -> io::Result<Option<Self>> {
         let file = format!("/proc/{tid}/syscall");
         let text = read_line(&file)?;
         // `-1` stands for no system call, with two more words.
@@ -45,7 +45,7 @@ impl SystemCall {
 }
 
 /// Whether a thread sleeps in this function of the kernel.
-pub fn waits_in(tid: i32, function: &str) -> bool {
+pub fn is_waiting_in(tid: i32, function: &str) -> bool {
     read_line(&format!("/proc/{tid}/wchan")).is_ok_and(|name| name == function)
 }
 
@@ -68,11 +68,11 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let tid = child.id().cast_signed();
         let sleeps =
-            || SystemCall::of(tid).unwrap().is_some_and(|call| call.number == libc::SYS_clock_nanosleep as u64);
+            || SystemCall::read(tid).unwrap().is_some_and(|call| call.number == libc::SYS_clock_nanosleep as u64);
         while !sleeps() {
             std::thread::yield_now();
         }
-        assert!(!waits_in(tid, "handle_userfault"));
+        assert!(!is_waiting_in(tid, "handle_userfault"));
         child.kill().unwrap();
         child.wait().unwrap();
     }

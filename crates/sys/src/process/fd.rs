@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::namespace;
 
-use super::{malformed, numbers_of, open_directory, piece_of, read_piece};
+use super::{malformed, numeric_entries_of, open_directory, read_once, read_once_from};
 pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
 
 /// A directory of a process's with an entry for each of its file descriptors. Through it, an entry is looked up by its number
@@ -28,15 +28,15 @@ impl FdDirectory {
     }
 
     /// Whether the process sees the same mounts as this one does: its paths lead where ours do.
-    pub fn has_our_mounts(&self) -> bool {
-        *self.has_our_mounts.get_or_init(|| namespace::is_ours(self.as_fd(), "../ns/mnt"))
+    pub fn shares_mount_namespace(&self) -> bool {
+        *self.has_our_mounts.get_or_init(|| namespace::is_main_thread_namespace(self.as_fd(), "../ns/mnt"))
     }
 
     /// Links to what they lead to.
     ///
     /// # Errors
     /// NotFound when the process has ended.
-    pub fn links(pid: i32) -> io::Result<Self> {
+    pub fn open_links(pid: i32) -> io::Result<Self> {
         open_directory(&format!("/proc/{pid}/fd")).map(Self::new)
     }
 
@@ -44,7 +44,7 @@ impl FdDirectory {
     ///
     /// # Errors
     /// NotFound when the process has ended.
-    pub fn infos(pid: i32) -> io::Result<Self> {
+    pub fn open_infos(pid: i32) -> io::Result<Self> {
         open_directory(&format!("/proc/{pid}/fdinfo")).map(Self::new)
     }
 
@@ -53,7 +53,7 @@ impl FdDirectory {
     /// # Errors
     /// The process has ended.
     pub fn numbers(&self) -> io::Result<Vec<u32>> {
-        numbers_of(&self.directory)
+        numeric_entries_of(&self.directory)
     }
 
     /// The `fdinfo` of one descriptor, where this is the directory of those.
@@ -63,7 +63,7 @@ impl FdDirectory {
     pub fn info(&self, number: u32) -> io::Result<FdInfo> {
         let file =
             rustix::fs::openat(&self.directory, number.to_string(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        FdInfo::of(&piece_of(file.into())?)
+        FdInfo::from_bytes(&read_once_from(file.into())?)
     }
 }
 
@@ -130,10 +130,10 @@ impl FdInfo {
     /// # Errors
     /// NotFound when process or descriptor is gone.
     pub fn read(pid: i32, number: u32) -> io::Result<Self> {
-        Self::of(&read_piece(&format!("/proc/{pid}/fdinfo/{number}"))?)
+        Self::from_bytes(&read_once(&format!("/proc/{pid}/fdinfo/{number}"))?)
     }
 
-    fn of(bytes: &[u8]) -> io::Result<Self> {
+    fn from_bytes(bytes: &[u8]) -> io::Result<Self> {
         Self::parse(str::from_utf8(bytes).map_err(|_| malformed("fdinfo"))?)
     }
 
@@ -147,12 +147,12 @@ impl FdInfo {
             let Some((key, value)) = line.split_once(':') else {
                 continue;
             };
-            info.take(key, value.trim()).ok_or_else(|| malformed("fdinfo"))?;
+            info.parse_line(key, value.trim()).ok_or_else(|| malformed("fdinfo"))?;
         }
         Ok(info)
     }
 
-    fn take(&mut self, key: &str, value: &str) -> Option<()> {
+    fn parse_line(&mut self, key: &str, value: &str) -> Option<()> {
         match key {
             // A character device may show a negative position.
             "pos" => self.offset = value.parse::<i64>().ok()?.max(0) as u64,
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn our_own_descriptors_are_listed() {
         let pid = std::process::id() as i32;
-        let (links, infos) = (FdDirectory::links(pid).unwrap(), FdDirectory::infos(pid).unwrap());
+        let (links, infos) = (FdDirectory::open_links(pid).unwrap(), FdDirectory::open_infos(pid).unwrap());
         let first = links.numbers().unwrap()[0];
         assert_eq!(infos.numbers().unwrap()[0], first);
         assert_eq!(infos.info(first).unwrap().inode, FdInfo::read(pid, first).unwrap().inode);

@@ -46,7 +46,7 @@ impl MapEntry {
     }
 
     /// Takes the flags that were read of the same area later.
-    pub fn take_flags(&mut self, later: &Self) {
+    pub fn copy_flags(&mut self, later: &Self) {
         self.vm_flags.clone_from(&later.vm_flags);
     }
 
@@ -62,7 +62,7 @@ impl MapEntry {
     }
 
     /// What is left of an area without a file beside `range`, which lies wholly in or wholly outside of it.
-    pub fn without(self, range: &Range<u64>) -> impl Iterator<Item = Self> {
+    pub fn subtract(self, range: &Range<u64>) -> impl Iterator<Item = Self> {
         let is_inside = self.start <= range.start && range.end <= self.end;
         let (below, above) = if is_inside { (range.start, range.end) } else { (self.end, self.end) };
         let above = Self { start: above, ..self.clone() };
@@ -128,7 +128,7 @@ fn unescape(path: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// NotFound when the process has ended.
-pub fn maps(pid: i32) -> io::Result<Vec<MapEntry>> {
+pub fn read_maps(pid: i32) -> io::Result<Vec<MapEntry>> {
     parse(&read_records(&format!("/proc/{pid}/maps"))?).ok_or_else(|| malformed("maps"))
 }
 
@@ -136,7 +136,7 @@ pub fn maps(pid: i32) -> io::Result<Vec<MapEntry>> {
 ///
 /// # Errors
 /// NotFound when the process has ended.
-pub fn smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
+pub fn read_smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
     parse(&read_records(&format!("/proc/{pid}/smaps"))?).ok_or_else(|| malformed("smaps"))
 }
 
@@ -188,7 +188,7 @@ mod tests {
         let mut other = entry.clone();
         other.clear_flag("sh");
         assert!(other.has_flag("ex") && !other.has_flag("sh"));
-        other.take_flags(entry);
+        other.copy_flags(entry);
         assert_eq!(other, *entry);
     }
 
@@ -196,7 +196,7 @@ mod tests {
     fn a_range_is_cut_out() {
         let text = b"10000-20000 rwxp 00000000 00:00 0 \n";
         let cut = |range| -> Vec<(u64, u64)> {
-            parse(text).unwrap().remove(0).without(&range).map(|piece| (piece.start, piece.end)).collect()
+            parse(text).unwrap().remove(0).subtract(&range).map(|piece| (piece.start, piece.end)).collect()
         };
         assert_eq!(cut(0x12000..0x13000), [(0x10000, 0x12000), (0x13000, 0x20000)]);
         assert_eq!(cut(0x10000..0x20000), []);
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn our_own_map_has_a_stack_and_flags() {
         let pid = std::process::id() as i32;
-        assert!(maps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.protection & 2 != 0));
-        assert!(smaps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.has_flag("gd")));
+        assert!(read_maps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.protection & 2 != 0));
+        assert!(read_smaps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.has_flag("gd")));
     }
 }

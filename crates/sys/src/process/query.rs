@@ -14,24 +14,24 @@ const KCMP_FILE: libc::c_int = 0;
 ///
 /// # Errors
 /// EBADF when one of them is closed; EPERM when the caller may not look.
-pub fn same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
-    is_one_open_file((pid, a), (pid, b))
+pub fn is_same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
+    is_same_open_file_across((pid, a), (pid, b))
 }
 
 /// Whether a descriptor of one process and one of another, each `(pid, number)`, lead to one open file description.
 ///
 /// # Errors
 /// As [`same_open_file`].
-pub fn is_one_open_file(a: (i32, u32), b: (i32, u32)) -> io::Result<bool> {
-    are_same((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))
+pub fn is_same_open_file_across(a: (i32, u32), b: (i32, u32)) -> io::Result<bool> {
+    kcmp_equal((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))
 }
 
 /// How the open file descriptions of two such descriptors are ordered, as the kernel orders all of them: equal where they are one.
 ///
 /// # Errors
 /// As [`same_open_file`].
-pub fn order_of_open_files(a: (i32, u32), b: (i32, u32)) -> io::Result<Ordering> {
-    Ok(match compare((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))? {
+pub fn compare_open_files(a: (i32, u32), b: (i32, u32)) -> io::Result<Ordering> {
+    Ok(match kcmp((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))? {
         0 => Ordering::Equal,
         1 => Ordering::Less,
         _ => Ordering::Greater,
@@ -40,7 +40,7 @@ pub fn order_of_open_files(a: (i32, u32), b: (i32, u32)) -> io::Result<Ordering>
 
 /// What clone(2) may have two processes share; the numbers are kcmp(2)'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Table {
+pub enum SharedResource {
     /// The address space.
     Memory = 1,
     /// File descriptors.
@@ -55,16 +55,16 @@ pub enum Table {
 ///
 /// # Errors
 /// ESRCH when one has ended; EPERM when the caller may not look.
-pub fn share_table(a: i32, b: i32, table: Table) -> io::Result<bool> {
-    are_same((a, b), table as libc::c_int, (0, 0))
+pub fn share_resource(a: i32, b: i32, table: SharedResource) -> io::Result<bool> {
+    kcmp_equal((a, b), table as libc::c_int, (0, 0))
 }
 
-fn are_same(processes: (i32, i32), what: libc::c_int, objects: (u64, u64)) -> io::Result<bool> {
-    Ok(compare(processes, what, objects)? == 0)
+fn kcmp_equal(processes: (i32, i32), what: libc::c_int, objects: (u64, u64)) -> io::Result<bool> {
+    Ok(kcmp(processes, what, objects)? == 0)
 }
 
 /// 0: the same; 1, 2: below, above.
-fn compare((a, b): (i32, i32), what: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
+fn kcmp((a, b): (i32, i32), what: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
     // SAFETY: kcmp takes numbers only.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, what, first, second) };
     if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order) }
@@ -74,7 +74,7 @@ fn compare((a, b): (i32, i32), what: libc::c_int, (first, second): (u64, u64)) -
 ///
 /// # Errors
 /// ESRCH when the thread has ended.
-pub fn robust_list(tid: i32) -> io::Result<(u64, u64)> {
+pub fn read_robust_list(tid: i32) -> io::Result<(u64, u64)> {
     let (mut head, mut bytes) = (0_u64, 0_u64);
     // SAFETY: the kernel writes two words, to `head` and `bytes`.
     let failed =
@@ -114,10 +114,10 @@ pub struct DeadlineAttributes {
 ///
 /// # Errors
 /// ESRCH when the thread has ended.
-pub fn scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
+pub fn read_scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
     #[repr(C)]
     #[derive(Default)]
-    struct Raw {
+    struct RawSchedAttr {
         size: u32,
         policy: u32,
         flags: u64,
@@ -127,10 +127,11 @@ pub fn scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
         deadline: u64,
         period: u64,
     }
-    let mut raw = Raw::default();
+    let mut raw = RawSchedAttr::default();
     // SAFETY: the kernel writes at most the size given, that of `raw`.
-    let failed =
-        unsafe { libc::syscall(libc::SYS_sched_getattr, tid, ptr::from_mut(&mut raw), size_of::<Raw>() as u32, 0) };
+    let failed = unsafe {
+        libc::syscall(libc::SYS_sched_getattr, tid, ptr::from_mut(&mut raw), size_of::<RawSchedAttr>() as u32, 0)
+    };
     if failed != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -163,7 +164,7 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         let (twin, other) = (file.try_clone().unwrap(), std::fs::File::open("/dev/null").unwrap());
         let same = |a: &std::fs::File, b: &std::fs::File| {
-            same_open_file(std::process::id() as i32, a.as_raw_fd() as u32, b.as_raw_fd() as u32).unwrap()
+            is_same_open_file(std::process::id() as i32, a.as_raw_fd() as u32, b.as_raw_fd() as u32).unwrap()
         };
         assert!(same(&file, &twin) && !same(&file, &other));
     }
@@ -171,7 +172,7 @@ mod tests {
     #[test]
     fn our_own_thread_is_described() {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
-        assert_eq!(robust_list(tid).unwrap().1, 24);
-        assert!(scheduling(tid).unwrap().nice.abs() <= 20);
+        assert_eq!(read_robust_list(tid).unwrap().1, 24);
+        assert!(read_scheduling(tid).unwrap().nice.abs() <= 20);
     }
 }

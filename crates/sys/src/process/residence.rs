@@ -7,19 +7,19 @@ use super::malformed;
 
 /// Resident memory of a process, in bytes. The kernel walks its page tables for it: a millisecond for some hundred MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Residence {
+pub struct ResidentMemory {
     /// Mapped by other processes too.
     pub shared_bytes: u64,
     /// Its own alone.
     pub private_bytes: u64,
 }
 
-impl Residence {
+impl ResidentMemory {
     /// That of a process.
     ///
     /// # Errors
     /// NotFound or ESRCH when it has ended.
-    pub fn of(pid: i32) -> io::Result<Self> {
+    pub fn read(pid: i32) -> io::Result<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
         Self::parse(&text).ok_or_else(|| malformed("smaps_rollup"))
     }
@@ -37,19 +37,19 @@ impl Residence {
 
 #[cfg(test)]
 mod tests {
-    use super::Residence;
+    use super::ResidentMemory;
 
     #[test]
     fn both_kinds_are_summed_up() {
         let text = "55-7f ---p 00000000 00:00 0 [rollup]\nRss: 20 kB\nShared_Clean:    8 kB\nShared_Dirty:    4 kB\n\
                     Private_Clean:   2 kB\nPrivate_Dirty:   6 kB\n";
-        let residence = Residence { shared_bytes: 12 << 10, private_bytes: 8 << 10 };
-        assert_eq!(Residence::parse(text), Some(residence));
-        assert_eq!(Residence::parse("Rss: 20 kB\n"), None);
+        let residence = ResidentMemory { shared_bytes: 12 << 10, private_bytes: 8 << 10 };
+        assert_eq!(ResidentMemory::parse(text), Some(residence));
+        assert_eq!(ResidentMemory::parse("Rss: 20 kB\n"), None);
     }
 
     #[test]
     fn we_are_resident() {
-        assert!(Residence::of(std::process::id().cast_signed()).unwrap().private_bytes > 0);
+        assert!(ResidentMemory::read(std::process::id().cast_signed()).unwrap().private_bytes > 0);
     }
 }

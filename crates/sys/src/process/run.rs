@@ -9,7 +9,7 @@ use super::{malformed, read_line};
 ///
 /// # Errors
 /// NotFound or ESRCH when the thread has ended, or where the kernel does not tell (CONFIG_SCHED_DEBUG).
-pub fn last_run_ns(tid: i32) -> io::Result<u64> {
+pub fn read_last_run_ns(tid: i32) -> io::Result<u64> {
     let file = format!("/proc/{tid}/sched");
     let text = std::fs::read_to_string(&file)?;
     parse_last_run(&text).ok_or_else(|| malformed(&file))
@@ -26,16 +26,16 @@ fn parse_last_run(text: &str) -> Option<u64> {
 
 /// What a thread has had of processors since it was started; always the same on a kernel that does not count (CONFIG_SCHED_INFO).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProcessorTime {
+pub struct SchedStat {
     /// How long it has run, in nanoseconds.
     pub ran_ns: u64,
     /// How long it has waited for a processor, in nanoseconds.
     pub waited_ns: u64,
     /// How often it was given one.
-    pub times: u64,
+    pub timeslices: u64,
 }
 
-impl ProcessorTime {
+impl SchedStat {
     /// Reads it (`/proc/TID/schedstat`).
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl ProcessorTime {
     fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split_ascii_whitespace().map(|word| word.parse().ok());
         let mut next = || numbers.next().flatten();
-        Some(Self { ran_ns: next()?, waited_ns: next()?, times: next()? })
+        Some(Self { ran_ns: next()?, waited_ns: next()?, timeslices: next()? })
     }
 }
 
@@ -65,20 +65,20 @@ mod tests {
 
     #[test]
     fn the_time_on_processors_is_read() {
-        let expected = ProcessorTime { ran_ns: 981_109, waited_ns: 1_825_105, times: 14 };
-        assert_eq!(ProcessorTime::parse("981109 1825105 14\n"), Some(expected));
-        assert_eq!(ProcessorTime::parse("981109 1825105"), None);
+        let expected = SchedStat { ran_ns: 981_109, waited_ns: 1_825_105, timeslices: 14 };
+        assert_eq!(SchedStat::parse("981109 1825105 14\n"), Some(expected));
+        assert_eq!(SchedStat::parse("981109 1825105"), None);
     }
 
     #[test]
     fn a_sleeping_thread_has_run_before() {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let tid = child.id().cast_signed();
-        while super::super::SystemCall::of(tid).unwrap().is_none() {
+        while super::super::SystemCall::read(tid).unwrap().is_none() {
             std::thread::yield_now();
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let look = || (last_run_ns(tid).unwrap(), ProcessorTime::read(tid).unwrap());
+        let look = || (read_last_run_ns(tid).unwrap(), SchedStat::read(tid).unwrap());
         let before = look();
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert_eq!(look(), before);

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::{malformed, read_piece};
-use crate::terminal::number_of_device;
+use super::{malformed, read_once};
+use crate::terminal::pts_number_of_device;
 
 /// Kernel threads carry this in their flags.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -13,7 +13,7 @@ const PF_EXITING: u64 = 0x4;
 
 /// Fields of `/proc/PID/stat`, addresses in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stat {
+pub struct ProcStat {
     /// Name (comm).
     pub name: Vec<u8>,
     /// One letter: R, S, D, T, t, Z, X, I.
@@ -57,13 +57,13 @@ pub struct Stat {
     pub exit_code: u32,
 }
 
-impl Stat {
+impl ProcStat {
     /// Reads that of a process, or of a thread by its id.
     ///
     /// # Errors
     /// NotFound when it has ended.
     pub fn read(id: i32) -> io::Result<Self> {
-        let bytes = read_piece(&format!("/proc/{id}/stat"))?;
+        let bytes = read_once(&format!("/proc/{id}/stat"))?;
         Self::parse(&bytes).ok_or_else(|| malformed("stat"))
     }
 
@@ -93,7 +93,7 @@ impl Stat {
             parent: id(4)?,
             group: id(5)?,
             session: id(6)?,
-            terminal: number_of_device(u64::from(id(7)?.cast_unsigned())),
+            terminal: pts_number_of_device(u64::from(id(7)?.cast_unsigned())),
             flags: word(9)?,
             start_ticks: word(22)?,
             start_code: word(26)?,
@@ -124,14 +124,14 @@ mod tests {
         for field in 10..=52 {
             text.extend(format!(" {field}").bytes());
         }
-        let stat = Stat::parse(&text).unwrap();
+        let stat = ProcStat::parse(&text).unwrap();
         assert_eq!((stat.name.as_slice(), stat.state, stat.start_ticks), (&b"a) (b"[..], 'S', 22));
         assert_eq!((stat.start_code, stat.env_end, stat.processor), (26, 51, 39));
     }
 
     #[test]
     fn our_own_is_read() {
-        let stat = Stat::read(std::process::id() as i32).unwrap();
+        let stat = ProcStat::read(std::process::id() as i32).unwrap();
         assert!(stat.start_stack != 0 && !stat.is_kernel_thread());
     }
 }

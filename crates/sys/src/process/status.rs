@@ -2,11 +2,11 @@
 
 use std::io;
 
-use super::{malformed, read_piece};
+use super::{malformed, read_once};
 
 /// Fields of `/proc/PID/status` that farfork needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct ProcStatus {
     /// One letter: R, S, D, T, t, Z, X, I.
     pub state: String,
     /// The process that a thread belongs to.
@@ -48,7 +48,7 @@ pub struct Status {
     /// Memory that is locked, in bytes.
     pub locked_bytes: u64,
     /// PR_SET_THP_DISABLE, or a kernel without huge pages.
-    pub has_no_huge_pages: bool,
+    pub is_thp_disabled: bool,
     /// CPUs that it may run on; bit N of word M is CPU 32 × M + N.
     pub cpus: Vec<u32>,
     /// Whether the processor keeps a shadow stack of it.
@@ -58,7 +58,7 @@ pub struct Status {
 }
 
 /// CPUs as [`Status::cpus`] has them, in the way of cpuset(7): `0-3,8`.
-pub fn cpu_list(cpus: &[u32]) -> String {
+pub fn format_cpu_list(cpus: &[u32]) -> String {
     let has = |cpu: usize| cpus.get(cpu / 32).is_some_and(|word| word & 1 << (cpu % 32) != 0);
     let (mut list, mut cpu, end) = (Vec::new(), 0, cpus.len() * 32);
     while cpu < end {
@@ -75,14 +75,14 @@ pub fn cpu_list(cpus: &[u32]) -> String {
     list.join(",")
 }
 
-impl Status {
+impl ProcStatus {
     /// Reads that of a process, or of a thread by its id.
     ///
     /// # Errors
     /// NotFound when it has ended.
     pub fn read(id: i32) -> io::Result<Self> {
         // The name may hold any byte; all else is ASCII.
-        let bytes = read_piece(&format!("/proc/{id}/status"))?;
+        let bytes = read_once(&format!("/proc/{id}/status"))?;
         Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| malformed("status"))
     }
 
@@ -102,13 +102,13 @@ impl Status {
             let Some((key, value)) = line.split_once(':') else {
                 continue;
             };
-            status.take(key, value.trim())?;
+            status.parse_line(key, value.trim())?;
         }
         (status.process != 0).then_some(status)
     }
 
     /// Takes one line; `None` if its value is not of its form.
-    fn take(&mut self, key: &str, value: &str) -> Option<()> {
+    fn parse_line(&mut self, key: &str, value: &str) -> Option<()> {
         let hex = || u64::from_str_radix(value, 16).ok();
         let bytes = || Some(value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10);
         match key {
@@ -132,7 +132,7 @@ impl Status {
             "SigBlk" => self.signals_blocked = hex()?,
             "SigIgn" => self.signals_ignored = hex()?,
             "SigCgt" => self.signals_caught = hex()?,
-            "THP_enabled" => self.has_no_huge_pages = value == "0",
+            "THP_enabled" => self.is_thp_disabled = value == "0",
             "Cpus_allowed" => {
                 let words: Option<Vec<u32>> =
                     value.rsplit(',').map(|word| u32::from_str_radix(word, 16).ok()).collect();
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn our_own_is_read() {
-        let status = Status::read(std::process::id() as i32).unwrap();
+        let status = ProcStatus::read(std::process::id() as i32).unwrap();
         assert_eq!(status.process, std::process::id() as i32);
         assert_eq!(status.uids[0], rustix::process::getuid().as_raw());
         assert!(status.resident_bytes > 0 && status.anonymous_bytes > 0 && status.file_bytes > 0);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn nested_ids_and_sets_are_read() {
-        let status = Status::parse(
+        let status = ProcStatus::parse(
             "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nNSpgid:\t8\t1\nNSsid:\t7\t1\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nCpus_allowed:\t1,80000000\nx86_Thread_features:\tshstk wrss \nvoluntary_ctxt_switches:\t7\n",
         );
         let status = status.unwrap();
@@ -176,11 +176,11 @@ mod tests {
         assert_eq!(status.group_ids, [8, 1]);
         assert_eq!(status.session_ids, [7, 1]);
         assert_eq!(status.cpus, [0x8000_0000, 1]);
-        assert_eq!(cpu_list(&status.cpus), "31-32");
+        assert_eq!(format_cpu_list(&status.cpus), "31-32");
         assert_eq!(
-            (cpu_list(&[0b1011]), cpu_list(&[u32::MAX]), cpu_list(&[])),
+            (format_cpu_list(&[0b1011]), format_cpu_list(&[u32::MAX]), format_cpu_list(&[])),
             ("0-1,3".into(), "0-31".into(), String::new())
         );
-        assert!(status.has_shadow_stack && status.has_no_huge_pages && status.voluntary_switches == 7);
+        assert!(status.has_shadow_stack && status.is_thp_disabled && status.voluntary_switches == 7);
     }
 }

@@ -10,23 +10,23 @@ const FUNCTIONS_MAX: usize = 4;
 
 /// Names, states and places of threads; those that have all of it in common are counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Whereabouts(BTreeMap<String, usize>);
+pub struct KernelStackSummary(BTreeMap<String, usize>);
 
-impl Whereabouts {
+impl KernelStackSummary {
     /// Those of a process's threads; one that ends meanwhile is left out.
     ///
     /// # Errors
     /// NotFound when the process has ended.
-    pub fn of(pid: i32) -> io::Result<Self> {
+    pub fn read(pid: i32) -> io::Result<Self> {
         let mut places = BTreeMap::new();
-        for place in super::threads(pid)?.into_iter().filter_map(|tid| place_of(pid, tid).ok()) {
+        for place in super::thread_ids(pid)?.into_iter().filter_map(|tid| thread_location(pid, tid).ok()) {
             *places.entry(place).or_default() += 1;
         }
         Ok(Self(places))
     }
 }
 
-impl fmt::Display for Whereabouts {
+impl fmt::Display for KernelStackSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (place, count)) in self.0.iter().enumerate() {
             write!(f, "{}{count} {place}", if index > 0 { "; " } else { "" })?;
@@ -36,7 +36,7 @@ impl fmt::Display for Whereabouts {
 }
 
 /// Name, state and innermost functions in the kernel of a thread (proc(5)); only who has `CAP_SYS_ADMIN` may read the last.
-fn place_of(pid: i32, tid: i32) -> io::Result<String> {
+fn thread_location(pid: i32, tid: i32) -> io::Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
     let (name, stat) = (read("comm")?, read("stat")?);
     let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?');
@@ -50,19 +50,19 @@ fn place_of(pid: i32, tid: i32) -> io::Result<String> {
 mod tests {
     use std::process::Command;
 
-    use super::super::Status;
-    use super::Whereabouts;
+    use super::super::ProcStatus;
+    use super::KernelStackSummary;
 
     #[test]
     fn a_thread_is_told_with_its_name_and_state() {
         let stopped = Command::new("sh").args(["-c", "kill -STOP $$"]).spawn();
         let mut stopped = stopped.unwrap();
         let pid = stopped.id().cast_signed();
-        let stands = || Status::read(pid).is_ok_and(|status| status.state == "T");
+        let stands = || ProcStatus::read(pid).is_ok_and(|status| status.state == "T");
         while !stands() {
             std::thread::yield_now();
         }
-        let told = Whereabouts::of(pid).unwrap().to_string();
+        let told = KernelStackSummary::read(pid).unwrap().to_string();
         stopped.kill().unwrap();
         stopped.wait().unwrap();
         assert!(told.starts_with("1 sh T"), "{told}");

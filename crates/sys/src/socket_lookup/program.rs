@@ -3,52 +3,52 @@
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::{DATAGRAMS_KEY, Redirected, STREAMS_KEY};
-use crate::bpf::Instruction;
+use super::{DATAGRAMS_KEY, RedirectRule, STREAMS_KEY};
+use crate::bpf::BpfInstruction;
 
-const fn instruction(code: u8, (destination, source): (u8, u8), offset: i16, immediate: i32) -> Instruction {
-    Instruction { code, registers: destination | source << 4, offset, immediate }
+const fn instruction(code: u8, (destination, source): (u8, u8), offset: i16, immediate: i32) -> BpfInstruction {
+    BpfInstruction { code, registers: destination | source << 4, offset, immediate }
 }
 
 /// Copies a register.
-const fn copy(to: u8, from: u8) -> Instruction {
+const fn move_register(to: u8, from: u8) -> BpfInstruction {
     instruction(0xbf, (to, from), 0, 0)
 }
 
 /// Sets a register.
-const fn set(to: u8, value: i32) -> Instruction {
+const fn move_immediate(to: u8, value: i32) -> BpfInstruction {
     instruction(0xb7, (to, 0), 0, value)
 }
 
 /// Reads 32 bits of the memory at a register, so many bytes behind.
-const fn read(to: u8, at: u8, offset: i16) -> Instruction {
+const fn load_word(to: u8, at: u8, offset: i16) -> BpfInstruction {
     instruction(0x61, (to, at), offset, 0)
 }
 
-const fn call(helper: i32) -> Instruction {
+const fn call(helper: i32) -> BpfInstruction {
     instruction(0x85, (0, 0), 0, helper)
 }
 
 /// Goes on so many instructions behind the next one where the lower 32 bits of a register are `value`.
-const fn skip_if_equal(register: u8, value: i32, count: i16) -> Instruction {
+const fn jump_if_equal(register: u8, value: i32, count: i16) -> BpfInstruction {
     instruction(0x16, (register, 0), count, value)
 }
 
 /// The same where all 64 are.
-const fn skip_if_equal64(register: u8, value: i32, count: i16) -> Instruction {
+const fn jump_if_equal64(register: u8, value: i32, count: i16) -> BpfInstruction {
     instruction(0x15, (register, 0), count, value)
 }
 
-const fn skip_unless_equal(register: u8, value: i32, count: i16) -> Instruction {
+const fn jump_unless_equal(register: u8, value: i32, count: i16) -> BpfInstruction {
     instruction(0x56, (register, 0), count, value)
 }
 
-const fn skip(count: i16) -> Instruction {
+const fn jump(count: i16) -> BpfInstruction {
     instruction(0x05, (0, 0), count, 0)
 }
 
 /// An address as the kernel holds it, in a register.
-fn word(address: Ipv4Addr) -> i32 {
+fn address_word(address: Ipv4Addr) -> i32 {
     i32::from_ne_bytes(address.octets())
 }
 
@@ -67,40 +67,40 @@ const PORT_AT: i16 = 60;
 ///  for loopback ─── one of `also` ─┬─▶ the socket of its protocol is assigned ─▶ goes on
 ///  for others but `own` ───────────┘
 /// ```
-pub(super) fn instructions(what: Redirected<'_>, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
-    let assign = assign_one_of(sockets);
+pub(super) fn build_program(what: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> Vec<BpfInstruction> {
+    let assign = assign_socket(sockets);
     // From back to front, so that each knows how far it is to where it leads.
     let to_end = assign.len() as i16;
-    let mut loopback: Vec<Instruction> = vec![skip(to_end)];
-    for address in what.also {
+    let mut loopback: Vec<BpfInstruction> = vec![jump(to_end)];
+    for address in what.included {
         let to_assign = loopback.len() as i16;
         loopback.splice(
             0..0,
-            [skip_unless_equal(2, word(*address.ip()), 1), skip_if_equal(4, address.port().into(), to_assign)],
+            [jump_unless_equal(2, address_word(*address.ip()), 1), jump_if_equal(4, address.port().into(), to_assign)],
         );
     }
     let behind = loopback.len() as i16;
     let mut all = vec![
-        copy(CONTEXT, 1),
-        read(2, CONTEXT, FAMILY_AT),
-        skip_unless_equal(2, libc::AF_INET, 7 + behind + to_end),
-        read(2, CONTEXT, ADDRESS_AT),
-        read(4, CONTEXT, PORT_AT),
-        copy(3, 2),
+        move_register(CONTEXT, 1),
+        load_word(2, CONTEXT, FAMILY_AT),
+        jump_unless_equal(2, libc::AF_INET, 7 + behind + to_end),
+        load_word(2, CONTEXT, ADDRESS_AT),
+        load_word(4, CONTEXT, PORT_AT),
+        move_register(3, 2),
         // The first octet.
         instruction(0x57, (3, 0), 0, i32::from_ne_bytes([0xff, 0, 0, 0])),
-        skip_if_equal(3, i32::from_ne_bytes([127, 0, 0, 0]), 2),
-        skip_if_equal(2, word(what.own), 1 + behind + to_end),
-        skip(behind),
+        jump_if_equal(3, i32::from_ne_bytes([127, 0, 0, 0]), 2),
+        jump_if_equal(2, address_word(what.namespace_address), 1 + behind + to_end),
+        jump(behind),
     ];
     all.extend(loopback);
     all.extend(assign);
-    all.extend([set(0, PASS), instruction(0x95, (0, 0), 0, 0)]);
+    all.extend([move_immediate(0, PASS), instruction(0x95, (0, 0), 0, 0)]);
     all
 }
 
 /// Assigns the socket of the protocol, where that has one.
-fn assign_one_of(sockets: BorrowedFd<'_>) -> [Instruction; 19] {
+fn assign_socket(sockets: BorrowedFd<'_>) -> [BpfInstruction; 19] {
     const SOCKET: u8 = 7;
     const FRAME: u8 = 10;
     /// Where the key stands, below the frame's end.
@@ -111,26 +111,26 @@ fn assign_one_of(sockets: BorrowedFd<'_>) -> [Instruction; 19] {
     const SK_RELEASE: i32 = 86;
     const SK_ASSIGN: i32 = 124;
     [
-        read(2, CONTEXT, PROTOCOL_AT),
-        set(3, STREAMS_KEY),
-        skip_if_equal(2, libc::IPPROTO_TCP, 2),
-        set(3, DATAGRAMS_KEY),
+        load_word(2, CONTEXT, PROTOCOL_AT),
+        move_immediate(3, STREAMS_KEY),
+        jump_if_equal(2, libc::IPPROTO_TCP, 2),
+        move_immediate(3, DATAGRAMS_KEY),
         // Another protocol: to the end.
-        skip_unless_equal(2, libc::IPPROTO_UDP, 14),
+        jump_unless_equal(2, libc::IPPROTO_UDP, 14),
         instruction(0x63, (FRAME, 3), KEY_AT, 0),
-        copy(2, FRAME),
+        move_register(2, FRAME),
         instruction(0x07, (2, 0), 0, i32::from(KEY_AT)),
         // A number of 64 bits takes two.
         instruction(0x18, (1, PSEUDO_MAP_FD), 0, sockets.as_raw_fd()),
         instruction(0, (0, 0), 0, 0),
         call(LOOKUP_ELEMENT),
-        skip_if_equal64(0, 0, 7),
-        copy(SOCKET, 0),
-        copy(1, CONTEXT),
-        copy(2, SOCKET),
-        set(3, 0),
+        jump_if_equal64(0, 0, 7),
+        move_register(SOCKET, 0),
+        move_register(1, CONTEXT),
+        move_register(2, SOCKET),
+        move_immediate(3, 0),
         call(SK_ASSIGN),
-        copy(1, SOCKET),
+        move_register(1, SOCKET),
         call(SK_RELEASE),
     ]
 }

@@ -7,13 +7,13 @@ use farfork_wire::NodeName;
 
 use super::{MemberError, issuing_authority};
 use crate::authority::NODE_VALID;
-use crate::directory::Directory;
+use crate::directory::TrustDirectory;
 use crate::token::JoinProof;
-use crate::{Identity, Peer, Role};
+use crate::{AuthenticatedPeer, Identity, Role};
 
 /// What somebody gets who becomes or stays a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Issued {
+pub struct IssuedCertificate {
     /// Its certificate (DER).
     pub certificate: Vec<u8>,
     /// The roster in force, as it travels.
@@ -25,48 +25,53 @@ pub struct Issued {
 ///
 /// # Errors
 /// [`MemberError::Token`], [`MemberError::NameTaken`], [`MemberError::Authority`] for what is no request, and as any file.
-pub fn admit(
-    directory: &Directory,
+pub fn admit_node(
+    directory: &TrustDirectory,
     proof: &JoinProof,
     request: &[u8],
     name: &NodeName,
     is_free: impl FnOnce() -> bool,
     clock: impl FnOnce() -> SystemTime,
-) -> Result<Issued, MemberError> {
+) -> Result<IssuedCertificate, MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;
     let now = clock();
-    directory.read_tokens()?.admit(proof, name, request, now)?;
+    directory.read_tokens()?.check_proof(proof, name, request, now)?;
     if !is_free() {
         return Err(MemberError::NameTaken);
     }
     let (roster, _) = directory.read_roster()?;
     let bearer = Identity { cluster: roster.cluster().clone(), role: Role::Node, name: name.clone() };
-    issue_now(directory, request, &bearer, now)
+    issue_locked(directory, request, &bearer, now)
 }
 
 /// Gives a node that showed its certificate a new one, unless the one that it showed was revoked.
 ///
 /// # Errors
 /// [`MemberError::Revoked`], [`MemberError::Authority`] for what is no request, and as any file.
-pub fn renew(
-    directory: &Directory,
-    bearer: &Peer,
+pub fn renew_certificate(
+    directory: &TrustDirectory,
+    bearer: &AuthenticatedPeer,
     request: &[u8],
     clock: impl FnOnce() -> SystemTime,
-) -> Result<Issued, MemberError> {
+) -> Result<IssuedCertificate, MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;
     let (roster, _) = directory.read_roster()?;
     if roster.is_revoked(bearer) {
         return Err(MemberError::Revoked { bearer: bearer.identity.clone() });
     }
-    issue_now(directory, request, &bearer.identity, clock())
+    issue_locked(directory, request, &bearer.identity, clock())
 }
 
 /// The lock is held.
-fn issue_now(directory: &Directory, request: &[u8], bearer: &Identity, now: SystemTime) -> Result<Issued, MemberError> {
+fn issue_locked(
+    directory: &TrustDirectory,
+    request: &[u8],
+    bearer: &Identity,
+    now: SystemTime,
+) -> Result<IssuedCertificate, MemberError> {
     let (parsed, roster) = directory.read_roster()?;
     let certificate = issuing_authority(directory, &parsed)?.issue(request, bearer, now, NODE_VALID)?;
-    Ok(Issued { certificate, roster })
+    Ok(IssuedCertificate { certificate, roster })
 }

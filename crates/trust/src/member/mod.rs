@@ -12,16 +12,16 @@ use std::time::{Duration, SystemTime};
 use farfork_wire::NodeName;
 
 use crate::authority::{Authority, AuthorityError, NODE_VALID};
-use crate::directory::{Directory, DirectoryError};
-use crate::key::{KeyError, NewKey};
+use crate::directory::{DirectoryError, TrustDirectory};
+use crate::key::{KeyError, UncertifiedKey};
 use crate::roster::{Roster, RosterError};
 use crate::token::{JoinToken, TOKEN_VALID_MAX, TokenRefusal};
 use crate::{Identity, PeerError, Role};
 
-use installation::install;
+use installation::install_identity;
 
-pub use admission::{Issued, admit, renew};
-pub use installation::{install_joined, install_renewed};
+pub use admission::{IssuedCertificate, admit_node, renew_certificate};
+pub use installation::{install_join, install_renewal};
 pub use rotation::{begin_rotation, end_rotation};
 
 /// How long a client's certificate is good for unless its maker says otherwise.
@@ -56,7 +56,7 @@ pub enum MemberError {
     TooLong,
     /// What somebody sent as this member's certificate is not that.
     #[error("the certificate that the cluster sent is not put in force: {0}")]
-    Answer(#[from] PeerError),
+    InvalidCertificate(#[from] PeerError),
     /// Somebody else has the name, or is about to.
     #[error("the cluster has a node of this name, which is alive or has just joined")]
     NameTaken,
@@ -68,41 +68,51 @@ pub enum MemberError {
     },
     /// A rotation is under way.
     #[error("a rotation of the authority is under way; end it first with `farfork cluster rotate --finish`")]
-    Rotating,
+    RotationInProgress,
     /// None is under way.
     #[error("no rotation of the authority is under way; begin one with `farfork cluster rotate --authority`")]
-    NotRotating,
+    NoRotation,
     /// The roster names an authority whose key is not here.
     #[error("the key of the authority that the roster names is not here; restore the trust directory from a backup")]
-    Lost,
+    AuthorityKeyMissing,
 }
 
 /// Makes a cluster: its authority, its roster, and the identity of its first node. Nothing is overwritten.
 ///
 /// # Errors
 /// [`DirectoryError::Exists`], and as making any of these.
-pub fn init(directory: &Directory, cluster: &NodeName, node: &NodeName, now: SystemTime) -> Result<(), MemberError> {
-    directory.make()?;
+pub fn create_cluster(
+    directory: &TrustDirectory,
+    cluster: &NodeName,
+    node: &NodeName,
+    now: SystemTime,
+) -> Result<(), MemberError> {
+    directory.create()?;
     let _lock = directory.lock()?;
-    for path in [directory.identity(), directory.roster()] {
+    for path in [directory.identity_path(), directory.roster_path()] {
         if path.exists() {
-            return Err(DirectoryError::Exists { path }.into());
+            return Err(DirectoryError::AlreadyExists { path }.into());
         }
     }
     let authority = Authority::create(cluster, now)?;
     directory.write_authority(&authority)?;
     directory.write_roster(&Roster::new(cluster, &authority).sign(&[&authority])?)?;
-    let key = NewKey::generate()?;
-    let certificate = authority.issue(&key.request()?, &Identity::node(cluster, node), now, NODE_VALID)?;
+    let key = UncertifiedKey::generate()?;
+    let certificate =
+        authority.issue(&key.certificate_request()?, &Identity::for_node(cluster, node), now, NODE_VALID)?;
     // Last: whoever finds an identity finds all of it.
-    Ok(directory.write_identity(&key.with_certificate(&certificate))?)
+    Ok(directory.write_identity(&key.to_identity_pem(&certificate))?)
 }
 
 /// Draws a join token, good for so long.
 ///
 /// # Errors
 /// [`MemberError::TokenValidity`], [`DirectoryError::NoAuthority`], and as any file.
-pub fn draw_token(directory: &Directory, now: SystemTime, valid: Duration) -> Result<JoinToken, MemberError> {
+pub fn create_join_token(
+    directory: &TrustDirectory,
+    now: SystemTime,
+    valid: Duration,
+) -> Result<JoinToken, MemberError> {
     if valid > TOKEN_VALID_MAX {
         return Err(MemberError::TokenValidity);
     }
@@ -110,8 +120,8 @@ pub fn draw_token(directory: &Directory, now: SystemTime, valid: Duration) -> Re
     let _lock = directory.lock()?;
     let authority = issuing_authority(directory, &directory.read_roster()?.0)?;
     let mut tokens = directory.read_tokens()?;
-    let token = JoinToken::draw(authority.fingerprint())?;
-    tokens.enter(&token, now, valid);
+    let token = JoinToken::generate(authority.fingerprint())?;
+    tokens.add(&token, now, valid);
     directory.write_tokens(&tokens)?;
     Ok(token)
 }
@@ -120,8 +130,8 @@ pub fn draw_token(directory: &Directory, now: SystemTime, valid: Duration) -> Re
 ///
 /// # Errors
 /// [`DirectoryError::NoAuthority`], [`AuthorityError`].
-pub fn issue(
-    directory: &Directory,
+pub fn issue_certificate(
+    directory: &TrustDirectory,
     request: &[u8],
     role: Role,
     name: &NodeName,
@@ -140,18 +150,18 @@ pub fn issue(
 ///
 /// # Errors
 /// [`DirectoryError::Exists`], and as [`issue`].
-pub fn issue_directory(
-    directory: &Directory,
-    into: &Directory,
+pub fn issue_client_directory(
+    directory: &TrustDirectory,
+    into: &TrustDirectory,
     role: Role,
     name: &NodeName,
     now: SystemTime,
     valid: Duration,
 ) -> Result<(), MemberError> {
-    let key = NewKey::generate()?;
-    let certificate = issue(directory, &key.request()?, role, name, now, valid)?;
+    let key = UncertifiedKey::generate()?;
+    let certificate = issue_certificate(directory, &key.certificate_request()?, role, name, now, valid)?;
     let (_, roster) = directory.read_roster()?;
-    install(into, &key, &certificate, &roster)
+    install_identity(into, &key, &certificate, &roster)
 }
 
 /// Trusts no longer what was issued to somebody until now. Tokens that are out become worthless too, as whoever is thrown
@@ -160,8 +170,8 @@ pub fn issue_directory(
 ///
 /// # Errors
 /// [`DirectoryError::NoAuthority`], [`AuthorityError`].
-pub fn revoke(
-    directory: &Directory,
+pub fn revoke_identity(
+    directory: &TrustDirectory,
     role: Role,
     name: &NodeName,
     clock: impl FnOnce() -> SystemTime,
@@ -174,12 +184,12 @@ pub fn revoke(
     let (mut roster, _) = directory.read_roster()?;
     let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
     roster.revoke(&bearer, clock());
-    write_roster(directory, &roster)?;
+    sign_and_write_roster(directory, &roster)?;
     Ok(roster.counter())
 }
 
 /// Signs a roster with every authority that is held, and writes it; the lock is held.
-fn write_roster(directory: &Directory, roster: &Roster) -> Result<(), MemberError> {
+fn sign_and_write_roster(directory: &TrustDirectory, roster: &Roster) -> Result<(), MemberError> {
     let authority = directory.read_authority()?;
     let old = directory.read_old_authority()?;
     let authorities: Vec<&Authority> = std::iter::once(&authority).chain(&old).collect();
@@ -188,12 +198,12 @@ fn write_roster(directory: &Directory, roster: &Roster) -> Result<(), MemberErro
 
 /// The authority whose certificates members accept: the first one of the roster. A rotation that was interrupted has put
 /// another one in its place, which nobody knows yet.
-fn issuing_authority(directory: &Directory, roster: &Roster) -> Result<Authority, MemberError> {
+fn issuing_authority(directory: &TrustDirectory, roster: &Roster) -> Result<Authority, MemberError> {
     let is_issuing =
         |authority: &Authority| roster.authorities().first().is_some_and(|der| der == authority.certificate());
     let held = directory.read_authority()?;
     if is_issuing(&held) {
         return Ok(held);
     }
-    directory.read_old_authority()?.filter(is_issuing).ok_or(MemberError::Lost)
+    directory.read_old_authority()?.filter(is_issuing).ok_or(MemberError::AuthorityKeyMissing)
 }

@@ -4,17 +4,17 @@ use std::io::{self, Read, Write};
 
 use rustls::Connection;
 
-use super::{Session, State, WELCOME, refusal, unless_blocked};
-use crate::certificate::Facts;
-use crate::tls::FABRIC_CLEAR;
-use crate::verify::{Peer, PeerError, explain};
+use super::{ACCEPT_BYTE, AuthenticatedStream, HandshakeState, none_if_would_block, peer_error_to_io};
+use crate::certificate::CertificateFields;
+use crate::tls::ALPN_FABRIC_CLEAR;
+use crate::verify::{AuthenticatedPeer, PeerError, from_tls_error};
 
-impl<P: Read + Write> Session<P> {
+impl<P: Read + Write> AuthenticatedStream<P> {
     /// Reads from the pipe within the handshake; tells whether something came.
     pub(super) fn fill(&mut self) -> io::Result<bool> {
-        match unless_blocked(self.inbox.fill(&mut self.pipe))? {
+        match none_if_would_block(self.records.fill(&mut self.pipe))? {
             None => Ok(false),
-            Some(0) => Err(refusal(PeerError::Closed)),
+            Some(0) => Err(peer_error_to_io(PeerError::Closed)),
             Some(_) => Ok(true),
         }
     }
@@ -23,18 +23,18 @@ impl<P: Read + Write> Session<P> {
     pub(super) fn advance(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(false) };
         match self.state {
-            State::Shaking if !tls.is_handshaking() => {
-                self.know_peer()?;
+            HandshakeState::Handshaking if !tls.is_handshaking() => {
+                self.identify_peer()?;
                 return Ok(true);
             }
-            State::Awaiting => {
+            HandshakeState::AwaitingAccept => {
                 let mut word = [0];
-                if unless_blocked(tls.reader().read(&mut word))? == Some(1) {
-                    self.hear_welcome(word[0])?;
+                if none_if_would_block(tls.reader().read(&mut word))? == Some(1) {
+                    self.handle_accept_byte(word[0])?;
                     return Ok(true);
                 }
             }
-            State::Shaking | State::Open => {}
+            HandshakeState::Handshaking | HandshakeState::Open => {}
         }
         self.process_record()
     }
@@ -42,58 +42,59 @@ impl<P: Read + Write> Session<P> {
     /// Gives TLS one record: behind the last one of the handshake, bytes in clear may follow.
     fn process_record(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(false) };
-        let mut record = self.inbox.first_record().map_err(refusal)?;
+        let mut record = self.records.first_record().map_err(peer_error_to_io)?;
         let bytes = record.len();
         let mut outcome = Ok(());
         while !record.is_empty() && outcome.is_ok() {
             if tls.read_tls(&mut record)? == 0 {
-                return Err(refusal(PeerError::Closed));
+                return Err(peer_error_to_io(PeerError::Closed));
             }
             outcome = tls.process_new_packets().map(drop);
         }
-        self.inbox.discard(bytes);
+        self.records.consume(bytes);
         match outcome {
             Ok(()) => Ok(bytes > 0),
             Err(error) => {
-                let words = explain(&error);
+                let words = from_tls_error(&error);
                 // Tells the peer, as far as that is possible at once.
                 let _ = self.flush();
-                Err(refusal(words))
+                Err(peer_error_to_io(words))
             }
         }
     }
 
     /// The peer has proved who it is.
-    fn know_peer(&mut self) -> io::Result<()> {
+    fn identify_peer(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         let shown = tls.peer_certificates().and_then(|chain| chain.first()).ok_or(PeerError::NoCertificate);
-        let shown = shown.map_err(refusal)?.clone().into_owned();
-        let facts = Facts::of(&shown).map_err(|cause| refusal(PeerError::Certificate(cause)))?;
-        self.shown = Some(shown);
-        self.peer = Some(Peer { identity: facts.bearer, issued_us: facts.issued_us });
-        self.clear = tls.alpn_protocol() == Some(FABRIC_CLEAR);
-        self.state = State::Awaiting;
+        let shown = shown.map_err(peer_error_to_io)?.clone().into_owned();
+        let facts = CertificateFields::parse(&shown)
+            .map_err(|cause| peer_error_to_io(PeerError::MalformedCertificate(cause)))?;
+        self.peer_certificate = Some(shown);
+        self.peer = Some(AuthenticatedPeer { identity: facts.subject, issued_us: facts.issued_us });
+        self.is_clear = tls.alpn_protocol() == Some(ALPN_FABRIC_CLEAR);
+        self.state = HandshakeState::AwaitingAccept;
         if let Connection::Server(server) = &mut **tls {
-            server.writer().write_all(&[WELCOME])?;
-            self.open();
+            server.writer().write_all(&[ACCEPT_BYTE])?;
+            self.finish_handshake();
         }
         Ok(())
     }
 
-    fn hear_welcome(&mut self, word: u8) -> io::Result<()> {
-        if word != WELCOME {
-            return Err(refusal(PeerError::Protocol("the server's word of welcome is another".to_owned())));
+    fn handle_accept_byte(&mut self, word: u8) -> io::Result<()> {
+        if word != ACCEPT_BYTE {
+            return Err(peer_error_to_io(PeerError::Protocol("the server's word of welcome is another".to_owned())));
         }
-        self.open();
+        self.finish_handshake();
         Ok(())
     }
 
-    fn open(&mut self) {
-        self.state = State::Open;
-        if self.clear {
-            self.inbox.free_if_empty();
+    fn finish_handshake(&mut self) {
+        self.state = HandshakeState::Open;
+        if self.is_clear {
+            self.records.release_if_empty();
         } else {
-            self.inbox.expect_much();
+            self.records.grow_for_data();
         }
     }
 }

@@ -23,45 +23,45 @@ use rustls::pki_types::{CertificateDer, DnsName, IpAddr, ServerName};
 use rustls::{ClientConnection, Connection, ServerConnection};
 
 use crate::credentials::Credentials;
-use crate::records::Inbox;
-use crate::verify::{Peer, PeerError, explain};
+use crate::records::RecordBuffer;
+use crate::verify::{AuthenticatedPeer, PeerError, from_tls_error};
 
 /// What the server says once it has accepted the client.
-const WELCOME: u8 = 1;
+const ACCEPT_BYTE: u8 = 1;
 
 /// Most encrypted bytes that wait inside for the pipe.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum HandshakeState {
     /// In the handshake.
-    Shaking,
+    Handshaking,
     /// A client that has shown who it is, and has not heard yet whether it is welcome.
-    Awaiting,
+    AwaitingAccept,
     /// Both sides know each other.
     Open,
 }
 
 /// A stream to a peer that has proved who it is.
-pub struct Session<P> {
+pub struct AuthenticatedStream<P> {
     pipe: P,
     /// Gone once all goes on in clear.
     tls: Option<Box<Connection>>,
-    state: State,
-    clear: bool,
-    peer: Option<Peer>,
+    state: HandshakeState,
+    is_clear: bool,
+    peer: Option<AuthenticatedPeer>,
     /// What the peer showed.
-    shown: Option<CertificateDer<'static>>,
-    inbox: Inbox,
+    peer_certificate: Option<CertificateDer<'static>>,
+    records: RecordBuffer,
     /// Decrypted bytes that TLS keeps.
-    plain_left: usize,
+    decrypted_bytes: usize,
     /// Why the handshake failed: the pipe tells a reason once, and of whoever looks later only that it is at its end.
-    verdict: Option<PeerError>,
+    handshake_error: Option<PeerError>,
 }
 
-impl<P> std::fmt::Debug for Session<P> {
+impl<P> std::fmt::Debug for AuthenticatedStream<P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { state, clear, peer, .. } = self;
+        let Self { state, is_clear: clear, peer, .. } = self;
         f.debug_struct("Session")
             .field("state", state)
             .field("clear", clear)
@@ -70,7 +70,7 @@ impl<P> std::fmt::Debug for Session<P> {
     }
 }
 
-impl<P: Read + Write> Session<P> {
+impl<P: Read + Write> AuthenticatedStream<P> {
     /// Begins as the one that connected to the fabric of a node: this one, or whichever answers.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl<P: Read + Write> Session<P> {
             // No name: an address that no node has says that any of the cluster's will do.
             None => Ok(ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()))),
         };
-        let config = credentials.current().fabric_client.clone();
+        let config = credentials.snapshot().fabric_client.clone();
         let tls = ClientConnection::new(config, name.map_err(io::Error::other)?).map_err(io::Error::other)?;
         Ok(Self::new(pipe, tls.into()))
     }
@@ -91,7 +91,7 @@ impl<P: Read + Write> Session<P> {
     /// # Errors
     /// The credentials cannot be used for it.
     pub fn accept(credentials: &Credentials, pipe: P) -> io::Result<Self> {
-        let config = credentials.current().fabric_server.clone();
+        let config = credentials.snapshot().fabric_server.clone();
         let tls = ServerConnection::new(config).map_err(io::Error::other)?;
         Ok(Self::new(pipe, tls.into()))
     }
@@ -102,18 +102,18 @@ impl<P: Read + Write> Session<P> {
         Self {
             pipe,
             tls,
-            state: State::Shaking,
-            clear: false,
+            state: HandshakeState::Handshaking,
+            is_clear: false,
             peer: None,
-            shown: None,
-            inbox: Inbox::default(),
-            plain_left: 0,
-            verdict: None,
+            peer_certificate: None,
+            records: RecordBuffer::default(),
+            decrypted_bytes: 0,
+            handshake_error: None,
         }
     }
 
     /// Who the peer is, once it has proved that. A server's word that this side is welcome is [`Self::is_open`].
-    pub fn peer(&self) -> Option<&Peer> {
+    pub fn peer(&self) -> Option<&AuthenticatedPeer> {
         self.peer.as_ref()
     }
 
@@ -121,18 +121,18 @@ impl<P: Read + Write> Session<P> {
     ///
     /// # Errors
     /// It would not.
-    pub fn check_standing(&self, credentials: &Credentials) -> Result<(), PeerError> {
-        self.shown.as_ref().map_or(Ok(()), |shown| credentials.check_standing(shown))
+    pub fn check_peer_trusted(&self, credentials: &Credentials) -> Result<(), PeerError> {
+        self.peer_certificate.as_ref().map_or(Ok(()), |shown| credentials.check_certificate(shown))
     }
 
     /// Whether both sides know each other.
     pub fn is_open(&self) -> bool {
-        self.state == State::Open
+        self.state == HandshakeState::Open
     }
 
     /// Whether what follows the handshake goes in clear.
     pub fn is_clear(&self) -> bool {
-        self.clear
+        self.is_clear
     }
 
     /// The pipe.
@@ -144,19 +144,19 @@ impl<P: Read + Write> Session<P> {
     ///
     /// # Errors
     /// As [`Self::receive`]; once the peer was not let in, or did not let this side in, always the same.
-    pub fn shake(&mut self) -> io::Result<bool> {
-        if let Some(verdict) = &self.verdict {
-            return Err(refusal(verdict.clone()));
+    pub fn continue_handshake(&mut self) -> io::Result<bool> {
+        if let Some(verdict) = &self.handshake_error {
+            return Err(peer_error_to_io(verdict.clone()));
         }
-        let outcome = self.shake_on();
+        let outcome = self.run_handshake();
         if let Err(error) = &outcome {
-            self.verdict = error.get_ref().and_then(|inner| inner.downcast_ref()).cloned();
+            self.handshake_error = error.get_ref().and_then(|inner| inner.downcast_ref()).cloned();
         }
         outcome
     }
 
-    fn shake_on(&mut self) -> io::Result<bool> {
-        while self.state != State::Open {
+    fn run_handshake(&mut self) -> io::Result<bool> {
+        while self.state != HandshakeState::Open {
             // A peer that refused may have closed: its reason counts, and has come before the pipe broke.
             let flushed = self.flush();
             if self.advance()? || self.fill()? {
@@ -175,10 +175,10 @@ impl<P: Read + Write> Session<P> {
     /// # Errors
     /// The pipe's; a [`PeerError`] within where the peer is not let in, or does not let this side in.
     pub fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
-        if self.state != State::Open && !self.shake()? {
+        if self.state != HandshakeState::Open && !self.continue_handshake()? {
             return Ok(None);
         }
-        if self.clear {
+        if self.is_clear {
             return self.receive_clear(spaces);
         }
         loop {
@@ -186,7 +186,7 @@ impl<P: Read + Write> Session<P> {
             if count > 0 || ended {
                 return Ok(Some(count));
             }
-            match unless_blocked(self.inbox.fill(&mut self.pipe))? {
+            match none_if_would_block(self.records.fill(&mut self.pipe))? {
                 Some(0) => return Ok(Some(0)),
                 Some(_) => {}
                 None => return Ok(None),
@@ -199,15 +199,15 @@ impl<P: Read + Write> Session<P> {
     /// # Errors
     /// As [`Self::receive`].
     pub fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
-        if self.state != State::Open {
-            self.shake()?;
+        if self.state != HandshakeState::Open {
+            self.continue_handshake()?;
         }
         let is_flushed = self.flush()?;
-        if self.state == State::Shaking {
+        if self.state == HandshakeState::Handshaking {
             return Ok(None);
         }
-        let Some(tls) = self.tls.as_mut().filter(|_| !self.clear) else {
-            return if is_flushed { unless_blocked(self.pipe.write_vectored(slices)) } else { Ok(None) };
+        let Some(tls) = self.tls.as_mut().filter(|_| !self.is_clear) else {
+            return if is_flushed { none_if_would_block(self.pipe.write_vectored(slices)) } else { Ok(None) };
         };
         let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
         let taken = tls.writer().write_vectored(slices)?;
@@ -216,13 +216,13 @@ impl<P: Read + Write> Session<P> {
     }
 
     /// Whether bytes that came already may wait inside to be received.
-    pub fn keeps_received(&self) -> bool {
-        self.plain_left > 0 || !self.inbox.filled().is_empty()
+    pub fn may_have_buffered(&self) -> bool {
+        self.decrypted_bytes > 0 || !self.records.unprocessed().is_empty()
     }
 
     /// Whether this side knows the peer, so that it may send. A client may before it is open.
-    pub fn may_send(&self) -> bool {
-        self.state != State::Shaking
+    pub fn can_send(&self) -> bool {
+        self.state != HandshakeState::Handshaking
     }
 
     /// Whether bytes wait inside for room in the pipe.
@@ -231,13 +231,13 @@ impl<P: Read + Write> Session<P> {
     }
 
     fn receive_clear(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
-        let kept = self.inbox.filled();
+        let kept = self.records.unprocessed();
         if kept.is_empty() {
-            return unless_blocked(self.pipe.read_vectored(spaces));
+            return none_if_would_block(self.pipe.read_vectored(spaces));
         }
         let count = copy_out(kept, spaces);
-        self.inbox.discard(count);
-        self.inbox.free_if_empty();
+        self.records.consume(count);
+        self.records.release_if_empty();
         Ok(Some(count))
     }
 
@@ -248,22 +248,22 @@ impl<P: Read + Write> Session<P> {
         for space in spaces {
             let mut filled = 0;
             while filled < space.len() {
-                match unless_blocked(tls.reader().read(&mut space[filled..]))? {
+                match none_if_would_block(tls.reader().read(&mut space[filled..]))? {
                     Some(0) => return Ok((total, true)),
                     Some(count) => {
                         filled += count;
                         total += count;
-                        self.plain_left = self.plain_left.saturating_sub(count);
+                        self.decrypted_bytes = self.decrypted_bytes.saturating_sub(count);
                     }
                     None => {
                         // Nothing to read would look like the end of the stream.
-                        if self.inbox.filled().is_empty() {
+                        if self.records.unprocessed().is_empty() {
                             return Ok((total, false));
                         }
-                        let fed = tls.read_tls(&mut self.inbox.filled())?;
-                        self.inbox.discard(fed);
-                        let state = tls.process_new_packets().map_err(|error| failed(&error))?;
-                        self.plain_left = state.plaintext_bytes_to_read();
+                        let fed = tls.read_tls(&mut self.records.unprocessed())?;
+                        self.records.consume(fed);
+                        let state = tls.process_new_packets().map_err(|error| tls_error_to_io(&error))?;
+                        self.decrypted_bytes = state.plaintext_bytes_to_read();
                     }
                 }
             }
@@ -275,18 +275,18 @@ impl<P: Read + Write> Session<P> {
     fn flush(&mut self) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(true) };
         while tls.wants_write() {
-            if unless_blocked(tls.write_tls(&mut self.pipe))?.is_none() {
+            if none_if_would_block(tls.write_tls(&mut self.pipe))?.is_none() {
                 return Ok(false);
             }
         }
-        if self.clear && self.state == State::Open {
+        if self.is_clear && self.state == HandshakeState::Open {
             self.tls = None;
         }
         Ok(true)
     }
 }
 
-fn refusal(error: PeerError) -> io::Error {
+fn peer_error_to_io(error: PeerError) -> io::Error {
     let kind = match error {
         PeerError::Closed => io::ErrorKind::UnexpectedEof,
         PeerError::Plaintext | PeerError::Protocol(_) => io::ErrorKind::InvalidData,
@@ -295,8 +295,8 @@ fn refusal(error: PeerError) -> io::Error {
     io::Error::new(kind, error)
 }
 
-fn failed(error: &rustls::Error) -> io::Error {
-    refusal(explain(error))
+fn tls_error_to_io(error: &rustls::Error) -> io::Error {
+    peer_error_to_io(from_tls_error(error))
 }
 
 /// As many bytes as fit.
@@ -311,7 +311,7 @@ fn copy_out(mut bytes: &[u8], spaces: &mut [IoSliceMut<'_>]) -> usize {
 }
 
 /// `None` where the pipe would block.
-fn unless_blocked(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
+fn none_if_would_block(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
     match outcome {
         Ok(count) => Ok(Some(count)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

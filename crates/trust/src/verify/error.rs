@@ -42,7 +42,7 @@ pub enum PeerError {
     },
     /// It is of the cluster, but of the wrong kind.
     #[error("{bearer} has the role {}, and this takes {needed}", bearer.role)]
-    Role {
+    WrongRole {
         /// Who it is.
         bearer: Identity,
         /// The role that is needed.
@@ -50,7 +50,7 @@ pub enum PeerError {
     },
     /// It is a node, but another one.
     #[error("{bearer} answers where node `{expected}` should; see `farfork nodes`, and who has that address")]
-    Name {
+    WrongNode {
         /// Who it is.
         bearer: Identity,
         /// Who it should be.
@@ -58,7 +58,7 @@ pub enum PeerError {
     },
     /// It is of another cluster.
     #[error("{bearer} is of another cluster than `{cluster}`")]
-    Cluster {
+    WrongCluster {
         /// Who it is.
         bearer: Identity,
         /// The cluster of this side.
@@ -66,7 +66,7 @@ pub enum PeerError {
     },
     /// Its certificate is not of farfork's form.
     #[error("its certificate is of no use: {0}")]
-    Certificate(String),
+    MalformedCertificate(String),
     /// It showed none.
     #[error("it showed no certificate; only members of the cluster may come in here")]
     NoCertificate,
@@ -78,7 +78,7 @@ pub enum PeerError {
     Plaintext,
     /// It refuses this side.
     #[error("it refuses this node's certificate: {0}")]
-    Refused(&'static str),
+    RefusedByPeer(&'static str),
     /// It went away within the handshake.
     #[error("it closed the connection before both sides had shown who they are")]
     Closed,
@@ -90,10 +90,10 @@ pub enum PeerError {
 impl PeerError {
     /// What a stream of TLS that failed says of its peer; `None` where something else failed. To be asked at once, by the
     /// thread that met the error.
-    pub fn within(error: &io::Error) -> Option<Self> {
+    pub fn from_io_error(error: &io::Error) -> Option<Self> {
         let inner = error.get_ref()?;
         let known = inner.downcast_ref::<Self>().cloned();
-        known.or_else(|| inner.downcast_ref::<rustls::Error>().map(explain))
+        known.or_else(|| inner.downcast_ref::<rustls::Error>().map(from_tls_error))
     }
 }
 
@@ -104,14 +104,16 @@ thread_local! {
 }
 
 /// What a verifier answers: the number that tells the peer, and beside it the words for this side.
-pub(crate) fn refuse(error: PeerError) -> rustls::Error {
+pub(crate) fn to_tls_error(error: PeerError) -> rustls::Error {
     let number = match &error {
         PeerError::UnknownAuthority { .. } | PeerError::WrongPin => CertificateError::UnknownIssuer,
         PeerError::Expired { .. } => CertificateError::Expired,
         PeerError::NotYetValid { .. } => CertificateError::NotValidYet,
         PeerError::Revoked { .. } => CertificateError::Revoked,
-        PeerError::Role { .. } | PeerError::Cluster { .. } => CertificateError::ApplicationVerificationFailure,
-        PeerError::Name { .. } => CertificateError::NotValidForName,
+        PeerError::WrongRole { .. } | PeerError::WrongCluster { .. } => {
+            CertificateError::ApplicationVerificationFailure
+        }
+        PeerError::WrongNode { .. } => CertificateError::NotValidForName,
         _ => CertificateError::BadEncoding,
     };
     FOUND.set(Some(error));
@@ -119,29 +121,29 @@ pub(crate) fn refuse(error: PeerError) -> rustls::Error {
 }
 
 /// What a failure of TLS means, in words. To be asked by the thread that met it, before it does anything else with TLS.
-pub(crate) fn explain(error: &rustls::Error) -> PeerError {
+pub(crate) fn from_tls_error(error: &rustls::Error) -> PeerError {
     match (error, FOUND.take()) {
         (rustls::Error::InvalidCertificate(_), Some(found)) => found,
         (rustls::Error::NoCertificatesPresented, _) => PeerError::NoCertificate,
-        (rustls::Error::AlertReceived(alert), _) => told(*alert),
+        (rustls::Error::AlertReceived(alert), _) => from_alert(*alert),
         (rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType), _) => PeerError::Plaintext,
         (other, _) => PeerError::Protocol(other.to_string()),
     }
 }
 
 /// What a peer's alert means.
-fn told(alert: AlertDescription) -> PeerError {
+fn from_alert(alert: AlertDescription) -> PeerError {
     match alert {
         AlertDescription::UnknownCA => {
-            PeerError::Refused("no authority of its cluster signed it; join that cluster with a token of it")
+            PeerError::RefusedByPeer("no authority of its cluster signed it; join that cluster with a token of it")
         }
         AlertDescription::CertificateExpired => {
-            PeerError::Refused("it has expired, or is not good yet; join again, and compare the clocks")
+            PeerError::RefusedByPeer("it has expired, or is not good yet; join again, and compare the clocks")
         }
-        AlertDescription::CertificateRevoked => PeerError::Refused("it was revoked; join again with a new token"),
-        AlertDescription::AccessDenied => PeerError::Refused("its role or cluster may not come in there"),
-        AlertDescription::CertificateRequired => PeerError::Refused("none was shown"),
-        AlertDescription::BadCertificate => PeerError::Refused("it is of no use there"),
+        AlertDescription::CertificateRevoked => PeerError::RefusedByPeer("it was revoked; join again with a new token"),
+        AlertDescription::AccessDenied => PeerError::RefusedByPeer("its role or cluster may not come in there"),
+        AlertDescription::CertificateRequired => PeerError::RefusedByPeer("none was shown"),
+        AlertDescription::BadCertificate => PeerError::RefusedByPeer("it is of no use there"),
         AlertDescription::NoApplicationProtocol => PeerError::Protocol(
             "the two sides have no protocol in common (other versions, or the wrong port)".to_owned(),
         ),

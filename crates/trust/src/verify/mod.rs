@@ -5,8 +5,8 @@ mod anchors;
 mod error;
 mod verifier;
 
-pub(crate) use anchors::Anchors;
-pub use anchors::Peer;
+pub use anchors::AuthenticatedPeer;
+pub(crate) use anchors::TrustAnchors;
 pub use error::PeerError;
-pub(crate) use error::explain;
-pub(crate) use verifier::{Accepts, ClientVerifier, PinVerifier, ServerVerifier};
+pub(crate) use error::from_tls_error;
+pub(crate) use verifier::{ClientPolicy, ClientVerifier, PinnedServerVerifier, ServerVerifier};

@@ -9,57 +9,57 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-use super::anchors::{Anchors, Peer};
-use super::error::{PeerError, refuse};
-use crate::certificate::Facts;
+use super::anchors::{AuthenticatedPeer, TrustAnchors};
+use super::error::{PeerError, to_tls_error};
+use crate::certificate::CertificateFields;
 use crate::{Fingerprint, Role};
 
 /// Signatures that count.
-static SIGNATURES: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
+static SIGNATURE_ALGORITHMS: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
     all: &[webpki::ring::ECDSA_P256_SHA256],
     mapping: &[(SignatureScheme::ECDSA_NISTP256_SHA256, &[webpki::ring::ECDSA_P256_SHA256])],
 };
 
 /// Who may connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Accepts {
+pub(crate) enum ClientPolicy {
     /// Nodes.
-    Nodes,
+    NodesOnly,
     /// Whoever the cluster knows, and, to join it, whoever shows no certificate: what each may ask is decided at each
     /// request.
-    Everybody,
+    AnyClient,
 }
 
 /// Checks whoever connects.
 #[derive(Debug)]
 pub(crate) struct ClientVerifier {
-    pub(crate) anchors: Arc<Anchors>,
-    pub(crate) accepts: Accepts,
+    pub(crate) anchors: Arc<TrustAnchors>,
+    pub(crate) policy: ClientPolicy,
 }
 
 /// Checks the node that was connected to. The name that is asked for is the node's, or an address where any will do.
 #[derive(Debug)]
 pub(crate) struct ServerVerifier {
-    pub(crate) anchors: Arc<Anchors>,
+    pub(crate) anchors: Arc<TrustAnchors>,
 }
 
 /// Checks the node that a joining one connected to, by the authority that the token names.
 #[derive(Debug)]
-pub(crate) struct PinVerifier {
+pub(crate) struct PinnedServerVerifier {
     pub(crate) pin: Fingerprint,
 }
 
-fn needs_node(peer: Peer) -> Result<Peer, PeerError> {
+fn require_node(peer: AuthenticatedPeer) -> Result<AuthenticatedPeer, PeerError> {
     if peer.identity.role == Role::Node {
         return Ok(peer);
     }
-    Err(PeerError::Role { bearer: peer.identity, needed: Role::Node })
+    Err(PeerError::WrongRole { bearer: peer.identity, needed: Role::Node })
 }
 
-fn needs_name(peer: Peer, name: &ServerName<'_>) -> Result<Peer, PeerError> {
+fn require_name(peer: AuthenticatedPeer, name: &ServerName<'_>) -> Result<AuthenticatedPeer, PeerError> {
     match name {
         ServerName::DnsName(expected) if expected.as_ref() != peer.identity.name.as_str() => {
-            Err(PeerError::Name { bearer: peer.identity, expected: expected.as_ref().to_owned() })
+            Err(PeerError::WrongNode { bearer: peer.identity, expected: expected.as_ref().to_owned() })
         }
         _ => Ok(peer),
     }
@@ -83,18 +83,18 @@ macro_rules! answers_alike {
             shown: &CertificateDer<'_>,
             signed: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            verify_tls13_signature(message, shown, signed, &SIGNATURES)
+            verify_tls13_signature(message, shown, signed, &SIGNATURE_ALGORITHMS)
         }
 
         fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            SIGNATURES.supported_schemes()
+            SIGNATURE_ALGORITHMS.supported_schemes()
         }
     };
 }
 
 impl ClientCertVerifier for ClientVerifier {
     fn client_auth_mandatory(&self) -> bool {
-        self.accepts == Accepts::Nodes
+        self.policy == ClientPolicy::NodesOnly
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -107,11 +107,11 @@ impl ClientCertVerifier for ClientVerifier {
         _: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let checked = self.anchors.check(shown, now).and_then(|peer| match self.accepts {
-            Accepts::Nodes => needs_node(peer),
-            Accepts::Everybody => Ok(peer),
+        let checked = self.anchors.verify(shown, now).and_then(|peer| match self.policy {
+            ClientPolicy::NodesOnly => require_node(peer),
+            ClientPolicy::AnyClient => Ok(peer),
         });
-        checked.map(|_| ClientCertVerified::assertion()).map_err(refuse)
+        checked.map(|_| ClientCertVerified::assertion()).map_err(to_tls_error)
     }
 
     answers_alike!();
@@ -129,8 +129,8 @@ macro_rules! verifies_servers {
                 _: &[u8],
                 now: UnixTime,
             ) -> Result<ServerCertVerified, Error> {
-                let checked = self.check(shown, chain, name, now);
-                checked.map(|_| ServerCertVerified::assertion()).map_err(refuse)
+                let checked = self.verify(shown, chain, name, now);
+                checked.map(|_| ServerCertVerified::assertion()).map_err(to_tls_error)
             }
 
             answers_alike!();
@@ -139,33 +139,33 @@ macro_rules! verifies_servers {
 }
 
 impl ServerVerifier {
-    fn check(
+    fn verify(
         &self,
         shown: &CertificateDer<'_>,
         _: &[CertificateDer<'_>],
         name: &ServerName<'_>,
         now: UnixTime,
-    ) -> Result<Peer, PeerError> {
-        self.anchors.check(shown, now).and_then(needs_node).and_then(|peer| needs_name(peer, name))
+    ) -> Result<AuthenticatedPeer, PeerError> {
+        self.anchors.verify(shown, now).and_then(require_node).and_then(|peer| require_name(peer, name))
     }
 }
 
-impl PinVerifier {
-    fn check(
+impl PinnedServerVerifier {
+    fn verify(
         &self,
         shown: &CertificateDer<'_>,
         chain: &[CertificateDer<'_>],
         _: &ServerName<'_>,
         now: UnixTime,
-    ) -> Result<Peer, PeerError> {
-        let authority = chain.iter().find(|authority| Fingerprint::of(authority) == self.pin);
+    ) -> Result<AuthenticatedPeer, PeerError> {
+        let authority = chain.iter().find(|authority| Fingerprint::of_certificate(authority) == self.pin);
         let authority = authority.ok_or(PeerError::WrongPin)?;
         // The cluster's name is learnt here; the pin, which is the cluster's own, is what is checked.
-        let cluster = Facts::of(shown).map_err(PeerError::Certificate)?.bearer.cluster;
-        let anchors = Anchors::pinned(authority, cluster);
-        anchors.map_err(|_| PeerError::WrongPin)?.check(shown, now).and_then(needs_node)
+        let cluster = CertificateFields::parse(shown).map_err(PeerError::MalformedCertificate)?.subject.cluster;
+        let anchors = TrustAnchors::from_pinned(authority, cluster);
+        anchors.map_err(|_| PeerError::WrongPin)?.verify(shown, now).and_then(require_node)
     }
 }
 
 verifies_servers!(ServerVerifier);
-verifies_servers!(PinVerifier);
+verifies_servers!(PinnedServerVerifier);

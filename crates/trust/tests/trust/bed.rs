@@ -4,7 +4,9 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, SystemTime};
 
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, PeerError, Role, Session, member};
+use farfork_trust::{
+    AuthenticatedStream, Credentials, Encryption, NODE_VALID, PeerError, Role, TrustDirectory, member,
+};
 use farfork_wire::NodeName;
 use tempfile::TempDir;
 
@@ -18,40 +20,43 @@ pub(crate) fn name(text: &str) -> NodeName {
 /// A cluster whose first node is `n1`.
 pub(crate) struct Bed {
     scratch: TempDir,
-    pub(crate) first: Directory,
+    pub(crate) first: TrustDirectory,
 }
 
 impl Bed {
     pub(crate) fn new(cluster: &str) -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        let first = Directory::new(scratch.path().join("n1"));
-        member::init(&first, &name(cluster), &name("n1"), SystemTime::now()).unwrap();
+        let first = TrustDirectory::new(scratch.path().join("n1"));
+        member::create_cluster(&first, &name(cluster), &name("n1"), SystemTime::now()).unwrap();
         Self { scratch, first }
     }
 
     /// A member's directory, whose certificate was made at a moment and is good for so long.
-    pub(crate) fn issue_at(&self, role: Role, member: &str, at: SystemTime, valid: Duration) -> Directory {
-        let into = Directory::new(self.scratch.path().join(format!("{role}-{member}")));
-        member::issue_directory(&self.first, &into, role, &name(member), at, valid).unwrap();
+    pub(crate) fn issue_at(&self, role: Role, member: &str, at: SystemTime, valid: Duration) -> TrustDirectory {
+        let into = TrustDirectory::new(self.scratch.path().join(format!("{role}-{member}")));
+        member::issue_client_directory(&self.first, &into, role, &name(member), at, valid).unwrap();
         into
     }
 
-    pub(crate) fn issue(&self, role: Role, member: &str) -> Directory {
+    pub(crate) fn issue(&self, role: Role, member: &str) -> TrustDirectory {
         self.issue_at(role, member, SystemTime::now(), NODE_VALID)
     }
 }
 
-pub(crate) fn open(directory: &Directory, encryption: Encryption) -> Credentials {
+pub(crate) fn open(directory: &TrustDirectory, encryption: Encryption) -> Credentials {
     Credentials::open(directory, encryption).unwrap()
 }
 
-pub(crate) type End = Session<UnixStream>;
+pub(crate) type End = AuthenticatedStream<UnixStream>;
 
 /// Two ends that have not begun.
 pub(crate) fn pair(client: &Credentials, server: &Credentials, expected: Option<&str>) -> (End, End) {
     let (one, other) = sockets();
     let expected = expected.map(name);
-    (Session::connect(client, one, expected.as_ref()).unwrap(), Session::accept(server, other).unwrap())
+    (
+        AuthenticatedStream::connect(client, one, expected.as_ref()).unwrap(),
+        AuthenticatedStream::accept(server, other).unwrap(),
+    )
 }
 
 pub(crate) fn sockets() -> (UnixStream, UnixStream) {
@@ -63,14 +68,14 @@ pub(crate) fn sockets() -> (UnixStream, UnixStream) {
 
 /// Lets both ends take turns until both are open or one fails; what each found.
 pub(crate) fn shake<P: Read + Write>(
-    client: &mut Session<P>,
-    server: &mut Session<P>,
+    client: &mut AuthenticatedStream<P>,
+    server: &mut AuthenticatedStream<P>,
 ) -> (io::Result<()>, io::Result<()>) {
     let mut outcome = (None, None);
     for _ in 0..TURNS_MAX {
         for (end, outcome) in [(&mut *client, &mut outcome.0), (&mut *server, &mut outcome.1)] {
             if outcome.is_none() {
-                match end.shake() {
+                match end.continue_handshake() {
                     Ok(true) => *outcome = Some(Ok(())),
                     Ok(false) => {}
                     Err(error) => *outcome = Some(Err(error)),
@@ -93,7 +98,11 @@ pub(crate) fn found(outcome: io::Result<()>) -> PeerError {
 }
 
 /// Sends all of it from one end to the other.
-pub(crate) fn carry<P: Read + Write>(from: &mut Session<P>, to: &mut Session<P>, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn carry<P: Read + Write>(
+    from: &mut AuthenticatedStream<P>,
+    to: &mut AuthenticatedStream<P>,
+    bytes: &[u8],
+) -> Vec<u8> {
     let (mut sent, mut got) = (0, Vec::new());
     while got.len() < bytes.len() {
         let (head, tail) = bytes[sent..].split_at((bytes.len() - sent).min(100));

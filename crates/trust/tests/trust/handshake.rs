@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use farfork_trust::{Credentials, Encryption, NODE_VALID, PeerError, Role, Session, member};
+use farfork_trust::{AuthenticatedStream, Credentials, Encryption, NODE_VALID, PeerError, Role, member};
 use proptest::prelude::*;
 
 use crate::bed::{Bed, carry, found, name, open, pair, shake};
@@ -75,7 +75,7 @@ fn a_client_need_not_wait_for_its_welcome() {
         }
     }
     assert_eq!(got, b"early");
-    assert!(client.shake().unwrap());
+    assert!(client.continue_handshake().unwrap());
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_refusal_is_told_as_often_as_one_asks() {
     drop(server);
     let sends = found(client.send(&[IoSlice::new(b"a question")]).map(drop));
     let receives = found(client.receive(&mut [IoSliceMut::new(&mut [0; 16])]).map(drop));
-    assert!(matches!(&first, PeerError::Refused(why) if why.contains("expired")), "{first}");
+    assert!(matches!(&first, PeerError::RefusedByPeer(why) if why.contains("expired")), "{first}");
     assert_eq!((&sends, &receives), (&first, &first));
 }
 
@@ -106,7 +106,7 @@ fn a_certificate_beside_another_cluster_s_roster_is_no_identity() {
     let (blue, other) = (Bed::new("blue"), Bed::new("blue"));
     let stranger = other.issue(Role::Node, "n2");
     let victim = blue.issue(Role::Node, "n2");
-    std::fs::copy(victim.roster(), stranger.roster()).unwrap();
+    std::fs::copy(victim.roster_path(), stranger.roster_path()).unwrap();
     assert!(Credentials::open(&stranger, Encryption::On).is_err(), "nobody that is trusted issued it");
 }
 
@@ -120,7 +120,7 @@ fn an_expired_certificate_is_refused() {
     let (mut client, mut server) = pair(&open(&expired, Encryption::On), &first, None);
     let (one, other) = shake(&mut client, &mut server);
     assert!(matches!(found(other), PeerError::Expired { bearer } if bearer.name == name("n2")));
-    assert!(matches!(found(one), PeerError::Refused(why) if why.contains("expired")));
+    assert!(matches!(found(one), PeerError::RefusedByPeer(why) if why.contains("expired")));
     let (mut client, mut server) = pair(&first, &open(&early, Encryption::On), None);
     assert!(matches!(found(shake(&mut client, &mut server).0), PeerError::NotYetValid { .. }));
 }
@@ -135,13 +135,13 @@ fn a_revoked_node_is_refused_until_it_joins_again() {
     let peer = other.peer().unwrap().clone();
     assert!(!server.is_revoked(&peer));
 
-    member::revoke(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
+    member::revoke_identity(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
     server.reload();
     assert!(server.is_revoked(&peer), "connections that stand can be ended");
     let (mut one, mut other) = pair(&client, &server, None);
     let (one, other) = shake(&mut one, &mut other);
     assert!(matches!(found(other), PeerError::Revoked { bearer } if bearer.name == name("n2")));
-    assert!(matches!(found(one), PeerError::Refused(why) if why.contains("revoked")));
+    assert!(matches!(found(one), PeerError::RefusedByPeer(why) if why.contains("revoked")));
     // As a server it is refused too, by whoever has the roster.
     let (mut one, mut other) = pair(&server, &client, None);
     assert!(matches!(found(shake(&mut one, &mut other).0), PeerError::Revoked { .. }));
@@ -160,10 +160,10 @@ fn only_nodes_come_to_the_fabric() {
         let somebody = open(&bed.issue(role, "somebody"), Encryption::On);
         let (mut one, mut other) = pair(&somebody, &first, None);
         let (one, other) = shake(&mut one, &mut other);
-        assert!(matches!(found(other), PeerError::Role { needed: Role::Node, .. }));
-        assert!(matches!(found(one), PeerError::Refused(why) if why.contains("role")));
+        assert!(matches!(found(other), PeerError::WrongRole { needed: Role::Node, .. }));
+        assert!(matches!(found(one), PeerError::RefusedByPeer(why) if why.contains("role")));
         let (mut one, mut other) = pair(&first, &somebody, None);
-        assert!(matches!(found(shake(&mut one, &mut other).0), PeerError::Role { .. }));
+        assert!(matches!(found(shake(&mut one, &mut other).0), PeerError::WrongRole { .. }));
     }
 }
 
@@ -173,7 +173,7 @@ fn another_node_than_the_expected_one_is_refused() {
     let second = open(&bed.issue(Role::Node, "n2"), Encryption::On);
     let (mut one, mut other) = pair(&second, &open(&bed.first, Encryption::On), Some("n3"));
     let error = found(shake(&mut one, &mut other).0);
-    assert!(matches!(&error, PeerError::Name { expected, .. } if expected == "n3"), "{error}");
+    assert!(matches!(&error, PeerError::WrongNode { expected, .. } if expected == "n3"), "{error}");
 }
 
 /// A pipe in memory whose ends pass on a few bytes at a time, and now and then none.
@@ -231,8 +231,8 @@ fn assert_carried(sizes: Vec<usize>, encryption: Encryption) {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let (one, other) = Dribble::pair(sizes);
-    let mut client = Session::connect(&open(&second, encryption), one, None).unwrap();
-    let mut server = Session::accept(&open(&bed.first, encryption), other).unwrap();
+    let mut client = AuthenticatedStream::connect(&open(&second, encryption), one, None).unwrap();
+    let mut server = AuthenticatedStream::accept(&open(&bed.first, encryption), other).unwrap();
     let bytes = pattern(40_000);
     assert!(carry(&mut client, &mut server, &bytes) == bytes);
     assert!(carry(&mut server, &mut client, &bytes) == bytes);

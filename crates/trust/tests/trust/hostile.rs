@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 
-use farfork_trust::{Encryption, PeerError, Role, Session};
+use farfork_trust::{AuthenticatedStream, Encryption, PeerError, Role};
 use proptest::prelude::*;
 
 use crate::bed::{Bed, found, open, pair, sockets};
@@ -14,13 +14,13 @@ fn hears(bytes: &[u8], is_server: bool) -> PeerError {
     let credentials = open(&bed.first, Encryption::On);
     let (ours, mut theirs) = sockets();
     let mut session = if is_server {
-        Session::accept(&credentials, ours).unwrap()
+        AuthenticatedStream::accept(&credentials, ours).unwrap()
     } else {
-        Session::connect(&credentials, ours, None).unwrap()
+        AuthenticatedStream::connect(&credentials, ours, None).unwrap()
     };
     theirs.write_all(bytes).unwrap();
     theirs.shutdown(Shutdown::Write).unwrap();
-    found(session.shake().map(|open| assert!(!open, "nobody has shown who they are")))
+    found(session.continue_handshake().map(|open| assert!(!open, "nobody has shown who they are")))
 }
 
 #[test]

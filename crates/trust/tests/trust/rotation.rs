@@ -4,10 +4,10 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::{Duration, SystemTime};
 
-use farfork_trust::member::{Issued, MemberError};
+use farfork_trust::member::{IssuedCertificate, MemberError};
 use farfork_trust::{
-    Authority, Credentials, Directory, DirectoryError, Encryption, Fingerprint, NODE_VALID, NewKey, Role, RosterError,
-    TOKEN_VALID_MAX, TokenRefusal, member,
+    Authority, Credentials, DirectoryError, Encryption, Fingerprint, NODE_VALID, Role, RosterError, TOKEN_VALID_MAX,
+    TokenRefusal, TrustDirectory, UncertifiedKey, member,
 };
 
 use crate::bed::{Bed, name, open, pair, shake};
@@ -21,44 +21,47 @@ fn know_each_other(one: &Credentials, other: &Credentials) -> bool {
 }
 
 /// As a node does by itself, where the authority is at hand.
-fn renew(bed: &Bed, directory: &Directory, member: &str) {
-    let key = NewKey::generate().unwrap();
-    let request = key.request().unwrap();
+fn renew(bed: &Bed, directory: &TrustDirectory, member: &str) {
+    let key = UncertifiedKey::generate().unwrap();
+    let request = key.certificate_request().unwrap();
     let now = SystemTime::now();
-    let certificate = member::issue(&bed.first, &request, Role::Node, &name(member), now, NODE_VALID).unwrap();
-    member::install_renewed(directory, &key, &certificate).unwrap();
+    let certificate =
+        member::issue_certificate(&bed.first, &request, Role::Node, &name(member), now, NODE_VALID).unwrap();
+    member::install_renewal(directory, &key, &certificate).unwrap();
 }
 
 #[test]
 fn a_machine_joins_with_a_token() {
     let (bed, now) = (Bed::new("blue"), SystemTime::now());
-    let token = member::draw_token(&bed.first, now, HOUR).unwrap();
-    let key = NewKey::generate().unwrap();
-    let request = key.request().unwrap();
-    let proof = token.prove(&name("n2"), &request);
-    let admit = |is_free, at| member::admit(&bed.first, &proof, &request, &name("n2"), || is_free, || at);
+    let token = member::create_join_token(&bed.first, now, HOUR).unwrap();
+    let key = UncertifiedKey::generate().unwrap();
+    let request = key.certificate_request().unwrap();
+    let proof = token.create_proof(&name("n2"), &request);
+    let admit = |is_free, at| member::admit_node(&bed.first, &proof, &request, &name("n2"), || is_free, || at);
     let expired = admit(false, now + HOUR);
     assert!(matches!(expired, Err(MemberError::Token(TokenRefusal::Expired))), "the name is not looked at");
     assert!(matches!(admit(false, now), Err(MemberError::NameTaken)));
-    let Issued { certificate, roster } = admit(true, now).unwrap();
+    let IssuedCertificate { certificate, roster } = admit(true, now).unwrap();
     let scratch = tempfile::tempdir().unwrap();
-    let into = Directory::new(scratch.path().join("trust"));
-    let wrong = member::install_joined(&into, &key, &name("n2"), &certificate, &roster, Fingerprint::of(b"another"));
+    let into = TrustDirectory::new(scratch.path().join("trust"));
+    let wrong =
+        member::install_join(&into, &key, &name("n2"), &certificate, &roster, Fingerprint::of_certificate(b"another"));
     assert!(matches!(wrong, Err(MemberError::Roster(RosterError::Unsigned))));
-    member::install_joined(&into, &key, &name("n2"), &certificate, &roster, token.authority).unwrap();
+    member::install_join(&into, &key, &name("n2"), &certificate, &roster, token.authority).unwrap();
     assert!(know_each_other(&open(&into, Encryption::On), &open(&bed.first, Encryption::On)));
-    let again = member::install_joined(&into, &key, &name("n2"), &certificate, &roster, token.authority);
-    assert!(matches!(again, Err(MemberError::Directory(DirectoryError::Exists { .. }))));
+    let again = member::install_join(&into, &key, &name("n2"), &certificate, &roster, token.authority);
+    assert!(matches!(again, Err(MemberError::Directory(DirectoryError::AlreadyExists { .. }))));
 }
 
 #[test]
 fn a_certificate_is_for_the_key_that_signed_the_request_or_for_none() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
-    let key = NewKey::generate().unwrap();
-    let mut request = key.request().unwrap();
-    let issue =
-        |request: &[u8]| member::issue(&bed.first, request, Role::Node, &name("n2"), SystemTime::now(), NODE_VALID);
+    let key = UncertifiedKey::generate().unwrap();
+    let mut request = key.certificate_request().unwrap();
+    let issue = |request: &[u8]| {
+        member::issue_certificate(&bed.first, request, Role::Node, &name("n2"), SystemTime::now(), NODE_VALID)
+    };
     issue(&request).unwrap();
     let mut refused = 0;
     for at in 0..request.len() {
@@ -66,7 +69,7 @@ fn a_certificate_is_for_the_key_that_signed_the_request_or_for_none() {
         match issue(&request) {
             // What no signature covers may be changed; the key may not, or the two would not fit together.
             Ok(certificate) => {
-                member::install_renewed(&second, &key, &certificate).unwrap();
+                member::install_renewal(&second, &key, &certificate).unwrap();
                 open(&second, Encryption::On);
             }
             Err(_) => refused += 1,
@@ -82,10 +85,10 @@ fn what_is_not_this_members_certificate_replaces_none() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let before = second.read_identity().unwrap();
-    let key = NewKey::generate().unwrap();
-    let issue = |bed: &Bed, role, who: &str, key: &NewKey| {
-        let request = key.request().unwrap();
-        member::issue(&bed.first, &request, role, &name(who), SystemTime::now(), NODE_VALID).unwrap()
+    let key = UncertifiedKey::generate().unwrap();
+    let issue = |bed: &Bed, role, who: &str, key: &UncertifiedKey| {
+        let request = key.certificate_request().unwrap();
+        member::issue_certificate(&bed.first, &request, role, &name(who), SystemTime::now(), NODE_VALID).unwrap()
     };
     let mut forged = issue(&bed, Role::Node, "n2", &key);
     *forged.last_mut().unwrap() ^= 1;
@@ -93,21 +96,24 @@ fn what_is_not_this_members_certificate_replaces_none() {
         (b"nothing".to_vec(), "cannot be read"),
         (issue(&bed, Role::Node, "n3", &key), "node/n3"),
         (issue(&bed, Role::Client, "n2", &key), "client/n2"),
-        (issue(&bed, Role::Node, "n2", &NewKey::generate().unwrap()), "another key"),
+        (issue(&bed, Role::Node, "n2", &UncertifiedKey::generate().unwrap()), "another key"),
         (issue(&Bed::new("blue"), Role::Node, "n2", &key), "not signed by an authority"),
         (forged, "not signed by an authority"),
     ] {
-        let error = member::install_renewed(&second, &key, &answer).unwrap_err();
-        assert!(matches!(&error, MemberError::Answer(_)) && error.to_string().contains(words), "{words}: {error}");
+        let error = member::install_renewal(&second, &key, &answer).unwrap_err();
+        assert!(
+            matches!(&error, MemberError::InvalidCertificate(_)) && error.to_string().contains(words),
+            "{words}: {error}"
+        );
         assert_eq!(second.read_identity().unwrap(), before);
         // Nor does a machine join with it.
         let (into, (roster, bytes)) = (tempfile::tempdir().unwrap(), bed.first.read_roster().unwrap());
-        let (into, pin) = (Directory::new(into.path()), Fingerprint::of(&roster.authorities()[0]));
-        assert!(member::install_joined(&into, &key, &name("n2"), &answer, &bytes, pin).is_err());
+        let (into, pin) = (TrustDirectory::new(into.path()), Fingerprint::of_certificate(&roster.authorities()[0]));
+        assert!(member::install_join(&into, &key, &name("n2"), &answer, &bytes, pin).is_err());
         assert!(!into.has_identity());
     }
     let good = issue(&bed, Role::Node, "n2", &key);
-    member::install_renewed(&second, &key, &good).unwrap();
+    member::install_renewal(&second, &key, &good).unwrap();
     assert!(know_each_other(&open(&second, Encryption::On), &open(&bed.first, Encryption::On)));
 }
 
@@ -118,10 +124,10 @@ fn a_node_renews_its_key_and_connections_go_on() {
     let (one, other) = (open(&second, Encryption::On), open(&bed.first, Encryption::On));
     let (mut client, mut server) = pair(&one, &other, None);
     shake(&mut client, &mut server).1.unwrap();
-    let before = one.issued();
+    let before = one.issued_at();
     renew(&bed, &second, "n2");
     one.reload();
-    assert!(one.issued() > before);
+    assert!(one.issued_at() > before);
     assert!(crate::bed::carry(&mut client, &mut server, b"still here") == b"still here");
     assert!(know_each_other(&one, &other));
 }
@@ -132,29 +138,29 @@ fn an_authority_is_rotated_without_a_moment_without_trust() {
     let second = bed.issue(Role::Node, "n2");
     let (one, other) = (open(&bed.first, Encryption::On), open(&second, Encryption::On));
     member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
-    assert!(matches!(member::begin_rotation(&bed.first, SystemTime::now()), Err(MemberError::Rotating)));
+    assert!(matches!(member::begin_rotation(&bed.first, SystemTime::now()), Err(MemberError::RotationInProgress)));
     one.reload();
     assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "before it has heard");
 
-    assert!(other.adopt_roster(&one.roster().1).unwrap());
-    assert!(!other.adopt_roster(&one.roster().1).unwrap(), "it is in force already");
-    assert!(!other.is_of_current_authority() && !one.is_of_current_authority());
+    assert!(other.install_roster(&one.roster().1).unwrap());
+    assert!(!other.install_roster(&one.roster().1).unwrap(), "it is in force already");
+    assert!(!other.is_issued_by_current_authority() && !one.is_issued_by_current_authority());
     renew(&bed, &bed.first, "n1");
     one.reload();
     assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "one has a new certificate");
     renew(&bed, &second, "n2");
     other.reload();
-    assert!(other.is_of_current_authority());
+    assert!(other.is_issued_by_current_authority());
 
     // A token from before names the old authority, one from now the new.
-    let token = member::draw_token(&bed.first, SystemTime::now(), HOUR).unwrap();
-    assert_eq!(token.authority, Fingerprint::of(&one.roster().0.authorities()[0]));
+    let token = member::create_join_token(&bed.first, SystemTime::now(), HOUR).unwrap();
+    assert_eq!(token.authority, Fingerprint::of_certificate(&one.roster().0.authorities()[0]));
 
     let late = bed.issue(Role::Node, "late");
     member::end_rotation(&bed.first).unwrap();
-    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NotRotating)));
+    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NoRotation)));
     one.reload();
-    assert!(other.adopt_roster(&one.roster().1).unwrap());
+    assert!(other.install_roster(&one.roster().1).unwrap());
     assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "the old one is gone");
     assert!(know_each_other(&open(&late, Encryption::On), &one));
 }
@@ -169,12 +175,12 @@ fn a_rotation_that_was_interrupted_is_taken_up_and_loses_no_authority() {
     bed.first.write_authority(&new).unwrap();
     let between = open(&bed.issue(Role::Node, "n3"), Encryption::On);
     assert!(know_each_other(&between, &second), "what is issued meanwhile counts");
-    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NotRotating)));
+    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NoRotation)));
 
     member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
     let (roster, bytes) = bed.first.read_roster().unwrap();
     assert_eq!(roster.authorities(), [new.certificate().to_vec(), original]);
-    assert!(second.adopt_roster(&bytes).unwrap(), "the original signed it");
+    assert!(second.install_roster(&bytes).unwrap(), "the original signed it");
     assert!(know_each_other(&open(&bed.issue(Role::Node, "n4"), Encryption::On), &second), "the new one issues");
 }
 
@@ -192,7 +198,7 @@ fn an_end_of_a_rotation_that_was_interrupted_is_taken_up() {
     member::end_rotation(&bed.first).unwrap();
     assert!(!key_file.exists(), "the old key is gone");
     assert_eq!(bed.first.read_roster().unwrap().0, roster, "and nothing else has changed");
-    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NotRotating)));
+    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NoRotation)));
     member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
 }
 
@@ -226,11 +232,11 @@ fn an_older_roster_does_not_come_back() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let (_, old) = bed.first.read_roster().unwrap();
-    member::revoke(&bed.first, Role::Client, &name("mallory"), SystemTime::now).unwrap();
+    member::revoke_identity(&bed.first, Role::Client, &name("mallory"), SystemTime::now).unwrap();
     let (_, new) = bed.first.read_roster().unwrap();
     let credentials = open(&second, Encryption::On);
-    assert!(credentials.adopt_roster(&new).unwrap());
-    assert!(!credentials.adopt_roster(&old).unwrap());
+    assert!(credentials.install_roster(&new).unwrap());
+    assert!(!credentials.install_roster(&old).unwrap());
     assert_eq!(credentials.roster_counter(), 2);
 }
 
@@ -238,17 +244,17 @@ fn an_older_roster_does_not_come_back() {
 fn what_would_be_good_for_ever_is_refused() {
     let (bed, now) = (Bed::new("blue"), SystemTime::now());
     for valid in [TOKEN_VALID_MAX + Duration::from_secs(1), Duration::MAX] {
-        assert!(matches!(member::draw_token(&bed.first, now, valid), Err(MemberError::TokenValidity)));
+        assert!(matches!(member::create_join_token(&bed.first, now, valid), Err(MemberError::TokenValidity)));
     }
-    member::draw_token(&bed.first, now, TOKEN_VALID_MAX).unwrap();
-    let request = NewKey::generate().unwrap().request().unwrap();
+    member::create_join_token(&bed.first, now, TOKEN_VALID_MAX).unwrap();
+    let request = UncertifiedKey::generate().unwrap().certificate_request().unwrap();
     for role in [Role::Node, Role::Client, Role::ReadOnly] {
-        let issue = |valid| member::issue(&bed.first, &request, role, &name("x"), now, valid);
-        for valid in [role.valid_max() + Duration::from_secs(1), Duration::MAX] {
+        let issue = |valid| member::issue_certificate(&bed.first, &request, role, &name("x"), now, valid);
+        for valid in [role.validity_max() + Duration::from_secs(1), Duration::MAX] {
             let refused = issue(valid).unwrap_err().to_string();
             assert!(refused.contains(role.as_str()) && refused.contains("days"), "{refused}");
         }
-        issue(role.valid_max()).unwrap();
+        issue(role.validity_max()).unwrap();
     }
 }
 
@@ -256,33 +262,33 @@ fn what_would_be_good_for_ever_is_refused() {
 fn revoking_takes_the_tokens_with_it() {
     let bed = Bed::new("blue");
     let now = SystemTime::now();
-    let token = member::draw_token(&bed.first, now, HOUR).unwrap();
-    member::revoke(&bed.first, Role::Node, &name("n2"), || now).unwrap();
-    let request = NewKey::generate().unwrap().request().unwrap();
-    let proof = token.prove(&name("n3"), &request);
-    let late = member::admit(&bed.first, &proof, &request, &name("n3"), || true, || now);
+    let token = member::create_join_token(&bed.first, now, HOUR).unwrap();
+    member::revoke_identity(&bed.first, Role::Node, &name("n2"), || now).unwrap();
+    let request = UncertifiedKey::generate().unwrap().certificate_request().unwrap();
+    let proof = token.create_proof(&name("n3"), &request);
+    let late = member::admit_node(&bed.first, &proof, &request, &name("n3"), || true, || now);
     assert!(matches!(late, Err(MemberError::Token(TokenRefusal::Unknown))));
 }
 
 #[test]
 fn a_revoked_node_does_not_come_back_by_renewing() {
     let bed = Bed::new("blue");
-    let out = open(&bed.issue(Role::Node, "n2"), Encryption::On).own();
-    let request = NewKey::generate().unwrap().request().unwrap();
+    let out = open(&bed.issue(Role::Node, "n2"), Encryption::On).own_peer();
+    let request = UncertifiedKey::generate().unwrap().certificate_request().unwrap();
     let first = open(&bed.first, Encryption::On);
-    member::renew(&bed.first, &out, &request, SystemTime::now).unwrap();
-    member::revoke(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
+    member::renew_certificate(&bed.first, &out, &request, SystemTime::now).unwrap();
+    member::revoke_identity(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
     // What is in force here is a second old at most, which is time enough to ask.
     assert!(!first.is_revoked(&out));
-    let renewed = member::renew(&bed.first, &out, &request, SystemTime::now);
+    let renewed = member::renew_certificate(&bed.first, &out, &request, SystemTime::now);
     assert!(matches!(renewed, Err(MemberError::Revoked { .. })), "{renewed:?}");
-    let again = open(&bed.issue_at(Role::Node, "n3", SystemTime::now(), NODE_VALID), Encryption::On).own();
-    member::renew(&bed.first, &again, &request, SystemTime::now).unwrap();
+    let again = open(&bed.issue_at(Role::Node, "n3", SystemTime::now(), NODE_VALID), Encryption::On).own_peer();
+    member::renew_certificate(&bed.first, &again, &request, SystemTime::now).unwrap();
 }
 
 #[test]
 fn a_cluster_is_not_made_twice() {
     let bed = Bed::new("blue");
-    let again = member::init(&bed.first, &name("red"), &name("n1"), SystemTime::now());
-    assert!(matches!(again, Err(MemberError::Directory(DirectoryError::Exists { .. }))));
+    let again = member::create_cluster(&bed.first, &name("red"), &name("n1"), SystemTime::now());
+    assert!(matches!(again, Err(MemberError::Directory(DirectoryError::AlreadyExists { .. }))));
 }

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FileStatus, Socket, TimeLeft};
+use super::{FileStatus, Socket, TimerSpec};
 
 /// A file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Descriptor {
+pub struct FileDescriptor {
     /// Its number.
     pub number: u32,
     /// Index into the open files; descriptors made by dup(2) share one.
@@ -83,7 +83,7 @@ pub enum OpenFile {
         targets: Vec<EpollTarget>,
     },
     /// A memfd.
-    Memory {
+    MemFd {
         /// Index into the shared objects.
         object: u32,
         /// O_* flags.
@@ -112,7 +112,7 @@ pub enum OpenFile {
         /// Expirations that nobody has read yet.
         ticks: u64,
         /// Disarmed where all is 0.
-        time: TimeLeft,
+        time: TimerSpec,
         /// Whether somebody who sets the wall clock cancels it (TFD_TIMER_CANCEL_ON_SET).
         is_cancelled_by_clock: bool,
     },
@@ -133,7 +133,7 @@ pub enum OpenFile {
         watches: Vec<InotifyWatch>,
     },
     /// A pidfd of a process of the tree.
-    Process {
+    PidFd {
         /// Its id.
         pid: u32,
         /// O_* flags.
@@ -153,14 +153,14 @@ pub enum OpenFile {
     /// A socket.
     Socket(Socket),
     /// A connection to the node's daemon. A child gets another in its place.
-    Program {
+    CheckpointSocket {
         /// Whether the process waits there to be told what it is; else a child finds it at its end.
         is_caller: bool,
         /// O_* flags.
         flags: u32,
     },
     /// One of the three standard streams, or what shares its file: leads to whoever forks.
-    Standard(StandardStream),
+    StandardStream(StandardStream),
 }
 
 /// Which standard stream.
@@ -202,11 +202,11 @@ pub struct FileLock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileLockKind {
     /// flock(2).
-    Whole,
+    Flock,
     /// fcntl(2), F_SETLK: the process's.
-    Process,
+    Posix,
     /// fcntl(2), F_OFD_SETLK: the open file's.
-    Description,
+    OpenFileDescription,
     /// fcntl(2), F_SETLEASE, for reading: the open file's.
     Lease,
 }

@@ -11,14 +11,14 @@ use super::{Descriptor, ExtentId, FileIdentity, OpenFile};
 pub const DIGEST_BYTES: usize = 32;
 
 /// O_ACCMODE and O_RDONLY.
-const ACCESS_MODE: u32 = 3;
+const ACCESS_MODE_MASK: u32 = 3;
 const READ_ONLY: u32 = 0;
 
 /// A file that has a path, as it was at capture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileVersion {
     /// What leads to it.
-    pub user: FileUser,
+    pub reference: FileReference,
     /// What it was.
     pub identity: FileIdentity,
     /// The owner serves its bytes here; the length is `identity.bytes`, rounded up to whole pages. `None` where the owner does not hold the file,
@@ -28,7 +28,7 @@ pub struct FileVersion {
 
 /// What leads to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FileUser {
+pub enum FileReference {
     /// An open file description, by its index; of [`OpenFile::Regular`].
     OpenFile(u32),
     /// A shared mapping that may be written to, by the index of its file.
@@ -39,30 +39,32 @@ pub enum FileUser {
 
 impl Descriptor {
     /// The path that leads to a file.
-    pub fn path_of(&self, version: &FileVersion) -> &str {
-        match version.user {
-            FileUser::OpenFile(index) => match &self.open_files[index as usize] {
+    pub fn referenced_path(&self, version: &FileVersion) -> &str {
+        match version.reference {
+            FileReference::OpenFile(index) => match &self.open_files[index as usize] {
                 OpenFile::Regular { path, .. } => path,
                 _ => "",
             },
-            FileUser::MappedFile(index) => &self.mapped_files[index as usize].path,
-            FileUser::Executable(number) => self.processes().nth(number as usize).map_or("", |process| &process.exe),
+            FileReference::MappedFile(index) => &self.mapped_files[index as usize].path,
+            FileReference::Executable(number) => {
+                self.processes().nth(number as usize).map_or("", |process| &process.exe)
+            }
         }
     }
 
     /// Paths of files that the processes have open for writing, or mapped so, ascending: a change by whoever does likewise need not show in their
     /// times.
-    pub fn unproved_files(&self) -> Vec<String> {
-        let is_written = |version: &&FileVersion| match version.user {
-            FileUser::OpenFile(index) => match &self.open_files[index as usize] {
-                OpenFile::Regular { flags, .. } => flags & ACCESS_MODE != READ_ONLY,
+    pub fn unverifiable_files(&self) -> Vec<String> {
+        let is_written = |version: &&FileVersion| match version.reference {
+            FileReference::OpenFile(index) => match &self.open_files[index as usize] {
+                OpenFile::Regular { flags, .. } => flags & ACCESS_MODE_MASK != READ_ONLY,
                 _ => false,
             },
-            FileUser::MappedFile(_) => true,
-            FileUser::Executable(_) => false,
+            FileReference::MappedFile(_) => true,
+            FileReference::Executable(_) => false,
         };
         let written = self.file_versions.iter().filter(is_written);
-        let paths: BTreeSet<&str> = written.map(|version| self.path_of(version)).collect();
+        let paths: BTreeSet<&str> = written.map(|version| self.referenced_path(version)).collect();
         paths.into_iter().map(str::to_owned).collect()
     }
 
@@ -73,12 +75,12 @@ impl Descriptor {
 
     pub(super) fn validate_file_versions(&self) -> Result<(), InvalidDescriptor> {
         for (index, version) in self.file_versions.iter().enumerate() {
-            let is_known = match version.user {
-                FileUser::OpenFile(file) => {
+            let is_known = match version.reference {
+                FileReference::OpenFile(file) => {
                     matches!(self.open_files.get(file as usize), Some(OpenFile::Regular { .. }))
                 }
-                FileUser::MappedFile(file) => (file as usize) < self.mapped_files.len(),
-                FileUser::Executable(number) => (number as usize) < self.process_count(),
+                FileReference::MappedFile(file) => (file as usize) < self.mapped_files.len(),
+                FileReference::Executable(number) => (number as usize) < self.process_count(),
             };
             require(is_known, || format!("file version {index}: nothing leads to it"))?;
             let Some(extent) = version.extent else { continue };

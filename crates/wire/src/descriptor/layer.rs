@@ -41,7 +41,7 @@ pub struct InheritedRun {
     /// The extent of that seed.
     pub extent: ExtentId,
     /// Number of the first page in that extent.
-    pub page: u64,
+    pub layer_page: u64,
 }
 
 impl Descriptor {
@@ -61,11 +61,11 @@ impl Descriptor {
         let (mut lowest, mut own) = (0, extent.populated.iter().peekable());
         for run in &extent.inherited {
             let end = run.first.checked_add(run.count).filter(|end| run.count > 0 && *end <= pages);
-            let end = end.filter(|_| run.first >= lowest).ok_or_else(|| InvalidDescriptor { what: wrong() })?;
+            let end = end.filter(|_| run.first >= lowest).ok_or_else(|| InvalidDescriptor { reason: wrong() })?;
             while own.next_if(|own| own.first + own.count <= run.first).is_some() {}
             require(own.peek().is_none_or(|own| own.first >= end), wrong)?;
             lowest = end;
-            let origin_end = run.page.checked_add(run.count);
+            let origin_end = run.layer_page.checked_add(run.count);
             let is_somewhere = origin_end.is_some_and(|end| end <= USER_SPACE_END / PAGE_SIZE)
                 && run.extent < ExtentId::WORKING_SET
                 && (run.layer as usize) < self.layers.len();

@@ -7,14 +7,14 @@ use crate::NodeName;
 
 /// What the kernel compares with who wants to see a thread's memory, descriptors or root.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Rights<'a> {
+struct PtraceCredentials<'a> {
     credentials: &'a Credentials,
     /// PR_GET_DUMPABLE of its memory.
     dumpable: u32,
 }
 
-impl<'a> Rights<'a> {
-    fn of(process: &'a Process, thread: &'a Thread) -> Self {
+impl<'a> PtraceCredentials<'a> {
+    fn from_thread(process: &'a Process, thread: &'a Thread) -> Self {
         let credentials = thread.credentials.as_ref().unwrap_or(&process.credentials);
         Self { credentials, dumpable: process.dumpable }
     }
@@ -23,10 +23,12 @@ impl<'a> Rights<'a> {
 impl Descriptor {
     /// What it has in common with the other seeds of the same parent that were made while the same could look into it: into all of their
     /// children the same may look. `owner` is the node that gave the descriptor, whatever that says of itself. For no one to read.
-    pub fn lineage(&self, owner: &NodeName) -> String {
+    pub fn access_group_key(&self, owner: &NodeName) -> String {
         let Origin { boot_id, parent_pid, parent_start_ticks, .. } = &self.origin;
-        let threads = self.parts().flat_map(|part| part.threads.iter().map(move |thread| (part.process, thread)));
-        let rights: BTreeSet<Rights<'_>> = threads.map(|(process, thread)| Rights::of(process, thread)).collect();
+        let threads =
+            self.process_views().flat_map(|part| part.threads.iter().map(move |thread| (part.process, thread)));
+        let rights: BTreeSet<PtraceCredentials<'_>> =
+            threads.map(|(process, thread)| PtraceCredentials::from_thread(process, thread)).collect();
         format!("{owner} {boot_id:?} {parent_pid}@{parent_start_ticks} {rights:?}")
     }
 }

@@ -131,7 +131,7 @@ pub enum Backing {
 
 impl Backing {
     /// The pages that were written through a private mapping, which lie over those of its file from the start.
-    pub fn written(&self) -> Option<ExtentId> {
+    pub fn written_extent(&self) -> Option<ExtentId> {
         match *self {
             Self::PrivateObject { written, .. } | Self::PrivateWritableFile { written, .. } => written,
             _ => None,
@@ -222,14 +222,14 @@ pub struct MappedFile {
     /// What tells that another node's file is the same.
     pub identity: FileIdentity,
     /// Where the owner finds it.
-    pub place: MappedPlace,
+    pub owner_range: MappedRange,
     /// Whether pages of a private mapping of it were written, which the kernel takes away from all processes when the file is truncated.
     pub has_written_pages: bool,
 }
 
 /// A mapping of a file in a template: whatever the file's path leads to by now, the mapping leads to the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MappedPlace {
+pub struct MappedRange {
     /// The process whose template it is, by its number.
     pub process: u32,
     /// First address.
@@ -246,7 +246,7 @@ pub enum FileState {
     /// It was changed in place.
     Changed,
     /// The owner does not hold it any more.
-    Released,
+    NotHeld,
 }
 
 impl FileState {
@@ -255,7 +255,7 @@ impl FileState {
         match self {
             Self::Unchanged => 0,
             Self::Changed => 1,
-            Self::Released => 2,
+            Self::NotHeld => 2,
         }
     }
 
@@ -263,7 +263,7 @@ impl FileState {
     pub fn from_byte(byte: u8) -> Self {
         match byte {
             0 => Self::Unchanged,
-            2 => Self::Released,
+            2 => Self::NotHeld,
             _ => Self::Changed,
         }
     }
@@ -302,7 +302,7 @@ pub struct SharedObject {
     /// F_GET_SEALS; `None` where it was not made for sealing.
     pub seals: Option<u32>,
     /// What else it is.
-    pub kind: SharedKind,
+    pub kind: SharedObjectKind,
     /// When it was read and written last.
     pub times: FileTimes,
     /// What the owner serves; its length is `bytes`, rounded up to whole pages.
@@ -311,16 +311,16 @@ pub struct SharedObject {
 
 /// What shared memory is beside its bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SharedKind {
+pub enum SharedObjectKind {
     /// Shared anonymous memory.
     #[default]
-    Memory,
+    Anonymous,
     /// A memfd.
-    MemoryFile(FileStatus),
+    MemFd(FileStatus),
     /// A file that was deleted.
-    Deleted(FileStatus),
+    DeletedFile(FileStatus),
     /// POSIX shared memory: a file below `/dev/shm`.
-    Named {
+    PosixShm {
         /// As the process sees it.
         path: String,
         /// Mode and owner.

@@ -35,23 +35,22 @@ use serde::{Deserialize, Serialize};
 
 pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, decode, encode};
 pub use file::{
-    Descriptor as FileDescriptor, EpollTarget, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile,
-    StandardStream,
+    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile, StandardStream,
 };
-pub use file_version::{DIGEST_BYTES, FileUser, FileVersion};
+pub use file_version::{DIGEST_BYTES, FileReference, FileVersion};
 pub use layer::{InheritedRun, LAYERS_MAX, Layer};
 pub use memory::{
-    Backing, Extent, ExtentId, ExtentSource, FileIdentity, FileState, FileStatus, FileTimes, MappedFile, MappedPlace,
-    Mapping, MappingFlags, PageRun, Protection, SharedKind, SharedObject, SpecialMapping,
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, FileState, FileStatus, FileTimes, MappedFile, MappedRange,
+    Mapping, MappingFlags, PageRun, Protection, SharedObject, SharedObjectKind, SpecialMapping,
 };
-pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SeccompFilter, SignalAction};
-pub use resources::NUMBERS_MAX;
-pub use socket::{Message, Sender, Socket, SocketFile, SocketOption, SocketState, internet_address};
+pub use process::{Credentials, Mm, PendingSignal, Process, ResourceLimit, SeccompFilter, SignalAction};
+pub use resources::RESTORED_NUMBER_MAX;
+pub use socket::{MessageSender, Socket, SocketFile, SocketMessage, SocketOption, SocketState, parse_internet_address};
 pub use system_v::{MessageQueue, SemaphoreSet};
-pub use terminal::{ControlledSession, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
-pub use thread::{AltStack, Deadline, EagerBytes, PendingCall, Rseq, Scheduling, Thread};
-pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
-pub use tree::{Kinship, Member, PROCESSES_MAX, Zombie};
+pub use terminal::{ControlledSession, PseudoTerminal, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES};
+pub use thread::{AltStack, DeadlineParameters, EagerBytes, RestartableCall, Rseq, Scheduling, Thread};
+pub use timer::{IntervalTimer, PosixTimer, TimerSpec};
+pub use tree::{DescendantProcess, PROCESSES_MAX, ProcessRelations, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
 pub use written::WrittenRun;
 
@@ -81,7 +80,7 @@ pub struct Descriptor {
     /// System V message queues.
     pub message_queues: Vec<MessageQueue>,
     /// Pseudo-terminals, ascending by number.
-    pub terminals: Vec<Terminal>,
+    pub terminals: Vec<PseudoTerminal>,
     /// Open file descriptions.
     pub open_files: Vec<OpenFile>,
     /// Files that are open or executed, as they were.
@@ -94,9 +93,9 @@ pub struct Descriptor {
     pub file_owners: Vec<FileOwner>,
     /// Bytes that must be in place before a thread runs, because the kernel touches them where no page fault can
     /// be served (an exiting thread's robust list, clear_child_tid, rseq).
-    pub eager: Vec<EagerBytes>,
+    pub eager_bytes: Vec<EagerBytes>,
     /// Processes that descend from the first, whose own state stands above; parents before children.
-    pub members: Vec<Member>,
+    pub descendants: Vec<DescendantProcess>,
     /// Children of any of them that have ended.
     pub zombies: Vec<Zombie>,
 }

@@ -34,7 +34,7 @@ pub struct Process {
     /// Credentials of the leader; threads that differ carry their own.
     pub credentials: Credentials,
     /// Resource limits, by RLIMIT number (getrlimit(2)), 16 of them.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<ResourceLimit>,
     /// Signal dispositions that differ from the default.
     pub signal_actions: Vec<SignalAction>,
     /// Signals pending for the process.
@@ -48,9 +48,9 @@ pub struct Process {
     /// Filters of system calls; threads name them by index.
     pub seccomp_filters: Vec<SeccompFilter>,
     /// Registrations for membarrier(2): MEMBARRIER_CMD_REGISTER_* bits.
-    pub memory_barriers: u32,
+    pub membarrier_registrations: u32,
     /// Whether it has forbidden itself huge pages (PR_SET_THP_DISABLE).
-    pub has_no_huge_pages: bool,
+    pub is_thp_disabled: bool,
     /// Whether orphans among its descendants become its children (PR_GET_CHILD_SUBREAPER).
     pub is_subreaper: bool,
 }
@@ -111,7 +111,7 @@ pub struct Credentials {
 
 /// One resource limit; `u64::MAX` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct ResourceLimit {
     /// RLIMIT_* number.
     pub resource: u32,
     /// Soft limit.

@@ -1,14 +1,14 @@
 //! Whether what a process holds beside memory and files makes sense: timers, filters, locks, sockets.
 //! A restorer makes system calls from it; what only the kernel can judge is left to the kernel.
 
-use super::validate::{Part, require};
+use super::validate::{ProcessView, require};
 use super::{
-    Descriptor, InvalidDescriptor, Member, OpenFile, SharedKind, Socket, SocketState, TERMINAL_NUMBER_MAX,
-    TERMINAL_SETTINGS_BYTES, TimeLeft, VDSO_BYTES_MAX,
+    DescendantProcess, Descriptor, InvalidDescriptor, OpenFile, SharedObjectKind, Socket, SocketState,
+    TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, TimerSpec, VDSO_BYTES_MAX,
 };
 
 /// Highest number of a POSIX timer, and of an inotify watch: beyond, it takes the restorer long to get there.
-pub const NUMBERS_MAX: u32 = 100_000;
+pub const RESTORED_NUMBER_MAX: u32 = 100_000;
 
 /// Most bytes of a socket's address: `struct sockaddr_storage`.
 const ADDRESS_BYTES_MAX: usize = 128;
@@ -17,7 +17,7 @@ const ADDRESS_BYTES_MAX: usize = 128;
 const OPTION_BYTES_MAX: usize = 256;
 
 /// The kernel's SCM_MAX_FD.
-const FILES_OF_MESSAGE_MAX: usize = 253;
+const MESSAGE_FDS_MAX: usize = 253;
 
 /// Most bytes of a System V message that is carried: what the kernel's msgmax is rarely set above.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -29,7 +29,7 @@ const FILTER_BYTES_MAX: usize = 4096 * 8;
 const SIGNAL_MAX: u32 = 64;
 
 /// A child that is born has 16 resource limits and three interval timers.
-const INTERVAL_TIMERS: u32 = 3;
+const INTERVAL_TIMER_COUNT: u32 = 3;
 
 /// As far as seconds go in the kernel's own times.
 const TIME_NS_MAX: u64 = i64::MAX as u64;
@@ -44,7 +44,7 @@ impl Descriptor {
         self.validate_terminals()?;
         self.validate_system_v()?;
         for (index, object) in self.shared_objects.iter().enumerate() {
-            if let SharedKind::Named { path, .. } = &object.kind {
+            if let SharedObjectKind::PosixShm { path, .. } = &object.kind {
                 require(path.starts_with("/dev/shm/") && !path.contains("/.."), || {
                     format!("shared object {index} has the path {path}")
                 })?;
@@ -54,7 +54,7 @@ impl Descriptor {
     }
 
     fn validate_timer_files(&self) -> Result<(), InvalidDescriptor> {
-        require_times(self.open_files.iter().filter_map(|file| match file {
+        require_valid_times(self.open_files.iter().filter_map(|file| match file {
             OpenFile::TimerFd { time, .. } => Some(*time),
             _ => None,
         }))
@@ -65,7 +65,7 @@ impl Descriptor {
             let OpenFile::Inotify { watches, .. } = file else { continue };
             let mut lowest = 1;
             for watch in watches {
-                let fits = watch.number >= lowest && watch.number <= NUMBERS_MAX;
+                let fits = watch.number >= lowest && watch.number <= RESTORED_NUMBER_MAX;
                 require(fits, || format!("inotify watch {}", watch.number))?;
                 lowest = watch.number + 1;
             }
@@ -82,24 +82,24 @@ impl Descriptor {
         let mut ends = Vec::new();
         for socket in &sockets {
             let addresses = match &socket.state {
-                SocketState::Idle { address, peer } => vec![address, peer],
-                SocketState::Listening { address, .. } | SocketState::Ended { address } => vec![address],
-                SocketState::Paired { pair, end, through, address } => {
+                SocketState::Unconnected { address, peer } => vec![address, peer],
+                SocketState::Listening { address, .. } | SocketState::ShutDown { address } => vec![address],
+                SocketState::UnixPaired { pair, end, through, address } => {
                     require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
                     ends.push((*pair, *end));
                     vec![through, address]
                 }
-                SocketState::Connected { pair, end, address, peer } => {
+                SocketState::TcpPaired { pair, end, address, peer } => {
                     require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
                     require(!address.is_empty() && !peer.is_empty(), || format!("pair {pair} without an address"))?;
                     ends.push((*pair, *end));
                     vec![address, peer]
                 }
-                SocketState::Waiting { address, through, .. } => {
+                SocketState::PendingAccept { address, through, .. } => {
                     require(!through.is_empty(), || "a connection that waits nowhere".to_owned())?;
                     vec![address, through]
                 }
-                SocketState::Cut { .. } => Vec::new(),
+                SocketState::PeerOutside { .. } => Vec::new(),
             };
             let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));
@@ -108,7 +108,7 @@ impl Descriptor {
             require(short && options, || "an address or option of a socket is too long".to_owned())?;
             let file = socket.file.as_ref();
             let is_absolute = file.and_then(|file| file.path.as_ref()).is_none_or(|path| path.starts_with('/'));
-            require(is_absolute && file.is_some() == socket.bound_path().is_some(), || {
+            require(is_absolute && file.is_some() == socket.bind_path().is_some(), || {
                 "the file of a socket, which is none of its own".to_owned()
             })?;
             self.validate_messages(socket)?;
@@ -119,9 +119,9 @@ impl Descriptor {
     /// Unix sockets alone carry files, and say who sent what.
     fn validate_messages(&self, socket: &Socket) -> Result<(), InvalidDescriptor> {
         const UNIX: u32 = 1;
-        for message in &socket.received {
+        for message in &socket.received_messages {
             let are_open = message.files.iter().all(|file| (*file as usize) < self.open_files.len());
-            let fits = are_open && message.files.len() <= FILES_OF_MESSAGE_MAX;
+            let fits = are_open && message.files.len() <= MESSAGE_FDS_MAX;
             let is_plain = message.files.is_empty() && message.sender.is_none();
             require(fits && (is_plain || socket.family == UNIX), || {
                 format!("a message with {} open files", message.files.len())
@@ -154,7 +154,7 @@ impl Descriptor {
         let sessions: Vec<_> = self.terminals.iter().filter_map(|terminal| terminal.session).collect();
         for (index, session) in sessions.iter().enumerate() {
             let is_new = sessions[..index].iter().all(|other| other.leader != session.leader);
-            let is_whole = is_new && self.has_session(session.leader) && self.has_group(session.foreground);
+            let is_whole = is_new && self.has_session(session.leader) && self.has_process_group(session.foreground);
             require(is_whole, || format!("the terminal of session {}", session.leader))?;
         }
         let mut masters = vec![0; self.terminals.len()];
@@ -175,20 +175,24 @@ impl Descriptor {
 impl Descriptor {
     /// Whether a living process leads a session of this number.
     fn has_session(&self, leader: u32) -> bool {
-        let leads = |member: &Member| member.process.pid == leader && member.kinship.session == leader;
-        self.process.pid == leader || self.members.iter().any(leads)
+        let leads = |member: &DescendantProcess| member.process.pid == leader && member.relations.session == leader;
+        self.process.pid == leader || self.descendants.iter().any(leads)
     }
 
     /// Whether a process is in a group of this number, or was and has ended.
-    fn has_group(&self, group: u32) -> bool {
-        let kin = self.members.iter().map(|member| &member.kinship).chain(self.zombies.iter().map(|one| &one.kinship));
+    fn has_process_group(&self, group: u32) -> bool {
+        let kin = self
+            .descendants
+            .iter()
+            .map(|member| &member.relations)
+            .chain(self.zombies.iter().map(|one| &one.relations));
         self.process.pid == group || kin.into_iter().any(|kinship| kinship.group == group)
     }
 }
 
-impl Part<'_> {
+impl ProcessView<'_> {
     /// What a process holds beside memory and files.
-    pub(super) fn validate_held(&self) -> Result<(), InvalidDescriptor> {
+    pub(super) fn validate_process_resources(&self) -> Result<(), InvalidDescriptor> {
         self.validate_timers()?;
         self.validate_filters()?;
         self.validate_locks()
@@ -196,18 +200,18 @@ impl Part<'_> {
 
     fn validate_timers(&self) -> Result<(), InvalidDescriptor> {
         for timer in &self.process.interval_timers {
-            require(timer.which < INTERVAL_TIMERS, || format!("interval timer {}", timer.which))?;
+            require(timer.which < INTERVAL_TIMER_COUNT, || format!("interval timer {}", timer.which))?;
         }
         let mut lowest = 0;
         for timer in &self.process.posix_timers {
             let is_told = timer.tid == 0 || self.threads.iter().any(|thread| thread.tid == timer.tid);
-            let fits = timer.id >= lowest && timer.id <= NUMBERS_MAX && timer.signal <= SIGNAL_MAX && is_told;
+            let fits = timer.id >= lowest && timer.id <= RESTORED_NUMBER_MAX && timer.signal <= SIGNAL_MAX && is_told;
             require(fits, || format!("POSIX timer {}", timer.id))?;
             lowest = timer.id + 1;
         }
         let own = self.process.interval_timers.iter().map(|timer| timer.time);
         let posix = self.process.posix_timers.iter().map(|timer| timer.time);
-        require_times(own.chain(posix))
+        require_valid_times(own.chain(posix))
     }
 
     fn validate_filters(&self) -> Result<(), InvalidDescriptor> {
@@ -237,7 +241,7 @@ impl Part<'_> {
     }
 }
 
-fn require_times(mut times: impl Iterator<Item = TimeLeft>) -> Result<(), InvalidDescriptor> {
-    let fit = times.all(|time| time.left_ns <= TIME_NS_MAX && time.interval_ns <= TIME_NS_MAX);
+fn require_valid_times(mut times: impl Iterator<Item = TimerSpec>) -> Result<(), InvalidDescriptor> {
+    let fit = times.all(|time| time.remaining_ns <= TIME_NS_MAX && time.interval_ns <= TIME_NS_MAX);
     require(fit, || "a timer beyond the end of time".to_owned())
 }

@@ -25,26 +25,26 @@ pub struct Socket {
     /// Options that differ from those of a new socket, in the order in which they are to be set.
     pub options: Vec<SocketOption>,
     /// What has arrived and was not read.
-    pub received: Vec<Message>,
+    pub received_messages: Vec<SocketMessage>,
     /// Whether it was shut down for reading (1) and for writing (2).
-    pub shut_down: u32,
+    pub shutdown_flags: u32,
 }
 
 /// A message that has arrived; of a stream, a piece of any length.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
+pub struct SocketMessage {
     /// May be none.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
     /// Open files on their way with it (SCM_RIGHTS), by their indices.
     pub files: Vec<u32>,
     /// Who sent it, where the receiver is told (SO_PASSCRED) and the kernel knows.
-    pub sender: Option<Sender>,
+    pub sender: Option<MessageSender>,
 }
 
 /// A process that sent a message (SCM_CREDENTIALS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sender {
+pub struct MessageSender {
     /// One of the tree, by its id.
     pub pid: u32,
     /// User.
@@ -66,7 +66,7 @@ pub struct SocketFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SocketState {
     /// Neither connected nor listening.
-    Idle {
+    Unconnected {
         /// As bind(2) takes it; empty where it is not bound.
         address: Vec<u8>,
         /// Where it sends to by itself, as connect(2) takes it; empty for nowhere.
@@ -80,7 +80,7 @@ pub enum SocketState {
         backlog: u32,
     },
     /// Connected with another socket of the process.
-    Paired {
+    UnixPaired {
         /// Number of the pair, the same for both.
         pair: u32,
         /// Which of the two it is: 0 or 1; of a connection, 1 was accepted.
@@ -91,7 +91,7 @@ pub enum SocketState {
         address: Vec<u8>,
     },
     /// Connected over TCP with another socket of the process.
-    Connected {
+    TcpPaired {
         /// Number of the pair, the same for both.
         pair: u32,
         /// Which of the two it is: 0 or 1.
@@ -102,7 +102,7 @@ pub enum SocketState {
         peer: Vec<u8>,
     },
     /// Connected through a listening socket of the process, which has not accepted it, and has nothing sent.
-    Waiting {
+    PendingAccept {
         /// Its own address, as bind(2) takes it; empty where it is not bound.
         address: Vec<u8>,
         /// That of the listening socket, as connect(2) takes it.
@@ -111,12 +111,12 @@ pub enum SocketState {
         turn: u32,
     },
     /// A TCP connection that both ends have shut down: what had arrived can be read, and then its end.
-    Ended {
+    ShutDown {
         /// Its own address; empty where it has none.
         address: Vec<u8>,
     },
     /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
-    Cut {
+    PeerOutside {
         /// Whether that was closed before it had read all, of which the process was not told yet (ECONNRESET). Of a Unix socket.
         is_reset: bool,
     },
@@ -126,36 +126,36 @@ impl Socket {
     /// Whether it has an address of any kind, as itself or by way of the one that listens.
     pub fn has_address(&self) -> bool {
         match &self.state {
-            SocketState::Idle { address, .. } | SocketState::Ended { address } => !address.is_empty(),
-            SocketState::Paired { through, address, .. } => !through.is_empty() || !address.is_empty(),
-            SocketState::Listening { .. } | SocketState::Connected { .. } | SocketState::Waiting { .. } => true,
-            SocketState::Cut { .. } => false,
+            SocketState::Unconnected { address, .. } | SocketState::ShutDown { address } => !address.is_empty(),
+            SocketState::UnixPaired { through, address, .. } => !through.is_empty() || !address.is_empty(),
+            SocketState::Listening { .. } | SocketState::TcpPaired { .. } | SocketState::PendingAccept { .. } => true,
+            SocketState::PeerOutside { .. } => false,
         }
     }
 
     /// The address that it is to be bound to by itself; empty for none.
-    pub fn bound(&self) -> &[u8] {
+    pub fn bind_address(&self) -> &[u8] {
         match &self.state {
-            SocketState::Idle { address, .. }
+            SocketState::Unconnected { address, .. }
             | SocketState::Listening { address, .. }
-            | SocketState::Paired { address, .. }
-            | SocketState::Waiting { address, .. } => address,
-            SocketState::Connected { .. } | SocketState::Ended { .. } | SocketState::Cut { .. } => &[],
+            | SocketState::UnixPaired { address, .. }
+            | SocketState::PendingAccept { address, .. } => address,
+            SocketState::TcpPaired { .. } | SocketState::ShutDown { .. } | SocketState::PeerOutside { .. } => &[],
         }
     }
 
     /// The path among these addresses; `None` for one of another kind.
-    pub fn bound_path(&self) -> Option<&[u8]> {
+    pub fn bind_path(&self) -> Option<&[u8]> {
         const UNIX: u32 = 1;
-        let path = self.bound().get(2..).filter(|_| self.family == UNIX)?;
+        let path = self.bind_address().get(2..).filter(|_| self.family == UNIX)?;
         path.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())
     }
 
     /// Where on the internet others reach it; `None` where they do not, or another way.
-    pub fn bound_to(&self) -> Option<SocketAddr> {
+    pub fn internet_bind_address(&self) -> Option<SocketAddr> {
         match &self.state {
-            SocketState::Idle { address, .. } | SocketState::Listening { address, .. } => {
-                internet_address(address).filter(|address| address.port() != 0)
+            SocketState::Unconnected { address, .. } | SocketState::Listening { address, .. } => {
+                parse_internet_address(address).filter(|address| address.port() != 0)
             }
             _ => None,
         }
@@ -163,7 +163,7 @@ impl Socket {
 }
 
 /// An address of the internet, as bind(2) takes it; one of version 4 in the clothes of version 6 is one of version 4.
-pub fn internet_address(address: &[u8]) -> Option<SocketAddr> {
+pub fn parse_internet_address(address: &[u8]) -> Option<SocketAddr> {
     const INET: u16 = 2;
     const INET6: u16 = 10;
     let family = u16::from_ne_bytes(address.get(..2)?.try_into().ok()?);
@@ -198,7 +198,7 @@ mod tests {
         address[..2].copy_from_slice(&INET6.to_ne_bytes());
         address[2..4].copy_from_slice(&80_u16.to_be_bytes());
         address[18..24].copy_from_slice(&[255, 255, 127, 0, 0, 1]);
-        assert_eq!(internet_address(&address), Some("127.0.0.1:80".parse().unwrap()));
-        assert_eq!(internet_address(&[1, 0, b'/']), None);
+        assert_eq!(parse_internet_address(&address), Some("127.0.0.1:80".parse().unwrap()));
+        assert_eq!(parse_internet_address(&[1, 0, b'/']), None);
     }
 }

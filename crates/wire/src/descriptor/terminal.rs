@@ -12,7 +12,7 @@ pub const TERMINAL_NUMBER_MAX: u32 = 1023;
 
 /// A pseudo-terminal (pty(7)), in which nothing waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terminal {
+pub struct PseudoTerminal {
     /// Its name in `/dev/pts`; a child's has the same.
     pub number: u32,
     /// `struct termios2`.

@@ -40,7 +40,7 @@ pub struct Thread {
     /// PR_GET_TIMERSLACK, in nanoseconds.
     pub timer_slack_ns: u64,
     /// Whether it is stopped at reading the processor's time stamps (PR_SET_TSC).
-    pub forbids_time_stamps: bool,
+    pub is_tsc_disabled: bool,
     /// Execution domain (personality(2)).
     pub personality: u32,
     /// CPUs that it has chosen to run on, of those that its control group has; bit N of word M is CPU 32 × M + N. Empty where it
@@ -50,16 +50,16 @@ pub struct Thread {
     pub seccomp_filters: Vec<u32>,
     /// How much time the system call has that its registers make again, where that is less than the call's own limit. The upper half
     /// of the call's number is a mark then, which the kernel ignores and keeps.
-    pub pending_call: Option<PendingCall>,
+    pub interrupted_call: Option<RestartableCall>,
 }
 
 /// What is left of a system call's time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PendingCall {
+pub struct RestartableCall {
     /// In nanoseconds, from when the thread goes on.
-    pub left_ns: u64,
+    pub remaining_ns: u64,
     /// What the call gives when that is over, as in the register of the result.
-    pub result: i64,
+    pub timeout_result: i64,
 }
 
 /// sigaltstack(2).
@@ -94,12 +94,12 @@ pub struct Scheduling {
     /// Real-time priority, 0 to 99.
     pub priority: u32,
     /// Of SCHED_DEADLINE.
-    pub deadline: Option<Deadline>,
+    pub deadline: Option<DeadlineParameters>,
 }
 
 /// What a thread of SCHED_DEADLINE is promised.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Deadline {
+pub struct DeadlineParameters {
     /// SCHED_FLAG_*.
     pub flags: u64,
     /// So long it runs in each period.

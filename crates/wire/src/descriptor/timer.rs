@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 /// Nanoseconds until a timer goes off, and between its expirations; 0 for a timer that is disarmed, or goes off once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TimeLeft {
+pub struct TimerSpec {
     /// Until it goes off.
-    pub left_ns: u64,
+    pub remaining_ns: u64,
     /// Between two expirations.
     pub interval_ns: u64,
 }
@@ -17,7 +17,7 @@ pub struct IntervalTimer {
     /// ITIMER_REAL 0, ITIMER_VIRTUAL 1, ITIMER_PROF 2.
     pub which: u32,
     /// To the microsecond.
-    pub time: TimeLeft,
+    pub time: TimerSpec,
 }
 
 /// A POSIX timer (timer_create(2)).
@@ -34,5 +34,5 @@ pub struct PosixTimer {
     /// The thread that gets the signal; 0 for the process.
     pub tid: u32,
     /// Disarmed where all is 0.
-    pub time: TimeLeft,
+    pub time: TimerSpec,
 }

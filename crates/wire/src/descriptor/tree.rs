@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::validate::{Part, require};
+use super::validate::{ProcessView, require};
 use super::{Descriptor, EagerBytes, FileDescriptor, FileLock, FileOwner, InvalidDescriptor, Mapping, Process, Thread};
 
 /// Most processes of one seed, zombies included: each has a template, and a space in a pager.
@@ -21,7 +21,7 @@ const SIGNAL_MAX: u32 = 64;
 
 /// How a process stands among the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kinship {
+pub struct ProcessRelations {
     /// Number of the process whose child it is.
     pub parent: u32,
     /// Id of its process group.
@@ -31,7 +31,7 @@ pub struct Kinship {
     /// The signal that tells its parent of its end; 0 for none.
     pub exit_signal: u32,
     /// Whether it shares root, current directory and file mode creation mask with its parent (CLONE_FS).
-    pub shares_directory: bool,
+    pub shares_fs: bool,
     /// Whether it has its parent's descriptors (CLONE_FILES), and so lists none itself.
     pub shares_files: bool,
     /// Whether it has its parent's address space (CLONE_VM), and so lists no memory itself.
@@ -39,14 +39,14 @@ pub struct Kinship {
     /// Whether it has its parent's signal handlers (CLONE_SIGHAND), and so lists none itself.
     pub shares_handlers: bool,
     /// Whether who made its session has ended: a zombie, a child of its own parent, which has it from there.
-    pub is_heir: bool,
+    pub is_session_orphan: bool,
 }
 
 /// A process beside the first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct DescendantProcess {
     /// How it stands among the others.
-    pub kinship: Kinship,
+    pub relations: ProcessRelations,
     /// Whether a signal has stopped it.
     pub is_stopped: bool,
     /// Whether its parent can still wait for that stop (WUNTRACED).
@@ -64,7 +64,7 @@ pub struct Member {
     /// Who is told of files' readiness.
     pub file_owners: Vec<FileOwner>,
     /// Bytes that must be in place before it runs.
-    pub eager: Vec<EagerBytes>,
+    pub eager_bytes: Vec<EagerBytes>,
 }
 
 /// A process that has ended, and whose parent has not heard of it.
@@ -73,52 +73,52 @@ pub struct Zombie {
     /// Its id.
     pub pid: u32,
     /// How it stands among the others.
-    pub kinship: Kinship,
+    pub relations: ProcessRelations,
     /// What wait(2) will tell.
     pub status: u32,
     /// Its name (comm), at most 15 bytes.
     pub name: Vec<u8>,
     /// Whether its parent has heard of it after all: it only led a group in which others still are.
-    pub is_forgotten: bool,
+    pub is_reaped: bool,
 }
 
 impl Descriptor {
     /// How many threads its processes have together, with those that have ended and were not heard of.
     pub fn task_count(&self) -> u64 {
-        let of_members: usize = self.members.iter().map(|member| member.threads.len()).sum();
+        let of_members: usize = self.descendants.iter().map(|member| member.threads.len()).sum();
         (self.threads.len() + of_members + self.zombies.len()) as u64
     }
 
     /// How many processes there are, without zombies.
     pub fn process_count(&self) -> usize {
-        1 + self.members.len()
+        1 + self.descendants.len()
     }
 
     /// The number of the process whose table of descriptors a process has: its own, or that of an ancestor.
-    pub fn table_of(&self, number: u32) -> u32 {
-        self.origin_of(number, |kinship| kinship.shares_files)
+    pub fn fd_table_owner(&self, number: u32) -> u32 {
+        self.nearest_unshared(number, |kinship| kinship.shares_files)
     }
 
     /// The number of the process whose address space a process has: its own, or that of an ancestor.
-    pub fn memory_of(&self, number: u32) -> u32 {
-        self.origin_of(number, |kinship| kinship.shares_memory)
+    pub fn address_space_owner(&self, number: u32) -> u32 {
+        self.nearest_unshared(number, |kinship| kinship.shares_memory)
     }
 
     /// The nearest of a process and its ancestors that does not have something from its parent.
-    fn origin_of(&self, number: u32, has_parents: impl Fn(&Kinship) -> bool) -> u32 {
+    fn nearest_unshared(&self, number: u32, has_parents: impl Fn(&ProcessRelations) -> bool) -> u32 {
         let mut origin = number;
-        while let Some(member) = self.member(origin).filter(|member| has_parents(&member.kinship)) {
-            origin = member.kinship.parent;
+        while let Some(member) = self.descendant(origin).filter(|member| has_parents(&member.relations)) {
+            origin = member.relations.parent;
         }
         origin
     }
 
-    fn member(&self, number: u32) -> Option<&Member> {
-        self.members.get(number.checked_sub(1)? as usize)
+    fn descendant(&self, number: u32) -> Option<&DescendantProcess> {
+        self.descendants.get(number.checked_sub(1)? as usize)
     }
 
     /// The same with a member in the place of the first process: what is made for one process can be made for it.
-    pub fn with_first(&self, member: &Member) -> Self {
+    pub fn rooted_at(&self, member: &DescendantProcess) -> Self {
         let member = member.clone();
         Self {
             process: member.process,
@@ -127,7 +127,7 @@ impl Descriptor {
             file_descriptors: member.file_descriptors,
             file_locks: member.file_locks,
             file_owners: member.file_owners,
-            eager: member.eager,
+            eager_bytes: member.eager_bytes,
             origin: self.origin.clone(),
             extents: self.extents.clone(),
             layers: self.layers.clone(),
@@ -138,42 +138,42 @@ impl Descriptor {
             terminals: self.terminals.clone(),
             open_files: self.open_files.clone(),
             file_versions: self.file_versions.clone(),
-            members: Vec::new(),
+            descendants: Vec::new(),
             zombies: Vec::new(),
         }
     }
 
     /// Its processes, the first one first.
     pub fn processes(&self) -> impl Iterator<Item = &Process> {
-        self.parts().map(|part| part.process)
+        self.process_views().map(|part| part.process)
     }
 
     /// The threads of all processes.
     pub fn all_threads(&self) -> impl Iterator<Item = &Thread> {
-        self.parts().flat_map(|part| part.threads)
+        self.process_views().flat_map(|part| part.threads)
     }
 
     /// What each process has of its own, the first one's first.
-    pub(super) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
-        let first = Part {
-            tables: self,
+    pub(super) fn process_views(&self) -> impl Iterator<Item = ProcessView<'_>> {
+        let first = ProcessView {
+            descriptor: self,
             process: &self.process,
             threads: &self.threads,
             mappings: &self.mappings,
             file_descriptors: &self.file_descriptors,
             file_locks: &self.file_locks,
             file_owners: &self.file_owners,
-            eager: &self.eager,
+            eager: &self.eager_bytes,
         };
-        let others = self.members.iter().map(|member| Part {
-            tables: self,
+        let others = self.descendants.iter().map(|member| ProcessView {
+            descriptor: self,
             process: &member.process,
             threads: &member.threads,
             mappings: &member.mappings,
             file_descriptors: &member.file_descriptors,
             file_locks: &member.file_locks,
             file_owners: &member.file_owners,
-            eager: &member.eager,
+            eager: &member.eager_bytes,
         });
         std::iter::once(first).chain(others)
     }
@@ -182,33 +182,41 @@ impl Descriptor {
     pub(super) fn validate_tree(&self) -> Result<(), InvalidDescriptor> {
         let count = self.process_count() + self.zombies.len();
         require(count <= PROCESSES_MAX, || format!("{count} processes"))?;
-        for (index, member) in self.members.iter().enumerate() {
-            let is_born_after = member.kinship.parent as usize <= index;
+        for (index, member) in self.descendants.iter().enumerate() {
+            let is_born_after = member.relations.parent as usize <= index;
             require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
-            member.kinship.validate(member.process.pid)?;
+            member.relations.validate(member.process.pid)?;
             member.validate_birth(&self.zombies)?;
             member.validate_memory(self)?;
         }
         for zombie in &self.zombies {
-            let Kinship { parent, shares_files, shares_memory, .. } = zombie.kinship;
+            let ProcessRelations { parent, shares_files, shares_memory, .. } = zombie.relations;
             let is_alone = !shares_files && !shares_memory;
-            let has_parent = (parent as usize) < self.process_count() && self.memory_of(parent) == parent && is_alone;
+            let has_parent =
+                (parent as usize) < self.process_count() && self.address_space_owner(parent) == parent && is_alone;
             require(has_parent && zombie.name.len() < 16 && zombie.pid > 1, || format!("zombie {}", zombie.pid))?;
-            zombie.kinship.validate(zombie.pid)?;
+            zombie.relations.validate(zombie.pid)?;
         }
-        let threads = self.parts().flat_map(|part| part.threads.iter().map(|thread| thread.tid));
+        let threads = self.process_views().flat_map(|part| part.threads.iter().map(|thread| thread.tid));
         let mut ids: Vec<u32> = threads.chain(self.zombies.iter().map(|zombie| zombie.pid)).collect();
         ids.sort_unstable();
         require(ids.windows(2).all(|pair| pair[0] != pair[1]), || "two threads have one id".into())
     }
 }
 
-impl Member {
+impl DescendantProcess {
     /// Whether what it has from birth is to be had so.
     fn validate_birth(&self, zombies: &[Zombie]) -> Result<(), InvalidDescriptor> {
-        let Kinship { parent, session, shares_directory, shares_files, is_heir, .. } = self.kinship;
-        let leads = |zombie: &Zombie| zombie.pid == session && zombie.kinship.session == session;
-        let is_left = || zombies.iter().any(|zombie| leads(zombie) && zombie.kinship.parent == parent);
+        let ProcessRelations {
+            parent,
+            session,
+            shares_fs: shares_directory,
+            shares_files,
+            is_session_orphan: is_heir,
+            ..
+        } = self.relations;
+        let leads = |zombie: &Zombie| zombie.pid == session && zombie.relations.session == session;
+        let is_left = || zombies.iter().any(|zombie| leads(zombie) && zombie.relations.parent == parent);
         // Such a one is born by the zombie, and has nothing in common with that.
         let has_origin = !is_heir || !shares_directory && !shares_files && is_left();
         require(has_origin, || format!("process {} has a session from nowhere", self.process.pid))?;
@@ -220,12 +228,15 @@ impl Member {
 
     /// Who has its parent's memory is born when that has been built: so late, only others of that memory can be.
     fn validate_memory(&self, tree: &Descriptor) -> Result<(), InvalidDescriptor> {
-        let Kinship { parent, session, shares_memory, shares_handlers, is_heir, .. } = self.kinship;
+        let ProcessRelations { parent, session, shares_memory, shares_handlers, is_session_orphan: is_heir, .. } =
+            self.relations;
         let pid = self.process.pid;
-        require(shares_memory || tree.memory_of(parent) == parent, || format!("process {pid} is born too late"))?;
-        let has_one = !shares_memory || self.mappings.is_empty() && self.eager.is_empty() && !is_heir;
+        require(shares_memory || tree.address_space_owner(parent) == parent, || {
+            format!("process {pid} is born too late")
+        })?;
+        let has_one = !shares_memory || self.mappings.is_empty() && self.eager_bytes.is_empty() && !is_heir;
         require(has_one, || format!("process {pid} has two address spaces"))?;
-        let of_parent = tree.member(parent).map_or(tree.process.pid, |parent| parent.kinship.session);
+        let of_parent = tree.descendant(parent).map_or(tree.process.pid, |parent| parent.relations.session);
         let has_session = !shares_memory || [pid, of_parent].contains(&session);
         require(has_session, || format!("process {pid} is born too late for its session"))?;
         let has_handlers = !shares_handlers || shares_memory && self.process.signal_actions.is_empty();
@@ -233,7 +244,7 @@ impl Member {
     }
 }
 
-impl Kinship {
+impl ProcessRelations {
     fn validate(&self, pid: u32) -> Result<(), InvalidDescriptor> {
         let fits = self.group > 0 && self.session > 0 && self.exit_signal <= SIGNAL_MAX;
         require(fits, || format!("process {pid} has no place in the tree"))

@@ -27,19 +27,19 @@ const XSTATE_BYTES_MIN: usize = 576;
 
 /// What does not make sense in a descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the descriptor makes no sense: {what}")]
+#[error("the descriptor makes no sense: {reason}")]
 pub struct InvalidDescriptor {
-    pub(super) what: String,
+    pub(super) reason: String,
 }
 
 pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), InvalidDescriptor> {
-    if holds { Ok(()) } else { Err(InvalidDescriptor { what: what() }) }
+    if holds { Ok(()) } else { Err(InvalidDescriptor { reason: what() }) }
 }
 
 /// What one process of a tree has of its own, and the tables that are everybody's.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Part<'a> {
-    pub(super) tables: &'a Descriptor,
+pub(super) struct ProcessView<'a> {
+    pub(super) descriptor: &'a Descriptor,
     pub(super) process: &'a Process,
     pub(super) threads: &'a [Thread],
     pub(super) mappings: &'a [Mapping],
@@ -56,7 +56,7 @@ impl Descriptor {
     /// The first thing that does not make sense.
     pub fn validate(&self) -> Result<(), InvalidDescriptor> {
         self.validate_tree()?;
-        for part in self.parts() {
+        for part in self.process_views() {
             let is_somewhere = part.process.root.as_ref().is_none_or(|root| root.starts_with('/'));
             require(is_somewhere, || format!("process {} has a root from nowhere", part.process.pid))?;
             part.validate()?;
@@ -69,13 +69,13 @@ impl Descriptor {
     }
 }
 
-impl Part<'_> {
+impl ProcessView<'_> {
     fn validate(&self) -> Result<(), InvalidDescriptor> {
         self.validate_threads()?;
         self.validate_mappings()?;
         self.validate_descriptors()?;
-        self.validate_held()?;
-        self.validate_eager()
+        self.validate_process_resources()?;
+        self.validate_eager_bytes()
     }
 
     fn validate_threads(&self) -> Result<(), InvalidDescriptor> {
@@ -88,7 +88,7 @@ impl Part<'_> {
         for thread in self.threads {
             let tid = thread.tid;
             // The first process may be the init of a pid namespace; the container's own has the id besides.
-            let may_be_init = std::ptr::eq(self.process, &self.tables.process) && tid == leader;
+            let may_be_init = std::ptr::eq(self.process, &self.descriptor.process) && tid == leader;
             require(tid > 1 || (tid == 1 && may_be_init), || format!("a thread has id {tid}, which only an init has"))?;
             let (words, xstate) = (thread.registers.len(), thread.xstate.len());
             require(words == REGISTER_WORDS, || format!("thread {}: {words} registers", thread.tid))?;
@@ -112,7 +112,7 @@ impl Part<'_> {
             })?;
             require(mapping.protection <= 7, || format!("{}: protection {:#x}", place(), mapping.protection))?;
             self.validate_backing(mapping.end - mapping.start, &mapping.backing)
-                .map_err(|wrong| InvalidDescriptor { what: format!("{}: {}", place(), wrong.what) })?;
+                .map_err(|wrong| InvalidDescriptor { reason: format!("{}: {}", place(), wrong.reason) })?;
             validate_guards(mapping)?;
             lowest = mapping.end;
         }
@@ -121,13 +121,13 @@ impl Part<'_> {
 
     fn validate_backing(&self, bytes: u64, backing: &Backing) -> Result<(), InvalidDescriptor> {
         let extent = |id: ExtentId| {
-            let known = self.tables.extents.get(id.0 as usize);
+            let known = self.descriptor.extents.get(id.0 as usize);
             require(known.is_some_and(|extent| extent.bytes == bytes), || {
                 format!("extent {} is missing or of another length", id.0)
             })
         };
         let file = |index: u32, offset: u64| {
-            require((index as usize) < self.tables.mapped_files.len(), || format!("file {index} is missing"))?;
+            require((index as usize) < self.descriptor.mapped_files.len(), || format!("file {index} is missing"))?;
             require(offset.is_multiple_of(PAGE_SIZE) && offset <= i64::MAX as u64 - bytes, || {
                 format!("file offset {offset}")
             })
@@ -139,26 +139,26 @@ impl Part<'_> {
             Backing::SharedFile { file: index, offset, extent: id, .. } => {
                 file(index, offset).and_then(|()| id.map_or(Ok(()), extent))
             }
-            Backing::SharedMemory { object, offset } => self.validate_object(object, offset),
+            Backing::SharedMemory { object, offset } => self.validate_shared_object(object, offset),
             Backing::PrivateObject { object, offset, written } => {
-                self.validate_object(object, offset)?;
-                written.map_or(Ok(()), |id| extent(id).and_then(|()| self.validate_written(id)))
+                self.validate_shared_object(object, offset)?;
+                written.map_or(Ok(()), |id| extent(id).and_then(|()| self.validate_written_extent(id)))
             }
             Backing::PrivateWritableFile { file: index, offset, extent: id, written } => {
                 file(index, offset).and_then(|()| extent(id))?;
-                written.map_or(Ok(()), |id| extent(id).and_then(|()| self.validate_written(id)))
+                written.map_or(Ok(()), |id| extent(id).and_then(|()| self.validate_written_extent(id)))
             }
         }
     }
 
-    fn validate_object(&self, object: u32, offset: u64) -> Result<(), InvalidDescriptor> {
-        let known = (object as usize) < self.tables.shared_objects.len();
+    fn validate_shared_object(&self, object: u32, offset: u64) -> Result<(), InvalidDescriptor> {
+        let known = (object as usize) < self.descriptor.shared_objects.len();
         require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
     }
 
     /// Pages that lie over those of a file are read from the owner before the process begins, and from nobody else.
-    fn validate_written(&self, id: ExtentId) -> Result<(), InvalidDescriptor> {
-        let is_owners = self.tables.extents[id.0 as usize].inherited.is_empty();
+    fn validate_written_extent(&self, id: ExtentId) -> Result<(), InvalidDescriptor> {
+        let is_owners = self.descriptor.extents[id.0 as usize].inherited.is_empty();
         require(is_owners, || format!("extent {} of written pages inherits some", id.0))
     }
 
@@ -167,7 +167,7 @@ impl Part<'_> {
         for descriptor in self.file_descriptors {
             let number = descriptor.number;
             require(number >= lowest && number < 1 << 20, || format!("file descriptor {number} is out of order"))?;
-            require((descriptor.open_file as usize) < self.tables.open_files.len(), || {
+            require((descriptor.open_file as usize) < self.descriptor.open_files.len(), || {
                 format!("file descriptor {number}: its file is missing")
             })?;
             lowest = number + 1;
@@ -175,7 +175,7 @@ impl Part<'_> {
         Ok(())
     }
 
-    fn validate_eager(&self) -> Result<(), InvalidDescriptor> {
+    fn validate_eager_bytes(&self) -> Result<(), InvalidDescriptor> {
         for eager in self.eager {
             let end = eager.address.checked_add(eager.bytes.len() as u64);
             let whole = eager.address.is_multiple_of(PAGE_SIZE) && (eager.bytes.len() as u64).is_multiple_of(PAGE_SIZE);
@@ -238,7 +238,7 @@ impl Descriptor {
 
     fn validate_files(&self) -> Result<(), InvalidDescriptor> {
         for file in &self.open_files {
-            if let OpenFile::Memory { object, .. } = file {
+            if let OpenFile::MemFd { object, .. } = file {
                 let known = (*object as usize) < self.shared_objects.len();
                 require(known, || format!("a memfd's object {object} is missing"))?;
             }
@@ -247,7 +247,7 @@ impl Descriptor {
             let known = (object as usize) < self.shared_objects.len();
             require(known, || format!("an executable's object {object} is missing"))?;
         }
-        let is_caller = |file: &&OpenFile| matches!(file, OpenFile::Program { is_caller: true, .. });
+        let is_caller = |file: &&OpenFile| matches!(file, OpenFile::CheckpointSocket { is_caller: true, .. });
         let callers = self.open_files.iter().filter(is_caller).count();
         require(callers <= 1, || format!("{callers} sockets at which it waits to be told what it is"))
     }

@@ -28,19 +28,19 @@ pub struct WrittenRun {
 impl Descriptor {
     /// All of them: by process, ascending.
     pub fn written_runs(&self) -> Vec<WrittenRun> {
-        let members = self.members.iter().map(|member| &member.mappings);
+        let members = self.descendants.iter().map(|member| &member.mappings);
         let maps = std::iter::once(&self.mappings).chain(members);
         let mut runs: Vec<WrittenRun> = Vec::new();
         for (process, mappings) in (0..).zip(maps) {
             for mapping in mappings {
-                self.add_written(process, mapping, &mut runs);
+                self.push_written_runs(process, mapping, &mut runs);
             }
         }
         runs
     }
 
-    fn add_written(&self, process: u32, mapping: &Mapping, runs: &mut Vec<WrittenRun>) {
-        let Some(extent) = mapping.backing.written() else { return };
+    fn push_written_runs(&self, process: u32, mapping: &Mapping, runs: &mut Vec<WrittenRun>) {
+        let Some(extent) = mapping.backing.written_extent() else { return };
         for run in &self.extents[extent.0 as usize].populated {
             let (extent_offset, bytes) = (run.first * PAGE_SIZE, run.count * PAGE_SIZE);
             let file_offset = runs.last().map_or(0, |last| last.file_offset + last.bytes);

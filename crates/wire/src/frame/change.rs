@@ -21,7 +21,7 @@
 use std::fmt;
 
 use super::request::{HANDLES_MAX, ReadMode, SPAN_BYTES, Span, append_spans, check_spans, decode_spans};
-use super::{Fields, FrameError, Header, Kind, READ_BYTES_MAX, SPANS_MAX, header};
+use super::{FabricFrameError, FieldReader, FrameKind, Header, READ_BYTES_MAX, SPANS_MAX, header};
 
 /// Most bytes of one write: as of one read.
 pub const WRITE_BYTES_MAX: usize = READ_BYTES_MAX;
@@ -29,22 +29,22 @@ pub const WRITE_BYTES_MAX: usize = READ_BYTES_MAX;
 /// Most bytes of one message. It is for control; what is longer is written to memory, and announced.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-const CONNECTION_BYTES: usize = 16;
-pub(super) const INTRODUCE_BYTES: usize = CONNECTION_BYTES + 8;
+const CONNECTION_ID_BYTES: usize = 16;
+pub(super) const INTRODUCE_BYTES: usize = CONNECTION_ID_BYTES + 8;
 pub(super) const WRITE_REQUEST_BYTES_MAX: usize = 8 + SPANS_MAX * SPAN_BYTES + WRITE_BYTES_MAX;
 
 /// A requester's name for its connection to one owner: random, so that nobody can take the name of another's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionName([u8; CONNECTION_BYTES]);
+pub struct ConnectionId([u8; CONNECTION_ID_BYTES]);
 
-impl ConnectionName {
+impl ConnectionId {
     /// From random bytes.
-    pub fn from_bytes(bytes: [u8; CONNECTION_BYTES]) -> Self {
+    pub fn from_bytes(bytes: [u8; CONNECTION_ID_BYTES]) -> Self {
         Self(bytes)
     }
 }
 
-impl fmt::Debug for ConnectionName {
+impl fmt::Debug for ConnectionId {
     /// The beginning only: who knows a name could speak in it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ConnectionName({:02x}{:02x}…)", self.0[0], self.0[1])
@@ -57,7 +57,7 @@ pub enum Change<'a> {
     /// Says whose changes follow on this socket.
     Introduce {
         /// The connection's name.
-        connection: ConnectionName,
+        connection: ConnectionId,
         /// Changes with smaller ids may have reached an owner before.
         sent_below: u64,
     },
@@ -78,8 +78,8 @@ pub enum Change<'a> {
 }
 
 /// Appends an INTRODUCE frame.
-pub fn append_introduce(out: &mut Vec<u8>, connection: ConnectionName, sent_below: u64) {
-    header::append(out, Kind::Introduce, 0, |body| {
+pub fn append_introduce(out: &mut Vec<u8>, connection: ConnectionId, sent_below: u64) {
+    header::append_frame(out, FrameKind::Introduce, 0, |body| {
         body.extend_from_slice(&connection.0);
         body.extend_from_slice(&sent_below.to_le_bytes());
     });
@@ -88,7 +88,7 @@ pub fn append_introduce(out: &mut Vec<u8>, connection: ConnectionName, sent_belo
 /// Appends a WRITE frame. The caller has checked the spans, and that there are as many bytes as they have.
 pub fn append_write(out: &mut Vec<u8>, id: u64, handle: u32, spans: &[Span], data: &[u8]) {
     debug_assert!(handle < HANDLES_MAX && check_spans(ReadMode::Exact, spans) == Ok(data.len()));
-    header::append(out, Kind::Write, id, |body| {
+    header::append_frame(out, FrameKind::Write, id, |body| {
         body.extend_from_slice(&handle.to_le_bytes());
         body.extend_from_slice(&(spans.len() as u32).to_le_bytes());
         append_spans(body, spans);
@@ -101,7 +101,7 @@ pub fn append_write(out: &mut Vec<u8>, id: u64, handle: u32, spans: &[Span], dat
 /// # Panics
 /// When there are more than [`MESSAGE_BYTES_MAX`] bytes.
 pub fn append_message(out: &mut Vec<u8>, id: u64, bytes: &[u8]) {
-    header::append(out, Kind::Message, id, |body| body.extend_from_slice(bytes));
+    header::append_frame(out, FrameKind::Message, id, |body| body.extend_from_slice(bytes));
 }
 
 impl<'a> Change<'a> {
@@ -109,27 +109,29 @@ impl<'a> Change<'a> {
     ///
     /// # Errors
     /// [`FrameError::Kind`] for what is no change, [`FrameError::Body`] for what makes no sense.
-    pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FrameError> {
-        let fail = |what| FrameError::Body { kind: header.kind, what };
+    pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FabricFrameError> {
+        let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         match header.kind {
-            Kind::Introduce => decode_introduce(body).ok_or(fail("it has another length")),
-            Kind::Write => decode_write(body).map_err(fail),
-            Kind::Message => Ok(Self::Message { bytes: body }),
-            other => Err(FrameError::Kind(other as u8)),
+            FrameKind::Introduce => decode_introduce(body).ok_or(fail("it has another length")),
+            FrameKind::Write => decode_write(body).map_err(fail),
+            FrameKind::Message => Ok(Self::Message { bytes: body }),
+            other => Err(FabricFrameError::UnexpectedKind(other as u8)),
         }
     }
 }
 
 fn decode_introduce(body: &[u8]) -> Option<Change<'_>> {
-    let mut fields = Fields(body);
-    let connection = ConnectionName(*fields.take()?);
-    let sent_below = fields.u64()?;
+    let mut fields = FieldReader(body);
+    let connection = ConnectionId(*fields.take()?);
+    let sent_below = fields.read_u64()?;
     fields.0.is_empty().then_some(Change::Introduce { connection, sent_below })
 }
 
 fn decode_write(body: &[u8]) -> Result<Change<'_>, &'static str> {
-    let mut fields = Fields(body);
-    let (Some(handle), Some(count)) = (fields.u32(), fields.u32()) else { return Err("it ends in its beginning") };
+    let mut fields = FieldReader(body);
+    let (Some(handle), Some(count)) = (fields.read_u32(), fields.read_u32()) else {
+        return Err("it ends in its beginning");
+    };
     if handle >= HANDLES_MAX {
         return Err("its handle is too large");
     }
@@ -137,7 +139,7 @@ fn decode_write(body: &[u8]) -> Result<Change<'_>, &'static str> {
         return Err("its spans exceed a limit");
     }
     let (spans, data) = fields.0.split_at_checked(count as usize * SPAN_BYTES).ok_or("it ends in a span")?;
-    let spans = decode_spans(Fields(spans)).ok_or("it ends in a span")?;
+    let spans = decode_spans(FieldReader(spans)).ok_or("it ends in a span")?;
     let bytes = check_spans(ReadMode::Exact, &spans).map_err(|_| "its spans exceed a limit")?;
     if data.len() == bytes { Ok(Change::Write { handle, spans, data }) } else { Err("its spans have another length") }
 }

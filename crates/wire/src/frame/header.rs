@@ -1,16 +1,16 @@
 //! The header of a frame: what follows, how long it is, and the checksums of both.
 
-use super::{Fields, FrameError, change, reply, request};
+use super::{FabricFrameError, FieldReader, change, reply, request};
 
 /// Size of a header, in bytes.
 pub const HEADER_BYTES: usize = 24;
 
-const CHECKED_BYTES: usize = HEADER_BYTES - 4;
+const CRC_COVERED_BYTES: usize = HEADER_BYTES - 4;
 
 /// What a frame is. Requests have small numbers, replies those from 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// Gives a handle its meaning.
     Open = 1,
     /// Asks for bytes.
@@ -35,23 +35,23 @@ pub enum Kind {
     Arrived = 20,
 }
 
-const KINDS: [Kind; 11] = [
-    Kind::Open,
-    Kind::Read,
-    Kind::AskGrants,
-    Kind::Introduce,
-    Kind::Write,
-    Kind::Message,
-    Kind::Data,
-    Kind::Refused,
-    Kind::Granted,
-    Kind::Written,
-    Kind::Arrived,
+const FRAME_KINDS: [FrameKind; 11] = [
+    FrameKind::Open,
+    FrameKind::Read,
+    FrameKind::AskGrants,
+    FrameKind::Introduce,
+    FrameKind::Write,
+    FrameKind::Message,
+    FrameKind::Data,
+    FrameKind::Refused,
+    FrameKind::Granted,
+    FrameKind::Written,
+    FrameKind::Arrived,
 ];
 
-impl Kind {
+impl FrameKind {
     fn from_number(number: u8) -> Option<Self> {
-        KINDS.into_iter().find(|kind| *kind as u8 == number)
+        FRAME_KINDS.into_iter().find(|kind| *kind as u8 == number)
     }
 
     /// Whether an owner receives it (a requester receives the others).
@@ -85,7 +85,7 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// What the frame is.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Length of the body, in bytes.
     pub body_bytes: u32,
     /// The request that the frame makes or answers; 0 where there is no answer.
@@ -99,15 +99,15 @@ impl Header {
     ///
     /// # Panics
     /// When the body is longer than its kind may be: the sender must not build such frames.
-    pub fn of(kind: Kind, id: u64, body: &[u8]) -> Self {
-        Self { body_crc: crc32c::crc32c(body), ..Self::unchecked(kind, id, body.len()) }
+    pub fn for_body(kind: FrameKind, id: u64, body: &[u8]) -> Self {
+        Self { body_crc: crc32c::crc32c(body), ..Self::without_checksum(kind, id, body.len()) }
     }
 
     /// The header for a body of so many bytes that has no checksum.
     ///
     /// # Panics
     /// As [`Header::of`].
-    pub(super) fn unchecked(kind: Kind, id: u64, body_bytes: usize) -> Self {
+    pub(super) fn without_checksum(kind: FrameKind, id: u64, body_bytes: usize) -> Self {
         assert!(body_bytes <= kind.body_bytes_max(), "a {kind:?} frame of {body_bytes} bytes");
         Self { kind, body_bytes: body_bytes as u32, id, body_crc: 0 }
     }
@@ -119,8 +119,8 @@ impl Header {
         bytes[4..8].copy_from_slice(&self.body_bytes.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.id.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.body_crc.to_le_bytes());
-        let checksum = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
-        bytes[CHECKED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[..CRC_COVERED_BYTES]);
+        bytes[CRC_COVERED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
@@ -128,20 +128,20 @@ impl Header {
     ///
     /// # Errors
     /// [`FrameError::HeaderChecksum`], [`FrameError::Kind`] or [`FrameError::TooLong`].
-    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
-        let mut fields = Fields(bytes);
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FabricFrameError> {
+        let mut fields = FieldReader(bytes);
         let word = |field: Option<u32>| field.expect("a header holds its fields");
-        let first = word(fields.u32());
-        let body_bytes = word(fields.u32());
-        let id = fields.u64().expect("a header holds its fields");
-        let body_crc = word(fields.u32());
-        if word(fields.u32()) != crc32c::crc32c(&bytes[..CHECKED_BYTES]) {
-            return Err(FrameError::HeaderChecksum);
+        let first = word(fields.read_u32());
+        let body_bytes = word(fields.read_u32());
+        let id = fields.read_u64().expect("a header holds its fields");
+        let body_crc = word(fields.read_u32());
+        if word(fields.read_u32()) != crc32c::crc32c(&bytes[..CRC_COVERED_BYTES]) {
+            return Err(FabricFrameError::HeaderChecksum);
         }
-        let number = u8::try_from(first).map_err(|_| FrameError::Kind(first as u8))?;
-        let kind = Kind::from_number(number).ok_or(FrameError::Kind(number))?;
+        let number = u8::try_from(first).map_err(|_| FabricFrameError::UnexpectedKind(first as u8))?;
+        let kind = FrameKind::from_number(number).ok_or(FabricFrameError::UnexpectedKind(number))?;
         if body_bytes as usize > kind.body_bytes_max() {
-            return Err(FrameError::TooLong { kind, bytes: body_bytes });
+            return Err(FabricFrameError::TooLong { kind, bytes: body_bytes });
         }
         Ok(Self { kind, body_bytes, id, body_crc })
     }
@@ -150,7 +150,7 @@ impl Header {
     ///
     /// # Errors
     /// [`FrameError::BodyChecksum`].
-    pub fn check_body(&self, body: &[u8]) -> Result<(), FrameError> {
+    pub fn check_body(&self, body: &[u8]) -> Result<(), FabricFrameError> {
         self.check_body_crc(crc32c::crc32c(body))
     }
 
@@ -158,16 +158,16 @@ impl Header {
     ///
     /// # Errors
     /// [`FrameError::BodyChecksum`].
-    pub fn check_body_crc(&self, crc: u32) -> Result<(), FrameError> {
-        if crc == self.body_crc { Ok(()) } else { Err(FrameError::BodyChecksum { id: self.id }) }
+    pub fn check_body_crc(&self, crc: u32) -> Result<(), FabricFrameError> {
+        if crc == self.body_crc { Ok(()) } else { Err(FabricFrameError::BodyChecksum { id: self.id }) }
     }
 }
 
 /// Appends a frame: leaves room for the header, lets `write` append the body, then fills the header in.
-pub(super) fn append(out: &mut Vec<u8>, kind: Kind, id: u64, write: impl FnOnce(&mut Vec<u8>)) {
+pub(super) fn append_frame(out: &mut Vec<u8>, kind: FrameKind, id: u64, write: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.resize(start + HEADER_BYTES, 0);
     write(out);
-    let header = Header::of(kind, id, &out[start + HEADER_BYTES..]);
+    let header = Header::for_body(kind, id, &out[start + HEADER_BYTES..]);
     out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
 }

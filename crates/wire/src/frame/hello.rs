@@ -1,6 +1,6 @@
 //! The greeting that opens each direction of a connection. Its form never changes.
 
-use super::{Fields, FrameError};
+use super::{FabricFrameError, FieldReader};
 
 /// Version of the frames that follow the greeting. The first one had no changes, the second one checksums of all DATA.
 pub const VERSION: u32 = 3;
@@ -19,19 +19,19 @@ pub fn encode_hello() -> [u8; HELLO_BYTES] {
 ///
 /// # Errors
 /// [`FrameError::Foreign`], [`FrameError::HelloChecksum`] or [`FrameError::Version`].
-pub fn decode_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), FrameError> {
-    let mut fields = Fields(bytes);
+pub fn decode_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), FabricFrameError> {
+    let mut fields = FieldReader(bytes);
     if fields.take() != Some(&MAGIC) {
-        return Err(FrameError::Foreign);
+        return Err(FabricFrameError::BadMagic);
     }
-    let (Some(theirs), Some(checksum)) = (fields.u32(), fields.u32()) else {
+    let (Some(theirs), Some(checksum)) = (fields.read_u32(), fields.read_u32()) else {
         unreachable!("a greeting holds two numbers behind its magic");
     };
     if checksum != crc32c::crc32c(&bytes[..12]) {
-        return Err(FrameError::HelloChecksum);
+        return Err(FabricFrameError::HelloChecksum);
     }
     if theirs != VERSION {
-        return Err(FrameError::Version { theirs });
+        return Err(FabricFrameError::Version { theirs });
     }
     Ok(())
 }

@@ -52,7 +52,7 @@ mod hello;
 pub mod reply;
 pub mod request;
 
-pub use header::{HEADER_BYTES, Header, Kind};
+pub use header::{FrameKind, HEADER_BYTES, Header};
 pub use hello::{HELLO_BYTES, VERSION, decode_hello, encode_hello};
 
 /// Most bytes that one read may ask for: 256 pages. More would only delay the replies behind it.
@@ -63,10 +63,10 @@ pub const SPANS_MAX: usize = 256;
 
 /// Why received bytes are no frame of this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub enum FabricFrameError {
     /// The stream does not begin with the magic.
     #[error("the peer does not speak farfork's fabric protocol")]
-    Foreign,
+    BadMagic,
     /// A hello in which bits were flipped.
     #[error("the peer's greeting is damaged: its checksum disagrees")]
     HelloChecksum,
@@ -83,12 +83,12 @@ pub enum FrameError {
     HeaderChecksum,
     /// A kind of frame that the receiver does not expect.
     #[error("a frame has kind {0}, which has no meaning here")]
-    Kind(u8),
+    UnexpectedKind(u8),
     /// A frame that is longer than its kind may be.
     #[error("a {kind:?} frame announces {bytes} bytes")]
     TooLong {
         /// Of the frame.
-        kind: Kind,
+        kind: FrameKind,
         /// What its header announces.
         bytes: u32,
     },
@@ -100,29 +100,29 @@ pub enum FrameError {
     },
     /// A body that is sound but makes no sense.
     #[error("a {kind:?} frame makes no sense: {what}")]
-    Body {
+    InvalidBody {
         /// Of the frame.
-        kind: Kind,
+        kind: FrameKind,
         /// What is wrong with it.
         what: &'static str,
     },
 }
 
 /// Reads little-endian numbers off the front of a body.
-struct Fields<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> FieldReader<'a> {
     fn take<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
         let (head, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(head)
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    fn read_u32(&mut self) -> Option<u32> {
         self.take().map(|bytes| u32::from_le_bytes(*bytes))
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    fn read_u64(&mut self) -> Option<u64> {
         self.take().map(|bytes| u64::from_le_bytes(*bytes))
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! The extent's length stands behind the data, so that a receiver need not move the data to be rid of it.
 
-use super::{Fields, FrameError, HEADER_BYTES, Header, Kind, READ_BYTES_MAX, header};
+use super::{FabricFrameError, FieldReader, FrameKind, HEADER_BYTES, Header, READ_BYTES_MAX, header};
 use crate::descriptor::ExtentId;
 
 /// Size of what stands behind the data in a DATA frame, in bytes.
@@ -56,10 +56,10 @@ pub enum Refusal {
     NoReceiver,
     /// The owner's messages wait to be received, as many as may.
     #[error("its owner has not received its earlier messages yet")]
-    InboxFull,
+    MessageQueueFull,
     /// A change that was sent before, to an owner that does not remember: it may have been made or not.
     #[error("its owner does not know whether it did this before: it was restarted, or remembers no more")]
-    Forgotten,
+    OutcomeForgotten,
 }
 
 /// Where a requester on the owner's host can read an extent for itself: in the memory of the template.
@@ -101,7 +101,7 @@ pub enum Reply<'a> {
 pub fn seal_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
     let trailer = frame.len() - DATA_TRAILER_BYTES;
     frame[trailer..].copy_from_slice(&extent_bytes.to_le_bytes());
-    let header = Header::of(Kind::Data, id, &frame[HEADER_BYTES..]);
+    let header = Header::for_body(FrameKind::Data, id, &frame[HEADER_BYTES..]);
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
 }
 
@@ -109,10 +109,10 @@ pub fn seal_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
 ///
 /// # Panics
 /// As [`seal_data`].
-pub fn seal_proven_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
+pub fn seal_data_without_checksum(frame: &mut [u8], id: u64, extent_bytes: u64) {
     let trailer = frame.len() - DATA_TRAILER_BYTES;
     frame[trailer..].copy_from_slice(&extent_bytes.to_le_bytes());
-    let header = Header::unchecked(Kind::Data, id, frame.len() - HEADER_BYTES);
+    let header = Header::without_checksum(FrameKind::Data, id, frame.len() - HEADER_BYTES);
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
 }
 
@@ -131,10 +131,10 @@ pub fn append_refused(out: &mut Vec<u8>, id: u64, refusal: Refusal) {
         Refusal::ReadOnly => (5, 0),
         Refusal::Unwritable { errno } => (6, errno),
         Refusal::NoReceiver => (7, 0),
-        Refusal::InboxFull => (8, 0),
-        Refusal::Forgotten => (9, 0),
+        Refusal::MessageQueueFull => (8, 0),
+        Refusal::OutcomeForgotten => (9, 0),
     };
-    header::append(out, Kind::Refused, id, |body| {
+    header::append_frame(out, FrameKind::Refused, id, |body| {
         body.extend_from_slice(&reason.to_le_bytes());
         body.extend_from_slice(&errno.to_le_bytes());
     });
@@ -142,17 +142,17 @@ pub fn append_refused(out: &mut Vec<u8>, id: u64, refusal: Refusal) {
 
 /// Appends a WRITTEN frame.
 pub fn append_written(out: &mut Vec<u8>, id: u64) {
-    header::append(out, Kind::Written, id, |_| {});
+    header::append_frame(out, FrameKind::Written, id, |_| {});
 }
 
 /// Appends an ARRIVED frame.
 pub fn append_arrived(out: &mut Vec<u8>, id: u64) {
-    header::append(out, Kind::Arrived, id, |_| {});
+    header::append_frame(out, FrameKind::Arrived, id, |_| {});
 }
 
 /// Appends a GRANTED frame; of more than [`GRANTS_MAX`] grants, the first ones.
 pub fn append_granted(out: &mut Vec<u8>, id: u64, grants: &[Grant]) {
-    header::append(out, Kind::Granted, id, |body| {
+    header::append_frame(out, FrameKind::Granted, id, |body| {
         for grant in grants.iter().take(GRANTS_MAX) {
             body.extend_from_slice(&grant.extent.0.to_le_bytes());
             body.extend_from_slice(&[0; 4]);
@@ -167,26 +167,28 @@ impl<'a> Reply<'a> {
     ///
     /// # Errors
     /// [`FrameError::Kind`] for a request, [`FrameError::Body`] for what makes no sense.
-    pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FrameError> {
-        let fail = |what| FrameError::Body { kind: header.kind, what };
+    pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FabricFrameError> {
+        let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         match header.kind {
-            Kind::Data => {
+            FrameKind::Data => {
                 let (data, trailer) = body.split_last_chunk().ok_or(fail("it ends in its trailer"))?;
                 Ok(Self::Data { data, extent_bytes: u64::from_le_bytes(*trailer) })
             }
-            Kind::Refused => decode_refusal(Fields(body)).map(Self::Refused).ok_or(fail("its reason is unknown")),
-            Kind::Granted => decode_grants(Fields(body)).map(Self::Granted).ok_or(fail("it ends in a grant")),
-            Kind::Written if body.is_empty() => Ok(Self::Written),
-            Kind::Arrived if body.is_empty() => Ok(Self::Arrived),
-            Kind::Written | Kind::Arrived => Err(fail("it is too long")),
-            other => Err(FrameError::Kind(other as u8)),
+            FrameKind::Refused => {
+                decode_refusal(FieldReader(body)).map(Self::Refused).ok_or(fail("its reason is unknown"))
+            }
+            FrameKind::Granted => decode_grants(FieldReader(body)).map(Self::Granted).ok_or(fail("it ends in a grant")),
+            FrameKind::Written if body.is_empty() => Ok(Self::Written),
+            FrameKind::Arrived if body.is_empty() => Ok(Self::Arrived),
+            FrameKind::Written | FrameKind::Arrived => Err(fail("it is too long")),
+            other => Err(FabricFrameError::UnexpectedKind(other as u8)),
         }
     }
 }
 
-fn decode_refusal(mut fields: Fields<'_>) -> Option<Refusal> {
-    let reason = fields.u32()?;
-    let errno = fields.u32()?.cast_signed();
+fn decode_refusal(mut fields: FieldReader<'_>) -> Option<Refusal> {
+    let reason = fields.read_u32()?;
+    let errno = fields.read_u32()?.cast_signed();
     match (reason, errno) {
         _ if !fields.0.is_empty() => None,
         (1, 0) => Some(Refusal::UnknownSeed),
@@ -196,20 +198,20 @@ fn decode_refusal(mut fields: Fields<'_>) -> Option<Refusal> {
         (5, 0) => Some(Refusal::ReadOnly),
         (6, errno) => Some(Refusal::Unwritable { errno }),
         (7, 0) => Some(Refusal::NoReceiver),
-        (8, 0) => Some(Refusal::InboxFull),
-        (9, 0) => Some(Refusal::Forgotten),
+        (8, 0) => Some(Refusal::MessageQueueFull),
+        (9, 0) => Some(Refusal::OutcomeForgotten),
         _ => None,
     }
 }
 
-fn decode_grants(mut fields: Fields<'_>) -> Option<Vec<Grant>> {
+fn decode_grants(mut fields: FieldReader<'_>) -> Option<Vec<Grant>> {
     let mut grants = Vec::with_capacity(fields.0.len() / GRANT_BYTES);
     while !fields.0.is_empty() {
-        let extent = ExtentId(fields.u32()?);
-        if fields.u32()? != 0 {
+        let extent = ExtentId(fields.read_u32()?);
+        if fields.read_u32()? != 0 {
             return None;
         }
-        grants.push(Grant { extent, address: fields.u64()?, bytes: fields.u64()? });
+        grants.push(Grant { extent, address: fields.read_u64()?, bytes: fields.read_u64()? });
     }
     Some(grants)
 }

@@ -6,7 +6,7 @@
 //!  ASK GRANTS  handle u32
 //! ```
 
-use super::{Fields, FrameError, Header, Kind, READ_BYTES_MAX, SPANS_MAX, header};
+use super::{FabricFrameError, FieldReader, FrameKind, Header, READ_BYTES_MAX, SPANS_MAX, header};
 use crate::descriptor::ExtentId;
 use crate::id::NODE_NAME_BYTES_MAX;
 use crate::token::TOKEN_BYTES;
@@ -85,7 +85,7 @@ pub enum SpansError {
     TooLong,
     /// More than one span that is to be clipped.
     #[error("a read that is clipped at the end of its extent has one span")]
-    ClipsMany,
+    ClipNotSingle,
 }
 
 /// Checks the limits that both sides keep; gives the number of bytes that the spans ask for.
@@ -100,7 +100,7 @@ pub fn check_spans(mode: ReadMode, spans: &[Span]) -> Result<usize, SpansError> 
         return Err(SpansError::TooMany);
     }
     if mode == ReadMode::Clip && spans.len() > 1 {
-        return Err(SpansError::ClipsMany);
+        return Err(SpansError::ClipNotSingle);
     }
     let bytes: u64 = spans.iter().map(|span| u64::from(span.bytes)).sum();
     if bytes > READ_BYTES_MAX as u64 { Err(SpansError::TooLong) } else { Ok(bytes as usize) }
@@ -109,7 +109,7 @@ pub fn check_spans(mode: ReadMode, spans: &[Span]) -> Result<usize, SpansError> 
 /// Appends an OPEN frame.
 pub fn append_open(out: &mut Vec<u8>, handle: u32, seed: &SeedId, token: &Token) {
     debug_assert!(handle < HANDLES_MAX);
-    header::append(out, Kind::Open, 0, |body| {
+    header::append_frame(out, FrameKind::Open, 0, |body| {
         body.extend_from_slice(&handle.to_le_bytes());
         body.extend_from_slice(token.expose());
         body.extend_from_slice(seed.to_string().as_bytes());
@@ -119,7 +119,7 @@ pub fn append_open(out: &mut Vec<u8>, handle: u32, seed: &SeedId, token: &Token)
 /// Appends a READ frame. The caller has checked the spans.
 pub fn append_read(out: &mut Vec<u8>, id: u64, handle: u32, mode: ReadMode, spans: &[Span]) {
     debug_assert!(handle < HANDLES_MAX && check_spans(mode, spans).is_ok());
-    header::append(out, Kind::Read, id, |body| {
+    header::append_frame(out, FrameKind::Read, id, |body| {
         body.extend_from_slice(&handle.to_le_bytes());
         body.extend_from_slice(&[mode as u8, 0, 0, 0]);
         append_spans(body, spans);
@@ -137,7 +137,7 @@ pub(super) fn append_spans(body: &mut Vec<u8>, spans: &[Span]) {
 /// Appends an ASK GRANTS frame.
 pub fn append_ask_grants(out: &mut Vec<u8>, id: u64, handle: u32) {
     debug_assert!(handle < HANDLES_MAX);
-    header::append(out, Kind::AskGrants, id, |body| body.extend_from_slice(&handle.to_le_bytes()));
+    header::append_frame(out, FrameKind::AskGrants, id, |body| body.extend_from_slice(&handle.to_le_bytes()));
 }
 
 impl Request {
@@ -145,33 +145,33 @@ impl Request {
     ///
     /// # Errors
     /// [`FrameError::Kind`] for a reply or a change, [`FrameError::Body`] for what makes no sense.
-    pub fn decode(header: &Header, body: &[u8]) -> Result<Self, FrameError> {
-        let fail = |what| FrameError::Body { kind: header.kind, what };
-        if !matches!(header.kind, Kind::Open | Kind::Read | Kind::AskGrants) {
-            return Err(FrameError::Kind(header.kind as u8));
+    pub fn decode(header: &Header, body: &[u8]) -> Result<Self, FabricFrameError> {
+        let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
+        if !matches!(header.kind, FrameKind::Open | FrameKind::Read | FrameKind::AskGrants) {
+            return Err(FabricFrameError::UnexpectedKind(header.kind as u8));
         }
-        let mut fields = Fields(body);
-        let handle = fields.u32().ok_or(fail("it ends in the handle"))?;
+        let mut fields = FieldReader(body);
+        let handle = fields.read_u32().ok_or(fail("it ends in the handle"))?;
         if handle >= HANDLES_MAX {
             return Err(fail("its handle is too large"));
         }
         match header.kind {
-            Kind::Open => decode_open(handle, fields).map_err(fail),
-            Kind::Read => decode_read(handle, fields).map_err(fail),
+            FrameKind::Open => decode_open(handle, fields).map_err(fail),
+            FrameKind::Read => decode_read(handle, fields).map_err(fail),
             _ if fields.0.is_empty() => Ok(Self::AskGrants { handle }),
             _ => Err(fail("it is too long")),
         }
     }
 }
 
-fn decode_open(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static str> {
+fn decode_open(handle: u32, mut fields: FieldReader<'_>) -> Result<Request, &'static str> {
     let token = Token::from_bytes(*fields.take::<TOKEN_BYTES>().ok_or("it ends in the token")?);
     let seed = str::from_utf8(fields.0).ok().and_then(|text| text.parse().ok()).ok_or("it names no seed")?;
     Ok(Request::Open { handle, seed, token })
 }
 
-fn decode_read(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static str> {
-    let mode = match fields.u32() {
+fn decode_read(handle: u32, mut fields: FieldReader<'_>) -> Result<Request, &'static str> {
+    let mode = match fields.read_u32() {
         Some(0) => ReadMode::Exact,
         Some(1) => ReadMode::Clip,
         _ => return Err("its mode is unknown"),
@@ -181,7 +181,7 @@ fn decode_read(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static 
     Ok(Request::Read { handle, mode, spans })
 }
 
-pub(super) fn decode_spans(mut fields: Fields<'_>) -> Option<Vec<Span>> {
+pub(super) fn decode_spans(mut fields: FieldReader<'_>) -> Option<Vec<Span>> {
     let mut spans = Vec::with_capacity(fields.0.len() / SPAN_BYTES);
     while !fields.0.is_empty() {
         spans.push(decode_span(&mut fields)?);
@@ -189,8 +189,8 @@ pub(super) fn decode_spans(mut fields: Fields<'_>) -> Option<Vec<Span>> {
     Some(spans)
 }
 
-fn decode_span(fields: &mut Fields<'_>) -> Option<Span> {
-    let extent = ExtentId(fields.u32()?);
-    let bytes = fields.u32()?;
-    Some(Span { extent, offset: fields.u64()?, bytes })
+fn decode_span(fields: &mut FieldReader<'_>) -> Option<Span> {
+    let extent = ExtentId(fields.read_u32()?);
+    let bytes = fields.read_u32()?;
+    Some(Span { extent, offset: fields.read_u64()?, bytes })
 }

@@ -3,24 +3,24 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::change::{Change, ConnectionName, append_introduce, append_message, append_write};
+use super::change::{Change, ConnectionId, append_introduce, append_message, append_write};
 use super::hello::encode_version;
 use super::reply::{
     Grant, Refusal, Reply, append_arrived, append_granted, append_refused, append_written, data_frame_bytes, seal_data,
-    seal_proven_data,
+    seal_data_without_checksum,
 };
 use super::request::{HANDLES_MAX, ReadMode, Request, Span, append_ask_grants, append_open, append_read, check_spans};
-use super::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX, VERSION, decode_hello, encode_hello};
+use super::{FabricFrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX, VERSION, decode_hello, encode_hello};
 use crate::descriptor::ExtentId;
 use crate::{NodeName, SeedId, Token};
 
 /// What either side makes of one whole frame.
-fn decode(frame: &[u8]) -> Result<(Header, String), FrameError> {
-    let head = frame.first_chunk::<HEADER_BYTES>().ok_or(FrameError::HeaderChecksum)?;
+fn decode(frame: &[u8]) -> Result<(Header, String), FabricFrameError> {
+    let head = frame.first_chunk::<HEADER_BYTES>().ok_or(FabricFrameError::HeaderChecksum)?;
     let header = Header::decode(head)?;
     let body = &frame[HEADER_BYTES..];
     if body.len() != header.body_bytes as usize {
-        return Err(FrameError::BodyChecksum { id: header.id });
+        return Err(FabricFrameError::BodyChecksum { id: header.id });
     }
     header.check_body(body)?;
     let meaning = if header.kind.is_change() {
@@ -75,8 +75,8 @@ fn refusals() -> impl Strategy<Value = Refusal> {
         any::<i32>().prop_map(|errno| Refusal::Unwritable { errno }),
         Just(Refusal::ReadOnly),
         Just(Refusal::NoReceiver),
-        Just(Refusal::InboxFull),
-        Just(Refusal::Forgotten),
+        Just(Refusal::MessageQueueFull),
+        Just(Refusal::OutcomeForgotten),
     ]
 }
 
@@ -131,7 +131,7 @@ fn data_frame(id: u64, data: &[u8], extent_bytes: u64) -> Vec<u8> {
 #[test]
 fn proven_data_is_the_same_but_for_its_checksum() {
     let (summed, mut proven) = (data_frame(7, &[5; 100], 9), data_frame(7, &[5; 100], 9));
-    seal_proven_data(&mut proven, 7, 9);
+    seal_data_without_checksum(&mut proven, 7, 9);
     let header = |frame: &[u8]| Header::decode(frame.first_chunk().unwrap()).unwrap();
     assert_eq!(header(&proven), Header { body_crc: 0, ..header(&summed) });
     assert_eq!(proven[HEADER_BYTES..], summed[HEADER_BYTES..]);
@@ -187,7 +187,7 @@ proptest! {
         append_message(&mut out, id, &data);
         prop_assert_eq!(decode_change(&out), Change::Message { bytes: &data });
         out.clear();
-        let connection = ConnectionName::from_bytes(name);
+        let connection = ConnectionId::from_bytes(name);
         append_introduce(&mut out, connection, sent_below);
         prop_assert_eq!(decode_change(&out), Change::Introduce { connection, sent_below });
     }
@@ -227,7 +227,7 @@ proptest! {
         let mut hello = encode_hello();
         hello[at] ^= 1 << bit;
         let refused = decode_hello(&hello);
-        prop_assert!(matches!(refused, Err(FrameError::Foreign | FrameError::HelloChecksum)));
+        prop_assert!(matches!(refused, Err(FabricFrameError::BadMagic | FabricFrameError::HelloChecksum)));
     }
 }
 
@@ -235,7 +235,7 @@ proptest! {
 fn a_hello_of_another_version_names_both() {
     assert_eq!(decode_hello(&encode_hello()), Ok(()));
     let refused = decode_hello(&encode_version(9)).unwrap_err();
-    assert_eq!(refused, FrameError::Version { theirs: 9 });
+    assert_eq!(refused, FabricFrameError::Version { theirs: 9 });
     let text = refused.to_string();
     assert!(text.contains("version 9") && text.contains(&format!("version {VERSION}")), "{text}");
 }
@@ -254,7 +254,7 @@ fn the_layout_is_this_one() {
     assert_eq!(out[..16], [5, 0, 0, 0, 26, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(out[24..], [3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, b'a', b'b']);
     out.clear();
-    append_introduce(&mut out, ConnectionName::from_bytes([7; 16]), 258);
+    append_introduce(&mut out, ConnectionId::from_bytes([7; 16]), 258);
     assert_eq!((out[0], &out[24..]), (4, &[[7; 16].as_slice(), &[2, 1, 0, 0, 0, 0, 0, 0]].concat()[..]));
     for (append, kind) in [(append_written as fn(&mut Vec<u8>, u64), 19), (append_arrived, 20)] {
         out.clear();
@@ -269,8 +269,8 @@ fn a_write_whose_bytes_do_not_fill_its_spans_makes_no_sense() {
     append_write(&mut out, 9, 3, &[Span { extent: ExtentId(1), offset: 5, bytes: 2 }], b"ab");
     let body = out.split_off(HEADER_BYTES);
     for wrong in [&body[..body.len() - 1], &[body.as_slice(), b"c"].concat(), &body[..7], &body[..20]] {
-        let header = Header::of(super::Kind::Write, 9, wrong);
-        assert!(matches!(Change::decode(&header, wrong), Err(FrameError::Body { .. })), "{wrong:?}");
+        let header = Header::for_body(super::FrameKind::Write, 9, wrong);
+        assert!(matches!(Change::decode(&header, wrong), Err(FabricFrameError::InvalidBody { .. })), "{wrong:?}");
     }
 }
 

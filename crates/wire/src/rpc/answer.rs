@@ -1,7 +1,7 @@
 //! What a server sends.
 
-use super::head::{self, PAYLOAD_CRC_BYTES, PREFIX_BYTES, Prefix};
-use super::{Frame, FrameError, Message, OpenOutcome, SESSIONS_MAX, Status};
+use super::head::{self, HeadPrefix, PAYLOAD_CRC_BYTES, PREFIX_BYTES};
+use super::{Frame, FrameHead, OpenOutcome, RpcFrameError, SESSIONS_MAX, Status};
 
 /// Size of the head of a server's frame, in bytes.
 pub const REPLY_HEAD_BYTES: usize = PREFIX_BYTES;
@@ -20,12 +20,12 @@ pub struct ReplyHead {
     /// How that ended.
     pub status: Status,
     /// Whether the payload has a checksum of its own.
-    pub checked: bool,
+    pub has_payload_crc: bool,
 }
 
 /// A server's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum ServerFrame {
     /// The end of a request.
     Reply(ReplyHead),
     /// What became of an OPEN.
@@ -44,13 +44,13 @@ pub enum Answer {
 impl ReplyHead {
     /// Bytes before the payload.
     #[inline]
-    pub fn bytes(&self) -> usize {
-        Self::bytes_of(self.checked)
+    pub fn head_bytes(&self) -> usize {
+        Self::head_bytes_with(self.has_payload_crc)
     }
 
     /// Bytes before the payload of a reply that is checked, or not.
     #[inline]
-    pub fn bytes_of(checked: bool) -> usize {
+    pub fn head_bytes_with(checked: bool) -> usize {
         REPLY_HEAD_BYTES + if checked { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
@@ -60,12 +60,16 @@ impl ReplyHead {
     /// When the frame is too short or the payload too long: the sender must not build such frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
-        Prefix { checked: self.checked, ..Prefix::bare(REPLY, self.slot, self.status as u32, self.id) }.write(frame);
-        head::seal(frame, REPLY_HEAD_BYTES, self.checked, apart);
+        HeadPrefix {
+            has_payload_crc: self.has_payload_crc,
+            ..HeadPrefix::without_payload(REPLY, self.slot, self.status as u32, self.id)
+        }
+        .write(frame);
+        head::seal(frame, REPLY_HEAD_BYTES, self.has_payload_crc, apart);
     }
 }
 
-impl Answer {
+impl ServerFrame {
     /// Appends a frame that is no reply.
     ///
     /// # Panics
@@ -75,46 +79,47 @@ impl Answer {
         match *self {
             Self::Reply(_) => panic!("replies are sealed around their payload"),
             Self::Opened { slot, epoch, outcome } => {
-                Prefix::bare(OPENED, slot, outcome as u32, u64::from(epoch)).write(&mut frame);
+                HeadPrefix::without_payload(OPENED, slot, outcome as u32, u64::from(epoch)).write(&mut frame);
             }
-            Self::Pong => Prefix::bare(PONG, 0, 0, 0).write(&mut frame),
+            Self::Pong => HeadPrefix::without_payload(PONG, 0, 0, 0).write(&mut frame),
         }
         head::seal(&mut frame, REPLY_HEAD_BYTES, false, None);
         out.extend_from_slice(&frame);
     }
 
     #[inline]
-    fn from_prefix(prefix: &Prefix) -> Result<Self, FrameError> {
+    fn from_prefix(prefix: &HeadPrefix) -> Result<Self, RpcFrameError> {
         let (slot, id) = (prefix.slot, prefix.id);
         Ok(match prefix.kind {
             REPLY => {
-                let status = Status::from_number(prefix.code).ok_or(FrameError::Sense("an unknown status"))?;
-                Self::Reply(ReplyHead { slot, id, status, checked: prefix.checked })
+                let status = Status::from_number(prefix.code).ok_or(RpcFrameError::Invalid("an unknown status"))?;
+                Self::Reply(ReplyHead { slot, id, status, has_payload_crc: prefix.has_payload_crc })
             }
             OPENED => {
-                let outcome = OpenOutcome::from_number(prefix.code).ok_or(FrameError::Sense("an unknown outcome"))?;
-                let epoch = u32::try_from(id).map_err(|_| FrameError::Sense("an epoch beyond all"))?;
+                let outcome =
+                    OpenOutcome::from_number(prefix.code).ok_or(RpcFrameError::Invalid("an unknown outcome"))?;
+                let epoch = u32::try_from(id).map_err(|_| RpcFrameError::Invalid("an epoch beyond all"))?;
                 Self::Opened { slot, epoch, outcome }
             }
             PONG => Self::Pong,
-            other => return Err(FrameError::Kind(other)),
+            other => return Err(RpcFrameError::UnexpectedKind(other)),
         })
     }
 }
 
-impl Message for Answer {
+impl FrameHead for ServerFrame {
     #[inline]
-    fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, FrameError> {
-        let Some((prefix, head_bytes, payload_crc)) = Prefix::decode(bytes, REPLY_HEAD_BYTES)? else {
+    fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, RpcFrameError> {
+        let Some((prefix, head_bytes, payload_crc)) = HeadPrefix::decode(bytes, REPLY_HEAD_BYTES)? else {
             return Ok(None);
         };
         let message = Self::from_prefix(&prefix)?;
-        if !matches!(message, Self::Reply(_)) && (prefix.payload_bytes != 0 || prefix.checked) {
-            return Err(FrameError::Sense("only replies have payloads"));
+        if !matches!(message, Self::Reply(_)) && (prefix.payload_bytes != 0 || prefix.has_payload_crc) {
+            return Err(RpcFrameError::Invalid("only replies have payloads"));
         }
-        if prefix.resumed || usize::from(prefix.slot) >= SESSIONS_MAX {
-            return Err(FrameError::Sense("no server says this"));
+        if prefix.is_resumed || usize::from(prefix.slot) >= SESSIONS_MAX {
+            return Err(RpcFrameError::Invalid("no server says this"));
         }
-        Ok(Some(Frame { message, head_bytes, payload_bytes: prefix.payload_bytes as usize, payload_crc }))
+        Ok(Some(Frame { head: message, head_bytes, payload_bytes: prefix.payload_bytes as usize, payload_crc }))
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::head::{self, PAYLOAD_CRC_BYTES, PREFIX_BYTES, Prefix, u32_at};
-use super::{Frame, FrameError, Message, SESSIONS_MAX, WINDOW_MAX};
+use super::head::{self, HeadPrefix, PAYLOAD_CRC_BYTES, PREFIX_BYTES, u32_at};
+use super::{Frame, FrameHead, RpcFrameError, SESSIONS_MAX, WINDOW_MAX};
 
 /// Size of the head of a client's frame, in bytes.
 pub const REQUEST_HEAD_BYTES: usize = PREFIX_BYTES + 8;
@@ -43,16 +43,16 @@ pub struct RequestHead {
     /// Of the request, in its session.
     pub id: u64,
     /// How far behind `id` the oldest unanswered request is; all before that one are acknowledged.
-    pub behind: u32,
+    pub oldest_pending_distance: u32,
     /// Time until the client gives up, in microseconds; 0: it does not.
     pub remaining_us: u32,
     /// Whether both payloads have checksums of their own.
-    pub checked: bool,
+    pub has_payload_crc: bool,
 }
 
 /// A client's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum ClientFrame {
     /// Calls a handler.
     Request(RequestHead),
     /// Binds a session to a slot of this connection.
@@ -92,8 +92,8 @@ pub enum Ask {
 impl RequestHead {
     /// Bytes before the payload.
     #[inline]
-    pub fn bytes(&self) -> usize {
-        REQUEST_HEAD_BYTES + if self.checked { PAYLOAD_CRC_BYTES } else { 0 }
+    pub fn head_bytes(&self) -> usize {
+        REQUEST_HEAD_BYTES + if self.has_payload_crc { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
     /// Writes it to the front of `frame`, which holds [`RequestHead::bytes`] and the payload, unless that lies `apart`.
@@ -102,27 +102,33 @@ impl RequestHead {
     /// When the frame is too short or the payload too long: the sender must not build such frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
-        debug_assert!(u64::from(self.behind) < WINDOW_MAX && u64::from(self.behind) <= self.id);
-        let prefix = Prefix { checked: self.checked, ..Prefix::bare(REQUEST, self.slot, self.handler, self.id) };
+        debug_assert!(
+            u64::from(self.oldest_pending_distance) < WINDOW_MAX && u64::from(self.oldest_pending_distance) <= self.id
+        );
+        let prefix = HeadPrefix {
+            has_payload_crc: self.has_payload_crc,
+            ..HeadPrefix::without_payload(REQUEST, self.slot, self.handler, self.id)
+        };
         prefix.write(frame);
-        frame[24..28].copy_from_slice(&self.behind.to_le_bytes());
+        frame[24..28].copy_from_slice(&self.oldest_pending_distance.to_le_bytes());
         frame[28..32].copy_from_slice(&self.remaining_us.to_le_bytes());
-        head::seal(frame, REQUEST_HEAD_BYTES, self.checked, apart);
+        head::seal(frame, REQUEST_HEAD_BYTES, self.has_payload_crc, apart);
     }
 }
 
-impl Ask {
+impl ClientFrame {
     /// Appends a frame that is no request.
     ///
     /// # Panics
     /// For a request, which is sealed around its payload.
     pub fn append(&self, out: &mut Vec<u8>) {
         let mut frame = [0; REQUEST_HEAD_BYTES];
-        let mut write = |kind, slot, id| Prefix::bare(kind, slot, 0, id).write(&mut frame);
+        let mut write = |kind, slot, id| HeadPrefix::without_payload(kind, slot, 0, id).write(&mut frame);
         match *self {
             Self::Request(_) => panic!("requests are sealed around their payload"),
             Self::Open { slot, session, epoch, resumed } => {
-                Prefix { resumed, ..Prefix::bare(OPEN, slot, epoch, 0) }.write(&mut frame);
+                HeadPrefix { is_resumed: resumed, ..HeadPrefix::without_payload(OPEN, slot, epoch, 0) }
+                    .write(&mut frame);
                 frame[16..].copy_from_slice(&session.0);
             }
             Self::Cancel { slot, id } => write(CANCEL, slot, id),
@@ -135,47 +141,54 @@ impl Ask {
     }
 
     #[inline]
-    fn from_parts(prefix: &Prefix, bytes: &[u8]) -> Result<Self, FrameError> {
+    fn from_parts(prefix: &HeadPrefix, bytes: &[u8]) -> Result<Self, RpcFrameError> {
         let slot = prefix.slot;
         Ok(match prefix.kind {
             REQUEST => {
                 let (behind, remaining_us) = (u32_at(bytes, 24), u32_at(bytes, 28));
                 if u64::from(behind) >= WINDOW_MAX || u64::from(behind) > prefix.id {
-                    return Err(FrameError::Sense("its oldest unanswered request is out of the window"));
+                    return Err(RpcFrameError::Invalid("its oldest unanswered request is out of the window"));
                 }
-                let (handler, id, checked) = (prefix.code, prefix.id, prefix.checked);
-                Self::Request(RequestHead { slot, handler, id, behind, remaining_us, checked })
+                let (handler, id, checked) = (prefix.code, prefix.id, prefix.has_payload_crc);
+                Self::Request(RequestHead {
+                    slot,
+                    handler,
+                    id,
+                    oldest_pending_distance: behind,
+                    remaining_us,
+                    has_payload_crc: checked,
+                })
             }
             OPEN => {
                 let session = SessionId(*bytes[16..].first_chunk().expect("a head was checked"));
-                Self::Open { slot, session, epoch: prefix.code, resumed: prefix.resumed }
+                Self::Open { slot, session, epoch: prefix.code, resumed: prefix.is_resumed }
             }
             CANCEL => Self::Cancel { slot, id: prefix.id },
             ACKNOWLEDGE => Self::Acknowledge { slot, below: prefix.id },
             CLOSE => Self::Close { slot },
             PING => Self::Ping,
-            other => return Err(FrameError::Kind(other)),
+            other => return Err(RpcFrameError::UnexpectedKind(other)),
         })
     }
 }
 
-impl Message for Ask {
+impl FrameHead for ClientFrame {
     #[inline]
-    fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, FrameError> {
-        let Some((prefix, head_bytes, payload_crc)) = Prefix::decode(bytes, REQUEST_HEAD_BYTES)? else {
+    fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, RpcFrameError> {
+        let Some((prefix, head_bytes, payload_crc)) = HeadPrefix::decode(bytes, REQUEST_HEAD_BYTES)? else {
             return Ok(None);
         };
         let message = Self::from_parts(&prefix, bytes)?;
         let is_request = matches!(message, Self::Request(_));
-        if !is_request && (prefix.payload_bytes != 0 || prefix.checked) {
-            return Err(FrameError::Sense("only requests have payloads"));
+        if !is_request && (prefix.payload_bytes != 0 || prefix.has_payload_crc) {
+            return Err(RpcFrameError::Invalid("only requests have payloads"));
         }
-        if prefix.resumed && prefix.kind != OPEN {
-            return Err(FrameError::Sense("only sessions are resumed"));
+        if prefix.is_resumed && prefix.kind != OPEN {
+            return Err(RpcFrameError::Invalid("only sessions are resumed"));
         }
         if usize::from(prefix.slot) >= SESSIONS_MAX {
-            return Err(FrameError::Sense("its slot is beyond all sessions"));
+            return Err(RpcFrameError::Invalid("its slot is beyond all sessions"));
         }
-        Ok(Some(Frame { message, head_bytes, payload_bytes: prefix.payload_bytes as usize, payload_crc }))
+        Ok(Some(Frame { head: message, head_bytes, payload_bytes: prefix.payload_bytes as usize, payload_crc }))
     }
 }

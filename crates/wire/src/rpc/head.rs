@@ -1,6 +1,6 @@
 //! What all frames begin with, and the one checksum over a small frame.
 
-use super::{COVERED_BYTES_MAX, FrameError, PAYLOAD_BYTES_MAX};
+use super::{HEAD_CRC_PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX, RpcFrameError};
 
 /// Size of the part that all heads share, in bytes.
 pub(super) const PREFIX_BYTES: usize = 24;
@@ -9,25 +9,25 @@ pub(super) const PREFIX_BYTES: usize = 24;
 pub const PAYLOAD_CRC_BYTES: usize = 4;
 
 /// Where the part begins that the head's checksum covers.
-const COVERED_FROM: usize = 4;
+const HEAD_CRC_START: usize = 4;
 
 const FLAG_CHECKED: u8 = 1;
 const FLAG_RESUMED: u8 = 2;
 
 /// Frames of one direction.
-pub trait Message: Sized {
+pub trait FrameHead: Sized {
     /// The frame at the front of `bytes`, `None` while they are too few to tell.
     ///
     /// # Errors
     /// What is wrong with them.
-    fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, FrameError>;
+    fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, RpcFrameError>;
 }
 
 /// A frame, as its head describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<M> {
     /// What it says.
-    pub message: M,
+    pub head: M,
     /// Where its payload begins, from the frame's first byte.
     pub head_bytes: usize,
     /// Length of its payload, in bytes.
@@ -38,10 +38,10 @@ pub struct Frame<M> {
 
 /// The part that all heads share.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Prefix {
+pub(super) struct HeadPrefix {
     pub(super) kind: u8,
-    pub(super) checked: bool,
-    pub(super) resumed: bool,
+    pub(super) has_payload_crc: bool,
+    pub(super) is_resumed: bool,
     pub(super) slot: u16,
     pub(super) payload_bytes: u32,
     pub(super) code: u32,
@@ -49,20 +49,20 @@ pub(super) struct Prefix {
 }
 
 /// What `Prefix::decode` gives: the prefix, the head's bytes with the payload's checksum, and that checksum.
-pub(super) type Decoded = (Prefix, usize, Option<u32>);
+pub(super) type DecodedPrefix = (HeadPrefix, usize, Option<u32>);
 
-impl Prefix {
+impl HeadPrefix {
     /// Of a frame without payload.
     #[inline]
-    pub(super) fn bare(kind: u8, slot: u16, code: u32, id: u64) -> Self {
-        Self { kind, checked: false, resumed: false, slot, payload_bytes: 0, code, id }
+    pub(super) fn without_payload(kind: u8, slot: u16, code: u32, id: u64) -> Self {
+        Self { kind, has_payload_crc: false, is_resumed: false, slot, payload_bytes: 0, code, id }
     }
 
     /// Writes it to the front of `frame`; the checksum is still missing.
     #[inline]
     pub(super) fn write(&self, frame: &mut [u8]) {
         frame[4] = self.kind;
-        frame[5] = u8::from(self.checked) * FLAG_CHECKED + u8::from(self.resumed) * FLAG_RESUMED;
+        frame[5] = u8::from(self.has_payload_crc) * FLAG_CHECKED + u8::from(self.is_resumed) * FLAG_RESUMED;
         frame[6..8].copy_from_slice(&self.slot.to_le_bytes());
         frame[8..12].copy_from_slice(&self.payload_bytes.to_le_bytes());
         frame[12..16].copy_from_slice(&self.code.to_le_bytes());
@@ -71,34 +71,34 @@ impl Prefix {
 
     /// Reads and verifies the front of `bytes`, whose head has `head_bytes`.
     #[inline]
-    pub(super) fn decode(bytes: &[u8], head_bytes: usize) -> Result<Option<Decoded>, FrameError> {
+    pub(super) fn decode(bytes: &[u8], head_bytes: usize) -> Result<Option<DecodedPrefix>, RpcFrameError> {
         let Some(head) = bytes.get(..head_bytes) else { return Ok(None) };
         let prefix = Self::read(head)?;
-        let payload_at = head_bytes + if prefix.checked { PAYLOAD_CRC_BYTES } else { 0 };
-        let Some(covered) = bytes.get(COVERED_FROM..covered_to(payload_at, prefix.payload_bytes as usize)) else {
+        let payload_at = head_bytes + if prefix.has_payload_crc { PAYLOAD_CRC_BYTES } else { 0 };
+        let Some(covered) = bytes.get(HEAD_CRC_START..head_crc_end(payload_at, prefix.payload_bytes as usize)) else {
             return Ok(None);
         };
         if u32_at(bytes, 0) != crc32c::crc32c(covered) {
-            return Err(FrameError::HeadChecksum);
+            return Err(RpcFrameError::HeadChecksum);
         }
-        let payload_crc = prefix.checked.then(|| u32_at(bytes, head_bytes));
+        let payload_crc = prefix.has_payload_crc.then(|| u32_at(bytes, head_bytes));
         Ok(Some((prefix, payload_at, payload_crc)))
     }
 
     #[inline]
-    fn read(head: &[u8]) -> Result<Self, FrameError> {
+    fn read(head: &[u8]) -> Result<Self, RpcFrameError> {
         let flags = head[5];
         if flags & !(FLAG_CHECKED | FLAG_RESUMED) != 0 {
-            return Err(FrameError::Sense("unknown flags"));
+            return Err(RpcFrameError::Invalid("unknown flags"));
         }
         let payload_bytes = u32_at(head, 8);
         if payload_bytes as usize > PAYLOAD_BYTES_MAX {
-            return Err(FrameError::TooLong { bytes: payload_bytes });
+            return Err(RpcFrameError::TooLong { bytes: payload_bytes });
         }
         Ok(Self {
             kind: head[4],
-            checked: flags & FLAG_CHECKED != 0,
-            resumed: flags & FLAG_RESUMED != 0,
+            has_payload_crc: flags & FLAG_CHECKED != 0,
+            is_resumed: flags & FLAG_RESUMED != 0,
             slot: u16::from_le_bytes([head[6], head[7]]),
             payload_bytes,
             code: u32_at(head, 12),
@@ -116,21 +116,21 @@ impl Prefix {
 pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Option<&[u8]>) {
     let payload_at = head_bytes + if checked { PAYLOAD_CRC_BYTES } else { 0 };
     let payload_bytes = apart.map_or(frame.len() - payload_at, <[u8]>::len);
-    assert!(apart.is_none() || payload_bytes > COVERED_BYTES_MAX, "a short payload lies apart from its head");
+    assert!(apart.is_none() || payload_bytes > HEAD_CRC_PAYLOAD_BYTES_MAX, "a short payload lies apart from its head");
     assert!(payload_bytes <= PAYLOAD_BYTES_MAX, "a payload of {payload_bytes} bytes");
     if checked {
         let checksum = crc32c::crc32c(apart.unwrap_or(&frame[payload_at..]));
         frame[head_bytes..payload_at].copy_from_slice(&checksum.to_le_bytes());
     }
     frame[8..12].copy_from_slice(&(payload_bytes as u32).to_le_bytes());
-    let checksum = crc32c::crc32c(&frame[COVERED_FROM..covered_to(payload_at, payload_bytes)]);
-    frame[..COVERED_FROM].copy_from_slice(&checksum.to_le_bytes());
+    let checksum = crc32c::crc32c(&frame[HEAD_CRC_START..head_crc_end(payload_at, payload_bytes)]);
+    frame[..HEAD_CRC_START].copy_from_slice(&checksum.to_le_bytes());
 }
 
 /// Where the part ends that the head's checksum covers.
 #[inline]
-fn covered_to(payload_at: usize, payload_bytes: usize) -> usize {
-    if payload_bytes <= COVERED_BYTES_MAX { payload_at + payload_bytes } else { payload_at }
+fn head_crc_end(payload_at: usize, payload_bytes: usize) -> usize {
+    if payload_bytes <= HEAD_CRC_PAYLOAD_BYTES_MAX { payload_at + payload_bytes } else { payload_at }
 }
 
 #[inline]

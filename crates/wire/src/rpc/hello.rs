@@ -8,26 +8,26 @@
 //!  └─────────┴──────────┴──────────┴──────────┘
 //! ```
 
-use super::FrameError;
+use super::RpcFrameError;
 
 /// Size of a greeting, in bytes.
 pub const HELLO_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"FFRPC\0\0\0";
-const CHECKED_BYTES: usize = HELLO_BYTES - 4;
+const CRC_COVERED_BYTES: usize = HELLO_BYTES - 4;
 
 /// Versions of the frames behind the greeting that one side speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Versions {
+pub struct VersionRange {
     /// The one it prefers.
     pub newest: u16,
     /// The first that it still speaks.
     pub oldest: u16,
 }
 
-impl Versions {
+impl VersionRange {
     /// What this farfork speaks.
-    pub const OURS: Self = Self { newest: 1, oldest: 1 };
+    pub const SUPPORTED: Self = Self { newest: 1, oldest: 1 };
 
     /// The greeting that says so.
     pub fn encode(self) -> [u8; HELLO_BYTES] {
@@ -35,8 +35,8 @@ impl Versions {
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&self.newest.to_le_bytes());
         bytes[10..12].copy_from_slice(&self.oldest.to_le_bytes());
-        let checksum = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
-        bytes[CHECKED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[..CRC_COVERED_BYTES]);
+        bytes[CRC_COVERED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
@@ -44,18 +44,18 @@ impl Versions {
     ///
     /// # Errors
     /// [`FrameError::Foreign`], [`FrameError::HelloChecksum`], or [`FrameError::Sense`].
-    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, FrameError> {
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, RpcFrameError> {
         if bytes[..8] != MAGIC {
-            return Err(FrameError::Foreign);
+            return Err(RpcFrameError::BadMagic);
         }
-        let (checked, checksum) = bytes.split_at(CHECKED_BYTES);
+        let (checked, checksum) = bytes.split_at(CRC_COVERED_BYTES);
         if checksum != crc32c::crc32c(checked).to_le_bytes() {
-            return Err(FrameError::HelloChecksum);
+            return Err(RpcFrameError::HelloChecksum);
         }
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let versions = Self { newest: number(8), oldest: number(10) };
         if versions.oldest > versions.newest {
-            return Err(FrameError::Sense("its oldest version is newer than its newest"));
+            return Err(RpcFrameError::Invalid("its oldest version is newer than its newest"));
         }
         Ok(versions)
     }
@@ -64,9 +64,9 @@ impl Versions {
     ///
     /// # Errors
     /// [`FrameError::Version`] where there is none.
-    pub fn agree(self, theirs: Self) -> Result<u16, FrameError> {
+    pub fn negotiate(self, theirs: Self) -> Result<u16, RpcFrameError> {
         let version = self.newest.min(theirs.newest);
         let known = version >= self.oldest.max(theirs.oldest);
-        if known { Ok(version) } else { Err(FrameError::Version { theirs, ours: self }) }
+        if known { Ok(version) } else { Err(RpcFrameError::Version { theirs, ours: self }) }
     }
 }

@@ -56,17 +56,17 @@ mod head;
 mod hello;
 mod status;
 
-pub use answer::{Answer, REPLY_HEAD_BYTES, ReplyHead};
-pub use ask::{Ask, REQUEST_HEAD_BYTES, RequestHead, SessionId};
-pub use head::{Frame, Message, PAYLOAD_CRC_BYTES};
-pub use hello::{HELLO_BYTES, Versions};
+pub use answer::{REPLY_HEAD_BYTES, ReplyHead, ServerFrame};
+pub use ask::{ClientFrame, REQUEST_HEAD_BYTES, RequestHead, SessionId};
+pub use head::{Frame, FrameHead, PAYLOAD_CRC_BYTES};
+pub use hello::{HELLO_BYTES, VersionRange};
 pub use status::{OpenOutcome, Status};
 
 /// Longest payload, in bytes. What is larger belongs into registered memory, which is read one-sidedly.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 
 /// Longest payload that the head's checksum covers, in bytes: so much may arrive before a length is verified.
-pub const COVERED_BYTES_MAX: usize = 256;
+pub const HEAD_CRC_PAYLOAD_BYTES_MAX: usize = 256;
 
 /// Most requests of one session between the oldest unanswered one and the newest: what a server remembers of a session.
 pub const WINDOW_MAX: u64 = 4096;
@@ -76,10 +76,10 @@ pub const SESSIONS_MAX: usize = 1024;
 
 /// Why received bytes are no frame of this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub enum RpcFrameError {
     /// The stream does not begin with the magic.
     #[error("the peer does not speak farfork's RPC protocol")]
-    Foreign,
+    BadMagic,
     /// A hello in which bits were flipped.
     #[error("the peer's greeting is damaged: its checksum disagrees")]
     HelloChecksum,
@@ -90,16 +90,16 @@ pub enum FrameError {
     )]
     Version {
         /// What the peer speaks.
-        theirs: Versions,
+        theirs: VersionRange,
         /// What this side speaks.
-        ours: Versions,
+        ours: VersionRange,
     },
     /// A head, or the short payload behind it, in which bits were flipped, or bytes that are none.
     #[error("a frame is damaged: its checksum disagrees")]
     HeadChecksum,
     /// A kind of frame that the receiver does not expect.
     #[error("a frame has kind {0}, which has no meaning here")]
-    Kind(u8),
+    UnexpectedKind(u8),
     /// A frame that is longer than any may be.
     #[error("a frame announces a payload of {bytes} bytes, {PAYLOAD_BYTES_MAX} at most")]
     TooLong {
@@ -111,7 +111,7 @@ pub enum FrameError {
     PayloadChecksum,
     /// A frame that is sound but makes no sense.
     #[error("a frame makes no sense: {0}")]
-    Sense(&'static str),
+    Invalid(&'static str),
 }
 
 #[cfg(test)]

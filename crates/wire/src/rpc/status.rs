@@ -15,7 +15,7 @@ pub enum Status {
     NoHandler = 2,
     /// The deadline passed before the handler began. Nothing ran.
     #[error("the deadline passed before the server could begin")]
-    Overdue = 3,
+    DeadlineExceeded = 3,
     /// The client took it back while it ran.
     #[error("it was cancelled while it ran")]
     Cancelled = 4,
@@ -26,7 +26,7 @@ pub enum Status {
     Overloaded = 5,
     /// It was executed, but its reply was too large to be kept for long; it is not executed again.
     #[error("it was executed, but the server did not keep the reply")]
-    NotKept = 6,
+    ReplyEvicted = 6,
     /// The handler took it for later and dropped it.
     #[error("the handler gave it up")]
     Abandoned = 7,
@@ -37,10 +37,10 @@ impl Status {
         Self::Answered,
         Self::Failed,
         Self::NoHandler,
-        Self::Overdue,
+        Self::DeadlineExceeded,
         Self::Cancelled,
         Self::Overloaded,
-        Self::NotKept,
+        Self::ReplyEvicted,
         Self::Abandoned,
     ];
 
@@ -55,7 +55,7 @@ impl Status {
 pub enum OpenOutcome {
     /// Requests may be sent.
     #[error("it is open")]
-    Open = 0,
+    Opened = 0,
     /// It was to be resumed, but the server does not have it (any more).
     #[error("the server has forgotten the session")]
     Expired = 1,
@@ -64,14 +64,14 @@ pub enum OpenOutcome {
     Superseded = 2,
     /// It was to be new, but the server has one of this id.
     #[error("the server has a session of this id already")]
-    Taken = 3,
+    IdInUse = 3,
     /// The server has as many sessions as it may have.
     #[error("the server has too many sessions")]
-    Full = 4,
+    TooManySessions = 4,
 }
 
 impl OpenOutcome {
-    const ALL: [Self; 5] = [Self::Open, Self::Expired, Self::Superseded, Self::Taken, Self::Full];
+    const ALL: [Self; 5] = [Self::Opened, Self::Expired, Self::Superseded, Self::IdInUse, Self::TooManySessions];
 
     pub(super) fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(number as usize).copied()

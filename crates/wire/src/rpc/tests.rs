@@ -4,8 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{
-    Answer, Ask, COVERED_BYTES_MAX, Frame, FrameError, HELLO_BYTES, Message, OpenOutcome, ReplyHead, RequestHead,
-    SESSIONS_MAX, SessionId, Status, Versions, WINDOW_MAX,
+    ClientFrame, Frame, FrameHead, HEAD_CRC_PAYLOAD_BYTES_MAX, HELLO_BYTES, OpenOutcome, ReplyHead, RequestHead,
+    RpcFrameError, SESSIONS_MAX, ServerFrame, SessionId, Status, VersionRange, WINDOW_MAX,
 };
 
 const SLOTS: std::ops::Range<u16> = 0..SESSIONS_MAX as u16;
@@ -16,9 +16,9 @@ fn request_heads() -> impl Strategy<Value = RequestHead> {
         slot,
         handler,
         id,
-        behind,
+        oldest_pending_distance: behind,
         remaining_us,
-        checked,
+        has_payload_crc: checked,
     })
 }
 
@@ -27,42 +27,42 @@ fn reply_heads() -> impl Strategy<Value = ReplyHead> {
         slot,
         id,
         status: Status::from_number(status).unwrap(),
-        checked,
+        has_payload_crc: checked,
     })
 }
 
-fn bare_asks() -> impl Strategy<Value = Ask> {
+fn bare_asks() -> impl Strategy<Value = ClientFrame> {
     prop_oneof![
         (SLOTS, any::<[u8; 16]>(), any::<u32>(), any::<bool>()).prop_map(|(slot, session, epoch, resumed)| {
-            Ask::Open { slot, session: SessionId::from_bytes(session), epoch, resumed }
+            ClientFrame::Open { slot, session: SessionId::from_bytes(session), epoch, resumed }
         }),
-        (SLOTS, any::<u64>()).prop_map(|(slot, id)| Ask::Cancel { slot, id }),
-        (SLOTS, any::<u64>()).prop_map(|(slot, below)| Ask::Acknowledge { slot, below }),
-        SLOTS.prop_map(|slot| Ask::Close { slot }),
-        Just(Ask::Ping),
+        (SLOTS, any::<u64>()).prop_map(|(slot, id)| ClientFrame::Cancel { slot, id }),
+        (SLOTS, any::<u64>()).prop_map(|(slot, below)| ClientFrame::Acknowledge { slot, below }),
+        SLOTS.prop_map(|slot| ClientFrame::Close { slot }),
+        Just(ClientFrame::Ping),
     ]
 }
 
 fn request_frame(head: &RequestHead, payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; head.bytes()];
+    let mut frame = vec![0; head.head_bytes()];
     frame.extend_from_slice(payload);
     head.seal(&mut frame, None);
     frame
 }
 
 fn reply_frame(head: &ReplyHead, payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; head.bytes()];
+    let mut frame = vec![0; head.head_bytes()];
     frame.extend_from_slice(payload);
     head.seal(&mut frame, None);
     frame
 }
 
 /// What a receiver makes of a whole frame, its payload's checksum included.
-fn receive<M: Message>(bytes: &[u8]) -> Result<Option<Frame<M>>, FrameError> {
+fn receive<M: FrameHead>(bytes: &[u8]) -> Result<Option<Frame<M>>, RpcFrameError> {
     let Some(frame) = M::decode(bytes)? else { return Ok(None) };
     let Some(payload) = bytes.get(frame.head_bytes..frame.head_bytes + frame.payload_bytes) else { return Ok(None) };
     match frame.payload_crc {
-        Some(crc) if crc != crc32c::crc32c(payload) => Err(FrameError::PayloadChecksum),
+        Some(crc) if crc != crc32c::crc32c(payload) => Err(RpcFrameError::PayloadChecksum),
         _ => Ok(Some(frame)),
     }
 }
@@ -71,17 +71,17 @@ proptest! {
     #[test]
     fn a_request_survives(head in request_heads(), payload in vec(any::<u8>(), 0..2000)) {
         let bytes = request_frame(&head, &payload);
-        let frame = receive::<Ask>(&bytes).unwrap().unwrap();
-        prop_assert_eq!(frame.message, Ask::Request(head));
+        let frame = receive::<ClientFrame>(&bytes).unwrap().unwrap();
+        prop_assert_eq!(frame.head, ClientFrame::Request(head));
         prop_assert_eq!(&bytes[frame.head_bytes..], &payload);
-        prop_assert_eq!(frame.payload_crc.is_some(), head.checked);
+        prop_assert_eq!(frame.payload_crc.is_some(), head.has_payload_crc);
     }
 
     #[test]
     fn a_reply_survives(head in reply_heads(), payload in vec(any::<u8>(), 0..2000)) {
         let bytes = reply_frame(&head, &payload);
-        let frame = receive::<Answer>(&bytes).unwrap().unwrap();
-        prop_assert_eq!(frame.message, Answer::Reply(head));
+        let frame = receive::<ServerFrame>(&bytes).unwrap().unwrap();
+        prop_assert_eq!(frame.head, ServerFrame::Reply(head));
         prop_assert_eq!(&bytes[frame.head_bytes..], &payload);
     }
 
@@ -89,21 +89,21 @@ proptest! {
     fn other_frames_survive(ask in bare_asks(), slot in SLOTS, epoch: u32, outcome in 0u32..5) {
         let mut bytes = Vec::new();
         ask.append(&mut bytes);
-        prop_assert_eq!(receive::<Ask>(&bytes).unwrap().unwrap().message, ask);
+        prop_assert_eq!(receive::<ClientFrame>(&bytes).unwrap().unwrap().head, ask);
         let outcome = OpenOutcome::from_number(outcome).unwrap();
-        for answer in [Answer::Opened { slot, epoch, outcome }, Answer::Pong] {
+        for answer in [ServerFrame::Opened { slot, epoch, outcome }, ServerFrame::Pong] {
             bytes.clear();
             answer.append(&mut bytes);
-            prop_assert_eq!(receive::<Answer>(&bytes).unwrap().unwrap().message, answer);
+            prop_assert_eq!(receive::<ServerFrame>(&bytes).unwrap().unwrap().head, answer);
         }
     }
 
     #[test]
     fn a_payload_apart_gives_the_same_head(head in request_heads(), payload in vec(any::<u8>(), 257..2000)) {
         let whole = request_frame(&head, &payload);
-        let mut apart = vec![0; head.bytes()];
+        let mut apart = vec![0; head.head_bytes()];
         head.seal(&mut apart, Some(&payload));
-        prop_assert_eq!(&whole[..head.bytes()], &apart);
+        prop_assert_eq!(&whole[..head.head_bytes()], &apart);
     }
 
     #[test]
@@ -114,26 +114,26 @@ proptest! {
         bit in 0u8..8,
     ) {
         // Only a long payload without a checksum of its own is not covered.
-        let head = RequestHead { checked: head.checked || payload.len() > COVERED_BYTES_MAX, ..head };
+        let head = RequestHead { has_payload_crc: head.has_payload_crc || payload.len() > HEAD_CRC_PAYLOAD_BYTES_MAX, ..head };
         let mut bytes = request_frame(&head, &payload);
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
-        let received = receive::<Ask>(&bytes);
+        let received = receive::<ClientFrame>(&bytes);
         prop_assert!(!matches!(received, Ok(Some(_))), "{:?}", received);
     }
 
     #[test]
     fn what_is_cut_short_is_waited_for(head in reply_heads(), payload in vec(any::<u8>(), 0..600), at: prop::sample::Index) {
         let bytes = reply_frame(&head, &payload);
-        prop_assert_eq!(receive::<Answer>(&bytes[..at.index(bytes.len())]), Ok(None));
+        prop_assert_eq!(receive::<ServerFrame>(&bytes[..at.index(bytes.len())]), Ok(None));
     }
 
     #[test]
     fn garbage_is_refused_or_waited_for(bytes in vec(any::<u8>(), 0..400)) {
-        prop_assert!(!matches!(receive::<Ask>(&bytes), Ok(Some(_))));
-        prop_assert!(!matches!(receive::<Answer>(&bytes), Ok(Some(_))));
+        prop_assert!(!matches!(receive::<ClientFrame>(&bytes), Ok(Some(_))));
+        prop_assert!(!matches!(receive::<ServerFrame>(&bytes), Ok(Some(_))));
         if let Some(hello) = bytes.first_chunk::<HELLO_BYTES>() {
-            prop_assert!(Versions::decode(hello).is_err());
+            prop_assert!(VersionRange::decode(hello).is_err());
         }
     }
 
@@ -149,47 +149,55 @@ proptest! {
             if let Some(part) = bytes.get(4..covered) {
                 let checksum = crc32c::crc32c(part);
                 bytes[..4].copy_from_slice(&checksum.to_le_bytes());
-                let _ = receive::<Ask>(&bytes);
-                let _ = receive::<Answer>(&bytes);
+                let _ = receive::<ClientFrame>(&bytes);
+                let _ = receive::<ServerFrame>(&bytes);
             }
         }
     }
 
     #[test]
     fn a_greeting_survives_and_its_damage_is_seen(newest: u16, oldest: u16, at in 0..HELLO_BYTES, bit in 0u8..8) {
-        let versions = Versions { newest: newest.max(oldest), oldest: newest.min(oldest) };
+        let versions = VersionRange { newest: newest.max(oldest), oldest: newest.min(oldest) };
         let mut bytes = versions.encode();
-        prop_assert_eq!(Versions::decode(&bytes), Ok(versions));
+        prop_assert_eq!(VersionRange::decode(&bytes), Ok(versions));
         bytes[at] ^= 1 << bit;
-        prop_assert!(Versions::decode(&bytes).is_err());
+        prop_assert!(VersionRange::decode(&bytes).is_err());
     }
 }
 
 #[test]
 fn the_newest_shared_version_is_spoken() {
-    let ours = Versions { newest: 5, oldest: 3 };
-    assert_eq!(ours.agree(Versions { newest: 9, oldest: 4 }), Ok(5));
-    assert_eq!(ours.agree(Versions { newest: 4, oldest: 1 }), Ok(4));
-    for theirs in [Versions { newest: 2, oldest: 1 }, Versions { newest: 8, oldest: 6 }] {
-        assert_eq!(ours.agree(theirs), Err(FrameError::Version { theirs, ours }));
+    let ours = VersionRange { newest: 5, oldest: 3 };
+    assert_eq!(ours.negotiate(VersionRange { newest: 9, oldest: 4 }), Ok(5));
+    assert_eq!(ours.negotiate(VersionRange { newest: 4, oldest: 1 }), Ok(4));
+    for theirs in [VersionRange { newest: 2, oldest: 1 }, VersionRange { newest: 8, oldest: 6 }] {
+        assert_eq!(ours.negotiate(theirs), Err(RpcFrameError::Version { theirs, ours }));
     }
 }
 
 #[test]
 fn an_oversized_frame_is_refused_before_its_payload() {
-    let head = RequestHead { slot: 0, handler: 1, id: 9, behind: 0, remaining_us: 0, checked: false };
+    let head =
+        RequestHead { slot: 0, handler: 1, id: 9, oldest_pending_distance: 0, remaining_us: 0, has_payload_crc: false };
     let mut frame = request_frame(&head, &[]);
     frame[8..12].copy_from_slice(&((16 << 20) + 1u32).to_le_bytes());
-    assert_eq!(Ask::decode(&frame), Err(FrameError::TooLong { bytes: (16 << 20) + 1 }));
+    assert_eq!(ClientFrame::decode(&frame), Err(RpcFrameError::TooLong { bytes: (16 << 20) + 1 }));
 }
 
 /// The bytes of version 1, kept so that a change of them is noticed.
 #[test]
 fn version_1_has_these_bytes() {
-    let head = RequestHead { slot: 3, handler: 7, id: 9, behind: 2, remaining_us: 500, checked: true };
+    let head = RequestHead {
+        slot: 3,
+        handler: 7,
+        id: 9,
+        oldest_pending_distance: 2,
+        remaining_us: 500,
+        has_payload_crc: true,
+    };
     let bytes: String = request_frame(&head, b"abc").iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(bytes, "04d1c29a010103000300000007000000090000000000000002000000f4010000b73f4b36616263");
-    let head = ReplyHead { slot: 3, id: 9, status: Status::Failed, checked: false };
+    let head = ReplyHead { slot: 3, id: 9, status: Status::Failed, has_payload_crc: false };
     let bytes: String = reply_frame(&head, b"no").iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(bytes, "e6f17c3410000300020000000100000009000000000000006e6f");
 }

@@ -6,13 +6,13 @@ use super::{Change, credentials, descriptor};
 
 #[test]
 fn a_lineage_is_one_parents_while_it_is_who_it_was() {
-    let lineage = |descriptor: &Descriptor| descriptor.lineage(&"n1".parse().unwrap());
+    let lineage = |descriptor: &Descriptor| descriptor.access_group_key(&"n1".parse().unwrap());
     let first = lineage(&descriptor());
     let same: [Change; 4] = [
         |d| d.origin.monotonic_ns += 1,
         |d| d.process.exe = "/usr/bin/another".into(),
         |d| drop(d.threads.pop()),
-        |d| d.members[0].threads[0].credentials = Some(credentials()),
+        |d| d.descendants[0].threads[0].credentials = Some(credentials()),
     ];
     let others: [Change; 10] = [
         |d| d.origin.parent_pid += 1,
@@ -20,10 +20,10 @@ fn a_lineage_is_one_parents_while_it_is_who_it_was() {
         |d| d.origin.boot_id = "another".into(),
         |d| (d.origin.boot_id, d.origin.parent_pid) = (r#"b" 4711"#.into(), 1),
         |d| d.process.dumpable = 0,
-        |d| d.members[1].process.dumpable = 0,
+        |d| d.descendants[1].process.dumpable = 0,
         |d| d.threads[1].credentials = Some(Credentials { groups: vec![4], ..credentials() }),
-        |d| d.members[1].process.credentials.no_new_privileges = true,
-        |d| d.members[0].threads[0].credentials = Some(Credentials { uids: [0, 1, 0, 0], ..credentials() }),
+        |d| d.descendants[1].process.credentials.no_new_privileges = true,
+        |d| d.descendants[0].threads[0].credentials = Some(Credentials { uids: [0, 1, 0, 0], ..credentials() }),
         |d| d.process.credentials.capabilities_permitted = 0,
     ];
     for (changes, is_same) in [(&same[..], true), (&others[..], false)] {
@@ -33,10 +33,10 @@ fn a_lineage_is_one_parents_while_it_is_who_it_was() {
             assert_eq!(lineage(&next) == first, is_same, "change {number}");
         }
     }
-    assert_ne!(descriptor().lineage(&"n2".parse().unwrap()), first, "whatever its owner says of itself");
+    assert_ne!(descriptor().access_group_key(&"n2".parse().unwrap()), first, "whatever its owner says of itself");
     // All of them changed alike.
     let mut next = descriptor();
     next.process.credentials.gids = [7; 4];
-    next.members.iter_mut().for_each(|member| member.process.credentials.gids = [7; 4]);
+    next.descendants.iter_mut().for_each(|member| member.process.credentials.gids = [7; 4]);
     assert_ne!(lineage(&next), first);
 }

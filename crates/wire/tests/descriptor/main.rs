@@ -9,12 +9,13 @@ mod written;
 
 use farfork_wire::Token;
 use farfork_wire::descriptor::{
-    AltStack, Backing, ControlledSession, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId,
-    ExtentSource, FileDescriptor, FileLock, FileLockKind, FileOwner, FileStatus, FileTimes, FileUser, InheritedRun,
-    InotifyWatch, IntervalTimer, Kinship, LAYERS_MAX, Layer, Mapping, MappingFlags, Member, Message, Mm, NUMBERS_MAX,
-    OpenFile, Origin, PROCESSES_MAX, PageRun, PendingCall, PosixTimer, Process, REGISTER_WORDS, Scheduling,
-    SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, SignalAction, Socket, SocketState, StandardStream,
-    TERMINAL_NUMBER_MAX, Thread, TimeLeft, VDSO_BYTES_MAX, Zombie, decode, encode,
+    AltStack, Backing, ControlledSession, Credentials, DecodeError, DescendantProcess, Descriptor, EagerBytes, Extent,
+    ExtentId, ExtentSource, FileDescriptor, FileLock, FileLockKind, FileOwner, FileReference, FileStatus, FileTimes,
+    InheritedRun, InotifyWatch, IntervalTimer, LAYERS_MAX, Layer, Mapping, MappingFlags, MessageSender, Mm, OpenFile,
+    Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, ProcessRelations, REGISTER_WORDS, RESTORED_NUMBER_MAX,
+    RestartableCall, Scheduling, SeccompFilter, SemaphoreSet, SharedObject, SharedObjectKind, SignalAction, Socket,
+    SocketMessage, SocketState, StandardStream, TERMINAL_NUMBER_MAX, Thread, TimerSpec, VDSO_BYTES_MAX, Zombie, decode,
+    encode,
 };
 
 use parts::{file_extent, file_version, mapped_file, message_queue, terminal};
@@ -48,14 +49,14 @@ fn thread(tid: u32) -> Thread {
         clear_child_tid: 0,
         rseq: None,
         scheduling: Scheduling::default(),
-        forbids_time_stamps: false,
+        is_tsc_disabled: false,
         personality: 0x4_0000,
         credentials: None,
         parent_death_signal: 0,
         timer_slack_ns: 50_000,
         cpus: vec![1],
         seccomp_filters: Vec::new(),
-        pending_call: Some(PendingCall { left_ns: 150_000_000, result: -11 }),
+        interrupted_call: Some(RestartableCall { remaining_ns: 150_000_000, timeout_result: -11 }),
     }
 }
 
@@ -78,11 +79,11 @@ fn process() -> Process {
         signal_actions: Vec::new(),
         pending_signals: Vec::new(),
         mm: Mm::default(),
-        interval_timers: vec![IntervalTimer { which: 2, time: TimeLeft { left_ns: 5, interval_ns: 0 } }],
+        interval_timers: vec![IntervalTimer { which: 2, time: TimerSpec { remaining_ns: 5, interval_ns: 0 } }],
         posix_timers: vec![posix_timer(3)],
         seccomp_filters: vec![SeccompFilter { flags: 0, instructions: vec![6, 0, 0, 0, 0, 0, 0xff, 0x7f] }],
-        memory_barriers: 0,
-        has_no_huge_pages: false,
+        membarrier_registrations: 0,
+        is_thp_disabled: false,
         is_subreaper: false,
     }
 }
@@ -92,13 +93,13 @@ fn mapping(start: u64, end: u64, backing: Backing) -> Mapping {
 }
 
 fn posix_timer(id: u32) -> PosixTimer {
-    PosixTimer { id, clock: 1, value: u64::MAX, signal: 34, tid: 813, time: TimeLeft::default() }
+    PosixTimer { id, clock: 1, value: u64::MAX, signal: 34, tid: 813, time: TimerSpec::default() }
 }
 
 fn socket(pair: u32, end: u32) -> OpenFile {
-    let sender = Some(Sender { pid: 812, uid: 0, gid: 0 });
-    let (options, received) = (Vec::new(), vec![Message { bytes: b"word".to_vec(), files: vec![0], sender }]);
-    let state = SocketState::Paired { pair, end, through: Vec::new(), address: Vec::new() };
+    let sender = Some(MessageSender { pid: 812, uid: 0, gid: 0 });
+    let (options, received) = (Vec::new(), vec![SocketMessage { bytes: b"word".to_vec(), files: vec![0], sender }]);
+    let state = SocketState::UnixPaired { pair, end, through: Vec::new(), address: Vec::new() };
     OpenFile::Socket(Socket {
         family: 1,
         kind: 1,
@@ -107,8 +108,8 @@ fn socket(pair: u32, end: u32) -> OpenFile {
         state,
         file: None,
         options,
-        received,
-        shut_down: 0,
+        received_messages: received,
+        shutdown_flags: 0,
     })
 }
 
@@ -142,7 +143,7 @@ fn descriptor() -> Descriptor {
         populated,
         inherited: Vec::new(),
     };
-    let inherited = InheritedRun { first: 0, count: 1, layer: 1, extent: ExtentId(5), page: 70 };
+    let inherited = InheritedRun { first: 0, count: 1, layer: 1, extent: ExtentId(5), layer_page: 70 };
     Descriptor {
         origin: origin(),
         process: process(),
@@ -169,7 +170,7 @@ fn descriptor() -> Descriptor {
             name: "m".into(),
             bytes: 100,
             seals: None,
-            kind: SharedKind::MemoryFile(FileStatus { mode: 0o600, uid: 1, gid: 2 }),
+            kind: SharedObjectKind::MemFd(FileStatus { mode: 0o600, uid: 1, gid: 2 }),
             times: FileTimes { accessed_ns: 1, modified_ns: -1 },
             extent: ExtentId(2),
         }],
@@ -177,8 +178,8 @@ fn descriptor() -> Descriptor {
         message_queues: vec![message_queue()],
         terminals: vec![terminal()],
         open_files: vec![
-            OpenFile::Standard(StandardStream::Output),
-            OpenFile::Memory { object: 0, flags: 2, offset: 0 },
+            OpenFile::StandardStream(StandardStream::Output),
+            OpenFile::MemFd { object: 0, flags: 2, offset: 0 },
             socket(0, 0),
             socket(0, 1),
             OpenFile::Terminal { terminal: 0, path: "/dev/ptmx".into(), is_master: true, flags: 2 },
@@ -194,42 +195,42 @@ fn descriptor() -> Descriptor {
             FileDescriptor { number: 1, open_file: 0, close_on_exec: false },
             FileDescriptor { number: 7, open_file: 1, close_on_exec: true },
         ],
-        file_locks: vec![FileLock { number: 7, kind: FileLockKind::Process, is_exclusive: true, start: 1, bytes: 0 }],
+        file_locks: vec![FileLock { number: 7, kind: FileLockKind::Posix, is_exclusive: true, start: 1, bytes: 0 }],
         file_owners: vec![FileOwner { number: 7, tid: 813, signal: 0 }],
-        eager: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
-        members: vec![member(820, 0), member(830, 1)],
+        eager_bytes: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
+        descendants: vec![member(820, 0), member(830, 1)],
         zombies: vec![zombie()],
     }
 }
 
 fn zombie() -> Zombie {
-    Zombie { pid: 840, kinship: kinship(2), status: 0x700, name: b"gone".to_vec(), is_forgotten: true }
+    Zombie { pid: 840, relations: kinship(2), status: 0x700, name: b"gone".to_vec(), is_reaped: true }
 }
 
-fn kinship(parent: u32) -> Kinship {
-    Kinship {
+fn kinship(parent: u32) -> ProcessRelations {
+    ProcessRelations {
         parent,
         group: 812,
         session: 812,
         exit_signal: 17,
-        shares_directory: parent > 0,
+        shares_fs: parent > 0,
         shares_files: false,
         shares_memory: false,
         shares_handlers: false,
-        is_heir: false,
+        is_session_orphan: false,
     }
 }
 
 /// The second member has the address space of the first.
 fn shares_memory(descriptor: &mut Descriptor) {
     descriptor.zombies.clear();
-    descriptor.members[1].kinship.shares_memory = true;
+    descriptor.descendants[1].relations.shares_memory = true;
     assert_eq!(descriptor.validate(), Ok(()));
 }
 
-fn member(pid: u32, parent: u32) -> Member {
-    Member {
-        kinship: kinship(parent),
+fn member(pid: u32, parent: u32) -> DescendantProcess {
+    DescendantProcess {
+        relations: kinship(parent),
         is_stopped: false,
         has_unreported_stop: false,
         process: Process { pid, posix_timers: Vec::new(), ..process() },
@@ -238,7 +239,7 @@ fn member(pid: u32, parent: u32) -> Member {
         file_descriptors: vec![FileDescriptor { number: 1, open_file: 0, close_on_exec: false }],
         file_locks: Vec::new(),
         file_owners: Vec::new(),
-        eager: Vec::new(),
+        eager_bytes: Vec::new(),
     }
 }
 
@@ -270,7 +271,7 @@ fn another_version_is_named() {
 #[test]
 fn nonsense_is_refused() {
     fn at(first: u64) -> InheritedRun {
-        InheritedRun { first, count: 1, layer: 0, extent: ExtentId(0), page: 0 }
+        InheritedRun { first, count: 1, layer: 0, extent: ExtentId(0), layer_page: 0 }
     }
     let changes: &[(&str, Change)] = &[
         ("no threads", |d| d.threads.clear()),
@@ -295,7 +296,7 @@ fn nonsense_is_refused() {
         ("no inherited page", |d| d.extents[0].inherited[0].count = 0),
         ("an inherited page twice", |d| d.extents[0].inherited.push(at(0))),
         ("a layer that is missing", |d| d.extents[0].inherited[0].layer = 2),
-        ("a page from beyond all memory", |d| d.extents[0].inherited[0].page = u64::MAX),
+        ("a page from beyond all memory", |d| d.extents[0].inherited[0].layer_page = u64::MAX),
         ("a descriptor for a page", |d| d.extents[0].inherited[0].extent = ExtentId::DESCRIPTOR),
         ("one seed in two layers", |d| d.layers[1] = d.layers[0].clone()),
         ("layers without end", |d| {
@@ -303,38 +304,39 @@ fn nonsense_is_refused() {
         }),
         ("a file that is missing", |d| d.mapped_files.clear()),
         ("an object that is missing", |d| d.shared_objects.clear()),
-        ("a file version that nothing leads to", |d| d.file_versions[0].user = FileUser::OpenFile(0)),
+        ("a file version that nothing leads to", |d| d.file_versions[0].reference = FileReference::OpenFile(0)),
         ("a file version of another length", |d| d.file_versions[0].identity.bytes = 0x1001),
         ("an extent of a file version that is missing", |d| d.file_versions.clear()),
         ("descriptors out of order", |d| d.file_descriptors.reverse()),
         ("an open file that is missing", |d| d.open_files.truncate(1)),
         ("two sockets to be told at what it is", |d| {
             d.open_files.extend([
-                OpenFile::Program { is_caller: true, flags: 2 },
-                OpenFile::Program { is_caller: true, flags: 2 },
+                OpenFile::CheckpointSocket { is_caller: true, flags: 2 },
+                OpenFile::CheckpointSocket { is_caller: true, flags: 2 },
             ]);
         }),
-        ("eager bytes outside of the map", |d| d.eager[0].address = 0x7000),
-        ("a parent that comes later", |d| d.members[0].kinship.parent = 1),
-        ("a zombie without a parent", |d| d.zombies[0].kinship.parent = 3),
+        ("eager bytes outside of the map", |d| d.eager_bytes[0].address = 0x7000),
+        ("a parent that comes later", |d| d.descendants[0].relations.parent = 1),
+        ("a zombie without a parent", |d| d.zombies[0].relations.parent = 3),
         ("a process of another's id", |d| d.zombies[0].pid = 813),
-        ("a process outside of any group", |d| d.members[1].kinship.group = 0),
-        ("a session from nowhere", |d| d.members[1].kinship.is_heir = true),
+        ("a process outside of any group", |d| d.descendants[1].relations.group = 0),
+        ("a session from nowhere", |d| d.descendants[1].relations.is_session_orphan = true),
         ("an heir with another's descriptors", |d| {
-            d.zombies[0].kinship = Kinship { session: 840, ..kinship(1) };
-            d.members[1].kinship = Kinship { session: 840, shares_directory: false, is_heir: true, ..kinship(1) };
+            d.zombies[0].relations = ProcessRelations { session: 840, ..kinship(1) };
+            d.descendants[1].relations =
+                ProcessRelations { session: 840, shares_fs: false, is_session_orphan: true, ..kinship(1) };
             assert_eq!(d.validate(), Ok(()));
-            d.members[1].file_descriptors.clear();
-            d.members[1].kinship.shares_files = true;
+            d.descendants[1].file_descriptors.clear();
+            d.descendants[1].relations.shares_files = true;
         }),
-        ("a member of two tables of descriptors", |d| d.members[1].kinship.shares_files = true),
-        ("a zombie with descriptors", |d| d.zombies[0].kinship.shares_files = true),
-        ("a member's descriptor of no file", |d| d.members[1].file_descriptors[0].open_file = 9),
+        ("a member of two tables of descriptors", |d| d.descendants[1].relations.shares_files = true),
+        ("a zombie with descriptors", |d| d.zombies[0].relations.shares_files = true),
+        ("a member's descriptor of no file", |d| d.descendants[1].file_descriptors[0].open_file = 9),
         ("pages of no process", |d| d.extents[0].source = ExtentSource::Template { process: 3, address: 0 }),
         ("processes without end", |d| {
             d.zombies = (0..PROCESSES_MAX as u32).map(|n| Zombie { pid: 900 + n, ..d.zombies[0].clone() }).collect();
         }),
-        ("eager bytes over a file", |d| d.eager[0].address = 0x3000),
+        ("eager bytes over a file", |d| d.eager_bytes[0].address = 0x3000),
     ];
     require_refusal(changes);
 }
@@ -347,12 +349,12 @@ fn nonsense_about_roots_is_refused() {
             assert_eq!(d.validate(), Ok(()));
             d.process.root = Some("jail".into());
         }),
-        ("a root that is in common, and its own", |d| d.members[1].process.root = Some("/jail".into())),
+        ("a root that is in common, and its own", |d| d.descendants[1].process.root = Some("/jail".into())),
         ("a root that is nowhere", |d| {
-            d.members[1].kinship.shares_directory = false;
-            d.members[1].process.root = Some("/jail".into());
+            d.descendants[1].relations.shares_fs = false;
+            d.descendants[1].process.root = Some("/jail".into());
             assert_eq!(d.validate(), Ok(()));
-            d.members[1].process.root = Some("jail".into());
+            d.descendants[1].process.root = Some("jail".into());
         }),
     ]);
 }
@@ -360,25 +362,26 @@ fn nonsense_about_roots_is_refused() {
 #[test]
 fn nonsense_about_memory_in_common_is_refused() {
     require_refusal(&[
-        ("a zombie with memory", |d| d.zombies[0].kinship.shares_memory = true),
+        ("a zombie with memory", |d| d.zombies[0].relations.shares_memory = true),
         ("a member of two address spaces", |d| {
             shares_memory(d);
-            d.members[1].mappings = vec![d.mappings[2].clone()];
+            d.descendants[1].mappings = vec![d.mappings[2].clone()];
         }),
         ("another's signal handlers without its memory", |d| {
             shares_memory(d);
-            d.members[1].kinship = Kinship { shares_memory: false, shares_handlers: true, ..d.members[1].kinship };
+            d.descendants[1].relations =
+                ProcessRelations { shares_memory: false, shares_handlers: true, ..d.descendants[1].relations };
         }),
         ("signal handlers twice", |d| {
             shares_memory(d);
-            d.members[1].kinship.shares_handlers = true;
+            d.descendants[1].relations.shares_handlers = true;
             assert_eq!(d.validate(), Ok(()));
             let action = SignalAction { signal: 10, handler: 1, flags: 0, restorer: 0, mask: 0 };
-            d.members[1].process.signal_actions = vec![action];
+            d.descendants[1].process.signal_actions = vec![action];
         }),
         ("a session that its parent has left", |d| {
             shares_memory(d);
-            d.members[0].kinship.session = 820;
+            d.descendants[0].relations.session = 820;
         }),
         ("a zombie whose parent comes late", |d| {
             shares_memory(d);
@@ -386,9 +389,9 @@ fn nonsense_about_memory_in_common_is_refused() {
         }),
         ("a child whose parent comes late", |d| {
             shares_memory(d);
-            d.members[0].kinship.shares_memory = true;
+            d.descendants[0].relations.shares_memory = true;
             assert_eq!(d.validate(), Ok(()));
-            d.members[1].kinship.shares_memory = false;
+            d.descendants[1].relations.shares_memory = false;
         }),
     ]);
 }
@@ -398,9 +401,9 @@ fn nonsense_about_resources_is_refused() {
     require_refusal(&[
         ("guard pages outside of their mapping", |d| d.mappings[0].guards = vec![PageRun { first: 1, count: 2 }]),
         ("an interval timer that is not there", |d| d.process.interval_timers[0].which = 3),
-        ("a timer beyond the end of time", |d| d.process.interval_timers[0].time.left_ns = u64::MAX),
+        ("a timer beyond the end of time", |d| d.process.interval_timers[0].time.remaining_ns = u64::MAX),
         ("POSIX timers out of order", |d| d.process.posix_timers.push(posix_timer(2))),
-        ("a POSIX timer with too high a number", |d| d.process.posix_timers[0].id = NUMBERS_MAX + 1),
+        ("a POSIX timer with too high a number", |d| d.process.posix_timers[0].id = RESTORED_NUMBER_MAX + 1),
         ("a POSIX timer of a thread that is not there", |d| d.process.posix_timers[0].tid = 7),
         ("a filter that is missing", |d| d.threads[0].seccomp_filters.push(1)),
         ("a filter of half an instruction", |d| d.process.seccomp_filters[0].instructions.truncate(4)),
@@ -409,7 +412,7 @@ fn nonsense_about_resources_is_refused() {
         ("a file that tells a signal there is not", |d| d.file_owners[0].signal = 65),
         ("two sockets that are one end", |d| d.open_files.push(socket(0, 1))),
         ("two connections that are one end", |d| {
-            let state = || SocketState::Connected { pair: 9, end: 1, address: vec![2; 16], peer: vec![2; 16] };
+            let state = || SocketState::TcpPaired { pair: 9, end: 1, address: vec![2; 16], peer: vec![2; 16] };
             for _ in 0..2 {
                 let OpenFile::Socket(plain) = socket(1, 0) else { unreachable!("it is one") };
                 d.open_files.push(OpenFile::Socket(Socket { state: state(), ..plain }));
@@ -418,7 +421,7 @@ fn nonsense_about_resources_is_refused() {
         ("a message with a file that is not there", |d| {
             let files = d.open_files.len() as u32;
             let OpenFile::Socket(mut socket) = socket(8, 0) else { unreachable!("it is one") };
-            socket.received[0].files = vec![files + 1];
+            socket.received_messages[0].files = vec![files + 1];
             d.open_files.push(OpenFile::Socket(socket));
         }),
         ("files over the internet", |d| {
@@ -457,7 +460,7 @@ fn nonsense_about_resources_is_refused() {
         }),
         ("shared memory with a path of its own choice", |d| {
             d.shared_objects[0].kind =
-                SharedKind::Named { path: "/dev/shm/../../etc/shadow".into(), status: FileStatus::default() };
+                SharedObjectKind::PosixShm { path: "/dev/shm/../../etc/shadow".into(), status: FileStatus::default() };
         }),
     ]);
 }

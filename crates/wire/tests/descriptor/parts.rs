@@ -1,8 +1,8 @@
 //! Parts of the descriptor that tests begin with.
 
 use farfork_wire::descriptor::{
-    ControlledSession, DIGEST_BYTES, Extent, ExtentId, ExtentSource, FileIdentity, FileStatus, FileUser, FileVersion,
-    MappedFile, MappedPlace, MessageQueue, PageRun, TERMINAL_SETTINGS_BYTES, Terminal,
+    ControlledSession, DIGEST_BYTES, Extent, ExtentId, ExtentSource, FileIdentity, FileReference, FileStatus,
+    FileVersion, MappedFile, MappedRange, MessageQueue, PageRun, PseudoTerminal, TERMINAL_SETTINGS_BYTES,
 };
 
 fn identity(bytes: u64) -> FileIdentity {
@@ -20,12 +20,12 @@ fn identity(bytes: u64) -> FileIdentity {
 }
 
 pub(super) fn mapped_file() -> MappedFile {
-    let place = MappedPlace { process: 0, start: 0x3000, end: 0x4000 };
-    MappedFile { path: "/lib/libc.so".into(), identity: identity(1), place, has_written_pages: false }
+    let place = MappedRange { process: 0, start: 0x3000, end: 0x4000 };
+    MappedFile { path: "/lib/libc.so".into(), identity: identity(1), owner_range: place, has_written_pages: false }
 }
 
 pub(super) fn file_version() -> FileVersion {
-    FileVersion { user: FileUser::Executable(0), identity: identity(9), extent: Some(ExtentId(3)) }
+    FileVersion { reference: FileReference::Executable(0), identity: identity(9), extent: Some(ExtentId(3)) }
 }
 
 pub(super) fn file_extent() -> Extent {
@@ -42,8 +42,8 @@ pub(super) fn message_queue() -> MessageQueue {
     MessageQueue { key: 1, id: 2, status, bytes_max: 100, messages }
 }
 
-pub(super) fn terminal() -> Terminal {
-    Terminal {
+pub(super) fn terminal() -> PseudoTerminal {
+    PseudoTerminal {
         number: 3,
         settings: vec![0; TERMINAL_SETTINGS_BYTES],
         window: [24, 80, 0, 0],

@@ -20,7 +20,7 @@ fn they_stand_behind_one_another_in_the_file_of_all() {
     let mut descriptor = with_private_object();
     let (file, offset, written) = (0, 0x1000, Some(ExtentId(0)));
     descriptor.mappings[0].backing = Backing::PrivateWritableFile { file, offset, extent: ExtentId(0), written };
-    descriptor.eager.clear();
+    descriptor.eager_bytes.clear();
     descriptor.extents[0].inherited.clear();
     descriptor.extents[0].populated = vec![PageRun { first: 1, count: 1 }];
     assert_eq!(decode(&encode(&descriptor)).expect("it makes sense"), descriptor);
@@ -42,7 +42,7 @@ fn nonsense_is_refused() {
         ("written pages that are missing", |d| d.mappings[2].backing = private(0, 0, Some(ExtentId(9)))),
         ("written pages of another length", |d| d.mappings[2].backing = private(0, 0, Some(ExtentId(0)))),
         ("written pages that another seed has", |d| {
-            d.eager.clear();
+            d.eager_bytes.clear();
             d.mappings[0].backing = private(0, 0, Some(ExtentId(0)));
         }),
         ("a private mapping of a writable file that is missing", |d| {

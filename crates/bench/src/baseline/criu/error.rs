@@ -8,19 +8,19 @@ pub enum CriuError {
     Missing,
     /// It does not work with this kernel.
     #[error(
-        "criu does not work here, says `criu check`: {said}; a newer one may (Linux 6.13 and later need CRIU 4.1, which \
+        "criu does not work here, says `criu check`: {output}; a newer one may (Linux 6.13 and later need CRIU 4.1, which \
          Debian 13 has): put its directory first in PATH"
     )]
     Unusable {
         /// Its words.
-        said: String,
+        output: String,
     },
     /// One of its commands failed.
-    #[error("criu {command}: {said}")]
+    #[error("criu {command}: {output}")]
     Command {
         /// `dump`, `restore` …
         command: &'static str,
         /// The first error of its log.
-        said: String,
+        output: String,
     },
 }

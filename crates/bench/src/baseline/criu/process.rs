@@ -24,11 +24,11 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 const LOOPBACK: &str = "127.0.0.1";
 
 /// An error that every command reports where limits may not be raised, and that nothing depends on.
-const HARMLESS: &str = "rlimit:";
+const IGNORED_ERROR: &str = "rlimit:";
 
 /// CRIU, as it clones one process.
 #[derive(Debug)]
-pub(super) struct Criu {
+pub(super) struct CriuCommand {
     /// Whom.
     pub(super) pid: u32,
     /// What that has as its standard output, `pipe:[INODE]`; the clone gets a file in its place.
@@ -39,34 +39,34 @@ pub(super) struct Criu {
 
 /// A command that runs; killed if it is dropped before its end.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct CriuProcess {
     command: &'static str,
     process: Child,
     log: PathBuf,
 }
 
 /// Whether it is there and works with this kernel.
-pub(super) async fn check() -> Result<(), CriuError> {
+pub(super) async fn check_installed() -> Result<(), CriuError> {
     let output = match Command::new(CRIU).arg("check").stdin(Stdio::null()).kill_on_drop(true).output().await {
         Ok(output) => output,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CriuError::Missing),
-        Err(error) => return Err(CriuError::Command { command: "check", said: error.to_string() }),
+        Err(error) => return Err(CriuError::Command { command: "check", output: error.to_string() }),
     };
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    Err(CriuError::Unusable { said: first_error(&said) })
+    Err(CriuError::Unusable { output: first_error(&said) })
 }
 
 /// A port of the loopback that nobody uses now.
 pub(super) fn free_port() -> Result<u16, CriuError> {
     let free = TcpListener::bind((LOOPBACK, 0)).and_then(|listener| listener.local_addr());
     free.map(|address| address.port())
-        .map_err(|cause| CriuError::Command { command: "dump", said: format!("no port is free: {cause}") })
+        .map_err(|cause| CriuError::Command { command: "dump", output: format!("no port is free: {cause}") })
 }
 
-impl Criu {
+impl CriuCommand {
     /// Makes the directory of its images, empty.
     pub(super) fn make_directory(&self) -> Result<(), BenchError> {
         self.remove_directory()?;
@@ -82,19 +82,19 @@ impl Criu {
     }
 
     /// Writes all of the process into images; it runs on.
-    pub(super) fn dump(&self) -> Result<Running, CriuError> {
+    pub(super) fn dump(&self) -> Result<CriuProcess, CriuError> {
         self.run("dump", self.dump_command(), Stdio::null())
     }
 
     /// Writes all but its memory, and serves that until the last page was sent; then the process runs on.
-    pub(super) fn dump_lazily(&self, port: u16) -> Result<Running, CriuError> {
+    pub(super) fn dump_lazily(&self, port: u16) -> Result<CriuProcess, CriuError> {
         let mut command = self.dump_command();
         command.args(["--lazy-pages", "--address", LOOPBACK, "--port", &port.to_string(), "--status-fd", "1"]);
         self.run("dump", command, Stdio::piped())
     }
 
     /// Asks whoever serves the memory for the pages that a process which is restored lazily touches.
-    pub(super) fn lazy_pages(&self, port: u16) -> Result<Running, CriuError> {
+    pub(super) fn serve_lazy_pages(&self, port: u16) -> Result<CriuProcess, CriuError> {
         let mut command = Command::new(CRIU);
         command.args(["lazy-pages", "--page-server", "--address", LOOPBACK, "--port", &port.to_string()]);
         command.args(["--status-fd", "1"]);
@@ -102,15 +102,15 @@ impl Criu {
     }
 
     /// Makes the process again and waits for its end.
-    pub(super) fn restore(&self, output: &Path) -> Result<Running, BenchError> {
-        Ok(self.run("restore", self.restore_command(), file(output)?)?)
+    pub(super) fn restore(&self, output: &Path) -> Result<CriuProcess, BenchError> {
+        Ok(self.run("restore", self.restore_command(), create_output(output)?)?)
     }
 
     /// The same, with its memory on demand.
-    pub(super) fn restore_lazily(&self, output: &Path) -> Result<Running, BenchError> {
+    pub(super) fn restore_lazily(&self, output: &Path) -> Result<CriuProcess, BenchError> {
         let mut command = self.restore_command();
         command.arg("--lazy-pages");
-        Ok(self.run("restore", command, file(output)?)?)
+        Ok(self.run("restore", command, create_output(output)?)?)
     }
 
     fn dump_command(&self) -> Command {
@@ -127,12 +127,13 @@ impl Criu {
         command
     }
 
-    fn run(&self, name: &'static str, mut command: Command, stdout: Stdio) -> Result<Running, CriuError> {
+    fn run(&self, name: &'static str, mut command: Command, stdout: Stdio) -> Result<CriuProcess, CriuError> {
         let log = format!("{name}.log");
         command.arg("--images-dir").arg(&self.images).args(["--log-file", &log]);
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).kill_on_drop(true);
-        let process = command.spawn().map_err(|cause| CriuError::Command { command: name, said: cause.to_string() })?;
-        Ok(Running { command: name, process, log: self.images.join(log) })
+        let process =
+            command.spawn().map_err(|cause| CriuError::Command { command: name, output: cause.to_string() })?;
+        Ok(CriuProcess { command: name, process, log: self.images.join(log) })
     }
 
     fn file_error(&self, cause: io::Error) -> BenchError {
@@ -140,35 +141,35 @@ impl Criu {
     }
 }
 
-impl Running {
+impl CriuProcess {
     /// Waits until the command says, by a byte, that it serves.
-    pub(super) async fn ready(&mut self) -> Result<(), CriuError> {
+    pub(super) async fn wait_ready(&mut self) -> Result<(), CriuError> {
         let stdout = self.process.stdout.as_mut().expect("a command that serves has a pipe");
         match timeout(COMMAND_LIMIT, stdout.read_u8()).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(self.error()),
+            _ => Err(self.log_error()),
         }
     }
 
     /// Waits for its end, which must be a good one.
-    pub(super) async fn end(mut self) -> Result<(), CriuError> {
+    pub(super) async fn wait_success(mut self) -> Result<(), CriuError> {
         match timeout(COMMAND_LIMIT, self.process.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(_) => Err(self.error()),
+            Ok(_) => Err(self.log_error()),
             Err(_) => {
                 let said = format!("not done after {} s", COMMAND_LIMIT.as_secs());
-                Err(CriuError::Command { command: self.command, said })
+                Err(CriuError::Command { command: self.command, output: said })
             }
         }
     }
 
-    fn error(&self) -> CriuError {
+    fn log_error(&self) -> CriuError {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
-        CriuError::Command { command: self.command, said: first_error(&log) }
+        CriuError::Command { command: self.command, output: first_error(&log) }
     }
 }
 
-fn file(path: &Path) -> Result<Stdio, BenchError> {
+fn create_output(path: &Path) -> Result<Stdio, BenchError> {
     let file = fs::File::create(path).map_err(|cause| BenchError::File { path: path.to_owned(), cause })?;
     Ok(file.into())
 }
@@ -176,7 +177,7 @@ fn file(path: &Path) -> Result<Stdio, BenchError> {
 /// The first error of a log that may have caused the others.
 fn first_error(log: &str) -> String {
     let mut errors = log.lines().filter_map(|line| line.split_once("Error ").map(|(_, error)| error));
-    let first = errors.find(|error| !error.contains(HARMLESS));
+    let first = errors.find(|error| !error.contains(IGNORED_ERROR));
     first.map_or("it says nothing".to_owned(), |error| error.rsplit("): ").next().unwrap_or(error).to_owned())
 }
 

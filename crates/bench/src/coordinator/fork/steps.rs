@@ -2,183 +2,204 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Course, Subject};
-use crate::baseline::criu::{self, Mode};
-use crate::baseline::link::{self, Link};
-use crate::coordinator::cluster::{Child, Wanted};
+use super::{ForkRun, ForkSubject};
+use crate::baseline::criu::{self, CriuMode};
+use crate::baseline::link::{self, LinkCopy};
+use crate::coordinator::cluster::{EndedChild, ForkOptions};
 use crate::error::BenchError;
-use crate::figure::{By, Figure, IDLE, Key, Pace, Place};
-use crate::plan::fork::{Quota, Resumed, What};
-use crate::workload::micro::{ChildReport, STAMP, TOUCH, ms};
+use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, IDLE, Pace};
+use crate::plan::fork::{ForkStepKind, ResumeCase, SampleQuota};
+use crate::workload::micro::{ChildReport, PAYLOAD_STAMP, PAYLOAD_TOUCH, ns_to_ms};
 
-impl Course<'_> {
+impl ForkRun<'_> {
     /// Takes the samples of a step.
-    pub(super) async fn measure(
+    pub(super) async fn run_step(
         &mut self,
-        what: What,
-        subject: &mut Subject,
-        mut quota: Quota,
+        what: ForkStepKind,
+        subject: &mut ForkSubject,
+        mut quota: SampleQuota,
     ) -> Result<(), BenchError> {
-        if let What::Floors = what {
-            return self.floors(subject, quota);
+        if let ForkStepKind::Floors = what {
+            return self.sample_floors(subject, quota);
         }
-        if let (What::Resume(place, _), Resumed::Foretold) = (what, self.plan.resumed) {
+        if let (ForkStepKind::Resume(place, _), ResumeCase::Speculative) = (what, self.plan.resume_case) {
             // Its child is the one that foretells.
-            self.first_child(subject, place, Pace::BackToBack).await?;
+            self.fork_first_child(subject, place, Pace::BackToBack).await?;
         }
-        while quota.another(Instant::now()) {
+        while quota.take_another(Instant::now()) {
             match what {
-                What::Checkpoint(pace) => self.checkpoint(subject, pace).await?,
-                What::Prepare(pace) => self.prepare(subject, pace).await?,
-                What::Resume(place, pace) => self.resume(subject, place, pace).await?,
-                What::Execution(place) => self.execute(subject, place).await?,
-                What::Floors => {}
-                What::Criu(mode) => self.clone_by_criu(subject, mode).await?,
+                ForkStepKind::Checkpoint(pace) => self.sample_checkpoint(subject, pace).await?,
+                ForkStepKind::Prepare(pace) => self.sample_prepare(subject, pace).await?,
+                ForkStepKind::Resume(place, pace) => self.sample_resume(subject, place, pace).await?,
+                ForkStepKind::Execution(place) => self.sample_execution(subject, place).await?,
+                ForkStepKind::Floors => {}
+                ForkStepKind::Criu(mode) => self.sample_criu(subject, mode).await?,
             }
         }
         Ok(())
     }
 
     /// One prepare, and back to back one `fork()`, each of a parent that has written to all of its pages since the last.
-    async fn prepare(&mut self, subject: &mut Subject, pace: Pace) -> Result<(), BenchError> {
-        let key = |by, figure| Key::new(subject.mib, by, figure).paced(pace);
+    async fn sample_prepare(&mut self, subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
+        let key = |by, figure| ForkSampleKey::new(subject.mib, by, figure).with_pace(pace);
         subject.parent.write_all()?;
         if pace == Pace::BackToBack {
-            let ms = subject.parent.fork_ms()?;
-            self.add(key(By::LocalFork, Figure::Pause), ms)?;
+            let ms = subject.parent.measure_fork_ms()?;
+            self.add(key(ForkSystem::LocalFork, ForkFigure::Pause), ms)?;
             subject.parent.write_all()?;
         }
-        rest(pace).await;
+        sleep_before(pace).await;
         let prepared = self.cluster.prepare(subject.parent.pid()).await?;
-        self.add(key(By::Farfork, Figure::Pause), prepared.pause_us as f64 / 1e3)?;
-        self.add(key(By::Farfork, Figure::PrepareOnNode), prepared.on_node_us as f64 / 1e3)?;
-        self.add(key(By::Farfork, Figure::Prepare), prepared.answer.as_secs_f64() * 1e3)?;
+        self.add(key(ForkSystem::Farfork, ForkFigure::Pause), prepared.pause_us as f64 / 1e3)?;
+        self.add(key(ForkSystem::Farfork, ForkFigure::PrepareOnNode), prepared.node_us as f64 / 1e3)?;
+        self.add(key(ForkSystem::Farfork, ForkFigure::Prepare), prepared.round_trip.as_secs_f64() * 1e3)?;
         self.cluster.drop_seed(&prepared.seed).await
     }
 
     /// One seed that the program makes of itself, which has written to all of its pages since the last.
-    async fn checkpoint(&mut self, subject: &mut Subject, pace: Pace) -> Result<(), BenchError> {
-        let key = |figure| Key::farfork(subject.mib, figure).paced(pace);
+    async fn sample_checkpoint(&mut self, subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
+        let key = |figure| ForkSampleKey::for_farfork(subject.mib, figure).with_pace(pace);
         subject.parent.write_all()?;
-        rest(pace).await;
+        sleep_before(pace).await;
         let checkpoint = subject.parent.checkpoint()?;
-        self.add(key(Figure::Checkpoint), checkpoint.call_ms)?;
-        self.add(key(Figure::CheckpointPause), checkpoint.pause_ms)?;
+        self.add(key(ForkFigure::Checkpoint), checkpoint.call_ms)?;
+        self.add(key(ForkFigure::CheckpointPause), checkpoint.pause_ms)?;
         self.cluster.drop_seed(&checkpoint.seed).await
     }
 
-    async fn resume(&mut self, subject: &mut Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
-        if self.plan.resumed.is_first() {
-            return self.resume_first(subject, place, pace).await;
+    async fn sample_resume(
+        &mut self,
+        subject: &mut ForkSubject,
+        place: ChildPlace,
+        pace: Pace,
+    ) -> Result<(), BenchError> {
+        if self.plan.resume_case.is_first() {
+            return self.sample_first_resume(subject, place, pace).await;
         }
-        let seed = self.seed_known_on(subject, place).await?;
-        rest(pace).await;
-        let child = self.cluster.fork(&seed, place, STAMP).await?;
+        let seed = self.warm_seed_on(subject, place).await?;
+        sleep_before(pace).await;
+        let child = self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?;
         self.add_resume(subject.mib, place, pace, &child)
     }
 
     /// The child of a seed that the node has not heard of.
-    async fn resume_first(&mut self, subject: &mut Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
-        if self.plan.resumed == Resumed::Fresh {
+    async fn sample_first_resume(
+        &mut self,
+        subject: &mut ForkSubject,
+        place: ChildPlace,
+        pace: Pace,
+    ) -> Result<(), BenchError> {
+        if self.plan.resume_case == ResumeCase::Fresh {
             subject.parent = self.start_micro(subject.mib)?;
-            rest(Pace::Idle).await;
+            sleep_before(Pace::Idle).await;
         }
-        let child = self.first_child(subject, place, pace).await?;
+        let child = self.fork_first_child(subject, place, pace).await?;
         self.add_resume(subject.mib, place, pace, &child)
     }
 
-    async fn first_child(&mut self, subject: &Subject, place: Place, pace: Pace) -> Result<Child, BenchError> {
+    async fn fork_first_child(
+        &mut self,
+        subject: &ForkSubject,
+        place: ChildPlace,
+        pace: Pace,
+    ) -> Result<EndedChild, BenchError> {
         let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
-        rest(pace).await;
-        let child = match self.plan.resumed.has_zygotes() {
-            false => self.cluster.fork(&seed, place, STAMP).await?,
-            true => self.cluster.fork_as(&seed, place, STAMP, Wanted::default()).await?,
+        sleep_before(pace).await;
+        let child = match self.plan.resume_case.has_zygotes() {
+            false => self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?,
+            true => self.cluster.fork_with(&seed, place, PAYLOAD_STAMP, ForkOptions::default()).await?,
         };
         self.cluster.drop_seed(&seed).await?;
         Ok(child)
     }
 
-    async fn execute(&mut self, subject: &mut Subject, place: Place) -> Result<(), BenchError> {
-        let seed = self.seed_known_on(subject, place).await?;
-        let child = self.cluster.fork(&seed, place, TOUCH).await?;
-        let report = ChildReport::parse(&child.said)?;
-        self.add(Key::farfork(subject.mib, Figure::Execution).on(place), ms(report.touch_ns))
+    async fn sample_execution(&mut self, subject: &mut ForkSubject, place: ChildPlace) -> Result<(), BenchError> {
+        let seed = self.warm_seed_on(subject, place).await?;
+        let child = self.cluster.fork(&seed, place, PAYLOAD_TOUCH).await?;
+        let report = ChildReport::parse(&child.output)?;
+        self.add(
+            ForkSampleKey::for_farfork(subject.mib, ForkFigure::Execution).with_place(place),
+            ns_to_ms(report.touch_ns),
+        )
     }
 
     /// The subject's seed. The first child of a seed on a node, which fetches the descriptor, has been there.
-    async fn seed_known_on(&mut self, subject: &mut Subject, place: Place) -> Result<String, BenchError> {
+    async fn warm_seed_on(&mut self, subject: &mut ForkSubject, place: ChildPlace) -> Result<String, BenchError> {
         if let Some(seed) = &subject.seed {
             return Ok(seed.clone());
         }
         subject.parent.write_all()?;
         let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
         subject.seed = Some(seed.clone());
-        for place in [place, Place::Own, Place::Other] {
-            self.cluster.fork(&seed, place, STAMP).await?;
+        for place in [place, ChildPlace::Own, ChildPlace::Other] {
+            self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?;
         }
         Ok(seed)
     }
 
-    fn add_resume(&mut self, mib: u64, place: Place, pace: Pace, child: &Child) -> Result<(), BenchError> {
-        let report = ChildReport::parse(&child.said)?;
-        let key = |figure| Key::farfork(mib, figure).on(place).paced(pace);
-        self.add(key(Figure::Resume), ms(report.first_unix_ns - child.sent_unix_ns))?;
-        self.add(key(Figure::ResumeSpoke), ms(report.spoke_unix_ns - child.sent_unix_ns))?;
-        self.add(key(Figure::ResumeAnswer), child.answer.as_secs_f64() * 1e3)
+    fn add_resume(&mut self, mib: u64, place: ChildPlace, pace: Pace, child: &EndedChild) -> Result<(), BenchError> {
+        let report = ChildReport::parse(&child.output)?;
+        let key = |figure| ForkSampleKey::for_farfork(mib, figure).with_place(place).with_pace(pace);
+        self.add(key(ForkFigure::Resume), ns_to_ms(report.first_unix_ns - child.sent_unix_ns))?;
+        self.add(key(ForkFigure::ResumeSpoke), ns_to_ms(report.reported_unix_ns - child.sent_unix_ns))?;
+        self.add(key(ForkFigure::ResumeAnswer), child.round_trip.as_secs_f64() * 1e3)
     }
 
-    fn floors(&mut self, subject: &mut Subject, mut quota: Quota) -> Result<(), BenchError> {
-        let key = |by, figure| Key::new(subject.mib, by, figure);
-        let mut link = Link::open(&self.link, self.cluster.nodes(), subject.mib)?;
+    fn sample_floors(&mut self, subject: &mut ForkSubject, mut quota: SampleQuota) -> Result<(), BenchError> {
+        let key = |by, figure| ForkSampleKey::new(subject.mib, by, figure);
+        let mut link = LinkCopy::open(&self.link, self.cluster.nodes(), subject.mib)?;
         link.copy_ms()?;
-        while quota.another(Instant::now()) {
-            self.add(key(By::Link, Figure::Execution), link.copy_ms()?)?;
-            self.add(key(By::Link, Figure::MemoryCopy), link.memory_copy_ms()?)?;
+        while quota.take_another(Instant::now()) {
+            self.add(key(ForkSystem::Link, ForkFigure::Execution), link.copy_ms()?)?;
+            self.add(key(ForkSystem::Link, ForkFigure::MemoryCopy), link.memory_copy_ms()?)?;
             subject.parent.write_all()?;
-            self.add(key(By::LocalFork, Figure::Execution), subject.parent.touch_ms()?)?;
+            self.add(key(ForkSystem::LocalFork, ForkFigure::Execution), subject.parent.measure_touch_ms()?)?;
             subject.parent.write_all()?;
-            if let Some(ms) = subject.parent.copy_ms()? {
-                self.add(key(By::LocalFork, Figure::ExecutionWriting), ms)?;
+            if let Some(ms) = subject.parent.measure_copy_ms()? {
+                self.add(key(ForkSystem::LocalFork, ForkFigure::ExecutionWriting), ms)?;
             }
         }
-        self.judge_link(subject.mib);
+        self.discard_implausible_link(subject.mib);
         Ok(())
     }
 
-    async fn clone_by_criu(&mut self, subject: &mut Subject, mode: Mode) -> Result<(), BenchError> {
+    async fn sample_criu(&mut self, subject: &mut ForkSubject, mode: CriuMode) -> Result<(), BenchError> {
         let mib = subject.mib;
         let criu = match &mut subject.criu {
             Some(criu) => criu,
             none => {
                 let scratch = self.cluster.scratch();
-                none.insert(criu::Subject::start(&self.micro, scratch, mib, self.plan.manner())?)
+                none.insert(criu::CriuSubject::start(&self.micro, scratch, mib, self.plan.micro_options())?)
             }
         };
         let cloned = criu.clone(mode).await?;
         let by = match mode {
-            Mode::Eager => By::CriuEager,
-            Mode::Lazy => By::CriuLazy,
+            CriuMode::Eager => ForkSystem::CriuEager,
+            CriuMode::Lazy => ForkSystem::CriuLazy,
         };
-        self.add(Key::new(mib, by, Figure::Prepare), cloned.prepare_ms)?;
-        self.add(Key::new(mib, by, Figure::Pause), cloned.pause_ms)?;
-        self.add(Key::new(mib, by, Figure::Resume).on(Place::Own), cloned.resume_ms)?;
-        self.add(Key::new(mib, by, Figure::Execution).on(Place::Own), cloned.execution_ms)
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Prepare), cloned.prepare_ms)?;
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Pause), cloned.pause_ms)?;
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Resume).with_place(ChildPlace::Own), cloned.resume_ms)?;
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Execution).with_place(ChildPlace::Own), cloned.execution_ms)
     }
 
     /// A floor that cannot be what it seems to be is not reported.
-    fn judge_link(&mut self, mib: u64) {
-        let median = |figure| self.samples.spread(&Key::new(mib, By::Link, figure)).map(|spread| spread.median);
-        let (Some(copy_ms), Some(memory_copy_ms)) = (median(Figure::Execution), median(Figure::MemoryCopy)) else {
+    fn discard_implausible_link(&mut self, mib: u64) {
+        let median = |figure| {
+            self.samples.spread(&ForkSampleKey::new(mib, ForkSystem::Link, figure)).map(|spread| spread.median)
+        };
+        let (Some(copy_ms), Some(memory_copy_ms)) = (median(ForkFigure::Execution), median(ForkFigure::MemoryCopy))
+        else {
             return;
         };
-        if let Some(reason) = link::implausible(mib, copy_ms, memory_copy_ms) {
-            self.samples.remove(&Key::new(mib, By::Link, Figure::Execution));
+        if let Some(reason) = link::implausible_reason(mib, copy_ms, memory_copy_ms) {
+            self.samples.remove(&ForkSampleKey::new(mib, ForkSystem::Link, ForkFigure::Execution));
             self.notes.push(format!("copy over the link not reported: {reason}"));
         }
     }
 }
 
-async fn rest(pace: Pace) {
+async fn sleep_before(pace: Pace) {
     let time = match pace {
         Pace::BackToBack => Duration::ZERO,
         Pace::Idle => IDLE,

@@ -3,37 +3,41 @@
 
 use farfork_node::api::v1::PagerStats;
 
-use super::{Course, Subject};
-use crate::coordinator::cluster::Wanted;
+use super::{ForkRun, ForkSubject};
+use crate::coordinator::cluster::ForkOptions;
 use crate::error::BenchError;
-use crate::figure::Place;
-use crate::plan::strategies::{ChildFigures, StrategyFigures};
+use crate::figure::ChildPlace;
+use crate::plan::strategies::{StrategyChildFigures, StrategyFigures};
 use crate::samples::Spread;
-use crate::workload::micro::{ChildReport, PAGE_BYTES, TOUCH, ms};
+use crate::workload::micro::{ChildReport, PAGE_BYTES, PAYLOAD_TOUCH, ns_to_ms};
 
 /// Rounds of a strategy and size, at most: each makes and drops a seed.
 const ROUNDS_MAX: usize = 5;
 
 /// One child.
-struct Sample([f64; 9]);
+struct StrategySample([f64; 9]);
 
-impl Course<'_> {
+impl ForkRun<'_> {
     /// Measures all strategies of the plan, in turn.
-    pub(super) async fn strategies(&mut self, subject: &mut Subject) -> Result<Vec<StrategyFigures>, BenchError> {
-        let mut taken: Vec<[Vec<Sample>; 2]> = self.plan.strategies.iter().map(|_| Default::default()).collect();
+    pub(super) async fn sample_strategies(
+        &mut self,
+        subject: &mut ForkSubject,
+    ) -> Result<Vec<StrategyFigures>, BenchError> {
+        let mut taken: Vec<[Vec<StrategySample>; 2]> =
+            self.plan.strategies.iter().map(|_| Default::default()).collect();
         for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
             for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
                 // A seed begins with what was learnt of the last one of its process.
                 subject.parent = self.start_micro(subject.mib)?;
                 let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
                 for samples in of_strategy.iter_mut() {
-                    samples.push(self.one(&seed, strategy).await?);
-                    self.cluster.wait_for_report(&seed).await?;
+                    samples.push(self.sample_strategy_child(&seed, strategy).await?);
+                    self.cluster.wait_for_working_set(&seed).await?;
                 }
                 self.cluster.drop_seed(&seed).await?;
             }
         }
-        let figures = |(strategy, [first, second]): (&String, [Vec<Sample>; 2])| StrategyFigures {
+        let figures = |(strategy, [first, second]): (&String, [Vec<StrategySample>; 2])| StrategyFigures {
             mib: subject.mib,
             strategy: strategy.clone(),
             first: medians(&first),
@@ -42,16 +46,16 @@ impl Course<'_> {
         Ok(self.plan.strategies.iter().zip(taken).map(figures).collect())
     }
 
-    async fn one(&mut self, seed: &str, strategy: &str) -> Result<Sample, BenchError> {
-        let wanted = Wanted { strategy, ..Wanted::default() };
-        let (child, detail) = self.cluster.fork_counted(seed, Place::Other, TOUCH, wanted).await?;
-        let report = ChildReport::parse(&child.said)?;
+    async fn sample_strategy_child(&mut self, seed: &str, strategy: &str) -> Result<StrategySample, BenchError> {
+        let wanted = ForkOptions { strategy, ..ForkOptions::default() };
+        let (child, detail) = self.cluster.fork_with_detail(seed, ChildPlace::Other, PAYLOAD_TOUCH, wanted).await?;
+        let report = ChildReport::parse(&child.output)?;
         let pager: PagerStats = detail.pager.unwrap_or_default();
-        let touching_ms = ms(report.touch_ns);
+        let touching_ms = ns_to_ms(report.touch_ns);
         let remote_bytes = detail.memory.and_then(|memory| memory.remote_bytes).unwrap_or_default();
         let network_bytes = pager.bytes_fetched.saturating_sub(pager.bytes_same_host);
-        Ok(Sample([
-            ms(report.spoke_unix_ns - child.sent_unix_ns) + touching_ms,
+        Ok(StrategySample([
+            ns_to_ms(report.reported_unix_ns - child.sent_unix_ns) + touching_ms,
             touching_ms,
             pager.faults_missing as f64,
             pager.round_trips as f64,
@@ -64,12 +68,12 @@ impl Course<'_> {
     }
 }
 
-fn medians(samples: &[Sample]) -> ChildFigures {
+fn medians(samples: &[StrategySample]) -> StrategyChildFigures {
     let median = |index: usize| {
-        let values: Vec<f64> = samples.iter().map(|Sample(values)| values[index]).collect();
-        Spread::of(&values).map_or(0.0, |spread| spread.median)
+        let values: Vec<f64> = samples.iter().map(|StrategySample(values)| values[index]).collect();
+        Spread::from_samples(&values).map_or(0.0, |spread| spread.median)
     };
-    ChildFigures {
+    StrategyChildFigures {
         samples: samples.len(),
         whole_ms: median(0),
         touching_ms: median(1),

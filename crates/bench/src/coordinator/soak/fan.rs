@@ -6,55 +6,61 @@ use farfork_node::client;
 use farfork_node::failure::Failure;
 
 use super::ground::{REQUEST_LIMIT, SIGKILL};
-use super::round::{Grown, Round};
-use super::script::Fan;
-use crate::coordinator::cluster::told;
+use super::round::{SoakChild, SoakRound};
+use super::script::FanoutScript;
+use crate::coordinator::cluster::request_failure;
 use crate::error::BenchError;
 use crate::workload::wander;
 
-impl Round<'_> {
+impl SoakRound<'_> {
     /// Forks them, and kills those that are to be killed.
     ///
     /// # Errors
     /// The nodes could not be driven.
-    pub(super) async fn fan_out(&mut self, fan: &Fan) -> Result<(), BenchError> {
-        let Some((seed, owner, has_lease)) = self.seed_of(fan.family) else { return Ok(()) };
-        let outcome = self.ask_for(fan, owner, &seed).await;
+    pub(super) async fn fan_out(&mut self, fan: &FanoutScript) -> Result<(), BenchError> {
+        let Some((seed, owner, has_lease)) = self.seed_of(fan.seed_index) else { return Ok(()) };
+        let outcome = self.request_children(fan, owner, &seed).await;
         // A lease that nobody renewed may have run out.
-        let Some(outcomes) = self.of_lease(has_lease, outcome, "a fan-out")? else { return Ok(()) };
+        let Some(outcomes) = self.tolerate_expired(has_lease, outcome, "a fan-out")? else { return Ok(()) };
         let mut grown = Vec::new();
         for outcome in outcomes {
-            let started = outcome.and_then(|child| self.grown_of(child, fan));
+            let started = outcome.and_then(|child| self.to_soak_child(child, fan));
             // One with too little memory for its first page does not start.
             let may_fail = has_lease || fan.memory_mib.is_some();
-            grown.extend(self.of_lease(may_fail, started, "a child of a fan-out")?);
+            grown.extend(self.tolerate_expired(may_fail, started, "a child of a fan-out")?);
         }
         self.tally.children += grown.len() as u64;
         // The last ones have not ended yet.
-        for child in grown.iter_mut().rev().take(fan.kills) {
+        for child in grown.iter_mut().rev().take(fan.killed_count) {
             child.is_killed = true;
-            self.send(child, SIGKILL).await?;
+            self.signal_child(child, SIGKILL).await?;
         }
-        self.take_in(fan.family, grown);
+        self.add_children(fan.seed_index, grown);
         Ok(())
     }
 
-    async fn ask_for(&self, fan: &Fan, owner: usize, seed: &str) -> Result<Vec<Result<v1::Child, Failure>>, Failure> {
+    async fn request_children(
+        &self,
+        fan: &FanoutScript,
+        owner: usize,
+        seed: &str,
+    ) -> Result<Vec<Result<v1::Child, Failure>>, Failure> {
         let payloads = (0..fan.count).map(|index| wander::payload(fan.seed.wrapping_add(index), fan.ms, false));
         let options =
             v1::ChildOptions { memory_bytes_max: fan.memory_mib.unwrap_or(0) << 20, ..v1::ChildOptions::default() };
         let request = v1::ForkRequest {
             seed: seed.to_owned(),
-            nodes: self.ground.nodes().iter().map(|node| node.name.clone()).collect(),
+            nodes: self.cluster.nodes().iter().map(|node| node.name.clone()).collect(),
             count: u32::try_from(fan.count).unwrap_or(u32::MAX),
             payloads: payloads.map(String::into_bytes).collect(),
             options: Some(options),
             ..Default::default()
         };
-        let mut client = self.ground.client(owner).await?;
-        let answer = client.fork(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?;
+        let mut client = self.cluster.client(owner).await?;
+        let answer =
+            client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
         let (mut stream, mut outcomes) = (answer.into_inner(), Vec::new());
-        while let Some(outcome) = stream.message().await.map_err(told(seed))? {
+        while let Some(outcome) = stream.message().await.map_err(request_failure(seed))? {
             outcomes.extend(outcome.result.map(|result| match result {
                 Outcome::Child(child) => Ok(child),
                 Outcome::Error(error) => Err(error.into()),
@@ -63,10 +69,10 @@ impl Round<'_> {
         Ok(outcomes)
     }
 
-    fn grown_of(&self, child: v1::Child, fan: &Fan) -> Result<Grown, Failure> {
+    fn to_soak_child(&self, child: v1::Child, fan: &FanoutScript) -> Result<SoakChild, Failure> {
         let strange = || Failure::new(tonic::Code::Internal, &child.id, "its node is none of ours");
-        let node = self.ground.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
+        let node = self.cluster.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
         let (id, pid, is_limited) = (child.id, child.pid, fan.memory_mib.is_some());
-        Ok(Grown { id, node, pid, is_killed: false, stays: false, is_limited })
+        Ok(SoakChild { id, node, pid, is_killed: false, runs_until_told: false, has_memory_limit: is_limited })
     }
 }

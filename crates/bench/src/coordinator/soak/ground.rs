@@ -8,28 +8,28 @@ use farfork_node::api::v1;
 use farfork_node::client::{self, Client};
 use farfork_node::failure::Failure;
 use farfork_sys::pidfd;
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 use tempfile::TempDir;
 
-use super::script::{NODES, Server};
-use crate::coordinator::census::left_by;
-use crate::coordinator::cluster::{SCRATCH_PARENT, told};
+use super::script::{NODES, NodeProcess};
+use crate::coordinator::census::find_leftovers;
+use crate::coordinator::cluster::{SCRATCH_PARENT, request_failure};
 use crate::error::BenchError;
 
 /// What a node keeps of others' pages: little enough to be full at times.
-const CACHE: &str = "16MiB";
+const CACHE_SIZE: &str = "16MiB";
 
 /// Zygotes that a node keeps: fewer than there are seeds at times.
-const ZYGOTES: &str = "4";
+const ZYGOTES_MAX: &str = "4";
 
 /// For zygotes to go whose seeds are no more.
 const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
 
 /// For nodes to hear of each other again: some heartbeats.
-const ACQUAINTED_LIMIT: Duration = Duration::from_secs(30);
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Between two questions whether they do.
-const ASK_INTERVAL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// For any one request: less than a node takes to give a page up would hide what it says of it.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(120);
@@ -45,13 +45,13 @@ const SIGSTOP: i32 = 19;
 
 /// The nodes; they end with this value.
 #[derive(Debug)]
-pub(super) struct Ground {
+pub(super) struct SoakCluster {
     /// Taken when it ends.
     local: Option<LocalCluster>,
     scratch: TempDir,
 }
 
-impl Ground {
+impl SoakCluster {
     /// Starts the nodes. `farfork` is the program whose `node` command their daemons are.
     pub(super) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
         let pid = std::process::id();
@@ -63,9 +63,9 @@ impl Ground {
         let mut config = LocalClusterConfig::new(&format!("soak-{pid}"), run_dir, NODES, farfork);
         let encryption = if encrypted { "on" } else { "off" };
         config.node_arguments =
-            ["--encryption", encryption, "--cache", CACHE, "--zygotes", ZYGOTES].map(str::to_owned).to_vec();
+            ["--encryption", encryption, "--cache", CACHE_SIZE, "--zygotes", ZYGOTES_MAX].map(str::to_owned).to_vec();
         let ground = Self { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
-        ground.acquaint().await?;
+        ground.wait_all_alive().await?;
         Ok(ground)
     }
 
@@ -84,15 +84,15 @@ impl Ground {
     }
 
     /// Waits until each node hears from every other.
-    pub(super) async fn acquaint(&self) -> Result<(), BenchError> {
+    pub(super) async fn wait_all_alive(&self) -> Result<(), BenchError> {
         for node in self.nodes() {
-            let give_up = Instant::now() + ACQUAINTED_LIMIT;
-            while !knows_all(node).await? {
+            let give_up = Instant::now() + DISCOVERY_LIMIT;
+            while !sees_all_nodes(node).await? {
                 if Instant::now() >= give_up {
-                    let (seconds, run_dir) = (ACQUAINTED_LIMIT.as_secs(), node.run_dir.clone());
-                    return Err(BenchError::Strangers { seconds, run_dir });
+                    let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), node.run_dir.clone());
+                    return Err(BenchError::NodesNotConnected { seconds, run_dir });
                 }
-                tokio::time::sleep(ASK_INTERVAL).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         Ok(())
@@ -106,7 +106,10 @@ impl Ground {
             let mut client = self.client(node).await?;
             loop {
                 let request = v1::InspectRequest { id: name.clone() };
-                let answer = client.inspect(client::within(REQUEST_LIMIT, request)).await.map_err(told(name))?;
+                let answer = client
+                    .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
+                    .await
+                    .map_err(request_failure(name))?;
                 let kept = match answer.into_inner().object {
                     Some(v1::inspect_response::Object::Node(detail)) => {
                         detail.zygotes.map_or(0, |zygotes| zygotes.kept)
@@ -116,7 +119,7 @@ impl Ground {
                 if kept == 0 || Instant::now() >= give_up {
                     break;
                 }
-                tokio::time::sleep(ASK_INTERVAL).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         Ok(())
@@ -131,7 +134,7 @@ impl Ground {
     /// Kills a node's pager and the keeper that cloned it, so that neither sees the other's end.
     pub(super) fn kill_keeper_and_pager(&self, node: usize) -> Result<(), BenchError> {
         let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
-        let keeper = Stat::read(pager).ok().map(|stat| stat.parent);
+        let keeper = ProcStat::read(pager).ok().map(|stat| stat.parent);
         let keeper = keeper.filter(|pid| self.nodes()[node].pager_pids().contains(pid));
         for signal in [SIGSTOP, SIGKILL] {
             for pid in keeper.into_iter().chain([pager]) {
@@ -144,10 +147,10 @@ impl Ground {
     /// Kills a node's daemon, and starts another after a while.
     pub(super) async fn kill_daemon(&mut self, node: usize, away: Duration) -> Result<(), BenchError> {
         let Some(local) = &mut self.local else { return Ok(()) };
-        local.kill_node(node, SIGKILL)?;
-        local.wait_node(node, END_LIMIT)?;
+        local.signal_node(node, SIGKILL)?;
+        local.wait_node_exit(node, END_LIMIT)?;
         tokio::time::sleep(away).await;
-        Ok(local.start_node(node)?)
+        Ok(local.restart_node(node)?)
     }
 
     /// Cuts a node off the others for a while.
@@ -159,10 +162,10 @@ impl Ground {
     }
 
     /// Has one of a node's processes stand still for a while.
-    pub(super) async fn stall(&self, node: usize, server: Server, away: Duration) -> Result<(), BenchError> {
+    pub(super) async fn stall(&self, node: usize, server: NodeProcess, away: Duration) -> Result<(), BenchError> {
         let pid = match server {
-            Server::Daemon => self.nodes()[node].pid(),
-            Server::Pager => self.nodes()[node].pager_pid(),
+            NodeProcess::Daemon => self.nodes()[node].pid(),
+            NodeProcess::Pager => self.nodes()[node].pager_pid(),
         };
         let Some(pid) = pid else { return Ok(()) };
         self.signal(node, pid, SIGSTOP)?;
@@ -171,11 +174,11 @@ impl Ground {
     }
 
     /// Ends the nodes; what they have left on the machine.
-    pub(super) fn end(mut self) -> Result<Vec<String>, BenchError> {
+    pub(super) fn stop(mut self) -> Result<Vec<String>, BenchError> {
         let Some(local) = self.local.take() else { return Ok(Vec::new()) };
         let nodes = local.nodes().to_vec();
         local.down()?;
-        Ok(left_by(&nodes))
+        Ok(find_leftovers(&nodes))
     }
 
     fn signal(&self, node: usize, pid: i32, signal: i32) -> Result<(), BenchError> {
@@ -185,7 +188,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for SoakCluster {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
             eprintln!("farfork: the soak's nodes are not removed completely: {error}");
@@ -193,9 +196,9 @@ impl Drop for Ground {
     }
 }
 
-async fn knows_all(node: &LocalNode) -> Result<bool, BenchError> {
+async fn sees_all_nodes(node: &LocalNode) -> Result<bool, BenchError> {
     let mut client = client::connect(&node.socket).await?;
-    let answer = client.list_nodes(client::within(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
-    let nodes = answer.map_err(told(&node.name))?.into_inner().nodes;
+    let answer = client.list_nodes(client::request_with_timeout(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
+    let nodes = answer.map_err(request_failure(&node.name))?.into_inner().nodes;
     Ok(nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == NODES)
 }

@@ -22,17 +22,17 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde::Serialize;
 
-pub use self::rate::Rate;
-pub use self::script::Kind;
-pub use self::tally::Tally;
+pub use self::rate::ForkRate;
+pub use self::script::ActionKind;
+pub use self::tally::SoakTally;
 
-use self::ground::Ground;
-use self::rate::Programs;
-use self::round::Round;
-use self::script::Script;
-use crate::coordinator::census::{Census, Count};
+use self::ground::SoakCluster;
+use self::rate::RateBenchmark;
+use self::round::SoakRound;
+use self::script::RoundScript;
+use crate::coordinator::census::{ResourceCount, ResourceCounts};
 use crate::error::BenchError;
-use crate::workload::wander::WANDER;
+use crate::workload::wander::MEMORY_WALK;
 
 /// How long a run has to be, in seconds, for its rates to be judged, and not only told. A minute among other tests begins and ends beside
 /// whatever they do just then: what differs is what they do.
@@ -40,7 +40,7 @@ const RATES_JUDGED_FROM_S: f64 = 300.0;
 
 /// What is to be run.
 #[derive(Debug, Clone, Serialize)]
-pub struct SoakPlan {
+pub struct SoakParameters {
     /// A round begins as long as this has not passed since the first, in seconds.
     pub seconds: f64,
     /// What all choices come from.
@@ -54,20 +54,20 @@ pub struct SoakPlan {
 pub struct SoakOutcome {
     /// What happened.
     #[serde(flatten)]
-    pub tally: Tally,
+    pub tally: SoakTally,
     /// How long, in seconds, the counts aside.
     pub elapsed_s: f64,
     /// What the nodes had, and have.
-    pub counts: Vec<Count>,
+    pub counts: Vec<ResourceCount>,
     /// How fast children came before the first round.
-    pub rate_before: Rate,
+    pub rate_before: ForkRate,
     /// After the last one.
-    pub rate_after: Rate,
+    pub rate_after: ForkRate,
 }
 
 impl SoakOutcome {
     /// The verdict.
-    pub fn passed(&self) -> bool {
+    pub fn has_passed(&self) -> bool {
         self.tally.faults.is_empty()
     }
 }
@@ -78,22 +78,22 @@ impl SoakOutcome {
 /// # Errors
 /// It could not be run.
 pub async fn soak_paging(
-    plan: &SoakPlan,
+    plan: &SoakParameters,
     farfork: &Path,
-    show: &mut dyn FnMut(&Tally, Duration) -> ControlFlow<()>,
+    show: &mut dyn FnMut(&SoakTally, Duration) -> ControlFlow<()>,
 ) -> Result<SoakOutcome, BenchError> {
-    let mut ground = Ground::start(farfork, plan.encrypted).await?;
-    let (program, rates) = (WANDER.install(ground.scratch())?, Programs::install(ground.scratch())?);
-    let (mut tally, mut rng) = (Tally::default(), Rng::with_seed(plan.seed));
-    let calm = Script::calm(&mut rng);
-    Round::new(&mut ground, &mut tally, &program).run(&calm).await?;
+    let mut ground = SoakCluster::start(farfork, plan.encrypted).await?;
+    let (program, rates) = (MEMORY_WALK.install(ground.scratch())?, RateBenchmark::install(ground.scratch())?);
+    let (mut tally, mut rng) = (SoakTally::default(), Rng::with_seed(plan.seed));
+    let calm = RoundScript::without_faults(&mut rng);
+    SoakRound::new(&mut ground, &mut tally, &program).run(&calm).await?;
     let rate_before = rates.measure_first(&ground).await?;
     ground.wait_for_no_zygotes().await?;
-    let before = Census::steady(ground.nodes()).await;
+    let before = ResourceCounts::read_steady(ground.nodes()).await;
     let began = Instant::now();
     while began.elapsed().as_secs_f64() < plan.seconds && tally.faults.is_empty() {
-        let script = Script::any(&mut rng);
-        Round::new(&mut ground, &mut tally, &program).run(&script).await?;
+        let script = RoundScript::random(&mut rng);
+        SoakRound::new(&mut ground, &mut tally, &program).run(&script).await?;
         tally.rounds += 1;
         if show(&tally, began.elapsed()).is_break() {
             break;
@@ -101,12 +101,12 @@ pub async fn soak_paging(
     }
     let elapsed_s = began.elapsed().as_secs_f64();
     let rate_after = rates.measure_last(&ground, &rate_before).await?;
-    if elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_kept(&rate_before) {
-        tally.fault(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
+    if elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_not_slower_than(&rate_before) {
+        tally.record_failure(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
     }
     ground.wait_for_no_zygotes().await?;
-    let counts = before.let_go(ground.nodes()).await;
-    counts.iter().filter_map(Count::leak).for_each(|leak| tally.fault(leak));
-    tally.faults.extend(ground.end()?);
+    let counts = before.wait_released(ground.nodes()).await;
+    counts.iter().filter_map(ResourceCount::leak_text).for_each(|leak| tally.record_failure(leak));
+    tally.faults.extend(ground.stop()?);
     Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after })
 }

@@ -8,29 +8,29 @@ use serde::Serialize;
 pub(super) const NODES: usize = 3;
 
 /// Families that a round begins with, children that each does, deeds of a round: at most.
-const FAMILIES_MAX: usize = 3;
+const SEEDS_MAX: usize = 3;
 const CHILDREN_MAX: usize = 4;
-const DEEDS_MAX: usize = 6;
+const ACTIONS_MAX: usize = 6;
 
 /// Memory of a parent, as a power of two of MiB: at most. What is checked byte by byte takes its time.
 const MIB_BITS_MAX: u32 = 5;
 
 /// How long a child wanders, in ms.
-const WANDER_MS: std::ops::Range<u64> = 300..2500;
+const WALK_MS: std::ops::Range<u64> = 300..2500;
 
 /// How long nothing happens before a deed, in ms.
 const PAUSE_MS: std::ops::Range<u64> = 0..400;
 
 /// How long a link is cut, a daemon is away, or one of a node's processes stands still, in ms: longer than any request,
 /// shorter than the fabric takes to give a page up.
-const AWAY_MS: std::ops::Range<u64> = 100..2000;
+const OUTAGE_MS: std::ops::Range<u64> = 100..2000;
 
 /// Leases, in ms: shorter than most rounds.
 const TTL_MS: std::ops::Range<u64> = 1000..4000;
 
 /// Children of a fan-out: three nodes have eight containers ready each; and how long one wanders, in ms.
-const FAN_COUNT: std::ops::Range<u64> = 4..40;
-const FAN_MS: std::ops::Range<u64> = 10..600;
+const FANOUT_CHILDREN: std::ops::Range<u64> = 4..40;
+const FANOUT_WALK_MS: std::ops::Range<u64> = 10..600;
 
 /// How memory may come.
 const STRATEGIES: [&str; 8] =
@@ -38,16 +38,16 @@ const STRATEGIES: [&str; 8] =
 
 /// A round.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Script {
+pub(super) struct RoundScript {
     /// What it begins with.
-    pub(super) families: Vec<Family>,
+    pub(super) seeds: Vec<SeedScript>,
     /// What happens then, one after the other.
-    pub(super) deeds: Vec<(u64, Deed)>,
+    pub(super) actions: Vec<(u64, SoakAction)>,
 }
 
 /// A parent, its seed and its children.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Family {
+pub(super) struct SeedScript {
     pub(super) mib: u64,
     /// The node that owns the seed.
     pub(super) owner: usize,
@@ -55,38 +55,38 @@ pub(super) struct Family {
     pub(super) sealed: bool,
     /// Its lease, in ms; 0 for none. It is not to run out while anybody needs the seed.
     pub(super) ttl_ms: u64,
-    pub(super) children: Vec<Youth>,
+    pub(super) children: Vec<ChildScript>,
 }
 
 /// A child.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Youth {
+pub(super) struct ChildScript {
     pub(super) node: usize,
     pub(super) strategy: &'static str,
     /// Its ways depend on it.
     pub(super) seed: u64,
     pub(super) ms: u64,
     /// Whether it is there until it is told to end: something was forked from it.
-    pub(super) stays: bool,
+    pub(super) runs_until_told: bool,
 }
 
 /// Many children of a family at once, over all nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fan {
-    pub(super) family: usize,
+pub(super) struct FanoutScript {
+    pub(super) seed_index: usize,
     pub(super) count: u64,
     /// Their ways depend on it, and on their number.
     pub(super) seed: u64,
     pub(super) ms: u64,
     /// Those that are killed at once.
-    pub(super) kills: usize,
+    pub(super) killed_count: usize,
     /// What each may use, where that is limited.
     pub(super) memory_mib: Option<u64>,
 }
 
 /// One of a node's own processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Server {
+pub(super) enum NodeProcess {
     Daemon,
     Pager,
 }
@@ -94,32 +94,32 @@ pub(super) enum Server {
 /// A child, by its family and its place there. Families that are forked on come behind those that a round begins with, in
 /// the order of the deeds that found them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Whose {
-    pub(super) family: usize,
+pub(super) struct ChildRef {
+    pub(super) seed: usize,
     pub(super) child: usize,
 }
 
 /// What is done to a round's nodes, seeds and children.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Deed {
-    KillChild(Whose),
+pub(super) enum SoakAction {
+    KillChild(ChildRef),
     KillParent {
         family: usize,
     },
     DropSeed {
         family: usize,
     },
-    Settle(Whose),
+    Settle(ChildRef),
     /// Makes a seed of a child, and has children of it.
-    ForkOn {
-        from: Whose,
-        children: Vec<Youth>,
+    ForkFromChild {
+        from: ChildRef,
+        children: Vec<ChildScript>,
     },
     KillPager {
         node: usize,
     },
     /// Keeper and pager, and the daemon too, which stays away for so long.
-    KillTogether {
+    KillKeeperAndPager {
         node: usize,
         daemon_ms: Option<u64>,
     },
@@ -133,17 +133,17 @@ pub(super) enum Deed {
     },
     Stall {
         node: usize,
-        server: Server,
+        server: NodeProcess,
         ms: u64,
     },
     /// More children of a family than containers are ready, at once.
-    FanOut(Fan),
+    FanOut(FanoutScript),
 }
 
 /// The kinds of deeds, as they are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ActionKind {
     /// A child was killed.
     KillChild,
     /// A parent was killed.
@@ -168,7 +168,7 @@ pub enum Kind {
     FanOut,
 }
 
-impl Kind {
+impl ActionKind {
     /// As people read it.
     pub fn text(self) -> &'static str {
         match self {
@@ -187,121 +187,121 @@ impl Kind {
     }
 }
 
-impl Deed {
-    pub(super) fn kind(&self) -> Kind {
+impl SoakAction {
+    pub(super) fn kind(&self) -> ActionKind {
         match self {
-            Self::KillChild(_) => Kind::KillChild,
-            Self::KillParent { .. } => Kind::KillParent,
-            Self::DropSeed { .. } => Kind::DropSeed,
-            Self::Settle(_) => Kind::Settle,
-            Self::ForkOn { .. } => Kind::ForkOn,
-            Self::KillPager { .. } => Kind::KillPager,
-            Self::KillTogether { .. } => Kind::KillTogether,
-            Self::KillDaemon { .. } => Kind::KillDaemon,
-            Self::CutLink { .. } => Kind::CutLink,
-            Self::Stall { .. } => Kind::Stall,
-            Self::FanOut(_) => Kind::FanOut,
+            Self::KillChild(_) => ActionKind::KillChild,
+            Self::KillParent { .. } => ActionKind::KillParent,
+            Self::DropSeed { .. } => ActionKind::DropSeed,
+            Self::Settle(_) => ActionKind::Settle,
+            Self::ForkFromChild { .. } => ActionKind::ForkOn,
+            Self::KillPager { .. } => ActionKind::KillPager,
+            Self::KillKeeperAndPager { .. } => ActionKind::KillTogether,
+            Self::KillDaemon { .. } => ActionKind::KillDaemon,
+            Self::CutLink { .. } => ActionKind::CutLink,
+            Self::Stall { .. } => ActionKind::Stall,
+            Self::FanOut(_) => ActionKind::FanOut,
         }
     }
 }
 
-impl Script {
+impl RoundScript {
     /// Makes every node known to every other, and each seal a seed, and harms nobody: what a run's counts are compared with comes
     /// after it.
-    pub(super) fn calm(rng: &mut Rng) -> Self {
-        let family = |owner| Family {
+    pub(super) fn without_faults(rng: &mut Rng) -> Self {
+        let family = |owner| SeedScript {
             mib: 4,
             owner,
             sealed: true,
             ttl_ms: 0,
-            children: (0..NODES).map(|node| Youth { node, ..youth(rng) }).collect(),
+            children: (0..NODES).map(|node| ChildScript { node, ..random_child(rng) }).collect(),
         };
-        Self { families: (0..NODES).map(family).collect(), deeds: Vec::new() }
+        Self { seeds: (0..NODES).map(family).collect(), actions: Vec::new() }
     }
 
     /// Any round.
-    pub(super) fn any(rng: &mut Rng) -> Self {
-        let families = (0..rng.usize(1..=FAMILIES_MAX)).map(|_| family(rng)).collect();
-        let mut script = Self { families, deeds: Vec::new() };
-        let mut sizes: Vec<usize> = script.families.iter().map(|family| family.children.len()).collect();
-        for _ in 0..rng.usize(0..=DEEDS_MAX) {
+    pub(super) fn random(rng: &mut Rng) -> Self {
+        let families = (0..rng.usize(1..=SEEDS_MAX)).map(|_| random_seed(rng)).collect();
+        let mut script = Self { seeds: families, actions: Vec::new() };
+        let mut sizes: Vec<usize> = script.seeds.iter().map(|family| family.children.len()).collect();
+        for _ in 0..rng.usize(0..=ACTIONS_MAX) {
             let deed = match rng.u8(0..4) {
-                0 => Deed::FanOut(fan(rng, &script.families)),
-                _ => deed(rng, &sizes),
+                0 => SoakAction::FanOut(random_fanout(rng, &script.seeds)),
+                _ => random_action(rng, &sizes),
             };
-            if let Deed::ForkOn { from, children } = &deed {
+            if let SoakAction::ForkFromChild { from, children } = &deed {
                 sizes.push(children.len());
-                script.keep(*from);
+                script.keep_running(*from);
             }
-            script.deeds.push((rng.u64(PAUSE_MS), deed));
+            script.actions.push((rng.u64(PAUSE_MS), deed));
         }
         script
     }
 
     /// A child from which others come stays while they need it; theirs are copies of its memory, and stay as it does.
-    fn keep(&mut self, whose: Whose) {
-        if let Some(family) = self.families.get_mut(whose.family) {
-            family.children[whose.child].stays = true;
+    fn keep_running(&mut self, whose: ChildRef) {
+        if let Some(family) = self.seeds.get_mut(whose.seed) {
+            family.children[whose.child].runs_until_told = true;
         }
     }
 }
 
-fn family(rng: &mut Rng) -> Family {
-    Family {
+fn random_seed(rng: &mut Rng) -> SeedScript {
+    SeedScript {
         mib: 1 << rng.u32(0..=MIB_BITS_MAX),
         owner: rng.usize(0..NODES),
         sealed: rng.u8(0..6) == 0,
         ttl_ms: if rng.u8(0..3) == 0 { rng.u64(TTL_MS) } else { 0 },
-        children: youths(rng),
+        children: random_children(rng),
     }
 }
 
-fn youths(rng: &mut Rng) -> Vec<Youth> {
-    (0..rng.usize(1..=CHILDREN_MAX)).map(|_| youth(rng)).collect()
+fn random_children(rng: &mut Rng) -> Vec<ChildScript> {
+    (0..rng.usize(1..=CHILDREN_MAX)).map(|_| random_child(rng)).collect()
 }
 
-fn youth(rng: &mut Rng) -> Youth {
-    Youth {
+fn random_child(rng: &mut Rng) -> ChildScript {
+    ChildScript {
         node: rng.usize(0..NODES),
         strategy: STRATEGIES[rng.usize(0..STRATEGIES.len())],
         seed: rng.u64(..),
-        ms: rng.u64(WANDER_MS),
-        stays: false,
+        ms: rng.u64(WALK_MS),
+        runs_until_told: false,
     }
 }
 
 /// Of a family that a round begins with: children of others are copies of children.
-fn fan(rng: &mut Rng, families: &[Family]) -> Fan {
+fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
     let family = rng.usize(0..families.len());
-    let count = rng.u64(FAN_COUNT);
+    let count = rng.u64(FANOUT_CHILDREN);
     let limits = [None, None, Some(families[family].mib / 2 + 2), Some(families[family].mib * 4 + 64)];
-    Fan {
-        family,
+    FanoutScript {
+        seed_index: family,
         count,
         seed: rng.u64(..),
-        ms: rng.u64(FAN_MS),
-        kills: if rng.bool() { rng.usize(0..=count as usize / 2) } else { 0 },
+        ms: rng.u64(FANOUT_WALK_MS),
+        killed_count: if rng.bool() { rng.usize(0..=count as usize / 2) } else { 0 },
         memory_mib: limits[rng.usize(0..limits.len())],
     }
 }
 
 /// A deed to families of these sizes, or to a node.
-fn deed(rng: &mut Rng, sizes: &[usize]) -> Deed {
+fn random_action(rng: &mut Rng, sizes: &[usize]) -> SoakAction {
     let family = rng.usize(0..sizes.len());
-    let whose = Whose { family, child: rng.usize(0..sizes[family]) };
-    let (node, ms) = (rng.usize(0..NODES), rng.u64(AWAY_MS));
+    let whose = ChildRef { seed: family, child: rng.usize(0..sizes[family]) };
+    let (node, ms) = (rng.usize(0..NODES), rng.u64(OUTAGE_MS));
     match rng.u8(0..16) {
-        0 | 1 => Deed::KillChild(whose),
-        2 => Deed::KillParent { family },
-        3 => Deed::DropSeed { family },
-        4 | 5 => Deed::Settle(whose),
-        6..=9 => Deed::ForkOn { from: whose, children: youths(rng) },
-        10 => Deed::KillPager { node },
-        11 => Deed::KillTogether { node, daemon_ms: (ms % 2 == 0).then_some(ms) },
-        12 => Deed::KillDaemon { node, ms },
-        13 => Deed::CutLink { node, ms },
-        14 => Deed::Stall { node, server: Server::Daemon, ms },
-        _ => Deed::Stall { node, server: Server::Pager, ms },
+        0 | 1 => SoakAction::KillChild(whose),
+        2 => SoakAction::KillParent { family },
+        3 => SoakAction::DropSeed { family },
+        4 | 5 => SoakAction::Settle(whose),
+        6..=9 => SoakAction::ForkFromChild { from: whose, children: random_children(rng) },
+        10 => SoakAction::KillPager { node },
+        11 => SoakAction::KillKeeperAndPager { node, daemon_ms: (ms % 2 == 0).then_some(ms) },
+        12 => SoakAction::KillDaemon { node, ms },
+        13 => SoakAction::CutLink { node, ms },
+        14 => SoakAction::Stall { node, server: NodeProcess::Daemon, ms },
+        _ => SoakAction::Stall { node, server: NodeProcess::Pager, ms },
     }
 }
 
@@ -309,13 +309,13 @@ fn deed(rng: &mut Rng, sizes: &[usize]) -> Deed {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{Deed, Rng, Script};
+    use super::{Rng, RoundScript, SoakAction};
 
     #[test]
     fn the_same_seed_gives_the_same_rounds() {
         let rounds = |seed| {
             let mut rng = Rng::with_seed(seed);
-            (0..20).map(|_| Script::any(&mut rng)).collect::<Vec<_>>()
+            (0..20).map(|_| RoundScript::random(&mut rng)).collect::<Vec<_>>()
         };
         assert_eq!(rounds(7), rounds(7));
         assert_ne!(rounds(7), rounds(8));
@@ -326,19 +326,21 @@ mod tests {
         let mut rng = Rng::with_seed(1);
         let mut kinds = BTreeSet::new();
         for _ in 0..500 {
-            let script = Script::any(&mut rng);
-            let mut sizes: Vec<usize> = script.families.iter().map(|family| family.children.len()).collect();
-            for (_, deed) in &script.deeds {
+            let script = RoundScript::random(&mut rng);
+            let mut sizes: Vec<usize> = script.seeds.iter().map(|family| family.children.len()).collect();
+            for (_, deed) in &script.actions {
                 kinds.insert(deed.kind());
                 match deed {
-                    Deed::KillChild(whose) | Deed::Settle(whose) => assert!(whose.child < sizes[whose.family]),
-                    Deed::ForkOn { from, children } => {
-                        assert!(from.child < sizes[from.family]);
-                        assert!(script.families.get(from.family).is_none_or(|f| f.children[from.child].stays));
+                    SoakAction::KillChild(whose) | SoakAction::Settle(whose) => {
+                        assert!(whose.child < sizes[whose.seed])
+                    }
+                    SoakAction::ForkFromChild { from, children } => {
+                        assert!(from.child < sizes[from.seed]);
+                        assert!(script.seeds.get(from.seed).is_none_or(|f| f.children[from.child].runs_until_told));
                         sizes.push(children.len());
                     }
-                    Deed::FanOut(fan) => {
-                        assert!(fan.family < script.families.len() && fan.kills as u64 <= fan.count);
+                    SoakAction::FanOut(fan) => {
+                        assert!(fan.seed_index < script.seeds.len() && fan.killed_count as u64 <= fan.count);
                     }
                     _ => {}
                 }

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::script::Kind;
-use super::verdict::Verdict;
+use super::script::ActionKind;
+use super::verdict::EndVerdict;
 
 /// Texts of each kind that are kept: one fault may follow from another.
 const TEXTS_MAX: usize = 50;
 
 /// What has happened so far.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Tally {
+pub struct SoakTally {
     /// Rounds that came to their end.
     pub rounds: u64,
     /// Seeds that were made.
@@ -30,7 +30,7 @@ pub struct Tally {
     /// How often a page was looked at, every byte of it.
     pub pages_verified: u64,
     /// What was done, by kind.
-    pub deeds: BTreeMap<Kind, u64>,
+    pub deeds: BTreeMap<ActionKind, u64>,
     /// How many requests were refused for what had been done before.
     pub refusals: u64,
     /// The first of these, as they were told.
@@ -39,40 +39,40 @@ pub struct Tally {
     pub faults: Vec<String>,
 }
 
-impl Tally {
+impl SoakTally {
     /// Deeds of all kinds.
-    pub fn deeds_count(&self) -> u64 {
+    pub fn actions_count(&self) -> u64 {
         self.deeds.values().sum()
     }
 
-    pub(super) fn count(&mut self, kind: Kind) {
+    pub(super) fn count_action(&mut self, kind: ActionKind) {
         *self.deeds.entry(kind).or_default() += 1;
     }
 
-    pub(super) fn refused(&mut self, text: String) {
+    pub(super) fn record_refusal(&mut self, text: String) {
         self.refusals += 1;
-        keep(&mut self.refusal_texts, text);
+        push_text(&mut self.refusal_texts, text);
     }
 
-    pub(super) fn fault(&mut self, text: String) {
-        keep(&mut self.faults, format!("round {}: {text}", self.rounds + 1));
+    pub(super) fn record_failure(&mut self, text: String) {
+        push_text(&mut self.faults, format!("round {}: {text}", self.rounds + 1));
     }
 
-    pub(super) fn end(&mut self, verdict: &Verdict) {
+    pub(super) fn count_end(&mut self, verdict: &EndVerdict) {
         match verdict {
-            Verdict::Sound(looks) => {
+            EndVerdict::Correct(looks) => {
                 self.sound += 1;
                 self.pages_verified += looks;
             }
-            Verdict::Killed => self.killed += 1,
-            Verdict::Lost => self.lost += 1,
-            Verdict::Limited => self.limited += 1,
-            Verdict::Fault(_) => {}
+            EndVerdict::Killed => self.killed += 1,
+            EndVerdict::Lost => self.lost += 1,
+            EndVerdict::Limited => self.limited += 1,
+            EndVerdict::Unexpected(_) => {}
         }
     }
 }
 
-fn keep(texts: &mut Vec<String>, text: String) {
+fn push_text(texts: &mut Vec<String>, text: String) {
     if texts.len() < TEXTS_MAX {
         texts.push(text);
     }

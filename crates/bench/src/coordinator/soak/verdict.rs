@@ -2,7 +2,7 @@
 
 use farfork_node::api::v1::exit::How;
 
-use crate::workload::wander::{self, Said};
+use crate::workload::wander::{self, WalkReport};
 
 /// Numbers of signals.
 const SIGBUS: u32 = 7;
@@ -13,10 +13,10 @@ const FAILURE: u32 = 1;
 
 /// How a child ended, and what it had said.
 #[derive(Debug, Clone)]
-pub(super) struct End {
+pub(super) struct ObservedEnd {
     /// Nothing where it did not.
-    pub(super) how: Option<How>,
-    pub(super) said: String,
+    pub(super) exit: Option<How>,
+    pub(super) output: String,
     /// Why its node says that pages of it are lost.
     pub(super) memory_lost: String,
     /// Which limit its node says that it met.
@@ -25,7 +25,7 @@ pub(super) struct End {
 
 /// What a child may end by beside its own will.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Allowed {
+pub(super) struct AllowedEnds {
     /// It was killed.
     pub(super) killed: bool,
     /// A seed that it has pages of was taken away.
@@ -36,9 +36,9 @@ pub(super) struct Allowed {
 
 /// What is to be said of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum EndVerdict {
     /// All of its pages were right, at so many looks.
-    Sound(u64),
+    Correct(u64),
     /// It was killed, as it may.
     Killed,
     /// It lost pages, as it may, and was told why.
@@ -46,66 +46,72 @@ pub(super) enum Verdict {
     /// It met its limit, as it may, and was told so.
     Limited,
     /// It ended in another way than it may.
-    Fault(String),
+    Unexpected(String),
 }
 
 /// Judges an end.
-pub(super) fn judge(end: &End, allowed: Allowed) -> Verdict {
-    match (wander::understand(&end.said), &end.how) {
-        (Said::Wrong(text), _) => Verdict::Fault(format!("it says `{text}`")),
-        (Said::Sound(looks), Some(How::Code(0))) => Verdict::Sound(looks),
+pub(super) fn judge_end(end: &ObservedEnd, allowed: AllowedEnds) -> EndVerdict {
+    match (wander::parse_output(&end.output), &end.exit) {
+        (WalkReport::Wrong(text), _) => EndVerdict::Unexpected(format!("it says `{text}`")),
+        (WalkReport::Correct(looks), Some(How::Code(0))) => EndVerdict::Correct(looks),
         (_, Some(How::Signal(SIGKILL | SIGBUS) | How::Code(FAILURE) | How::Lost(_)))
             if allowed.limited && !end.limit.is_empty() =>
         {
-            Verdict::Limited
+            EndVerdict::Limited
         }
-        (_, Some(How::Signal(SIGKILL))) if allowed.killed => Verdict::Killed,
-        (_, Some(How::Signal(SIGBUS))) if allowed.lost && !end.memory_lost.is_empty() => Verdict::Lost,
+        (_, Some(How::Signal(SIGKILL))) if allowed.killed => EndVerdict::Killed,
+        (_, Some(How::Signal(SIGBUS))) if allowed.lost && !end.memory_lost.is_empty() => EndVerdict::Lost,
         (_, Some(How::Signal(SIGBUS))) if allowed.lost => {
-            Verdict::Fault("it lost pages, and nobody says why".to_owned())
+            EndVerdict::Unexpected("it lost pages, and nobody says why".to_owned())
         }
-        (_, None) => Verdict::Fault("it does not end".to_owned()),
+        (_, None) => EndVerdict::Unexpected("it does not end".to_owned()),
         (_, Some(how)) => {
             let why = if end.memory_lost.is_empty() { "no memory lost" } else { &end.memory_lost };
             let limit = if end.limit.is_empty() { "no limit met" } else { &end.limit };
-            let said = end.said.trim();
-            Verdict::Fault(format!("it ended by {how:?} ({why}, {limit}, {allowed:?}), having said `{said}`"))
+            let said = end.output.trim();
+            EndVerdict::Unexpected(format!("it ended by {how:?} ({why}, {limit}, {allowed:?}), having said `{said}`"))
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Allowed, End, How, SIGBUS, SIGKILL, Verdict, judge};
+    use super::{AllowedEnds, EndVerdict, How, ObservedEnd, SIGBUS, SIGKILL, judge_end};
 
-    fn judged(how: How, said: &str, memory_lost: &str, allowed: Allowed) -> Verdict {
+    fn judged(how: How, said: &str, memory_lost: &str, allowed: AllowedEnds) -> EndVerdict {
         let (said, memory_lost) = (said.to_owned(), memory_lost.to_owned());
-        judge(&End { how: Some(how), said, memory_lost, limit: String::new() }, allowed)
+        judge_end(&ObservedEnd { exit: Some(how), output: said, memory_lost, limit: String::new() }, allowed)
     }
 
     #[test]
     fn a_limit_is_met_only_where_there_is_one_and_its_node_says_so() {
         let end = |how, limit: &str, said: &str| {
             let (limit, said) = (limit.to_owned(), said.to_owned());
-            End { how: Some(how), said, memory_lost: String::new(), limit }
+            ObservedEnd { exit: Some(how), output: said, memory_lost: String::new(), limit }
         };
-        let limited = Allowed { limited: true, ..Allowed::default() };
+        let limited = AllowedEnds { limited: true, ..AllowedEnds::default() };
         for how in [How::Signal(SIGKILL), How::Signal(SIGBUS), How::Code(1), How::Lost("its container".to_owned())] {
-            assert_eq!(judge(&end(how.clone(), "it needed more", ""), limited), Verdict::Limited);
-            assert!(matches!(judge(&end(how.clone(), "", ""), limited), Verdict::Fault(_)));
-            assert!(matches!(judge(&end(how.clone(), "it needed more", ""), Allowed::default()), Verdict::Fault(_)));
-            assert!(matches!(judge(&end(how, "it needed more", "wrong page 3"), limited), Verdict::Fault(_)));
+            assert_eq!(judge_end(&end(how.clone(), "it needed more", ""), limited), EndVerdict::Limited);
+            assert!(matches!(judge_end(&end(how.clone(), "", ""), limited), EndVerdict::Unexpected(_)));
+            assert!(matches!(
+                judge_end(&end(how.clone(), "it needed more", ""), AllowedEnds::default()),
+                EndVerdict::Unexpected(_)
+            ));
+            assert!(matches!(
+                judge_end(&end(how, "it needed more", "wrong page 3"), limited),
+                EndVerdict::Unexpected(_)
+            ));
         }
     }
 
     #[test]
     fn an_end_is_right_only_where_something_allows_it() {
-        let nothing = Allowed::default();
-        let (killed, lost) = (Allowed { killed: true, ..nothing }, Allowed { lost: true, ..nothing });
-        let is_fault = |verdict| matches!(verdict, Verdict::Fault(_));
-        assert_eq!(judged(How::Code(0), "sound 5\n", "", nothing), Verdict::Sound(5));
-        assert_eq!(judged(How::Signal(SIGKILL), "", "", killed), Verdict::Killed);
-        assert_eq!(judged(How::Signal(SIGBUS), "", "seed x was dropped", lost), Verdict::Lost);
+        let nothing = AllowedEnds::default();
+        let (killed, lost) = (AllowedEnds { killed: true, ..nothing }, AllowedEnds { lost: true, ..nothing });
+        let is_fault = |verdict| matches!(verdict, EndVerdict::Unexpected(_));
+        assert_eq!(judged(How::Code(0), "sound 5\n", "", nothing), EndVerdict::Correct(5));
+        assert_eq!(judged(How::Signal(SIGKILL), "", "", killed), EndVerdict::Killed);
+        assert_eq!(judged(How::Signal(SIGBUS), "", "seed x was dropped", lost), EndVerdict::Lost);
         assert!(is_fault(judged(How::Signal(SIGKILL), "", "", lost)));
         assert!(is_fault(judged(How::Signal(SIGBUS), "", "gone", killed)));
         assert!(is_fault(judged(How::Signal(SIGBUS), "", "", lost)), "without a reason");
@@ -113,11 +119,11 @@ mod tests {
             How::Code(1),
             "wrong page 5",
             "gone",
-            Allowed { killed: true, lost: true, limited: false }
+            AllowedEnds { killed: true, lost: true, limited: false }
         )));
         assert!(is_fault(judged(How::Code(0), "", "", nothing)), "it has not looked");
-        assert!(is_fault(judge(
-            &End { how: None, said: String::new(), memory_lost: String::new(), limit: String::new() },
+        assert!(is_fault(judge_end(
+            &ObservedEnd { exit: None, output: String::new(), memory_lost: String::new(), limit: String::new() },
             lost
         )));
     }

@@ -2,21 +2,21 @@
 
 use serde_json::{Value, json};
 
-use super::ForkReport;
-use crate::figure::{By, Key};
+use super::ForkSummary;
+use crate::figure::{ForkSampleKey, ForkSystem};
 use crate::machine::Machine;
-use crate::plan::fork::Resumed;
+use crate::plan::fork::ResumeCase;
 use crate::reference;
 use crate::samples::{self, Spread};
 
-impl ForkReport {
+impl ForkSummary {
     /// One document for scripts.
-    pub fn document(&self) -> Value {
-        let figures: Vec<Value> = self.samples.spreads().map(|(key, spread)| document_of(key, spread)).collect();
+    pub fn to_json(&self) -> Value {
+        let figures: Vec<Value> = self.samples.spreads().map(|(key, spread)| figure_json(key, spread)).collect();
         json!({
             "benchmark": "fork",
             "version": env!("CARGO_PKG_VERSION"),
-            "machine": Machine::this(),
+            "machine": Machine::detect(),
             "load_average": self.load_before,
             "plan": {
                 "mib": self.plan.sizes_mib,
@@ -27,9 +27,9 @@ impl ForkReport {
                 "page_size": self.plan.page_size,
                 "threads": self.plan.threads,
                 "mappings": self.plan.mappings,
-                "first": self.plan.resumed.is_first(),
-                "foretold": self.plan.resumed == Resumed::Foretold,
-                "fresh": self.plan.resumed == Resumed::Fresh,
+                "first": self.plan.resume_case.is_first(),
+                "foretold": self.plan.resume_case == ResumeCase::Speculative,
+                "fresh": self.plan.resume_case == ResumeCase::Fresh,
                 "encrypted": self.plan.encrypted,
             },
             "elapsed_s": self.elapsed.as_secs_f64(),
@@ -41,15 +41,15 @@ impl ForkReport {
     }
 }
 
-fn document_of(key: &Key, spread: Spread) -> Value {
-    let reference = compared(key).then(|| reference::of(key.figure, key.mib)).flatten();
-    let mut figure = samples::document(key, spread, None);
+fn figure_json(key: &ForkSampleKey, spread: Spread) -> Value {
+    let reference = has_reference(key).then(|| reference::published_ms(key.figure, key.mib)).flatten();
+    let mut figure = samples::figure_json(key, spread, None);
     figure["reference"] = json!(reference);
     figure["below_reference"] = json!(reference.map(|reference| spread.median < reference));
     figure
 }
 
 /// Only what farfork and its peers do is compared with the reference: floors do something else.
-fn compared(key: &Key) -> bool {
-    !matches!(key.by, By::LocalFork | By::Link)
+fn has_reference(key: &ForkSampleKey) -> bool {
+    !matches!(key.by, ForkSystem::LocalFork | ForkSystem::Link)
 }

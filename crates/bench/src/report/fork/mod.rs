@@ -8,19 +8,19 @@ mod tests;
 
 use std::time::Duration;
 
-use crate::figure::{By, Figure, Key, Pace, Place};
+use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, Pace};
 use crate::machine::Machine;
-use crate::plan::fork::{ForkPlan, Resumed};
+use crate::plan::fork::{ForkParameters, ResumeCase};
 use crate::plan::strategies::StrategyFigures;
 use crate::reference;
-use crate::report::table::{Table, figure, median, spread};
+use crate::report::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::samples::{Samples, Spread};
 
 /// Figures of a run that went to its end.
 #[derive(Debug)]
-pub struct ForkReport {
-    pub(crate) plan: ForkPlan,
-    pub(crate) samples: Samples<Key>,
+pub struct ForkSummary {
+    pub(crate) plan: ForkParameters,
+    pub(crate) samples: Samples<ForkSampleKey>,
     /// Strategies beside each other.
     pub(crate) strategies: Vec<StrategyFigures>,
     /// What a reader should know beside the figures.
@@ -31,20 +31,20 @@ pub struct ForkReport {
     pub(crate) load_before: f64,
 }
 
-impl ForkReport {
+impl ForkSummary {
     /// The tables, with what is needed to read them; no line is longer than 100 columns.
-    pub fn text(&self) -> String {
+    pub fn to_text(&self) -> String {
         let tables = [
-            Some(self.checkpoint()),
-            Some(self.prepare()),
-            Some(self.resume()),
-            Some(self.execution()),
-            self.of_strategies(),
-            self.of_memory(),
-            self.peer(),
+            Some(self.checkpoint_table()),
+            Some(self.prepare_table()),
+            Some(self.resume_table()),
+            Some(self.execution_table()),
+            self.strategies_table(),
+            self.memory_table(),
+            self.peer_table(),
         ];
-        let tables: Vec<String> = tables.into_iter().flatten().map(|table| table.text()).collect();
-        let mut text = format!("{}\n\n{}\n\n", self.head(), tables.join("\n\n"));
+        let tables: Vec<String> = tables.into_iter().flatten().map(|table| table.render()).collect();
+        let mut text = format!("{}\n\n{}\n\n", self.header_text(), tables.join("\n\n"));
         for note in self.legend().iter().chain(&self.strategies_legend()).chain(&self.peer_legend()).chain(&self.notes)
         {
             text += &format!("{note}\n");
@@ -52,9 +52,9 @@ impl ForkReport {
         text
     }
 
-    fn head(&self) -> String {
-        let machine = Machine::this().text();
-        let ForkPlan { order, access, page_size, threads, mappings, runs, encrypted, .. } = &self.plan;
+    fn header_text(&self) -> String {
+        let machine = Machine::detect().describe();
+        let ForkParameters { order, access, page_size, threads, mappings, runs, encrypted, .. } = &self.plan;
         let link = if *encrypted { "encrypted" } else { "in clear" };
         let size = match (threads, mappings) {
             (1, 0) => String::new(),
@@ -70,89 +70,99 @@ impl ForkReport {
         )
     }
 
-    fn checkpoint(&self) -> Table {
+    fn checkpoint_table(&self) -> FigureTable {
         let title = "Prepare, asked by the program itself, from the call to its return; pause: it stands still";
         let headings = ["MiB", "n", "prepare", "after idle", "pause", "fork()", "ref.", "verdict"];
-        let mut table = Table::new(title, &headings);
+        let mut table = FigureTable::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
-            let checkpoint = self.spread(Key::farfork(mib, Figure::Checkpoint));
-            let idle = self.spread(Key::farfork(mib, Figure::Checkpoint).paced(Pace::Idle));
-            let pause = self.spread(Key::farfork(mib, Figure::CheckpointPause));
-            table.row([
+            let checkpoint = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Checkpoint));
+            let idle = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Checkpoint).with_pace(Pace::Idle));
+            let pause = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::CheckpointPause));
+            table.add_row([
                 mib.to_string(),
-                fewest(&[checkpoint, idle, pause]),
-                spread(checkpoint),
-                spread(idle),
-                spread(pause),
-                median(self.spread(Key::new(mib, By::LocalFork, Figure::Pause))),
-                reference_text(Figure::Checkpoint, mib),
-                verdict(Figure::Checkpoint, mib, &[checkpoint, idle]),
+                fewest_samples(&[checkpoint, idle, pause]),
+                format_spread(checkpoint),
+                format_spread(idle),
+                format_spread(pause),
+                format_median(self.spread(ForkSampleKey::new(mib, ForkSystem::LocalFork, ForkFigure::Pause))),
+                reference_text(ForkFigure::Checkpoint, mib),
+                reference_verdict(ForkFigure::Checkpoint, mib, &[checkpoint, idle]),
             ]);
         }
         table
     }
 
-    fn prepare(&self) -> Table {
+    fn prepare_table(&self) -> FigureTable {
         let title = "Prepare by pid, asked by another process over gRPC: from its request to the answer";
-        let mut table = Table::new(title, &["MiB", "n", "prepare", "after idle", "on the node", "pause", "ref."]);
+        let mut table = FigureTable::new(title, &["MiB", "n", "prepare", "after idle", "on the node", "pause", "ref."]);
         for &mib in &self.plan.sizes_mib {
-            let prepare = self.spread(Key::farfork(mib, Figure::Prepare));
-            let idle = self.spread(Key::farfork(mib, Figure::Prepare).paced(Pace::Idle));
-            let on_node = self.spread(Key::farfork(mib, Figure::PrepareOnNode));
-            let pause = self.spread(Key::farfork(mib, Figure::Pause));
-            table.row([
+            let prepare = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Prepare));
+            let idle = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Prepare).with_pace(Pace::Idle));
+            let on_node = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::PrepareOnNode));
+            let pause = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Pause));
+            table.add_row([
                 mib.to_string(),
-                fewest(&[prepare, idle, on_node, pause]),
-                spread(prepare),
-                spread(idle),
-                spread(on_node),
-                spread(pause),
-                reference_text(Figure::Prepare, mib),
+                fewest_samples(&[prepare, idle, on_node, pause]),
+                format_spread(prepare),
+                format_spread(idle),
+                format_spread(on_node),
+                format_spread(pause),
+                reference_text(ForkFigure::Prepare, mib),
             ]);
         }
         table
     }
 
-    fn resume(&self) -> Table {
-        let title = match self.plan.resumed {
-            Resumed::Later => "Resume: from the request to the child's first instruction, in a container of its own",
-            Resumed::First => "Resume of a seed's first child on the node: from the request to its first instruction",
-            Resumed::Foretold => "Resume of a seed's first child, foretold: from the request to its first instruction",
-            Resumed::Fresh => "Resume of a new process's first child: from the request to its first instruction",
+    fn resume_table(&self) -> FigureTable {
+        let title = match self.plan.resume_case {
+            ResumeCase::Later => "Resume: from the request to the child's first instruction, in a container of its own",
+            ResumeCase::First => {
+                "Resume of a seed's first child on the node: from the request to its first instruction"
+            }
+            ResumeCase::Speculative => {
+                "Resume of a seed's first child, foretold: from the request to its first instruction"
+            }
+            ResumeCase::Fresh => "Resume of a new process's first child: from the request to its first instruction",
         };
         let headings = ["MiB", "n", "own node", "after idle", "other node", "after idle", "ref.", "verdict"];
-        let mut table = Table::new(title, &headings);
+        let mut table = FigureTable::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
-            let of = |place, pace| self.spread(Key::farfork(mib, Figure::Resume).on(place).paced(pace));
+            let of = |place, pace| {
+                self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Resume).with_place(place).with_pace(pace))
+            };
             let columns = [
-                of(Place::Own, Pace::BackToBack),
-                of(Place::Own, Pace::Idle),
-                of(Place::Other, Pace::BackToBack),
-                of(Place::Other, Pace::Idle),
+                of(ChildPlace::Own, Pace::BackToBack),
+                of(ChildPlace::Own, Pace::Idle),
+                of(ChildPlace::Other, Pace::BackToBack),
+                of(ChildPlace::Other, Pace::Idle),
             ];
-            let head = [mib.to_string(), fewest(&columns)];
-            let tail = [reference_text(Figure::Resume, mib), verdict(Figure::Resume, mib, &columns)];
-            table.row(head.into_iter().chain(columns.map(spread)).chain(tail));
+            let head = [mib.to_string(), fewest_samples(&columns)];
+            let tail = [reference_text(ForkFigure::Resume, mib), reference_verdict(ForkFigure::Resume, mib, &columns)];
+            table.add_row(head.into_iter().chain(columns.map(format_spread)).chain(tail));
         }
         table
     }
 
-    fn execution(&self) -> Table {
+    fn execution_table(&self) -> FigureTable {
         let title = "Execution: every page once in the child, and what the same takes without farfork";
         let headings = ["MiB", "n", "own node", "other node", "fork()", "fork(), write", "link", "ref.", "verdict"];
-        let mut table = Table::new(title, &headings);
+        let mut table = FigureTable::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
-            let own = self.spread(Key::farfork(mib, Figure::Execution).on(Place::Own));
-            let other = self.spread(Key::farfork(mib, Figure::Execution).on(Place::Other));
+            let own = self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Execution).with_place(ChildPlace::Own));
+            let other =
+                self.spread(ForkSampleKey::for_farfork(mib, ForkFigure::Execution).with_place(ChildPlace::Other));
             let floors = [
-                (By::LocalFork, Figure::Execution),
-                (By::LocalFork, Figure::ExecutionWriting),
-                (By::Link, Figure::Execution),
+                (ForkSystem::LocalFork, ForkFigure::Execution),
+                (ForkSystem::LocalFork, ForkFigure::ExecutionWriting),
+                (ForkSystem::Link, ForkFigure::Execution),
             ];
-            let floors = floors.map(|(by, figure)| self.spread(Key::new(mib, by, figure)));
-            let head = [mib.to_string(), fewest(&[own, other]), spread(own), spread(other)];
-            let tail = [reference_text(Figure::Execution, mib), verdict(Figure::Execution, mib, &[own, other])];
-            table.row(head.into_iter().chain(floors.map(median)).chain(tail));
+            let floors = floors.map(|(by, figure)| self.spread(ForkSampleKey::new(mib, by, figure)));
+            let head = [mib.to_string(), fewest_samples(&[own, other]), format_spread(own), format_spread(other)];
+            let tail = [
+                reference_text(ForkFigure::Execution, mib),
+                reference_verdict(ForkFigure::Execution, mib, &[own, other]),
+            ];
+            table.add_row(head.into_iter().chain(floors.map(format_median)).chain(tail));
         }
         table
     }
@@ -168,23 +178,24 @@ impl ForkReport {
         ]
     }
 
-    fn spread(&self, key: Key) -> Option<Spread> {
+    fn spread(&self, key: ForkSampleKey) -> Option<Spread> {
         self.samples.spread(&key)
     }
 }
 
-fn fewest(columns: &[Option<Spread>]) -> String {
+fn fewest_samples(columns: &[Option<Spread>]) -> String {
     columns.iter().map(|spread| spread.map_or(0, |spread| spread.count)).min().unwrap_or(0).to_string()
 }
 
-fn reference_text(figure_of: Figure, mib: u64) -> String {
-    reference::of(figure_of, mib).map_or("–".to_owned(), figure)
+fn reference_text(figure_of: ForkFigure, mib: u64) -> String {
+    reference::published_ms(figure_of, mib).map_or("–".to_owned(), format_figure)
 }
 
 /// The slowest of some medians divided by the reference, and whether they are below it.
-fn verdict(figure_of: Figure, mib: u64, columns: &[Option<Spread>]) -> String {
+fn reference_verdict(figure_of: ForkFigure, mib: u64, columns: &[Option<Spread>]) -> String {
     let medians = || columns.iter().flatten().map(|spread| spread.median);
-    let (Some(slowest), Some(reference)) = (medians().max_by(f64::total_cmp), reference::of(figure_of, mib)) else {
+    let (Some(slowest), Some(reference)) = (medians().max_by(f64::total_cmp), reference::published_ms(figure_of, mib))
+    else {
         return "–".to_owned();
     };
     let word = if slowest < reference {
@@ -194,5 +205,5 @@ fn verdict(figure_of: Figure, mib: u64, columns: &[Option<Spread>]) -> String {
     } else {
         "mixed"
     };
-    format!("{} {word}", figure(slowest / reference))
+    format!("{} {word}", format_figure(slowest / reference))
 }

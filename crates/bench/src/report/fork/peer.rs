@@ -1,21 +1,21 @@
 //! The table of a run with a peer: whole clones side by side, from the request to the last page.
 
-use super::{ForkReport, fewest};
-use crate::figure::{By, Figure, Key, Place};
-use crate::report::table::{Table, figure, median};
+use super::{ForkSummary, fewest_samples};
+use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem};
+use crate::report::table::{FigureTable, format_figure, format_median};
 use crate::samples::Spread;
 
 /// What a clone took: until it ran, and then until it had touched every page.
 #[derive(Debug, Clone, Copy)]
-struct Clone {
+struct CloneTimes {
     prepare: Option<Spread>,
     resume: Option<Spread>,
     execution: Option<Spread>,
 }
 
-impl ForkReport {
+impl ForkSummary {
     /// None where there was no peer.
-    pub(super) fn peer(&self) -> Option<Table> {
+    pub(super) fn peer_table(&self) -> Option<FigureTable> {
         self.plan.peer?;
         let title = "CRIU: the same process cloned by dump and restore, beside farfork on the own node";
         let headings = [
@@ -32,14 +32,15 @@ impl ForkReport {
             "sum",
             "pause",
         ];
-        let mut table = Table::new(title, &headings);
+        let mut table = FigureTable::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
-            let clones = [By::Farfork, By::CriuEager, By::CriuLazy].map(|by| self.clone_by(mib, by));
-            let pause = self.spread(Key::new(mib, By::CriuLazy, Figure::Pause));
+            let clones =
+                [ForkSystem::Farfork, ForkSystem::CriuEager, ForkSystem::CriuLazy].map(|by| self.clone_by(mib, by));
+            let pause = self.spread(ForkSampleKey::new(mib, ForkSystem::CriuLazy, ForkFigure::Pause));
             let counted: Vec<_> = clones.iter().map(|clone| clone.execution).filter(Option::is_some).collect();
-            let head = [mib.to_string(), fewest(&counted)];
-            let cells = clones.iter().flat_map(Clone::cells);
-            table.row(head.into_iter().chain(cells).chain([median(pause)]));
+            let head = [mib.to_string(), fewest_samples(&counted)];
+            let cells = clones.iter().flat_map(CloneTimes::cells);
+            table.add_row(head.into_iter().chain(cells).chain([format_median(pause)]));
         }
         Some(table)
     }
@@ -54,22 +55,26 @@ impl ForkReport {
         self.plan.peer.map_or(Vec::new(), |_| lines.map(str::to_owned).to_vec())
     }
 
-    fn clone_by(&self, mib: u64, by: By) -> Clone {
-        let own = |figure| self.spread(Key::new(mib, by, figure).on(Place::Own));
-        Clone {
-            prepare: self.spread(Key::new(mib, by, Figure::Prepare)),
-            resume: own(Figure::Resume),
-            execution: own(Figure::Execution),
+    fn clone_by(&self, mib: u64, by: ForkSystem) -> CloneTimes {
+        let own = |figure| self.spread(ForkSampleKey::new(mib, by, figure).with_place(ChildPlace::Own));
+        CloneTimes {
+            prepare: self.spread(ForkSampleKey::new(mib, by, ForkFigure::Prepare)),
+            resume: own(ForkFigure::Resume),
+            execution: own(ForkFigure::Execution),
         }
     }
 }
 
-impl Clone {
+impl CloneTimes {
     fn cells(&self) -> [String; 3] {
         let sum = |parts: &[Option<Spread>]| {
             let medians = parts.iter().map(|spread| spread.map(|spread| spread.median));
-            medians.sum::<Option<f64>>().map_or("–".to_owned(), figure)
+            medians.sum::<Option<f64>>().map_or("–".to_owned(), format_figure)
         };
-        [sum(&[self.prepare, self.resume]), median(self.execution), sum(&[self.prepare, self.resume, self.execution])]
+        [
+            sum(&[self.prepare, self.resume]),
+            format_median(self.execution),
+            sum(&[self.prepare, self.resume, self.execution]),
+        ]
     }
 }

@@ -1,20 +1,20 @@
 //! The tables of strategies: what the first child of a seed on another node cost, and the second; and where their memory was.
 
-use super::ForkReport;
+use super::ForkSummary;
 use crate::figure::MIB_BYTES;
-use crate::plan::strategies::{ChildFigures, StrategyFigures};
-use crate::report::table::{Table, figure};
+use crate::plan::strategies::{StrategyChildFigures, StrategyFigures};
+use crate::report::table::{FigureTable, format_figure};
 
-impl ForkReport {
+impl ForkSummary {
     /// None where no strategies were asked for.
-    pub(super) fn of_strategies(&self) -> Option<Table> {
+    pub(super) fn strategies_table(&self) -> Option<FigureTable> {
         let title = "Strategies: every page once in a child on another node, the seed's first and its second";
         let headings = ["MiB", "strategy", "child", "n", "whole", "touching", "faults", "reads", "network", "cache"];
-        self.each_child(title, &headings, |child| {
+        self.strategy_rows(title, &headings, |child| {
             vec![
                 child.samples.to_string(),
-                figure(child.whole_ms),
-                figure(child.touching_ms),
+                format_figure(child.whole_ms),
+                format_figure(child.touching_ms),
                 format!("{:.0}", child.faults_missing),
                 format!("{:.0}", child.round_trips),
                 mib_of(child.network_bytes),
@@ -24,24 +24,24 @@ impl ForkReport {
     }
 
     /// None where no strategies were asked for.
-    pub(super) fn of_memory(&self) -> Option<Table> {
+    pub(super) fn memory_table(&self) -> Option<FigureTable> {
         let headings = ["MiB", "strategy", "child", "n", "shared", "private", "remote"];
-        self.each_child("Strategies: where the memory of these children was at their end", &headings, |child| {
+        self.strategy_rows("Strategies: where the memory of these children was at their end", &headings, |child| {
             let [shared, private, remote] = [child.shared_bytes, child.private_bytes, child.remote_bytes].map(mib_of);
             vec![child.samples.to_string(), shared, private, remote]
         })
     }
 
-    fn each_child(
+    fn strategy_rows(
         &self,
         title: &str,
         headings: &[&'static str],
-        cells: impl Fn(&ChildFigures) -> Vec<String>,
-    ) -> Option<Table> {
-        let mut table = Table::new(title, headings);
+        cells: impl Fn(&StrategyChildFigures) -> Vec<String>,
+    ) -> Option<FigureTable> {
+        let mut table = FigureTable::new(title, headings);
         for StrategyFigures { mib, strategy, first, second } in &self.strategies {
             for (name, child) in [("first", first), ("second", second)] {
-                table.row([mib.to_string(), strategy.clone(), name.to_owned()].into_iter().chain(cells(child)));
+                table.add_row([mib.to_string(), strategy.clone(), name.to_owned()].into_iter().chain(cells(child)));
             }
         }
         (!self.strategies.is_empty()).then_some(table)
@@ -60,5 +60,5 @@ impl ForkReport {
 }
 
 fn mib_of(bytes: f64) -> String {
-    figure(bytes / MIB_BYTES)
+    format_figure(bytes / MIB_BYTES)
 }

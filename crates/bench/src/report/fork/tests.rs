@@ -2,46 +2,48 @@
 
 use std::time::Duration;
 
-use super::ForkReport;
-use crate::figure::{By, Figure, Key, Pace, Place};
-use crate::plan::fork::{ForkPlan, Peer};
-use crate::plan::strategies::{ChildFigures, StrategyFigures};
+use super::ForkSummary;
+use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, Pace};
+use crate::plan::fork::{ForkParameters, PeerSystem};
+use crate::plan::strategies::{StrategyChildFigures, StrategyFigures};
 use crate::reference::SIZES_MIB;
 use crate::report::table::COLUMNS_MAX;
 use crate::samples::Samples;
 
 /// As wide as figures get: each size takes a second a MiB.
-fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkReport {
+fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkSummary {
     let mut samples = Samples::new();
     for &mib in sizes_mib {
         let figures = [
-            Figure::Checkpoint,
-            Figure::CheckpointPause,
-            Figure::Prepare,
-            Figure::PrepareOnNode,
-            Figure::Pause,
-            Figure::Resume,
-            Figure::Execution,
+            ForkFigure::Checkpoint,
+            ForkFigure::CheckpointPause,
+            ForkFigure::Prepare,
+            ForkFigure::PrepareOnNode,
+            ForkFigure::Pause,
+            ForkFigure::Resume,
+            ForkFigure::Execution,
         ];
         for figure in figures {
             for pace in [Pace::BackToBack, Pace::Idle] {
                 for key in [
-                    Key::farfork(mib, figure).paced(pace),
-                    Key::farfork(mib, figure).on(Place::Own).paced(pace),
-                    Key::farfork(mib, figure).on(Place::Other).paced(pace),
-                    Key::new(mib, By::LocalFork, figure),
-                    Key::new(mib, By::LocalFork, Figure::ExecutionWriting),
-                    Key::new(mib, By::Link, figure),
-                    Key::new(mib, By::CriuEager, figure),
-                    Key::new(mib, By::CriuEager, figure).on(Place::Own),
+                    ForkSampleKey::for_farfork(mib, figure).with_pace(pace),
+                    ForkSampleKey::for_farfork(mib, figure).with_place(ChildPlace::Own).with_pace(pace),
+                    ForkSampleKey::for_farfork(mib, figure).with_place(ChildPlace::Other).with_pace(pace),
+                    ForkSampleKey::new(mib, ForkSystem::LocalFork, figure),
+                    ForkSampleKey::new(mib, ForkSystem::LocalFork, ForkFigure::ExecutionWriting),
+                    ForkSampleKey::new(mib, ForkSystem::Link, figure),
+                    ForkSampleKey::new(mib, ForkSystem::CriuEager, figure),
+                    ForkSampleKey::new(mib, ForkSystem::CriuEager, figure).with_place(ChildPlace::Own),
                 ] {
                     [0.9, 1.0, 1.2].iter().for_each(|x| samples.add(key, x * scale_ms * mib as f64).unwrap());
                 }
             }
         }
     }
-    let plan = ForkPlan { sizes_mib: sizes_mib.to_vec(), peer: Some(Peer::Criu), ..ForkPlan::default() };
-    let child = ChildFigures { samples: 5, whole_ms: scale_ms, network_bytes: 1e9, ..ChildFigures::default() };
+    let plan =
+        ForkParameters { sizes_mib: sizes_mib.to_vec(), peer: Some(PeerSystem::Criu), ..ForkParameters::default() };
+    let child =
+        StrategyChildFigures { samples: 5, whole_ms: scale_ms, network_bytes: 1e9, ..StrategyChildFigures::default() };
     let of_size = |mib: &u64| StrategyFigures {
         mib: *mib,
         strategy: "prefetch,cache".to_owned(),
@@ -49,13 +51,13 @@ fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkReport {
         second: child.clone(),
     };
     let strategies = sizes_mib.iter().map(of_size).collect();
-    ForkReport { plan, samples, strategies, notes: Vec::new(), elapsed: Duration::from_secs(240), load_before: 0.5 }
+    ForkSummary { plan, samples, strategies, notes: Vec::new(), elapsed: Duration::from_secs(240), load_before: 0.5 }
 }
 
 #[test]
 fn no_line_is_wider_than_a_terminal() {
     for scale_ms in [0.001, 1.0, 5.0] {
-        let text = report(&SIZES_MIB, scale_ms).text();
+        let text = report(&SIZES_MIB, scale_ms).to_text();
         let widest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
         assert!(widest.chars().count() <= COLUMNS_MAX, "{}: {widest}", widest.chars().count());
     }
@@ -64,9 +66,9 @@ fn no_line_is_wider_than_a_terminal() {
 #[test]
 fn a_row_is_below_the_reference_only_where_all_of_it_is() {
     let mut report = report(&[1], 1.0);
-    let idle = Key::farfork(1, Figure::Resume).on(Place::Own).paced(Pace::Idle);
+    let idle = ForkSampleKey::for_farfork(1, ForkFigure::Resume).with_place(ChildPlace::Own).with_pace(Pace::Idle);
     (0..9).for_each(|_| report.samples.add(idle, 29.18).unwrap());
-    let text = report.text();
+    let text = report.to_text();
     let rows: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("1 ")).collect();
     // Those without a reference are of strategies, and the last of the peer: eager clones, and lazy ones that were not measured.
     let ends = [
@@ -88,7 +90,7 @@ fn a_row_is_below_the_reference_only_where_all_of_it_is() {
 
 #[test]
 fn the_document_has_each_figure_with_its_reference() {
-    let document = report(&[1, 3], 1.0).document();
+    let document = report(&[1, 3], 1.0).to_json();
     let figures = document["figures"].as_array().unwrap();
     let find = |mib: u64, by: &str, figure: &str, node: Option<&str>| {
         let is = |f: &&serde_json::Value| {

@@ -6,24 +6,24 @@ use std::ops::ControlFlow;
 use farfork_bench::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::interruption::Interruption;
+use crate::interruption::InterruptFlag;
 
 /// How far the run is, on a terminal only.
-pub(super) struct Bar(ProgressBar);
+pub(super) struct BenchProgressBar(ProgressBar);
 
 /// Shows how far a run is, until it is dropped; the run ends when somebody wants that.
 ///
 /// # Errors
 /// As [`Interruption::watch`].
-pub(super) fn watched() -> anyhow::Result<impl FnMut(Progress) -> ControlFlow<()>> {
-    let (bar, interruption) = (Bar::new(), Interruption::watch()?);
+pub(super) fn show_progress() -> anyhow::Result<impl FnMut(Progress) -> ControlFlow<()>> {
+    let (bar, interruption) = (BenchProgressBar::new(), InterruptFlag::watch()?);
     Ok(move |progress| {
         bar.show(progress);
-        if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if interruption.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
 }
 
-impl Bar {
+impl BenchProgressBar {
     pub(super) fn new() -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
@@ -31,14 +31,14 @@ impl Bar {
         Self(bar)
     }
 
-    pub(super) fn show(&self, Progress { done, steps, what }: Progress) {
+    pub(super) fn show(&self, Progress { done, steps, description: what }: Progress) {
         self.0.set_length(steps as u64);
         self.0.set_position(done as u64);
         self.0.set_message(what);
     }
 }
 
-impl Drop for Bar {
+impl Drop for BenchProgressBar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

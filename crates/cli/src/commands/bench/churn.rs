@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::ChurnPlan;
+use farfork_bench::ChurnParameters;
 
 use super::bar;
-use crate::{Global, output, privilege};
+use crate::{GlobalArgs, output, privilege};
 
 /// Measure programs that change their memory hard while it comes.
 ///
@@ -22,7 +22,7 @@ Examples:
   farfork bench churn --mib 16 --runs 3 --json
 
 Exit status: 0 measured, 1 failed or a page was wrong, 2 wrong usage.")]
-pub(crate) struct Churn {
+pub(crate) struct BenchChurn {
     /// Private memory of the program, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
@@ -34,14 +34,14 @@ pub(crate) struct Churn {
     encryption: String,
 }
 
-impl Churn {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchChurn {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let plan = ChurnPlan { mib: self.mib, runs: self.runs as usize, encrypted: self.encryption == "on" };
+        let plan = ChurnParameters { mib: self.mib, runs: self.runs as usize, encrypted: self.encryption == "on" };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_churn(&plan, farfork, &mut bar::watched()?))?;
-        output::report(global, || report.document(), || report.text());
+        let report = runtime.block_on(farfork_bench::run_churn(&plan, farfork, &mut bar::show_progress()?))?;
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::{ConnectCase, ConnectPlan};
+use farfork_bench::{ConnectCase, ConnectParameters};
 
 use super::bar;
-use crate::commands::load::seconds;
-use crate::{Global, output, privilege};
+use crate::commands::load::parse_seconds;
+use crate::{GlobalArgs, output, privilege};
 
 /// Measure connections: how many are made a second, and how long each takes.
 ///
@@ -30,7 +30,7 @@ Examples:
   farfork bench connect --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
-pub(crate) struct Connect {
+pub(crate) struct BenchConnect {
     /// Client nodes, each a process in a network namespace of its own; several numbers: a case of each
     /// [default: 1, if threads are given].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=10))]
@@ -39,7 +39,7 @@ pub(crate) struct Connect {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=64))]
     threads: Vec<u64>,
     /// Seconds that clients connect in a run, for each protection and for the floor.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = parse_seconds)]
     seconds: f64,
     /// Runs of each case, in turn with its floor.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -49,22 +49,22 @@ pub(crate) struct Connect {
     samples: Option<PathBuf>,
 }
 
-impl Connect {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchConnect {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let plan = self.plan();
-        let report = farfork_bench::run_connect(&plan, &farfork, &mut bar::watched()?)?;
-        output::report(global, || report.document(), || report.text());
+        let plan = self.parameters();
+        let report = farfork_bench::run_connect(&plan, &farfork, &mut bar::show_progress()?)?;
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 
-    fn plan(self) -> ConnectPlan {
+    fn parameters(self) -> ConnectParameters {
         let cases = match (self.clients.is_empty(), self.threads.is_empty()) {
-            (true, true) => ConnectPlan::usual_cases(),
-            _ => product(&or_one(self.clients), &or_one(self.threads)),
+            (true, true) => ConnectParameters::default_cases(),
+            _ => case_product(&or_one(self.clients), &or_one(self.threads)),
         };
-        ConnectPlan { cases, runs: self.runs as usize, seconds: self.seconds, samples_file: self.samples }
+        ConnectParameters { cases, runs: self.runs as usize, seconds: self.seconds, samples_file: self.samples }
     }
 }
 
@@ -77,7 +77,7 @@ fn or_one(mut numbers: Vec<u64>) -> Vec<u64> {
     numbers
 }
 
-fn product(clients: &[u64], threads: &[u64]) -> Vec<ConnectCase> {
+fn case_product(clients: &[u64], threads: &[u64]) -> Vec<ConnectCase> {
     let case = |clients: u64, threads: u64| ConnectCase { clients: clients as usize, threads: threads as usize };
     clients.iter().flat_map(|clients| threads.iter().map(move |threads| case(*clients, *threads))).collect()
 }

@@ -6,14 +6,14 @@ use clap::Args;
 
 /// Be one end of a connection that a benchmark measures.
 #[derive(Args)]
-pub(crate) struct End {
+pub(crate) struct BenchEndpoint {
     /// What it is to be, as the benchmark says it.
     specification: String,
 }
 
-impl End {
+impl BenchEndpoint {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        farfork_bench::be_end(&self.specification)?;
+        farfork_bench::run_endpoint(&self.specification)?;
         Ok(ExitCode::SUCCESS)
     }
 }

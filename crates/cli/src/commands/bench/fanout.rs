@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::FanoutPlan;
+use farfork_bench::FanoutParameters;
 
 use super::bar;
-use crate::commands::fork::Net;
-use crate::{Global, output, privilege};
+use crate::commands::fork::NetworkMode;
+use crate::{GlobalArgs, output, privilege};
 
 /// Measure many children of one seed: how many a second, how soon each has its result, what memory each has for itself.
 ///
@@ -31,7 +31,7 @@ Examples:
   farfork bench fanout --children 100 --nodes 3 --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
-pub(crate) struct Fanout {
+pub(crate) struct BenchFanout {
     /// Children of a fan-out.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=16_384))]
     children: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Fanout {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
     /// In a round, let one fan-out follow the other for so many seconds [default: one of each].
-    #[arg(long, value_name = "SECONDS", value_parser = crate::commands::load::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::commands::load::parse_seconds)]
     seconds: Option<f64>,
     /// Containers that each node keeps ready [default: as many as a node does by itself].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
@@ -56,7 +56,7 @@ pub(crate) struct Fanout {
     /// The network of the children, and of local forks into namespaces: each its own, one for all of a fan-out on a node, or the
     /// node's.
     #[arg(long, value_name = "KIND", default_value = "private")]
-    net: Net,
+    net: NetworkMode,
     /// Whether memory is encrypted between the nodes; they prove who they are either way.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
@@ -65,11 +65,11 @@ pub(crate) struct Fanout {
     samples: Option<PathBuf>,
 }
 
-impl Fanout {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchFanout {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let plan = FanoutPlan {
+        let plan = FanoutParameters {
             children: self.children,
             nodes: self.nodes as usize,
             mib: self.mib,
@@ -82,8 +82,8 @@ impl Fanout {
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_fanout(&plan, farfork, &mut bar::watched()?))?;
-        output::report(global, || report.document(), || report.text());
+        let report = runtime.block_on(farfork_bench::run_fanout(&plan, farfork, &mut bar::show_progress()?))?;
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 }

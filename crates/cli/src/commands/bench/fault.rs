@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::FaultPlan;
+use farfork_bench::FaultParameters;
 
 use super::bar;
-use crate::{Global, output, privilege};
+use crate::{GlobalArgs, output, privilege};
 
 /// Measure single page faults: from a touch in a child to the page of its parent on another node.
 ///
@@ -28,7 +28,7 @@ Examples:
   farfork bench fault --encryption off --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or a page was wrong, 2 wrong usage.")]
-pub(crate) struct Fault {
+pub(crate) struct BenchFault {
     /// Rounds, in each of which everything is measured in turn.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
@@ -52,19 +52,19 @@ pub(crate) struct Fault {
     samples: Option<PathBuf>,
 }
 
-impl Fault {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchFault {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let plan = self.plan();
+        let plan = self.parameters();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_fault(&plan, farfork, &mut bar::watched()?))?;
-        output::report(global, || report.document(), || report.text());
+        let report = runtime.block_on(farfork_bench::run_fault(&plan, farfork, &mut bar::show_progress()?))?;
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 
-    fn plan(self) -> FaultPlan {
-        FaultPlan {
+    fn parameters(self) -> FaultParameters {
+        FaultParameters {
             runs: self.runs as usize,
             faults: self.faults as usize,
             idle_faults: self.idle_faults as usize,

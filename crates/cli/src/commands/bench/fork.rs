@@ -9,13 +9,13 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use farfork_bench::{Access, ForkPlan, ForkReport, Order, PageSize, Peer, Resumed};
+use farfork_bench::{ForkParameters, ForkSummary, PageSize, PeerSystem, ResumeCase, TouchAccess, TouchOrder};
 use farfork_node::failure::Failure;
 use tonic::Code;
 
-use super::bar::Bar;
-use crate::interruption::interrupted;
-use crate::{Global, output, privilege};
+use super::bar::BenchProgressBar;
+use crate::interruption::wait_for_interrupt;
+use crate::{GlobalArgs, output, privilege};
 
 /// Largest size, in MiB: a terabyte.
 const MIB_MAX: u64 = 1 << 20;
@@ -52,7 +52,7 @@ Examples:
   farfork bench fork --json                            one JSON document
 
 Exit status: 0 measured, 1 failed, or a child had a wrong byte, 2 wrong usage.")]
-pub(crate) struct Fork {
+pub(crate) struct BenchFork {
     /// Private memory of the program, in MiB: one size or several
     /// [default: 1,4,8,16,32,64,128,256,512,1024].
     #[arg(long, value_name = "MIB,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=MIB_MAX))]
@@ -103,51 +103,51 @@ pub(crate) struct Fork {
     samples: Option<PathBuf>,
 }
 
-impl Fork {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchFork {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
         // One thread: a hand-over between threads would be measured, too.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(self.measure(farfork))?;
-        output::report(global, || report.document(), || report.text());
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 
     /// Whatever ends this early, what it started is ended by dropping it.
-    async fn measure(self, farfork: PathBuf) -> anyhow::Result<ForkReport> {
-        let bar = Bar::new();
-        let plan = self.plan();
+    async fn measure(self, farfork: PathBuf) -> anyhow::Result<ForkSummary> {
+        let bar = BenchProgressBar::new();
+        let plan = self.parameters();
         let mut show = |progress| {
             bar.show(progress);
             ControlFlow::Continue(())
         };
         tokio::select! {
             biased;
-            () = interrupted() => {
+            () = wait_for_interrupt() => {
                 Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into())
             }
-            report = farfork_bench::run(&plan, farfork, &mut show) => Ok(report?),
+            report = farfork_bench::run_fork(&plan, farfork, &mut show) => Ok(report?),
         }
     }
 
-    fn plan(self) -> ForkPlan {
-        let peer = self.peer.map(|_| Peer::Criu);
+    fn parameters(self) -> ForkParameters {
+        let peer = self.peer.map(|_| PeerSystem::Criu);
         let encrypted = self.encryption == "on";
         let resumed = match (self.first, self.foretold, self.fresh) {
-            (false, ..) => Resumed::Later,
-            (true, false, false) => Resumed::First,
-            (true, true, _) => Resumed::Foretold,
-            (true, false, true) => Resumed::Fresh,
+            (false, ..) => ResumeCase::Later,
+            (true, false, false) => ResumeCase::First,
+            (true, true, _) => ResumeCase::Speculative,
+            (true, false, true) => ResumeCase::Fresh,
         };
-        let mut plan = ForkPlan {
+        let mut plan = ForkParameters {
             encrypted,
             threads: self.threads,
             mappings: self.mappings,
-            resumed,
+            resume_case: resumed,
             strategies: self.strategies,
             samples_file: self.samples,
-            ..ForkPlan::beside(peer)
+            ..ForkParameters::with_peer(peer)
         };
         if !self.mib.is_empty() {
             plan.sizes_mib = self.mib;
@@ -161,10 +161,10 @@ impl Fork {
             plan.time_max = Duration::from_secs(seconds);
         }
         if self.sequential {
-            plan.order = Order::Sequential;
+            plan.order = TouchOrder::Sequential;
         }
         if self.write {
-            plan.access = Access::Write;
+            plan.access = TouchAccess::Write;
         }
         if self.huge {
             plan.page_size = PageSize::Huge;

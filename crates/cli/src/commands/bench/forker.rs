@@ -11,15 +11,15 @@ Examples:
   farfork stress fork       starts some of these
 
 Exit status: 0 it said how it went, 1 it could not, 2 wrong usage.")]
-pub(crate) struct Forker {
+pub(crate) struct BenchForkClient {
     /// What it is to do, as JSON.
     specification: String,
 }
 
-impl Forker {
+impl BenchForkClient {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(farfork_bench::be_forker(&self.specification))?;
+        runtime.block_on(farfork_bench::run_fork_client(&self.specification))?;
         Ok(ExitCode::SUCCESS)
     }
 }

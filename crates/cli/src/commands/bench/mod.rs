@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use crate::Global;
+use crate::GlobalArgs;
 
 /// Measure what farfork costs on this machine, beside what nothing could do for less.
 ///
@@ -38,42 +38,42 @@ Examples:
   farfork bench warm-start
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
-pub(crate) struct Bench {
+pub(crate) struct BenchCommand {
     #[command(subcommand)]
-    benchmark: Benchmark,
+    benchmark: BenchmarkCommand,
 }
 
 #[derive(Subcommand)]
-enum Benchmark {
-    Fork(fork::Fork),
-    Rpc(rpc::Rpc),
-    Connect(connect::Connect),
-    Fault(fault::Fault),
-    Churn(churn::Churn),
-    Fanout(fanout::Fanout),
-    Tree(tree::Tree),
-    Pool(pool::Pool),
-    WarmStart(warm_start::WarmStart),
+enum BenchmarkCommand {
+    Fork(fork::BenchFork),
+    Rpc(rpc::BenchRpc),
+    Connect(connect::BenchConnect),
+    Fault(fault::BenchFault),
+    Churn(churn::BenchChurn),
+    Fanout(fanout::BenchFanout),
+    Tree(tree::BenchTree),
+    Pool(pool::BenchPool),
+    WarmStart(warm_start::BenchWarmStart),
     #[command(hide = true)]
-    End(end::End),
+    End(end::BenchEndpoint),
     #[command(hide = true)]
-    Forker(forker::Forker),
+    Forker(forker::BenchForkClient),
 }
 
-impl Bench {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchCommand {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.benchmark {
-            Benchmark::Fork(benchmark) => benchmark.run(global),
-            Benchmark::Rpc(benchmark) => benchmark.run(global),
-            Benchmark::Connect(benchmark) => benchmark.run(global),
-            Benchmark::Fault(benchmark) => benchmark.run(global),
-            Benchmark::Churn(benchmark) => benchmark.run(global),
-            Benchmark::Fanout(benchmark) => benchmark.run(global),
-            Benchmark::Tree(benchmark) => benchmark.run(global),
-            Benchmark::Pool(benchmark) => benchmark.run(global),
-            Benchmark::WarmStart(benchmark) => benchmark.run(global),
-            Benchmark::End(end) => end.run(),
-            Benchmark::Forker(forker) => forker.run(),
+            BenchmarkCommand::Fork(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Rpc(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Connect(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Fault(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Churn(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Fanout(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Tree(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Pool(benchmark) => benchmark.run(global),
+            BenchmarkCommand::WarmStart(benchmark) => benchmark.run(global),
+            BenchmarkCommand::End(end) => end.run(),
+            BenchmarkCommand::Forker(forker) => forker.run(),
         }
     }
 }

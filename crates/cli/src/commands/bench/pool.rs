@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::PoolPlan;
+use farfork_bench::PoolParameters;
 
 use super::bar;
-use crate::{Global, output, privilege};
+use crate::{GlobalArgs, output, privilege};
 
 /// Measure how long it takes to create a child in a container that is ready, and to pause one and let it go on.
 ///
@@ -26,7 +26,7 @@ Examples:
   farfork bench pool --pool 32 --runs 50 --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
-pub(crate) struct Pool {
+pub(crate) struct BenchPool {
     /// Containers that the node keeps ready.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
     pool: u64,
@@ -41,15 +41,15 @@ pub(crate) struct Pool {
     samples: Option<PathBuf>,
 }
 
-impl Pool {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchPool {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
         let Self { pool, mib, runs, samples } = self;
-        let plan = PoolPlan { pool, mib, runs: runs as usize, samples_file: samples };
+        let plan = PoolParameters { pool, mib, runs: runs as usize, samples_file: samples };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_pool(&plan, farfork, &mut bar::watched()?))?;
-        output::report(global, || report.document(), || report.text());
+        let report = runtime.block_on(farfork_bench::run_pool(&plan, farfork, &mut bar::show_progress()?))?;
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 }

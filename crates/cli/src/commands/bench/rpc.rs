@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _};
-use farfork_bench::{RpcCase, RpcPlan};
+use farfork_bench::{RpcCase, RpcParameters};
 
 use super::bar;
-use crate::commands::load::{LoadArgs, seconds};
-use crate::{Cli, Global, output, privilege};
+use crate::commands::load::{LoadArgs, parse_seconds};
+use crate::{Cli, GlobalArgs, output, privilege};
 
 /// Measure calls: how many a second, and how long each takes.
 ///
@@ -32,17 +32,17 @@ Examples:
   farfork bench rpc --json                               one JSON document
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
-pub(crate) struct Rpc {
+pub(crate) struct BenchRpc {
     #[command(flatten)]
     load: LoadArgs,
     /// Seconds that clients ask.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     client_seconds: f64,
     /// Seconds that a server answers at most [default: the clients' and 10 more].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     server_seconds: Option<f64>,
     /// Seconds between two counts of answers.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     report_interval: f64,
     /// Runs of each case, in turn with its floors and peers.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -55,28 +55,28 @@ pub(crate) struct Rpc {
     samples: Option<PathBuf>,
 }
 
-impl Rpc {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
-        let plan = self.plan();
+impl BenchRpc {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let plan = self.parameters();
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let report = farfork_bench::run_rpc(&plan, &farfork, &mut bar::watched()?)?;
-        output::report(global, || report.document(), || report.text());
-        Ok(if report.faults() == (0, 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let report = farfork_bench::run_rpc(&plan, &farfork, &mut bar::show_progress()?)?;
+        output::print_report(global, || report.to_json(), || report.to_text());
+        Ok(if report.failures() == (0, 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn plan(self) -> RpcPlan {
+    fn parameters(self) -> RpcParameters {
         let server_seconds = self.server_seconds.unwrap_or(self.client_seconds + 10.0);
         if server_seconds <= self.client_seconds {
             let most = self.client_seconds;
             let wrong = format!("the server would end before its clients: --server-seconds must be more than {most}");
             Cli::command().error(ErrorKind::ValueValidation, wrong).exit();
         }
-        let cases = match self.load.is_given() {
-            true => vec![self.load.case(&RpcCase::ONE)],
-            false => RpcPlan::usual_cases(),
+        let cases = match self.load.is_specified() {
+            true => vec![self.load.to_case(&RpcCase::SINGLE_CONNECTION)],
+            false => RpcParameters::default_cases(),
         };
-        RpcPlan {
+        RpcParameters {
             cases,
             runs: self.runs as usize,
             client_seconds: self.client_seconds,

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::TreePlan;
+use farfork_bench::TreeParameters;
 
 use super::bar;
-use crate::{Global, output, privilege};
+use crate::{GlobalArgs, output, privilege};
 
 /// Measure how long trees of processes stand still for their seeds.
 ///
@@ -21,7 +21,7 @@ Examples:
   farfork bench tree --processes 1,16 --mib 1 --shared-mib 0 --json
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
-pub(crate) struct Tree {
+pub(crate) struct BenchTree {
     /// How many processes the trees have.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 4, 16], value_parser = clap::value_parser!(u64).range(1..=64))]
     processes: Vec<u64>,
@@ -36,15 +36,15 @@ pub(crate) struct Tree {
     runs: u64,
 }
 
-impl Tree {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchTree {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
         let Self { processes, mib, shared_mib, runs } = self;
-        let plan = TreePlan { processes, mib, shared_mib, runs: runs as usize };
+        let plan = TreeParameters { processes, mib, shared_mib, runs: runs as usize };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_tree(&plan, farfork, &mut bar::watched()?))?;
-        output::report(global, || report.document(), || report.text());
+        let report = runtime.block_on(farfork_bench::run_tree(&plan, farfork, &mut bar::show_progress()?))?;
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::WarmStartPlan;
+use farfork_bench::WarmStartParameters;
 
 use super::bar;
-use crate::commands::load::seconds;
-use crate::{Global, output, privilege};
+use crate::commands::load::parse_seconds;
+use crate::{GlobalArgs, output, privilege};
 
 /// Measure how many functions a second are run by children that are paused before each and after it.
 ///
@@ -28,7 +28,7 @@ Examples:
   farfork bench warm-start --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
-pub(crate) struct WarmStart {
+pub(crate) struct BenchWarmStart {
     /// How many at once [default: the best is searched for, up to 64].
     #[arg(long, value_name = "C,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=256))]
     parallel: Vec<u64>,
@@ -42,18 +42,18 @@ pub(crate) struct WarmStart {
     #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: u64,
     /// How long each measurement takes.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.25, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.25, value_parser = parse_seconds)]
     seconds: f64,
     /// Write each sample into this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }
 
-impl WarmStart {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl BenchWarmStart {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let plan = WarmStartPlan {
+        let plan = WarmStartParameters {
             parallel: self.parallel.into_iter().map(|parallel| parallel as usize).collect(),
             steps: self.steps,
             mib: self.mib,
@@ -62,8 +62,8 @@ impl WarmStart {
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_warm_start(&plan, farfork, &mut bar::watched()?))?;
-        output::report(global, || report.document(), || report.text());
+        let report = runtime.block_on(farfork_bench::run_warm_start(&plan, farfork, &mut bar::show_progress()?))?;
+        output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -5,13 +5,13 @@ use std::time::SystemTime;
 
 use clap::Args;
 use farfork_node::api::v1;
-use farfork_node::client::within;
+use farfork_node::client::request_with_timeout;
 use farfork_node::failure::Failure;
 use farfork_node::limits::PREPARE_TIMEOUT;
 use farfork_trust::{Role, member};
 use farfork_wire::NodeName;
 
-use crate::{Global, output};
+use crate::{GlobalArgs, output};
 
 /// Trust a member no longer: what was issued to it until now counts nowhere within seconds, and its connections end.
 ///
@@ -32,10 +32,10 @@ pub(crate) struct Revoke {
 }
 
 impl Revoke {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
-        let roster = member::revoke(&global.trust(), self.role, &self.name, SystemTime::now)?;
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let roster = member::revoke_identity(&global.trust(), self.role, &self.name, SystemTime::now)?;
         if global.json {
-            output::json(&serde_json::json!({ "name": self.name, "role": self.role.as_str(), "roster": roster }));
+            output::print_json(&serde_json::json!({ "name": self.name, "role": self.role.as_str(), "roster": roster }));
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -68,30 +68,31 @@ pub(crate) struct Rotate {
 }
 
 impl Rotate {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         if self.authority {
             member::begin_rotation(&global.trust(), SystemTime::now())?;
         } else if self.finish {
             member::end_rotation(&global.trust())?;
         } else {
-            return self.renew(global).await;
+            return self.renew_keys(global).await;
         }
         if global.json {
-            output::json(&serde_json::json!({ "authority": if self.finish { "finished" } else { "begun" } }));
+            output::print_json(&serde_json::json!({ "authority": if self.finish { "finished" } else { "begun" } }));
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn renew(self, global: Global) -> anyhow::Result<ExitCode> {
+    async fn renew_keys(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open_for_cluster().await?;
-        let answer = client.rotate(within(PREPARE_TIMEOUT, v1::RotateRequest { all_nodes: self.all })).await;
+        let answer =
+            client.rotate(request_with_timeout(PREPARE_TIMEOUT, v1::RotateRequest { all_nodes: self.all })).await;
         let answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
         for error in &answer.failed {
-            output::failure(&Failure::from(error.clone()));
+            output::print_failure(&Failure::from(error.clone()));
         }
         if global.json {
             let failed: Vec<String> = answer.failed.iter().map(|e| Failure::from(e.clone()).to_string()).collect();
-            output::json(&serde_json::json!({ "nodes": answer.nodes, "failed": failed }));
+            output::print_json(&serde_json::json!({ "nodes": answer.nodes, "failed": failed }));
         }
         Ok(if answer.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

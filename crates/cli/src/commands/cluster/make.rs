@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use farfork_trust::{CLIENT_VALID_MAX, Directory, Role, TOKEN_VALID, TOKEN_VALID_MAX, member};
+use farfork_trust::{CLIENT_VALID_MAX, Role, TOKEN_VALID, TOKEN_VALID_MAX, TrustDirectory, member};
 use farfork_wire::NodeName;
 
-use crate::{Global, output};
+use crate::{GlobalArgs, output};
 
 /// Make a cluster: its authority, and the identity of its first node.
 ///
@@ -31,13 +31,15 @@ pub(crate) struct Init {
 }
 
 impl Init {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let directory = global.trust();
-        member::init(&directory, &self.cluster, &self.name, SystemTime::now())?;
+        member::create_cluster(&directory, &self.cluster, &self.name, SystemTime::now())?;
         if global.json {
-            output::json(&serde_json::json!({ "cluster": self.cluster, "node": self.name, "trust": directory.root() }));
+            output::print_json(
+                &serde_json::json!({ "cluster": self.cluster, "node": self.name, "trust": directory.root() }),
+            );
         } else {
-            output::line(&format!(
+            output::print_line(&format!(
                 "cluster {} is made; {} holds its authority",
                 self.cluster,
                 directory.root().display()
@@ -62,13 +64,13 @@ pub(crate) struct TokenCommand {
 }
 
 impl TokenCommand {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
-        let token = member::draw_token(&global.trust(), SystemTime::now(), self.ttl)?;
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let token = member::create_join_token(&global.trust(), SystemTime::now(), self.ttl)?;
         let text = token.to_text();
         if global.json {
-            output::json(&serde_json::json!({ "token": *text, "ttl_s": self.ttl.as_secs() }));
+            output::print_json(&serde_json::json!({ "token": *text, "ttl_s": self.ttl.as_secs() }));
         } else {
-            output::line(&text);
+            output::print_line(&text);
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -108,14 +110,14 @@ fn parse_role(text: &str) -> Result<Role, String> {
 }
 
 impl Issue {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
-        let (from, into) = (global.trust(), Directory::new(&self.out));
-        member::issue_directory(&from, &into, self.role, &self.name, SystemTime::now(), self.ttl)?;
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let (from, into) = (global.trust(), TrustDirectory::new(&self.out));
+        member::issue_client_directory(&from, &into, self.role, &self.name, SystemTime::now(), self.ttl)?;
         if global.json {
             let role = self.role.as_str();
-            output::json(&serde_json::json!({ "name": self.name, "role": role, "trust": into.root() }));
+            output::print_json(&serde_json::json!({ "name": self.name, "role": role, "trust": into.root() }));
         } else {
-            output::line(&into.root().display().to_string());
+            output::print_line(&into.root().display().to_string());
         }
         Ok(ExitCode::SUCCESS)
     }

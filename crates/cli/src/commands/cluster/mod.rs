@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use crate::Global;
+use crate::GlobalArgs;
 use crate::connection::block_on;
 
 /// Make a cluster, let machines and people into it, throw them out, change its keys.
@@ -41,7 +41,7 @@ enum ClusterCommand {
 }
 
 impl Cluster {
-    pub(crate) fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.command {
             ClusterCommand::Init(command) => command.run(&global),
             ClusterCommand::Token(command) => command.run(&global),

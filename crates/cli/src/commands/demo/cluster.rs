@@ -30,22 +30,22 @@ impl DemoCluster {
         let program = env::current_exe().context("the path of this program")?;
         let name = format!("demo-{}", std::process::id());
         let config = LocalClusterConfig::new(&name, scratch.join("cluster"), NODES, program);
-        Ok(Self { local: Some(up::start(&config)?) })
+        Ok(Self { local: Some(up::start_cluster(&config)?) })
     }
 
     /// The node where the parent is.
-    pub(super) fn home(&self) -> &LocalNode {
+    pub(super) fn parent_node(&self) -> &LocalNode {
         &self.nodes()[0]
     }
 
     /// The other nodes.
-    pub(super) fn others(&self) -> &[LocalNode] {
+    pub(super) fn child_nodes(&self) -> &[LocalNode] {
         &self.nodes()[1..]
     }
 
     /// Bytes that the parent's node has sent over the network, headers included.
     pub(super) fn bytes_sent(&self) -> anyhow::Result<u64> {
-        let pid = self.home().pid().context("the daemon of the first node does not run")?;
+        let pid = self.parent_node().pid().context("the daemon of the first node does not run")?;
         // A process sees the interfaces of its own network namespace.
         let table = fs::read_to_string(format!("/proc/{pid}/net/dev"))?;
         let counters = table.lines().find_map(|line| line.trim().strip_prefix(INTERFACE));
@@ -54,7 +54,7 @@ impl DemoCluster {
     }
 
     /// Ends the nodes.
-    pub(super) fn end(mut self) -> anyhow::Result<()> {
+    pub(super) fn stop(mut self) -> anyhow::Result<()> {
         match self.local.take() {
             Some(local) => Ok(local.down()?),
             None => Ok(()),

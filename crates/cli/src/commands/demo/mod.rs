@@ -16,12 +16,12 @@ use std::io::{IsTerminal as _, stderr};
 use tokio::task::block_in_place;
 use tonic::Code;
 
-use crate::interruption::interrupted;
-use crate::{Global, output, privilege};
+use crate::interruption::wait_for_interrupt;
+use crate::{GlobalArgs, output, privilege};
 use cluster::DemoCluster;
-use program::Program;
-use report::Report;
-use round::Part;
+use program::DemoProgram;
+use report::DemoReport;
+use round::ArrayPart;
 
 /// Children on each of the two other nodes.
 const CHILDREN_PER_NODE: usize = 4;
@@ -46,18 +46,18 @@ pub(crate) struct Demo {
 }
 
 impl Demo {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let report = runtime.block_on(async {
             tokio::select! {
                 biased;
-                () = interrupted() => Err(Failure::new(Code::Cancelled, "the demo", "it was interrupted").into()),
-                report = self.steps() => report,
+                () = wait_for_interrupt() => Err(Failure::new(Code::Cancelled, "the demo", "it was interrupted").into()),
+                report = self.measure() => report,
             }
         })?;
         if global.json {
-            output::json(&report)
+            output::print_json(&report)
         } else {
             report.print()
         }
@@ -65,49 +65,49 @@ impl Demo {
     }
 
     /// Whatever ends this early, what it started is ended by dropping it.
-    async fn steps(&self) -> anyhow::Result<Report> {
+    async fn measure(&self) -> anyhow::Result<DemoReport> {
         let python = program::find_python()?;
-        let scratch = program::Scratch::make()?;
-        let progress = Progress::start();
+        let scratch = program::DemoDirectory::make()?;
+        let progress = DemoSpinner::start();
 
-        progress.tell("starting three nodes");
+        progress.show_step("starting three nodes");
         let cluster = block_in_place(|| DemoCluster::start(scratch.path()))?;
-        progress.tell(&format!("starting Python with NumPy and an array of {} MiB", self.memory));
-        let mut parent = block_in_place(|| Program::start(&python, &scratch, "parent", self.memory))?;
+        progress.show_step(&format!("starting Python with NumPy and an array of {} MiB", self.memory));
+        let mut parent = block_in_place(|| DemoProgram::start(&python, &scratch, "parent", self.memory))?;
         block_in_place(|| parent.wait_ready())?;
 
-        let parts = Part::of_array(self.memory, 2 * CHILDREN_PER_NODE);
-        progress.tell("preparing it, and forking it onto two other nodes");
-        let across = round::across(&cluster, parent.pid(), &parts).await?;
-        progress.tell("doing the same with a local fork");
-        let local = block_in_place(|| round::by_local_fork(&python, &scratch, self.memory, &parts))?;
-        progress.tell("doing the same with a cold start");
-        let cold = block_in_place(|| round::by_cold_start(&python, &scratch, self.memory, &parts[0]))?;
+        let parts = ArrayPart::split_array(self.memory, 2 * CHILDREN_PER_NODE);
+        progress.show_step("preparing it, and forking it onto two other nodes");
+        let across = round::fork_across_nodes(&cluster, parent.pid(), &parts).await?;
+        progress.show_step("doing the same with a local fork");
+        let local = block_in_place(|| round::run_local_fork(&python, &scratch, self.memory, &parts))?;
+        progress.show_step("doing the same with a cold start");
+        let cold = block_in_place(|| round::run_cold_start(&python, &scratch, self.memory, &parts[0]))?;
 
-        progress.tell("taking everything down");
+        progress.show_step("taking everything down");
         parent.check_alive()?;
         drop(parent);
-        block_in_place(|| cluster.end())?;
-        Ok(Report { array_bytes: self.memory << 20, across, local, cold })
+        block_in_place(|| cluster.stop())?;
+        Ok(DemoReport { array_bytes: self.memory << 20, across, local, cold })
     }
 }
 
 /// What the demo is doing, on a terminal only.
-struct Progress(ProgressBar);
+struct DemoSpinner(ProgressBar);
 
-impl Progress {
+impl DemoSpinner {
     fn start() -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
         bar.enable_steady_tick(Duration::from_millis(100));
         Self(bar)
     }
 
-    fn tell(&self, step: &str) {
+    fn show_step(&self, step: &str) {
         self.0.set_message(step.to_owned());
     }
 }
 
-impl Drop for Progress {
+impl Drop for DemoSpinner {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

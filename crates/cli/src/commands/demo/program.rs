@@ -21,9 +21,9 @@ const SOURCE: &str = include_str!("program.py");
 const LINE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A directory of the demo's own, removed when this is dropped.
-pub(super) struct Scratch(PathBuf);
+pub(super) struct DemoDirectory(PathBuf);
 
-impl Scratch {
+impl DemoDirectory {
     /// Makes the directory, with the program in it.
     pub(super) fn make() -> anyhow::Result<Self> {
         let path = env::temp_dir().join(format!("farfork-demo-{}", std::process::id()));
@@ -42,7 +42,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for DemoDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -69,15 +69,15 @@ pub(super) fn find_python() -> Result<PathBuf, Failure> {
 }
 
 /// The program, running; killed when this is dropped.
-pub(super) struct Program {
+pub(super) struct DemoProgram {
     process: Child,
     /// Its lines, as a thread reads them; the end of its output closes it.
     lines: Receiver<String>,
 }
 
-impl Program {
+impl DemoProgram {
     /// Starts it in one of its modes, with an array of so many MiB.
-    pub(super) fn start(python: &Path, scratch: &Scratch, mode: &str, mebibytes: u64) -> anyhow::Result<Self> {
+    pub(super) fn start(python: &Path, scratch: &DemoDirectory, mode: &str, mebibytes: u64) -> anyhow::Result<Self> {
         let mut process = Command::new(python)
             .arg(scratch.program())
             .args([mode, &mebibytes.to_string()])
@@ -103,13 +103,13 @@ impl Program {
 
     /// Waits until its array is filled.
     pub(super) fn wait_ready(&mut self) -> anyhow::Result<()> {
-        let line = self.line()?;
+        let line = self.read_line()?;
         anyhow::ensure!(line == "ready", "the program said `{line}` where it should be ready");
         Ok(())
     }
 
     /// Its next line.
-    pub(super) fn line(&mut self) -> Result<String, Failure> {
+    pub(super) fn read_line(&mut self) -> Result<String, Failure> {
         self.lines.recv_timeout(LINE_LIMIT).map_err(|error| {
             let cause = match error {
                 RecvTimeoutError::Timeout => format!("it said nothing for {} s", LINE_LIMIT.as_secs()),
@@ -120,7 +120,7 @@ impl Program {
     }
 
     /// Gives it lines on its standard input, and ends that.
-    pub(super) fn feed(&mut self, lines: &[String]) -> anyhow::Result<()> {
+    pub(super) fn write_input(&mut self, lines: &[String]) -> anyhow::Result<()> {
         let stdin: Option<ChildStdin> = self.process.stdin.take();
         let mut stdin = stdin.context("it was fed before")?;
         lines.iter().try_for_each(|line| writeln!(stdin, "{line}"))?;
@@ -136,7 +136,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for DemoProgram {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.process.kill();

@@ -9,7 +9,7 @@ use farfork_node::api::v1::fork_outcome::Result as Outcome;
 use farfork_node::api::v1::wait_event::Event;
 use farfork_node::api::v1::{Child, ForkRequest, InspectRequest, PrepareRequest, Seed, WaitRequest};
 use farfork_node::api::v1::{ForkOutcome, inspect_response::Object};
-use farfork_node::client::{self, Client, within};
+use farfork_node::client::{self, Client, request_with_timeout};
 use farfork_node::failure::Failure;
 use farfork_node::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
 use serde::{Deserialize, Serialize};
@@ -17,28 +17,28 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::cluster::DemoCluster;
-use super::program::{Program, Scratch};
+use super::program::{DemoDirectory, DemoProgram};
 
 /// For all results of a round.
 const ROUND_LIMIT: Duration = Duration::from_secs(60);
 
 /// A part of the array: elements `first` to `end` − 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) struct Part {
+pub(super) struct ArrayPart {
     first: u64,
     end: u64,
 }
 
-impl Part {
+impl ArrayPart {
     /// Cuts an array of so many MiB of 8-byte numbers into equal parts.
-    pub(super) fn of_array(mebibytes: u64, count: usize) -> Vec<Self> {
+    pub(super) fn split_array(mebibytes: u64, count: usize) -> Vec<Self> {
         let (elements, count) = ((mebibytes << 20) / 8, count as u64);
         let cut = |index: u64| elements * index / count;
         (0..count).map(|index| Self { first: cut(index), end: cut(index + 1) }).collect()
     }
 
     /// What the part adds up to: element i of the array is i.
-    fn sum(self) -> u64 {
+    fn expected_sum(self) -> u64 {
         let below = |end: u64| u128::from(end) * u128::from(end.saturating_sub(1)) / 2;
         u64::try_from(below(self.end) - below(self.first)).expect("64 bits hold the sums of arrays that fit in memory")
     }
@@ -47,8 +47,8 @@ impl Part {
         serde_json::to_string(&self).expect("two numbers serialise")
     }
 
-    fn check(self, sum: u64) -> anyhow::Result<()> {
-        let right = self.sum();
+    fn check_sum(self, sum: u64) -> anyhow::Result<()> {
+        let right = self.expected_sum();
         anyhow::ensure!(sum == right, "part {self:?} adds up to {right}, but a child says {sum}");
         Ok(())
     }
@@ -56,7 +56,7 @@ impl Part {
 
 /// What the program answers.
 #[derive(Deserialize)]
-struct Answer {
+struct ProgramAnswer {
     sum: u64,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct ChildFigures {
 
 /// The round across nodes.
 #[derive(Debug, Serialize)]
-pub(super) struct Across {
+pub(super) struct AcrossNodes {
     pub(super) pause_us: u64,
     pub(super) prepare_us: u64,
     pub(super) threads: u32,
@@ -84,44 +84,48 @@ pub(super) struct Across {
 }
 
 /// Prepares the parent, forks it onto the other nodes, and checks what comes back.
-pub(super) async fn across(cluster: &DemoCluster, parent: u32, parts: &[Part]) -> anyhow::Result<Across> {
-    let mut client = client::connect(&cluster.home().socket).await?;
+pub(super) async fn fork_across_nodes(
+    cluster: &DemoCluster,
+    parent: u32,
+    parts: &[ArrayPart],
+) -> anyhow::Result<AcrossNodes> {
+    let mut client = client::connect(&cluster.parent_node().socket).await?;
     let seed = prepare(&mut client, parent).await?;
     let sent_before = cluster.bytes_sent()?;
 
     let called = Instant::now();
     let request = ForkRequest {
         seed: seed.id,
-        nodes: cluster.others().iter().map(|node| node.name.clone()).collect(),
+        nodes: cluster.child_nodes().iter().map(|node| node.name.clone()).collect(),
         count: u32::try_from(parts.len())?,
         payloads: parts.iter().map(|part| part.payload().into_bytes()).collect(),
         options: Some(Default::default()),
         ..ForkRequest::default()
     };
-    let results = timeout(ROUND_LIMIT, fork(&client, request, called)).await;
+    let results = timeout(ROUND_LIMIT, fork_and_wait(&client, request, called)).await;
     let results = results.with_context(|| format!("not all results came within {} s", ROUND_LIMIT.as_secs()))??;
     let network_bytes = cluster.bytes_sent()? - sent_before;
 
     let mut children = Vec::new();
     for (index, child, result, result_us) in results {
-        let answer: Answer = serde_json::from_slice(&result)
+        let answer: ProgramAnswer = serde_json::from_slice(&result)
             .with_context(|| format!("child {} answered `{}`", child.id, String::from_utf8_lossy(&result)))?;
-        parts[index as usize].check(answer.sum)?;
+        parts[index as usize].check_sum(answer.sum)?;
         let bytes_fetched = bytes_fetched(&mut client, &child.id).await?;
         children.push(ChildFigures { node: child.node, resume_us: child.resume_us, result_us, bytes_fetched });
     }
     let Seed { pause_us, prepare_us, threads, memory_bytes, .. } = seed;
-    Ok(Across { pause_us, prepare_us, threads, memory_bytes, children, network_bytes })
+    Ok(AcrossNodes { pause_us, prepare_us, threads, memory_bytes, children, network_bytes })
 }
 
 async fn prepare(client: &mut Client, parent: u32) -> Result<Seed, Failure> {
     let request = PrepareRequest { pid: parent, ..PrepareRequest::default() };
-    let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;
+    let answer = client.prepare(request_with_timeout(PREPARE_TIMEOUT, request)).await;
     Ok(answer.map_err(|status| Failure::from_status(format!("process {parent}"), &status))?.into_inner())
 }
 
 /// Forks, and waits for each child as soon as it is known: index, child, what it wrote, and when that was in hand.
-async fn fork(
+async fn fork_and_wait(
     client: &Client,
     request: ForkRequest,
     called: Instant,
@@ -135,7 +139,7 @@ async fn fork(
             Outcome::Child(child) => {
                 let client = client.clone();
                 waiting.spawn(async move {
-                    let written = result_of(client, &child.id).await?;
+                    let written = read_child_output(client, &child.id).await?;
                     let after_us = u64::try_from(called.elapsed().as_micros())?;
                     anyhow::Ok((index, child, written, after_us))
                 });
@@ -151,7 +155,7 @@ async fn fork(
 }
 
 /// What a child wrote until its end.
-async fn result_of(mut client: Client, child: &str) -> anyhow::Result<Vec<u8>> {
+async fn read_child_output(mut client: Client, child: &str) -> anyhow::Result<Vec<u8>> {
     let failed = |status| Failure::from_status(format!("child {child}"), &status);
     let request = WaitRequest { children: vec![child.to_owned()], results: true };
     let mut events = client.wait(request).await.map_err(failed)?.into_inner();
@@ -167,7 +171,7 @@ async fn result_of(mut client: Client, child: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 async fn bytes_fetched(client: &mut Client, child: &str) -> anyhow::Result<u64> {
-    let request = within(QUERY_TIMEOUT, InspectRequest { id: child.to_owned() });
+    let request = request_with_timeout(QUERY_TIMEOUT, InspectRequest { id: child.to_owned() });
     let answer = client.inspect(request).await;
     let answer = answer.map_err(|status| Failure::from_status(format!("child {child}"), &status))?.into_inner();
     match answer.object {
@@ -178,51 +182,56 @@ async fn bytes_fetched(client: &mut Client, child: &str) -> anyhow::Result<u64> 
 
 /// A result of a local fork.
 #[derive(Deserialize)]
-struct LocalAnswer {
+struct LocalForkResult {
     index: usize,
     sum: u64,
     after_us: u64,
 }
 
 /// The same by os.fork(): when each result came, in microseconds, in the order of the parts.
-pub(super) fn by_local_fork(
+pub(super) fn run_local_fork(
     python: &Path,
-    scratch: &Scratch,
+    scratch: &DemoDirectory,
     mebibytes: u64,
-    parts: &[Part],
+    parts: &[ArrayPart],
 ) -> anyhow::Result<Vec<u64>> {
-    let mut program = Program::start(python, scratch, "fork", mebibytes)?;
-    program.feed(&parts.iter().map(|part| part.payload()).collect::<Vec<_>>())?;
+    let mut program = DemoProgram::start(python, scratch, "fork", mebibytes)?;
+    program.write_input(&parts.iter().map(|part| part.payload()).collect::<Vec<_>>())?;
     let mut after_us = vec![0; parts.len()];
     for _ in parts {
-        let answer: LocalAnswer = serde_json::from_str(&program.line()?)?;
-        parts.get(answer.index).context("there is no such part")?.check(answer.sum)?;
+        let answer: LocalForkResult = serde_json::from_str(&program.read_line()?)?;
+        parts.get(answer.index).context("there is no such part")?.check_sum(answer.sum)?;
         after_us[answer.index] = answer.after_us;
     }
     Ok(after_us)
 }
 
 /// One part by a fresh process, alone on the machine: when its result came, in microseconds.
-pub(super) fn by_cold_start(python: &Path, scratch: &Scratch, mebibytes: u64, part: &Part) -> anyhow::Result<u64> {
+pub(super) fn run_cold_start(
+    python: &Path,
+    scratch: &DemoDirectory,
+    mebibytes: u64,
+    part: &ArrayPart,
+) -> anyhow::Result<u64> {
     let called = Instant::now();
-    let mut program = Program::start(python, scratch, "cold", mebibytes)?;
-    program.feed(&[part.payload()])?;
-    let answer: Answer = serde_json::from_str(&program.line()?)?;
+    let mut program = DemoProgram::start(python, scratch, "cold", mebibytes)?;
+    program.write_input(&[part.payload()])?;
+    let answer: ProgramAnswer = serde_json::from_str(&program.read_line()?)?;
     let after_us = u64::try_from(called.elapsed().as_micros())?;
-    part.check(answer.sum)?;
+    part.check_sum(answer.sum)?;
     Ok(after_us)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Part;
+    use super::ArrayPart;
 
     #[test]
     fn parts_cover_the_array_and_add_up() {
-        let parts = Part::of_array(1, 7);
+        let parts = ArrayPart::split_array(1, 7);
         assert_eq!((parts[0].first, parts[6].end), (0, 131_072));
         assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].first));
-        let whole: u64 = parts.iter().map(|part| part.sum()).sum();
+        let whole: u64 = parts.iter().map(|part| part.expected_sum()).sum();
         assert_eq!(whole, (0..131_072).sum::<u64>());
     }
 }

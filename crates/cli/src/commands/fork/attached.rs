@@ -22,13 +22,13 @@ use crate::output;
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Stays with the child until it ends; gives its exit status.
-pub(super) async fn stay(client: &mut Client, child: &Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
+pub(super) async fn attach_child(client: &mut Client, child: &Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
-    inputs.send(message(Input::Child(child.id.clone()))).await?;
+    inputs.send(attach_input(Input::Child(child.id.clone()))).await?;
     if with_stdin {
-        pass_stdin_on(inputs);
+        forward_stdin(inputs);
     } else {
-        inputs.send(message(Input::StdinClosed(true))).await?;
+        inputs.send(attach_input(Input::StdinClosed(true))).await?;
     }
 
     let lost = |status| {
@@ -37,12 +37,12 @@ pub(super) async fn stay(client: &mut Client, child: &Child, with_stdin: bool) -
     };
     let answer = client.attach(ReceiverStream::new(receiver)).await;
     let mut outputs = answer.map_err(lost)?.into_inner();
-    let mut readers = Readers { client, child: slice::from_ref(&child.id), gone: None };
+    let mut readers = OutputRelay { client, child: slice::from_ref(&child.id), closed_at: None };
     while let Some(message) = outputs.message().await.map_err(lost)? {
         match message.output {
-            Some(Output::Stdout(piece)) => readers.give(output::raw(&piece)).await?,
-            Some(Output::Stderr(piece)) => readers.give(io::stderr().write_all(&piece)).await?,
-            Some(Output::Ended(child)) => return conclude(&child),
+            Some(Output::Stdout(piece)) => readers.handle_write(output::write_bytes(&piece)).await?,
+            Some(Output::Stderr(piece)) => readers.handle_write(io::stderr().write_all(&piece)).await?,
+            Some(Output::Ended(child)) => return child_exit_code(&child),
             None => {}
         }
     }
@@ -51,12 +51,12 @@ pub(super) async fn stay(client: &mut Client, child: &Child, with_stdin: bool) -
     Err(failure.with_next_step("it may run on: see `farfork ps` and `farfork logs`").into())
 }
 
-fn message(input: Input) -> AttachInput {
+fn attach_input(input: Input) -> AttachInput {
     AttachInput { input: Some(input) }
 }
 
 /// The child's own exit status; a lost child is a failure.
-fn conclude(child: &Child) -> anyhow::Result<ExitCode> {
+fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     let exit = child.exit.as_ref();
     match exit.and_then(output::exit_code) {
         Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))),
@@ -68,27 +68,29 @@ fn conclude(child: &Child) -> anyhow::Result<ExitCode> {
 }
 
 /// Who reads what the child writes.
-struct Readers<'a> {
+struct OutputRelay<'a> {
     client: &'a Client,
     child: &'a [String],
     /// Since when one is not there any more, and the child has been told.
-    gone: Option<Instant>,
+    closed_at: Option<Instant>,
 }
 
-impl Readers<'_> {
+impl OutputRelay<'_> {
     /// Says what has become of a piece. The child writes to files, and does not see itself that a reader has gone: it gets the signal that it would have
     /// got. One that ignores that would see the error; it is asked to end where it writes on.
-    async fn give(&mut self, written: io::Result<()>) -> io::Result<()> {
+    async fn handle_write(&mut self, written: io::Result<()>) -> io::Result<()> {
         match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             written => return written,
         }
-        match self.gone {
+        match self.closed_at {
             None => {
-                self.gone = Some(Instant::now());
-                signals::send(self.client, self.child, SIGPIPE).await;
+                self.closed_at = Some(Instant::now());
+                signals::send_signal(self.client, self.child, SIGPIPE).await;
             }
-            Some(since) if since.elapsed() > SILENCE_LIMIT => signals::send(self.client, self.child, SIGTERM).await,
+            Some(since) if since.elapsed() > SILENCE_LIMIT => {
+                signals::send_signal(self.client, self.child, SIGTERM).await
+            }
             Some(_) => {}
         }
         Ok(())
@@ -96,7 +98,7 @@ impl Readers<'_> {
 }
 
 /// A thread of its own, since read(2) on a terminal or pipe cannot be given up. It ends with the process.
-fn pass_stdin_on(inputs: mpsc::Sender<AttachInput>) {
+fn forward_stdin(inputs: mpsc::Sender<AttachInput>) {
     thread::spawn(move || {
         let mut buffer = vec![0; OUTPUT_CHUNK_BYTES];
         loop {
@@ -107,7 +109,7 @@ fn pass_stdin_on(inputs: mpsc::Sender<AttachInput>) {
                 Err(_) => Input::StdinClosed(true),
             };
             let is_last = matches!(input, Input::StdinClosed(_));
-            if inputs.blocking_send(message(input)).is_err() || is_last {
+            if inputs.blocking_send(attach_input(input)).is_err() || is_last {
                 return;
             }
         }

@@ -9,19 +9,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use farfork_fork::pager::{Strategy, StrategyError};
-use farfork_node::Reach;
+use farfork_fork::pager::{PagingStrategy, PagingStrategyError};
+use farfork_node::EgressDestination;
 use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
 use farfork_node::failure::Failure;
 use serde_json::Value;
 use tonic::Code;
 
 use super::wait;
-use crate::size::parse_some_size;
-use crate::{Global, output, payload, seconds};
-use outcomes::{Collected, Outcome};
+use crate::size::parse_nonzero_size;
+use crate::{GlobalArgs, output, payload, seconds};
+use outcomes::{ChildOutcome, ForkedChildren};
 use profile::Profile;
-use signals::{SIGTERM, Signals};
+use signals::{SIGTERM, SignalForwarder};
 
 /// Most that a number of processors may say, in thousandths of one: more than any machine has.
 const CPU_MILLICORES_MAX: f64 = 1e6;
@@ -31,7 +31,7 @@ const PROCESSES_MAX: u64 = 1 << 22;
 
 /// Which network a child is in.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Net {
+pub(crate) enum NetworkMode {
     Private,
     Shared,
     Host,
@@ -44,22 +44,22 @@ pub(crate) enum ChangedFiles {
     Allow,
 }
 
-impl From<Net> for Network {
-    fn from(net: Net) -> Self {
+impl From<NetworkMode> for Network {
+    fn from(net: NetworkMode) -> Self {
         match net {
-            Net::Private => Self::Private,
-            Net::Shared => Self::Shared,
-            Net::Host => Self::Host,
+            NetworkMode::Private => Self::Private,
+            NetworkMode::Shared => Self::Shared,
+            NetworkMode::Host => Self::Host,
         }
     }
 }
 
-impl From<Net> for farfork_bench::ChildNetwork {
-    fn from(net: Net) -> Self {
+impl From<NetworkMode> for farfork_bench::ChildNetwork {
+    fn from(net: NetworkMode) -> Self {
         match net {
-            Net::Private => Self::Private,
-            Net::Shared => Self::Shared,
-            Net::Host => Self::Host,
+            NetworkMode::Private => Self::Private,
+            NetworkMode::Shared => Self::Shared,
+            NetworkMode::Host => Self::Host,
         }
     }
 }
@@ -125,13 +125,13 @@ pub(crate) struct Fork {
     /// `cow,cache`: `cache`, the node keeps pages for further children of the seed; `first`, what earlier children touched
     /// does not count, nor what this one touches, for measurements [default: prefetch].
     #[arg(long, value_name = "NAME[,cache][,first]", value_parser = parse_strategy)]
-    strategy: Option<Strategy>,
+    strategy: Option<PagingStrategy>,
     /// What a child may use of processors, with all that it starts: 0.5 is half of one [default: all].
-    #[arg(long, value_name = "NUMBER", value_parser = parse_cpus)]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_millicores)]
     cpus: Option<u64>,
     /// What a child may use of memory, with all that it starts and what it writes to files of its own; one that needs more is
     /// killed, for example 512MiB or 2GiB [default: all].
-    #[arg(long, value_name = "SIZE", value_parser = parse_some_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     memory: Option<u64>,
     /// How many processes and threads a child may have: those beyond are refused with EAGAIN [default: as many as the node;
     /// with --untrusted, 1024].
@@ -143,7 +143,7 @@ pub(crate) struct Fork {
     /// The child's network: `private`, its own, with nothing but a loopback interface, and no way out but --egress; `shared`, one such for all
     /// children of this fork on the same node; `host`, the node's, with its interfaces, names and ports [default: private].
     #[arg(long, value_name = "KIND")]
-    net: Option<Net>,
+    net: Option<NetworkMode>,
     /// Have a TCP port of the child's node, at all of its addresses, lead to a port of its private network, at its loopback
     /// address. Ends with the child. Can be repeated.
     #[arg(long, value_name = "NODEPORT:CHILDPORT", value_parser = parse_publish)]
@@ -152,7 +152,7 @@ pub(crate) struct Fork {
     /// addresses of the link (169.254.0.0/16), or networks and addresses, with a port or without, like 10.1.0.0/16,192.0.2.7:443
     /// [default: nobody].
     #[arg(long, value_name = "any|NETWORK[:PORT],…", value_delimiter = ',')]
-    egress: Vec<Reach>,
+    egress: Vec<EgressDestination>,
     /// Keep the child from what could lead out of its container: no capabilities, and none to come by; no devices but the
     /// harmless ones; nothing of the kernel's that it could write; no system calls that it does not need.
     #[arg(long)]
@@ -176,34 +176,34 @@ pub(crate) struct Fork {
 }
 
 impl Fork {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let payload_is_stdin =
             [&self.payload, &self.payloads].into_iter().flatten().any(|path| path.as_os_str() == "-");
         let (seed, detach, with_profile) = (self.seed.clone(), self.detach, self.profile);
         let request = self.request(global.json)?;
         let is_attached = request.options.as_ref().is_some_and(|options| options.attached);
         let mut client = global.connection.open().await?;
-        let mut signals = (!detach).then(Signals::take).transpose()?;
-        let starting = outcomes::collect(&mut client, request);
-        let (Collected { outcomes, phases, attendance }, kept) = match &mut signals {
-            Some(signals) => signals.during(&seed, starting).await?,
+        let mut signals = (!detach).then(SignalForwarder::start).transpose()?;
+        let starting = outcomes::fork_and_collect(&mut client, request);
+        let (ForkedChildren { outcomes, phases, lifetime: attendance }, kept) = match &mut signals {
+            Some(signals) => signals.hold_during(&seed, starting).await?,
             None => (starting.await?, Vec::new()),
         };
-        let children: Vec<String> = outcomes.iter().filter_map(Outcome::child_id).collect();
+        let children: Vec<String> = outcomes.iter().filter_map(ChildOutcome::child_id).collect();
         if let Some(signals) = signals {
-            signals.pass_on(&client, &children, kept, is_attached);
+            signals.forward(&client, &children, kept, is_attached);
         }
 
         let (status, mut document) = match &outcomes[..] {
-            _ if detach => left_alone(&seed, &outcomes, global.json),
-            [Outcome::Started(child)] if is_attached => {
-                (attached::stay(&mut client, child, !payload_is_stdin).await?, Value::Null)
+            _ if detach => report_detached(&seed, &outcomes, global.json),
+            [ChildOutcome::Started(child)] if is_attached => {
+                (attached::attach_child(&mut client, child, !payload_is_stdin).await?, Value::Null)
             }
-            [Outcome::Failed { failure, .. }] => return Err(failure.clone().into()),
-            _ => results(&mut client, &seed, (&outcomes, &children), global.json).await?,
+            [ChildOutcome::Failed { failure, .. }] => return Err(failure.clone().into()),
+            _ => wait_and_print(&mut client, &seed, (&outcomes, &children), global.json).await?,
         };
         if with_profile {
-            let profile = Profile::gather(&client, &outcomes, phases).await;
+            let profile = Profile::collect(&client, &outcomes, phases).await;
             if global.json {
                 profile.add_to(&mut document);
             } else {
@@ -211,7 +211,7 @@ impl Fork {
             }
         }
         if global.json {
-            output::json(&document);
+            output::print_json(&document);
         }
         drop(attendance);
         Ok(status)
@@ -234,7 +234,7 @@ impl Fork {
             processes_max: self.processes.unwrap_or(0),
             network: self.net.map_or(Network::Private, Network::from).into(),
             publish: self.publish,
-            egress: self.egress.iter().map(Reach::to_string).collect(),
+            egress: self.egress.iter().map(EgressDestination::to_string).collect(),
             untrusted: self.untrusted,
             user_namespace: self.user_namespace,
             read_only: self.read_only,
@@ -278,35 +278,35 @@ impl Fork {
 }
 
 /// Children that nobody waits for: what a script reads of them, or their ids for people at once.
-fn left_alone(seed: &str, outcomes: &[Outcome], json: bool) -> (ExitCode, Value) {
+fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCode, Value) {
     if !json {
-        outcomes::print(outcomes);
+        outcomes::print_outcomes(outcomes);
     }
-    let all_run = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Started(_)));
-    (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::document(seed, outcomes))
+    let all_run = outcomes.iter().all(|outcome| matches!(outcome, ChildOutcome::Started(_)));
+    (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
 }
 
 /// Waits for children that share this terminal, and tells their results in order; gives what a script reads of them.
-async fn results(
+async fn wait_and_print(
     client: &mut farfork_node::client::Client,
     seed: &str,
-    (outcomes, children): (&[Outcome], &[String]),
+    (outcomes, children): (&[ChildOutcome], &[String]),
     json: bool,
 ) -> anyhow::Result<(ExitCode, Value)> {
     if !json {
-        outcomes.iter().filter_map(Outcome::failure).for_each(output::failure);
+        outcomes.iter().filter_map(ChildOutcome::failure).for_each(output::print_failure);
     }
-    let waited = wait::collect(client, children, true, json).await;
-    if waited.as_ref().is_err_and(output::has_no_reader) {
-        signals::send(client, children, SIGTERM).await;
+    let waited = wait::wait_for_all(client, children, true, json).await;
+    if waited.as_ref().is_err_and(output::is_broken_pipe) {
+        signals::send_signal(client, children, SIGTERM).await;
     }
     let mut ends = waited?.into_iter();
     let all_run = children.len() == outcomes.len();
     let all: Vec<Value> = outcomes
         .iter()
         .map(|outcome| match outcome {
-            Outcome::Started(_) => serde_json::to_value(ends.next()),
-            Outcome::Failed { .. } => serde_json::to_value(outcome.view()),
+            ChildOutcome::Started(_) => serde_json::to_value(ends.next()),
+            ChildOutcome::Failed { .. } => serde_json::to_value(outcome.to_view()),
         })
         .collect::<Result<_, _>>()?;
     let all_well = all.iter().all(|end| end["exit_code"] == 0);
@@ -314,12 +314,12 @@ async fn results(
     Ok((status, serde_json::json!({ "seed": seed, "children": all })))
 }
 
-fn parse_strategy(text: &str) -> Result<Strategy, StrategyError> {
+fn parse_strategy(text: &str) -> Result<PagingStrategy, PagingStrategyError> {
     text.parse()
 }
 
 /// Thousandths of a processor.
-fn parse_cpus(text: &str) -> Result<u64, String> {
+fn parse_millicores(text: &str) -> Result<u64, String> {
     let millicores = text.parse().ok().map(|cpus: f64| (cpus * 1000.0).round());
     match millicores {
         Some(millicores) if (1.0..=CPU_MILLICORES_MAX).contains(&millicores) => Ok(millicores as u64),
@@ -346,7 +346,7 @@ fn parse_publish(text: &str) -> Result<PublishedPort, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PublishedPort, parse_bind, parse_cpus, parse_publish};
+    use super::{PublishedPort, parse_bind, parse_millicores, parse_publish};
 
     #[test]
     fn ports_are_published_by_number() {
@@ -358,9 +358,9 @@ mod tests {
 
     #[test]
     fn processors_may_be_fractions() {
-        assert_eq!((parse_cpus("0.5"), parse_cpus("2")), (Ok(500), Ok(2000)));
+        assert_eq!((parse_millicores("0.5"), parse_millicores("2")), (Ok(500), Ok(2000)));
         for wrong in ["0", "-1", "NaN", "inf", "many", "1e9"] {
-            assert!(parse_cpus(wrong).is_err(), "{wrong}");
+            assert!(parse_millicores(wrong).is_err(), "{wrong}");
         }
     }
 

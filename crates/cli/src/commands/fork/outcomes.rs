@@ -16,14 +16,14 @@ use crate::output;
 const PROGRESS_CHILDREN_MIN: u32 = 16;
 
 /// A child, or why there is none.
-pub(super) enum Outcome {
+pub(super) enum ChildOutcome {
     Started(Box<Child>),
     Failed { node: String, failure: Failure },
 }
 
 /// Where the time went; empty where nobody asked.
 #[derive(Default)]
-pub(super) struct Phases {
+pub(super) struct ForkPhases {
     /// Of the request on the node that was asked.
     pub(super) request: Vec<Phase>,
     /// Of each child on its node, in the children's order.
@@ -31,12 +31,12 @@ pub(super) struct Phases {
 }
 
 /// What came of a fork.
-pub(super) struct Collected {
+pub(super) struct ForkedChildren {
     /// In the children's order.
-    pub(super) outcomes: Vec<Outcome>,
-    pub(super) phases: Phases,
+    pub(super) outcomes: Vec<ChildOutcome>,
+    pub(super) phases: ForkPhases,
     /// Of a fork whose caller waits for the children: they end when this is dropped.
-    pub(super) attendance: Streaming<ForkOutcome>,
+    pub(super) lifetime: Streaming<ForkOutcome>,
 }
 
 /// What a script reads of it.
@@ -47,53 +47,53 @@ pub(super) enum OutcomeView<'a> {
     Failed { node: &'a str, error: String },
 }
 
-impl Outcome {
+impl ChildOutcome {
     pub(super) fn child_id(&self) -> Option<String> {
         match self {
-            Outcome::Started(child) => Some(child.id.clone()),
-            Outcome::Failed { .. } => None,
+            ChildOutcome::Started(child) => Some(child.id.clone()),
+            ChildOutcome::Failed { .. } => None,
         }
     }
 
     /// The id of its seed, which the user may have named otherwise.
     fn seed(&self) -> Option<&str> {
         match self {
-            Outcome::Started(child) => Some(&child.seed),
-            Outcome::Failed { .. } => None,
+            ChildOutcome::Started(child) => Some(&child.seed),
+            ChildOutcome::Failed { .. } => None,
         }
     }
 
     pub(super) fn failure(&self) -> Option<&Failure> {
         match self {
-            Outcome::Started(_) => None,
-            Outcome::Failed { failure, .. } => Some(failure),
+            ChildOutcome::Started(_) => None,
+            ChildOutcome::Failed { failure, .. } => Some(failure),
         }
     }
 
-    pub(super) fn view(&self) -> OutcomeView<'_> {
+    pub(super) fn to_view(&self) -> OutcomeView<'_> {
         match self {
-            Outcome::Started(child) => {
+            ChildOutcome::Started(child) => {
                 let Child { id, node, pid, resume_us, .. } = &**child;
                 OutcomeView::Started { child: id, node, pid: *pid, resume_us: *resume_us }
             }
-            Outcome::Failed { node, failure } => OutcomeView::Failed { node, error: failure.to_string() },
+            ChildOutcome::Failed { node, failure } => OutcomeView::Failed { node, error: failure.to_string() },
         }
     }
 }
 
 /// Forks, and gathers the outcomes in the children's order.
-pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result<Collected, Failure> {
+pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) -> Result<ForkedChildren, Failure> {
     let (count, is_attended) = (request.count, request.attended);
     let object = format!("seed {}", request.seed);
     let failed = |status| Failure::from_status(&object, &status);
     let mut answers = client.fork(request).await.map_err(failed)?.into_inner();
-    let progress = progress(count);
-    let mut outcomes: Vec<Option<Outcome>> = (0..count).map(|_| None).collect();
-    let mut told = Phases { request: Vec::new(), children: vec![Vec::new(); count as usize] };
+    let progress = progress_bar(count);
+    let mut outcomes: Vec<Option<ChildOutcome>> = (0..count).map(|_| None).collect();
+    let mut told = ForkPhases { request: Vec::new(), children: vec![Vec::new(); count as usize] };
     while let Some(ForkOutcome { index, node, result, phases }) = answers.message().await.map_err(failed)? {
         let outcome = match result {
-            Some(Answer::Child(child)) => Outcome::Started(Box::new(child)),
-            Some(Answer::Error(error)) => Outcome::Failed { node, failure: error.into() },
+            Some(Answer::Child(child)) => ChildOutcome::Started(Box::new(child)),
+            Some(Answer::Error(error)) => ChildOutcome::Failed { node, failure: error.into() },
             None => {
                 told.request = phases;
                 // The stream of children that are waited for goes on, without anything to tell.
@@ -112,27 +112,27 @@ pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result
     progress.finish_and_clear();
     let silent = || Failure::new(Code::Internal, &object, "the node told of fewer children than were asked for");
     let outcomes = outcomes.into_iter().map(|outcome| outcome.ok_or_else(silent)).collect::<Result<_, _>>()?;
-    Ok(Collected { outcomes, phases: told, attendance: answers })
+    Ok(ForkedChildren { outcomes, phases: told, lifetime: answers })
 }
 
 /// The outcomes as scripts read them.
-pub(super) fn document(seed: &str, outcomes: &[Outcome]) -> serde_json::Value {
-    let children: Vec<OutcomeView<'_>> = outcomes.iter().map(Outcome::view).collect();
-    let id = outcomes.iter().find_map(Outcome::seed).unwrap_or(seed);
+pub(super) fn outcomes_json(seed: &str, outcomes: &[ChildOutcome]) -> serde_json::Value {
+    let children: Vec<OutcomeView<'_>> = outcomes.iter().map(ChildOutcome::to_view).collect();
+    let id = outcomes.iter().find_map(ChildOutcome::seed).unwrap_or(seed);
     serde_json::json!({ "seed": id, "children": children })
 }
 
 /// The ids, one a line; the failures on standard error.
-pub(super) fn print(outcomes: &[Outcome]) {
+pub(super) fn print_outcomes(outcomes: &[ChildOutcome]) {
     for outcome in outcomes {
         match outcome {
-            Outcome::Started(child) => output::line(&child.id),
-            Outcome::Failed { failure, .. } => output::failure(failure),
+            ChildOutcome::Started(child) => output::print_line(&child.id),
+            ChildOutcome::Failed { failure, .. } => output::print_failure(failure),
         }
     }
 }
 
-fn progress(count: u32) -> ProgressBar {
+fn progress_bar(count: u32) -> ProgressBar {
     if count < PROGRESS_CHILDREN_MIN || !stderr().is_terminal() {
         return ProgressBar::hidden();
     }

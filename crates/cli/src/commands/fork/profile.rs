@@ -2,19 +2,19 @@
 
 use farfork_node::api::v1::inspect_response::Object;
 use farfork_node::api::v1::{ChildDetail, InspectRequest, MemoryUse, PagerStats, Phase};
-use farfork_node::client::{Client, within};
+use farfork_node::client::{Client, request_with_timeout};
 use farfork_node::limits::QUERY_TIMEOUT;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::outcomes::{Outcome, Phases};
+use super::outcomes::{ChildOutcome, ForkPhases};
 use crate::output::{
-    MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text, phase_table, phase_views, summarize,
-    summary_table,
+    MemoryView, PagerView, memory_text, pager_text, phase_table, phase_views, sum_memory_use, sum_pager_stats,
+    summarize, summary_table,
 };
 
 /// Children that are asked about at once; more would only wait for each other at the daemon.
-const ASKED_MAX: usize = 32;
+const CONCURRENT_REQUESTS_MAX: usize = 32;
 
 /// Where the time of a fork went, and its children's memory.
 pub(super) struct Profile {
@@ -34,17 +34,17 @@ struct ChildProfile {
 
 impl Profile {
     /// Asks about the children that have started: what their pagers have counted so far, or until their ends.
-    pub(super) async fn gather(client: &Client, outcomes: &[Outcome], phases: Phases) -> Self {
-        let Phases { request, mut children } = phases;
+    pub(super) async fn collect(client: &Client, outcomes: &[ChildOutcome], phases: ForkPhases) -> Self {
+        let ForkPhases { request, mut children } = phases;
         let mut started = Vec::new();
         for (index, outcome) in outcomes.iter().enumerate() {
-            let Outcome::Started(child) = outcome else { continue };
+            let ChildOutcome::Started(child) = outcome else { continue };
             let phases = std::mem::take(&mut children[index]);
             let (id, node) = (child.id.clone(), child.node.clone());
             started.push(ChildProfile { id, node, phases, pager: None, memory: MemoryUse::default() });
         }
-        for some in started.chunks_mut(ASKED_MAX) {
-            ask(client, some).await;
+        for some in started.chunks_mut(CONCURRENT_REQUESTS_MAX) {
+            fetch_details(client, some).await;
         }
         Self { request, children: started }
     }
@@ -67,8 +67,12 @@ impl Profile {
                 let summary = summarize(several.iter().map(|child| &child.phases[..]));
                 eprintln!("\n{} children\n{}", several.len(), summary_table(&summary));
                 let counted: Vec<&PagerStats> = several.iter().filter_map(|child| child.pager.as_ref()).collect();
-                eprintln!("\ntheir memory, summed up over {}\n{}", counted.len(), pager_text(&pager_sum(counted)));
-                eprintln!("{}", memory_text(&memory_sum(several.iter().map(|child| &child.memory))));
+                eprintln!(
+                    "\ntheir memory, summed up over {}\n{}",
+                    counted.len(),
+                    pager_text(&sum_pager_stats(counted))
+                );
+                eprintln!("{}", memory_text(&sum_memory_use(several.iter().map(|child| &child.memory))));
             }
         }
     }
@@ -87,11 +91,11 @@ impl Profile {
 }
 
 /// A child that cannot be asked about, such as one that was forgotten meanwhile, stays without an answer.
-async fn ask(client: &Client, children: &mut [ChildProfile]) {
+async fn fetch_details(client: &Client, children: &mut [ChildProfile]) {
     let mut asked = JoinSet::new();
     for (index, child) in children.iter().enumerate() {
         let (mut client, request) = (client.clone(), InspectRequest { id: child.id.clone() });
-        asked.spawn(async move { (index, client.inspect(within(QUERY_TIMEOUT, request)).await) });
+        asked.spawn(async move { (index, client.inspect(request_with_timeout(QUERY_TIMEOUT, request)).await) });
     }
     while let Some(answer) = asked.join_next().await {
         let Ok((index, Ok(answer))) = answer else { continue };

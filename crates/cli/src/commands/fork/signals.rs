@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use farfork_node::api::v1::KillRequest;
-use farfork_node::client::{Client, within};
+use farfork_node::client::{Client, request_with_timeout};
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,7 +18,7 @@ pub(super) const SIGTERM: u32 = 15;
 const SIGKILL: u32 = 9;
 
 /// Those that a user or a supervisor sends to a program; the first of them to have it end.
-const PASSED_ON: [u32; 7] = [
+const FORWARDED_SIGNALS: [u32; 7] = [
     1,       // SIGHUP
     2,       // SIGINT
     3,       // SIGQUIT
@@ -29,19 +29,19 @@ const PASSED_ON: [u32; 7] = [
 ];
 
 /// How many of [`PASSED_ON`] are to end a program.
-const ENDING_COUNT: usize = 4;
+const TERMINATING_COUNT: usize = 4;
 
 /// Children that are told at the same time: more wait in the daemon anyway.
-const TOLD_AT_ONCE: usize = 64;
+const CONCURRENT_SENDS_MAX: usize = 64;
 
 /// What this command was sent, in order.
-pub(super) struct Signals(mpsc::UnboundedReceiver<u32>);
+pub(super) struct SignalForwarder(mpsc::UnboundedReceiver<u32>);
 
-impl Signals {
+impl SignalForwarder {
     /// Takes them from now on.
-    pub(super) fn take() -> io::Result<Self> {
+    pub(super) fn start() -> io::Result<Self> {
         let (sent, arrived) = mpsc::unbounded_channel();
-        for number in PASSED_ON {
+        for number in FORWARDED_SIGNALS {
             let mut signals = signal(SignalKind::from_raw(number.cast_signed()))?;
             let sent = sent.clone();
             tokio::spawn(async move { while signals.recv().await.is_some() && sent.send(number).is_ok() {} });
@@ -51,7 +51,7 @@ impl Signals {
 
     /// Carries a start of children through. What comes meanwhile they get when all of them are there, but the second that is to end a
     /// program ends this command.
-    pub(super) async fn during<T>(
+    pub(super) async fn hold_during<T>(
         &mut self,
         seed: &str,
         start: impl Future<Output = Result<T, Failure>>,
@@ -63,7 +63,7 @@ impl Signals {
                 started = &mut start => return Ok((started?, kept)),
                 Some(number) = self.0.recv() => kept.push(number),
             }
-            if kept.iter().copied().filter(is_to_end).count() > 1 {
+            if kept.iter().copied().filter(is_terminating).count() > 1 {
                 let cause = "it was interrupted while children of it were started";
                 return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause)
                     .with_next_step("those that were started are ended"));
@@ -73,7 +73,7 @@ impl Signals {
 
     /// Passes on to the children what came, and what comes from now on. Several have no terminal, and one of them may ignore what another
     /// ends of: what is to end them is SIGTERM, and SIGKILL the second time.
-    pub(super) fn pass_on(mut self, client: &Client, children: &[String], kept: Vec<u32>, is_attached: bool) {
+    pub(super) fn forward(mut self, client: &Client, children: &[String], kept: Vec<u32>, is_attached: bool) {
         let (client, children) = (client.clone(), children.to_vec());
         tokio::spawn(async move {
             let (mut kept, mut ending) = (kept.into_iter(), [SIGTERM].into_iter());
@@ -84,29 +84,31 @@ impl Signals {
                 };
                 match next {
                     None => return,
-                    Some(number) if is_attached || !is_to_end(&number) => send(&client, &children, number).await,
-                    Some(_) => send(&client, &children, ending.next().unwrap_or(SIGKILL)).await,
+                    Some(number) if is_attached || !is_terminating(&number) => {
+                        send_signal(&client, &children, number).await
+                    }
+                    Some(_) => send_signal(&client, &children, ending.next().unwrap_or(SIGKILL)).await,
                 }
             }
         });
     }
 }
 
-fn is_to_end(number: &u32) -> bool {
-    PASSED_ON[..ENDING_COUNT].contains(number)
+fn is_terminating(number: &u32) -> bool {
+    FORWARDED_SIGNALS[..TERMINATING_COUNT].contains(number)
 }
 
 /// Sends children a signal: each as a request of its own, so that none waits behind a node that does not answer. One that has just ended needs
 /// none; its end is on its way.
-pub(super) async fn send(client: &Client, children: &[String], number: u32) {
-    let turns = Arc::new(Semaphore::new(TOLD_AT_ONCE));
+pub(super) async fn send_signal(client: &Client, children: &[String], number: u32) {
+    let turns = Arc::new(Semaphore::new(CONCURRENT_SENDS_MAX));
     let mut told = JoinSet::new();
     for child in children {
         let (mut client, turns) = (client.clone(), Arc::clone(&turns));
         let request = KillRequest { child: child.clone(), signal: number };
         told.spawn(async move {
             let _turn = turns.acquire_owned().await;
-            let _ = client.kill(within(QUERY_TIMEOUT, request)).await;
+            let _ = client.kill(request_with_timeout(QUERY_TIMEOUT, request)).await;
         });
     }
     told.join_all().await;

@@ -9,31 +9,31 @@ use farfork_node::api::v1::{Child, ChildState};
 use crate::output;
 
 /// To the corner; the rest of a line; the rest of the screen (ECMA-48).
-const HOME: &str = "\x1b[H";
+const CURSOR_HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
 /// Lines of a picture that tell of no child: the summary, the headings, what was left out, and the cursor's own.
-const OTHER_LINES: usize = 4;
+const RESERVED_LINES: usize = 4;
 
 /// Of a terminal that does not say how large it is.
-const SIZE_USUAL: Size = Size { lines: 24, columns: 80 };
+const SIZE_DEFAULT: TerminalSize = TerminalSize { lines: 24, columns: 80 };
 
 /// Of a terminal, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Size {
+pub(super) struct TerminalSize {
     lines: usize,
     columns: usize,
 }
 
 /// The terminal's size; `None` where standard output is none.
-pub(super) fn terminal() -> Option<Size> {
+pub(super) fn terminal_size() -> Option<TerminalSize> {
     let stdout = stdout();
     stdout.is_terminal().then(|| match rustix::termios::tcgetwinsize(&stdout) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => {
-            Size { lines: size.ws_row.into(), columns: size.ws_col.into() }
+            TerminalSize { lines: size.ws_row.into(), columns: size.ws_col.into() }
         }
-        _ => SIZE_USUAL,
+        _ => SIZE_DEFAULT,
     })
 }
 
@@ -57,9 +57,9 @@ pub(super) fn summary(children: &[Child]) -> String {
 }
 
 /// Leaves what fits: those that run come first, then those that ended last. Gives how many were left out.
-pub(super) fn fit(children: &mut Vec<Child>, size: Size) -> usize {
+pub(super) fn truncate_to_fit(children: &mut Vec<Child>, size: TerminalSize) -> usize {
     children.sort_by_key(|child| (child.exit.is_some(), std::cmp::Reverse(child.ended_unix_ms), child.started_unix_ms));
-    let room = size.lines.saturating_sub(OTHER_LINES).max(1);
+    let room = size.lines.saturating_sub(RESERVED_LINES).max(1);
     let left_out = children.len().saturating_sub(room);
     children.truncate(room);
     left_out
@@ -69,12 +69,12 @@ pub(super) fn fit(children: &mut Vec<Child>, size: Size) -> usize {
 ///
 /// # Errors
 /// As write(2).
-pub(super) fn draw(picture: &str, size: Size) -> io::Result<()> {
-    output::raw(over_the_last(picture, size).as_bytes())
+pub(super) fn draw(picture: &str, size: TerminalSize) -> io::Result<()> {
+    output::write_bytes(redraw_sequence(picture, size).as_bytes())
 }
 
-fn over_the_last(picture: &str, size: Size) -> String {
-    let mut drawn = HOME.to_owned();
+fn redraw_sequence(picture: &str, size: TerminalSize) -> String {
+    let mut drawn = CURSOR_HOME.to_owned();
     for line in picture.lines().take(size.lines.saturating_sub(1)) {
         drawn.extend(line.chars().take(size.columns));
         drawn += CLEAR_LINE;
@@ -85,7 +85,7 @@ fn over_the_last(picture: &str, size: Size) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Child, Size, fit, over_the_last, summary};
+    use super::{Child, TerminalSize, redraw_sequence, summary, truncate_to_fit};
     use farfork_node::api::v1::{ChildState, Exit, exit::How};
 
     fn child(id: &str, ended_unix_ms: u64) -> Child {
@@ -98,14 +98,14 @@ mod tests {
     fn what_runs_is_seen_however_many_have_ended() {
         let mut children = vec![child("old", 1), child("runs", 0), child("new", 9)];
         assert!(summary(&children).ends_with("1 running, 0 paused, 2 ended, on 1 nodes"));
-        assert_eq!(fit(&mut children, Size { lines: 6, columns: 80 }), 1);
+        assert_eq!(truncate_to_fit(&mut children, TerminalSize { lines: 6, columns: 80 }), 1);
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
         assert_eq!(ids, ["runs", "new"]);
     }
 
     #[test]
     fn a_picture_stays_within_the_terminal() {
-        let drawn = over_the_last("abcdef\nb\nc\nd", Size { lines: 3, columns: 4 });
+        let drawn = redraw_sequence("abcdef\nb\nc\nd", TerminalSize { lines: 3, columns: 4 });
         assert_eq!(drawn, "\x1b[Habcd\x1b[K\r\nb\x1b[K\r\n\x1b[J");
     }
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 use farfork_node::api::v1::{Child, ListChildrenResponse, ListRequest};
-use farfork_node::client::{Client, within};
+use farfork_node::client::{Client, request_with_timeout};
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use crate::Global;
-use crate::output::{self, ChildView, Table, age, exit_text, microseconds, shortened};
+use crate::GlobalArgs;
+use crate::output::{self, ChildView, Table, exit_text, format_age, format_microseconds, shorten_command};
 
 /// Between two pictures of `--watch`: as fast as people read.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,23 +47,23 @@ pub(crate) struct Ps {
 }
 
 impl Ps {
-    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         if self.watch {
             return self.watch(&mut client, global.json).await;
         }
         let answer = self.list(&mut client).await?;
         let is_complete = answer.unanswered.is_empty();
-        let unanswered = failures(&answer);
+        let unanswered = node_failures(&answer);
         if global.json {
-            output::json(&document(answer));
+            output::print_json(&list_json(answer));
         } else if self.quiet {
-            answer.children.iter().for_each(|child| output::line(&child.id));
+            answer.children.iter().for_each(|child| output::print_line(&child.id));
         } else {
-            table(answer.children).print();
+            children_table(answer.children).print();
         }
         if !global.json {
-            unanswered.iter().for_each(output::failure);
+            unanswered.iter().for_each(output::print_failure);
         }
         Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -72,13 +72,15 @@ impl Ps {
     async fn watch(&self, client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
         loop {
             let answer = self.list(client).await;
-            let is_told = match (answer, live::terminal()) {
-                (Ok(answer), _) if json => output::raw(format!("{:#}\n", document(answer)).as_bytes()),
-                (Ok(answer), Some(size)) => live::draw(&picture(answer, |children| live::fit(children, size)), size),
-                (Ok(answer), None) => output::raw(format!("{}\n", picture(answer, |_| 0)).as_bytes()),
+            let is_told = match (answer, live::terminal_size()) {
+                (Ok(answer), _) if json => output::write_bytes(format!("{:#}\n", list_json(answer)).as_bytes()),
+                (Ok(answer), Some(size)) => {
+                    live::draw(&render_list(answer, |children| live::truncate_to_fit(children, size)), size)
+                }
+                (Ok(answer), None) => output::write_bytes(format!("{}\n", render_list(answer, |_| 0)).as_bytes()),
                 (Err(failure), Some(size)) if !json => live::draw(&format!("farfork: {failure}"), size),
                 (Err(failure), _) => {
-                    output::failure(&failure);
+                    output::print_failure(&failure);
                     Ok(())
                 }
             };
@@ -91,7 +93,7 @@ impl Ps {
 
     async fn list(&self, client: &mut Client) -> Result<ListChildrenResponse, Failure> {
         let request = ListRequest { this_node_only: self.here, living_only: false };
-        let answer = client.list_children(within(QUERY_TIMEOUT, request)).await;
+        let answer = client.list_children(request_with_timeout(QUERY_TIMEOUT, request)).await;
         let mut answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
         if self.running {
             answer.children.retain(|child| child.exit.is_none());
@@ -101,44 +103,52 @@ impl Ps {
 }
 
 /// The nodes that did not answer.
-fn failures(answer: &ListChildrenResponse) -> Vec<Failure> {
+fn node_failures(answer: &ListChildrenResponse) -> Vec<Failure> {
     answer.unanswered.iter().cloned().map(Failure::from).collect()
 }
 
-fn document(answer: ListChildrenResponse) -> serde_json::Value {
-    let unanswered: Vec<String> = failures(&answer).iter().map(Failure::to_string).collect();
+fn list_json(answer: ListChildrenResponse) -> serde_json::Value {
+    let unanswered: Vec<String> = node_failures(&answer).iter().map(Failure::to_string).collect();
     let children: Vec<ChildView> = answer.children.into_iter().map(ChildView::from).collect();
     serde_json::json!({ "children": children, "unanswered": unanswered })
 }
 
 /// Summary, failures and table; `fit` leaves out what there is no room for, and says how many.
-fn picture(answer: ListChildrenResponse, fit: impl FnOnce(&mut Vec<Child>) -> usize) -> String {
+fn render_list(answer: ListChildrenResponse, fit: impl FnOnce(&mut Vec<Child>) -> usize) -> String {
     let mut text = live::summary(&answer.children) + "\n";
-    for failure in failures(&answer) {
+    for failure in node_failures(&answer) {
         let _ = writeln!(text, "farfork: {failure}");
     }
     let mut children = answer.children;
     let left_out = fit(&mut children);
-    let _ = writeln!(text, "{}", table(children).text());
+    let _ = writeln!(text, "{}", children_table(children).render());
     if left_out > 0 {
         let _ = writeln!(text, "and {left_out} more");
     }
     text
 }
 
-fn table(children: Vec<Child>) -> Table {
+fn children_table(children: Vec<Child>) -> Table {
     let mut table = Table::new(&["CHILD", "SEED", ">PID", "STATE", ">RESUME", ">AGE", "COMMAND"]);
     for child in children {
         let ended = exit_text(child.exit.as_ref());
-        let age = age(child.started_unix_ms);
+        let age = format_age(child.started_unix_ms);
         let view = ChildView::from(child);
         let state = match (ended.is_empty(), view.settled) {
             (true, true) => format!("{}, settled", view.state),
             (true, false) => view.state.to_owned(),
             (false, _) => ended,
         };
-        let resume = microseconds(view.resume_us);
-        table.row([view.child, view.seed, view.pid.to_string(), state, resume, age, shortened(&view.command)]);
+        let resume = format_microseconds(view.resume_us);
+        table.add_row([
+            view.child,
+            view.seed,
+            view.pid.to_string(),
+            state,
+            resume,
+            age,
+            shorten_command(&view.command),
+        ]);
     }
     table
 }

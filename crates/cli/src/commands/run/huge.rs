@@ -14,9 +14,9 @@ const TUNABLES: &str = "GLIBC_TUNABLES";
 const MALLOC_TUNABLE: &str = "glibc.malloc.hugetlb";
 
 /// Has the program that is about to take this process's place run in huge pages.
-pub(super) fn arrange(program: &mut Command) -> anyhow::Result<()> {
-    program.env(TUNABLES, with_huge_malloc(env::var(TUNABLES).ok()));
-    huge_page::permit().context("huge pages cannot be permitted")?;
+pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
+    program.env(TUNABLES, add_malloc_tunable(env::var(TUNABLES).ok()));
+    huge_page::enable_thp().context("huge pages cannot be permitted")?;
     if !rustix::process::geteuid().is_root() {
         eprintln!(
             "farfork: huge pages only for malloc of the C library: looking after all other memory needs root; use sudo"
@@ -39,7 +39,7 @@ pub(super) fn arrange(program: &mut Command) -> anyhow::Result<()> {
 }
 
 /// The tunables with malloc's added, unless they say something of it already.
-fn with_huge_malloc(existing: Option<String>) -> String {
+fn add_malloc_tunable(existing: Option<String>) -> String {
     let own = format!("{MALLOC_TUNABLE}=1");
     match existing.filter(|tunables| !tunables.is_empty()) {
         Some(tunables) if tunables.split(':').any(|one| one.starts_with(MALLOC_TUNABLE)) => tunables,
@@ -50,12 +50,12 @@ fn with_huge_malloc(existing: Option<String>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::with_huge_malloc;
+    use super::add_malloc_tunable;
 
     #[test]
     fn what_a_user_said_stays() {
-        let with = |existing: &str| with_huge_malloc(Some(existing.to_owned()));
-        assert_eq!(with_huge_malloc(None), "glibc.malloc.hugetlb=1");
+        let with = |existing: &str| add_malloc_tunable(Some(existing.to_owned()));
+        assert_eq!(add_malloc_tunable(None), "glibc.malloc.hugetlb=1");
         assert_eq!(with(""), "glibc.malloc.hugetlb=1");
         assert_eq!(with("glibc.malloc.check=3"), "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
         assert_eq!(with("glibc.malloc.hugetlb=2:a.b=1"), "glibc.malloc.hugetlb=2:a.b=1");

@@ -11,9 +11,9 @@ use clap::Args;
 use farfork_node::failure::Failure;
 use tonic::Code;
 
-use crate::parents::{Parents, parse_name};
+use crate::parents::{ProcessNames, parse_name};
 
-pub(crate) use tend::Tend;
+pub(crate) use tend::CollapserProcess;
 
 /// Run a program that is to be prepared: under a name, in huge pages.
 ///
@@ -52,16 +52,16 @@ impl Run {
         let (program, arguments) = self.command.split_first().expect("clap requires one");
         let mut command = Command::new(program);
         command.args(arguments);
-        let parents = Parents::of_environment();
+        let parents = ProcessNames::from_environment();
         if let Some(name) = &self.name {
-            parents.enter(name)?;
+            parents.register(name)?;
         }
         if self.huge {
-            huge::arrange(&mut command)?;
+            huge::enable_huge_pages(&mut command)?;
         }
         let error = command.exec();
         if let Some(name) = &self.name {
-            parents.leave(name);
+            parents.unregister(name);
         }
         let object = format!("program {}", program.display());
         Err(Failure::new(Code::NotFound, object, format!("it cannot be started: {error}")).into())

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::{ForkersOutcome, ForkersPlan};
+use farfork_bench::{StressForkOutcome, StressForkParameters};
 use serde_json::json;
 
-use crate::commands::load::seconds;
-use crate::interruption::Interruption;
-use crate::{Global, output, privilege};
+use crate::commands::load::parse_seconds;
+use crate::interruption::InterruptFlag;
+use crate::{GlobalArgs, output, privilege};
 
 /// Have client processes on several nodes fork one parent's children, and judge.
 ///
@@ -26,7 +26,7 @@ Examples:
   farfork stress fork --nodes 2 --clients 1 --seconds 5 --json
 
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
-pub(crate) struct Fork {
+pub(crate) struct StressFork {
     /// Nodes; the parent is on the first.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=10))]
     nodes: u64,
@@ -34,10 +34,10 @@ pub(crate) struct Fork {
     #[arg(long, value_name = "C", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
     clients: u64,
     /// Seconds that clients fork.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
     seconds: f64,
     /// Children a second that no client may fall below: none may be longer without one than that allows.
-    #[arg(long, value_name = "RATE", default_value_t = 0.1, value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value_t = 0.1, value_parser = parse_rate)]
     floor: f64,
     /// Private memory of the parent, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
@@ -53,11 +53,11 @@ pub(crate) struct Fork {
     encryption: String,
 }
 
-impl Fork {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl StressFork {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let plan = ForkersPlan {
+        let plan = StressForkParameters {
             nodes: self.nodes as usize,
             clients: self.clients as usize,
             seconds: self.seconds,
@@ -67,37 +67,37 @@ impl Fork {
             zygotes: self.zygotes,
             encrypted: self.encryption == "on",
         };
-        let interruption = Interruption::watch()?;
-        let mut show = |outcome: &ForkersOutcome| {
+        let interruption = InterruptFlag::watch()?;
+        let mut show = |outcome: &StressForkOutcome| {
             if !global.json {
                 let per_s = outcome.intervals_per_s.last().copied().unwrap_or_default();
-                output::line(&format!("{:4}: {per_s:.0} children/s", outcome.intervals_per_s.len()));
+                output::print_line(&format!("{:4}: {per_s:.0} children/s", outcome.intervals_per_s.len()));
             }
-            if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if interruption.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let outcome = runtime.block_on(farfork_bench::stress_fork(&plan, &farfork, &mut show))?;
         if global.json {
-            output::json(&json!({ "plan": plan, "passed": outcome.passed(), "outcome": outcome }));
+            output::print_json(&json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome }));
         } else {
-            output::line(&text(&outcome));
+            output::print_line(&outcome_text(&outcome));
         }
-        Ok(if outcome.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if outcome.has_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 /// More than none.
-fn rate(text: &str) -> Result<f64, String> {
+fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate.is_finite() => Ok(rate),
         _ => Err("it must be a number of children a second, more than none".to_owned()),
     }
 }
 
-fn text(outcome: &ForkersOutcome) -> String {
-    let ForkersOutcome { children, per_s, p50_ms, p99_ms, longest_gap_ms, .. } = outcome;
+fn outcome_text(outcome: &StressForkOutcome) -> String {
+    let StressForkOutcome { children, per_s, p50_ms, p99_ms, longest_gap_ms, .. } = outcome;
     let mut lines: Vec<String> = outcome.faults.iter().map(|fault| format!("FAULT: {fault}")).collect();
-    let verdict = if outcome.passed() { "passed" } else { "failed" };
+    let verdict = if outcome.has_passed() { "passed" } else { "failed" };
     lines.push(format!(
         "{verdict}: {children} children, {per_s:.1} a second; from call to answer {p50_ms:.1} ms (p99 {p99_ms:.1}), {longest_gap_ms:.0} at most"
     ));

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use crate::Global;
+use crate::GlobalArgs;
 
 /// Put load on one part of farfork for as long as you like, and judge how it bears it.
 ///
@@ -24,22 +24,22 @@ Examples:
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
 pub(crate) struct Stress {
     #[command(subcommand)]
-    test: Test,
+    test: StressTest,
 }
 
 #[derive(Subcommand)]
-enum Test {
-    Fork(fork::Fork),
-    Paging(paging::Paging),
-    Rpc(rpc::Rpc),
+enum StressTest {
+    Fork(fork::StressFork),
+    Paging(paging::StressPaging),
+    Rpc(rpc::StressRpc),
 }
 
 impl Stress {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.test {
-            Test::Fork(test) => test.run(global),
-            Test::Paging(test) => test.run(global),
-            Test::Rpc(test) => test.run(global),
+            StressTest::Fork(test) => test.run(global),
+            StressTest::Paging(test) => test.run(global),
+            StressTest::Rpc(test) => test.run(global),
         }
     }
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::{SoakOutcome, SoakPlan, Tally};
+use farfork_bench::{SoakOutcome, SoakParameters, SoakTally};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::commands::load::seconds;
-use crate::interruption::Interruption;
-use crate::{Global, output, privilege};
+use crate::commands::load::parse_seconds;
+use crate::interruption::InterruptFlag;
+use crate::{GlobalArgs, output, privilege};
 
 /// Have children page from each other's nodes while these are harmed, and judge.
 ///
@@ -36,9 +36,9 @@ Examples:
   farfork stress paging --seed 812 --json        the choices of an earlier run again
 
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
-pub(crate) struct Paging {
+pub(crate) struct StressPaging {
     /// Seconds in which rounds begin.
-    #[arg(long, value_name = "SECONDS", default_value_t = 900.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 900.0, value_parser = parse_seconds)]
     seconds: f64,
     /// The number that all choices come from [default: another each time].
     #[arg(long, value_name = "N")]
@@ -48,47 +48,48 @@ pub(crate) struct Paging {
     encryption: String,
 }
 
-impl Paging {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl StressPaging {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
-        let plan = SoakPlan { seconds: self.seconds, seed, encrypted: self.encryption == "on" };
+        let plan = SoakParameters { seconds: self.seconds, seed, encrypted: self.encryption == "on" };
         if !global.json {
-            output::line(&format!("seed {seed}, {} s", self.seconds));
+            output::print_line(&format!("seed {seed}, {} s", self.seconds));
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let outcome = runtime.block_on(farfork_bench::soak_paging(&plan, &farfork, &mut watched(self.seconds)?))?;
+        let outcome =
+            runtime.block_on(farfork_bench::soak_paging(&plan, &farfork, &mut show_progress(self.seconds)?))?;
         if global.json {
-            output::json(&json!({ "plan": plan, "passed": outcome.passed(), "outcome": outcome }));
+            output::print_json(&json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome }));
         } else {
-            output::line(&text(&plan, &outcome));
+            output::print_line(&outcome_text(&plan, &outcome));
         }
-        Ok(if outcome.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if outcome.has_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 /// Shows on a terminal how far a run is; it ends when somebody wants that.
-fn watched(seconds: f64) -> anyhow::Result<impl FnMut(&Tally, Duration) -> ControlFlow<()>> {
-    let interruption = Interruption::watch()?;
+fn show_progress(seconds: f64) -> anyhow::Result<impl FnMut(&SoakTally, Duration) -> ControlFlow<()>> {
+    let interruption = InterruptFlag::watch()?;
     let bar = if stderr().is_terminal() { ProgressBar::new(seconds as u64) } else { ProgressBar::hidden() };
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} s: {msg}").expect("the template is right"));
-    Ok(move |tally: &Tally, elapsed: Duration| {
+    Ok(move |tally: &SoakTally, elapsed: Duration| {
         bar.set_position(elapsed.as_secs());
-        bar.set_message(sums(tally));
-        if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        bar.set_message(tally_text(tally));
+        if interruption.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
 }
 
-fn sums(tally: &Tally) -> String {
-    let Tally { rounds, children, pages_verified, .. } = tally;
-    format!("{rounds} rounds, {children} children, {pages_verified} pages verified, {} deeds", tally.deeds_count())
+fn tally_text(tally: &SoakTally) -> String {
+    let SoakTally { rounds, children, pages_verified, .. } = tally;
+    format!("{rounds} rounds, {children} children, {pages_verified} pages verified, {} deeds", tally.actions_count())
 }
 
-fn text(plan: &SoakPlan, outcome: &SoakOutcome) -> String {
+fn outcome_text(plan: &SoakParameters, outcome: &SoakOutcome) -> String {
     let SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after } = outcome;
-    let mut lines = vec![format!("{} in {elapsed_s:.0} s", sums(tally))];
-    let Tally { seeds, sound, killed, lost, limited, refusals, .. } = tally;
+    let mut lines = vec![format!("{} in {elapsed_s:.0} s", tally_text(tally))];
+    let SoakTally { seeds, sound, killed, lost, limited, refusals, .. } = tally;
     lines.push(format!(
         "{seeds} seeds; children: {sound} sound, {killed} killed, {limited} met their limit, {lost} lost pages with a seed that was taken"
     ));
@@ -103,7 +104,7 @@ fn text(plan: &SoakPlan, outcome: &SoakOutcome) -> String {
         of_node.map(|count| format!("{}: {} {} before, {} after", count.node, count.of, count.before, count.after)),
     );
     lines.extend(tally.faults.iter().map(|fault| format!("FAULT: {fault}")));
-    let verdict = if outcome.passed() { "passed" } else { "failed" };
+    let verdict = if outcome.has_passed() { "passed" } else { "failed" };
     lines.push(format!("{verdict}; the same choices again: farfork stress paging --seed {}", plan.seed));
     lines.join("\n")
 }

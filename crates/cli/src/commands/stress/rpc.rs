@@ -6,15 +6,15 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::{RpcCase, RpcPlan, RunOutcome};
+use farfork_bench::{RpcCase, RpcParameters, RpcRunOutcome};
 use serde_json::json;
 
-use crate::commands::load::{LoadArgs, seconds};
-use crate::interruption::Interruption;
-use crate::{Global, output, privilege};
+use crate::commands::load::{LoadArgs, parse_seconds};
+use crate::interruption::InterruptFlag;
+use crate::{GlobalArgs, output, privilege};
 
 /// Client nodes, and threads of each, unless told otherwise: few enough for a small machine.
-const USUAL: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::ONE };
+const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
 
 /// Have many clients call one server, and judge.
 ///
@@ -28,26 +28,26 @@ Examples:
   farfork stress rpc --checksum --seconds 600    ten minutes of 2,048 random bytes, each answer verified
 
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
-pub(crate) struct Rpc {
+pub(crate) struct StressRpc {
     #[command(flatten)]
     load: LoadArgs,
     /// Seconds that clients ask.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
     seconds: f64,
     /// Seconds between two counts of answers.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     report_interval: f64,
     /// Answers a second that no interval may stay below.
     #[arg(long, value_name = "N", default_value_t = 1000.0)]
     floor: f64,
 }
 
-impl Rpc {
-    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+impl StressRpc {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let case = self.load.case(&USUAL);
-        let plan = RpcPlan {
+        let case = self.load.to_case(&DEFAULT_CASE);
+        let plan = RpcParameters {
             cases: vec![case],
             runs: 1,
             client_seconds: self.seconds,
@@ -56,26 +56,29 @@ impl Rpc {
             floors: false,
             samples_file: None,
         };
-        let interruption = Interruption::watch()?;
-        let mut show = |interval: usize, run: &RunOutcome| {
+        let interruption = InterruptFlag::watch()?;
+        let mut show = |interval: usize, run: &RpcRunOutcome| {
             if !global.json {
-                output::line(&line(interval, run));
+                output::print_line(&interval_text(interval, run));
             }
-            if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if interruption.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let outcome = farfork_bench::stress_rpc(&plan, &case, self.floor, &farfork, &mut show)?;
         if global.json {
-            output::json(&json!({ "case": case, "passed": outcome.passed(), "outcome": outcome }));
+            output::print_json(&json!({ "case": case, "passed": outcome.has_passed(), "outcome": outcome }));
         } else {
-            outcome.faults.iter().for_each(|fault| output::line(&format!("FAULT: {fault}")));
-            let verdict = if outcome.passed() { "passed" } else { "failed" };
-            output::line(&format!("{verdict}: {:.0} answers a second over {} s", outcome.run.per_s, self.seconds));
+            outcome.faults.iter().for_each(|fault| output::print_line(&format!("FAULT: {fault}")));
+            let verdict = if outcome.has_passed() { "passed" } else { "failed" };
+            output::print_line(&format!(
+                "{verdict}: {:.0} answers a second over {} s",
+                outcome.run.per_s, self.seconds
+            ));
         }
-        Ok(if outcome.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if outcome.has_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-fn line(interval: usize, run: &RunOutcome) -> String {
+fn interval_text(interval: usize, run: &RpcRunOutcome) -> String {
     let per_s = run.intervals_per_s.last().copied().unwrap_or_default();
     format!("{:4}: {per_s:.0} answers/s, {} errors, {} damaged", interval + 1, run.errors, run.damaged)
 }

@@ -32,7 +32,7 @@ const FILES: [&str; 8] =
     ["maps", "cgroup", "limits", "timers", "oom_score_adj", "personality", "timerslack_ns", "coredump_filter"];
 
 /// All of it, line by line.
-pub(crate) fn of(pid: i32) -> Vec<String> {
+pub(crate) fn read_proc_snapshot(pid: i32) -> Vec<String> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
     let status = read("status");
     let kept = status.lines().filter(|line| KEYS.iter().any(|key| line.starts_with(key)));

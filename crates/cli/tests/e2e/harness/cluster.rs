@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
-use farfork_sys::process::{Stat, Whereabouts};
+use farfork_sys::process::{KernelStackSummary, ProcStat};
 use farfork_sys::{namespace, pidfd};
 use tempfile::TempDir;
 
-use super::remains::{self, Marks};
+use super::remains::{self, RunMarkers};
 use super::scratch::Disk;
 use super::{BINARY, Farfork, deadline};
 
@@ -27,11 +27,11 @@ const SIGSTOP: i32 = 19;
 
 /// A process of a node's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OwnProcess {
+pub(crate) enum NodeProcess {
     Daemon,
     Keeper,
     Pager,
-    Holder,
+    FdHolder,
 }
 
 /// For a killed daemon or pager to be gone.
@@ -41,7 +41,7 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 const ALIVE_LIMIT: Duration = Duration::from_secs(60);
 
 /// For what `down` has killed to be gone from `/proc`.
-const REMAINS_LIMIT: Duration = Duration::from_secs(60);
+const LEFTOVERS_LIMIT: Duration = Duration::from_secs(60);
 
 /// How much of a daemon's log a failure shows.
 const LOG_LINES_MAX: usize = 20;
@@ -51,7 +51,7 @@ pub(crate) struct Cluster {
     local: Mutex<LocalCluster>,
     farforks: Vec<Farfork>,
     names: Vec<String>,
-    marks: Marks,
+    marks: RunMarkers,
     /// Holds the run directory; the test's, not the cluster's.
     scratch: TempDir,
 }
@@ -83,7 +83,7 @@ impl Cluster {
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];
         config.node_arguments.extend(node_arguments.iter().map(|argument| (*argument).to_owned()));
         let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| fail_start(&error));
-        let marks = Marks {
+        let marks = RunMarkers {
             run_dir,
             network_prefix: format!("ff-{name}-"),
             group: format!("farfork-{name}"),
@@ -202,26 +202,26 @@ impl Cluster {
 
     /// Kills a node's daemon, and nothing else.
     pub(crate) fn kill_daemon(&self, index: usize) {
-        self.local().kill_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
+        self.local().signal_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
         self.wait_for_end(index);
     }
 
     /// Waits until a daemon that was killed has ended.
     pub(crate) fn wait_for_end(&self, index: usize) {
-        let has_ended = self.local().wait_node(index, END_LIMIT).expect("there is such a node");
+        let has_ended = self.local().wait_node_exit(index, END_LIMIT).expect("there is such a node");
         require_end(has_ended, "the daemon");
     }
 
     /// Tells a node's daemon to stop, and waits until it has.
     pub(crate) fn stop_daemon(&self, index: usize) {
         let local = self.local();
-        local.kill_node(index, SIGTERM).unwrap_or_else(|error| panic!("{error}"));
-        require_end(local.wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon");
+        local.signal_node(index, SIGTERM).unwrap_or_else(|error| panic!("{error}"));
+        require_end(local.wait_node_exit(index, END_LIMIT).expect("there is such a node"), "the daemon");
     }
 
     /// Starts a daemon again.
     pub(crate) fn restart_daemon(&self, index: usize) {
-        self.local().start_node(index).unwrap_or_else(|error| fail_start(&error));
+        self.local().restart_node(index).unwrap_or_else(|error| fail_start(&error));
     }
 
     /// Kills a node's pager; its keeper is left to notice.
@@ -233,12 +233,12 @@ impl Cluster {
     }
 
     /// Kills some of a node's own processes, so that none of them sees another's end.
-    pub(crate) fn kill_together(&self, index: usize, victims: &[OwnProcess]) {
+    pub(crate) fn kill_together(&self, index: usize, victims: &[NodeProcess]) {
         let pids = victims.iter().map(|victim| match victim {
-            OwnProcess::Daemon => self.daemon_pid(index),
-            OwnProcess::Pager => self.pager_pid(index),
-            OwnProcess::Keeper => self.keeper_pid(index),
-            OwnProcess::Holder => self.holder_pid(index),
+            NodeProcess::Daemon => self.daemon_pid(index),
+            NodeProcess::Pager => self.pager_pid(index),
+            NodeProcess::Keeper => self.keeper_pid(index),
+            NodeProcess::FdHolder => self.fd_holder_pid(index),
         });
         let processes: Vec<_> =
             pids.collect::<Vec<i32>>().into_iter().filter_map(|pid| pidfd::open(pid).ok()).collect();
@@ -248,57 +248,57 @@ impl Cluster {
         for process in &processes {
             require_end(pidfd::wait_exit(process, END_LIMIT).expect("poll works"), "a process of the node");
         }
-        if victims.contains(&OwnProcess::Daemon) {
-            require_end(self.local().wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon");
+        if victims.contains(&NodeProcess::Daemon) {
+            require_end(self.local().wait_node_exit(index, END_LIMIT).expect("there is such a node"), "the daemon");
         }
     }
 
     /// The process that a node's pager was cloned by.
     fn keeper_pid(&self, index: usize) -> i32 {
-        deadline::until("a keeper", END_LIMIT, || {
+        deadline::wait_until("a keeper", END_LIMIT, || {
             let pager = self.local_node(index).pager_pid()?;
-            Some(Stat::read(pager).ok()?.parent)
+            Some(ProcStat::read(pager).ok()?.parent)
         })
     }
 
     /// The process that holds the pager's descriptors beside it.
-    pub(crate) fn holder_pid(&self, index: usize) -> i32 {
+    pub(crate) fn fd_holder_pid(&self, index: usize) -> i32 {
         let is_holder = |pid: &i32| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
         };
         let find = || self.local_node(index).pager_pids().into_iter().find(is_holder);
-        deadline::until("a holder", END_LIMIT, find)
+        deadline::wait_until("a holder", END_LIMIT, find)
     }
 
     /// The process id of a node's pager. One that was just killed has a successor when its keeper had its turn.
     pub(crate) fn pager_pid(&self, index: usize) -> i32 {
-        deadline::until("a pager", END_LIMIT, || self.local_node(index).pager_pid())
+        deadline::wait_until("a pager", END_LIMIT, || self.local_node(index).pager_pid())
     }
 
     /// Cuts a node off the others.
-    pub(crate) fn cut(&self, index: usize) {
+    pub(crate) fn cut_link(&self, index: usize) {
         self.local().cut_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Joins a node with the others again.
-    pub(crate) fn mend(&self, index: usize) {
+    pub(crate) fn restore_link(&self, index: usize) {
         self.local().restore_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// What a node says of its zygotes.
-    pub(crate) fn told_of_zygotes(&self, index: usize, what: &str) -> u64 {
+    pub(crate) fn zygote_count(&self, index: usize, what: &str) -> u64 {
         let told = self.first().json(&["inspect", self.name(index)]);
         told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
     }
 
     /// Processes of its nodes with that command line.
     pub(crate) fn processes(&self, command_line: &str) -> Vec<i32> {
-        remains::processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
+        remains::marked_processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
     }
 
     /// Waits until the first node hears from every other.
     pub(crate) fn wait_until_all_are_alive(&self) {
-        deadline::until("all nodes hear of each other", ALIVE_LIMIT, || {
+        deadline::wait_until("all nodes hear of each other", ALIVE_LIMIT, || {
             let said = self.first().json(&["nodes"]);
             let nodes = said["nodes"].as_array()?;
             let alive = nodes.iter().filter(|node| node["state"] == "alive").count();
@@ -312,11 +312,11 @@ impl Cluster {
         if let Err(error) = LocalCluster::load(&self.marks.run_dir).and_then(LocalCluster::down) {
             return vec![format!("`down` failed: {error}")];
         }
-        let mut left = remains::find(&self.marks);
-        let give_up = Instant::now() + REMAINS_LIMIT;
+        let mut left = remains::find_leftovers(&self.marks);
+        let give_up = Instant::now() + LEFTOVERS_LIMIT;
         while !left.is_empty() && Instant::now() < give_up {
             thread::sleep(Duration::from_millis(50));
-            left = remains::find(&self.marks);
+            left = remains::find_leftovers(&self.marks);
         }
         left
     }
@@ -332,10 +332,10 @@ impl Cluster {
     /// Where each node's daemon is, and the end of what it and its pager told their logs: for a test that failed.
     pub(crate) fn print_logs(&self) {
         for node in self.local().nodes() {
-            if let Some(Ok(threads)) = node.pid().map(Whereabouts::of) {
+            if let Some(Ok(threads)) = node.pid().map(KernelStackSummary::read) {
                 eprintln!("-- threads of {}: {threads}", node.name);
             }
-            for log in [node.log(), node.run_dir.join("pager.log")] {
+            for log in [node.log_path(), node.run_dir.join("pager.log")] {
                 let text = fs::read_to_string(&log).unwrap_or_default();
                 let lines: Vec<&str> = text.lines().collect();
                 let tail = lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n");
@@ -346,7 +346,7 @@ impl Cluster {
 
     /// What a node's daemon told its log of having stood still.
     pub(crate) fn standstills(&self, index: usize) -> Vec<String> {
-        let text = fs::read_to_string(self.local_node(index).log()).unwrap_or_default();
+        let text = fs::read_to_string(self.local_node(index).log_path()).unwrap_or_default();
         let is_of_that = |line: &&str| line.contains("the daemon stands still") || line.contains("the daemon goes on");
         text.lines().filter(is_of_that).map(str::to_owned).collect()
     }
@@ -362,7 +362,7 @@ impl Cluster {
 /// Fails the test: as a wait that ran out where a daemon does not answer in time.
 fn fail_start(error: &LocalError) -> ! {
     match error {
-        LocalError::Silent { .. } => deadline::time_out(format!("a node does not start: {error}")),
+        LocalError::NoAnswer { .. } => deadline::time_out(format!("a node does not start: {error}")),
         _ => panic!("a node does not start: {error}"),
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn time_out(message: String) -> ! {
 }
 
 /// How a bounded command ended.
-pub(crate) struct Ended {
+pub(crate) struct CommandOutput {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -38,15 +38,15 @@ pub(crate) struct Ended {
 
 /// Waits until `condition` gives something.
 #[track_caller]
-pub(crate) fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
-    match within(limit, condition) {
+pub(crate) fn wait_until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
+    match poll_within(limit, condition) {
         Some(found) => found,
         None => time_out(format!("{what}: not within {} s", limit.as_secs_f32())),
     }
 }
 
 /// What `condition` gives, if it does in time.
-pub(crate) fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+pub(crate) fn poll_within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
         if let Some(found) = condition() {
@@ -61,7 +61,7 @@ pub(crate) fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T
 
 /// Waits for a process of ours, and kills it when it takes longer than `limit`.
 #[track_caller]
-pub(crate) fn wait(child: &mut Child, what: &str, limit: Duration) -> ExitStatus {
+pub(crate) fn wait_exit(child: &mut Child, what: &str, limit: Duration) -> ExitStatus {
     let pidfd = pidfd::open(child.id().cast_signed()).expect("our own child has not been waited for");
     if !pidfd::wait_exit(&pidfd, limit).expect("poll works") {
         // Killed by the unwinding: before that, the runner records where the process hangs.
@@ -73,10 +73,10 @@ pub(crate) fn wait(child: &mut Child, what: &str, limit: Duration) -> ExitStatus
 
 /// As [`wait`], with what the process writes to its pipes meanwhile.
 #[track_caller]
-pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) -> Ended {
+pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) -> CommandOutput {
     let stdout = child.stdout.take().map(read_in_background);
     let stderr = child.stderr.take().map(read_in_background);
-    let status = wait(&mut child, what, limit);
+    let status = wait_exit(&mut child, what, limit);
     let text = |reader: Option<Receiver<String>>| match reader.map(|reader| reader.recv_timeout(OUTPUT_LIMIT)) {
         None => String::new(),
         Some(Ok(text)) => text,
@@ -85,7 +85,7 @@ pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) ->
             OUTPUT_LIMIT.as_secs()
         )),
     };
-    Ended { status, stdout: text(stdout), stderr: text(stderr) }
+    CommandOutput { status, stdout: text(stdout), stderr: text(stderr) }
 }
 
 /// Kills a process that leads a group, with all that are in it, and waits for it; one that was waited for has given its number

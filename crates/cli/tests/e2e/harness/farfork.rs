@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::deadline::{self, Ended};
+use super::deadline::{self, CommandOutput};
 
 /// For any command that should end by itself; its own limits are shorter or meant for far larger parents. A busy machine is given time.
 pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
@@ -29,7 +29,7 @@ pub(crate) struct Farfork {
 
 /// A failed command: what it printed for people, and its exit status.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct FailedCommand {
     pub(crate) message: String,
     pub(crate) status: i32,
 }
@@ -59,12 +59,12 @@ impl Farfork {
     }
 
     /// Runs a command to its end.
-    pub(crate) fn run(&self, arguments: &[&str]) -> Ended {
+    pub(crate) fn run(&self, arguments: &[&str]) -> CommandOutput {
         self.run_within(COMMAND_LIMIT, arguments)
     }
 
     /// As [`Self::run`], with another limit.
-    pub(crate) fn run_within(&self, limit: Duration, arguments: &[&str]) -> Ended {
+    pub(crate) fn run_within(&self, limit: Duration, arguments: &[&str]) -> CommandOutput {
         deadline::wait_with_output(self.spawn(arguments), &format!("farfork {}", arguments.join(" ")), limit)
     }
 
@@ -82,22 +82,22 @@ impl Farfork {
     }
 
     /// Runs a command with `--json`, whatever becomes of it: children that end with 42 make `wait` fail.
-    pub(crate) fn json_of_any(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn json_ignoring_status(&self, arguments: &[&str]) -> Value {
         document(&self.run(&with_json(arguments)), arguments)
     }
 
     /// Runs a command that must fail, with a message.
-    pub(crate) fn refused(&self, arguments: &[&str]) -> Refused {
+    pub(crate) fn run_failing(&self, arguments: &[&str]) -> FailedCommand {
         let ended = self.run(arguments);
         assert!(!ended.status.success(), "farfork {} succeeded: {}", arguments.join(" "), ended.stdout);
         assert!(!ended.stderr.trim().is_empty(), "farfork {} failed without a word", arguments.join(" "));
-        Refused { message: ended.stderr, status: ended.status.code().unwrap_or(-1) }
+        FailedCommand { message: ended.stderr, status: ended.status.code().unwrap_or(-1) }
     }
 }
 
-impl Refused {
+impl FailedCommand {
     /// The message names each of these (in any case), and the command failed rather than crashed.
-    pub(crate) fn names(&self, parts: &[&str]) {
+    pub(crate) fn require_mentions(&self, parts: &[&str]) {
         assert_eq!(self.status, 1, "exit status 1 is what a failure has: {}", self.message);
         let message = self.message.to_lowercase();
         for part in parts {
@@ -111,7 +111,7 @@ fn with_json<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     arguments.iter().copied().chain(["--json"]).collect()
 }
 
-fn document(ended: &Ended, arguments: &[&str]) -> Value {
+fn document(ended: &CommandOutput, arguments: &[&str]) -> Value {
     serde_json::from_str(&ended.stdout).unwrap_or_else(|error| {
         panic!("farfork {}: no JSON ({error}): {}{}", arguments.join(" "), ended.stdout, ended.stderr)
     })

@@ -10,19 +10,19 @@ use serde_json::Value;
 
 use super::deadline;
 use super::farfork::Farfork;
-use super::seed::{Seed, Started};
+use super::seed::{Seed, StartedChild};
 
 /// A difference that is there so often, one look after the other, stays.
-const LOOKS_MAX: usize = 5;
+const COMPARISONS_MAX: usize = 5;
 /// A program that is prepared so often, and still does something each time, is not at rest.
 const SEEDS_MAX: usize = 3;
 
 /// For a process to stop, on a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const COMPARISON_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Compares a child that runs as its parent does.
-pub(crate) fn require_like_parent(farfork: &Farfork, child: &Started, parent: i32) {
+pub(crate) fn require_same_as_parent(farfork: &Farfork, child: &StartedChild, parent: i32) {
     let said = comparison(farfork, &child.id, parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
@@ -32,12 +32,12 @@ fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
     let pid = parent.to_string();
     let mut said = Value::Null;
     // A process of a tree may still be on its last steps into its program when its fork is answered.
-    for _ in 0..LOOKS_MAX {
-        said = farfork.json_of_any(&["inspect", child, "--against", &pid]);
+    for _ in 0..COMPARISONS_MAX {
+        said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
         if said["differences_count"] == 0 {
             break;
         }
-        thread::sleep(LOOK_INTERVAL);
+        thread::sleep(COMPARISON_INTERVAL);
     }
     said
 }
@@ -59,17 +59,17 @@ pub(crate) fn compare_with_parent(farfork: &Farfork, child: &str, parent: i32) -
 }
 
 /// The same of a child that is made for it, and ended.
-pub(crate) fn require_child_like_parent(farfork: &Farfork, seed: &Seed, node: &str, parent: i32) {
+pub(crate) fn require_forked_child_same(farfork: &Farfork, seed: &Seed, node: &str, parent: i32) {
     let said = forked_comparison(farfork, seed, &["--to", node], parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
 
 /// The same of a program at rest that is prepared for it. What it still did when it was prepared shows as a difference: then it is
 /// prepared anew.
-pub(crate) fn require_new_child_like_parent(farfork: &Farfork, node: &str, parent: i32) {
+pub(crate) fn require_fresh_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let mut said = Value::Null;
     for _ in 0..SEEDS_MAX {
-        let seed = Seed::of_process(farfork, &parent.to_string(), &[]);
+        let seed = Seed::prepare_process(farfork, &parent.to_string(), &[]);
         said = forked_comparison(farfork, &seed, &["--to", node], parent);
         if said["differences_count"] == 0 {
             return;
@@ -87,9 +87,9 @@ fn forked_comparison(farfork: &Farfork, seed: &Seed, options: &[&str], parent: i
 
 /// A program that does not stand by itself is stopped with all that descends from it (SIGSTOP) before it is prepared, and its child is
 /// paused before its first step. Afterwards it goes on.
-pub(crate) fn require_stopped_child_like_parent(farfork: &Farfork, node: &str, parent: i32) {
+pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let stopped = stop_tree(parent);
-    let seed = Seed::of_process(farfork, &parent.to_string(), &[]);
+    let seed = Seed::prepare_process(farfork, &parent.to_string(), &[]);
     let said = forked_comparison(farfork, &seed, &["--to", node, "--paused"], parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
     drop(seed);
@@ -107,11 +107,11 @@ fn stop_tree(root: i32) -> Vec<Pid> {
         let pid = Pid::from_raw(id).expect("a process id");
         kill_process(pid, Signal::STOP).expect("a process of the tests");
         let is_stopped = || {
-            let stat = farfork_sys::process::Stat::read(id).ok()?;
+            let stat = farfork_sys::process::ProcStat::read(id).ok()?;
             matches!(stat.state, 'T' | 'Z').then_some(())
         };
-        deadline::until("a process stops", STOP_LIMIT, is_stopped);
-        for tid in farfork_sys::process::threads(id).unwrap_or_default() {
+        deadline::wait_until("a process stops", STOP_LIMIT, is_stopped);
+        for tid in farfork_sys::process::thread_ids(id).unwrap_or_default() {
             let children = fs::read_to_string(format!("/proc/{id}/task/{tid}/children")).unwrap_or_default();
             next.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
         }

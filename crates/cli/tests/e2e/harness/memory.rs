@@ -5,7 +5,7 @@ use std::fs;
 use std::ops::Range;
 
 use farfork_sys::memory::read_process;
-use farfork_sys::process::{MapEntry, maps, threads};
+use farfork_sys::process::{MapEntry, read_maps, thread_ids};
 
 /// Read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -19,7 +19,7 @@ const RSEQ_BYTES: usize = 32;
 const READABLE: u8 = 1;
 
 /// Mappings that belong to the kernel, or that no process reads.
-const KERNELS_OWN: [&[u8]; 4] = [b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]"];
+const KERNEL_MAPPINGS: [&[u8]; 4] = [b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]"];
 
 /// What was compared.
 #[derive(Debug, Default)]
@@ -44,22 +44,22 @@ impl Comparison {
     }
 
     /// No more pages have an rseq area in them than `child` has threads.
-    pub(crate) fn judge(&self, child: i32) {
-        let threads_count = threads(child).expect("the child's threads can be listed").len();
+    pub(crate) fn require_only_rseq(&self, child: i32) {
+        let threads_count = thread_ids(child).expect("the child's threads can be listed").len();
         let count = self.pages_with_rseq;
         assert!(count <= threads_count, "{count} pages differ in an rseq area, and there are {threads_count} threads");
     }
 }
 
 /// Compares all that is readable of `template` with the same addresses of `child`.
-pub(crate) fn compare(template: i32, child: i32) -> Comparison {
-    compare_areas(template, template, child)
+pub(crate) fn compare_memory(template: i32, child: i32) -> Comparison {
+    compare_mappings_of(template, template, child)
 }
 
 /// As [`compare`], in the areas that a third process has: children that are paused have the restorer's besides.
-pub(crate) fn compare_areas(of: i32, template: i32, child: i32) -> Comparison {
+pub(crate) fn compare_mappings_of(of: i32, template: i32, child: i32) -> Comparison {
     let mut all = Comparison::default();
-    for entry in maps(of).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
+    for entry in read_maps(of).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
         let mut start = entry.start;
         while start < entry.end {
             let end = entry.end.min(start + CHUNK_BYTES as u64);
@@ -67,12 +67,12 @@ pub(crate) fn compare_areas(of: i32, template: i32, child: i32) -> Comparison {
             start = end;
         }
     }
-    all.judge(child);
+    all.require_only_rseq(child);
     all
 }
 
 fn is_comparable(entry: &MapEntry) -> bool {
-    entry.protection & READABLE != 0 && !KERNELS_OWN.contains(&entry.path.as_slice())
+    entry.protection & READABLE != 0 && !KERNEL_MAPPINGS.contains(&entry.path.as_slice())
 }
 
 fn name_of(entry: &MapEntry) -> String {

@@ -15,15 +15,15 @@ pub(crate) mod seed;
 pub(crate) mod service;
 pub(crate) mod talker;
 
-pub(crate) use cluster::{Cluster, OwnProcess};
+pub(crate) use cluster::{Cluster, NodeProcess};
 pub(crate) use farfork::{BINARY, Farfork, WAIT_TIMEOUT};
 pub(crate) use likeness::{
-    compare_with_parent, require_child_like_parent, require_like_parent, require_new_child_like_parent,
-    require_stopped_child_like_parent,
+    compare_with_parent, require_forked_child_same, require_fresh_child_same, require_same_as_parent,
+    require_stopped_child_same,
 };
 pub(crate) use parent::Parent;
 pub(crate) use programs::Program;
 pub(crate) use scratch::Disk;
-pub(crate) use seed::{Seed, Started};
+pub(crate) use seed::{Seed, StartedChild};
 pub(crate) use service::Service;
-pub(crate) use talker::Talker;
+pub(crate) use talker::LineProgram;

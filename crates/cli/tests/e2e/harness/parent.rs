@@ -26,7 +26,7 @@ const END_LIMIT: Duration = Duration::from_secs(100);
 
 /// What a parent has said so far.
 #[derive(Default)]
-struct Said {
+struct ParentOutput {
     ready: Option<(i32, u64)>,
     /// When it ticked, in microseconds of its own clock.
     ticks_us: Vec<u64>,
@@ -38,7 +38,7 @@ struct Said {
 /// A parent; it is killed when this is dropped.
 pub(crate) struct Parent {
     process: Child,
-    said: Arc<Mutex<Said>>,
+    said: Arc<Mutex<ParentOutput>>,
     pid: i32,
     hash: u64,
 }
@@ -60,11 +60,11 @@ impl Parent {
     pub(crate) fn start_command(command: &mut Command) -> Self {
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut process = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let said = Arc::new(Mutex::new(Said::default()));
-        listen(process.stdout.take().expect("a pipe"), Arc::clone(&said));
+        let said = Arc::new(Mutex::new(ParentOutput::default()));
+        read_output(process.stdout.take().expect("a pipe"), Arc::clone(&said));
         collect_errors(process.stderr.take().expect("a pipe"), Arc::clone(&said));
         let mut parent = Self { process, said, pid: 0, hash: 0 };
-        (parent.pid, parent.hash) = deadline::until(&format!("{command:?} is ready"), READY_LIMIT, || {
+        (parent.pid, parent.hash) = deadline::wait_until(&format!("{command:?} is ready"), READY_LIMIT, || {
             parent.require_alive();
             parent.said().ready
         });
@@ -82,7 +82,7 @@ impl Parent {
     }
 
     /// What a child of it answers to a payload that begins with this number.
-    pub(crate) fn answer_to(&self, number: u64) -> u64 {
+    pub(crate) fn expected_answer(&self, number: u64) -> u64 {
         self.hash.wrapping_add(number)
     }
 
@@ -104,7 +104,7 @@ impl Parent {
         let goal = self.ticks_count() + count;
         while self.ticks_count() < goal {
             let before = self.ticks_count();
-            deadline::until("the parent goes on", TICK_LIMIT, || {
+            deadline::wait_until("the parent goes on", TICK_LIMIT, || {
                 self.require_alive();
                 (self.ticks_count() > before).then_some(())
             });
@@ -119,23 +119,23 @@ impl Parent {
     }
 
     /// The first line that it has said beside ticks, when it has ended.
-    pub(crate) fn last_words(&self) -> String {
-        deadline::until("the parent's last words", LAST_WORDS_LIMIT, || self.said().others.first().cloned())
+    pub(crate) fn last_line(&self) -> String {
+        deadline::wait_until("the parent's last words", LAST_WORDS_LIMIT, || self.said().others.first().cloned())
     }
 
     /// Kills it, and waits until it is gone.
     pub(crate) fn kill(&mut self) -> ExitStatus {
         // It may have ended before; then there is nothing to kill.
         let _ = self.process.kill();
-        deadline::wait(&mut self.process, "the killed parent ends", END_LIMIT)
+        deadline::wait_exit(&mut self.process, "the killed parent ends", END_LIMIT)
     }
 
     /// Waits until it has ended by itself or by another's signal.
     pub(crate) fn wait_end(&mut self) -> ExitStatus {
-        deadline::wait(&mut self.process, "the parent ends", END_LIMIT)
+        deadline::wait_exit(&mut self.process, "the parent ends", END_LIMIT)
     }
 
-    fn said(&self) -> std::sync::MutexGuard<'_, Said> {
+    fn said(&self) -> std::sync::MutexGuard<'_, ParentOutput> {
         self.said.lock().expect("readers do not panic")
     }
 
@@ -156,7 +156,7 @@ impl Drop for Parent {
     }
 }
 
-fn listen(stdout: impl Read + Send + 'static, said: Arc<Mutex<Said>>) {
+fn read_output(stdout: impl Read + Send + 'static, said: Arc<Mutex<ParentOutput>>) {
     thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             let mut said = said.lock().expect("nobody panics with it");
@@ -170,7 +170,7 @@ fn listen(stdout: impl Read + Send + 'static, said: Arc<Mutex<Said>>) {
     });
 }
 
-fn collect_errors(mut stderr: impl Read + Send + 'static, said: Arc<Mutex<Said>>) {
+fn collect_errors(mut stderr: impl Read + Send + 'static, said: Arc<Mutex<ParentOutput>>) {
     thread::spawn(move || {
         let mut piece = [0; 4096];
         while let Ok(count @ 1..) = stderr.read(&mut piece) {

@@ -35,7 +35,7 @@ pub(crate) enum Program {
     /// A program as people write them, by its file: its ending says in which language.
     Real(&'static str),
     /// One of the programs of `tests/resources/`, at the root, by name: each checks one thing that a process holds.
-    Whole(&'static str),
+    ProcessState(&'static str),
 }
 
 impl Program {
@@ -67,13 +67,18 @@ impl Program {
             Self::Random => ("random/process.c".into(), &["gcc"]),
             Self::Calls => ("random/calls.c".into(), &["gcc"]),
             Self::Situation(name) => (format!("situations/{name}.c"), &["gcc"]),
-            Self::Whole(name) => (format!("{WHOLE}/{name}.c"), &["gcc"]),
+            Self::ProcessState(name) => (format!("{PROCESS_STATE_SOURCES}/{name}.c"), &["gcc"]),
         };
         let source = sources().join(source);
         let name = source.file_stem().expect("a source has a name");
-        let binary = if matches!(self, Self::Whole(_)) { whole_dir().join(name) } else { build_dir().join(name) };
+        let binary =
+            if matches!(self, Self::ProcessState(_)) { whole_dir().join(name) } else { build_dir().join(name) };
         let mut parts = headers_beside(&source);
-        parts.extend([source.clone(), sources().join("forked.h"), sources().join(WHOLE).join("huge_setting.h")]);
+        parts.extend([
+            source.clone(),
+            sources().join("forked.h"),
+            sources().join(PROCESS_STATE_SOURCES).join("huge_setting.h"),
+        ]);
         if !is_newer(&binary, &parts) {
             compile(compiler, &source, &binary);
         }
@@ -98,7 +103,7 @@ pub(crate) fn sources() -> PathBuf {
 }
 
 /// From there to the programs of `tests/resources/` at the root.
-const WHOLE: &str = "../../../../tests/resources";
+const PROCESS_STATE_SOURCES: &str = "../../../../tests/resources";
 
 /// Apart from the other binaries, some of which have the same names.
 fn whole_dir() -> PathBuf {

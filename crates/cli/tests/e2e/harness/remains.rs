@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// What tells one run's traces from everything else on the machine.
 #[derive(Debug, Clone)]
-pub(crate) struct Marks {
+pub(crate) struct RunMarkers {
     /// The run's directory.
     pub(crate) run_dir: PathBuf,
     /// What the names of its network namespaces begin with.
@@ -18,10 +18,11 @@ pub(crate) struct Marks {
 }
 
 /// All that is left, each as one line; empty when nothing is.
-pub(crate) fn find(marks: &Marks) -> Vec<String> {
-    let mut found: Vec<String> = processes(marks).map(|(pid, command)| format!("process {pid}: {command}")).collect();
-    found.extend(network(marks));
-    found.extend(mounts(marks));
+pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
+    let mut found: Vec<String> =
+        marked_processes(marks).map(|(pid, command)| format!("process {pid}: {command}")).collect();
+    found.extend(marked_namespaces(marks));
+    found.extend(marked_mounts(marks));
     found.extend(
         marks.cgroups.iter().filter(|group| group.exists()).map(|group| format!("control group {}", group.display())),
     );
@@ -33,19 +34,19 @@ pub(crate) fn find(marks: &Marks) -> Vec<String> {
 
 /// Processes that name the run's directory or are in its control groups, each with its command line: daemons, pagers, containers,
 /// templates.
-pub(super) fn processes(marks: &Marks) -> impl Iterator<Item = (i32, String)> {
+pub(super) fn marked_processes(marks: &RunMarkers) -> impl Iterator<Item = (i32, String)> {
     let (run_dir, group) = (marks.run_dir.to_string_lossy().into_owned(), format!("/{}/", marks.group));
     let all = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok());
     let ours = move |pid: &i32| command_line(*pid).contains(&run_dir) || read_of(*pid, "cgroup").contains(&group);
     all.filter(|pid| is_alive(*pid)).filter(ours).map(|pid| (pid, command_line(pid)))
 }
 
-fn network(marks: &Marks) -> Vec<String> {
+fn marked_namespaces(marks: &RunMarkers) -> Vec<String> {
     let namespaces = names_in("/run/netns").into_iter().filter(|name| name.starts_with(&marks.network_prefix));
     namespaces.map(|name| format!("network namespace {name}")).collect()
 }
 
-fn mounts(marks: &Marks) -> Vec<String> {
+fn marked_mounts(marks: &RunMarkers) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let run_dir = marks.run_dir.to_string_lossy().into_owned();
     let netns = format!("/run/netns/{}", marks.network_prefix);

@@ -41,24 +41,24 @@ impl Disk {
 
     /// Takes all the room that is left.
     pub(crate) fn fill(&self) {
-        let mut file = File::create(self.ballast()).expect("an empty file has room");
+        let mut file = File::create(self.filler_path()).expect("an empty file has room");
         let outcome = io::copy(&mut io::repeat(0), &mut file);
         assert_eq!(outcome.expect_err("it is full").kind(), io::ErrorKind::StorageFull);
     }
 
     /// Gives so much of it back.
-    pub(crate) fn give_back(&self, bytes: u64) {
-        let file = File::options().write(true).open(self.ballast()).expect("it was filled");
+    pub(crate) fn free(&self, bytes: u64) {
+        let file = File::options().write(true).open(self.filler_path()).expect("it was filled");
         let length = file.metadata().expect("a file").len();
         file.set_len(length.saturating_sub(bytes)).expect("to be shorter takes no room");
     }
 
     /// Gives it back.
-    pub(crate) fn empty(&self) {
-        fs::remove_file(self.ballast()).expect("it was filled");
+    pub(crate) fn free_all(&self) {
+        fs::remove_file(self.filler_path()).expect("it was filled");
     }
 
-    fn ballast(&self) -> PathBuf {
+    fn filler_path(&self) -> PathBuf {
         self.path().join("ballast")
     }
 }

@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::deadline::{self, Ended};
+use super::deadline::{self, CommandOutput};
 use super::farfork::{COMMAND_LIMIT, Farfork, WAIT_TIMEOUT};
 use super::parent::Parent;
 use super::scratch;
 
 /// The exit status of a test program that found all right.
-pub(crate) const EXIT_RIGHT: i64 = 42;
+pub(crate) const EXIT_VERIFIED: i64 = 42;
 
 /// A seed; it is dropped when this is.
 pub(crate) struct Seed {
     farfork: Farfork,
     /// What prepare said, with `--json`.
-    pub(crate) said: Value,
+    pub(crate) prepare_output: Value,
 }
 
 /// A child that was left to itself.
 #[derive(Debug, Clone)]
-pub(crate) struct Started {
+pub(crate) struct StartedChild {
     pub(crate) id: String,
     pub(crate) node: String,
     pub(crate) pid: i32,
@@ -33,34 +33,34 @@ pub(crate) struct Started {
 
 impl Seed {
     /// Prepares a parent.
-    pub(crate) fn of(farfork: &Farfork, parent: &Parent) -> Self {
-        Self::with_options(farfork, parent, &[])
+    pub(crate) fn prepare(farfork: &Farfork, parent: &Parent) -> Self {
+        Self::prepare_with(farfork, parent, &[])
     }
 
     /// Prepares a parent with options, such as `--freeze`.
-    pub(crate) fn with_options(farfork: &Farfork, parent: &Parent, options: &[&str]) -> Self {
-        Self::of_process(farfork, &parent.pid_text(), options)
+    pub(crate) fn prepare_with(farfork: &Farfork, parent: &Parent, options: &[&str]) -> Self {
+        Self::prepare_process(farfork, &parent.pid_text(), options)
     }
 
     /// Prepares any process.
-    pub(crate) fn of_process(farfork: &Farfork, pid: &str, options: &[&str]) -> Self {
+    pub(crate) fn prepare_process(farfork: &Farfork, pid: &str, options: &[&str]) -> Self {
         let said = farfork.json(&[&["prepare", pid], options].concat());
-        Self { farfork: farfork.clone(), said }
+        Self { farfork: farfork.clone(), prepare_output: said }
     }
 
     /// The seed that a `prepare --json` printed.
-    pub(crate) fn of_output(farfork: &Farfork, output: &str) -> Self {
+    pub(crate) fn from_json(farfork: &Farfork, output: &str) -> Self {
         let said = serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"));
-        Self { farfork: farfork.clone(), said }
+        Self { farfork: farfork.clone(), prepare_output: said }
     }
 
     pub(crate) fn id(&self) -> &str {
-        self.said["seed"].as_str().expect("prepare names the seed")
+        self.prepare_output["seed"].as_str().expect("prepare names the seed")
     }
 
     /// How long the parent stood still.
     pub(crate) fn pause(&self) -> Duration {
-        Duration::from_micros(self.said["pause_us"].as_u64().expect("prepare tells the pause"))
+        Duration::from_micros(self.prepare_output["pause_us"].as_u64().expect("prepare tells the pause"))
     }
 
     /// The process that holds the seed's memory, on the host.
@@ -71,7 +71,7 @@ impl Seed {
     }
 
     /// One attached child, to its end.
-    pub(crate) fn fork_attached(&self, payload: &str, options: &[&str]) -> Ended {
+    pub(crate) fn fork_attached(&self, payload: &str, options: &[&str]) -> CommandOutput {
         let file = scratch::file(payload);
         let payload_path = file.path().to_string_lossy();
         self.farfork.run(&[&["fork", self.id(), "--payload", &payload_path], options].concat())
@@ -80,7 +80,7 @@ impl Seed {
     /// One attached child, which must answer rightly.
     pub(crate) fn fork_and_check(&self, parent: &Parent, number: u64, options: &[&str]) {
         let ended = self.fork_attached(&number.to_string(), options);
-        let expected = format!("result {number} {}", parent.answer_to(number));
+        let expected = format!("result {number} {}", parent.expected_answer(number));
         assert!(
             ended.status.code() == Some(42) && ended.stdout.lines().any(|line| line == expected),
             "the child did not answer `{expected}`: {}\n{}{}",
@@ -91,37 +91,38 @@ impl Seed {
     }
 
     /// Detached children, one for each payload.
-    pub(crate) fn fork_detached(&self, payloads: &[String], options: &[&str]) -> Vec<Started> {
+    pub(crate) fn fork_detached(&self, payloads: &[String], options: &[&str]) -> Vec<StartedChild> {
         let file = scratch::file(&payloads.join("\n"));
         let path = file.path().to_string_lossy();
         let said = self.farfork.json(&[&["fork", self.id(), "--detach", "--payloads", &path], options].concat());
         let children = said["children"].as_array().expect("fork lists children");
         assert_eq!(children.len(), payloads.len(), "as many outcomes as were asked for: {said}");
-        children.iter().map(Started::from_json).collect()
+        children.iter().map(StartedChild::from_json).collect()
     }
 
     /// Detached children without a payload: they go on as their parent does.
-    pub(crate) fn fork_idle(&self, count: usize, options: &[&str]) -> Vec<Started> {
+    pub(crate) fn fork_idle(&self, count: usize, options: &[&str]) -> Vec<StartedChild> {
         let count_text = count.to_string();
         let said = self.farfork.json(&[&["fork", self.id(), "--detach", "-n", &count_text], options].concat());
-        said["children"].as_array().expect("fork lists children").iter().map(Started::from_json).collect()
+        said["children"].as_array().expect("fork lists children").iter().map(StartedChild::from_json).collect()
     }
 
     /// Tells children that were held (`situations/paging.c`) that they may end.
-    pub(crate) fn let_end(&self, children: &[Started]) {
-        tell_enough(&self.farfork, children);
+    pub(crate) fn release_children(&self, children: &[StartedChild]) {
+        signal_enough(&self.farfork, children);
     }
 
     /// Waits for children whose payloads are these numbers, and checks every answer.
-    pub(crate) fn check_answers(&self, parent: &Parent, children: &[Started], numbers: &[u64]) {
+    pub(crate) fn check_answers(&self, parent: &Parent, children: &[StartedChild], numbers: &[u64]) {
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-        let said = self.farfork.json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
-        let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
+        let said =
+            self.farfork.json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+        let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", kernel_waits_text(children)));
         assert_eq!(ended.len(), numbers.len());
         for (end, number) in ended.iter().zip(numbers) {
-            let expected = format!("result {number} {}", parent.answer_to(*number));
+            let expected = format!("result {number} {}", parent.expected_answer(*number));
             let stdout = end["stdout"].as_str().unwrap_or_default();
-            let is_right = end["exit_code"] == EXIT_RIGHT && stdout.lines().any(|line| line == expected);
+            let is_right = end["exit_code"] == EXIT_VERIFIED && stdout.lines().any(|line| line == expected);
             assert!(is_right, "no `{expected}` from {}", describe(&self.farfork, end));
         }
     }
@@ -132,7 +133,7 @@ impl Drop for Seed {
         // Its node may be gone, as some tests want it.
         let mut command = self.farfork.command(&["drop", "--force", self.id()]);
         let Ok(mut child) = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return };
-        let dropped = deadline::within(COMMAND_LIMIT, || child.try_wait().transpose());
+        let dropped = deadline::poll_within(COMMAND_LIMIT, || child.try_wait().transpose());
         if dropped.is_none() {
             let _ = child.kill();
             deadline::reap_killed(&mut child);
@@ -146,7 +147,7 @@ impl Drop for Seed {
     }
 }
 
-impl Started {
+impl StartedChild {
     fn from_json(said: &Value) -> Self {
         assert!(said["error"].is_null(), "a child failed to start: {said}");
         let text = |key: &str| said[key].as_str().unwrap_or_else(|| panic!("no {key} in {said}")).to_owned();
@@ -157,19 +158,19 @@ impl Started {
 }
 
 /// Tells children that run until they are told that it was enough.
-pub(crate) fn tell_enough(farfork: &Farfork, children: &[Started]) {
+pub(crate) fn signal_enough(farfork: &Farfork, children: &[StartedChild]) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     farfork.json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
 }
 
 /// What children that do not end wait for.
-pub(crate) fn waits_of(children: &[Started]) -> String {
-    children.iter().map(Started::waits).collect()
+pub(crate) fn kernel_waits_text(children: &[StartedChild]) -> String {
+    children.iter().map(StartedChild::kernel_waits).collect()
 }
 
-impl Started {
+impl StartedChild {
     /// Where each of its threads is in the kernel: what a hang is about.
-    fn waits(&self) -> String {
+    fn kernel_waits(&self) -> String {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let line = |task: PathBuf| {

@@ -41,7 +41,7 @@ impl Service {
         command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         let process = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/setup.sh"));
         let mut service = Self { process, files };
-        deadline::until(&format!("{command:?} listens"), READY_LIMIT, || {
+        deadline::wait_until(&format!("{command:?} listens"), READY_LIMIT, || {
             service.require_alive();
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
         });
@@ -65,7 +65,7 @@ impl Service {
     pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);
         let ended = || self.process.try_wait().expect("our own child");
-        let status = deadline::until("the server ends", ANSWER_LIMIT, ended);
+        let status = deadline::wait_until("the server ends", ANSWER_LIMIT, ended);
         assert!(status.success(), "the server ended: {status}");
     }
 
@@ -103,7 +103,7 @@ pub(crate) fn connect(port: u16) -> TcpStream {
 }
 
 /// Does something in the network of a process.
-pub(crate) fn inside<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn run_in_network_of<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         let process = pidfd::open(pid).expect("the child lives");
         namespace::enter_network_of(std::os::fd::AsFd::as_fd(&process)).expect("root may enter any network");
@@ -114,12 +114,12 @@ pub(crate) fn inside<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Somebody who asks a server all the time.
-pub(crate) struct Load {
+pub(crate) struct RequestLoad {
     is_over: Arc<AtomicBool>,
     asking: Option<JoinHandle<u64>>,
 }
 
-impl Load {
+impl RequestLoad {
     /// Does `ask` again and again, on a connection of its own.
     pub(crate) fn start(port: u16, mut ask: impl FnMut(&mut TcpStream) + Send + 'static) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
@@ -143,7 +143,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for RequestLoad {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
     }

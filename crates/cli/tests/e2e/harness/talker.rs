@@ -12,13 +12,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::deadline;
 
 /// A running program; it is killed with its process group, which is its own, when this is dropped.
-pub(crate) struct Talker {
+pub(crate) struct LineProgram {
     process: Child,
     lines: Receiver<String>,
     input: Option<ChildStdin>,
 }
 
-impl Talker {
+impl LineProgram {
     /// Starts it, with a pipe as its standard input.
     pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).process_group(0);
@@ -41,7 +41,7 @@ impl Talker {
     }
 
     /// All that it says up to a line, without that; each line must come within `limit`.
-    pub(crate) fn until(&self, last: &str, limit: Duration) -> Result<Vec<String>, String> {
+    pub(crate) fn read_until(&self, last: &str, limit: Duration) -> Result<Vec<String>, String> {
         let mut lines = Vec::new();
         loop {
             match self.lines.recv_timeout(limit) {
@@ -53,7 +53,7 @@ impl Talker {
     }
 
     /// Writes to its standard input, and closes it.
-    pub(crate) fn tell(&mut self, words: &str) -> Result<(), String> {
+    pub(crate) fn write_input(&mut self, words: &str) -> Result<(), String> {
         let mut input = self.input.take().ok_or("it was told already")?;
         input.write_all(words.as_bytes()).map_err(|error| error.to_string())
     }
@@ -66,11 +66,11 @@ impl Talker {
     /// Kills it, and waits until it is gone.
     pub(crate) fn kill(&mut self, limit: Duration) {
         self.process.kill().expect("our own child can be killed");
-        deadline::wait(&mut self.process, "a killed program", limit);
+        deadline::wait_exit(&mut self.process, "a killed program", limit);
     }
 }
 
-impl Drop for Talker {
+impl Drop for LineProgram {
     fn drop(&mut self) {
         deadline::kill_group(&mut self.process);
     }

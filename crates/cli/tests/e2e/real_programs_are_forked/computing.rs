@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::harness::seed::{tell_enough, waits_of};
+use crate::harness::seed::{kernel_waits_text, signal_enough};
 use crate::harness::{
-    Cluster, Program, Seed, Started, Talker, WAIT_TIMEOUT, require_stopped_child_like_parent, scratch,
+    Cluster, LineProgram, Program, Seed, StartedChild, WAIT_TIMEOUT, require_stopped_child_same, scratch,
 };
 
 /// From one line of a program to the next, on a busy machine.
@@ -40,11 +40,11 @@ pub(super) fn node(cluster: &Cluster) {
 /// What a child keeps from fork(2) is in its own children as well: pages that it has, and pages that it never touched.
 pub(super) fn node_again(cluster: &Cluster) {
     let parent = start(&mut Program::Real("timers.js").command());
-    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
     let mut children = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "cow"]);
-    let second = Seed::of_process(cluster.node(1), &children[0].pid.to_string(), &[]);
+    let second = Seed::prepare_process(cluster.node(1), &children[0].pid.to_string(), &[]);
     children.extend(second.fork_idle(2, &["--to", &cluster.names(&[1, 2])]));
-    tell_enough(cluster.first(), &children);
+    signal_enough(cluster.first(), &children);
     parent.signal(ENOUGH);
     let expected = result(&parent);
     require_results(cluster, &children, &expected);
@@ -68,16 +68,16 @@ pub(super) fn look_alike(cluster: &Cluster) {
     let commands = ["timers.js", "parallel.cpp"].map(|script| Program::Real(script).command());
     for mut command in commands.into_iter().chain([without_threads_of_blas("matrices.py")]) {
         let parent = start(&mut command);
-        require_stopped_child_like_parent(cluster.first(), cluster.name(1), parent.pid());
+        require_stopped_child_same(cluster.first(), cluster.name(1), parent.pid());
     }
 }
 
 /// Prepared when it is half way, while it runs.
 fn on_its_way(cluster: &Cluster, command: impl Fn() -> Command) {
     let parent = start(&mut command());
-    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
-    tell_enough(cluster.first(), &children);
+    signal_enough(cluster.first(), &children);
     parent.signal(ENOUGH);
     let never_forked = start(&mut command());
     never_forked.signal(ENOUGH);
@@ -91,12 +91,12 @@ fn on_its_way(cluster: &Cluster, command: impl Fn() -> Command) {
 pub(super) fn shell_in_a_terminal(cluster: &Cluster) {
     let program = || start(&mut Program::Real("shell_in_a_terminal.py").command());
     let (mut parent, mut never_forked) = (program(), program());
-    never_forked.tell("on\n").expect("it reads");
+    never_forked.write_input("on\n").expect("it reads");
     let expected = result(&never_forked);
-    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
     require_results(cluster, &children, &expected);
-    parent.tell("on\n").expect("it reads");
+    parent.write_input("on\n").expect("it reads");
     assert_eq!(result(&parent), expected, "the parent");
 }
 
@@ -109,32 +109,33 @@ pub(super) fn sqlite(cluster: &Cluster) {
         command
     };
     let (mut parent, mut never_forked) = (start(&mut program(0)), start(&mut program(1)));
-    never_forked.tell("on\n").expect("it reads");
+    never_forked.write_input("on\n").expect("it reads");
     let expected = result(&never_forked);
-    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
     require_results(cluster, &children, &expected);
-    parent.tell("on\n").expect("it reads");
+    parent.write_input("on\n").expect("it reads");
     assert_eq!(result(&parent), expected, "the parent");
 }
 
-fn start(command: &mut Command) -> Talker {
-    let talker = Talker::start(command).unwrap_or_else(|error| panic!("{error}"));
-    talker.until("half", LINE_LIMIT).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+fn start(command: &mut Command) -> LineProgram {
+    let talker = LineProgram::start(command).unwrap_or_else(|error| panic!("{error}"));
+    talker.read_until("half", LINE_LIMIT).unwrap_or_else(|error| panic!("{command:?}: {error}"));
     talker
 }
 
-fn result(talker: &Talker) -> String {
-    let said = talker.until(".", LINE_LIMIT).unwrap_or_else(|error| panic!("{error}"));
+fn result(talker: &LineProgram) -> String {
+    let said = talker.read_until(".", LINE_LIMIT).unwrap_or_else(|error| panic!("{error}"));
     let [result] = &said[..] else { panic!("not one result: {said:?}") };
     assert!(result.starts_with("result "), "{result}");
     result.clone()
 }
 
-fn require_results(cluster: &Cluster, children: &[Started], expected: &str) {
+fn require_results(cluster: &Cluster, children: &[StartedChild], expected: &str) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
-    let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
+    let said =
+        cluster.first().json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+    let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", kernel_waits_text(children)));
     assert_eq!(ended.len(), children.len(), "{said}");
     for end in ended {
         let mut lines = end["stdout"].as_str().unwrap_or_default().lines();

@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::web::{children_of, end, get};
-use crate::harness::service::{self, Load};
-use crate::harness::{Cluster, Service, Started, deadline, require_new_child_like_parent};
+use crate::harness::service::{self, RequestLoad};
+use crate::harness::{Cluster, Service, StartedChild, deadline, require_fresh_child_same};
 
 /// What it serves: more than its buffers hold.
 const FILE_BYTES: usize = 300_000;
@@ -29,10 +29,10 @@ pub(super) fn with_workers(cluster: &Cluster) {
         let workers = workers_of(server);
         assert_eq!(workers.len(), WORKERS_COUNT, "the parent's workers");
         for child in children {
-            let answered = service::inside(child.pid, || get(&mut service::connect(port), "/worker"));
+            let answered = service::run_in_network_of(child.pid, || get(&mut service::connect(port), "/worker"));
             assert!(workers.contains(&answered), "{}: {answered} is none of its workers {workers:?}", child.id);
             cluster.first().json(&["kill", "--signal", "HUP", &child.id]);
-            service::inside(child.pid, || require_others(port, &workers));
+            service::run_in_network_of(child.pid, || require_others(port, &workers));
         }
         assert_eq!(workers_of(server), workers, "the parent's workers, when its children had others");
         server.signal(Signal::HUP);
@@ -41,7 +41,7 @@ pub(super) fn with_workers(cluster: &Cluster) {
 }
 
 /// Serves a file in children and parent, under load; `further` is what is done with them then.
-fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16, &[Started])) {
+fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16, &[StartedChild])) {
     let port = service::free_port();
     let content: String = (0..FILE_BYTES).map(|at| char::from(b'a' + (at * at % 23) as u8)).collect();
     let mut server = Service::start(port, |directory| {
@@ -52,13 +52,13 @@ fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16,
         command.arg("-e").arg(directory.join("errors")).arg("-p").arg(directory).arg("-c").arg(file);
         command
     });
-    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
+    require_fresh_child_same(cluster.first(), cluster.name(1), server.pid());
     let expected = content.clone();
-    let load = Load::start(port, move |stream| assert_eq!(get(stream, "/file"), expected));
+    let load = RequestLoad::start(port, move |stream| assert_eq!(get(stream, "/file"), expected));
     let (_seed, children) = children_of(cluster, &server, &[]);
     for child in &children {
         // Each on a new connection, and two on one.
-        let said = service::inside(child.pid, || {
+        let said = service::run_in_network_of(child.pid, || {
             let mut stream = service::connect(port);
             [get(&mut stream, "/file"), get(&mut stream, "/file"), get(&mut service::connect(port), "/count")]
         });
@@ -97,7 +97,7 @@ fn workers_of(server: &Service) -> BTreeSet<String> {
 /// Waits until only workers answer that are none of these.
 fn require_others(port: u16, workers: &BTreeSet<String>) {
     let ask = || get(&mut service::connect(port), "/worker");
-    deadline::until(&format!("others than {workers:?} answer"), RELOAD_LIMIT, || {
+    deadline::wait_until(&format!("others than {workers:?} answer"), RELOAD_LIMIT, || {
         (0..2 * WORKERS_COUNT).all(|_| !workers.contains(&ask())).then_some(())
     });
 }

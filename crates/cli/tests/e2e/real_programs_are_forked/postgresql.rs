@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::web::{children_of, end};
 use crate::harness::service;
-use crate::harness::{Cluster, Service, deadline, require_new_child_like_parent, scratch};
+use crate::harness::{Cluster, Service, deadline, require_fresh_child_same, scratch};
 
 const ACCOUNTS_COUNT: usize = 20_000;
 
@@ -45,15 +45,15 @@ pub(super) fn postgresql(cluster: &Cluster) {
     let whole = ask(WHOLE);
     // Writes all pending data now, so that the server writes nothing while parent and child are compared.
     ask("CHECKPOINT");
-    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
+    require_fresh_child_same(cluster.first(), cluster.name(1), server.pid());
     let mut clients = Clients::start(port);
-    deadline::until("clients have moved something", MOVED_LIMIT, || {
+    deadline::wait_until("clients have moved something", MOVED_LIMIT, || {
         (ask("SELECT count(*) > 100 FROM move") == "t").then_some(())
     });
     // Its log goes on being written to in place; what a child reads of it, its server wrote before.
     let (_seed, children) = children_of(cluster, &server, &["--changed-files", "allow"]);
     for child in &children {
-        let ask = |query: &str| service::inside(child.pid, || ask(query));
+        let ask = |query: &str| service::run_in_network_of(child.pid, || ask(query));
         assert_eq!((ask(WHOLE), ask(AGREES)), (whole.clone(), "0".to_owned()), "{}", child.id);
         ask("CREATE TABLE only_here AS SELECT * FROM generate_series(1, 1000) AS number");
         ask("CHECKPOINT");

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 
-use crate::harness::service::{self, Load};
-use crate::harness::{Cluster, Seed, Service, require_new_child_like_parent};
+use crate::harness::service::{self, RequestLoad};
+use crate::harness::{Cluster, Seed, Service, require_fresh_child_same};
 
 const KEYS: usize = 100_000;
 
@@ -15,7 +15,7 @@ const KEYS_AT_ONCE: usize = 10_000;
 pub(super) fn redis(cluster: &Cluster) {
     let (port, other_port) = (service::free_port(), service::free_port());
     let mut server = start(port);
-    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
+    require_fresh_child_same(cluster.first(), cluster.name(1), server.pid());
     let never_forked = start(other_port);
     let mut client = Client::new(port);
     fill(&mut client);
@@ -23,22 +23,22 @@ pub(super) fn redis(cluster: &Cluster) {
     let expected = Client::new(other_port).digest();
     drop(never_forked);
 
-    let load = Load::start(port, |stream| {
+    let load = RequestLoad::start(port, |stream| {
         let mut client = Client(BufReader::new(stream.try_clone().expect("a descriptor is left")));
         client.ask(&["INCR", "count"]);
     });
     while client.ask(&["GET", "count"]).parse::<u64>().unwrap_or(0) < 100 {}
-    let seed = Seed::of_process(cluster.first(), &server.pid_text(), &[]);
+    let seed = Seed::prepare_process(cluster.first(), &server.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
     for child in &children {
-        service::inside(child.pid, || check_child(port, &child.id, &expected));
+        service::run_in_network_of(child.pid, || check_child(port, &child.id, &expected));
     }
     let most = load.stop();
     assert_eq!(client.ask(&["GET", "count"]), most.to_string(), "the parent lost answers");
     assert_eq!(client.ask(&["GET", "only here"]), "nil", "a child's write is in the parent");
     client.ask(&["SET", "only here", "parent"]);
     for child in &children {
-        let said = service::inside(child.pid, || Client::new(port).ask(&["GET", "only here"]));
+        let said = service::run_in_network_of(child.pid, || Client::new(port).ask(&["GET", "only here"]));
         assert_eq!(said, child.id, "writes of others are in {}", child.id);
     }
     client.ask(&["DEL", "count", "only here"]);

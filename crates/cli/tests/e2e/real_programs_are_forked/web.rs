@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-use crate::harness::service::{self, Load};
-use crate::harness::{Cluster, Program, Seed, Service, Started, require_new_child_like_parent};
+use crate::harness::service::{self, RequestLoad};
+use crate::harness::{Cluster, Program, Seed, Service, StartedChild, require_fresh_child_same};
 
 /// Adds what it is asked to, and says the sum: the same as one that was asked for as much and never forked.
 pub(super) fn go_server(cluster: &Cluster) {
@@ -14,14 +14,14 @@ pub(super) fn go_server(cluster: &Cluster) {
         command.arg(port.to_string());
         command
     });
-    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
-    let load = Load::start(port, |stream| drop(get(stream, "/add?name=load&number=1")));
+    require_fresh_child_same(cluster.first(), cluster.name(1), server.pid());
+    let load = RequestLoad::start(port, |stream| drop(get(stream, "/add?name=load&number=1")));
     let mut stream = service::connect(port);
     assert_eq!(get(&mut stream, "/add?name=mine&number=40"), "40");
     while get(&mut stream, "/add?name=load&number=0").parse::<u64>().expect("a sum") < 50 {}
     let (_seed, children) = children_of(cluster, &server, &[]);
     for child in &children {
-        let said = service::inside(child.pid, || {
+        let said = service::run_in_network_of(child.pid, || {
             let mut stream = service::connect(port);
             // The collector runs, and goroutines that waited for a clock still do.
             let work = get(&mut stream, "/work");
@@ -38,13 +38,13 @@ pub(super) fn go_server(cluster: &Cluster) {
 }
 
 /// The seed has to stay while they fetch its pages.
-pub(super) fn children_of(cluster: &Cluster, server: &Service, options: &[&str]) -> (Seed, Vec<Started>) {
-    let seed = Seed::of_process(cluster.first(), &server.pid_text(), &[]);
+pub(super) fn children_of(cluster: &Cluster, server: &Service, options: &[&str]) -> (Seed, Vec<StartedChild>) {
+    let seed = Seed::prepare_process(cluster.first(), &server.pid_text(), &[]);
     let children = seed.fork_idle(2, &[&["--to", &cluster.names(&[1, 2])], options].concat());
     (seed, children)
 }
 
-pub(super) fn end(cluster: &Cluster, children: &[Started]) {
+pub(super) fn end(cluster: &Cluster, children: &[StartedChild]) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
 }

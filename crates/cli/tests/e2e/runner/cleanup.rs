@@ -105,7 +105,7 @@ fn remove_cluster(run_dir: &Path) -> Result<(), String> {
 }
 
 fn detach_mounts(directory: &Path) -> Vec<String> {
-    let mounts = table::of_this_thread().unwrap_or_default();
+    let mounts = table::read_thread_mounts().unwrap_or_default();
     let points = mounts.iter().rev().map(|mount| &mount.point).filter(|point| point.starts_with(directory));
     let failures = points.filter_map(|point| Some((point, mount::detach(point).err()?)));
     failures.map(|(point, error)| format!("mount {}: {error}", point.display())).collect()

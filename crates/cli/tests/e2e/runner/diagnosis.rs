@@ -45,10 +45,9 @@ pub(super) fn record(groups: &GroupSet, directory: &Path, mark: &str, path: &Pat
 
 fn write_threads(groups: &GroupSet, log: &mut File) -> io::Result<()> {
     writeln!(log, "== threads")?;
-    let threads = groups
-        .members()
-        .into_iter()
-        .flat_map(|pid| farfork_sys::process::threads(pid).unwrap_or_default().into_iter().map(move |tid| (pid, tid)));
+    let threads = groups.members().into_iter().flat_map(|pid| {
+        farfork_sys::process::thread_ids(pid).unwrap_or_default().into_iter().map(move |tid| (pid, tid))
+    });
     for (pid, tid) in threads.take(THREADS_MAX) {
         let thread = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
         let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
@@ -69,7 +68,7 @@ fn write_threads(groups: &GroupSet, log: &mut File) -> io::Result<()> {
 fn write_daemon_logs(clusters: &[PathBuf], log: &mut File) -> io::Result<()> {
     for cluster in clusters.iter().filter_map(|run_dir| LocalCluster::load(run_dir).ok()) {
         for node in cluster.nodes() {
-            for path in [node.log(), node.run_dir.join("pager.log")] {
+            for path in [node.log_path(), node.run_dir.join("pager.log")] {
                 writeln!(log, "== {}\n{}", path.display(), tail(&path).unwrap_or_else(|error| error.to_string()))?;
             }
         }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::cgroup::hierarchy::{self, DAEMON_LEAF, Hierarchy, Version};
+use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, DAEMON_LEAF, Hierarchy};
 use farfork_sys::cgroup::{self, freezer};
 use farfork_sys::pidfd;
 use rustix::process::Signal;
@@ -48,7 +48,7 @@ pub(super) struct RunLimits {
 #[derive(Debug, Clone)]
 struct Group {
     directory: PathBuf,
-    version: Version,
+    version: CgroupVersion,
     controllers: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl GroupSet {
     /// The groups that a run of this name has, or would have.
     pub(super) fn named(name: &str) -> io::Result<Self> {
         let groups = useful_hierarchies()?.into_iter().map(|hierarchy| {
-            let base = hierarchy.base(&LIMITING);
+            let base = hierarchy.creation_base(&LIMITING);
             Group { directory: base.directory.join(name), version: hierarchy.version, controllers: base.controllers }
         });
         Ok(Self(groups.collect()))
@@ -86,7 +86,7 @@ impl GroupSet {
 
     /// Where the groups of runs are.
     pub(super) fn bases() -> io::Result<Vec<PathBuf>> {
-        Ok(useful_hierarchies()?.iter().map(|hierarchy| hierarchy.base(&LIMITING).directory).collect())
+        Ok(useful_hierarchies()?.iter().map(|hierarchy| hierarchy.creation_base(&LIMITING).directory).collect())
     }
 
     /// Makes groups below these, each with a group for processes. A version 2 group cannot have both processes and
@@ -172,15 +172,15 @@ fn useful_hierarchies() -> io::Result<Vec<Hierarchy>> {
     let has = |hierarchy: &Hierarchy, name: &str| hierarchy.controllers.iter().any(|controller| controller == name);
     let is_useful = |hierarchy: &Hierarchy| {
         let is_useful_v1 = USEFUL.iter().any(|name| has(hierarchy, name)) && !has(hierarchy, HARMFUL);
-        hierarchy.version == Version::V2 || is_useful_v1
+        hierarchy.version == CgroupVersion::V2 || is_useful_v1
     };
-    Ok(hierarchy::mounted()?.into_iter().filter(is_useful).collect())
+    Ok(hierarchy::mounted_hierarchies()?.into_iter().filter(is_useful).collect())
 }
 
 /// The hierarchies that can freeze: a frozen process of version 1 does not end by SIGKILL.
 fn freezers() -> Vec<Hierarchy> {
     let can_freeze = |hierarchy: &Hierarchy| {
-        hierarchy.version == Version::V2 || hierarchy.controllers.iter().any(|controller| controller == "freezer")
+        hierarchy.version == CgroupVersion::V2 || hierarchy.controllers.iter().any(|controller| controller == "freezer")
     };
     useful_hierarchies().unwrap_or_default().into_iter().filter(can_freeze).collect()
 }

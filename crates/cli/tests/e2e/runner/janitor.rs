@@ -40,7 +40,7 @@ impl Janitor {
     pub(super) fn dismiss(&self) {
         let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = process.kill();
-        deadline::within(END_LIMIT, || process.try_wait().transpose());
+        deadline::poll_within(END_LIMIT, || process.try_wait().transpose());
     }
 }
 

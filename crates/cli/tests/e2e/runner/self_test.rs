@@ -118,7 +118,7 @@ fn stay(cluster: &Cluster) {
 }
 
 fn wait_in_vain() {
-    deadline::until("what never happens", VAIN_LIMIT, || None::<()>);
+    deadline::wait_until("what never happens", VAIN_LIMIT, || None::<()>);
 }
 
 fn wait_in_vain_once() {

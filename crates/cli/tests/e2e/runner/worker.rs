@@ -64,7 +64,8 @@ fn enter(supervisor: u32, groups: &[PathBuf]) {
     }
     let own = std::process::id().cast_signed();
     for group in groups {
-        cgroup::join(group, own).unwrap_or_else(|error| panic!("{} cannot be joined: {error}", group.display()));
+        cgroup::move_process(group, own)
+            .unwrap_or_else(|error| panic!("{} cannot be joined: {error}", group.display()));
     }
     report(&Report::Entered);
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use farfork_container::{Container, ContainerConfig, Pool, RootSpec};
+use farfork_container::{Container, ContainerConfig, ContainerPool, RootSpec};
 use farfork_sys::fdpass;
 
 /// Longest wait for a container in a test: machines under test are slow.
@@ -50,8 +50,8 @@ impl Node {
         self.directory.path()
     }
 
-    pub(crate) fn pool(&self, size: usize) -> Pool {
-        Pool::start(self.config.clone(), size).unwrap()
+    pub(crate) fn pool(&self, size: usize) -> ContainerPool {
+        ContainerPool::start(self.config.clone(), size).unwrap()
     }
 
     /// The processes in the node's control groups but this one.
@@ -77,7 +77,7 @@ impl Node {
     }
 }
 
-pub(crate) fn take(pool: &Pool, root: RootSpec) -> Container {
+pub(crate) fn take(pool: &ContainerPool, root: RootSpec) -> Container {
     pool.take(root, Instant::now() + WAIT).unwrap()
 }
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{NodeId, ROUND, World};
+use super::{NodeId, ROUND_DURATION, World};
 
 /// What takes part in a world: it is given turns whenever it could do something.
 pub trait Actor: Send {
     /// Does what can be done now. `now` is the time by its node's clock.
-    fn turn(&mut self, now: Instant);
+    fn run_turn(&mut self, now: Instant);
 
     /// Whether a turn would find something to do.
     fn is_ready(&self) -> bool;
@@ -22,12 +22,12 @@ pub trait Actor: Send {
 pub struct ActorId(u64);
 
 #[derive(Default)]
-pub(super) struct Actors {
-    seats: BTreeMap<ActorId, Seat>,
-    next: u64,
+pub(super) struct ActorTable {
+    slots: BTreeMap<ActorId, ActorSlot>,
+    next_id: u64,
 }
 
-struct Seat {
+struct ActorSlot {
     node: NodeId,
     /// Absent while it takes its turn.
     actor: Option<Box<dyn Actor>>,
@@ -37,15 +37,15 @@ impl World {
     /// Gives a node an actor.
     pub fn add_actor(&self, node: NodeId, actor: Box<dyn Actor>) -> ActorId {
         let mut actors = self.actors();
-        let id = ActorId(actors.next);
-        actors.next += 1;
-        actors.seats.insert(id, Seat { node, actor: Some(actor) });
+        let id = ActorId(actors.next_id);
+        actors.next_id += 1;
+        actors.slots.insert(id, ActorSlot { node, actor: Some(actor) });
         id
     }
 
     /// Ends an actor.
     pub fn remove_actor(&self, id: ActorId) {
-        let seat = self.actors().seats.remove(&id);
+        let seat = self.actors().slots.remove(&id);
         // Dropped here, when nothing is locked: it may own streams, or worlds.
         drop(seat);
     }
@@ -54,16 +54,16 @@ impl World {
     /// something happens, at most until `until` (by a clock that is right). Tells whether anything happened before
     /// that.
     pub fn step(&self, until: Instant) -> bool {
-        let mut ready = self.ready();
+        let mut ready = self.ready_actors();
         if ready.is_empty() {
-            return self.pass_time(until);
+            return self.advance_clock(until);
         }
         self.network().random.shuffle(&mut ready);
         for id in ready {
-            self.take_turn(id);
+            self.run_actor(id);
         }
         let mut network = self.network();
-        let to = network.now + ROUND;
+        let to = network.now + ROUND_DURATION;
         network.advance(to);
         true
     }
@@ -79,31 +79,31 @@ impl World {
         true
     }
 
-    fn ready(&self) -> Vec<ActorId> {
-        let wants = |seat: &Seat| {
+    fn ready_actors(&self) -> Vec<ActorId> {
+        let wants = |seat: &ActorSlot| {
             let Some(actor) = &seat.actor else { return false };
-            self.is_awake(seat.node)
-                && (actor.is_ready() || actor.next_timeout().is_some_and(|at| at <= self.now_at(seat.node)))
+            self.is_running(seat.node)
+                && (actor.is_ready() || actor.next_timeout().is_some_and(|at| at <= self.local_time(seat.node)))
         };
-        self.actors().seats.iter().filter(|(_, seat)| wants(seat)).map(|(id, _)| *id).collect()
+        self.actors().slots.iter().filter(|(_, seat)| wants(seat)).map(|(id, _)| *id).collect()
     }
 
-    fn take_turn(&self, id: ActorId) {
-        let taken = self.actors().seats.get_mut(&id).and_then(|seat| Some((seat.node, seat.actor.take()?)));
+    fn run_actor(&self, id: ActorId) {
+        let taken = self.actors().slots.get_mut(&id).and_then(|seat| Some((seat.node, seat.actor.take()?)));
         let Some((node, mut actor)) = taken else { return };
-        actor.turn(self.now_at(node));
+        actor.run_turn(self.local_time(node));
         let mut network = self.network();
-        let rests_until = network.now + network.nodes[node.0 as usize].pace;
-        network.nodes[node.0 as usize].rests_until = rests_until;
+        let rests_until = network.now + network.nodes[node.0 as usize].turn_delay;
+        network.nodes[node.0 as usize].paused_until = rests_until;
         drop(network);
-        if let Some(seat) = self.actors().seats.get_mut(&id) {
+        if let Some(seat) = self.actors().slots.get_mut(&id) {
             seat.actor = Some(actor);
         }
     }
 
-    fn pass_time(&self, until: Instant) -> bool {
+    fn advance_clock(&self, until: Instant) -> bool {
         let until = until.saturating_duration_since(self.shared.origin);
-        let until = super::Skew::default().elapsed(until);
+        let until = super::ClockSkew::default().to_world(until);
         let next = self.next_turn_at().into_iter().chain(self.network().next_event_at()).min();
         let to = next.map_or(until, |next| next.min(until));
         self.network().advance(to);
@@ -112,7 +112,7 @@ impl World {
 
     /// When the next actor of a node that is not stopped wants a turn.
     fn next_turn_at(&self) -> Option<Duration> {
-        let wants_at = |seat: &Seat| {
+        let wants_at = |seat: &ActorSlot| {
             let actor = seat.actor.as_ref()?;
             let rests_until = {
                 let network = self.network();
@@ -120,12 +120,12 @@ impl World {
                 if state.stopped {
                     return None;
                 }
-                state.rests_until
+                state.paused_until
             };
-            let timeout = || actor.next_timeout().map(|at| self.elapsed_when(seat.node, at));
+            let timeout = || actor.next_timeout().map(|at| self.elapsed_at_local(seat.node, at));
             let wanted = if actor.is_ready() { Some(Duration::ZERO) } else { timeout() };
             wanted.map(|at| at.max(rests_until))
         };
-        self.actors().seats.values().filter_map(wants_at).min()
+        self.actors().slots.values().filter_map(wants_at).min()
     }
 }

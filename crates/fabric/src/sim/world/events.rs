@@ -5,23 +5,23 @@
 
 use std::time::Duration;
 
-use super::Place;
-use super::network::{ACCEPTOR, DIALLER, Network};
-use super::pipe::Parcel;
+use super::SimAddress;
+use super::network::{ACCEPTOR_SIDE, DIALER_SIDE, Network};
+use super::pipe::Packet;
 
 /// Connections that wait to be accepted; further ones are refused.
 const BACKLOG_MAX: usize = 128;
 
 /// What happens at some time.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Event {
-    Knock { connection: u64, port: u16 },
-    Answer { connection: u64, accepted: bool },
-    Arrive { connection: u64, side: usize },
+pub(super) enum NetworkEvent {
+    ConnectRequest { connection: u64, port: u16 },
+    ConnectReply { connection: u64, accepted: bool },
+    Delivery { connection: u64, side: usize },
 }
 
 impl Network {
-    pub(super) fn schedule(&mut self, at: Duration, event: Event) {
+    pub(super) fn schedule(&mut self, at: Duration, event: NetworkEvent) {
         self.events.insert((at, self.next_event), event);
         self.next_event += 1;
     }
@@ -36,51 +36,52 @@ impl Network {
         while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= to) {
             let ((at, _), event) = entry.remove_entry();
             self.now = self.now.max(at);
-            self.happen(event);
+            self.apply_event(event);
         }
         self.now = self.now.max(to);
     }
 
-    fn happen(&mut self, event: Event) {
-        let (Event::Knock { connection: id, .. }
-        | Event::Answer { connection: id, .. }
-        | Event::Arrive { connection: id, .. }) = event;
+    fn apply_event(&mut self, event: NetworkEvent) {
+        let (NetworkEvent::ConnectRequest { connection: id, .. }
+        | NetworkEvent::ConnectReply { connection: id, .. }
+        | NetworkEvent::Delivery { connection: id, .. }) = event;
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let [dialler, acceptor] = connection.nodes;
-        let to_dialler = matches!(event, Event::Answer { .. } | Event::Arrive { side: DIALLER, .. });
+        let to_dialler =
+            matches!(event, NetworkEvent::ConnectReply { .. } | NetworkEvent::Delivery { side: DIALER_SIDE, .. });
         let key = if to_dialler { (acceptor, dialler) } else { (dialler, acceptor) };
         let path = self.paths.entry(key).or_default();
-        if path.cut {
-            return path.held.push(event);
+        if path.is_down {
+            return path.held_events.push(event);
         }
         match event {
-            Event::Knock { port, .. } => self.knock(id, Place { node: acceptor, port }),
-            Event::Answer { accepted, .. } => connection.answered = Some(accepted),
-            Event::Arrive { side, .. } => self.arrive(id, side),
+            NetworkEvent::ConnectRequest { port, .. } => self.handle_connect(id, SimAddress { node: acceptor, port }),
+            NetworkEvent::ConnectReply { accepted, .. } => connection.accepted = Some(accepted),
+            NetworkEvent::Delivery { side, .. } => self.deliver_packet(id, side),
         }
-        self.trace.note(self.now, format_args!("{event:?}"));
+        self.trace.record(self.now, format_args!("{event:?}"));
     }
 
-    fn knock(&mut self, id: u64, at: Place) {
+    fn handle_connect(&mut self, id: u64, at: SimAddress) {
         let backlog = self.listeners.get_mut(&at).filter(|backlog| backlog.len() < BACKLOG_MAX);
         let accepted = backlog.is_some();
         if let Some(backlog) = backlog {
             backlog.push_back(id);
         }
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.open[ACCEPTOR] = accepted;
+        connection.open[ACCEPTOR_SIDE] = accepted;
         let [dialler, acceptor] = connection.nodes;
-        let answered_at = self.now + self.draw_delay(acceptor, dialler);
-        self.schedule(answered_at, Event::Answer { connection: id, accepted });
+        let answered_at = self.now + self.random_delay(acceptor, dialler);
+        self.schedule(answered_at, NetworkEvent::ConnectReply { connection: id, accepted });
     }
 
-    fn arrive(&mut self, id: u64, side: usize) {
+    fn deliver_packet(&mut self, id: u64, side: usize) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        let bytes = connection.pipes[side].arrive();
+        let bytes = connection.pipes[side].deliver_next();
         // As TCP does: who sends to somebody who left is told.
         if bytes > 0 && !connection.open[side] {
-            self.send_parcel(id, side, Parcel::Reset, self.now);
+            self.send_packet(id, side, Packet::Reset, self.now);
         }
-        self.trace.note(self.now, format_args!("connection {id} side {side} has {bytes} bytes more"));
+        self.trace.record(self.now, format_args!("connection {id} side {side} has {bytes} bytes more"));
     }
 }

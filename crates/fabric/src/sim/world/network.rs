@@ -5,62 +5,62 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::conditions::{Conditions, Skew};
-use super::events::Event;
-use super::pipe::{Parcel, Pipe};
-use super::trace::Trace;
-use super::{NodeId, Place};
+use super::conditions::{ClockSkew, PathConditions};
+use super::events::NetworkEvent;
+use super::pipe::{Packet, SimPipe};
+use super::trace::EventTrace;
+use super::{NodeId, SimAddress};
 
 /// Longest segment, in bytes: several make a long frame, so that frames are cut anywhere.
 const SEGMENT_BYTES_MAX: usize = 16 << 10;
 
 /// The side of a connection that dialled, and the one that accepted.
-pub(super) const DIALLER: usize = 0;
-pub(super) const ACCEPTOR: usize = 1;
+pub(super) const DIALER_SIDE: usize = 0;
+pub(super) const ACCEPTOR_SIDE: usize = 1;
 
 #[derive(Debug)]
 pub(super) struct NodeState {
     pub(super) name: String,
-    pub(super) skew: Skew,
+    pub(super) skew: ClockSkew,
     pub(super) stopped: bool,
     /// Rest after each turn.
-    pub(super) pace: Duration,
-    pub(super) rests_until: Duration,
+    pub(super) turn_delay: Duration,
+    pub(super) paused_until: Duration,
 }
 
 /// From one node to another.
 #[derive(Debug, Default)]
-pub(super) struct Path {
-    conditions: Conditions,
-    pub(super) cut: bool,
+pub(super) struct NetworkPath {
+    conditions: PathConditions,
+    pub(super) is_down: bool,
     /// What arrives once the path is whole again.
-    pub(super) held: Vec<Event>,
+    pub(super) held_events: Vec<NetworkEvent>,
     /// When its last byte has left.
     free_at: Duration,
 }
 
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct SimConnection {
     /// Of the two sides.
     pub(super) nodes: [NodeId; 2],
     /// What each side reads.
-    pub(super) pipes: [Pipe; 2],
+    pub(super) pipes: [SimPipe; 2],
     pub(super) open: [bool; 2],
     /// What the dialler learned: accepted or refused.
-    pub(super) answered: Option<bool>,
+    pub(super) accepted: Option<bool>,
 }
 
 #[derive(Debug)]
 pub(super) struct Network {
     pub(super) now: Duration,
     pub(super) random: Rng,
-    pub(super) trace: Trace,
+    pub(super) trace: EventTrace,
     pub(super) nodes: Vec<NodeState>,
-    pub(super) paths: BTreeMap<(NodeId, NodeId), Path>,
-    pub(super) connections: BTreeMap<u64, Connection>,
-    pub(super) listeners: BTreeMap<Place, VecDeque<u64>>,
+    pub(super) paths: BTreeMap<(NodeId, NodeId), NetworkPath>,
+    pub(super) connections: BTreeMap<u64, SimConnection>,
+    pub(super) listeners: BTreeMap<SimAddress, VecDeque<u64>>,
     /// By time, then in the order of scheduling.
-    pub(super) events: BTreeMap<(Duration, u64), Event>,
+    pub(super) events: BTreeMap<(Duration, u64), NetworkEvent>,
     pub(super) next_event: u64,
     next_connection: u64,
 }
@@ -70,7 +70,7 @@ impl Network {
         Self {
             now: Duration::ZERO,
             random: Rng::with_seed(seed),
-            trace: Trace::default(),
+            trace: EventTrace::default(),
             nodes: Vec::new(),
             paths: BTreeMap::new(),
             connections: BTreeMap::new(),
@@ -81,23 +81,23 @@ impl Network {
         }
     }
 
-    pub(super) fn set_conditions(&mut self, from: NodeId, to: NodeId, conditions: Conditions) {
+    pub(super) fn set_conditions(&mut self, from: NodeId, to: NodeId, conditions: PathConditions) {
         self.paths.entry((from, to)).or_default().conditions = conditions;
     }
 
     /// Cuts or heals the path from one node to another.
-    pub(super) fn set_cut(&mut self, from: NodeId, to: NodeId, cut: bool) {
-        self.trace.note(self.now, format_args!("path {} to {} cut: {cut}", from.0, to.0));
+    pub(super) fn set_link_down(&mut self, from: NodeId, to: NodeId, cut: bool) {
+        self.trace.record(self.now, format_args!("path {} to {} cut: {cut}", from.0, to.0));
         let path = self.paths.entry((from, to)).or_default();
-        path.cut = cut;
-        let held = if cut { Vec::new() } else { std::mem::take(&mut path.held) };
+        path.is_down = cut;
+        let held = if cut { Vec::new() } else { std::mem::take(&mut path.held_events) };
         for event in held {
-            let at = self.now + self.draw_delay(from, to);
+            let at = self.now + self.random_delay(from, to);
             self.schedule(at, event);
         }
     }
 
-    pub(super) fn listen(&mut self, at: Place) -> bool {
+    pub(super) fn add_listener(&mut self, at: SimAddress) -> bool {
         let free = !self.listeners.contains_key(&at);
         if free {
             self.listeners.insert(at, VecDeque::new());
@@ -106,64 +106,64 @@ impl Network {
     }
 
     /// Nobody listens there any more; who waits to be accepted is reset.
-    pub(super) fn unlisten(&mut self, at: Place) {
+    pub(super) fn remove_listener(&mut self, at: SimAddress) {
         for connection in self.listeners.remove(&at).unwrap_or_default() {
-            self.close(connection, ACCEPTOR);
+            self.close(connection, ACCEPTOR_SIDE);
         }
     }
 
-    pub(super) fn dial(&mut self, from: NodeId, to: Place) -> u64 {
-        let connection = self.add(from, to.node);
-        let at = self.now + self.draw_delay(from, to.node);
-        self.schedule(at, Event::Knock { connection, port: to.port });
+    pub(super) fn begin_connect(&mut self, from: NodeId, to: SimAddress) -> u64 {
+        let connection = self.add_connection(from, to.node);
+        let at = self.now + self.random_delay(from, to.node);
+        self.schedule(at, NetworkEvent::ConnectRequest { connection, port: to.port });
         connection
     }
 
     /// A connection between two nodes that is there at once.
-    pub(super) fn pair(&mut self, from: NodeId, to: NodeId) -> u64 {
-        let id = self.add(from, to);
+    pub(super) fn connect_pair(&mut self, from: NodeId, to: NodeId) -> u64 {
+        let id = self.add_connection(from, to);
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.answered = Some(true);
-            connection.open[ACCEPTOR] = true;
+            connection.accepted = Some(true);
+            connection.open[ACCEPTOR_SIDE] = true;
         }
         id
     }
 
-    fn add(&mut self, from: NodeId, to: NodeId) -> u64 {
+    fn add_connection(&mut self, from: NodeId, to: NodeId) -> u64 {
         let id = self.next_connection;
         self.next_connection += 1;
-        let pipes = [Pipe::default(), Pipe::default()];
+        let pipes = [SimPipe::default(), SimPipe::default()];
         // The acceptor's side is open as soon as it may be accepted.
-        let connection = Connection { nodes: [from, to], pipes, open: [true, false], answered: None };
+        let connection = SimConnection { nodes: [from, to], pipes, open: [true, false], accepted: None };
         self.connections.insert(id, connection);
         id
     }
 
-    pub(super) fn accept(&mut self, at: Place) -> Option<u64> {
+    pub(super) fn accept(&mut self, at: SimAddress) -> Option<u64> {
         self.listeners.get_mut(&at)?.pop_front()
     }
 
     /// The node that a connection comes from.
-    pub(super) fn dialler_of(&self, id: u64) -> Option<NodeId> {
-        self.connections.get(&id).map(|connection| connection.nodes[DIALLER])
+    pub(super) fn dialer_node(&self, id: u64) -> Option<NodeId> {
+        self.connections.get(&id).map(|connection| connection.nodes[DIALER_SIDE])
     }
 
-    pub(super) fn can_accept(&self, at: Place) -> bool {
+    pub(super) fn can_accept(&self, at: SimAddress) -> bool {
         self.listeners.get(&at).is_some_and(|backlog| !backlog.is_empty())
     }
 
-    pub(super) fn connection(&mut self, id: u64) -> Option<&mut Connection> {
+    pub(super) fn connection_mut(&mut self, id: u64) -> Option<&mut SimConnection> {
         self.connections.get_mut(&id)
     }
 
-    pub(super) fn peek(&self, id: u64) -> Option<&Connection> {
+    pub(super) fn find_connection(&self, id: u64) -> Option<&SimConnection> {
         self.connections.get(&id)
     }
 
     /// Sends from a side of a connection; gives how much it took.
     pub(super) fn send(&mut self, id: u64, side: usize, bytes: &[u8]) -> usize {
         let Some(connection) = self.connections.get(&id) else { return 0 };
-        let count = bytes.len().min(connection.pipes[1 - side].room());
+        let count = bytes.len().min(connection.pipes[1 - side].free_bytes());
         for segment in bytes[..count].chunks(SEGMENT_BYTES_MAX) {
             self.send_segment(id, side, segment.to_vec());
         }
@@ -175,19 +175,19 @@ impl Network {
         let (from, to) = (connection.nodes[side], connection.nodes[1 - side]);
         let path = self.paths.entry((from, to)).or_default();
         let conditions = &path.conditions;
-        if self.random.f64() < conditions.flip_chance {
+        if self.random.f64() < conditions.bit_flip_chance {
             let (at, bit) = (self.random.usize(..segment.len()), self.random.u8(..8));
             segment[at] ^= 1 << bit;
-            self.trace.note(self.now, format_args!("connection {id} bit {bit} of byte {at} flips"));
+            self.trace.record(self.now, format_args!("connection {id} bit {bit} of byte {at} flips"));
         }
-        if self.random.f64() < conditions.swallow_chance {
-            connection.pipes[1 - side].swallowed = true;
-            self.trace.note(self.now, format_args!("connection {id} side {side} is swallowed from here"));
+        if self.random.f64() < conditions.blackhole_chance {
+            connection.pipes[1 - side].is_blackholed = true;
+            self.trace.record(self.now, format_args!("connection {id} side {side} is swallowed from here"));
         }
         let resets = self.random.f64() < conditions.reset_chance;
-        path.free_at = path.free_at.max(self.now) + transmission(segment.len(), conditions.bytes_per_s);
+        path.free_at = path.free_at.max(self.now) + transmission_time(segment.len(), conditions.bytes_per_s);
         let leaves = path.free_at;
-        self.send_parcel(id, side, Parcel::Segment(segment), leaves);
+        self.send_packet(id, side, Packet::Segment(segment), leaves);
         if resets {
             self.reset(id);
         }
@@ -195,31 +195,31 @@ impl Network {
 
     /// Breaks a connection; each side learns it in its time.
     pub(super) fn reset(&mut self, id: u64) {
-        self.trace.note(self.now, format_args!("connection {id} breaks"));
-        for side in [DIALLER, ACCEPTOR] {
-            self.send_parcel(id, side, Parcel::Reset, self.now);
+        self.trace.record(self.now, format_args!("connection {id} breaks"));
+        for side in [DIALER_SIDE, ACCEPTOR_SIDE] {
+            self.send_packet(id, side, Packet::Reset, self.now);
         }
     }
 
     /// Breaks all connections between two nodes.
-    pub(super) fn reset_between(&mut self, one: NodeId, other: NodeId) {
+    pub(super) fn reset_connections_between(&mut self, one: NodeId, other: NodeId) {
         let between = |nodes: [NodeId; 2]| nodes == [one, other] || nodes == [other, one];
         let ids: Vec<u64> = self.connections.iter().filter(|(_, c)| between(c.nodes)).map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.reset(id));
     }
 
-    pub(super) fn send_parcel(&mut self, id: u64, side: usize, parcel: Parcel, leaves: Duration) {
+    pub(super) fn send_packet(&mut self, id: u64, side: usize, parcel: Packet, leaves: Duration) {
         let Some(nodes) = self.connections.get(&id).map(|connection| connection.nodes) else { return };
-        let delay = self.draw_delay(nodes[side], nodes[1 - side]);
+        let delay = self.random_delay(nodes[side], nodes[1 - side]);
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let pipe = &mut connection.pipes[1 - side];
-        pipe.send(parcel);
-        if pipe.swallowed {
+        pipe.push(parcel);
+        if pipe.is_blackholed {
             return;
         }
         pipe.last_arrival = pipe.last_arrival.max(leaves + delay);
         let at = pipe.last_arrival;
-        self.schedule(at, Event::Arrive { connection: id, side: 1 - side });
+        self.schedule(at, NetworkEvent::Delivery { connection: id, side: 1 - side });
     }
 
     /// A side is dropped.
@@ -227,19 +227,19 @@ impl Network {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.open[side] = false;
         if connection.open[1 - side] {
-            self.send_parcel(id, side, Parcel::End, self.now);
+            self.send_packet(id, side, Packet::Fin, self.now);
         } else {
             self.connections.remove(&id);
         }
     }
 
-    pub(super) fn draw_delay(&mut self, from: NodeId, to: NodeId) -> Duration {
+    pub(super) fn random_delay(&mut self, from: NodeId, to: NodeId) -> Duration {
         let conditions = &self.paths.entry((from, to)).or_default().conditions;
         let (min, max) = (conditions.delay_min.as_nanos() as u64, conditions.delay_max.as_nanos() as u64);
         Duration::from_nanos(self.random.u64(min..=max.max(min)))
     }
 }
 
-fn transmission(bytes: usize, bytes_per_s: u64) -> Duration {
+fn transmission_time(bytes: usize, bytes_per_s: u64) -> Duration {
     Duration::from_nanos(bytes as u64 * 1_000_000_000 / bytes_per_s.max(1))
 }

@@ -9,80 +9,80 @@ pub(super) const WINDOW_BYTES: usize = 256 << 10;
 
 /// What arrives.
 #[derive(Debug)]
-pub(super) enum Parcel {
+pub(super) enum Packet {
     /// Bytes.
     Segment(Vec<u8>),
     /// The end of the stream.
-    End,
+    Fin,
     /// The connection broke.
     Reset,
 }
 
 /// One direction.
 #[derive(Debug, Default)]
-pub(super) struct Pipe {
-    on_the_way: VecDeque<Parcel>,
+pub(super) struct SimPipe {
+    in_flight: VecDeque<Packet>,
     arrived: VecDeque<u8>,
     /// Bytes on the way or arrived.
     held_bytes: usize,
     /// When the parcel that was sent last arrives: none overtakes another.
     pub(super) last_arrival: Duration,
     /// Nothing more arrives, and nobody knows.
-    pub(super) swallowed: bool,
-    ended: bool,
-    broken: bool,
+    pub(super) is_blackholed: bool,
+    has_ended: bool,
+    is_reset: bool,
 }
 
-impl Pipe {
+impl SimPipe {
     /// How many bytes may be sent now.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn free_bytes(&self) -> usize {
         WINDOW_BYTES.saturating_sub(self.held_bytes)
     }
 
     /// Sends.
-    pub(super) fn send(&mut self, parcel: Parcel) {
-        if let Parcel::Segment(bytes) = &parcel {
+    pub(super) fn push(&mut self, parcel: Packet) {
+        if let Packet::Segment(bytes) = &parcel {
             self.held_bytes += bytes.len();
         }
-        self.on_the_way.push_back(parcel);
+        self.in_flight.push_back(parcel);
     }
 
     /// The parcel that was sent first arrives; tells how many bytes it had.
-    pub(super) fn arrive(&mut self) -> usize {
-        match self.on_the_way.pop_front() {
-            Some(Parcel::Segment(bytes)) => {
+    pub(super) fn deliver_next(&mut self) -> usize {
+        match self.in_flight.pop_front() {
+            Some(Packet::Segment(bytes)) => {
                 self.arrived.extend(&bytes);
                 return bytes.len();
             }
-            Some(Parcel::End) => self.ended = true,
-            Some(Parcel::Reset) => self.broken = true,
+            Some(Packet::Fin) => self.has_ended = true,
+            Some(Packet::Reset) => self.is_reset = true,
             None => {}
         }
         0
     }
 
     /// Whether its reader learned that the connection broke.
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken
+    pub(super) fn is_reset(&self) -> bool {
+        self.is_reset
     }
 
     /// Whether its reader would get something.
     pub(super) fn is_readable(&self) -> bool {
-        !self.arrived.is_empty() || self.ended || self.broken
+        !self.arrived.is_empty() || self.has_ended || self.is_reset
     }
 
     /// How many bytes wait for the reader.
-    pub(super) fn waiting_bytes(&self) -> usize {
+    pub(super) fn readable_bytes(&self) -> usize {
         self.arrived.len()
     }
 
     /// Whether the stream ended and all was taken.
-    pub(super) fn is_at_end(&self) -> bool {
-        self.ended && self.arrived.is_empty()
+    pub(super) fn is_eof(&self) -> bool {
+        self.has_ended && self.arrived.is_empty()
     }
 
     /// Takes at most `bytes_max`, into the spaces in their order.
-    pub(super) fn take(&mut self, spaces: &mut [IoSliceMut<'_>], bytes_max: usize) -> usize {
+    pub(super) fn read_into(&mut self, spaces: &mut [IoSliceMut<'_>], bytes_max: usize) -> usize {
         let mut taken = 0;
         for space in spaces {
             let part = space.len().min(bytes_max - taken).min(self.arrived.len());

@@ -4,60 +4,60 @@ use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-use super::network::{ACCEPTOR, DIALLER};
-use super::{NodeId, Place, World};
+use super::network::{ACCEPTOR_SIDE, DIALER_SIDE};
+use super::{NodeId, SimAddress, World};
 use crate::transport;
 
 /// One in so many receipts brings less than there is.
-const SHORT_RECEIPTS: u32 = 8;
+const SHORT_READ_INTERVAL: u32 = 8;
 
 /// One end of a simulated connection. Dropping it closes the connection behind what was sent.
-pub struct Stream {
+pub struct SimStream {
     world: World,
     connection: u64,
     side: usize,
 }
 
-impl Stream {
+impl SimStream {
     pub(super) fn new(world: &World, connection: u64, side: usize) -> Self {
         Self { world: world.clone(), connection, side }
     }
 
     /// The connection's number in its world, which the trace names it by.
-    pub fn number(&self) -> u64 {
+    pub fn connection_number(&self) -> u64 {
         self.connection
     }
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for SimStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({}.{})", self.connection, self.side)
     }
 }
 
-impl transport::Stream for Stream {
+impl transport::Stream for SimStream {
     fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         let mut network = self.world.network();
-        let (short, mut draw) = (network.random.u32(..SHORT_RECEIPTS) == 0, network.random.fork());
-        let pipe = &mut network.connection(self.connection).ok_or(ErrorKind::ConnectionReset)?.pipes[self.side];
-        if pipe.is_broken() {
+        let (short, mut draw) = (network.random.u32(..SHORT_READ_INTERVAL) == 0, network.random.fork());
+        let pipe = &mut network.connection_mut(self.connection).ok_or(ErrorKind::ConnectionReset)?.pipes[self.side];
+        if pipe.is_reset() {
             return Err(ErrorKind::ConnectionReset.into());
         }
-        if pipe.is_at_end() {
+        if pipe.is_eof() {
             return Ok(Some(0));
         }
-        let waiting = pipe.waiting_bytes();
+        let waiting = pipe.readable_bytes();
         if waiting == 0 {
             return Ok(None);
         }
         let most = if short { draw.usize(1..=waiting) } else { waiting };
-        Ok(Some(pipe.take(spaces, most)))
+        Ok(Some(pipe.read_into(spaces, most)))
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let mut network = self.world.network();
-        let connection = network.connection(self.connection).ok_or(ErrorKind::BrokenPipe)?;
-        if connection.pipes[self.side].is_broken() {
+        let connection = network.connection_mut(self.connection).ok_or(ErrorKind::BrokenPipe)?;
+        if connection.pipes[self.side].is_reset() {
             return Err(ErrorKind::BrokenPipe.into());
         }
         let mut sent = 0;
@@ -78,13 +78,13 @@ impl transport::Stream for Stream {
 
     fn is_ready(&self, receive: bool, send: bool) -> bool {
         let network = self.world.network();
-        let Some(connection) = network.peek(self.connection) else { return true };
+        let Some(connection) = network.find_connection(self.connection) else { return true };
         let (own, other) = (&connection.pipes[self.side], &connection.pipes[1 - self.side]);
-        own.is_broken() || (receive && own.is_readable()) || (send && other.room() > 0)
+        own.is_reset() || (receive && own.is_readable()) || (send && other.free_bytes() > 0)
     }
 }
 
-impl Drop for Stream {
+impl Drop for SimStream {
     fn drop(&mut self) {
         self.world.network().close(self.connection, self.side);
     }
@@ -92,22 +92,23 @@ impl Drop for Stream {
 
 /// An attempt to connect.
 #[derive(Debug)]
-pub struct Dialling {
-    stream: Option<Stream>,
+pub struct SimConnectAttempt {
+    stream: Option<SimStream>,
 }
 
-impl Dialling {
+impl SimConnectAttempt {
     pub(super) fn new(world: &World, connection: u64) -> Self {
-        Self { stream: Some(Stream::new(world, connection, DIALLER)) }
+        Self { stream: Some(SimStream::new(world, connection, DIALER_SIDE)) }
     }
 
     /// The connection, once it is there; `None` before, and after it was given.
     ///
     /// # Errors
     /// `ConnectionRefused` where nobody listens.
-    pub fn finish(&mut self) -> io::Result<Option<Stream>> {
+    pub fn poll(&mut self) -> io::Result<Option<SimStream>> {
         let Some(stream) = &self.stream else { return Ok(None) };
-        let answered = stream.world.network().peek(stream.connection).and_then(|connection| connection.answered);
+        let answered =
+            stream.world.network().find_connection(stream.connection).and_then(|connection| connection.accepted);
         match answered {
             None => Ok(None),
             Some(true) => Ok(self.stream.take()),
@@ -117,52 +118,56 @@ impl Dialling {
 
     /// Whether [`Dialling::finish`] would say something.
     pub fn is_ready(&self) -> bool {
-        let answered = |stream: &Stream| {
-            stream.world.network().peek(stream.connection).is_none_or(|connection| connection.answered.is_some())
+        let answered = |stream: &SimStream| {
+            stream
+                .world
+                .network()
+                .find_connection(stream.connection)
+                .is_none_or(|connection| connection.accepted.is_some())
         };
         self.stream.as_ref().is_some_and(answered)
     }
 }
 
 /// A place that accepts connections until it is dropped.
-pub struct Listener {
+pub struct SimListener {
     world: World,
-    at: Place,
+    address: SimAddress,
 }
 
-impl Listener {
-    pub(super) fn new(world: &World, at: Place) -> Self {
-        Self { world: world.clone(), at }
+impl SimListener {
+    pub(super) fn new(world: &World, at: SimAddress) -> Self {
+        Self { world: world.clone(), address: at }
     }
 
     /// The next connection that waits, and the node that it came from.
-    pub fn accept(&self) -> Option<(Stream, NodeId)> {
+    pub fn accept(&self) -> Option<(SimStream, NodeId)> {
         let mut network = self.world.network();
-        let connection = network.accept(self.at)?;
-        let from = network.dialler_of(connection)?;
+        let connection = network.accept(self.address)?;
+        let from = network.dialer_node(connection)?;
         drop(network);
-        Some((Stream::new(&self.world, connection, ACCEPTOR), from))
+        Some((SimStream::new(&self.world, connection, ACCEPTOR_SIDE), from))
     }
 
     /// Whether a connection waits.
     pub fn is_ready(&self) -> bool {
-        self.world.network().can_accept(self.at)
+        self.world.network().can_accept(self.address)
     }
 
     /// Where it listens.
-    pub fn place(&self) -> Place {
-        self.at
+    pub fn address(&self) -> SimAddress {
+        self.address
     }
 }
 
-impl fmt::Debug for Listener {
+impl fmt::Debug for SimListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({})", self.at)
+        write!(f, "Listener({})", self.address)
     }
 }
 
-impl Drop for Listener {
+impl Drop for SimListener {
     fn drop(&mut self) {
-        self.world.network().unlisten(self.at);
+        self.world.network().remove_listener(self.address);
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use super::{Conditions, NodeId, Place, Skew, Stream, World};
+use super::{ClockSkew, NodeId, PathConditions, SimAddress, SimStream, World};
 use crate::transport::Stream as _;
 
 const PORT: u16 = 7;
@@ -14,12 +14,12 @@ fn two_nodes(seed: u64) -> (World, NodeId, NodeId) {
     (world, a, b)
 }
 
-fn both_ways(world: &World, a: NodeId, b: NodeId, conditions: &Conditions) {
+fn set_conditions_both_ways(world: &World, a: NodeId, b: NodeId, conditions: &PathConditions) {
     world.set_conditions(a, b, conditions);
     world.set_conditions(b, a, conditions);
 }
 
-fn receive(stream: &mut Stream, into: &mut Vec<u8>) -> std::io::Result<Option<usize>> {
+fn receive(stream: &mut SimStream, into: &mut Vec<u8>) -> std::io::Result<Option<usize>> {
     let (mut first, mut second) = ([0; 100], [0; 3000]);
     let count = stream.receive(&mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)])?;
     let bytes = [&first[..], &second[..]].concat();
@@ -28,7 +28,7 @@ fn receive(stream: &mut Stream, into: &mut Vec<u8>) -> std::io::Result<Option<us
 }
 
 /// Sends numbered bytes one way until all are there; gives them, and how long that took.
-fn transfer(world: &World, from: &mut Stream, to: &mut Stream, bytes: usize) -> (Vec<u8>, Duration) {
+fn transfer(world: &World, from: &mut SimStream, to: &mut SimStream, bytes: usize) -> (Vec<u8>, Duration) {
     let whole: Vec<u8> = (0..bytes).map(|at| (at * 7 % 251) as u8).collect();
     let (mut sent, mut received, began) = (0, Vec::new(), world.now());
     while received.len() < bytes {
@@ -45,9 +45,10 @@ fn transfer(world: &World, from: &mut Stream, to: &mut Stream, bytes: usize) -> 
 #[test]
 fn bytes_arrive_in_order_in_the_time_that_the_path_takes() {
     let (world, a, b) = two_nodes(1);
-    let slow = Conditions { bytes_per_s: 1_000_000, delay_max: Duration::from_millis(3), ..Conditions::default() };
-    both_ways(&world, a, b, &slow);
-    let (mut from, mut to) = world.pair(a, b);
+    let slow =
+        PathConditions { bytes_per_s: 1_000_000, delay_max: Duration::from_millis(3), ..PathConditions::default() };
+    set_conditions_both_ways(&world, a, b, &slow);
+    let (mut from, mut to) = world.connect_pair(a, b);
     let (_, took) = transfer(&world, &mut from, &mut to, 2_000_000);
     assert!(took > Duration::from_secs(2) && took < Duration::from_millis(2100), "{took:?}");
     drop(from);
@@ -63,7 +64,7 @@ fn bytes_arrive_in_order_in_the_time_that_the_path_takes() {
 #[test]
 fn who_does_not_read_is_not_sent_more_than_a_window() {
     let (world, a, b) = two_nodes(2);
-    let (mut from, mut to) = world.pair(a, b);
+    let (mut from, mut to) = world.connect_pair(a, b);
     let mut sent = 0;
     while let Some(count) = from.send(&[IoSlice::new(&[5; 10_000])]).unwrap() {
         sent += count;
@@ -78,24 +79,24 @@ fn who_does_not_read_is_not_sent_more_than_a_window() {
 #[test]
 fn connecting_takes_a_listener() {
     let (world, a, b) = two_nodes(3);
-    let at = Place { node: b, port: PORT };
+    let at = SimAddress { node: b, port: PORT };
     let soon = |world: &World| world.now() + Duration::from_secs(1);
     let mut refused = world.dial(a, at);
     assert!(world.run_until(soon(&world), || refused.is_ready()));
-    assert_eq!(refused.finish().unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(refused.poll().unwrap_err().kind(), ErrorKind::ConnectionRefused);
     let listener = world.listen(at).unwrap();
     assert_eq!(world.listen(at).unwrap_err().kind(), ErrorKind::AddrInUse);
     let mut dialling = world.dial(a, at);
-    assert!(dialling.finish().unwrap().is_none());
+    assert!(dialling.poll().unwrap().is_none());
     assert!(world.run_until(soon(&world), || dialling.is_ready()));
-    let mut from = dialling.finish().unwrap().unwrap();
+    let mut from = dialling.poll().unwrap().unwrap();
     let (mut to, who) = listener.accept().unwrap();
     assert_eq!(who, a);
     transfer(&world, &mut from, &mut to, 10_000);
     transfer(&world, &mut to, &mut from, 10_000);
     let mut waits = world.dial(a, at);
     assert!(world.run_until(soon(&world), || waits.is_ready()));
-    let mut lost = waits.finish().unwrap().unwrap();
+    let mut lost = waits.poll().unwrap().unwrap();
     drop(listener);
     assert!(world.run_until(soon(&world), || lost.is_ready(true, false)));
     assert_eq!(receive(&mut lost, &mut Vec::new()).unwrap(), Some(0), "a listener's end is that of who waits");
@@ -104,11 +105,11 @@ fn connecting_takes_a_listener() {
 #[test]
 fn a_cut_path_holds_bytes_back_until_it_is_healed() {
     let (world, a, b) = two_nodes(4);
-    let (mut from, mut to) = world.pair(a, b);
-    world.set_cut(a, b, true);
+    let (mut from, mut to) = world.connect_pair(a, b);
+    world.set_link_down(a, b, true);
     from.send(&[IoSlice::new(b"before")]).unwrap();
     assert!(!world.run_until(world.now() + Duration::from_secs(9), || to.is_ready(true, false)));
-    world.set_cut(a, b, false);
+    world.set_link_down(a, b, false);
     from.send(&[IoSlice::new(b" and after")]).unwrap();
     let mut received = Vec::new();
     let limit = world.now() + Duration::from_secs(1);
@@ -124,8 +125,8 @@ fn a_cut_path_holds_bytes_back_until_it_is_healed() {
 fn each_fault_does_what_it_says() {
     let (world, a, b) = two_nodes(5);
     let limit = world.now() + Duration::from_secs(100);
-    both_ways(&world, a, b, &Conditions { flip_chance: 1.0, ..Conditions::default() });
-    let (mut from, mut to) = world.pair(a, b);
+    set_conditions_both_ways(&world, a, b, &PathConditions { bit_flip_chance: 1.0, ..PathConditions::default() });
+    let (mut from, mut to) = world.connect_pair(a, b);
     from.send(&[IoSlice::new(&[0; 100])]).unwrap();
     assert!(world.run_until(limit, || to.is_ready(true, false)));
     let mut received = Vec::new();
@@ -133,12 +134,12 @@ fn each_fault_does_what_it_says() {
         receive(&mut to, &mut received).unwrap();
     }
     assert_eq!(received.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
-    both_ways(&world, a, b, &Conditions { reset_chance: 1.0, ..Conditions::default() });
+    set_conditions_both_ways(&world, a, b, &PathConditions { reset_chance: 1.0, ..PathConditions::default() });
     from.send(&[IoSlice::new(&[0; 100])]).unwrap();
     assert!(world.run_until(limit, || receive(&mut to, &mut Vec::new()).is_err()));
     assert!(world.run_until(limit, || receive(&mut from, &mut Vec::new()).is_err()));
-    both_ways(&world, a, b, &Conditions { swallow_chance: 1.0, ..Conditions::default() });
-    let (mut from, to) = world.pair(a, b);
+    set_conditions_both_ways(&world, a, b, &PathConditions { blackhole_chance: 1.0, ..PathConditions::default() });
+    let (mut from, to) = world.connect_pair(a, b);
     from.send(&[IoSlice::new(&[0; 100])]).unwrap();
     drop(from);
     assert!(!world.run_until(limit, || to.is_ready(true, false)));
@@ -147,24 +148,24 @@ fn each_fault_does_what_it_says() {
 #[test]
 fn clocks_go_as_they_are_set() {
     let (world, a, b) = two_nodes(6);
-    world.set_skew(b, Skew { ahead_us: -5_000_000, faster_ppm: 100_000 });
-    let (right, fast) = (world.now_at(a), world.now_at(b));
+    world.set_clock_skew(b, ClockSkew { offset_us: -5_000_000, drift_ppm: 100_000 });
+    let (right, fast) = (world.local_time(a), world.local_time(b));
     assert_eq!(right - fast, Duration::from_secs(5));
     world.step(world.now() + Duration::from_secs(10));
     let passed = |from, to: std::time::Instant| (to - from) as Duration;
-    assert!(passed(right, world.now_at(a)).abs_diff(Duration::from_secs(10)) < Duration::from_millis(1));
-    assert!(passed(fast, world.now_at(b)).abs_diff(Duration::from_secs(11)) < Duration::from_millis(1));
-    let later = world.now_at(b) + Duration::from_secs(11);
-    let right = world.right_time(b, later);
+    assert!(passed(right, world.local_time(a)).abs_diff(Duration::from_secs(10)) < Duration::from_millis(1));
+    assert!(passed(fast, world.local_time(b)).abs_diff(Duration::from_secs(11)) < Duration::from_millis(1));
+    let later = world.local_time(b) + Duration::from_secs(11);
+    let right = world.to_world_time(b, later);
     assert!((right - world.now()).abs_diff(Duration::from_secs(10)) < Duration::from_millis(1));
 }
 
 /// A world in which many things go wrong.
-fn mishaps(seed: u64) -> (u64, String) {
+fn run_faulty_world(seed: u64) -> (u64, String) {
     let (world, a, b) = two_nodes(seed);
-    let conditions = Conditions { reset_chance: 0.01, flip_chance: 0.05, ..Conditions::default() };
-    both_ways(&world, a, b, &conditions);
-    let mut ends: Vec<_> = (0..4).map(|_| world.pair(a, b)).collect();
+    let conditions = PathConditions { reset_chance: 0.01, bit_flip_chance: 0.05, ..PathConditions::default() };
+    set_conditions_both_ways(&world, a, b, &conditions);
+    let mut ends: Vec<_> = (0..4).map(|_| world.connect_pair(a, b)).collect();
     for round in 0..200u64 {
         for (from, to) in &mut ends {
             let _ = from.send(&[IoSlice::new(&vec![round as u8; world.random_below(5000) as usize])]);
@@ -172,13 +173,13 @@ fn mishaps(seed: u64) -> (u64, String) {
         }
         world.step(world.now() + Duration::from_micros(world.random_below(100)));
     }
-    (world.digest(), world.story())
+    (world.trace_digest(), world.format_trace())
 }
 
 #[test]
 fn the_same_seed_is_the_same_world_and_another_is_not() {
     for seed in 0..20 {
-        assert_eq!(mishaps(seed), mishaps(seed));
-        assert_ne!(mishaps(seed).0, mishaps(seed + 1).0);
+        assert_eq!(run_faulty_world(seed), run_faulty_world(seed));
+        assert_ne!(run_faulty_world(seed).0, run_faulty_world(seed + 1).0);
     }
 }

@@ -10,14 +10,14 @@ const EVENTS_KEPT_MAX: usize = 400;
 
 /// The events of a world.
 #[derive(Debug, Default)]
-pub(super) struct Trace {
+pub(super) struct EventTrace {
     digest: u64,
     events: VecDeque<String>,
 }
 
-impl Trace {
+impl EventTrace {
     /// Takes note of an event.
-    pub(super) fn note(&mut self, at: Duration, event: fmt::Arguments<'_>) {
+    pub(super) fn record(&mut self, at: Duration, event: fmt::Arguments<'_>) {
         let line = format!("{:>12.6} {event}", at.as_secs_f64());
         // FNV-1a: it need only tell runs apart.
         self.digest = line.bytes().fold(self.digest ^ 0xcbf2_9ce4_8422_2325, |digest, byte| {
@@ -35,7 +35,7 @@ impl Trace {
     }
 
     /// The last events, a line each.
-    pub(super) fn story(&self) -> String {
+    pub(super) fn format(&self) -> String {
         self.events.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
     }
 }

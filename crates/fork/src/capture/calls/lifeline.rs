@@ -24,95 +24,102 @@ use farfork_sys::ptrace::Registers;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::AltStack;
 
-pub use offer::Offer;
+pub use offer::OfferedPages;
 
-use super::inject::{Call, Injector};
-use super::rescue::Rescue;
-use super::script::{self, CODE, ENTRIES_ADDED, ENTRY_BYTES, EndSignal, Running};
+use super::inject::{InjectedCall, Injector};
+use super::rescue::SigreturnFrame;
+use super::script::{self, CODE, ENTRY_BYTES, EndSignal, RunningScript, TRAILER_ENTRIES};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::state::Standing;
-use crate::capture::stop::stopped::{Snapshot, StoppedThread};
-use crate::restore::frame::{FrameState, frame_bytes, lay_out};
+use crate::capture::state::ThreadExtendedState;
+use crate::capture::stop::stopped::{ProcessSnapshot, StoppedThread};
+use crate::restore::frame::{SignalFrameState, encode_frame, frame_bytes};
 
 /// Where the desks begin: behind the code.
-const DESKS_AT: u64 = 64;
+const SLOTS_OFFSET: u64 = 64;
 
-const _: () = assert!(CODE.len() <= DESKS_AT as usize);
+const _: () = assert!(CODE.len() <= SLOTS_OFFSET as usize);
 
 /// Most calls of its own that a thread makes in the pause.
 const CALLS_MAX: usize = 9;
 
 /// Where the answers of a thread begin on its desk, and their size.
-const DESK_ANSWERS_AT: u64 = ((CALLS_MAX + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
+const SLOT_ANSWERS_OFFSET: u64 = ((CALLS_MAX + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
 pub(in crate::capture) const ANSWER_BYTES: u64 = 192;
-const DESK_BYTES: u64 = DESK_ANSWERS_AT + ANSWER_BYTES;
+const SLOT_BYTES: u64 = SLOT_ANSWERS_OFFSET + ANSWER_BYTES;
 
 /// Least room for desks: what [`crate::capture::state::inherited`] asks of the template.
-pub(in crate::capture) const DESKS_BYTES_MIN: u64 = 12 << 10;
+pub(in crate::capture) const SLOTS_BYTES_MIN: u64 = 12 << 10;
 
 /// The pages, at the same place in the parent and in its template.
 #[derive(Debug, Clone)]
-pub(in crate::capture) struct Lifeline {
+pub(in crate::capture) struct InjectionPages {
     code: u64,
     /// What desks and frames are counted from.
-    start: u64,
-    room: Room,
+    base: u64,
+    layout: InjectionLayout,
     /// What was mapped for the pause, to be unmapped; nothing where the process has offered its own.
-    mapped: Range<u64>,
-    end: EndSignal,
+    mapped_range: Range<u64>,
+    end_signal: EndSignal,
 }
 
 /// How much is needed, in bytes from the start.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::capture) struct Room {
+pub(in crate::capture) struct InjectionLayout {
     /// Where the frames begin, and how large each is.
-    frames: u64,
+    frames_offset: u64,
     frame_bytes: u64,
-    bytes: u64,
+    total_bytes: u64,
 }
 
-impl Room {
+impl InjectionLayout {
     /// That of these threads.
-    pub(in crate::capture) fn of(standing: &[Standing]) -> Self {
+    pub(in crate::capture) fn for_threads(standing: &[ThreadExtendedState]) -> Self {
         let count = standing.len() as u64;
-        let frames = (DESKS_AT + (count * DESK_BYTES).max(DESKS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
+        let frames = (SLOTS_OFFSET + (count * SLOT_BYTES).max(SLOTS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
         let frame_bytes = frame_bytes(standing.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
-        Self { frames, frame_bytes, bytes: frames + count * frame_bytes }
+        Self { frames_offset: frames, frame_bytes, total_bytes: frames + count * frame_bytes }
     }
 }
 
 /// What a thread is to do, and which its ids are in its pid namespace.
 #[derive(Debug)]
-pub(in crate::capture) struct Task {
-    pub(in crate::capture) calls: Vec<Call>,
+pub(in crate::capture) struct ThreadScript {
+    pub(in crate::capture) calls: Vec<InjectedCall>,
     pub(in crate::capture) inner_id: u32,
 }
 
-impl Lifeline {
+impl InjectionPages {
     /// Maps the pages, in the leader, whose signals are blocked.
     pub(in crate::capture) async fn map(
-        snapshot: &Snapshot,
-        room: Room,
+        snapshot: &ProcessSnapshot,
+        room: InjectionLayout,
         end: EndSignal,
-        (rescue, mem): (Option<&Rescue>, &File),
+        (rescue, mem): (Option<&SigreturnFrame>, &File),
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
         const MMAP: u64 = 9;
         const READ_WRITE_EXECUTE: u64 = 7;
         const PRIVATE_ANONYMOUS: u64 = 0x22;
         let leader = snapshot.leader();
-        let call = Call::new("mmap", MMAP, [0, room.bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
-        let start = injector.call_safely((leader.tid, &leader.registers), call, rescue, mem).await;
-        let start = start.map_err(|error| refused(snapshot.pid, error))?;
-        Ok(Self { code: start, start, room, mapped: start..start + room.bytes, end })
+        let call =
+            InjectedCall::new("mmap", MMAP, [0, room.total_bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
+        let start = injector.call_with_frame((leader.tid, &leader.registers), call, rescue, mem).await;
+        let start = start.map_err(|error| explain_denied_mmap(snapshot.pid, error))?;
+        Ok(Self {
+            code: start,
+            base: start,
+            layout: room,
+            mapped_range: start..start + room.total_bytes,
+            end_signal: end,
+        })
     }
 
     /// Writes code, scripts and frames.
-    pub(in crate::capture) fn fill(
+    pub(in crate::capture) fn write(
         &self,
-        snapshot: &Snapshot,
-        standing: &[Standing],
-        tasks: &[Task],
+        snapshot: &ProcessSnapshot,
+        standing: &[ThreadExtendedState],
+        tasks: &[ThreadScript],
         mem: &File,
     ) -> Result<(), CaptureError> {
         let leader = tasks[0].inner_id;
@@ -120,102 +127,102 @@ impl Lifeline {
         let (mut desks, mut frames) = (Vec::new(), Vec::new());
         for (index, task) in tasks.iter().enumerate() {
             debug_assert!(task.calls.len() <= CALLS_MAX);
-            desks.resize((self.desk(index) - self.desk(0)) as usize, 0);
-            desks.extend(script::encode(&task.calls, (leader, task.inner_id), self.end));
-            frames.resize((self.frame(index) - self.frame(0)) as usize, 0);
-            frames.extend(self.frame_of(index, &snapshot.threads[index], &standing[index]));
+            desks.resize((self.slot_address(index) - self.slot_address(0)) as usize, 0);
+            desks.extend(script::encode(&task.calls, (leader, task.inner_id), self.end_signal));
+            frames.resize((self.frame_address(index) - self.frame_address(0)) as usize, 0);
+            frames.extend(self.encode_frame(index, &snapshot.threads[index], &standing[index]));
         }
         let code = if self.has_code(mem) { Ok(()) } else { mem.write_all_at(&CODE, self.code) };
         let written = code
-            .and_then(|()| mem.write_all_at(&desks, self.desk(0)))
-            .and_then(|()| mem.write_all_at(&frames, self.frame(0)));
-        written.map_err(CaptureError::trace("write to memory mapped for", snapshot.pid))
+            .and_then(|()| mem.write_all_at(&desks, self.slot_address(0)))
+            .and_then(|()| mem.write_all_at(&frames, self.frame_address(0)));
+        written.map_err(CaptureError::tracing("write to memory mapped for", snapshot.pid))
     }
 
-    fn frame_of(&self, index: usize, thread: &StoppedThread, standing: &Standing) -> Vec<u8> {
+    fn encode_frame(&self, index: usize, thread: &StoppedThread, standing: &ThreadExtendedState) -> Vec<u8> {
         // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
-        let registers = thread.resumed_elsewhere().to_words();
+        let registers = thread.restart_registers().to_words();
         let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
-        let state = FrameState { registers: &registers, xstate, signal_mask, alt_stack };
-        lay_out(&state, self.frame(index), self.room.frame_bytes, standing.xcr0())
+        let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
+        encode_frame(&state, self.frame_address(index), self.layout.frame_bytes, standing.xcr0())
     }
 
     /// Thread `index` with its script of `count` calls.
-    pub(in crate::capture) fn running(&self, index: usize, tid: i32, count: usize) -> Running {
+    pub(in crate::capture) fn script_of(&self, index: usize, tid: i32, count: usize) -> RunningScript {
         // rt_sigreturn finds the frame behind the return address, which a handler's `ret` would have taken.
         const RETURN_ADDRESS_BYTES: u64 = 8;
-        let rsp = self.frame(index) + RETURN_ADDRESS_BYTES;
-        Running::new(tid, self.code, (self.desk(index), count), rsp, self.end)
+        let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
+        RunningScript::new(tid, self.code, (self.slot_address(index), count), rsp, self.end_signal)
     }
 
     /// The same where threads make their calls one after the other, so that each has the first desk.
-    pub(in crate::capture) fn running_on_first_desk(&self, index: usize, tid: i32, count: usize) -> Running {
+    pub(in crate::capture) fn script_in_first_slot(&self, index: usize, tid: i32, count: usize) -> RunningScript {
         const RETURN_ADDRESS_BYTES: u64 = 8;
-        let rsp = self.frame(index) + RETURN_ADDRESS_BYTES;
-        Running::new(tid, self.code, (self.desk(0), count), rsp, self.end)
+        let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
+        RunningScript::new(tid, self.code, (self.slot_address(0), count), rsp, self.end_signal)
     }
 
     /// Where thread `index` has its answers written.
-    pub(in crate::capture) fn answers(&self, index: usize) -> u64 {
-        self.desk(index) + DESK_ANSWERS_AT
+    pub(in crate::capture) fn answers_address(&self, index: usize) -> u64 {
+        self.slot_address(index) + SLOT_ANSWERS_OFFSET
     }
 
     /// Reads the scripts, with their results, and the answers of so many threads.
-    pub(in crate::capture) fn read(&self, count: usize, mem: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let mut desks = vec![0; count * DESK_BYTES as usize];
-        mem.read_exact_at(&mut desks, self.desk(0))?;
+    pub(in crate::capture) fn read_slots(&self, count: usize, mem: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut desks = vec![0; count * SLOT_BYTES as usize];
+        mem.read_exact_at(&mut desks, self.slot_address(0))?;
         let parted = |desk: &[u8]| {
-            let (script, answers) = desk.split_at(DESK_ANSWERS_AT as usize);
+            let (script, answers) = desk.split_at(SLOT_ANSWERS_OFFSET as usize);
             (script.to_vec(), answers.to_vec())
         };
-        Ok(desks.chunks_exact(DESK_BYTES as usize).map(parted).collect())
+        Ok(desks.chunks_exact(SLOT_BYTES as usize).map(parted).collect())
     }
 
     /// The addresses of pages that are no process's own; none where they are.
-    pub(in crate::capture) fn mapped(&self) -> Range<u64> {
-        self.mapped.clone()
+    pub(in crate::capture) fn mapped_range(&self) -> Range<u64> {
+        self.mapped_range.clone()
     }
 
     /// Whether the pages were mapped for the pause, and must go.
     pub(in crate::capture) fn is_mapped(&self) -> bool {
-        !self.mapped.is_empty()
+        !self.mapped_range.is_empty()
     }
 
     /// The signal that scripts end with.
-    pub(in crate::capture) fn end(&self) -> EndSignal {
-        self.end
+    pub(in crate::capture) fn end_signal(&self) -> EndSignal {
+        self.end_signal
     }
 
     /// Where thread `index` has its script; that of the leader has all of the room when it is alone.
-    pub(in crate::capture) fn desk(&self, index: usize) -> u64 {
-        self.start + DESKS_AT + index as u64 * DESK_BYTES
+    pub(in crate::capture) fn slot_address(&self, index: usize) -> u64 {
+        self.base + SLOTS_OFFSET + index as u64 * SLOT_BYTES
     }
 
-    fn frame(&self, index: usize) -> u64 {
-        self.start + self.room.frames + index as u64 * self.room.frame_bytes
+    fn frame_address(&self, index: usize) -> u64 {
+        self.base + self.layout.frames_offset + index as u64 * self.layout.frame_bytes
     }
 
     /// Unmaps the pages, in the parent or in its template, where they were mapped.
     pub(in crate::capture) async fn unmap(
         &self,
         thread: (i32, &Registers),
-        (rescue, mem): (Option<&Rescue>, &File),
+        (rescue, mem): (Option<&SigreturnFrame>, &File),
         injector: &mut Injector<'_>,
     ) -> Result<(), CaptureError> {
         const MUNMAP: u64 = 11;
         if !self.is_mapped() {
             return Ok(());
         }
-        let call = Call::new("munmap", MUNMAP, [self.mapped.start, self.room.bytes]);
-        injector.call_safely(thread, call, rescue, mem).await.map(drop)
+        let call = InjectedCall::new("munmap", MUNMAP, [self.mapped_range.start, self.layout.total_bytes]);
+        injector.call_with_frame(thread, call, rescue, mem).await.map(drop)
     }
 }
 
 /// A process may be denied memory that is writable and executable.
-fn refused(pid: i32, error: CaptureError) -> CaptureError {
+fn explain_denied_mmap(pid: i32, error: CaptureError) -> CaptureError {
     match error {
-        CaptureError::Call { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+        CaptureError::InjectedCall { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             let reason = "it may not have memory that is writable and executable (PR_SET_MDWE, or SELinux's execmem), \
                           which a capture needs for a moment";
             CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)])

@@ -26,9 +26,9 @@ use memchr::memmem;
 
 use super::script::EndSignal;
 use crate::capture::error::CaptureError;
-use crate::capture::state::Standing;
+use crate::capture::state::ThreadExtendedState;
 use crate::capture::stop::stopped::StoppedThread;
-use crate::restore::frame::{FrameState, frame_bytes, lay_out};
+use crate::restore::frame::{SignalFrameState, encode_frame, frame_bytes};
 
 /// Largest mapping of code that is searched, in bytes: a libc has two mebibytes.
 const CODE_BYTES_MAX: u64 = 8 << 20;
@@ -52,7 +52,7 @@ impl Gadgets {
     /// Finds them in a process's code. What was found in a file is remembered.
     pub(in crate::capture) fn find(pid: i32, maps: &[MapEntry]) -> Option<Self> {
         /// By device, inode and offset of a mapping.
-        static FOUND: Mutex<BTreeMap<(u64, u64, u64), Option<Gadgets>>> = Mutex::new(BTreeMap::new());
+        static GADGET_CACHE: Mutex<BTreeMap<(u64, u64, u64), Option<Gadgets>>> = Mutex::new(BTreeMap::new());
         const READ_EXECUTE: u8 = 5;
         let is_code = |entry: &&MapEntry| {
             entry.protection == READ_EXECUTE && entry.inode != 0 && !entry.is_shared && entry.bytes() <= CODE_BYTES_MAX
@@ -63,20 +63,20 @@ impl Gadgets {
         candidates.truncate(SEARCHES_MAX);
         candidates.into_iter().find_map(|entry| {
             let key = (entry.device, entry.inode, entry.offset);
-            let known = FOUND.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+            let known = GADGET_CACHE.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
             let offsets = known.unwrap_or_else(|| {
-                let offsets = Self::search(pid, entry);
-                FOUND.lock().unwrap_or_else(PoisonError::into_inner).insert(key, offsets);
+                let offsets = Self::find_in_mapping(pid, entry);
+                GADGET_CACHE.lock().unwrap_or_else(PoisonError::into_inner).insert(key, offsets);
                 offsets
             })?;
-            let here = offsets.at(entry.start);
+            let here = offsets.rebase(entry.start);
             // The file may have been another when it was searched.
-            here.is_there(pid).then_some(here)
+            here.is_present(pid).then_some(here)
         })
     }
 
     /// Offsets in one mapping.
-    fn search(pid: i32, entry: &MapEntry) -> Option<Self> {
+    fn find_in_mapping(pid: i32, entry: &MapEntry) -> Option<Self> {
         let mut code = vec![0; entry.bytes() as usize];
         let read = read_process(pid, entry.start, &mut code).ok()?;
         let code = &code[..read];
@@ -85,11 +85,11 @@ impl Gadgets {
         Some(Self { syscall_return: offset(SYSCALL_RETURN)? as u64, sigreturn: sigreturn as u64 })
     }
 
-    fn at(self, start: u64) -> Self {
+    fn rebase(self, start: u64) -> Self {
         Self { syscall_return: start + self.syscall_return, sigreturn: start + self.sigreturn }
     }
 
-    fn is_there(self, pid: i32) -> bool {
+    fn is_present(self, pid: i32) -> bool {
         let holds = |address: u64, pattern: &[u8]| {
             let mut bytes = vec![0; pattern.len()];
             read_process(pid, address, &mut bytes).is_ok() && bytes == pattern
@@ -100,20 +100,20 @@ impl Gadgets {
 
 /// A thread's signal frame, ready to be put onto its stack.
 #[derive(Debug)]
-pub(in crate::capture) struct Rescue {
+pub(in crate::capture) struct SigreturnFrame {
     gadgets: Gadgets,
-    address: u64,
+    stack_address: u64,
     frame: Vec<u8>,
     /// What is there otherwise.
-    saved: Vec<u8>,
+    saved_stack: Vec<u8>,
     is_armed: Cell<bool>,
 }
 
-impl Rescue {
+impl SigreturnFrame {
     /// Prepares the frame; `None` where the program has no code for it, or no stack.
     pub(in crate::capture) fn prepare(
         thread: &StoppedThread,
-        standing: &Standing,
+        standing: &ThreadExtendedState,
         gadgets: Option<Gadgets>,
         maps: &[MapEntry],
         mem: &File,
@@ -133,20 +133,20 @@ impl Rescue {
         }
         let mut saved = vec![0; bytes as usize];
         mem.read_exact_at(&mut saved, address).ok()?;
-        let registers = thread.resumed_elsewhere().to_words();
+        let registers = thread.restart_registers().to_words();
         // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
         let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
-        let state = FrameState { registers: &registers, xstate, signal_mask, alt_stack };
-        let mut frame = lay_out(&state, address, bytes, standing.xcr0());
+        let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
+        let mut frame = encode_frame(&state, address, bytes, standing.xcr0());
         frame[..8].copy_from_slice(&gadgets.sigreturn.to_ne_bytes());
-        Some(Self { gadgets, address, frame, saved, is_armed: Cell::new(false) })
+        Some(Self { gadgets, stack_address: address, frame, saved_stack: saved, is_armed: Cell::new(false) })
     }
 
     /// Puts the frame onto the stack. Not while a clone is made, which would have it too.
     pub(in crate::capture) fn arm(&self, mem: &File) -> bool {
         if !self.is_armed.get() {
-            self.is_armed.set(mem.write_all_at(&self.frame, self.address).is_ok());
+            self.is_armed.set(mem.write_all_at(&self.frame, self.stack_address).is_ok());
         }
         self.is_armed.get()
     }
@@ -154,39 +154,40 @@ impl Rescue {
     /// Puts back what was there. Not while the thread's registers lead to the frame.
     pub(in crate::capture) fn disarm(&self, mem: &File) {
         // The process can only have been killed: nothing left to put back.
-        let _ = mem.write_all_at(&self.saved, self.address);
+        let _ = mem.write_all_at(&self.saved_stack, self.stack_address);
         self.is_armed.set(false);
     }
 
     /// Where the thread loads everything that it had.
-    fn home(&self, registers: &Registers) -> Registers {
+    fn sigreturn_registers(&self, registers: &Registers) -> Registers {
         const RETURN_ADDRESS_BYTES: u64 = 8;
-        let (rip, rsp) = (self.gadgets.sigreturn, self.address + RETURN_ADDRESS_BYTES);
+        let (rip, rsp) = (self.gadgets.sigreturn, self.stack_address + RETURN_ADDRESS_BYTES);
         Registers { rip, rsp, orig_rax: u64::MAX, ..*registers }
     }
 
     /// Where to make a call, and with which stack pointer.
-    pub(in crate::capture) fn place(&self, registers: Registers) -> Registers {
-        Registers { rip: self.gadgets.syscall_return, rsp: self.address, ..registers }
+    pub(in crate::capture) fn redirect_call(&self, registers: Registers) -> Registers {
+        Registers { rip: self.gadgets.syscall_return, rsp: self.stack_address, ..registers }
     }
 }
 
 /// Has the leader's registers lead to its rescue, and then blocks its signals: who is killed in between leaves no thread whose
 /// signals nobody unblocks. To be followed by [`leave`], whatever comes of it.
-pub(in crate::capture) fn enter(
+pub(in crate::capture) fn arm_leader(
     leader: &StoppedThread,
     end: EndSignal,
-    (rescue, mem): (Option<&Rescue>, &File),
+    (rescue, mem): (Option<&SigreturnFrame>, &File),
 ) -> Result<(), CaptureError> {
     if let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) {
-        let home = rescue.home(&leader.registers);
-        ptrace::set_registers(leader.tid, &home).map_err(CaptureError::trace("set the registers of", leader.tid))?;
+        let home = rescue.sigreturn_registers(&leader.registers);
+        ptrace::write_registers(leader.tid, &home)
+            .map_err(CaptureError::tracing("set the registers of", leader.tid))?;
     }
     leader.block_signals(end)
 }
 
 /// Has the leader's registers lead away from its rescue, which is of no use then.
-pub(in crate::capture) fn leave(leader: &StoppedThread, (rescue, mem): (Option<&Rescue>, &File)) {
+pub(in crate::capture) fn disarm_leader(leader: &StoppedThread, (rescue, mem): (Option<&SigreturnFrame>, &File)) {
     leader.restore();
     if let Some(rescue) = rescue {
         rescue.disarm(mem);
@@ -201,9 +202,9 @@ mod tests {
     #[test]
     fn our_own_libc_has_both() {
         let pid = std::process::id() as i32;
-        let maps = process::maps(pid).unwrap();
+        let maps = process::read_maps(pid).unwrap();
         let gadgets = Gadgets::find(pid, &maps).expect("this program uses glibc");
-        assert!(gadgets.is_there(pid));
+        assert!(gadgets.is_present(pid));
         assert_eq!(Gadgets::find(pid, &maps), Some(gadgets));
     }
 }

@@ -10,17 +10,17 @@
 //!         └────────┴─────────────┴────────┘
 //! ```
 
-use farfork_sys::process::Status;
+use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace::Registers;
 
-use super::inject::Call;
-use crate::capture::stop::stopped::Snapshot;
+use super::inject::InjectedCall;
+use crate::capture::stop::stopped::ProcessSnapshot;
 
 /// Bytes of one call of a script.
 pub(in crate::capture) const ENTRY_BYTES: usize = 64;
 /// Calls that each script has beside its own: tgkill, and the end.
-pub(in crate::capture) const ENTRIES_ADDED: usize = 2;
-const RESULT_AT: usize = 56;
+pub(in crate::capture) const TRAILER_ENTRIES: usize = 2;
+const RESULT_OFFSET: usize = 56;
 
 /// The program. The word at rsp is read after each call so that a clone, which has its stack where nothing is mapped,
 /// dies at its first instructions should it ever run.
@@ -44,10 +44,10 @@ pub(in crate::capture) const CODE: [u8; 56] = [
 ];
 
 /// Offset of the instruction behind the calls' `syscall`.
-const BEHIND_SYSCALL: u64 = 0x23;
+const AFTER_SYSCALL_OFFSET: u64 = 0x23;
 
 /// Offset of the rt_sigreturn.
-const HOME: u64 = 0x31;
+const SIGRETURN_OFFSET: u64 = 0x31;
 
 const TGKILL: u64 = 234;
 
@@ -57,7 +57,7 @@ pub(in crate::capture) struct EndSignal(i32);
 
 impl EndSignal {
     /// One of those that do nothing by default, without handler and not pending, where there is one.
-    pub(in crate::capture) fn for_process(status: &Status, snapshot: &Snapshot) -> Self {
+    pub(in crate::capture) fn choose(status: &ProcStatus, snapshot: &ProcessSnapshot) -> Self {
         const SIGURG: i32 = 23;
         const SIGWINCH: i32 = 28;
         const SIGCHLD: i32 = 17;
@@ -66,15 +66,15 @@ impl EndSignal {
     }
 
     /// All signals but this one.
-    pub(in crate::capture) fn mask(self) -> u64 {
+    pub(in crate::capture) fn blocked_mask(self) -> u64 {
         !(1 << (self.0 - 1))
     }
 }
 
 /// A script as bytes, for a thread with these ids in its pid namespace.
-pub(in crate::capture) fn encode(calls: &[Call], (pid, tid): (u32, u32), end: EndSignal) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity((calls.len() + ENTRIES_ADDED) * ENTRY_BYTES);
-    let stop = Call::new("tgkill", TGKILL, [u64::from(pid), u64::from(tid), end.0 as u64]);
+pub(in crate::capture) fn encode(calls: &[InjectedCall], (pid, tid): (u32, u32), end: EndSignal) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity((calls.len() + TRAILER_ENTRIES) * ENTRY_BYTES);
+    let stop = InjectedCall::new("tgkill", TGKILL, [u64::from(pid), u64::from(tid), end.0 as u64]);
     for call in calls.iter().chain([&stop]) {
         bytes.extend(call.number.to_ne_bytes());
         call.arguments.iter().for_each(|argument| bytes.extend(argument.to_ne_bytes()));
@@ -86,29 +86,29 @@ pub(in crate::capture) fn encode(calls: &[Call], (pid, tid): (u32, u32), end: En
 }
 
 /// What call `index` of a finished script gave.
-pub(in crate::capture) fn result(script: &[u8], index: usize) -> u64 {
-    word(script, index * ENTRY_BYTES + RESULT_AT)
+pub(in crate::capture) fn result_of(script: &[u8], index: usize) -> u64 {
+    read_word(script, index * ENTRY_BYTES + RESULT_OFFSET)
 }
 
 /// The word at an offset of a script, or of what calls wrote.
-pub(in crate::capture) fn word(bytes: &[u8], at: usize) -> u64 {
+pub(in crate::capture) fn read_word(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
 /// A script under way.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::capture) struct Running {
+pub(in crate::capture) struct RunningScript {
     tid: i32,
     code: u64,
     script: u64,
     /// Where the call that ends it stands.
-    last: u64,
+    end_call_address: u64,
     /// Memory that the word at rsp is read from; a signal frame, where there is one.
     rsp: u64,
-    end: EndSignal,
+    end_signal: EndSignal,
 }
 
-impl Running {
+impl RunningScript {
     /// Thread `tid` with a script of `count` own calls at `script`.
     pub(in crate::capture) fn new(
         tid: i32,
@@ -117,7 +117,7 @@ impl Running {
         rsp: u64,
         end: EndSignal,
     ) -> Self {
-        Self { tid, code, script, last: script + (count * ENTRY_BYTES) as u64, rsp, end }
+        Self { tid, code, script, end_call_address: script + (count * ENTRY_BYTES) as u64, rsp, end_signal: end }
     }
 
     pub(in crate::capture) fn tid(&self) -> i32 {
@@ -125,25 +125,25 @@ impl Running {
     }
 
     /// Registers to begin with.
-    pub(in crate::capture) fn registers(&self, base: &Registers) -> Registers {
+    pub(in crate::capture) fn start_registers(&self, base: &Registers) -> Registers {
         Registers { rip: self.code, r15: self.script, rsp: self.rsp, orig_rax: u64::MAX, rax: 0, ..*base }
     }
 
     /// Registers of a script that has ended, which lead home whatever is written to the desk from now on: should we die, the
     /// thread must not read its next call there.
-    pub(in crate::capture) fn home(&self, ended: &Registers) -> Registers {
-        Registers { rip: self.code + HOME, rsp: self.rsp, orig_rax: u64::MAX, ..*ended }
+    pub(in crate::capture) fn sigreturn_registers(&self, ended: &Registers) -> Registers {
+        Registers { rip: self.code + SIGRETURN_OFFSET, rsp: self.rsp, orig_rax: u64::MAX, ..*ended }
     }
 
     /// Whether a stop is the script's end: its own signal, sent by its own last call.
-    pub(in crate::capture) fn has_ended(&self, signal: i32, event: i32, registers: &Registers) -> bool {
+    pub(in crate::capture) fn is_end_stop(&self, signal: i32, event: i32, registers: &Registers) -> bool {
         let place = (registers.rip, registers.r15);
-        (signal, event) == (self.end.0, 0) && place == (self.code + BEHIND_SYSCALL, self.last)
+        (signal, event) == (self.end_signal.0, 0) && place == (self.code + AFTER_SYSCALL_OFFSET, self.end_call_address)
     }
 
     /// Whether a stop tells that the thread cannot go on: all signals are blocked but a script's last, so that the thread itself
     /// has caused this one. It happens on pages of the process's own, with a key (pkeys(7)) that the thread may not use.
-    pub(in crate::capture) fn has_failed(signal: i32, event: i32) -> bool {
+    pub(in crate::capture) fn is_fault_stop(signal: i32, event: i32) -> bool {
         const SIGILL: i32 = 4;
         const SIGBUS: i32 = 7;
         const SIGSEGV: i32 = 11;
@@ -159,17 +159,17 @@ mod tests {
     fn the_code_jumps_where_it_should() {
         let jump = |at: usize| (at + 2).wrapping_add_signed(isize::from(CODE[at + 1].cast_signed()));
         let syscall = CODE.windows(2).position(|window| window == [0x0f, 0x05]).unwrap();
-        assert_eq!(syscall as u64 + 2, BEHIND_SYSCALL);
-        assert_eq!((CODE[7], jump(7)), (0x74, HOME as usize), "the end is the rt_sigreturn");
+        assert_eq!(syscall as u64 + 2, AFTER_SYSCALL_OFFSET);
+        assert_eq!((CODE[7], jump(7)), (0x74, SIGRETURN_OFFSET as usize), "the end is the rt_sigreturn");
         assert_eq!((CODE[0x2f], jump(0x2f)), (0xeb, 0), "the loop begins at the beginning");
-        assert_eq!(CODE[HOME as usize..], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(CODE[SIGRETURN_OFFSET as usize..], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
     }
 
     #[test]
     fn a_script_ends_with_the_threads_own_signal() {
-        let call = Call::new("brk", 12, [7]);
+        let call = InjectedCall::new("brk", 12, [7]);
         let bytes = encode(&[call], (3, 4), EndSignal(23));
-        let words: Vec<u64> = bytes.chunks(8).map(|word| super::word(word, 0)).collect();
+        let words: Vec<u64> = bytes.chunks(8).map(|word| super::read_word(word, 0)).collect();
         assert_eq!((words.len(), words[0], words[1]), (24, 12, 7));
         assert_eq!((words[8], &words[9..12]), (TGKILL, &[3, 4, 23][..]));
         assert_eq!(words[16], u64::MAX);

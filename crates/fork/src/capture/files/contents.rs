@@ -5,17 +5,17 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
-use farfork_sys::owner::Owner;
+use farfork_sys::owner::FdOwner;
 use farfork_sys::pidfd;
 use farfork_sys::process::{FdDirectory, FdInfo};
-use farfork_sys::socket_diagnosis::Diagnosis;
+use farfork_sys::socket_diagnosis::SockDiag;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
 use rustix::time::timerfd_gettime;
 
-use super::flights::Flights;
+use super::flights::InflightFiles;
 use super::sockets::{self, SocketContents};
-use super::terminal::{self, HeldEnd, TerminalEnd};
-use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd, ProgramSockets};
+use super::terminal::{self, ProcessTerminalEnd, TerminalEnd};
+use super::{DaemonSockets, FdKind, O_ACCMODE, O_WRONLY, OpenFd};
 use crate::capture::error::CaptureError;
 
 /// A pipe as it was inside the pause.
@@ -29,25 +29,25 @@ pub(crate) struct PipeState {
 
 /// The shared state of open files at one moment.
 #[derive(Debug, Default)]
-pub(crate) struct Contents {
+pub(crate) struct OpenFileStates {
     /// All descriptors of the process, ascending, with what `fdinfo` tells of them.
-    table: Vec<(OpenFd, FdInfo)>,
+    fds: Vec<(OpenFd, FdInfo)>,
     /// The same of those whose files' state was read, by descriptor number.
-    pub(super) infos: BTreeMap<u32, FdInfo>,
+    pub(super) fdinfo: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
     /// Bytes of events in the queue of each inotify, by descriptor number.
-    pub(super) unread: BTreeMap<u32, u64>,
+    pub(super) unread_bytes: BTreeMap<u32, u64>,
     /// Who is told of readiness, by descriptor number.
-    pub(super) owners: BTreeMap<u32, Owner>,
+    pub(super) signal_owners: BTreeMap<u32, FdOwner>,
     /// By inode.
     pub(super) sockets: BTreeMap<u64, SocketContents>,
     /// Ends of pseudo-terminals, by descriptor number.
     pub(super) terminals: BTreeMap<u32, TerminalEnd>,
     /// Files on their way in its sockets.
-    pub(super) flights: Flights,
+    pub(super) inflight: InflightFiles,
     /// The process, opened when copies of its descriptors are wanted.
-    process: Option<OwnedFd>,
+    pidfd: Option<OwnedFd>,
 }
 
 impl PipeState {
@@ -55,103 +55,103 @@ impl PipeState {
     pub(crate) const EMPTY: Self = Self { capacity: 65_536, content: Vec::new(), packets: Vec::new() };
 }
 
-impl Contents {
+impl OpenFileStates {
     /// Reads what is shared. The process stands still; `surveyed` says what its descriptors were shortly before, so
     /// that only new ones, and those that may lead elsewhere by now, must be looked at in full. `sockets` are its connections.
     pub(crate) fn read(
         pid: i32,
-        (surveyed, sockets): (&[OpenFd], &ProgramSockets),
-        diagnosis: Option<&Diagnosis>,
+        (surveyed, sockets): (&[OpenFd], &DaemonSockets),
+        diagnosis: Option<&SockDiag>,
     ) -> Result<Self, CaptureError> {
         let mut contents = Self::default();
-        let unread = || CaptureError::read(pid, "the open files");
-        let infos = FdDirectory::infos(pid).map_err(unread())?;
+        let unread = || CaptureError::reading(pid, "the open files");
+        let infos = FdDirectory::open_infos(pid).map_err(unread())?;
         let numbers = infos.numbers().map_err(unread())?;
         // Opened where one is needed.
         let mut links = None;
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
             let found = infos.info(number).and_then(|info| {
-                let fd = OpenFd::of_known((pid, number), known, &info, (sockets, &mut links))?;
-                let info = contents.read_one(pid, &infos, (&fd, info), diagnosis)?;
+                let fd = OpenFd::reuse_known((pid, number), known, &info, (sockets, &mut links))?;
+                let info = contents.read_fd(pid, &infos, (&fd, info), diagnosis)?;
                 Ok((fd, info))
             });
-            contents.table.push(found.map_err(|error| {
+            contents.fds.push(found.map_err(|error| {
                 // What the kernel says of a number that was used again since the survey depends on what it leads to now.
-                let is_another = known.is_some_and(|known| !known.is_there_still(pid));
-                super::unread(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
+                let is_another = known.is_some_and(|known| !known.is_unchanged(pid));
+                super::fd_read_error(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
             })?);
         }
-        contents.follow(diagnosis).map_err(CaptureError::read(pid, "what is on its way in its sockets"))?;
+        contents.read_inflight(diagnosis).map_err(CaptureError::reading(pid, "what is on its way in its sockets"))?;
         Ok(contents)
     }
 
     /// All descriptors of the process, with what `fdinfo` tells of them; once.
-    pub(crate) fn take_table(&mut self) -> (Vec<OpenFd>, Vec<FdInfo>) {
-        std::mem::take(&mut self.table).into_iter().unzip()
+    pub(crate) fn take_fds(&mut self) -> (Vec<OpenFd>, Vec<FdInfo>) {
+        std::mem::take(&mut self.fds).into_iter().unzip()
     }
 
     /// Reads the state of a file. `info` was told of its descriptor a moment ago; gives what is told of it with that state.
-    pub(super) fn read_one(
+    pub(super) fn read_fd(
         &mut self,
         pid: i32,
         infos: &FdDirectory,
         (fd, mut info): (&OpenFd, FdInfo),
-        diagnosis: Option<&Diagnosis>,
+        diagnosis: Option<&SockDiag>,
     ) -> io::Result<FdInfo> {
-        if !fd.has_contents() {
+        if !fd.has_shared_state() {
             return Ok(info);
         }
-        if fd.kind == Kind::TimerFd {
+        if fd.kind == FdKind::TimerFd {
             // What went off since it was last read is counted only when somebody asks.
-            timerfd_gettime(self.copy_of(pid, fd)?)?;
+            timerfd_gettime(self.duplicate_fd(pid, fd)?)?;
             info = infos.info(fd.number)?;
         }
         // Of a number that was used again meanwhile nothing is read.
-        let is_pipe = matches!(fd.kind, Kind::Pipe | Kind::NamedPipe) && fd.inode == info.inode;
+        let is_pipe = matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && fd.inode == info.inode;
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
-            let copy = self.copy_of(pid, fd)?;
+            let copy = self.duplicate_fd(pid, fd)?;
             self.pipes.insert(info.inode, read_pipe(&copy)?);
         }
-        if fd.kind == Kind::Socket && !self.sockets.contains_key(&info.inode) {
-            let copy = self.copy_of(pid, fd)?;
-            self.sockets.insert(info.inode, sockets::read(&copy, info.inode, diagnosis)?);
+        if fd.kind == FdKind::Socket && !self.sockets.contains_key(&info.inode) {
+            let copy = self.duplicate_fd(pid, fd)?;
+            self.sockets.insert(info.inode, sockets::read_socket(&copy, info.inode, diagnosis)?);
         }
-        if fd.kind == Kind::Inotify {
-            let unread = rustix::io::ioctl_fionread(self.copy_of(pid, fd)?)?;
-            self.unread.insert(fd.number, unread);
+        if fd.kind == FdKind::Inotify {
+            let unread = rustix::io::ioctl_fionread(self.duplicate_fd(pid, fd)?)?;
+            self.unread_bytes.insert(fd.number, unread);
         }
-        if matches!(fd.kind, Kind::Terminal | Kind::TerminalMaster) {
-            let copy = self.copy_of(pid, fd)?;
-            self.terminals.insert(fd.number, terminal::read(&copy, &fd.kind)?);
+        if matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) {
+            let copy = self.duplicate_fd(pid, fd)?;
+            self.terminals.insert(fd.number, terminal::read_terminal_end(&copy, &fd.kind)?);
         }
         if info.flags & O_ASYNC != 0 {
-            let owner = farfork_sys::owner::of_file(self.copy_of(pid, fd)?.as_fd())?;
-            self.owners.insert(fd.number, owner);
+            let owner = farfork_sys::owner::read_fd_owner(self.duplicate_fd(pid, fd)?.as_fd())?;
+            self.signal_owners.insert(fd.number, owner);
         }
-        self.infos.insert(fd.number, info.clone());
+        self.fdinfo.insert(fd.number, info.clone());
         Ok(info)
     }
 
     /// The ends of pseudo-terminals that a process has.
-    pub(crate) fn terminals(&self, pid: i32) -> impl Iterator<Item = HeldEnd<'_>> + Clone {
+    pub(crate) fn terminals(&self, pid: i32) -> impl Iterator<Item = ProcessTerminalEnd<'_>> + Clone {
         self.terminals.iter().map(move |(number, end)| (pid, *number, end))
     }
 
     /// Takes on what another process of the tree has, by inode: pipes and sockets are between them.
-    pub(crate) fn absorb(&mut self, other: &mut Self) {
+    pub(crate) fn merge(&mut self, other: &mut Self) {
         self.pipes.append(&mut other.pipes);
         self.sockets.append(&mut other.sockets);
-        self.flights.append(&mut other.flights);
+        self.inflight.merge(&mut other.inflight);
     }
 
     /// A copy of a descriptor of the process.
-    fn copy_of(&mut self, pid: i32, fd: &OpenFd) -> io::Result<OwnedFd> {
-        if self.process.is_none() {
-            self.process = Some(pidfd::open(pid)?);
+    fn duplicate_fd(&mut self, pid: i32, fd: &OpenFd) -> io::Result<OwnedFd> {
+        if self.pidfd.is_none() {
+            self.pidfd = Some(pidfd::open(pid)?);
         }
-        let process = self.process.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        fd.copy_of(process)
+        let process = self.pidfd.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        fd.duplicate(process)
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    use crate::capture::state::root::Root;
+    use crate::capture::state::root::TreeRoot;
 
     #[test]
     fn a_pipe_is_copied_and_keeps_its_content() {
@@ -222,25 +222,25 @@ mod tests {
         // It opens and closes libraries until it sleeps.
         rustix::process::kill_process(rustix::process::Pid::from_child(&sleeper), rustix::process::Signal::STOP)
             .unwrap();
-        while farfork_sys::process::Stat::read(pid).unwrap().state != 'T' {
+        while farfork_sys::process::ProcStat::read(pid).unwrap().state != 'T' {
             std::thread::yield_now();
         }
-        let links = FdDirectory::links(pid).unwrap();
+        let links = FdDirectory::open_links(pid).unwrap();
         let now = OpenFd::read(&links, 0).unwrap();
-        let outcome_if_it_was = |kind: Kind| {
+        let outcome_if_it_was = |kind: FdKind| {
             let link = format!("{kind:?}").into_bytes();
             let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
-            let refusals = super::super::refusals((pid, Root::of(pid).unwrap()), &before);
-            (Contents::read(pid, (&before, &ProgramSockets::default()), None), refusals)
+            let refusals = super::super::refuse_open_files((pid, TreeRoot::find(pid).unwrap()), &before);
+            (OpenFileStates::read(pid, (&before, &DaemonSockets::default()), None), refusals)
         };
-        let outcomes = [Kind::Pipe, Kind::Socket, Kind::TimerFd, Kind::TerminalMaster].map(outcome_if_it_was);
-        let known = Contents::read(pid, (std::slice::from_ref(&now), &ProgramSockets::default()), None);
+        let outcomes = [FdKind::Pipe, FdKind::Socket, FdKind::TimerFd, FdKind::TerminalMaster].map(outcome_if_it_was);
+        let known = OpenFileStates::read(pid, (std::slice::from_ref(&now), &DaemonSockets::default()), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         for (read, refusals) in outcomes.into_iter().chain([(known, Ok(Vec::new()))]) {
             let mut contents = read.unwrap();
             assert_eq!(contents.pipes.keys().copied().collect::<Vec<_>>(), [now.inode]);
-            assert_eq!(contents.take_table().0[0], now);
+            assert_eq!(contents.take_fds().0[0], now);
             assert!(refusals.as_ref().is_ok_and(Vec::is_empty), "{refusals:?}");
         }
     }

@@ -11,33 +11,33 @@ use farfork_sys::process::{self, FdInfo};
 use super::OpenFd;
 
 /// A descriptor, and the process that has it.
-pub(super) type Descriptor = (i32, u32);
+pub(super) type ProcessFd = (i32, u32);
 
 /// What all descriptors of an open file have in common: device and inode, and an eventfd's number.
-pub(super) type Identity = (u64, u64, Option<u32>);
+pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 
 /// Of each open file the descriptor that it was first met under, and its index. Those that are alike are in the kernel's order.
 #[derive(Debug, Default)]
-pub(super) struct Firsts(BTreeMap<Identity, Vec<(Descriptor, u32)>>);
+pub(super) struct OpenFileIndex(BTreeMap<OpenFileKey, Vec<(ProcessFd, u32)>>);
 
 impl OpenFd {
     /// What it has in common with all that lead to its open file.
-    pub(super) fn identity(&self, info: &FdInfo) -> Identity {
+    pub(super) fn open_file_key(&self, info: &FdInfo) -> OpenFileKey {
         (self.device, self.inode, info.event_counter.and_then(|counter| counter.number))
     }
 }
 
-impl Firsts {
+impl OpenFileIndex {
     /// The open file that a descriptor leads to, with the descriptor that it was first met under; both processes stand. Else where it belongs
     /// among those that are alike. What the kernel does not tell, as of a process that was killed, is another file.
-    pub(super) fn of(&self, identity: Identity, descriptor: Descriptor) -> Result<(Descriptor, u32), usize> {
+    pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<(ProcessFd, u32), usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
-        let order = |first| process::order_of_open_files(first, descriptor).unwrap_or(Ordering::Less);
+        let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
         alike.binary_search_by(|(first, _)| order(*first)).map(|place| alike[place])
     }
 
     /// Adds an open file that a descriptor is the first to lead to, where it belongs.
-    pub(super) fn add(&mut self, identity: Identity, place: usize, first: (Descriptor, u32)) {
+    pub(super) fn insert(&mut self, identity: OpenFileKey, place: usize, first: (ProcessFd, u32)) {
         self.0.entry(identity).or_default().insert(place, first);
     }
 }
@@ -48,7 +48,7 @@ mod tests {
 
     use rustix::event::{EventfdFlags, eventfd};
 
-    use super::Firsts;
+    use super::OpenFileIndex;
 
     #[test]
     fn each_duplicate_is_found_among_many_of_one_inode() {
@@ -56,14 +56,14 @@ mod tests {
         let duplicates: Vec<OwnedFd> = files.iter().map(|file| file.try_clone().unwrap()).collect();
         let own = std::process::id().cast_signed();
         let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
-        let (mut firsts, identity) = (Firsts::default(), (0, 0, None));
+        let (mut firsts, identity) = (OpenFileIndex::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
-            let place = firsts.of(identity, descriptor(file)).expect_err("none of those before is it");
-            firsts.add(identity, place, (descriptor(file), index as u32));
+            let place = firsts.find(identity, descriptor(file)).expect_err("none of those before is it");
+            firsts.insert(identity, place, (descriptor(file), index as u32));
         }
         for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {
-            assert_eq!(firsts.of(identity, descriptor(duplicate)), Ok((descriptor(file), index as u32)));
+            assert_eq!(firsts.find(identity, descriptor(duplicate)), Ok((descriptor(file), index as u32)));
         }
-        assert_eq!(firsts.of((0, 1, None), descriptor(&files[0])), Err(0), "another inode");
+        assert_eq!(firsts.find((0, 1, None), descriptor(&files[0])), Err(0), "another inode");
     }
 }

@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fstatfs, ma
 
 /// What a descriptor leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) enum Kind {
+pub(in super::super) enum FdKind {
     /// A regular file; or anything that has a path, where the descriptor stands for the place alone (O_PATH).
     Regular,
     Directory,
@@ -32,7 +32,7 @@ pub(in super::super) enum Kind {
     SignalFd,
     Inotify,
     /// A pidfd.
-    Process,
+    PidFd,
     /// A memfd, a file that was deleted, or POSIX shared memory.
     Memory,
     /// `/dev/null` and its like.
@@ -42,7 +42,7 @@ pub(in super::super) enum Kind {
     TerminalMaster,
     Socket,
     /// A connection of the process to the daemon.
-    Program {
+    DaemonSocket {
         /// The one at which it waits to be told what it is.
         is_caller: bool,
     },
@@ -50,7 +50,7 @@ pub(in super::super) enum Kind {
     Other(String),
 }
 
-impl Kind {
+impl FdKind {
     /// Whether it is found by its path, on another node, too.
     pub(super) fn has_path(&self) -> bool {
         matches!(self, Self::Regular | Self::Directory | Self::NamedPipe)
@@ -71,7 +71,7 @@ const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)
 /// What is behind a link: its file's inode.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Inode {
-    found: Statx,
+    statx: Statx,
     pub(super) device: u64,
     pub(super) number: u64,
     /// The mount that it is reached by.
@@ -83,22 +83,22 @@ pub(super) struct Inode {
     /// Of the file system's blocks.
     block_bytes: u32,
     /// The device that it stands for, where it stands for one.
-    stands_for: u64,
+    device_number: u64,
     /// Whether it is a file that we do not find at its path.
-    is_its_own: bool,
+    is_absent_on_node: bool,
 }
 
 impl Inode {
     /// Follows a link of a process's, which reads `link`.
-    pub(super) fn behind((links, name): (&FdDirectory, &str), link: &[u8]) -> io::Result<Self> {
+    pub(super) fn read((links, name): (&FdDirectory, &str), link: &[u8]) -> io::Result<Self> {
         let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
         let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
         let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
         Ok(Self {
-            is_its_own: is_file
-                && !links.has_our_mounts()
-                && own::is_its_own(link, &found, (links.as_fd(), "../mountinfo", is_its)),
-            found,
+            is_absent_on_node: is_file
+                && !links.shares_mount_namespace()
+                && own::is_absent_on_node(link, &found, (links.as_fd(), "../mountinfo", is_its)),
+            statx: found,
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             number: found.stx_ino,
             mount: found.stx_mnt_id,
@@ -107,18 +107,18 @@ impl Inode {
             uid: found.stx_uid,
             gid: found.stx_gid,
             block_bytes: found.stx_blksize,
-            stands_for: makedev(found.stx_rdev_major, found.stx_rdev_minor),
+            device_number: makedev(found.stx_rdev_major, found.stx_rdev_minor),
         })
     }
 
     /// Whether a file that no path leads to may be none of data.
-    pub(super) fn may_be_kernels(&self, link: &[u8]) -> bool {
+    pub(super) fn may_be_pseudo_file(&self, link: &[u8]) -> bool {
         !link.starts_with(MEMFD_PREFIX) && !link.starts_with(SHARED_MEMORY_PREFIX)
     }
 
     /// What it is at this moment.
-    pub(super) fn version(&self) -> FileIdentity {
-        identity::from_statx(&self.found)
+    pub(super) fn identity(&self) -> FileIdentity {
+        identity::from_statx(&self.statx)
     }
 
     fn status(&self) -> FileStatus {
@@ -129,22 +129,26 @@ impl Inode {
 
 /// What stands for a descriptor of this kind, which has a path, where that leads to something else: a mount was taken away, or has covered it.
 /// A file is kept like a deleted one.
-pub(super) fn without_path(kind: &Kind, links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<Kind> {
-    if !kind.has_path() || inode.links == 0 || !links.has_our_mounts() || own::is_at(link, &inode.found) {
+pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<FdKind> {
+    if !kind.has_path() || inode.links == 0 || !links.shares_mount_namespace() || own::is_at_path(link, &inode.statx) {
         return None;
     }
     let is_file = FileType::from_raw_mode(inode.mode.into()).is_file();
-    Some(if is_file { Kind::Memory } else { Kind::Other(format!("{} {NO_PATH}", String::from_utf8_lossy(link))) })
+    Some(if is_file {
+        FdKind::Memory
+    } else {
+        FdKind::Other(format!("{} {NO_PATH_REASON}", String::from_utf8_lossy(link)))
+    })
 }
 
 /// Why a place is refused that only who has it open can get to.
-pub(in super::super) const NO_PATH: &str =
+pub(in super::super) const NO_PATH_REASON: &str =
     "is on a mount that was taken away, or is covered by one, so that no path leads there; that is not carried";
 
 /// What a file is that is the kernel's, and holds nothing, if it is one: there is nothing to copy.
-pub(super) fn of_the_kernels(links: &FdDirectory, number: &str, link: &[u8]) -> Option<Kind> {
+pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -> Option<FdKind> {
     /// POSIX message queues, of which mq_overview(7) tells; memfd_secret(2); `/proc`, `/sys`, and control groups.
-    const NAMES: [(u64, &str); 6] = [
+    const PSEUDO_FILE_SYSTEMS: [(u64, &str); 6] = [
         (0x1980_0202, "a POSIX message queue"),
         (0x5345_434d, "secret memory (memfd_secret), which nobody else may read"),
         (0x9fa0, "a file of /proc that is there no more"),
@@ -154,39 +158,39 @@ pub(super) fn of_the_kernels(links: &FdDirectory, number: &str, link: &[u8]) -> 
     ];
     let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let magic = fstatfs(place).ok()?.f_type as u64;
-    let (_, what) = NAMES.into_iter().find(|(known, _)| *known == magic)?;
-    Some(Kind::Other(format!("{} is {what}: not carried; close it first", String::from_utf8_lossy(link))))
+    let (_, what) = PSEUDO_FILE_SYSTEMS.into_iter().find(|(known, _)| *known == magic)?;
+    Some(FdKind::Other(format!("{} is {what}: not carried; close it first", String::from_utf8_lossy(link))))
 }
 
 /// What the link of a descriptor, `name` among `links`, leads to.
-pub(super) fn kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &Inode) -> Kind {
+pub(super) fn detect_kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &Inode) -> FdKind {
     let name = || String::from_utf8_lossy(link).into_owned();
     let file_type = FileType::from_raw_mode(inode.mode.into());
     if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {
         return anonymous_kind(anonymous);
     }
     let is_plain = file_type.is_file() || file_type.is_dir();
-    if link.starts_with(b"/") && !is_plain && is_place(links, number) {
-        return Kind::Regular;
+    if link.starts_with(b"/") && !is_plain && is_path_only(links, number) {
+        return FdKind::Regular;
     }
     if file_type.is_socket() {
-        Kind::Socket
+        FdKind::Socket
     } else if file_type.is_fifo() {
-        if link.starts_with(b"pipe:") || is_gone(link, inode) { Kind::Pipe } else { Kind::NamedPipe }
+        if link.starts_with(b"pipe:") || is_unlinked(link, inode) { FdKind::Pipe } else { FdKind::NamedPipe }
     } else if file_type.is_char_device() {
-        character_device(inode.stands_for, &name())
+        character_device(inode.device_number, &name())
     } else if file_type.is_block_device() {
-        Kind::Other(format!("block device {} cannot be carried", name()))
+        FdKind::Other(format!("block device {} cannot be carried", name()))
     } else if file_type.is_dir() {
-        if inode.links == 0 { Kind::DeletedDirectory(inode.status()) } else { Kind::Directory }
+        if inode.links == 0 { FdKind::DeletedDirectory(inode.status()) } else { FdKind::Directory }
     } else if file_type.is_file() && is_memory(link, inode, || is_on_hugetlbfs(links, number)) {
-        Kind::Memory
+        FdKind::Memory
     } else if link.starts_with(b"/") && file_type.is_file() {
-        Kind::Regular
+        FdKind::Regular
     } else if link.starts_with(b"pidfd:") {
-        Kind::Process
+        FdKind::PidFd
     } else {
-        Kind::Other(format!("{} cannot be carried", name()))
+        FdKind::Other(format!("{} cannot be carried", name()))
     }
 }
 
@@ -197,13 +201,13 @@ fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool)
     const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;
     let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
     is_without_path
-        || inode.is_its_own
-        || is_gone(link, inode)
+        || inode.is_absent_on_node
+        || is_unlinked(link, inode)
         || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
 }
 
 /// Whether no path leads to it any more, or none but one that nobody tells.
-fn is_gone(link: &[u8], inode: &Inode) -> bool {
+fn is_unlinked(link: &[u8], inode: &Inode) -> bool {
     let is_there = || {
         let found = fs::metadata(OsStr::from_bytes(link));
         found.is_ok_and(|found| (found.dev(), found.ino()) == (inode.device, inode.number))
@@ -212,42 +216,42 @@ fn is_gone(link: &[u8], inode: &Inode) -> bool {
 }
 
 /// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.
-fn is_place(links: &FdDirectory, number: &str) -> bool {
-    const OWNERS_RIGHTS: u32 = 0o700;
-    statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNERS_RIGHTS == 0)
+fn is_path_only(links: &FdDirectory, number: &str) -> bool {
+    const OWNER_PERMISSIONS: u32 = 0o700;
+    statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNER_PERMISSIONS == 0)
 }
 
 fn is_on_hugetlbfs(links: &FdDirectory, number: &str) -> bool {
     let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    place.is_ok_and(|place| hugetlbfs::has(place).unwrap_or(false))
+    place.is_ok_and(|place| hugetlbfs::is_on_hugetlbfs(place).unwrap_or(false))
 }
 
-fn anonymous_kind(name: &[u8]) -> Kind {
+fn anonymous_kind(name: &[u8]) -> FdKind {
     match name {
-        b"[eventfd]" => Kind::EventFd,
-        b"[eventpoll]" => Kind::Epoll,
-        b"[timerfd]" => Kind::TimerFd,
-        b"[signalfd]" => Kind::SignalFd,
-        b"inotify" => Kind::Inotify,
-        b"[pidfd]" => Kind::Process,
-        other => Kind::Other(format!("{} is not carried yet; close it first", String::from_utf8_lossy(other))),
+        b"[eventfd]" => FdKind::EventFd,
+        b"[eventpoll]" => FdKind::Epoll,
+        b"[timerfd]" => FdKind::TimerFd,
+        b"[signalfd]" => FdKind::SignalFd,
+        b"inotify" => FdKind::Inotify,
+        b"[pidfd]" => FdKind::PidFd,
+        other => FdKind::Other(format!("{} is not carried yet; close it first", String::from_utf8_lossy(other))),
     }
 }
 
-fn character_device(device: u64, name: &str) -> Kind {
+fn character_device(device: u64, name: &str) -> FdKind {
     /// `/dev/ptmx`.
-    const MASTER: (u32, u32) = (5, 2);
+    const PTMX_DEVICE: (u32, u32) = (5, 2);
     /// Majors of terminals: virtual consoles and serial lines, /dev/tty and /dev/console, Unix 98 ptys (136 to 143).
-    const TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [4..=5, 136..=143];
+    const PTS_MAJORS: [std::ops::RangeInclusive<u32>; 2] = [4..=5, 136..=143];
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    if (major, minor) == MASTER {
-        return Kind::TerminalMaster;
+    if (major, minor) == PTMX_DEVICE {
+        return FdKind::TerminalMaster;
     }
     if CARRIED_DEVICES.contains(&(major, minor)) {
-        Kind::Device
-    } else if TERMINALS.iter().any(|majors| majors.contains(&major)) {
-        Kind::Terminal
+        FdKind::Device
+    } else if PTS_MAJORS.iter().any(|majors| majors.contains(&major)) {
+        FdKind::Terminal
     } else {
-        Kind::Other(format!("device {name} cannot be carried"))
+        FdKind::Other(format!("device {name} cannot be carried"))
     }
 }

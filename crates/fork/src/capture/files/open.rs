@@ -7,93 +7,103 @@
 use farfork_sys::process::FdInfo;
 
 use crate::capture::error::CaptureError;
-use crate::capture::files::{self, Contents, Files, OpenFd, OpenFiles, Threads};
+use crate::capture::files::{self, OpenFd, OpenFileStates, OpenFileTable, PidTranslation, ProcessFiles};
 use crate::capture::shared::SharedCopies;
-use crate::capture::stand::Standing;
-use crate::capture::state::likeness::Likeness;
-use crate::capture::state::root::Root;
+use crate::capture::stand::PausedProcess;
+use crate::capture::state::likeness::ProcessRoot;
+use crate::capture::state::root::TreeRoot;
 use crate::capture::survey::Survey;
-use crate::capture::tree::{Family, Kin, Relative};
+use crate::capture::tree::{ProcessTree, TreeProcess, TreeRelations};
 
 /// What they have open, and what was needed to tell.
-pub(in crate::capture) struct Open {
+pub(in crate::capture) struct TreeFiles {
     /// Of each process, the first one first, with what else was read of it.
-    pub(in crate::capture) own: Vec<(Files, Likeness)>,
-    pub(in crate::capture) all: OpenFiles,
-    pub(in crate::capture) copies: SharedCopies,
-    pub(in crate::capture) kin: Kin,
+    pub(in crate::capture) processes: Vec<(ProcessFiles, ProcessRoot)>,
+    pub(in crate::capture) table: OpenFileTable,
+    pub(in crate::capture) shared_copies: SharedCopies,
+    pub(in crate::capture) relations: TreeRelations,
 }
 
 /// What is known of the whole tree.
-struct Known<'a> {
-    root: Root,
-    family: &'a Family,
-    copies: &'a SharedCopies,
-    kin: &'a Kin,
+struct TreeContext<'a> {
+    root: TreeRoot,
+    tree: &'a ProcessTree,
+    shared_copies: &'a SharedCopies,
+    relations: &'a TreeRelations,
     /// What has pipes and sockets of all.
-    pool: &'a Contents,
+    tree_states: &'a OpenFileStates,
 }
 
-impl Open {
+impl TreeFiles {
     /// Reads it of all processes, which stand.
-    pub(in crate::capture) fn read(family: &Family, standing: &mut [Standing]) -> Result<Self, CaptureError> {
-        let first = &family.relatives[0].prepared.survey;
+    pub(in crate::capture) fn read(family: &ProcessTree, standing: &mut [PausedProcess]) -> Result<Self, CaptureError> {
+        let first = &family.processes[0].prepared.survey;
         let refused = |refusals| CaptureError::refused(first.pid, refusals);
-        let root = Root::of(first.pid)?;
-        let mut kin = Kin::of(family).map_err(refused)?;
-        let mut copies = standing[0].take_copies()?;
-        let mut contents = vec![standing[0].take_contents()?];
+        let root = TreeRoot::find(first.pid)?;
+        let mut kin = TreeRelations::from_tree(family).map_err(refused)?;
+        let mut copies = standing[0].take_shared_copies()?;
+        let mut contents = vec![standing[0].take_file_states()?];
         for one in &mut standing[1..] {
-            copies.absorb(one.take_copies()?);
-            contents.push(one.take_contents()?);
+            copies.merge(one.take_shared_copies()?);
+            contents.push(one.take_file_states()?);
         }
-        let held = contents.iter().zip(family.relatives.iter().map(Relative::pid));
+        let held = contents.iter().zip(family.processes.iter().map(TreeProcess::pid));
         let held = held.flat_map(|(contents, pid)| contents.terminals(pid));
-        files::foregrounds(held.clone()).for_each(|(session, group)| kin.revive(session, group));
-        let terminals = files::describe_terminals(held, &kin.seats, root).map_err(refused)?;
+        files::foreground_groups(held.clone()).for_each(|(session, group)| kin.add_foreground_leader(session, group));
+        let terminals = files::describe_terminals(held, &kin.session_members, root).map_err(refused)?;
 
-        let mut all = OpenFiles::of(terminals);
-        let tables: Vec<_> = contents.iter_mut().map(Contents::take_table).collect();
+        let mut all = OpenFileTable::with_terminals(terminals);
+        let tables: Vec<_> = contents.iter_mut().map(OpenFileStates::take_fds).collect();
         let mut pool = std::mem::take(&mut contents[0]);
-        contents[1..].iter_mut().for_each(|contents| pool.absorb(contents));
-        let known = Known { root, family, copies: &copies, kin: &kin, pool: &pool };
+        contents[1..].iter_mut().for_each(|contents| pool.merge(contents));
+        let known = TreeContext { root, tree: family, shared_copies: &copies, relations: &kin, tree_states: &pool };
         let mut own = Vec::with_capacity(standing.len());
         for (index, (one, table)) in standing.iter_mut().zip(tables).enumerate() {
             let contents = if index == 0 { &pool } else { &contents[index] };
-            let (survey, likeness) = (&family.relatives[index].prepared.survey, one.take_likeness()?);
+            let (survey, likeness) = (&family.processes[index].prepared.survey, one.take_root()?);
             if let Some(refusal) = root.refusal(survey.pid, &likeness.root) {
                 return Err(refused(vec![refusal]));
             }
-            let files = known.files_of(survey, (contents, table), &mut all)?;
+            let files = known.build_process_files(survey, (contents, table), &mut all)?;
             own.push((files, likeness));
         }
-        let threads = Threads { pid: first.pid, profiles: &first.profiles, ids: &kin.ids };
-        all.deliver((first.pid, root), &pool, &copies, threads)?;
-        Ok(Self { own, all, copies, kin })
+        let threads = PidTranslation { pid: first.pid, profiles: &first.profiles, inner_ids: &kin.inner_ids };
+        all.add_inflight((first.pid, root), &pool, &copies, threads)?;
+        Ok(Self { processes: own, table: all, shared_copies: copies, relations: kin })
     }
 }
 
-impl Known<'_> {
+impl TreeContext<'_> {
     /// Those of one process, with its table of descriptors; its own `contents` are those of all, where it is the first.
-    fn files_of(
+    fn build_process_files(
         &self,
         survey: &Survey,
-        (contents, (mut fds, infos)): (&Contents, (Vec<OpenFd>, Vec<FdInfo>)),
-        all: &mut OpenFiles,
-    ) -> Result<Files, CaptureError> {
+        (contents, (mut fds, infos)): (&OpenFileStates, (Vec<OpenFd>, Vec<FdInfo>)),
+        all: &mut OpenFileTable,
+    ) -> Result<ProcessFiles, CaptureError> {
         let pid = survey.pid;
         if all.streams().is_none() {
-            let streams = self.family.streams.now(&fds);
-            all.begin(streams.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?);
+            let streams = self.tree.streams.refresh(&fds);
+            all.set_streams(
+                streams.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?,
+            );
         }
         if let Some(streams) = all.streams() {
-            streams.mark(pid, &mut fds);
+            streams.mark_standard(pid, &mut fds);
         }
-        let refusals = files::refusals((pid, self.root), &fds)?;
+        let refusals = files::refuse_open_files((pid, self.root), &fds)?;
         if !refusals.is_empty() {
             return Err(CaptureError::refused(pid, refusals));
         }
-        let threads = Threads { pid, profiles: &survey.profiles, ids: &self.kin.ids };
-        Files::build(pid, self.root, (&fds, &infos), (contents, self.pool), self.copies, threads, all)
+        let threads = PidTranslation { pid, profiles: &survey.profiles, inner_ids: &self.relations.inner_ids };
+        ProcessFiles::build(
+            pid,
+            self.root,
+            (&fds, &infos),
+            (contents, self.tree_states),
+            self.shared_copies,
+            threads,
+            all,
+        )
     }
 }

@@ -16,17 +16,17 @@ use rustix::io::Errno;
 
 /// Whether a process that sees other mounts than we do has its own file at `path`. `found`: what statx(2) tells of it; `mounts`: where the process's
 /// table of mounts is, below which directory, and which of them is the file's.
-pub(in crate::capture) fn is_its_own(
+pub(in crate::capture) fn is_absent_on_node(
     path: &[u8],
     found: &Statx,
     mounts: (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool),
 ) -> bool {
-    !is_as_here(path, found) && is_not_bound(mounts).unwrap_or(true)
+    !has_same_times(path, found) && is_not_bind_mount(mounts).unwrap_or(true)
 }
 
 /// Whether the path that a process with our mounts has something at leads there, of which statx(2) tells `found`. None does where something was
 /// mounted over it since, or its own mount was taken away (MNT_DETACH).
-pub(in crate::capture) fn is_at(path: &[u8], found: &Statx) -> bool {
+pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
     let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
     let path = Path::new(OsStr::from_bytes(path));
     match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID) {
@@ -37,15 +37,15 @@ pub(in crate::capture) fn is_at(path: &[u8], found: &Statx) -> bool {
 }
 
 /// The same of a file that is mapped: an overlay's is the one in its layer, by another mount.
-pub(in crate::capture) fn is_mapped_from(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
+pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
     /// One that is written meanwhile looks otherwise each time.
-    const LOOKS_MAX: usize = 3;
-    let is_it = |found: &Statx| is_at(path, found) || is_as_here(path, found);
-    (0..LOOKS_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
+    const STAT_RETRIES_MAX: usize = 3;
+    let is_it = |found: &Statx| is_at_path(path, found) || has_same_times(path, found);
+    (0..STAT_RETRIES_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
 }
 
 /// Whether we find the same at its path. An overlay shows times and size of the file below, but numbers of its own.
-fn is_as_here(path: &[u8], found: &Statx) -> bool {
+fn has_same_times(path: &[u8], found: &Statx) -> bool {
     let look = |found: &Statx| {
         let [modified, changed] = [found.stx_mtime, found.stx_ctime].map(|time| (time.tv_sec, time.tv_nsec));
         (found.stx_size, modified, changed)
@@ -55,7 +55,7 @@ fn is_as_here(path: &[u8], found: &Statx) -> bool {
 }
 
 /// Of a container of ours only what lies on a mount that was made for it: what its user has bound there is for its children, too.
-fn is_not_bound((directory, name, is_its): (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool)) -> io::Result<bool> {
+fn is_not_bind_mount((directory, name, is_its): (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool)) -> io::Result<bool> {
     let mut text = Vec::new();
     let mounts = openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     File::from(mounts).read_to_end(&mut text)?;

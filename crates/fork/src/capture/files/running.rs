@@ -9,75 +9,76 @@ use farfork_sys::pidfd;
 use farfork_sys::process::{FdDirectory, FdInfo};
 use rustix::time::timerfd_gettime;
 
-use super::build::{FOREIGN_OWNER, Threads};
+use super::build::{FOREIGN_OWNER_REASON, PidTranslation};
 use super::contents::O_ASYNC;
-use super::firsts::Firsts;
+use super::firsts::OpenFileIndex;
 use super::made::LockHolder;
-use super::{Kind, OpenFd, made, object, unread};
+use super::{FdKind, OpenFd, fd_object, fd_read_error, made};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::state::root::Root;
-use crate::capture::survey::Profile;
+use crate::capture::state::root::TreeRoot;
+use crate::capture::survey::ThreadProfile;
 
 /// The open files of a tree, looked at one process after the other.
 #[derive(Debug, Default)]
-pub(in crate::capture) struct RunningFiles {
+pub(in crate::capture) struct RunningFileCheck {
     /// An open file is looked at where it is met first, as in a capture.
-    firsts: Firsts,
+    index: OpenFileIndex,
 }
 
 /// A process whose files are looked at.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::capture) struct FileOwningProcess<'a> {
+pub(in crate::capture) struct CheckedProcess<'a> {
     pub(in crate::capture) pid: i32,
     /// What shows the tree's files.
-    pub(in crate::capture) root: Root,
+    pub(in crate::capture) root: TreeRoot,
     pub(in crate::capture) fds: &'a [OpenFd],
-    pub(in crate::capture) profiles: &'a BTreeMap<i32, Profile>,
+    pub(in crate::capture) profiles: &'a BTreeMap<i32, ThreadProfile>,
 }
 
-impl RunningFiles {
+impl RunningFileCheck {
     /// What of the files of one more process would be refused.
-    pub(in crate::capture) fn refusals(&mut self, of: FileOwningProcess<'_>) -> Result<Vec<Refusal>, CaptureError> {
+    pub(in crate::capture) fn refusals(&mut self, of: CheckedProcess<'_>) -> Result<Vec<Refusal>, CaptureError> {
         let pid = of.pid;
-        let infos = FdDirectory::infos(pid).map_err(CaptureError::read(pid, "the open files"))?;
-        let links = FdDirectory::links(pid).map_err(CaptureError::read(pid, "the open files"))?;
-        let process = pidfd::open(pid).map_err(CaptureError::read(pid, "the open files"))?;
+        let infos = FdDirectory::open_infos(pid).map_err(CaptureError::reading(pid, "the open files"))?;
+        let links = FdDirectory::open_links(pid).map_err(CaptureError::reading(pid, "the open files"))?;
+        let process = pidfd::open(pid).map_err(CaptureError::reading(pid, "the open files"))?;
         let mut refusals = Vec::new();
-        for fd in of.fds.iter().filter(|fd| !fd.is_standard) {
+        for fd in of.fds.iter().filter(|fd| !fd.is_standard_stream) {
             let reasons = match infos.info(fd.number) {
-                Ok(info) => self.reasons((of, fd), info, (&infos, &links, &process)),
+                Ok(info) => self.fd_refusals((of, fd), info, (&infos, &links, &process)),
                 Err(error) => Err(error),
             };
             match reasons {
                 Ok(reasons) => {
-                    refusals.extend(reasons.into_iter().map(|why| Refusal::new(object(pid, fd.number), why)))
+                    refusals.extend(reasons.into_iter().map(|why| Refusal::new(fd_object(pid, fd.number), why)))
                 }
                 // It was closed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(unread(pid, fd.number, error)),
+                Err(error) => return Err(fd_read_error(pid, fd.number, error)),
             }
         }
         Ok(refusals)
     }
 
-    fn reasons(
+    fn fd_refusals(
         &mut self,
-        (of, fd): (FileOwningProcess<'_>, &OpenFd),
+        (of, fd): (CheckedProcess<'_>, &OpenFd),
         mut info: FdInfo,
         (infos, links, process): (&FdDirectory, &FdDirectory, &OwnedFd),
     ) -> io::Result<Vec<String>> {
-        let (identity, descriptor) = (fd.identity(&info), (of.pid, fd.number));
-        match self.firsts.of(identity, descriptor) {
+        let (identity, descriptor) = (fd.open_file_key(&info), (of.pid, fd.number));
+        match self.index.find(identity, descriptor) {
             Ok(_) => return Ok(Vec::new()),
-            Err(place) => self.firsts.add(identity, place, (descriptor, 0)),
+            Err(place) => self.index.insert(identity, place, (descriptor, 0)),
         }
-        let holder = LockHolder::of(of.pid, of.profiles);
+        let holder = LockHolder::new(of.pid, of.profiles);
         let mut reasons: Vec<String> =
-            info.locks.iter().filter_map(|entry| made::lock(holder, fd.number, entry).err()).collect();
-        if fd.has_contents() && info.flags & O_ASYNC != 0 {
-            let owner = farfork_sys::owner::of_file(fd.copy_of(process)?.as_fd())?;
-            let threads = Threads { pid: of.pid, profiles: of.profiles, ids: &BTreeMap::new() };
-            reasons.extend(threads.owner(fd.number, &owner).is_none().then(|| FOREIGN_OWNER.to_owned()));
+            info.locks.iter().filter_map(|entry| made::build_lock(holder, fd.number, entry).err()).collect();
+        if fd.has_shared_state() && info.flags & O_ASYNC != 0 {
+            let owner = farfork_sys::owner::read_fd_owner(fd.duplicate(process)?.as_fd())?;
+            let threads = PidTranslation { pid: of.pid, profiles: of.profiles, inner_ids: &BTreeMap::new() };
+            reasons
+                .extend(threads.translate_owner(fd.number, &owner).is_none().then(|| FOREIGN_OWNER_REASON.to_owned()));
         }
         // Opened since the table was read, where it is not there.
         let is_open = |number: u32, inode: u64| {
@@ -85,14 +86,14 @@ impl RunningFiles {
                 || OpenFd::read(links, number).is_ok_and(|now| now.inode == inode)
         };
         match fd.kind {
-            Kind::TimerFd => {
-                timerfd_gettime(fd.copy_of(process)?)?;
+            FdKind::TimerFd => {
+                timerfd_gettime(fd.duplicate(process)?)?;
                 info = infos.info(fd.number)?;
-                reasons.extend(made::timer_fd(&info, info.flags).err());
+                reasons.extend(made::build_timer_fd(&info, info.flags).err());
             }
-            Kind::SignalFd => reasons.extend(made::signal_fd(&info, info.flags).err()),
-            Kind::Inotify => reasons.extend(made::inotify(of.root, &info, 0, info.flags).err()),
-            Kind::Epoll => reasons.extend(made::lost_targets(&info, is_open)),
+            FdKind::SignalFd => reasons.extend(made::build_signal_fd(&info, info.flags).err()),
+            FdKind::Inotify => reasons.extend(made::build_inotify(of.root, &info, 0, info.flags).err()),
+            FdKind::Epoll => reasons.extend(made::find_closed_targets(&info, is_open)),
             _ => {}
         }
         Ok(reasons)

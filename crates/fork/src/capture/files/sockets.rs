@@ -15,13 +15,13 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farfork_sys::socket;
-use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
-use farfork_wire::descriptor::{Message, Socket, SocketFile, SocketState, internet_address};
+use farfork_sys::socket_diagnosis::{SockDiag, UnixSocket};
+use farfork_wire::descriptor::{Socket, SocketFile, SocketMessage, SocketState, parse_internet_address};
 
 use netlink::NETLINK;
-pub(super) use options::{Usual, options};
-use tcp::Tcp;
-pub(super) use unix::Arrived;
+pub(super) use options::{SocketDefaultsCache, read_options};
+use tcp::TcpState;
+pub(super) use unix::QueuedMessage;
 
 const UNIX: u32 = 1;
 const INET: u32 = 2;
@@ -35,7 +35,7 @@ const UDP: u32 = 17;
 
 const SOL_SOCKET: u32 = 1;
 
-const URGENT_DATA: &str = "urgent data waits in it (MSG_OOB), which is not carried; let it read that first";
+const URGENT_DATA_REASON: &str = "urgent data waits in it (MSG_OOB), which is not carried; let it read that first";
 
 /// TCP_*, which all sockets have as states.
 const CONNECTED: u8 = 1;
@@ -44,27 +44,27 @@ const LISTENING: u8 = 10;
 
 /// What a socket is by birth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Birth {
+struct SocketSpec {
     family: u32,
-    kind: u32,
+    socket_type: u32,
     protocol: u32,
 }
 
-impl Birth {
-    fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+impl SocketSpec {
+    fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         const SO_TYPE: u32 = 3;
         const SO_PROTOCOL: u32 = 38;
         const SO_DOMAIN: u32 = 39;
-        let number = |name| socket::number_option(fd, SOL_SOCKET, name).map(i32::cast_unsigned);
-        Ok(Self { family: number(SO_DOMAIN)?, kind: number(SO_TYPE)?, protocol: number(SO_PROTOCOL)? })
+        let number = |name| socket::read_number_option(fd, SOL_SOCKET, name).map(i32::cast_unsigned);
+        Ok(Self { family: number(SO_DOMAIN)?, socket_type: number(SO_TYPE)?, protocol: number(SO_PROTOCOL)? })
     }
 
     fn refusal(self) -> Option<String> {
-        match (self.family, self.kind, self.protocol) {
+        match (self.family, self.socket_type, self.protocol) {
             (UNIX, STREAM | DATAGRAM | SEQUENCED, _) | (INET | INET6, STREAM, TCP) | (INET | INET6, DATAGRAM, UDP) => {
                 None
             }
-            (NETLINK, DATAGRAM | RAW, protocol) if netlink::is_carried(protocol) => None,
+            (NETLINK, DATAGRAM | RAW, protocol) if netlink::is_supported_protocol(protocol) => None,
             (family, kind, protocol) => Some(format!(
                 "sockets of its kind (family {family}, type {kind}, protocol {protocol}) are not carried; close it first"
             )),
@@ -73,24 +73,24 @@ impl Birth {
 }
 
 /// Why a socket cannot be carried, as far as that shows from its birth.
-pub(super) fn refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
-    Ok(Birth::of(fd)?.refusal())
+pub(super) fn spec_refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
+    Ok(SocketSpec::read(fd)?.refusal())
 }
 
 /// Whether a socket has an address that only its network's interfaces have: every network has the loopback's.
-pub(super) fn is_of_an_interface(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    if !matches!(Birth::of(fd)?.family, INET | INET6) {
+pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    if !matches!(SocketSpec::read(fd)?.family, INET | INET6) {
         return Ok(false);
     }
-    let address = internet_address(&socket::own_address(fd)?);
+    let address = parse_internet_address(&socket::local_address(fd)?);
     let of_interface = |address: IpAddr| !address.is_unspecified() && !address.is_loopback();
     Ok(address.is_some_and(|address| of_interface(address.ip())))
 }
 
 /// Whether the kernel must be asked for a socket's other end, or for the ways that are shut down.
-pub(super) fn has_hidden_end(fd: BorrowedFd<'_>) -> bool {
+pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     let is_connected = || socket::peer_address(fd).is_ok();
-    Birth::of(fd).is_ok_and(|birth| match (birth.family, birth.kind) {
+    SocketSpec::read(fd).is_ok_and(|birth| match (birth.family, birth.socket_type) {
         (UNIX, _) => true,
         (INET | INET6, DATAGRAM) => is_connected(),
         _ => tcp::is_over_loopback(fd, birth),
@@ -98,19 +98,19 @@ pub(super) fn has_hidden_end(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether a socket was made by a process for itself: it listens, or is one of a pair of Unix sockets whose other end that process made.
-pub(super) fn is_made_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
+pub(super) fn is_created_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
     const SO_PEERCRED: u32 = 17;
     const SO_ACCEPTCONN: u32 = 30;
-    let peer = || socket::option(fd, SOL_SOCKET, SO_PEERCRED);
-    let listens = socket::number_option(fd, SOL_SOCKET, SO_ACCEPTCONN)? != 0;
-    Ok(listens || (Birth::of(fd)?.family == UNIX && peer()?.starts_with(&pid.to_ne_bytes())))
+    let peer = || socket::read_option(fd, SOL_SOCKET, SO_PEERCRED);
+    let listens = socket::read_number_option(fd, SOL_SOCKET, SO_ACCEPTCONN)? != 0;
+    Ok(listens || (SocketSpec::read(fd)?.family == UNIX && peer()?.starts_with(&pid.to_ne_bytes())))
 }
 
 /// A socket as it stood.
 #[derive(Debug)]
 pub(in super::super) struct SocketContents {
-    birth: Birth,
-    own: Vec<u8>,
+    spec: SocketSpec,
+    address: Vec<u8>,
     /// Of the internet, whether it gets a port with its connection alone (IP_BIND_ADDRESS_NO_PORT): it may be bound without one.
     lacks_port: bool,
     peer: Option<Vec<u8>>,
@@ -120,9 +120,9 @@ pub(in super::super) struct SocketContents {
     /// Of a Unix socket, what it is bound to; its path as we see it.
     file: Option<SocketFile>,
     /// Of a TCP socket.
-    tcp: Option<Tcp>,
-    pub(super) received: Vec<Arrived>,
-    shut_down: u32,
+    tcp: Option<TcpState>,
+    pub(super) receive_queue: Vec<QueuedMessage>,
+    shutdown: u32,
     /// Of a Unix socket without a known other end, what that has not read.
     unread_bytes: u32,
     /// Of a Unix socket, whether its other end was closed before it had read all, which nobody has heard of yet.
@@ -132,12 +132,12 @@ pub(in super::super) struct SocketContents {
 }
 
 /// Reads a socket of a process that stands still.
-pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> io::Result<SocketContents> {
+pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<SocketContents> {
     let fd = fd.as_fd();
-    let birth = Birth::of(fd)?;
+    let birth = SocketSpec::read(fd)?;
     let mut contents = SocketContents {
-        birth,
-        own: socket::own_address(fd)?,
+        spec: birth,
+        address: socket::local_address(fd)?,
         lacks_port: matches!(birth.family, INET | INET6) && lacks_port(fd)?,
         peer: socket::peer_address(fd).ok(),
         state: CLOSED,
@@ -145,16 +145,16 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
         unix: None,
         file: None,
         tcp: None,
-        received: Vec::new(),
-        shut_down: 0,
+        receive_queue: Vec::new(),
+        shutdown: 0,
         unread_bytes: 0,
         is_reset: false,
         refusal: birth.refusal(),
     };
     match birth.family {
         UNIX => contents.read_unix(fd, inode, diagnosis)?,
-        INET | INET6 if birth.kind == STREAM => contents.read_tcp(fd, diagnosis)?,
-        INET | INET6 => contents.read_udp(fd, diagnosis)?,
+        INET | INET6 if birth.socket_type == STREAM => contents.read_tcp(fd, diagnosis)?,
+        INET | INET6 => contents.read_udp_shutdown(fd, diagnosis)?,
         NETLINK => contents.read_netlink(fd)?,
         _ => {}
     }
@@ -164,24 +164,24 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
 fn lacks_port(fd: BorrowedFd<'_>) -> io::Result<bool> {
     const SOL_IP: u32 = 0;
     const IP_BIND_ADDRESS_NO_PORT: u32 = 24;
-    Ok(socket::number_option(fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT)? != 0)
+    Ok(socket::read_number_option(fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT)? != 0)
 }
 
 impl SocketContents {
-    fn refuse(&mut self, reason: String) {
+    fn set_refusal(&mut self, reason: String) {
         self.refusal.get_or_insert(reason);
     }
 
     /// Which ways of UDP are shut down; only a socket that is connected can be told to.
-    fn read_udp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&Diagnosis>) -> io::Result<()> {
+    fn read_udp_shutdown(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         const SO_COOKIE: u32 = 57;
-        let ends = (internet_address(&self.own), self.peer.as_deref().and_then(internet_address));
+        let ends = (parse_internet_address(&self.address), self.peer.as_deref().and_then(parse_internet_address));
         if let (Some(diagnosis), (Some(own), Some(peer))) = (diagnosis, ends) {
-            let cookie = socket::option(fd, SOL_SOCKET, SO_COOKIE)?;
+            let cookie = socket::read_option(fd, SOL_SOCKET, SO_COOKIE)?;
             let cookie = u64::from_ne_bytes(cookie.try_into().map_err(|_| io::ErrorKind::InvalidData)?);
             // A kernel without CONFIG_INET_UDP_DIAG does not tell.
-            let told = diagnosis.shut_down_of_udp(own, peer, cookie).unwrap_or_default();
-            self.shut_down = told.unwrap_or(0).into();
+            let told = diagnosis.udp_shutdown(own, peer, cookie).unwrap_or_default();
+            self.shutdown = told.unwrap_or(0).into();
         }
         Ok(())
     }
@@ -189,58 +189,70 @@ impl SocketContents {
 
 /// The sockets of a process, by inode, and how its pairs are numbered. Files and senders of messages are added by others.
 #[derive(Debug)]
-pub(super) struct Sockets<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
+pub(super) struct SocketTable<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
-impl Sockets<'_> {
+impl SocketTable<'_> {
     /// A socket as a descriptor holds it, without its options; or why it cannot be carried.
-    pub(super) fn describe(&self, (inode, contents): (u64, &SocketContents), flags: u32) -> Result<Socket, String> {
+    pub(super) fn build_socket(&self, (inode, contents): (u64, &SocketContents), flags: u32) -> Result<Socket, String> {
         if let Some(reason) = &contents.refusal {
             return Err(reason.clone());
         }
-        let Birth { family, kind, protocol } = contents.birth;
+        let SocketSpec { family, socket_type: kind, protocol } = contents.spec;
         let state = self.state(inode, contents)?;
         let keeps_queue = !matches!(state, SocketState::Listening { .. });
-        let message = |one: &Arrived| Message { bytes: one.bytes.clone(), ..Message::default() };
-        let received: Vec<Message> =
-            if keeps_queue { contents.received.iter().map(message).collect() } else { Vec::new() };
-        if matches!(state, SocketState::Idle { .. }) && !received.is_empty() {
+        let message = |one: &QueuedMessage| SocketMessage { bytes: one.bytes.clone(), ..SocketMessage::default() };
+        let received: Vec<SocketMessage> =
+            if keeps_queue { contents.receive_queue.iter().map(message).collect() } else { Vec::new() };
+        if matches!(state, SocketState::Unconnected { .. }) && !received.is_empty() {
             return Err("messages wait in it, whose senders are not carried; let it read them first".to_owned());
         }
-        let (options, shut_down) = (Vec::new(), contents.shut_down);
-        let mut socket = Socket { family, kind, protocol, flags, state, file: None, options, received, shut_down };
-        socket.file = socket.bound_path().and(contents.file.clone());
+        let (options, shut_down) = (Vec::new(), contents.shutdown);
+        let mut socket = Socket {
+            family,
+            kind,
+            protocol,
+            flags,
+            state,
+            file: None,
+            options,
+            received_messages: received,
+            shutdown_flags: shut_down,
+        };
+        socket.file = socket.bind_path().and(contents.file.clone());
         Ok(socket)
     }
 
     fn state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
-        let is_datagram = contents.birth.kind == DATAGRAM;
-        if let Some(waiting) = self.unix_waiting(inode, contents) {
+        let is_datagram = contents.spec.socket_type == DATAGRAM;
+        if let Some(waiting) = self.pending_state(inode, contents) {
             return waiting;
         }
         if contents.state == LISTENING {
-            return Ok(SocketState::Listening { address: contents.bound(), backlog: contents.backlog });
+            return Ok(SocketState::Listening { address: contents.bound_address(), backlog: contents.backlog });
         }
         if let Some((other, peer)) = self.mutual_peer(inode, contents) {
-            return self.paired((inode, contents), (other, peer));
+            return self.build_paired((inode, contents), (other, peer));
         }
-        match contents.birth.family {
-            UNIX if is_datagram && contents.peer_is_none() => {
-                Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
+        match contents.spec.family {
+            UNIX if is_datagram && contents.has_unnamed_peer() => {
+                Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
             }
-            UNIX if is_datagram && self.is_own_address(contents) => {
-                Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })
+            UNIX if is_datagram && self.is_own_address(contents) => Ok(SocketState::Unconnected {
+                address: contents.bound_address(),
+                peer: contents.peer.clone().unwrap_or_default(),
+            }),
+            UNIX if contents.has_unnamed_peer() && contents.state != CONNECTED => {
+                Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
             }
-            UNIX if contents.peer_is_none() && contents.state != CONNECTED => {
-                Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
-            }
-            UNIX => Ok(SocketState::Cut { is_reset: contents.is_reset }),
-            NETLINK => Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() }),
-            _ if is_datagram => {
-                Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })
-            }
-            _ if contents.has_ended() => Ok(SocketState::Ended { address: contents.bound() }),
-            _ if contents.state == CLOSED && contents.shut_down == 0 => {
-                Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
+            UNIX => Ok(SocketState::PeerOutside { is_reset: contents.is_reset }),
+            NETLINK => Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() }),
+            _ if is_datagram => Ok(SocketState::Unconnected {
+                address: contents.bound_address(),
+                peer: contents.peer.clone().unwrap_or_default(),
+            }),
+            _ if contents.has_ended() => Ok(SocketState::ShutDown { address: contents.bound_address() }),
+            _ if contents.state == CLOSED && contents.shutdown == 0 => {
+                Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
             }
             _ => self.tcp_state(inode, contents),
         }
@@ -256,72 +268,74 @@ impl Sockets<'_> {
     }
 
     /// Of a connection the accepted end has the name of the listener. Others have names that they were bound to.
-    fn paired(
+    fn build_paired(
         &self,
         (inode, contents): (u64, &SocketContents),
         (other, peer): (u64, &SocketContents),
     ) -> Result<SocketState, String> {
         let pair = inode.min(other) as u32;
-        let was_accepted = |end: &SocketContents| contents.birth.kind != DATAGRAM && self.is_listeners(&end.bound());
+        let was_accepted = |end: &SocketContents| {
+            contents.spec.socket_type != DATAGRAM && self.is_listener_address(&end.bound_address())
+        };
         let (through, is_first, address) = match (was_accepted(contents), was_accepted(peer)) {
             (false, false) => {
-                if ![contents, peer].iter().all(|end| self.can_be_bound_again(end)) {
+                if ![contents, peer].iter().all(|end| self.can_rebind(end)) {
                     return Err("it is connected with another of the process by a name that nobody listens at any \
                                 more: not carried; close it first"
                         .to_owned());
                 }
-                (Vec::new(), inode < other, contents.bound())
+                (Vec::new(), inode < other, contents.bound_address())
             }
-            (true, false) => (contents.bound(), false, Vec::new()),
-            (false, true) => (peer.bound(), true, contents.bound()),
+            (true, false) => (contents.bound_address(), false, Vec::new()),
+            (false, true) => (peer.bound_address(), true, contents.bound_address()),
             (true, true) => {
                 return Err("it is connected with another of the process, and both have names that others listen at: \
                             not carried; close it first"
                     .to_owned());
             }
         };
-        Ok(SocketState::Paired { pair, end: u32::from(!is_first), through, address })
+        Ok(SocketState::UnixPaired { pair, end: u32::from(!is_first), through, address })
     }
 
-    fn is_listeners(&self, name: &[u8]) -> bool {
-        !name.is_empty() && self.0.values().any(|socket| socket.state == LISTENING && socket.bound() == name)
+    fn is_listener_address(&self, name: &[u8]) -> bool {
+        !name.is_empty() && self.0.values().any(|socket| socket.state == LISTENING && socket.bound_address() == name)
     }
 
     /// Whether the name of an end that nobody listens at is its own: of datagrams it is; of connections, where the kernel has chosen it
     /// for its end (unix(7), autobind), and no other has it. Another may be that of a socket that had listened.
-    fn can_be_bound_again(&self, end: &SocketContents) -> bool {
+    fn can_rebind(&self, end: &SocketContents) -> bool {
         /// A family, a zero, and five digits.
-        const CHOSEN_BYTES: usize = 8;
-        let name = end.bound();
-        let is_chosen = || name.len() == CHOSEN_BYTES && name[2] == 0 && name[3..].iter().all(u8::is_ascii_hexdigit);
-        let is_alone = || self.0.values().filter(|socket| socket.bound() == name).count() == 1;
-        name.is_empty() || end.birth.kind == DATAGRAM || (is_chosen() && is_alone())
+        const AUTOBIND_BYTES: usize = 8;
+        let name = end.bound_address();
+        let is_chosen = || name.len() == AUTOBIND_BYTES && name[2] == 0 && name[3..].iter().all(u8::is_ascii_hexdigit);
+        let is_alone = || self.0.values().filter(|socket| socket.bound_address() == name).count() == 1;
+        name.is_empty() || end.spec.socket_type == DATAGRAM || (is_chosen() && is_alone())
     }
 
     fn is_own_address(&self, contents: &SocketContents) -> bool {
         let peer = contents.peer.as_deref().unwrap_or_default();
-        self.0.values().any(|socket| !socket.bound().is_empty() && socket.own == peer)
+        self.0.values().any(|socket| !socket.bound_address().is_empty() && socket.address == peer)
     }
 }
 
 impl SocketContents {
-    fn peer_is_none(&self) -> bool {
+    fn has_unnamed_peer(&self) -> bool {
         self.unix.as_ref().is_none_or(|unix| unix.peer.is_none())
     }
 
-    fn is_of_any_address(&self) -> bool {
-        internet_address(&self.own).is_none_or(|address| address.ip().is_unspecified())
+    fn has_wildcard_address(&self) -> bool {
+        parse_internet_address(&self.address).is_none_or(|address| address.ip().is_unspecified())
     }
 
     /// Its address, where it was given one: more than a family; of the internet, a port, or an address that waits for one.
-    fn bound(&self) -> Vec<u8> {
+    fn bound_address(&self) -> Vec<u8> {
         const FAMILY_BYTES: usize = 2;
-        let port = self.own.get(FAMILY_BYTES..FAMILY_BYTES + 2);
-        let is_bound = match self.birth.family {
-            UNIX => self.own.len() > FAMILY_BYTES,
-            NETLINK => netlink::has_port(&self.own),
-            _ => port.is_some_and(|port| port != [0, 0]) || (self.lacks_port && !self.is_of_any_address()),
+        let port = self.address.get(FAMILY_BYTES..FAMILY_BYTES + 2);
+        let is_bound = match self.spec.family {
+            UNIX => self.address.len() > FAMILY_BYTES,
+            NETLINK => netlink::has_port(&self.address),
+            _ => port.is_some_and(|port| port != [0, 0]) || (self.lacks_port && !self.has_wildcard_address()),
         };
-        if is_bound { self.own.clone() } else { Vec::new() }
+        if is_bound { self.address.clone() } else { Vec::new() }
     }
 }

@@ -13,65 +13,68 @@ use std::os::fd::AsFd;
 use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdDirectory};
 
-use super::{Kind, O_ACCMODE, O_RDWR, OpenFd, sockets};
+use super::{FdKind, O_ACCMODE, O_RDWR, OpenFd, sockets};
 use crate::capture::error::CaptureError;
 
 /// The last of the three numbers.
-const LAST: u32 = 2;
+const STREAM_FD_MAX: u32 = 2;
 
 /// The standard streams of a tree of processes.
 #[derive(Debug, Clone)]
-pub(in crate::capture) struct Streams {
+pub(in crate::capture) struct TreeStreams {
     /// The first process.
-    first: i32,
-    all: Vec<Stream>,
+    root_pid: i32,
+    streams: Vec<TreeStream>,
 }
 
 #[derive(Debug, Clone)]
-struct Stream {
+struct TreeStream {
     /// What the first process has.
-    own: OpenFd,
+    inner: OpenFd,
     /// Who has the stream, under the same number: the first process, where it leads out of the tree; `None` where it leads to
     /// others none of whom has it any more.
-    held: Option<(i32, OpenFd)>,
+    outer: Option<(i32, OpenFd)>,
 }
 
 /// An end of a pipe.
-struct End {
+struct PipeEnd {
     pid: i32,
     number: u32,
     inode: u64,
     access: u32,
 }
 
-impl Streams {
+impl TreeStreams {
     /// Those of `pid`, which has these descriptors, if they lead out of its tree.
-    pub(in crate::capture) fn of(pid: i32, fds: &[OpenFd]) -> Self {
-        let own = fds.iter().filter(|fd| fd.number <= LAST && !fd.is_made_here(pid)).cloned();
-        Self { first: pid, all: own.map(|own| Stream { held: Some((pid, own.clone())), own }).collect() }
+    pub(in crate::capture) fn from_fds(pid: i32, fds: &[OpenFd]) -> Self {
+        let own = fds.iter().filter(|fd| fd.number <= STREAM_FD_MAX && !fd.is_self_made(pid)).cloned();
+        Self {
+            root_pid: pid,
+            streams: own.map(|own| TreeStream { outer: Some((pid, own.clone())), inner: own }).collect(),
+        }
     }
 
     /// The same where they may lead to each other of the tree's processes, which are looked for only if they may. Who ends
     /// meanwhile has none.
-    pub(in crate::capture) fn led_inside(
+    pub(in crate::capture) fn resolve_inner_pipes(
         mut self,
         processes: impl FnOnce() -> Result<Vec<i32>, CaptureError>,
     ) -> Result<Self, CaptureError> {
-        if !self.all.iter().any(|stream| stream.own.kind == Kind::Pipe) {
+        if !self.streams.iter().any(|stream| stream.inner.kind == FdKind::Pipe) {
             return Ok(self);
         }
         let mut ends = Vec::new();
         for pid in processes()? {
-            match pipe_ends(pid) {
+            match list_pipe_ends(pid) {
                 Ok(own) => ends.extend(own),
-                Err(_) if pid != self.first => {}
-                Err(source) => return Err(CaptureError::read(pid, "the open files")(source)),
+                Err(_) if pid != self.root_pid => {}
+                Err(source) => return Err(CaptureError::reading(pid, "the open files")(source)),
             }
         }
-        for Stream { own, held } in &mut self.all {
-            let holder = outermost((self.first, own.number), &ends);
-            if holder != Some(self.first) {
-                let read = |pid: i32| OpenFd::read(&FdDirectory::links(pid)?, own.number).map(|fd| (pid, fd));
+        for TreeStream { inner: own, outer: held } in &mut self.streams {
+            let holder = find_outer_holder((self.root_pid, own.number), &ends);
+            if holder != Some(self.root_pid) {
+                let read = |pid: i32| OpenFd::read(&FdDirectory::open_links(pid)?, own.number).map(|fd| (pid, fd));
                 *held = holder.and_then(|pid| read(pid).ok());
             }
         }
@@ -79,106 +82,113 @@ impl Streams {
     }
 
     /// Whether any leads to another process of the tree.
-    pub(in crate::capture) fn lead_inside(&self) -> bool {
-        self.all.iter().any(|stream| stream.leads_inside(self.first))
+    pub(in crate::capture) fn has_inner_stream(&self) -> bool {
+        self.streams.iter().any(|stream| stream.is_inner(self.root_pid))
     }
 
     /// The same when the first process has these descriptors; `None` where its streams have been led elsewhere since.
-    pub(in crate::capture) fn now(&self, fds: &[OpenFd]) -> Option<Self> {
-        let mut now = Self::of(self.first, fds);
-        for before in self.all.iter().filter(|stream| stream.leads_inside(self.first)) {
-            let stream = now.all.iter_mut().find(|stream| stream.own.leads_where(&before.own))?;
-            stream.held.clone_from(&before.held);
+    pub(in crate::capture) fn refresh(&self, fds: &[OpenFd]) -> Option<Self> {
+        let mut now = Self::from_fds(self.root_pid, fds);
+        for before in self.streams.iter().filter(|stream| stream.is_inner(self.root_pid)) {
+            let stream = now.streams.iter_mut().find(|stream| stream.inner.has_same_target(&before.inner))?;
+            stream.outer.clone_from(&before.outer);
         }
         // A new one into a pipe may lead inside.
-        let is_known = |own: &OpenFd| self.all.iter().any(|before| before.own.leads_where(own));
-        now.all.iter().all(|stream| stream.own.kind != Kind::Pipe || is_known(&stream.own)).then_some(now)
+        let is_known = |own: &OpenFd| self.streams.iter().any(|before| before.inner.has_same_target(own));
+        now.streams.iter().all(|stream| stream.inner.kind != FdKind::Pipe || is_known(&stream.inner)).then_some(now)
     }
 
     /// The first process.
-    pub(in crate::capture) fn first(&self) -> i32 {
-        self.first
+    pub(in crate::capture) fn root_pid(&self) -> i32 {
+        self.root_pid
     }
 
     /// Which of them a descriptor of a process leads to.
-    pub(super) fn led_to(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
-        let held = self.all.iter().filter_map(|stream| stream.held.as_ref());
-        held.filter(move |(holder, stream)| leads_to((pid, fd), (*holder, stream))).map(|(_, stream)| stream.number)
+    pub(super) fn matching_streams(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
+        let held = self.streams.iter().filter_map(|stream| stream.outer.as_ref());
+        held.filter(move |(holder, stream)| is_same_stream((pid, fd), (*holder, stream)))
+            .map(|(_, stream)| stream.number)
     }
 
     /// Numbers 0, 1 and 2 are standard streams, whatever was opened there: a parent that was started in the background has
     /// `/dev/null` there, and its children are still to be talked to. So is what shares their open file, and a pipe,
     /// terminal or socket that is the same as theirs.
-    pub(in crate::capture) fn mark(&self, pid: i32, fds: &mut [OpenFd]) {
+    pub(in crate::capture) fn mark_standard(&self, pid: i32, fds: &mut [OpenFd]) {
         for fd in fds.iter_mut() {
-            let is_led = self.led_to(pid, fd).next().is_some();
-            fd.is_standard = is_led;
+            let is_led = self.matching_streams(pid, fd).next().is_some();
+            fd.is_standard_stream = is_led;
         }
     }
 }
 
-impl Stream {
-    fn leads_inside(&self, first: i32) -> bool {
-        self.held.as_ref().is_none_or(|(holder, _)| *holder != first)
+impl TreeStream {
+    fn is_inner(&self, first: i32) -> bool {
+        self.outer.as_ref().is_none_or(|(holder, _)| *holder != first)
     }
 }
 
 impl OpenFd {
     /// Whether it is what no process is given as a stream, but makes for itself: where one was started without streams, the first that it
     /// makes has their numbers.
-    fn is_made_here(&self, pid: i32) -> bool {
+    fn is_self_made(&self, pid: i32) -> bool {
         match &self.kind {
-            Kind::EventFd | Kind::Epoll | Kind::TimerFd | Kind::SignalFd | Kind::Inotify | Kind::Process => true,
-            Kind::Directory | Kind::DeletedDirectory(_) | Kind::TerminalMaster | Kind::Program { .. } => true,
-            Kind::Other(_) => self.link.starts_with(b"anon_inode:"),
-            Kind::Socket => pidfd::open(pid)
-                .and_then(|process| self.copy_of(&process))
-                .and_then(|socket| sockets::is_made_by(socket.as_fd(), pid))
+            FdKind::EventFd | FdKind::Epoll | FdKind::TimerFd | FdKind::SignalFd | FdKind::Inotify | FdKind::PidFd => {
+                true
+            }
+            FdKind::Directory | FdKind::DeletedDirectory(_) | FdKind::TerminalMaster | FdKind::DaemonSocket { .. } => {
+                true
+            }
+            FdKind::Other(_) => self.link.starts_with(b"anon_inode:"),
+            FdKind::Socket => pidfd::open(pid)
+                .and_then(|process| self.duplicate(&process))
+                .and_then(|socket| sockets::is_created_by(socket.as_fd(), pid))
                 .unwrap_or(false),
-            Kind::Regular | Kind::Pipe | Kind::NamedPipe | Kind::Memory | Kind::Device | Kind::Terminal => false,
+            FdKind::Regular | FdKind::Pipe | FdKind::NamedPipe | FdKind::Memory | FdKind::Device | FdKind::Terminal => {
+                false
+            }
         }
     }
 
     /// Whether both have one number, and lead to one inode.
-    fn leads_where(&self, other: &Self) -> bool {
+    fn has_same_target(&self, other: &Self) -> bool {
         (self.number, self.device, self.inode) == (other.number, other.device, other.inode)
     }
 }
 
 /// Whether a descriptor leads where a standard stream does, each given with its process.
-fn leads_to((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
+fn is_same_stream((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
     if (pid, fd.number) == (of, stream.number) {
         return true;
     }
     // `/dev/null` under another number is meant as such, even where it is the same open file.
-    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != Kind::Device;
-    let is_same_file = || process::is_one_open_file((pid, fd.number), (of, stream.number)).unwrap_or(false);
-    is_same_inode && (fd.is_stream() || is_same_file())
+    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
+    let is_same_file = || process::is_same_open_file_across((pid, fd.number), (of, stream.number)).unwrap_or(false);
+    is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
 }
 
 /// The ends of pipes that a process has.
-fn pipe_ends(pid: i32) -> io::Result<Vec<End>> {
-    let (links, infos) = (FdDirectory::links(pid)?, FdDirectory::infos(pid)?);
+fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
+    let (links, infos) = (FdDirectory::open_links(pid)?, FdDirectory::open_infos(pid)?);
     let mut ends = Vec::new();
     for number in links.numbers()? {
         let Ok(fd) = OpenFd::read(&links, number) else { continue };
-        if fd.kind != Kind::Pipe {
+        if fd.kind != FdKind::Pipe {
             continue;
         }
         let Ok(info) = infos.info(number) else { continue };
-        ends.push(End { pid, number, inode: fd.inode, access: info.flags & O_ACCMODE });
+        ends.push(PipeEnd { pid, number, inode: fd.inode, access: info.flags & O_ACCMODE });
     }
     Ok(ends)
 }
 
 /// Who has the stream that a descriptor of the first process was, before it was led to others of the tree: itself, where it
 /// was not; `None` where nobody has it any more.
-fn outermost(start: (i32, u32), ends: &[End]) -> Option<i32> {
+fn find_outer_holder(start: (i32, u32), ends: &[PipeEnd]) -> Option<i32> {
     let (mut pid, number) = start;
     let mut seen = vec![pid];
     loop {
         let end = ends.iter().find(|end| (end.pid, end.number) == (pid, number));
-        let Some(other) = end.and_then(|end| other_end(end, ends)) else {
+        let Some(other) = end.and_then(|end| find_peer_process(end, ends)) else {
             return Some(pid);
         };
         if seen.contains(&other) {
@@ -190,10 +200,10 @@ fn outermost(start: (i32, u32), ends: &[End]) -> Option<i32> {
 }
 
 /// Who has the other end of a pipe: by preference another process, and as a stream of its own.
-fn other_end(end: &End, ends: &[End]) -> Option<i32> {
-    let is_other = |one: &&End| one.inode == end.inode && one.access != end.access && one.access != O_RDWR;
+fn find_peer_process(end: &PipeEnd, ends: &[PipeEnd]) -> Option<i32> {
+    let is_other = |one: &&PipeEnd| one.inode == end.inode && one.access != end.access && one.access != O_RDWR;
     let others = ends.iter().filter(is_other).filter(|_| end.access != O_RDWR);
-    others.min_by_key(|one| (one.pid == end.pid, one.number > LAST)).map(|one| one.pid)
+    others.min_by_key(|one| (one.pid == end.pid, one.number > STREAM_FD_MAX)).map(|one| one.pid)
 }
 
 #[cfg(test)]
@@ -201,35 +211,35 @@ mod tests {
     use super::super::{O_RDONLY, O_WRONLY};
     use super::*;
 
-    fn end(pid: i32, number: u32, inode: u64, access: u32) -> End {
-        End { pid, number, inode, access }
+    fn end(pid: i32, number: u32, inode: u64, access: u32) -> PipeEnd {
+        PipeEnd { pid, number, inode, access }
     }
 
     #[test]
     fn a_stream_is_followed_through_the_tree() {
         let out = [end(1, 1, 7, O_WRONLY), end(1, 0, 5, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &out), Some(1), "nobody of the tree reads it");
+        assert_eq!(find_outer_holder((1, 1), &out), Some(1), "nobody of the tree reads it");
         let one = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY)];
-        assert_eq!(outermost((1, 1), &one), Some(2));
+        assert_eq!(find_outer_holder((1, 1), &one), Some(2));
         let two = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(3, 0, 8, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &two), Some(3));
+        assert_eq!(find_outer_holder((1, 1), &two), Some(3));
         let input = [end(1, 0, 7, O_RDONLY), end(2, 1, 7, O_WRONLY)];
-        assert_eq!(outermost((1, 0), &input), Some(2));
+        assert_eq!(find_outer_holder((1, 0), &input), Some(2));
     }
 
     #[test]
     fn a_stream_that_leads_back_is_no_stream() {
         let own = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &own), None);
+        assert_eq!(find_outer_holder((1, 1), &own), None);
         let round = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(1, 5, 8, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &round), None);
+        assert_eq!(find_outer_holder((1, 1), &round), None);
         let both = [end(1, 1, 7, O_RDWR), end(2, 0, 7, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &both), Some(1), "open in both directions");
+        assert_eq!(find_outer_holder((1, 1), &both), Some(1), "open in both directions");
     }
 
     #[test]
     fn who_reads_is_preferred_to_who_merely_has_an_end() {
         let ends = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY), end(4, 8, 7, O_RDONLY), end(3, 0, 7, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &ends), Some(3));
+        assert_eq!(find_outer_holder((1, 1), &ends), Some(3));
     }
 }

@@ -14,15 +14,15 @@ use std::path::Path;
 use farfork_sys::mount::table;
 use farfork_sys::pidfd;
 use farfork_sys::process::FdInfo;
-use farfork_sys::terminal::{self, Master, Readiness};
-use farfork_wire::descriptor::{ControlledSession, FileStatus, TERMINAL_NUMBER_MAX, Terminal};
+use farfork_sys::terminal::{self, PtyMaster, PtyReadiness};
+use farfork_wire::descriptor::{ControlledSession, FileStatus, PseudoTerminal, TERMINAL_NUMBER_MAX};
 
-use super::{Kind, OpenFd, object};
+use super::{FdKind, OpenFd, fd_object};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::state::root::Root;
+use crate::capture::state::root::TreeRoot;
 
 /// Where the other ends are.
-const DIRECTORY: &str = "/dev/pts";
+const DEVPTS_PATH: &str = "/dev/pts";
 
 /// Mode bits that are carried.
 const PERMISSIONS: u32 = 0o7777;
@@ -31,16 +31,16 @@ const PERMISSIONS: u32 = 0o7777;
 #[derive(Debug)]
 pub(crate) enum TerminalEnd {
     /// The one that drives it.
-    Master(Master),
+    Master(PtyMaster),
     /// The other, which programs take for a terminal.
-    Slave { number: Option<u32>, readiness: Readiness, is_exclusive: bool },
+    Slave { number: Option<u32>, readiness: PtyReadiness, is_exclusive: bool },
     /// The other, of a terminal that nobody drives any more, or that was hung up (vhangup(2)).
     HungUp,
 }
 
 impl TerminalEnd {
     /// The number of its terminal, where it is a pseudo-terminal.
-    pub(super) fn number(&self) -> Option<u32> {
+    pub(super) fn pts_number(&self) -> Option<u32> {
         match self {
             Self::Master(master) => Some(master.number),
             Self::Slave { number, .. } => *number,
@@ -50,11 +50,11 @@ impl TerminalEnd {
 }
 
 /// An end, with the process that has it and its number there.
-pub(crate) type HeldEnd<'a> = (i32, u32, &'a TerminalEnd);
+pub(crate) type ProcessTerminalEnd<'a> = (i32, u32, &'a TerminalEnd);
 
 /// A process of the tree, as far as terminals concern it. Ids are as we see them, and as the child will know them.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct SessionMember {
     pub(crate) pid: i32,
     pub(crate) session: (i32, u32),
     pub(crate) group: (i32, u32),
@@ -65,102 +65,104 @@ pub(crate) struct Seat {
 }
 
 /// Looks at an end.
-pub(super) fn read(copy: &OwnedFd, kind: &Kind) -> io::Result<TerminalEnd> {
-    if *kind == Kind::TerminalMaster {
-        return terminal::master(copy.as_fd()).map(TerminalEnd::Master);
+pub(super) fn read_terminal_end(copy: &OwnedFd, kind: &FdKind) -> io::Result<TerminalEnd> {
+    if *kind == FdKind::TerminalMaster {
+        return terminal::read_master(copy.as_fd()).map(TerminalEnd::Master);
     }
-    match other_end(copy) {
+    match read_slave(copy) {
         // Its driving end was closed.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => Ok(TerminalEnd::HungUp),
         told => told,
     }
 }
 
-fn other_end(copy: &OwnedFd) -> io::Result<TerminalEnd> {
-    let number = terminal::number_of_other_end(copy.as_fd())?;
-    let (readiness, is_exclusive) = (terminal::readiness(copy.as_fd())?, terminal::is_exclusive(copy.as_fd())?);
+fn read_slave(copy: &OwnedFd) -> io::Result<TerminalEnd> {
+    let number = terminal::pts_number(copy.as_fd())?;
+    let (readiness, is_exclusive) = (terminal::poll_pty(copy.as_fd())?, terminal::is_exclusive(copy.as_fd())?);
     Ok(TerminalEnd::Slave { number, readiness, is_exclusive })
 }
 
 /// Ends of terminals beyond the standard streams.
-fn ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
-    fds.iter().filter(|fd| matches!(fd.kind, Kind::Terminal | Kind::TerminalMaster) && !fd.is_standard)
+fn terminal_ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
+    fds.iter().filter(|fd| matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) && !fd.is_standard_stream)
 }
 
 /// Ends of a process that cannot be carried, whoever has the others. `root` shows which terminals are the tree's.
-pub(super) fn refusals((pid, root): (i32, Root), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
-    if ends(fds).next().is_none() {
+pub(super) fn refuse_terminals((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    if terminal_ends(fds).next().is_none() {
         return Ok(Vec::new());
     }
     let mut refusals = Vec::new();
-    let process = pidfd::open(pid).map_err(CaptureError::read(pid, "the terminals"))?;
-    for fd in ends(fds).filter(|fd| fd.kind == Kind::TerminalMaster) {
+    let process = pidfd::open(pid).map_err(CaptureError::reading(pid, "the terminals"))?;
+    for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::TerminalMaster) {
         // One that was closed meanwhile is left out.
-        let Ok(copy) = fd.copy_of(&process) else { continue };
-        let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
-        refusals.extend(refuse_master((pid, root), fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
+        let Ok(copy) = fd.duplicate(&process) else { continue };
+        let told =
+            terminal::read_master(copy.as_fd()).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
+        refusals.extend(refuse_master((pid, root), fd, &told).map(|why| Refusal::new(fd_object(pid, fd.number), why)));
     }
-    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal) {
-        if !is_own(root, fd) {
-            refusals.push(driven_by_another(pid, fd.number));
+    for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::Terminal) {
+        if !is_on_tree_devpts(root, fd) {
+            refusals.push(refuse_foreign_master(pid, fd.number));
         } else if !fd.link.starts_with(b"/dev/pts/") {
             let reason = format!(
-                "it is a terminal that was opened by another name than {DIRECTORY} has for it, which is not carried; close it first"
+                "it is a terminal that was opened by another name than {DEVPTS_PATH} has for it, which is not carried; close it first"
             );
-            refusals.push(Refusal::new(object(pid, fd.number), reason));
+            refusals.push(Refusal::new(fd_object(pid, fd.number), reason));
         }
     }
     Ok(refusals)
 }
 
-fn driven_by_another(pid: i32, number: u32) -> Refusal {
+fn refuse_foreign_master(pid: i32, number: u32) -> Refusal {
     let reason = "only standard streams may lead to a terminal that is driven by somebody else than the process or its descendants";
-    Refusal::new(object(pid, number), reason)
+    Refusal::new(fd_object(pid, number), reason)
 }
 
 /// Ends of running processes whose other ends nobody of them has.
-pub(in crate::capture) fn unpaired<'a>(
+pub(in crate::capture) fn refuse_unpaired<'a>(
     processes: impl Iterator<Item = (i32, &'a [OpenFd])>,
 ) -> Result<Vec<Refusal>, CaptureError> {
     let mut found = Vec::new();
-    for (pid, fds) in processes.filter(|(_, fds)| ends(fds).next().is_some()) {
+    for (pid, fds) in processes.filter(|(_, fds)| terminal_ends(fds).next().is_some()) {
         // So is who has ended meanwhile.
-        let process = match pidfd::open(pid).map_err(CaptureError::read(pid, "the terminals")) {
-            Err(CaptureError::Gone { .. }) => continue,
+        let process = match pidfd::open(pid).map_err(CaptureError::reading(pid, "the terminals")) {
+            Err(CaptureError::ProcessGone { .. }) => continue,
             opened => opened?,
         };
-        for fd in ends(fds) {
+        for fd in terminal_ends(fds) {
             // One that was closed meanwhile is left out.
-            let Ok(copy) = fd.copy_of(&process) else { continue };
-            let end = read(&copy, &fd.kind).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
+            let Ok(copy) = fd.duplicate(&process) else { continue };
+            let end =
+                read_terminal_end(&copy, &fd.kind).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
             found.push((pid, fd.number, end));
         }
     }
-    Ok(without_other_end(found.iter().map(|(pid, number, end)| (*pid, *number, end))))
+    Ok(refuse_missing_ends(found.iter().map(|(pid, number, end)| (*pid, *number, end))))
 }
 
-fn without_other_end<'a>(held: impl Iterator<Item = HeldEnd<'a>> + Clone) -> Vec<Refusal> {
+fn refuse_missing_ends<'a>(held: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone) -> Vec<Refusal> {
     let has = |wanted: Option<u32>, is_master: bool| {
         held.clone().any(|(_, _, end)| match end {
-            TerminalEnd::Master(_) => is_master && end.number() == wanted,
-            TerminalEnd::Slave { .. } => !is_master && end.number() == wanted,
+            TerminalEnd::Master(_) => is_master && end.pts_number() == wanted,
+            TerminalEnd::Slave { .. } => !is_master && end.pts_number() == wanted,
             TerminalEnd::HungUp => false,
         })
     };
-    let refusal = |(pid, fd, end): HeldEnd<'a>| match end {
-        TerminalEnd::Slave { number, .. } => (!has(*number, true)).then(|| driven_by_another(pid, fd)),
+    let refusal = |(pid, fd, end): ProcessTerminalEnd<'a>| match end {
+        TerminalEnd::Slave { number, .. } => (!has(*number, true)).then(|| refuse_foreign_master(pid, fd)),
         TerminalEnd::HungUp => {
             let reason = "it is a terminal that was hung up, or whose driving end was closed, which is not carried; close it first";
-            Some(Refusal::new(object(pid, fd), reason))
+            Some(Refusal::new(fd_object(pid, fd), reason))
         }
         TerminalEnd::Master(master) => {
-            let is_alone = !has(end.number(), false) && !master.is_locked && !master.readiness.is_hung_up;
+            let is_alone = !has(end.pts_number(), false) && !master.is_locked && !master.readiness.is_hung_up;
             is_alone.then(|| {
                 let reason = format!(
-                    "it drives {DIRECTORY}/{}, which other processes use, or nobody has opened yet; close it first",
+                    "it drives {DEVPTS_PATH}/{}, which other processes use, or nobody has opened yet; close it first",
                     master.number
                 );
-                Refusal::new(object(pid, fd), reason)
+                Refusal::new(fd_object(pid, fd), reason)
             })
         }
     };
@@ -168,14 +170,14 @@ fn without_other_end<'a>(held: impl Iterator<Item = HeldEnd<'a>> + Clone) -> Vec
 }
 
 /// Whether the other end of a terminal is one of the tree's own `/dev/pts`.
-fn is_own(root: Root, fd: &OpenFd) -> bool {
-    fs::metadata(root.shows(Path::new(DIRECTORY))).is_ok_and(|directory| directory.dev() == fd.device)
+fn is_on_tree_devpts(root: TreeRoot, fd: &OpenFd) -> bool {
+    fs::metadata(root.resolve(Path::new(DEVPTS_PATH))).is_ok_and(|directory| directory.dev() == fd.device)
 }
 
 /// Why the end that drives a terminal cannot be carried, whatever waits in it.
-fn refuse_master(whose: (i32, Root), fd: &OpenFd, told: &Master) -> Option<String> {
+fn refuse_master(whose: (i32, TreeRoot), fd: &OpenFd, told: &PtyMaster) -> Option<String> {
     let number = told.number;
-    if !is_of_own_mounts(whose, fd) {
+    if !is_ptmx_of_mounts(whose, fd) {
         return Some("it drives a terminal of another mount namespace, which is not carried".to_owned());
     }
     if ![&b"/dev/ptmx"[..], b"/dev/pts/ptmx"].contains(&fd.link.as_slice()) {
@@ -194,7 +196,7 @@ fn refuse_master(whose: (i32, Root), fd: &OpenFd, told: &Master) -> Option<Strin
 }
 
 /// Whether it was opened in the mount namespace of the process, where `/dev/ptmx` leads to its own `/dev/pts`.
-fn is_of_own_mounts((pid, root): (i32, Root), fd: &OpenFd) -> bool {
+fn is_ptmx_of_mounts((pid, root): (i32, TreeRoot), fd: &OpenFd) -> bool {
     let mounts = fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let opened = FdInfo::read(pid, fd.number);
     let (Ok(mounts), Ok(opened)) = (mounts, opened) else { return false };
@@ -202,24 +204,24 @@ fn is_of_own_mounts((pid, root): (i32, Root), fd: &OpenFd) -> bool {
 }
 
 /// The terminals of a tree, ascending; or what of them cannot be carried. `root` shows the tree's files.
-pub(in crate::capture) fn describe<'a>(
-    held: impl Iterator<Item = HeldEnd<'a>> + Clone,
-    seats: &[Seat],
-    root: Root,
-) -> Result<Vec<Terminal>, Vec<Refusal>> {
-    let unpaired = without_other_end(held.clone());
+pub(in crate::capture) fn describe_terminals<'a>(
+    held: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone,
+    seats: &[SessionMember],
+    root: TreeRoot,
+) -> Result<Vec<PseudoTerminal>, Vec<Refusal>> {
+    let unpaired = refuse_missing_ends(held.clone());
     if !unpaired.is_empty() {
         return Err(unpaired);
     }
-    let mut terminals: BTreeMap<u32, Terminal> = BTreeMap::new();
+    let mut terminals: BTreeMap<u32, PseudoTerminal> = BTreeMap::new();
     for (pid, fd, end) in held.clone() {
         let TerminalEnd::Master(master) = end else { continue };
-        let told = refuse_what_waits(&master.readiness).and_then(|()| described(master, seats, root));
-        terminals.insert(master.number, told.map_err(|reason| vec![Refusal::new(object(pid, fd), reason)])?);
+        let told = refuse_queued_data(&master.readiness).and_then(|()| build_terminal(master, seats, root));
+        terminals.insert(master.number, told.map_err(|reason| vec![Refusal::new(fd_object(pid, fd), reason)])?);
     }
     for (pid, fd, end) in held {
         let TerminalEnd::Slave { number, readiness, is_exclusive } = end else { continue };
-        refuse_what_waits(readiness).map_err(|reason| vec![Refusal::new(object(pid, fd), reason)])?;
+        refuse_queued_data(readiness).map_err(|reason| vec![Refusal::new(fd_object(pid, fd), reason)])?;
         if let Some(terminal) = number.and_then(|number| terminals.get_mut(&number)) {
             terminal.is_exclusive |= is_exclusive;
         }
@@ -228,21 +230,23 @@ pub(in crate::capture) fn describe<'a>(
 }
 
 /// Sessions that terminals of a tree control, each with the group in its foreground.
-pub(in crate::capture) fn foregrounds<'a>(held: impl Iterator<Item = HeldEnd<'a>>) -> impl Iterator<Item = (i32, i32)> {
+pub(in crate::capture) fn foreground_groups<'a>(
+    held: impl Iterator<Item = ProcessTerminalEnd<'a>>,
+) -> impl Iterator<Item = (i32, i32)> {
     held.filter_map(|(_, _, end)| match end {
         TerminalEnd::Master(master) => Some((master.session?, master.foreground)),
         TerminalEnd::Slave { .. } | TerminalEnd::HungUp => None,
     })
 }
 
-fn refuse_what_waits(readiness: &Readiness) -> Result<(), String> {
+fn refuse_queued_data(readiness: &PtyReadiness) -> Result<(), String> {
     if readiness.unread_bytes > 0 {
         let bytes = readiness.unread_bytes;
         return Err(format!(
             "{bytes} bytes or more wait to be read from the terminal, which are not carried; try again"
         ));
     }
-    if readiness.has_news {
+    if readiness.has_packet_event {
         return Err("a change of the terminal's settings waits to be read (packet mode), which is not carried".into());
     }
     if !readiness.is_writable && !readiness.is_hung_up {
@@ -251,11 +255,11 @@ fn refuse_what_waits(readiness: &Readiness) -> Result<(), String> {
     Ok(())
 }
 
-fn described(master: &Master, seats: &[Seat], root: Root) -> Result<Terminal, String> {
-    let status = fs::metadata(root.shows(&Path::new(DIRECTORY).join(master.number.to_string()))).ok();
+fn build_terminal(master: &PtyMaster, seats: &[SessionMember], root: TreeRoot) -> Result<PseudoTerminal, String> {
+    let status = fs::metadata(root.resolve(&Path::new(DEVPTS_PATH).join(master.number.to_string()))).ok();
     let status =
         status.map(|found| FileStatus { mode: found.mode() & PERMISSIONS, uid: found.uid(), gid: found.gid() });
-    Ok(Terminal {
+    Ok(PseudoTerminal {
         number: master.number,
         settings: master.settings.to_vec(),
         window: master.window,
@@ -263,14 +267,18 @@ fn described(master: &Master, seats: &[Seat], root: Root) -> Result<Terminal, St
         is_hung_up: master.readiness.is_hung_up,
         is_packet_mode: master.is_packet_mode,
         is_exclusive: false,
-        session: master.session.map(|session| controlled(master, session, seats)).transpose()?,
+        session: master.session.map(|session| build_controlled_session(master, session, seats)).transpose()?,
         status,
     })
 }
 
 /// The session that a terminal controls. It is a child's only where all processes of it have the terminal: those that are born to
 /// its leader have it from birth, and there is no other way to it.
-fn controlled(master: &Master, session: i32, seats: &[Seat]) -> Result<ControlledSession, String> {
+fn build_controlled_session(
+    master: &PtyMaster,
+    session: i32,
+    seats: &[SessionMember],
+) -> Result<ControlledSession, String> {
     let mut of_session = seats.iter().filter(|seat| seat.session.0 == session && !seat.has_ended);
     let Some(leader) = of_session.clone().next().map(|seat| seat.session.1) else {
         return Err("the terminal is the controlling one of another process's session, which is not carried".to_owned());

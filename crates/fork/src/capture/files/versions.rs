@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use farfork_sys::process::{FdDirectory, MapEntry};
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Backing, Descriptor, Extent, ExtentId, ExtentSource, FileIdentity, FileUser, FileVersion, Mapping, OpenFile,
+    Backing, Descriptor, Extent, ExtentId, ExtentSource, FileIdentity, FileReference, FileVersion, Mapping, OpenFile,
     PageRun,
 };
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 
-use super::{Kind, OpenFd};
+use super::{FdKind, OpenFd};
 use crate::identity;
 
 /// Most descriptors of files that are held for all seeds together: a quarter of what systemd lets a service have (`LimitNOFILE=`, 65,536 where
@@ -26,26 +26,26 @@ const HELD_FILES_MAX: usize = 16_384;
 const COPIED_BYTES_MAX: u64 = 1 << 30;
 
 /// Files of the kernel's own, whose bytes are made when they are read.
-const GENERATED: [&str; 3] = ["/proc/", "/sys/", "/dev/"];
+const PSEUDO_PATHS: [&str; 3] = ["/proc/", "/sys/", "/dev/"];
 
-static HELD_FILES: AtomicUsize = AtomicUsize::new(0);
+static HELD_FILE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A file that an owner holds for a seed: a place alone (O_PATH), so that nobody notices: no lease is broken, no event told.
 #[derive(Debug)]
 pub struct HeldFile {
-    place: OwnedFd,
+    path_fd: OwnedFd,
 }
 
 impl HeldFile {
     fn open(path: &str) -> Option<Self> {
-        if HELD_FILES.fetch_add(1, Ordering::Relaxed) >= HELD_FILES_MAX {
-            HELD_FILES.fetch_sub(1, Ordering::Relaxed);
+        if HELD_FILE_COUNT.fetch_add(1, Ordering::Relaxed) >= HELD_FILES_MAX {
+            HELD_FILE_COUNT.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
         match openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(place) => Some(Self { place }),
+            Ok(place) => Some(Self { path_fd: place }),
             Err(_) => {
-                HELD_FILES.fetch_sub(1, Ordering::Relaxed);
+                HELD_FILE_COUNT.fetch_sub(1, Ordering::Relaxed);
                 None
             }
         }
@@ -56,36 +56,38 @@ impl HeldFile {
     /// # Errors
     /// As open(2).
     pub(crate) fn reopen(&self) -> std::io::Result<File> {
-        File::open(format!("/proc/self/fd/{}", self.place.as_raw_fd()))
+        File::open(format!("/proc/self/fd/{}", self.path_fd.as_raw_fd()))
     }
 
-    fn leads_to(&self, wanted: &FileIdentity) -> bool {
-        let found = identity::identify_by_inode(self);
+    fn is_version(&self, wanted: &FileIdentity) -> bool {
+        let found = identity::stat_identity(self);
         found.is_ok_and(|found| (found.device, found.inode) == (wanted.device, wanted.inode))
     }
 }
 
 impl AsFd for HeldFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.place.as_fd()
+        self.path_fd.as_fd()
     }
 }
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
-        HELD_FILES.fetch_sub(1, Ordering::Relaxed);
+        HELD_FILE_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Files that are held, by device and inode.
 #[derive(Debug, Default)]
-pub(in crate::capture) struct HeldFiles(BTreeMap<(u64, u64), HeldFile>);
+pub(in crate::capture) struct HeldFileMap(BTreeMap<(u64, u64), HeldFile>);
 
-impl HeldFiles {
+impl HeldFileMap {
     /// Opens what a running process has open and may close before it is looked at again.
     pub(in crate::capture) fn open(pid: i32, fds: &[OpenFd]) -> Self {
         let mut held = BTreeMap::new();
-        for fd in fds.iter().filter(|fd| fd.kind == Kind::Regular && !fd.is_standard && !is_generated(&fd.link)) {
+        for fd in
+            fds.iter().filter(|fd| fd.kind == FdKind::Regular && !fd.is_standard_stream && !is_pseudo_path(&fd.link))
+        {
             let key = (fd.device, fd.inode);
             if !held.contains_key(&key)
                 && let Some(file) = HeldFile::open(&format!("/proc/{pid}/fd/{}", fd.number))
@@ -97,36 +99,37 @@ impl HeldFiles {
     }
 
     /// Takes on those of another process of the tree.
-    pub(in crate::capture) fn absorb(&mut self, mut other: Self) {
+    pub(in crate::capture) fn merge(&mut self, mut other: Self) {
         self.0.append(&mut other.0);
     }
 
     /// That of a version; one that was opened since the survey is opened by its path.
     fn take(&mut self, wanted: &FileIdentity, path: &str) -> Option<HeldFile> {
         let known = self.0.remove(&(wanted.device, wanted.inode)).or_else(|| HeldFile::open(path));
-        known.filter(|file| file.leads_to(wanted))
+        known.filter(|file| file.is_version(wanted))
     }
 }
 
-fn is_generated(path: &[u8]) -> bool {
-    GENERATED.iter().any(|prefix| path.starts_with(prefix.as_bytes()))
+fn is_pseudo_path(path: &[u8]) -> bool {
+    PSEUDO_PATHS.iter().any(|prefix| path.starts_with(prefix.as_bytes()))
 }
 
 /// A note on what a process may write to: nobody can tell whether it was changed between a prepare and a fork.
-pub(in crate::capture) fn unproved((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
+pub(in crate::capture) fn note_unverifiable_files((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
-    let links = FdDirectory::links(pid).ok()?;
+    let links = FdDirectory::open_links(pid).ok()?;
     let can_write = |fd: &&OpenFd| {
         let link = statat(&links, fd.number.to_string(), AtFlags::SYMLINK_NOFOLLOW);
         link.is_ok_and(|link| link.st_mode & OWNER_MAY_WRITE != 0)
     };
-    let files = fds.iter().filter(|fd| fd.kind == Kind::Regular && !fd.is_standard && !is_generated(&fd.link));
+    let files =
+        fds.iter().filter(|fd| fd.kind == FdKind::Regular && !fd.is_standard_stream && !is_pseudo_path(&fd.link));
     let open = files.filter(can_write).map(|fd| &fd.link);
     let written = |entry: &&MapEntry| entry.is_shared && entry.has_flag("mw") && entry.path.starts_with(b"/");
-    let mapped = maps.iter().filter(written).filter(|entry| !is_generated(&entry.path)).map(|entry| &entry.path);
+    let mapped = maps.iter().filter(written).filter(|entry| !is_pseudo_path(&entry.path)).map(|entry| &entry.path);
     let paths: BTreeSet<_> = open.chain(mapped).map(|path| String::from_utf8_lossy(path)).collect();
-    let names = paths.iter().take(UNPROVED_NAMES_MAX).map(|path| &**path).collect::<Vec<_>>().join(", ");
-    let more = paths.len().saturating_sub(UNPROVED_NAMES_MAX);
+    let names = paths.iter().take(UNVERIFIABLE_NAMES_MAX).map(|path| &**path).collect::<Vec<_>>().join(", ");
+    let more = paths.len().saturating_sub(UNVERIFIABLE_NAMES_MAX);
     let names = if more > 0 { format!("{names} and {more} more") } else { names };
     (!paths.is_empty()).then(|| {
         format!("it may write to {names}: that these are not changed between a prepare and a fork cannot be proved")
@@ -134,79 +137,79 @@ pub(in crate::capture) fn unproved((pid, fds): (i32, &[OpenFd]), maps: &[MapEntr
 }
 
 /// A person reads no more names.
-const UNPROVED_NAMES_MAX: usize = 5;
+const UNVERIFIABLE_NAMES_MAX: usize = 5;
 
 /// Whether a file that its path leads to can be read by who has it open.
-pub(super) fn can_be_copied(fd: &OpenFd, links: &FdDirectory) -> bool {
+pub(super) fn is_readable_by_owner(fd: &OpenFd, links: &FdDirectory) -> bool {
     const OWNER_MAY_READ: u32 = 0o400;
     let link = || statat(links, fd.number.to_string(), AtFlags::SYMLINK_NOFOLLOW);
-    !is_generated(&fd.link) && link().is_ok_and(|link| link.st_mode & OWNER_MAY_READ != 0)
+    !is_pseudo_path(&fd.link) && link().is_ok_and(|link| link.st_mode & OWNER_MAY_READ != 0)
 }
 
 /// The version of an open file, where it has a path and bytes.
-pub(super) fn of_open_file(fd: &OpenFd, file: &OpenFile, index: u32) -> Option<FileVersion> {
+pub(super) fn open_file_version(fd: &OpenFd, file: &OpenFile, index: u32) -> Option<FileVersion> {
     let OpenFile::Regular { flags, .. } = file else { return None };
     let is_place = OFlags::from_bits_retain(*flags).contains(OFlags::PATH);
-    if is_place || is_generated(&fd.link) {
+    if is_place || is_pseudo_path(&fd.link) {
         return None;
     }
-    Some(FileVersion { user: FileUser::OpenFile(index), identity: fd.version.clone()?, extent: None })
+    Some(FileVersion { reference: FileReference::OpenFile(index), identity: fd.version.clone()?, extent: None })
 }
 
 /// What the processes of a tree have in common, and the templates of each: for what is read of files when all runs again.
 #[derive(Debug)]
-pub(in crate::capture) struct Completion<'a> {
-    pub(in crate::capture) held: HeldFiles,
+pub(in crate::capture) struct VersionCompletion<'a> {
+    pub(in crate::capture) held_files: HeldFileMap,
     /// The processes that hold the memory, the first one's first.
     pub(in crate::capture) templates: &'a [i32],
     /// When the processes stood, by the kernel's coarse clock.
     pub(in crate::capture) paused_ns: i64,
 }
 
-impl Completion<'_> {
+impl VersionCompletion<'_> {
     /// Adds to a descriptor the versions of executables and of what is mapped for writing, digests of small files, and extents of all that is held.
     /// Gives what is held, in the order of the file versions.
-    pub(in crate::capture) fn complete(mut self, descriptor: &mut Descriptor) -> Vec<Option<HeldFile>> {
-        self.complete_mapped(descriptor);
+    pub(in crate::capture) fn add_versions(mut self, descriptor: &mut Descriptor) -> Vec<Option<HeldFile>> {
+        self.set_mapped_versions(descriptor);
         let mut held: Vec<Option<HeldFile>> = Vec::new();
         for index in 0..descriptor.file_versions.len() {
-            let path = descriptor.path_of(&descriptor.file_versions[index]).to_owned();
+            let path = descriptor.referenced_path(&descriptor.file_versions[index]).to_owned();
             let version = &mut descriptor.file_versions[index];
-            let file = self.held.take(&version.identity, &path);
+            let file = self.held_files.take(&version.identity, &path);
             let opened = file.as_ref().and_then(|file| file.reopen().ok());
-            finish(&mut version.identity, opened, (&path, self.paused_ns));
+            add_digest(&mut version.identity, opened, (&path, self.paused_ns));
             held.push(file);
         }
-        self.add_mapped(descriptor, &mut held);
-        self.add_executables(descriptor, &mut held);
+        self.add_mapped_versions(descriptor, &mut held);
+        self.add_executable_versions(descriptor, &mut held);
         add_extents(descriptor, &held);
         held
     }
 
-    fn complete_mapped(&self, descriptor: &mut Descriptor) {
+    fn set_mapped_versions(&self, descriptor: &mut Descriptor) {
         for file in &mut descriptor.mapped_files {
             // Open files were looked at in the pause: one that is as it was then has not changed since. Linux 6.13 and later
             // may stamp a file some milliseconds ahead of the coarse clock, so that the pause's moment alone would not tell.
-            let is_as_in_pause = |open: &FileVersion| is_same_state(&open.identity, &file.identity);
+            let is_as_in_pause = |open: &FileVersion| has_same_times(&open.identity, &file.identity);
             let may_be_later = file.identity.changed_ns >= self.paused_ns;
             if may_be_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
                 identity::mark_if_changed_since(self.paused_ns, &mut file.identity);
             }
-            let link = self.link(file.place);
+            let link = self.map_files_link(file.owner_range);
             let opened = || File::open(&link).ok();
             let is_wanted = file.identity.build_id.is_none();
-            finish(&mut file.identity, is_wanted.then(opened).flatten(), (&file.path, self.paused_ns));
+            add_digest(&mut file.identity, is_wanted.then(opened).flatten(), (&file.path, self.paused_ns));
         }
     }
 
-    fn link(&self, place: farfork_wire::descriptor::MappedPlace) -> String {
+    fn map_files_link(&self, place: farfork_wire::descriptor::MappedRange) -> String {
         let template = self.templates.get(place.process as usize).copied().unwrap_or(0);
         format!("/proc/{template}/map_files/{:x}-{:x}", place.start, place.end)
     }
 
     /// Files of shared mappings that may be written to: each child has its own copy, where their path leads elsewhere.
-    fn add_mapped(&self, descriptor: &mut Descriptor, held: &mut Vec<Option<HeldFile>>) {
-        let members = descriptor.members.iter().flat_map(|member| &member.mappings);
+    fn add_mapped_versions(&self, descriptor: &mut Descriptor, held: &mut Vec<Option<HeldFile>>) {
+        let members = descriptor.descendants.iter().flat_map(|member| &member.mappings);
         let written = |mapping: &Mapping| match mapping.backing {
             Backing::SharedFile { file, writable: true, .. } => Some(file),
             _ => None,
@@ -217,57 +220,61 @@ impl Completion<'_> {
         for file in files {
             let mapped = &descriptor.mapped_files[file as usize];
             let identity = mapped.identity.clone();
-            held.push(HeldFile::open(&self.link(mapped.place)));
-            descriptor.file_versions.push(FileVersion { user: FileUser::MappedFile(file), identity, extent: None });
+            held.push(HeldFile::open(&self.map_files_link(mapped.owner_range)));
+            descriptor.file_versions.push(FileVersion {
+                reference: FileReference::MappedFile(file),
+                identity,
+                extent: None,
+            });
         }
     }
 
-    fn add_executables(&self, descriptor: &mut Descriptor, held: &mut Vec<Option<HeldFile>>) {
+    fn add_executable_versions(&self, descriptor: &mut Descriptor, held: &mut Vec<Option<HeldFile>>) {
         for number in 0..descriptor.process_count() {
             let Some(process) = descriptor.processes().nth(number) else { continue };
-            if process.exe_object.is_some() || is_generated(process.exe.as_bytes()) {
+            if process.exe_object.is_some() || is_pseudo_path(process.exe.as_bytes()) {
                 continue;
             }
             let Some(file) = HeldFile::open(&format!("/proc/{}/exe", self.templates[number])) else { continue };
-            let Ok(mut identity) = identity::identify_by_inode(&file) else { continue };
+            let Ok(mut identity) = identity::stat_identity(&file) else { continue };
             identity::mark_if_changed_since(self.paused_ns, &mut identity);
-            adopt_numbers(&mut identity, (&process.exe, self.paused_ns));
+            set_node_numbers(&mut identity, (&process.exe, self.paused_ns));
             // Its code is mapped: the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
             identity.build_id = known.and_then(|mapped| mapped.build_id.clone());
-            let user = FileUser::Executable(number as u32);
-            descriptor.file_versions.push(FileVersion { user, identity, extent: None });
+            let user = FileReference::Executable(number as u32);
+            descriptor.file_versions.push(FileVersion { reference: user, identity, extent: None });
             held.push(Some(file));
         }
     }
 }
 
 /// Whether both are of one file, with the same times.
-fn is_same_state(one: &FileIdentity, other: &FileIdentity) -> bool {
+fn has_same_times(one: &FileIdentity, other: &FileIdentity) -> bool {
     let state = |file: &FileIdentity| (file.device, file.inode, file.bytes, file.modified_ns, file.changed_ns);
     state(one) == state(other)
 }
 
 /// Takes a small file's digest, and the numbers that the node knows it by. `place`: its path, and when the processes stood.
-fn finish(version: &mut FileIdentity, file: Option<File>, place: (&str, i64)) {
+fn add_digest(version: &mut FileIdentity, file: Option<File>, place: (&str, i64)) {
     let digest = file.and_then(|file| {
-        let is_as_then = || identity::identify_by_inode(&file).is_ok_and(|now| identity::has_bytes_of(version, &now));
-        let digest = is_as_then().then(|| identity::digest(&file).ok().flatten()).flatten();
+        let is_as_then = || identity::stat_identity(&file).is_ok_and(|now| identity::has_same_content(version, &now));
+        let digest = is_as_then().then(|| identity::compute_digest(&file).ok().flatten()).flatten();
         // Somebody may write to it meanwhile.
         digest.filter(|_| is_as_then())
     });
     version.digest = version.digest.or(digest);
-    adopt_numbers(version, place);
+    set_node_numbers(version, place);
 }
 
 /// A process in a container of its own knows files of the node by other numbers. Not of a file whose times may have changed since the processes
 /// stood: who replaces a file (rename(2)) gives it and the one that is gone the same time.
-fn adopt_numbers(version: &mut FileIdentity, (path, paused_ns): (&str, i64)) {
+fn set_node_numbers(version: &mut FileIdentity, (path, paused_ns): (&str, i64)) {
     if version.changed_ns >= paused_ns {
         return;
     }
-    let Ok(here) = identity::identify_path(Path::new(path)) else { return };
+    let Ok(here) = identity::stat_path_identity(Path::new(path)) else { return };
     let times = |file: &FileIdentity| (file.bytes, file.modified_ns, file.changed_ns);
     if times(&here) == times(version) {
         (version.device, version.inode) = (here.device, here.inode);
@@ -284,7 +291,7 @@ fn add_extents(descriptor: &mut Descriptor, held: &[Option<HeldFile>]) {
             version.extent = Some(*extent);
             continue;
         }
-        if held.is_none() || identity.bytes > COPIED_BYTES_MAX || identity.modified_ns == identity::MODIFIED_SINCE {
+        if held.is_none() || identity.bytes > COPIED_BYTES_MAX || identity.modified_ns == identity::CHANGED_MARKER_NS {
             continue;
         }
         let extents = &mut descriptor.extents;

@@ -7,7 +7,7 @@ use farfork_fabric::Address;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{ExtentId, InheritedRun, Layer};
 
-use crate::pager::{MemoryPlan, PlannedRun, Segment, Source};
+use crate::pager::{MapSegment, MemoryPlan, PageSource, PopulatedRun};
 
 /// Pages of a template's addresses that other seeds own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,26 +23,31 @@ struct InheritedRange {
 
 /// What a template inherits.
 #[derive(Debug, Default)]
-pub(in crate::capture) struct Inheritance {
+pub(in crate::capture) struct InheritedPages {
     layers: Vec<Layer>,
     /// Ascending.
     ranges: Vec<InheritedRange>,
 }
 
-impl Inheritance {
+impl InheritedPages {
     /// What of the plan's pages the segments show and the template does not hold; both are ascending. `address`: where
     /// other nodes read the seeds of this one.
-    pub(super) fn of(plan: &MemoryPlan, segments: &[Segment], held: &[Range<u64>], address: SocketAddr) -> Self {
+    pub(super) fn from_plan(
+        plan: &MemoryPlan,
+        segments: &[MapSegment],
+        held: &[Range<u64>],
+        address: SocketAddr,
+    ) -> Self {
         let mut inheritance = Self::default();
         let mut layers: Vec<Option<u32>> = vec![None; plan.sources.len()];
         for segment in segments {
-            for run in runs_of(plan, segment) {
-                let (start, end) = shown(segment, run);
-                let missing = missing(start..end, held);
+            for run in runs_shown_by(plan, segment) {
+                let (start, end) = shown_addresses(segment, run);
+                let missing = subtract_ranges(start..end, held);
                 let source = run.origin.source as usize;
                 for part in missing {
                     let layer = *layers[source]
-                        .get_or_insert_with(|| inheritance.add_layer(layer_of(&plan.sources[source], address)));
+                        .get_or_insert_with(|| inheritance.add_layer(build_layer(&plan.sources[source], address)));
                     let page = run.origin.page + segment.page_at(part.start) - run.first;
                     let extent = run.origin.extent;
                     inheritance.ranges.push(InheritedRange { start: part.start, end: part.end, layer, extent, page });
@@ -63,19 +68,19 @@ impl Inheritance {
     }
 
     /// The pages between two addresses, counted from the first.
-    pub(in crate::capture) fn within(&self, start: u64, end: u64) -> Vec<InheritedRun> {
+    pub(in crate::capture) fn runs_between(&self, start: u64, end: u64) -> Vec<InheritedRun> {
         let clipped = |range: &InheritedRange| {
             let (from, to) = (range.start.max(start), range.end.min(end));
             let page = range.page + (from - range.start) / PAGE_SIZE;
             let (first, count) = ((from - start) / PAGE_SIZE, (to - from) / PAGE_SIZE);
-            InheritedRun { first, count, layer: range.layer, extent: range.extent, page }
+            InheritedRun { first, count, layer: range.layer, extent: range.extent, layer_page: page }
         };
-        self.from(start).take_while(|range| range.start < end).map(clipped).collect()
+        self.ranges_from(start).take_while(|range| range.start < end).map(clipped).collect()
     }
 
     /// Whether a page is among them; the template itself does not have it then.
-    pub(in crate::capture) fn has(&self, address: u64) -> bool {
-        self.from(address).next().is_some_and(|range| range.start <= address)
+    pub(in crate::capture) fn contains(&self, address: u64) -> bool {
+        self.ranges_from(address).next().is_some_and(|range| range.start <= address)
     }
 
     /// How much it is, in bytes.
@@ -84,14 +89,14 @@ impl Inheritance {
     }
 
     /// The ranges that end behind an address.
-    fn from(&self, address: u64) -> impl Iterator<Item = &InheritedRange> {
+    fn ranges_from(&self, address: u64) -> impl Iterator<Item = &InheritedRange> {
         let first = self.ranges.partition_point(|range| range.end <= address);
         self.ranges[first..].iter()
     }
 }
 
 /// The runs of the plan that a segment shows something of.
-fn runs_of<'a>(plan: &'a MemoryPlan, segment: &Segment) -> impl Iterator<Item = &'a PlannedRun> {
+fn runs_shown_by<'a>(plan: &'a MemoryPlan, segment: &MapSegment) -> impl Iterator<Item = &'a PopulatedRun> {
     let at = plan.extents.binary_search_by_key(&segment.extent, |extent| extent.id);
     let runs = at.map_or(&[][..], |at| &plan.extents[at].populated);
     let (first_page, end_page) = (segment.first_page, segment.first_page + segment.pages());
@@ -100,7 +105,7 @@ fn runs_of<'a>(plan: &'a MemoryPlan, segment: &Segment) -> impl Iterator<Item = 
 }
 
 /// The addresses at which a segment shows a run.
-fn shown(segment: &Segment, run: &PlannedRun) -> (u64, u64) {
+fn shown_addresses(segment: &MapSegment, run: &PopulatedRun) -> (u64, u64) {
     let first = run.first.max(segment.first_page);
     let end = (run.first + run.count).min(segment.first_page + segment.pages());
     let address = |page: u64| segment.start + (page - segment.first_page) * PAGE_SIZE;
@@ -108,7 +113,7 @@ fn shown(segment: &Segment, run: &PlannedRun) -> (u64, u64) {
 }
 
 /// What of a range is not held.
-fn missing(range: Range<u64>, held: &[Range<u64>]) -> Vec<Range<u64>> {
+fn subtract_ranges(range: Range<u64>, held: &[Range<u64>]) -> Vec<Range<u64>> {
     let first = held.partition_point(|held| held.end <= range.start);
     let mut missing = Vec::new();
     let mut at = range.start;
@@ -125,7 +130,7 @@ fn missing(range: Range<u64>, held: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 /// A source as other nodes reach it.
-fn layer_of(source: &Source, address: SocketAddr) -> Layer {
+fn build_layer(source: &PageSource, address: SocketAddr) -> Layer {
     let owner = match source.owner {
         Address::Tcp(owner) => owner,
         // Only seeds of this node itself are read by another way.
@@ -137,15 +142,15 @@ fn layer_of(source: &Source, address: SocketAddr) -> Layer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pager::{Origin, PlannedExtent, Strategy};
+    use crate::pager::{PageOrigin, PagingStrategy, PopulatedExtent};
     use farfork_wire::Token;
     use proptest::prelude::*;
 
     const PAGES: u64 = 40;
 
-    fn source(number: u64, owner: &str) -> Source {
+    fn source(number: u64, owner: &str) -> PageSource {
         let seed = format!("n1.s{number:016x}").parse().unwrap();
-        Source { seed, token: Token::from_bytes([number as u8; 16]), owner: owner.parse().unwrap() }
+        PageSource { seed, token: Token::from_bytes([number as u8; 16]), owner: owner.parse().unwrap() }
     }
 
     /// Extents 0 and 2, whose pages come from sources and pages that their numbers tell.
@@ -156,14 +161,21 @@ mod tests {
             pages
                 .map(|first| {
                     let (source, extent) = ((first / 5 % 3) as u32, ExtentId(id + 10));
-                    PlannedRun { first, count: 1, origin: Origin { source, extent, page: first + 100 } }
+                    PopulatedRun { first, count: 1, origin: PageOrigin { source, extent, page: first + 100 } }
                 })
                 .collect()
         };
         let sources = vec![source(0, "tcp:127.0.0.1:1"), source(1, "shm:/run/x"), source(2, "tcp:127.0.0.1:3")];
-        let extents = [0, 2].map(|id| PlannedExtent { id: ExtentId(id), populated: runs(id) }).into();
+        let extents = [0, 2].map(|id| PopulatedExtent { id: ExtentId(id), populated: runs(id) }).into();
         let (segments, members) = (Vec::new(), Vec::new());
-        MemoryPlan { sources, segments, members, extents, strategy: Strategy::default(), is_zygote: false }
+        MemoryPlan {
+            sources,
+            segments,
+            member_segments: members,
+            extents,
+            strategy: PagingStrategy::default(),
+            is_zygote: false,
+        }
     }
 
     proptest! {
@@ -177,12 +189,12 @@ mod tests {
             let plan = plan(&populated);
             let at = |page: u64| page * PAGE_SIZE;
             // Pages 0 to 39 of the addresses show extent 2, pages 50 to 89 extent 0, each a part.
-            let segment = |extent: u32, base: u64, from: u64, to: u64| Segment {
+            let segment = |extent: u32, base: u64, from: u64, to: u64| MapSegment {
                 start: at(base + from), end: at(base + to), extent: ExtentId(extent), first_page: from,
             };
             let segments = [segment(2, 0, cuts.0, cuts.1), segment(0, 50, cuts.2, cuts.3)];
             let held_ranges: Vec<_> = (0..100).filter(|page| held[*page as usize]).map(|page| at(page)..at(page + 1)).collect();
-            let inheritance = Inheritance::of(&plan, &segments, &held_ranges, "127.0.0.1:9".parse().unwrap());
+            let inheritance = InheritedPages::from_plan(&plan, &segments, &held_ranges, "127.0.0.1:9".parse().unwrap());
             let expected = |address_page: u64| {
                 let (id, page) = if address_page < 50 { (2, address_page) } else { (0, address_page - 50) };
                 let (from, to) = if id == 2 { (cuts.0, cuts.1) } else { (cuts.2, cuts.3) };
@@ -192,14 +204,14 @@ mod tests {
             };
             let mut bytes = 0;
             for page in 0..100 {
-                prop_assert_eq!(inheritance.has(at(page)), expected(page).is_some(), "page {}", page);
+                prop_assert_eq!(inheritance.contains(at(page)), expected(page).is_some(), "page {}", page);
                 bytes += if expected(page).is_some() { PAGE_SIZE } else { 0 };
             }
             prop_assert_eq!(inheritance.bytes(), bytes);
-            let told: Vec<_> = inheritance.within(at(asked.0), at(asked.1)).iter().flat_map(|run| {
+            let told: Vec<_> = inheritance.runs_between(at(asked.0), at(asked.1)).iter().flat_map(|run| {
                 let seed = inheritance.layers()[run.layer as usize].seed.clone();
                 let run = *run;
-                (0..run.count).map(move |ahead| (asked.0 + run.first + ahead, (seed.clone(), run.extent, run.page + ahead)))
+                (0..run.count).map(move |ahead| (asked.0 + run.first + ahead, (seed.clone(), run.extent, run.layer_page + ahead)))
             }).collect();
             let wanted: Vec<_> =
                 (asked.0..asked.1).filter_map(|page| Some((page, expected(page)?))).collect();

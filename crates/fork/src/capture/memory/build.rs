@@ -7,20 +7,23 @@ use std::ops::Range;
 use std::path::Path;
 
 use farfork_sys::hugetlbfs;
-use farfork_sys::pagemap::Region;
+use farfork_sys::pagemap::PageRegion;
 use farfork_sys::process::MapEntry;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, MappedPlace, Mapping, MappingFlags, PageRun,
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, MappedRange, Mapping, MappingFlags, PageRun,
 };
 
-use super::following::{WrittenFiles, WrittenPages};
-use super::space::AddressSpace;
-use super::{Kind, about, is_left_out, is_private_huge, kind, mapped_part, merge, refuse_part, refuse_path};
+use super::following::{WrittenMapping, WrittenMappings};
+use super::space::TemplateMemory;
+use super::{
+    MappingKind, check_path, check_segment_size, classify_mapping, is_dontfork, is_private_hugetlb, mapped_range_of,
+    mapping_error, merge_runs,
+};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::lineage::Inheritance;
+use crate::capture::lineage::InheritedPages;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
-use crate::identity::identify;
+use crate::identity::read_identity;
 
 /// The memory of a descriptor.
 #[derive(Debug, Default)]
@@ -29,17 +32,17 @@ pub(crate) struct MemoryMap {
     pub(crate) extents: Vec<Extent>,
     pub(crate) files: Vec<MappedFile>,
     /// Of private mappings of files, by their first addresses: the pages that were written.
-    pub(crate) written: WrittenFiles,
+    pub(crate) written_mappings: WrittenMappings,
 }
 
-struct Builder<'a> {
+struct MemoryMapBuilder<'a> {
     pid: i32,
-    subject: i32,
+    template_pid: i32,
     shared: &'a SharedCopies,
     /// What the process executes, where that is a shared object: nobody can write to it.
-    executed: Option<u32>,
-    inheritance: &'a Inheritance,
-    regions: Vec<Region>,
+    exe_object: Option<u32>,
+    inherited: &'a InheritedPages,
+    regions: Vec<PageRegion>,
     file_indices: BTreeMap<(u64, u64), u32>,
     memory: MemoryMap,
 }
@@ -47,59 +50,69 @@ struct Builder<'a> {
 impl MemoryMap {
     /// The memory of an address space.
     pub(crate) fn build(
-        space: AddressSpace,
+        space: TemplateMemory,
         shared: &SharedCopies,
-        inheritance: &Inheritance,
+        inheritance: &InheritedPages,
     ) -> Result<Self, CaptureError> {
-        let AddressSpace { pid, subject, entries, regions, .. } = space;
+        let TemplateMemory { pid, template_pid: subject, mappings: entries, regions, .. } = space;
         let (file_indices, memory) = (BTreeMap::new(), Self::default());
-        let executed = shared.index_of_executed(subject).map_err(CaptureError::read(pid, "its executable"))?;
-        let mut builder = Builder { pid, subject, shared, executed, inheritance, regions, file_indices, memory };
-        for entry in entries.iter().filter(|entry| !is_left_out(entry)) {
-            builder.take(entry)?;
+        let executed = shared.executable_index(subject).map_err(CaptureError::reading(pid, "its executable"))?;
+        let mut builder = MemoryMapBuilder {
+            pid,
+            template_pid: subject,
+            shared,
+            exe_object: executed,
+            inherited: inheritance,
+            regions,
+            file_indices,
+            memory,
+        };
+        for entry in entries.iter().filter(|entry| !is_dontfork(entry)) {
+            builder.add_mapping(entry)?;
         }
         Ok(builder.memory)
     }
 }
 
-impl Builder<'_> {
-    fn take(&mut self, entry: &MapEntry) -> Result<(), CaptureError> {
-        let kind = kind(entry).map_err(|reason| self.refuse(entry, reason))?;
+impl MemoryMapBuilder<'_> {
+    fn add_mapping(&mut self, entry: &MapEntry) -> Result<(), CaptureError> {
+        let kind = classify_mapping(entry).map_err(|reason| self.refusal_of(entry, reason))?;
         let backing = match kind {
-            Kind::Skipped => return Ok(()),
-            Kind::Special(special) => Backing::Special(special),
-            Kind::Anonymous if is_wiped(entry) => Backing::Anonymous { extent: None },
-            Kind::Anonymous if is_private_huge(entry) => self.huge_file(entry)?,
+            MappingKind::Vsyscall => return Ok(()),
+            MappingKind::Special(special) => Backing::Special(special),
+            MappingKind::Anonymous if is_wiped_on_fork(entry) => Backing::Anonymous { extent: None },
+            MappingKind::Anonymous if is_private_hugetlb(entry) => self.build_hugetlb_file(entry)?,
             // A mapping of a deleted file, or of /dev/zero, has both the file's pages and written ones.
-            Kind::Anonymous if has_file(entry) => match self.object_of(entry) {
-                Some(object) => self.private_object(entry, object),
-                None => self.written_file(entry)?,
+            MappingKind::Anonymous if has_file(entry) => match self.shared_object_of(entry) {
+                Some(object) => self.build_private_object(entry, object),
+                None => self.build_written_file(entry)?,
             },
-            Kind::Anonymous => Backing::Anonymous { extent: self.anonymous(entry) },
-            Kind::PrivateFile => self.private_file(entry)?,
-            Kind::SharedFile => {
-                let (file, file_bytes) = self.file(entry)?;
+            MappingKind::Anonymous => Backing::Anonymous { extent: self.build_anonymous(entry) },
+            MappingKind::PrivateFile => self.build_private_file(entry)?,
+            MappingKind::SharedFile => {
+                let (file, file_bytes) = self.file_index(entry)?;
                 let writable = entry.has_flag("mw");
-                let runs = || merge(pages_of_file(entry, file_bytes));
+                let runs = || merge_runs(pages_within_file(entry, file_bytes));
                 let extent = (!writable).then(|| self.push_extent(entry, runs()));
                 Backing::SharedFile { file, offset: entry.offset, writable, extent }
             }
-            Kind::SharedObject => self.shared_object(entry)?,
+            MappingKind::SharedObject => self.build_shared_object(entry)?,
         };
         self.memory.mappings.push(Mapping {
             start: entry.start,
             end: entry.end,
             protection: entry.protection,
-            flags: flags(entry, self.has_huge_pages(entry)),
+            flags: mapping_flags(entry, self.has_huge_pages(entry)),
             backing,
-            guards: self.runs_of(entry, Region::is_guard),
+            guards: self.populated_and_guard_runs(entry, PageRegion::is_guard),
         });
         Ok(())
     }
 
     /// An extent for memory without a file: what the template has, and what it inherits.
-    fn anonymous(&mut self, entry: &MapEntry) -> Option<ExtentId> {
-        let (populated, inherited) = (self.runs(entry, |_| true), self.inheritance.within(entry.start, entry.end));
+    fn build_anonymous(&mut self, entry: &MapEntry) -> Option<ExtentId> {
+        let (populated, inherited) =
+            (self.populated_runs(entry, |_| true), self.inherited.runs_between(entry.start, entry.end));
         if populated.is_empty() && inherited.is_empty() {
             return None;
         }
@@ -109,125 +122,125 @@ impl Builder<'_> {
     }
 
     /// A private file mapping is paged from the owner where the process has written to it, else left to the file.
-    fn private_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
-        if let Some(object) = self.object_of(entry) {
-            return Ok(self.private_object(entry, object));
+    fn build_private_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        if let Some(object) = self.shared_object_of(entry) {
+            return Ok(self.build_private_object(entry, object));
         }
-        let is_written = !self.runs(entry, |region| !region.is_file()).is_empty();
+        let is_written = !self.populated_runs(entry, |region| !region.is_file()).is_empty();
         if is_written || str::from_utf8(&entry.path).is_err() {
-            return self.written_file(entry);
+            return self.build_written_file(entry);
         }
-        let (file, file_bytes) = self.file(entry)?;
-        let runs = merge(pages_of_file(entry, file_bytes));
+        let (file, file_bytes) = self.file_index(entry)?;
+        let runs = merge_runs(pages_within_file(entry, file_bytes));
         let extent = self.push_extent(entry, runs);
         Ok(Backing::PrivateFile { file, offset: entry.offset, extent })
     }
 
     /// All of a private file mapping, paged from the owner: what was written, and the file's own pages, which the
     /// owner reads through the same mapping.
-    fn written_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
-        let file_bytes = match std::fs::metadata(self.link(entry)) {
+    fn build_written_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        let file_bytes = match std::fs::metadata(self.map_files_link(entry)) {
             // Its bytes that nobody has written are the file's, which may be changed in place.
             Ok(metadata) if metadata.is_file() && has_path(entry) => {
-                let (file, bytes) = self.file(entry)?;
+                let (file, bytes) = self.file_index(entry)?;
                 self.memory.files[file as usize].has_written_pages = true;
-                let pages = self.runs(entry, |region| !region.is_file());
-                self.memory.written.insert(entry.start, WrittenPages { file, offset: entry.offset, pages });
+                let pages = self.populated_runs(entry, |region| !region.is_file());
+                self.memory.written_mappings.insert(entry.start, WrittenMapping { file, offset: entry.offset, pages });
                 bytes
             }
             Ok(metadata) => metadata.len(),
-            Err(source) => return Err(self.refuse(entry, &about(entry, &source))),
+            Err(source) => return Err(self.refusal_of(entry, &mapping_error(entry, &source))),
         };
-        let mut runs: Vec<PageRun> = pages_of_file(entry, file_bytes).into_iter().collect();
-        runs.extend(self.runs(entry, |_| true));
+        let mut runs: Vec<PageRun> = pages_within_file(entry, file_bytes).into_iter().collect();
+        runs.extend(self.populated_runs(entry, |_| true));
         runs.sort_unstable_by_key(|run| run.first);
-        Ok(Backing::Anonymous { extent: self.extent(entry, merge(runs)) })
+        Ok(Backing::Anonymous { extent: self.add_extent(entry, merge_runs(runs)) })
     }
 
     /// The shared object that a private mapping is of. Not what is executed: its pages are
     /// as they are for ever, and come as they are touched.
-    fn object_of(&self, entry: &MapEntry) -> Option<u32> {
+    fn shared_object_of(&self, entry: &MapEntry) -> Option<u32> {
         use std::os::unix::fs::MetadataExt;
         if self.shared.is_empty() {
             return None;
         }
-        let found = std::fs::metadata(self.link(entry)).ok()?;
+        let found = std::fs::metadata(self.map_files_link(entry)).ok()?;
         let object = self.shared.index_of(found.dev(), found.ino())?;
-        (self.executed != Some(object)).then_some(object)
+        (self.exe_object != Some(object)).then_some(object)
     }
 
-    fn private_object(&mut self, entry: &MapEntry, object: u32) -> Backing {
-        let pages = self.runs(entry, |region| !region.is_file());
-        Backing::PrivateObject { object, offset: entry.offset, written: self.extent(entry, pages) }
+    fn build_private_object(&mut self, entry: &MapEntry, object: u32) -> Backing {
+        let pages = self.populated_runs(entry, |region| !region.is_file());
+        Backing::PrivateObject { object, offset: entry.offset, written: self.add_extent(entry, pages) }
     }
 
     /// Private memory in huge pages of a process that is its own template, with what its file has: a page that neither has must
     /// not be read, which would take one.
-    fn huge_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
-        let data = File::open(self.link(entry)).and_then(|file| hugetlbfs::data(&file));
-        let data = data.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
+    fn build_hugetlb_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        let data = File::open(self.map_files_link(entry)).and_then(|file| hugetlbfs::find_present_ranges(&file));
+        let data = data.map_err(|source| self.refusal_of(entry, &mapping_error(entry, &source)))?;
         let pages = |area: Range<u64>| PageRun {
             first: (area.start - entry.start) / PAGE_SIZE,
             count: (area.end - area.start) / PAGE_SIZE,
         };
-        let mut runs: Vec<PageRun> = data.iter().filter_map(|data| mapped_part(entry, data)).map(pages).collect();
-        runs.extend(self.runs(entry, |_| true));
+        let mut runs: Vec<PageRun> = data.iter().filter_map(|data| mapped_range_of(entry, data)).map(pages).collect();
+        runs.extend(self.populated_runs(entry, |_| true));
         runs.sort_unstable_by_key(|run| run.first);
-        Ok(Backing::Anonymous { extent: self.extent(entry, merge(runs)) })
+        Ok(Backing::Anonymous { extent: self.add_extent(entry, merge_runs(runs)) })
     }
 
-    fn shared_object(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+    fn build_shared_object(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         use std::os::unix::fs::MetadataExt;
         let unstable = || CaptureError::Unstable { pid: self.pid, what: "its shared memory".to_owned() };
-        let metadata = std::fs::metadata(self.link(entry)).map_err(|_| unstable())?;
+        let metadata = std::fs::metadata(self.map_files_link(entry)).map_err(|_| unstable())?;
         let object = self.shared.index_of(metadata.dev(), metadata.ino()).ok_or_else(unstable)?;
         if entry.path.starts_with(SEGMENT_PREFIX) {
-            refuse_part(entry, metadata.len()).map_err(|reason| self.refuse(entry, reason))?;
+            check_segment_size(entry, metadata.len()).map_err(|reason| self.refusal_of(entry, reason))?;
         }
         Ok(Backing::SharedMemory { object, offset: entry.offset })
     }
 
     /// Index of a mapping's file, and its size in bytes.
-    fn file(&mut self, entry: &MapEntry) -> Result<(u32, u64), CaptureError> {
+    fn file_index(&mut self, entry: &MapEntry) -> Result<(u32, u64), CaptureError> {
         let key = (entry.device, entry.inode);
         if let Some(index) = self.file_indices.get(&key) {
             return Ok((*index, self.memory.files[*index as usize].identity.bytes));
         }
-        let path = refuse_path(entry).map_err(|reason| self.refuse(entry, reason))?;
-        let identity = identify_regular(&self.link(entry));
-        let identity = identity.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
+        let path = check_path(entry).map_err(|reason| self.refusal_of(entry, reason))?;
+        let identity = identify_regular(&self.map_files_link(entry));
+        let identity = identity.map_err(|source| self.refusal_of(entry, &mapping_error(entry, &source)))?;
         let (index, bytes) = (self.memory.files.len() as u32, identity.bytes);
-        let place = MappedPlace { process: 0, start: entry.start, end: entry.end };
+        let place = MappedRange { process: 0, start: entry.start, end: entry.end };
         let path = path.to_owned();
-        self.memory.files.push(MappedFile { path, identity, place, has_written_pages: false });
+        self.memory.files.push(MappedFile { path, identity, owner_range: place, has_written_pages: false });
         self.file_indices.insert(key, index);
         Ok((index, bytes))
     }
 
     /// A link to the very file that is mapped, whatever its path leads to today.
-    fn link(&self, entry: &MapEntry) -> String {
-        format!("/proc/{}/map_files/{}", self.subject, entry.range_name())
+    fn map_files_link(&self, entry: &MapEntry) -> String {
+        format!("/proc/{}/map_files/{}", self.template_pid, entry.range_name())
     }
 
-    fn refuse(&self, entry: &MapEntry, reason: &str) -> CaptureError {
+    fn refusal_of(&self, entry: &MapEntry, reason: &str) -> CaptureError {
         let object = format!("pid {}, mapping {:#x}-{:#x}", self.pid, entry.start, entry.end);
         CaptureError::refused(self.pid, vec![Refusal::new(object, reason)])
     }
 
     /// The populated pages of a mapping that `wanted` picks, counted from its start.
-    fn runs(&self, entry: &MapEntry, wanted: impl Fn(&Region) -> bool) -> Vec<PageRun> {
-        self.runs_of(entry, |region| !region.is_guard() && wanted(region))
+    fn populated_runs(&self, entry: &MapEntry, wanted: impl Fn(&PageRegion) -> bool) -> Vec<PageRun> {
+        self.populated_and_guard_runs(entry, |region| !region.is_guard() && wanted(region))
     }
 
     /// The same of guard pages, too.
-    fn runs_of(&self, entry: &MapEntry, wanted: impl Fn(&Region) -> bool) -> Vec<PageRun> {
+    fn populated_and_guard_runs(&self, entry: &MapEntry, wanted: impl Fn(&PageRegion) -> bool) -> Vec<PageRun> {
         let from = self.regions.partition_point(|region| region.end <= entry.start);
         let inside = self.regions[from..].iter().take_while(|region| region.start < entry.end);
-        let run = |region: &Region| {
+        let run = |region: &PageRegion| {
             let (start, end) = (region.start.max(entry.start), region.end.min(entry.end));
             PageRun { first: (start - entry.start) / PAGE_SIZE, count: (end - start) / PAGE_SIZE }
         };
-        merge(inside.filter(|region| wanted(region)).map(run))
+        merge_runs(inside.filter(|region| wanted(region)).map(run))
     }
 
     /// Whether the kernel gave a mapping huge pages, asked for or not: a child's node must be asked.
@@ -238,7 +251,7 @@ impl Builder<'_> {
     }
 
     /// An extent for the pages of a mapping; none where there is nothing to fetch.
-    fn extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> Option<ExtentId> {
+    fn add_extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> Option<ExtentId> {
         (!populated.is_empty()).then(|| self.push_extent(entry, populated))
     }
 
@@ -257,7 +270,7 @@ pub(super) fn has_file(entry: &MapEntry) -> bool {
 
 /// Whether a mapping's file has a path that can be told.
 fn has_path(entry: &MapEntry) -> bool {
-    kind(entry) == Ok(Kind::PrivateFile) && str::from_utf8(&entry.path).is_ok()
+    classify_mapping(entry) == Ok(MappingKind::PrivateFile) && str::from_utf8(&entry.path).is_ok()
 }
 
 /// A device must not be opened: that alone can do something.
@@ -265,21 +278,21 @@ fn identify_regular(link: &str) -> io::Result<FileIdentity> {
     if !std::fs::metadata(link)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
-    identify(Path::new(link))
+    read_identity(Path::new(link))
 }
 
 /// MADV_WIPEONFORK, and VM_DROPPABLE, which the kernel may drop at any time: a fork's child sees zeroes.
-fn is_wiped(entry: &MapEntry) -> bool {
+fn is_wiped_on_fork(entry: &MapEntry) -> bool {
     entry.has_flag("wf") || entry.has_flag("dp")
 }
 
 /// The pages of a mapping that lie within its file.
-fn pages_of_file(entry: &MapEntry, file_bytes: u64) -> Option<PageRun> {
+fn pages_within_file(entry: &MapEntry, file_bytes: u64) -> Option<PageRun> {
     let count = file_bytes.saturating_sub(entry.offset).div_ceil(PAGE_SIZE).min(entry.bytes() / PAGE_SIZE);
     (count > 0).then_some(PageRun { first: 0, count })
 }
 
-fn flags(entry: &MapEntry, has_huge_pages: bool) -> MappingFlags {
+fn mapping_flags(entry: &MapEntry, has_huge_pages: bool) -> MappingFlags {
     MappingFlags {
         grows_down: entry.has_flag("gd"),
         no_reserve: entry.has_flag("nr"),

@@ -10,10 +10,10 @@ use std::os::unix::fs::FileExt;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Backing, EagerBytes, Mapping, Mm, Thread};
 
-use crate::capture::lineage::Inheritance;
+use crate::capture::lineage::InheritedPages;
 
 /// PROT_WRITE.
-const WRITABLE: u8 = 2;
+const WRITABLE_PROTECTION: u8 = 2;
 
 /// As many entries as the kernel follows (ROBUST_LIST_LIMIT).
 const ROBUST_ENTRIES_MAX: usize = 2048;
@@ -23,17 +23,19 @@ const ROBUST_ENTRIES_MAX: usize = 2048;
 const ARGUMENT_PAGES_MAX: usize = 32;
 
 /// The memory of a template, as far as it has it.
-pub(in crate::capture) struct Own<'a> {
+pub(in crate::capture) struct LocalMemory<'a> {
     pub(in crate::capture) mem: &'a File,
-    pub(in crate::capture) inheritance: &'a Inheritance,
+    pub(in crate::capture) inherited: &'a InheritedPages,
 }
 
-impl Own<'_> {
+impl LocalMemory<'_> {
     /// Fails for what the template inherits, and for what is nowhere: there it would read zeroes, or nothing. The process
     /// itself has touched what the kernel uses on its behalf, so that nothing is missed.
     fn read_exact_at(&self, into: &mut [u8], address: u64) -> io::Result<()> {
         let last = address.saturating_add((into.len() as u64).saturating_sub(1));
-        if self.inheritance.has(address / PAGE_SIZE * PAGE_SIZE) || self.inheritance.has(last / PAGE_SIZE * PAGE_SIZE) {
+        if self.inherited.contains(address / PAGE_SIZE * PAGE_SIZE)
+            || self.inherited.contains(last / PAGE_SIZE * PAGE_SIZE)
+        {
             return Err(io::ErrorKind::NotFound.into());
         }
         self.mem.read_exact_at(into, address)
@@ -41,7 +43,12 @@ impl Own<'_> {
 }
 
 /// The eager pages of all threads, read from the template's memory: ascending, neighbours in one piece.
-pub(in crate::capture) fn eager(mem: &Own<'_>, threads: &[Thread], mm: &Mm, mappings: &[Mapping]) -> Vec<EagerBytes> {
+pub(in crate::capture) fn read_eager_pages(
+    mem: &LocalMemory<'_>,
+    threads: &[Thread],
+    mm: &Mm,
+    mappings: &[Mapping],
+) -> Vec<EagerBytes> {
     let arguments = mm.arg_start / PAGE_SIZE..mm.env_end.div_ceil(PAGE_SIZE);
     let mut pages: BTreeSet<u64> = arguments.take(ARGUMENT_PAGES_MAX).map(|page| page * PAGE_SIZE).collect();
     for thread in threads {
@@ -56,29 +63,30 @@ pub(in crate::capture) fn eager(mem: &Own<'_>, threads: &[Thread], mm: &Mm, mapp
             touch(rseq.address, u64::from(rseq.bytes));
         }
         touch(thread.robust_list_head, thread.robust_list_bytes);
-        for (entry, futex) in robust_entries(mem, thread.robust_list_head) {
+        for (entry, futex) in robust_list(mem, thread.robust_list_head) {
             touch(entry, 8);
             touch(futex, 4);
         }
     }
-    join(mem, pages.into_iter().filter(|page| is_wanted(*page, mappings)), mappings)
+    read_pages(mem, pages.into_iter().filter(|page| is_restorable(*page, mappings)), mappings)
 }
 
 /// Only what the restorer may write to before it hands the memory over.
-fn is_wanted(page: u64, mappings: &[Mapping]) -> bool {
-    mapping_of(page, mappings).is_some_and(|index| {
+fn is_restorable(page: u64, mappings: &[Mapping]) -> bool {
+    mapping_index(page, mappings).is_some_and(|index| {
         let mapping = &mappings[index];
-        mapping.protection & WRITABLE != 0 && matches!(mapping.backing, Backing::Anonymous { extent: Some(_) })
+        mapping.protection & WRITABLE_PROTECTION != 0
+            && matches!(mapping.backing, Backing::Anonymous { extent: Some(_) })
     })
 }
 
-fn mapping_of(address: u64, mappings: &[Mapping]) -> Option<usize> {
+fn mapping_index(address: u64, mappings: &[Mapping]) -> Option<usize> {
     let index = mappings.partition_point(|mapping| mapping.end <= address);
     mappings.get(index).is_some_and(|mapping| mapping.start <= address).then_some(index)
 }
 
 /// Reads the pages; neighbours within one mapping become one piece.
-fn join(mem: &Own<'_>, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -> Vec<EagerBytes> {
+fn read_pages(mem: &LocalMemory<'_>, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -> Vec<EagerBytes> {
     let mut pieces: Vec<EagerBytes> = Vec::new();
     for address in pages {
         let mut bytes = vec![0; PAGE_SIZE as usize];
@@ -88,7 +96,7 @@ fn join(mem: &Own<'_>, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -
         match pieces.last_mut() {
             Some(last)
                 if last.address + last.bytes.len() as u64 == address
-                    && mapping_of(last.address, mappings) == mapping_of(address, mappings) =>
+                    && mapping_index(last.address, mappings) == mapping_index(address, mappings) =>
             {
                 last.bytes.append(&mut bytes);
             }
@@ -100,7 +108,7 @@ fn join(mem: &Own<'_>, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -
 
 /// The list of robust futexes (`struct robust_list_head`): the address of each entry, and of its futex. It is the
 /// program's memory and may hold anything: the walk ends at what cannot be read, and at the kernel's own limit.
-fn robust_entries(mem: &Own<'_>, head: u64) -> Vec<(u64, u64)> {
+fn robust_list(mem: &LocalMemory<'_>, head: u64) -> Vec<(u64, u64)> {
     /// Bit 0 of a pointer says that the futex is of the kind with priority inheritance.
     const POINTER_MASK: u64 = !1;
     let word = |address: u64| {

@@ -14,111 +14,113 @@ use crate::capture::error::Refusal;
 use crate::capture::files::{DELETED_SUFFIX, own};
 
 /// VmFlags of an area in huge pages of hugetlbfs.
-pub(super) const HUGE_FLAG: &str = "ht";
+pub(super) const HUGETLB_FLAG: &str = "ht";
 
 /// Ours, which `smaps` does not have: an area is shared, and of a file that the process has for itself.
-pub(super) const OWN_FLAG: &str = "own";
+pub(super) const OWN_FILE_FLAG: &str = "own";
 
 /// What was found out.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct FileSystems {
+pub(crate) struct FileSystemCache {
     /// By devices.
-    kinds: BTreeMap<u64, FileSystem>,
+    kinds: BTreeMap<u64, FileSystemKind>,
     /// Whether files of shared mappings are copied in the pause, as deleted ones are.
     copies_files: bool,
     /// Of files, by device and inode.
-    at_their_paths: BTreeMap<(u64, u64), bool>,
+    path_matches: BTreeMap<(u64, u64), bool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FileSystem {
-    Huge,
-    Devices,
+enum FileSystemKind {
+    Hugetlbfs,
+    Sysfs,
     Other,
 }
 
-impl FileSystems {
+impl FileSystemCache {
     /// Nothing yet. `copies_files`: what is mapped and shared is copied in the pause.
     pub(crate) fn new(copies_files: bool) -> Self {
         Self { copies_files, ..Self::default() }
     }
 
     /// Marks what of the map of a process is in huge pages of hugetlbfs, as `smaps` would, and shared areas of files that it has for itself.
-    pub(crate) fn mark(&mut self, pid: i32, maps: &mut [MapEntry]) {
-        for entry in maps.iter_mut().filter(|entry| is_kernels(entry)) {
-            if self.of(pid, entry) == FileSystem::Huge && !entry.has_flag(HUGE_FLAG) {
-                entry.add_flag(HUGE_FLAG);
+    pub(crate) fn mark_mappings(&mut self, pid: i32, maps: &mut [MapEntry]) {
+        for entry in maps.iter_mut().filter(|entry| is_on_virtual_device(entry)) {
+            if self.kind_of(pid, entry) == FileSystemKind::Hugetlbfs && !entry.has_flag(HUGETLB_FLAG) {
+                entry.add_flag(HUGETLB_FLAG);
             }
         }
         let mut shared = maps.iter_mut().filter(|entry| entry.is_shared && entry.inode != 0).peekable();
         if shared.peek().is_none() {
             return;
         }
-        let has_our_mounts = namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt"));
+        let has_our_mounts = namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt"));
         for entry in shared {
-            let is_copied = self.copies_files && entry.path.starts_with(b"/") && !is_kernels(entry);
-            let is_own = is_copied
-                || if has_our_mounts { !self.is_at_its_path(pid, entry) } else { is_mapped_of_its_own(pid, entry) };
+            let is_copied = self.copies_files && entry.path.starts_with(b"/") && !is_on_virtual_device(entry);
+            let is_own =
+                is_copied || if has_our_mounts { !self.is_at_path(pid, entry) } else { is_absent_on_node(pid, entry) };
             if is_own {
-                entry.add_flag(OWN_FLAG);
+                entry.add_flag(OWN_FILE_FLAG);
             }
         }
     }
 
     /// What of a marked map cannot be carried.
     pub(crate) fn refusals(&self, pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
-        let is_devices = |entry: &&MapEntry| self.kinds.get(&entry.device) == Some(&FileSystem::Devices);
+        let is_devices = |entry: &&MapEntry| self.kinds.get(&entry.device) == Some(&FileSystemKind::Sysfs);
         let refusal = |entry: &MapEntry| {
             let name = String::from_utf8_lossy(&entry.path);
             Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end), "it maps a device")
         };
-        maps.iter().filter(|entry| is_kernels(entry)).filter(is_devices).map(refusal).collect()
+        maps.iter().filter(|entry| is_on_virtual_device(entry)).filter(is_devices).map(refusal).collect()
     }
 
     /// Whether a file of the node's that is mapped is where its path leads; each is looked at once.
-    fn is_at_its_path(&mut self, pid: i32, entry: &MapEntry) -> bool {
+    fn is_at_path(&mut self, pid: i32, entry: &MapEntry) -> bool {
         if !entry.path.starts_with(b"/") || entry.path.ends_with(DELETED_SUFFIX) {
             return true;
         }
         let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
         let found = || statx(CWD, &link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok();
-        let look = || own::is_mapped_from(&entry.path, || found().filter(is_file));
-        *self.at_their_paths.entry((entry.device, entry.inode)).or_insert_with(look)
+        let look = || own::is_mapping_at_path(&entry.path, || found().filter(is_regular_file));
+        *self.path_matches.entry((entry.device, entry.inode)).or_insert_with(look)
     }
 
-    fn of(&mut self, pid: i32, entry: &MapEntry) -> FileSystem {
-        let find = || FileSystem::behind(&format!("/proc/{pid}/map_files/{}", entry.range_name()));
+    fn kind_of(&mut self, pid: i32, entry: &MapEntry) -> FileSystemKind {
+        let find = || FileSystemKind::read(&format!("/proc/{pid}/map_files/{}", entry.range_name()));
         *self.kinds.entry(entry.device).or_insert_with(find)
     }
 }
 
 /// Whether a process that sees other mounts than we do has mapped a file that is its own.
-fn is_mapped_of_its_own(pid: i32, entry: &MapEntry) -> bool {
+fn is_absent_on_node(pid: i32, entry: &MapEntry) -> bool {
     let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
     let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
     let mounts = format!("/proc/{pid}/mountinfo");
     // An overlay's mapping is of the file in its layer: that mount is in no table.
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
-    found.is_ok_and(|found| is_file(&found) && own::is_its_own(&entry.path, &found, (CWD, &mounts, is_its)))
+    found.is_ok_and(|found| {
+        is_regular_file(&found) && own::is_absent_on_node(&entry.path, &found, (CWD, &mounts, is_its))
+    })
 }
 
-fn is_file(found: &Statx) -> bool {
+fn is_regular_file(found: &Statx) -> bool {
     FileType::from_raw_mode(found.stx_mode.into()).is_file()
 }
 
 /// What lies on a device of a driver's is on neither.
-fn is_kernels(entry: &MapEntry) -> bool {
+fn is_on_virtual_device(entry: &MapEntry) -> bool {
     entry.inode != 0 && major(entry.device) == 0
 }
 
-impl FileSystem {
-    fn behind(link: &str) -> Self {
+impl FileSystemKind {
+    fn read(link: &str) -> Self {
         const SYSFS: u64 = 0x6265_6572;
         // What cannot be asked is found out by its flags.
         match rustix::fs::statfs(link).map(|found| found.f_type as u64) {
-            Ok(hugetlbfs::MAGIC) => Self::Huge,
-            Ok(SYSFS) => Self::Devices,
+            Ok(hugetlbfs::HUGETLBFS_MAGIC) => Self::Hugetlbfs,
+            Ok(SYSFS) => Self::Sysfs,
             _ => Self::Other,
         }
     }

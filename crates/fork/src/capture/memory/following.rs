@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, Extent, ExtentId, ExtentSource, Mapping, PageRun};
 
-use crate::file_use::{FileUse, uses};
+use crate::file_use::{FileUse, collect_file_uses};
 
 /// Of private mappings of files of one process, by their first addresses: what was written.
-pub(crate) type WrittenFiles = BTreeMap<u64, WrittenPages>;
+pub(crate) type WrittenMappings = BTreeMap<u64, WrittenMapping>;
 
 /// What was written through a private mapping of a file.
 #[derive(Debug)]
-pub(crate) struct WrittenPages {
+pub(crate) struct WrittenMapping {
     /// Index into the process's own mapped files.
     pub(crate) file: u32,
     /// Offset in the file, in bytes.
@@ -22,32 +22,32 @@ pub(crate) struct WrittenPages {
 }
 
 /// Has these mappings lead to their files. `written`: by process, the first one's first.
-pub(crate) fn follow_writable_files(descriptor: &mut Descriptor, written: Vec<WrittenFiles>) {
-    let uses = uses(descriptor);
+pub(crate) fn link_writable_files(descriptor: &mut Descriptor, written: Vec<WrittenMappings>) {
+    let uses = collect_file_uses(descriptor);
     let is_written = |file: u32| {
         let identity = &descriptor.mapped_files[file as usize].identity;
-        uses.get(&FileUse::number(identity)).is_some_and(|used| used.is_written)
+        uses.get(&FileUse::file_key(identity)).is_some_and(|used| used.is_written)
     };
     let writable: Vec<bool> = (0..descriptor.mapped_files.len() as u32).map(is_written).collect();
     if !writable.contains(&true) {
         return;
     }
     let mut files_before = 0;
-    let Descriptor { mappings, members, mapped_files, extents, .. } = descriptor;
+    let Descriptor { mappings, descendants: members, mapped_files, extents, .. } = descriptor;
     let maps = std::iter::once(mappings).chain(members.iter_mut().map(|member| &mut member.mappings));
     for (process, (mappings, mut written)) in (0..).zip(maps.zip(written)) {
         for mapping in mappings {
             let pages = written.remove(&mapping.start);
-            let pages = pages.map(|pages| WrittenPages { file: pages.file + files_before, ..pages });
-            follow(mapping, (process, pages), &writable, extents);
+            let pages = pages.map(|pages| WrittenMapping { file: pages.file + files_before, ..pages });
+            link_mapping(mapping, (process, pages), &writable, extents);
         }
-        files_before += mapped_files.iter().filter(|file| file.place.process == process).count() as u32;
+        files_before += mapped_files.iter().filter(|file| file.owner_range.process == process).count() as u32;
     }
 }
 
-fn follow(
+fn link_mapping(
     mapping: &mut Mapping,
-    (process, pages): (u32, Option<WrittenPages>),
+    (process, pages): (u32, Option<WrittenMapping>),
     writable: &[bool],
     extents: &mut Vec<Extent>,
 ) {
@@ -55,7 +55,7 @@ fn follow(
         (Backing::PrivateFile { file, offset, extent }, _) if writable[file as usize] => {
             Backing::PrivateWritableFile { file, offset, extent, written: None }
         }
-        (Backing::Anonymous { extent: Some(extent) }, Some(WrittenPages { file, offset, pages }))
+        (Backing::Anonymous { extent: Some(extent) }, Some(WrittenMapping { file, offset, pages }))
             if writable[file as usize] =>
         {
             let source = ExtentSource::Template { process, address: mapping.start };

@@ -7,23 +7,23 @@ use std::os::unix::fs::PermissionsExt;
 
 use farfork_sys::process::MapEntry;
 
-use super::is_private_huge;
+use super::is_private_hugetlb;
 use crate::capture::files::OpenFd;
 use crate::capture::shared::SEGMENT_PREFIX;
 
 /// A person reads no more names.
-const NAMES_MAX: usize = 5;
+const STALE_NAMES_MAX: usize = 5;
 
 /// What is mapped privately by a process that may write to it, by a shared mapping or by an open file, and of which a child has a copy: of memory in
 /// huge pages in ordinary ones, and of a segment of System V shared memory what that is filled with.
-pub(in crate::capture) fn note_of_followed((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
+pub(in crate::capture) fn note_stale_mappings((pid, fds): (i32, &[OpenFd]), maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
     const PROT_WRITE: u8 = 2;
     let can_write = |fd: &&OpenFd| {
         let link = fs::symlink_metadata(format!("/proc/{pid}/fd/{}", fd.number));
         link.is_ok_and(|link| link.permissions().mode() & OWNER_MAY_WRITE != 0)
     };
-    let is_copied = |entry: &MapEntry| is_private_huge(entry) || entry.path.starts_with(SEGMENT_PREFIX);
+    let is_copied = |entry: &MapEntry| is_private_hugetlb(entry) || entry.path.starts_with(SEGMENT_PREFIX);
     let is_private = |entry: &&MapEntry| !entry.is_shared && is_copied(entry);
     let is_written = |entry: &MapEntry| {
         let is_same = |other: &&MapEntry| (other.device, other.inode) == (entry.device, entry.inode);
@@ -35,8 +35,8 @@ pub(in crate::capture) fn note_of_followed((pid, fds): (i32, &[OpenFd]), maps: &
     };
     let followed = maps.iter().filter(is_private).filter(|entry| is_written(entry));
     let names: BTreeSet<_> = followed.map(|entry| String::from_utf8_lossy(&entry.path)).collect();
-    let shown = names.iter().take(NAMES_MAX).map(|name| &**name).collect::<Vec<_>>().join(", ");
-    let more = names.len().saturating_sub(NAMES_MAX);
+    let shown = names.iter().take(STALE_NAMES_MAX).map(|name| &**name).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(STALE_NAMES_MAX);
     let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
     (!names.is_empty()).then(|| {
         format!(

@@ -6,58 +6,58 @@
 
 use farfork_sys::process::MapEntry;
 
-use crate::capture::calls::inject::{Call, Injector};
-use crate::capture::calls::lifeline::Lifeline;
+use crate::capture::calls::inject::{InjectedCall, Injector};
+use crate::capture::calls::lifeline::InjectionPages;
 use crate::capture::calls::script;
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::state::inherited::{PROBES_MAX, Subject};
+use crate::capture::state::inherited::{InjectionTarget, PROBES_MAX};
 
 /// The areas to ask about, and the calls that do.
 #[derive(Debug, Default)]
-pub(in crate::capture) struct Probes<'a> {
-    entries: Vec<&'a MapEntry>,
-    calls: Vec<Call>,
+pub(in crate::capture) struct SealProbes<'a> {
+    mappings: Vec<&'a MapEntry>,
+    calls: Vec<InjectedCall>,
 }
 
-impl<'a> Probes<'a> {
+impl<'a> SealProbes<'a> {
     /// For all areas of a template that are the program's own. None where what is readable may be run as well
     /// (READ_IMPLIES_EXEC): there such a call changes areas, and their flags have to tell.
-    pub(in crate::capture) fn of(personality: u32, entries: &'a [MapEntry]) -> Self {
+    pub(in crate::capture) fn for_mappings(personality: u32, entries: &'a [MapEntry]) -> Self {
         const READ_IMPLIES_EXEC: u32 = 0x40_0000;
         if personality & READ_IMPLIES_EXEC != 0 {
             return Self::default();
         }
         let entries: Vec<&MapEntry> = entries.iter().filter(|entry| !entry.path.starts_with(b"[v")).collect();
         let calls = entries.iter().map(|entry| protect_call(entry)).collect();
-        Self { entries, calls }
+        Self { mappings: entries, calls }
     }
 
     /// The first of them, which go along with other calls.
-    pub(in crate::capture) fn first(&self) -> &[Call] {
+    pub(in crate::capture) fn first_calls(&self) -> &[InjectedCall] {
         &self.calls[..self.calls.len().min(PROBES_MAX)]
     }
 
     /// Makes the others, and judges the results of all.
-    pub(in crate::capture) fn finish(
+    pub(in crate::capture) fn run(
         &self,
         pid: i32,
-        subject: &Subject<'_>,
+        subject: &InjectionTarget<'_>,
         mut results: Vec<u64>,
-        (lifeline, injector): (&Lifeline, &mut Injector<'_>),
+        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<(), CaptureError> {
         for calls in self.calls[results.len()..].chunks(PROBES_MAX) {
-            let desk = subject.run(calls, lifeline, injector)?;
-            results.extend((0..calls.len()).map(|index| script::result(&desk, index)));
+            let desk = subject.run_script(calls, lifeline, injector)?;
+            results.extend((0..calls.len()).map(|index| script::result_of(&desk, index)));
         }
-        let sealed = self.entries.iter().zip(&results).filter(|(_, result)| is_sealed(**result));
+        let sealed = self.mappings.iter().zip(&results).filter(|(_, result)| is_sealed(**result));
         let refusals: Vec<Refusal> = sealed.map(|(entry, _)| refusal(pid, entry)).collect();
         if refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(pid, refusals)) }
     }
 }
 
-fn protect_call(entry: &MapEntry) -> Call {
+fn protect_call(entry: &MapEntry) -> InjectedCall {
     const MPROTECT: u64 = 10;
-    Call::new("mprotect", MPROTECT, [entry.start, entry.bytes(), u64::from(entry.protection)])
+    InjectedCall::new("mprotect", MPROTECT, [entry.start, entry.bytes(), u64::from(entry.protection)])
 }
 
 fn is_sealed(result: u64) -> bool {

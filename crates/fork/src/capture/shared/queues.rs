@@ -10,7 +10,7 @@ use std::{fs, io};
 use farfork_sys::system_v;
 use farfork_wire::descriptor::{FileStatus, MessageQueue, SemaphoreSet};
 
-use super::system_v::{is_elsewhere, within};
+use super::system_v::{has_foreign_ipc_namespace, run_in_ipc_namespace};
 use crate::capture::error::CaptureError;
 
 /// Mode bits that are carried.
@@ -18,7 +18,7 @@ const PERMISSIONS: u32 = 0o777;
 
 /// What of an object does not change.
 #[derive(Debug, Clone, Copy)]
-struct Identity {
+struct IpcIdentity {
     key: u32,
     id: u32,
     status: FileStatus,
@@ -26,34 +26,34 @@ struct Identity {
 
 /// The objects that a process uses, found before it stands still.
 #[derive(Debug, Default)]
-pub(super) struct Sources {
-    sets: Vec<(Identity, u32)>,
-    queues: Vec<Identity>,
+pub(super) struct IpcSources {
+    sets: Vec<(IpcIdentity, u32)>,
+    queues: Vec<IpcIdentity>,
     /// Whether they are in a namespace that is not ours.
-    is_elsewhere: bool,
+    is_foreign_namespace: bool,
 }
 
 /// What was in them while it did.
 #[derive(Debug, Default)]
-pub(super) struct Copies {
+pub(super) struct IpcCopies {
     pub(super) sets: Vec<SemaphoreSet>,
     pub(super) queues: Vec<MessageQueue>,
 }
 
-impl Sources {
+impl IpcSources {
     /// Those of `pid`.
     pub(super) fn find(pid: i32) -> Result<Self, CaptureError> {
-        let failed = CaptureError::read(pid, "System V semaphores and message queues");
+        let failed = CaptureError::reading(pid, "System V semaphores and message queues");
         let find = || -> io::Result<Self> {
-            let is_elsewhere = is_elsewhere(pid)?;
-            let found = within(pid, is_elsewhere, move || Self::look(pid))?;
-            Ok(Self { is_elsewhere, ..found })
+            let is_elsewhere = has_foreign_ipc_namespace(pid)?;
+            let found = run_in_ipc_namespace(pid, is_elsewhere, move || Self::list(pid))?;
+            Ok(Self { is_foreign_namespace: is_elsewhere, ..found })
         };
         find().map_err(failed)
     }
 
     /// Takes on those of another process of the tree, which has the same namespace.
-    pub(super) fn absorb(&mut self, others: Self) {
+    pub(super) fn merge(&mut self, others: Self) {
         for (set, count) in others.sets {
             if !self.sets.iter().any(|(known, _)| known.id == set.id) {
                 self.sets.push((set, count));
@@ -67,18 +67,20 @@ impl Sources {
     }
 
     /// In the namespace of the calling thread.
-    fn look(pid: i32) -> io::Result<Self> {
-        if !system_v::has_any()? {
+    fn list(pid: i32) -> io::Result<Self> {
+        if !system_v::has_semaphores_or_queues()? {
             return Ok(Self::default());
         }
         let malformed = || io::Error::from(io::ErrorKind::InvalidData);
         let user = fs::metadata(format!("/proc/{pid}"))?.uid();
         let sets = fs::read_to_string("/proc/sysvipc/sem")?;
-        let queues = own_queues(&fs::read_to_string("/proc/sysvipc/msg")?, pid, user);
+        let queues = list_own_queues(&fs::read_to_string("/proc/sysvipc/msg")?, pid, user);
         let mut found = Self { queues, ..Self::default() };
-        for Set { identity, count, maker, was_changed } in parse_sets(&sets).ok_or_else(malformed)? {
+        for ListedSemaphoreSet { identity, count, creator_uid: maker, was_changed } in
+            parse_semaphore_sets(&sets).ok_or_else(malformed)?
+        {
             // One that is removed meanwhile is nobody's.
-            let last = |number| system_v::last_pid(identity.id, number).ok();
+            let last = |number| system_v::semaphore_last_pid(identity.id, number).ok();
             let is_used = (0..count).any(|number| last(number) == Some(pid));
             let is_new = || maker == user && !was_changed && (0..count).all(|number| last(number) == Some(0));
             if is_used || is_new() {
@@ -89,27 +91,27 @@ impl Sources {
     }
 
     /// What is in them. The process stands still; others may go on.
-    pub(super) fn copy(self, pid: i32) -> Result<Copies, CaptureError> {
+    pub(super) fn copy(self, pid: i32) -> Result<IpcCopies, CaptureError> {
         if self.sets.is_empty() && self.queues.is_empty() {
-            return Ok(Copies::default());
+            return Ok(IpcCopies::default());
         }
-        let copied = within(pid, self.is_elsewhere, move || self.read());
+        let copied = run_in_ipc_namespace(pid, self.is_foreign_namespace, move || self.read());
         copied.map_err(|error| match error.raw_os_error() {
             // Gone, or another by now.
             Some(EINVAL | EIDRM) => {
                 CaptureError::Unstable { pid, what: "its System V semaphores and message queues".to_owned() }
             }
-            _ => CaptureError::read(pid, "System V semaphores and message queues")(error),
+            _ => CaptureError::reading(pid, "System V semaphores and message queues")(error),
         })
     }
 
-    fn read(&self) -> io::Result<Copies> {
-        let mut copies = Copies::default();
-        for (Identity { key, id, status }, count) in self.sets.iter().copied() {
-            copies.sets.push(SemaphoreSet { key, id, status, values: system_v::semaphore_values(id, count)? });
+    fn read(&self) -> io::Result<IpcCopies> {
+        let mut copies = IpcCopies::default();
+        for (IpcIdentity { key, id, status }, count) in self.sets.iter().copied() {
+            copies.sets.push(SemaphoreSet { key, id, status, values: system_v::read_semaphores(id, count)? });
         }
-        for Identity { key, id, status } in self.queues.iter().copied() {
-            let (bytes_max, mut messages) = (system_v::queue_bytes_max(id)?, Vec::new());
+        for IpcIdentity { key, id, status } in self.queues.iter().copied() {
+            let (bytes_max, mut messages) = (system_v::read_queue_limit(id)?, Vec::new());
             let room = usize::try_from(bytes_max).unwrap_or(usize::MAX);
             while let Some(message) = system_v::peek_message(id, messages.len() as u32, room)? {
                 messages.push(message);
@@ -125,44 +127,44 @@ const EIDRM: i32 = rustix::io::Errno::IDRM.raw_os_error();
 
 /// A set of semaphores, as it is listed.
 #[derive(Debug)]
-struct Set {
-    identity: Identity,
+struct ListedSemaphoreSet {
+    identity: IpcIdentity,
     count: u32,
     /// The user.
-    maker: u32,
+    creator_uid: u32,
     /// By semop(2).
     was_changed: bool,
 }
 
 /// Columns: key, id, mode in octal, count, uid, gid, uid and gid of the maker, time of the last change, and more.
-fn parse_sets(text: &str) -> Option<Vec<Set>> {
+fn parse_semaphore_sets(text: &str) -> Option<Vec<ListedSemaphoreSet>> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let number = |at: usize| words.get(at)?.parse::<u64>().ok();
         let (count, maker, was_changed) = (number(3)? as u32, number(6)? as u32, number(8)? != 0);
-        Some(Set { identity: identity(&words, 4)?, count, maker, was_changed })
+        Some(ListedSemaphoreSet { identity: parse_identity(&words, 4)?, count, creator_uid: maker, was_changed })
     };
     text.lines().skip(1).map(line).collect()
 }
 
 /// Those of which a process is the last sender or receiver, or that nobody has used and its user has made. Columns: key, id, mode
 /// in octal, bytes, messages, last sender, last receiver, uid, gid, uid and gid of the maker, times sent and received, and more.
-fn own_queues(text: &str, pid: i32, user: u32) -> Vec<Identity> {
+fn list_own_queues(text: &str, pid: i32, user: u32) -> Vec<IpcIdentity> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let is_own = words.get(5..7)?.iter().any(|word| word.parse() == Ok(pid));
         let unused = [4, 5, 6, 11, 12].map(|at| words.get(at).copied());
         let is_new = || words.get(9)?.parse().ok().filter(|maker: &u32| *maker == user && unused == [Some("0"); 5]);
-        if is_own || is_new().is_some() { identity(&words, 7) } else { None }
+        if is_own || is_new().is_some() { parse_identity(&words, 7) } else { None }
     };
     text.lines().skip(1).filter_map(line).collect()
 }
 
-fn identity(words: &[&str], owner_at: usize) -> Option<Identity> {
+fn parse_identity(words: &[&str], owner_at: usize) -> Option<IpcIdentity> {
     let number = |at: usize| words.get(at)?.parse::<u32>().ok();
     let mode = u32::from_str_radix(words.get(2)?, 8).ok()? & PERMISSIONS;
     let status = FileStatus { mode, uid: number(owner_at)?, gid: number(owner_at + 1)? };
-    Some(Identity { key: words.first()?.parse::<i32>().ok()?.cast_unsigned(), id: number(1)?, status })
+    Some(IpcIdentity { key: words.first()?.parse::<i32>().ok()?.cast_unsigned(), id: number(1)?, status })
 }
 
 #[cfg(test)]
@@ -173,16 +175,16 @@ mod tests {
     fn lists_are_read() {
         let sets = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n\
                     -559038737      32769   600          3  1000   100  1000   100 1700000000 1700000000\n";
-        let parsed = parse_sets(sets).unwrap();
-        let [Set { identity: set, count: 3, maker: 1000, was_changed: true }] = &parsed[..] else {
+        let parsed = parse_semaphore_sets(sets).unwrap();
+        let [ListedSemaphoreSet { identity: set, count: 3, creator_uid: 1000, was_changed: true }] = &parsed[..] else {
             panic!("{parsed:?}")
         };
         assert_eq!((set.key, set.id, set.status.mode, set.status.gid), (0xdead_beef, 32769, 0o600, 100));
         let queues = "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid      stime      rtime      ctime\n\
                       5  0  640  12  1  77  78  1000  100  1000  100  1  1  1\n\
                       6  1  600  0  0  0  0  1000  100  7  100  0  0  1\n";
-        assert_eq!(own_queues(queues, 78, 0)[0].status, FileStatus { mode: 0o640, uid: 1000, gid: 100 });
-        assert_eq!(own_queues(queues, 79, 7)[0].key, 6);
-        assert!(own_queues(queues, 79, 1000).is_empty() && parse_sets("header\n1 2\n").is_none());
+        assert_eq!(list_own_queues(queues, 78, 0)[0].status, FileStatus { mode: 0o640, uid: 1000, gid: 100 });
+        assert_eq!(list_own_queues(queues, 79, 7)[0].key, 6);
+        assert!(list_own_queues(queues, 79, 1000).is_empty() && parse_semaphore_sets("header\n1 2\n").is_none());
     }
 }

@@ -7,13 +7,13 @@ use std::os::fd::AsFd;
 use std::{fs, io, thread};
 
 use farfork_sys::{namespace, pidfd, system_v};
-use farfork_wire::descriptor::{FileStatus, SharedKind};
+use farfork_wire::descriptor::{FileStatus, SharedObjectKind};
 
 use crate::capture::error::CaptureError;
 
 /// One segment, as `/proc/sysvipc/shm` lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Segment {
+pub(super) struct SysvSegment {
     pub(super) id: u32,
     key: u32,
     /// With SHM_DEST where it goes with the last who has it attached.
@@ -21,49 +21,52 @@ pub(super) struct Segment {
     uid: u32,
     gid: u32,
     /// The process that made it, as we see it.
-    maker: i32,
+    creator_pid: i32,
 }
 
-impl Segment {
+impl SysvSegment {
     /// What a descriptor says of it.
-    pub(super) fn kind(self) -> SharedKind {
-        const REMOVED: u32 = 0o1000;
+    pub(super) fn to_shared_kind(self) -> SharedObjectKind {
+        const SHM_DEST: u32 = 0o1000;
         const PERMISSIONS: u32 = 0o777;
         let status = FileStatus { mode: self.mode & PERMISSIONS, uid: self.uid, gid: self.gid };
-        SharedKind::SystemV { key: self.key, id: self.id, status, is_removed: self.mode & REMOVED != 0 }
+        SharedObjectKind::SystemV { key: self.key, id: self.id, status, is_removed: self.mode & SHM_DEST != 0 }
     }
 }
 
 /// A segment, and what is in it.
-pub(super) type Opened = (Segment, File);
+pub(super) type OpenedSegment = (SysvSegment, File);
 
 /// All segments in the namespace of a process, and what is in those that it has made. Only who is in a namespace is told, and
 /// the look shows in the segments' times: what is `attached` is not looked at here.
-pub(super) fn segments(pid: i32, attached: &[u64]) -> Result<(Vec<Segment>, Vec<Opened>), CaptureError> {
+pub(super) fn list_segments(
+    pid: i32,
+    attached: &[u64],
+) -> Result<(Vec<SysvSegment>, Vec<OpenedSegment>), CaptureError> {
     let attached = attached.to_vec();
     let read = move || -> io::Result<_> {
-        if !system_v::has_any_segment()? {
+        if !system_v::has_shared_memory()? {
             return Ok((Vec::new(), Vec::new()));
         }
-        let all = parse(&fs::read_to_string("/proc/sysvipc/shm")?).ok_or(io::ErrorKind::InvalidData)?;
-        let is_made = |one: &&Segment| one.maker == pid && !attached.contains(&one.id.into());
-        let open = |one: &Segment| Ok((*one, system_v::open_segment(one.id)?));
+        let all = parse_segments(&fs::read_to_string("/proc/sysvipc/shm")?).ok_or(io::ErrorKind::InvalidData)?;
+        let is_made = |one: &&SysvSegment| one.creator_pid == pid && !attached.contains(&one.id.into());
+        let open = |one: &SysvSegment| Ok((*one, system_v::open_segment(one.id)?));
         let made = all.iter().filter(is_made).map(open).collect::<io::Result<Vec<_>>>()?;
         Ok((all, made))
     };
-    is_elsewhere(pid)
-        .and_then(|is_elsewhere| within(pid, is_elsewhere, read))
-        .map_err(CaptureError::read(pid, "System V shared memory"))
+    has_foreign_ipc_namespace(pid)
+        .and_then(|is_elsewhere| run_in_ipc_namespace(pid, is_elsewhere, read))
+        .map_err(CaptureError::reading(pid, "System V shared memory"))
 }
 
 /// Whether a process's objects are in a namespace that is not ours.
-pub(super) fn is_elsewhere(pid: i32) -> io::Result<bool> {
+pub(super) fn has_foreign_ipc_namespace(pid: i32) -> io::Result<bool> {
     let namespace_of = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc"));
     Ok(namespace_of(&pid.to_string())? != namespace_of("self")?)
 }
 
 /// Done in the namespace of a process. Only who is in one is told of it: for another, a thread of its own goes there.
-pub(super) fn within<T: Send + 'static>(
+pub(super) fn run_in_ipc_namespace<T: Send + 'static>(
     pid: i32,
     is_elsewhere: bool,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -79,17 +82,17 @@ pub(super) fn within<T: Send + 'static>(
 }
 
 /// Columns: key, id, mode in octal, size, two pids, count, uid, gid, and more.
-fn parse(text: &str) -> Option<Vec<Segment>> {
+fn parse_segments(text: &str) -> Option<Vec<SysvSegment>> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let number = |at: usize| words.get(at)?.parse::<u32>().ok();
-        Some(Segment {
+        Some(SysvSegment {
             key: words.first()?.parse::<i32>().ok()?.cast_unsigned(),
             id: number(1)?,
             mode: u32::from_str_radix(words.get(2)?, 8).ok()?,
             uid: number(7)?,
             gid: number(8)?,
-            maker: words.get(4)?.parse().ok()?,
+            creator_pid: words.get(4)?.parse().ok()?,
         })
     };
     text.lines().skip(1).map(line).collect()
@@ -103,14 +106,14 @@ mod tests {
     fn a_list_is_read() {
         let text = "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime      ctime                   rss                  swap\n\
                     -559038737          3  1640                 12288  9999  9999      2  1000   100  1000   100 1700000000          0 1700000000                  4096                     0\n";
-        let expected = SharedKind::SystemV {
+        let expected = SharedObjectKind::SystemV {
             key: 0xdead_beef,
             id: 3,
             status: FileStatus { mode: 0o640, uid: 1000, gid: 100 },
             is_removed: true,
         };
-        let segment = parse(text).unwrap()[0];
-        assert_eq!((segment.kind(), segment.maker), (expected, 9999));
-        assert!(parse("header\n1 2\n").is_none());
+        let segment = parse_segments(text).unwrap()[0];
+        assert_eq!((segment.to_shared_kind(), segment.creator_pid), (expected, 9999));
+        assert!(parse_segments("header\n1 2\n").is_none());
     }
 }

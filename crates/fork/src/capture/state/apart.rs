@@ -4,47 +4,49 @@
 use std::fs;
 use std::path::PathBuf;
 
-use farfork_sys::process::{self, Table};
+use farfork_sys::process::{self, SharedResource};
 
 use crate::capture::error::Refusal;
 
 /// What threads mostly share.
-const TABLES: [(Table, &str); 2] = [
-    (Table::Files, "it has descriptors of its own (unshare(2), CLONE_FILES)"),
-    (Table::FileSystem, "it has a root and a current directory of its own (unshare(2), CLONE_FS)"),
+const TABLES: [(SharedResource, &str); 2] = [
+    (SharedResource::Files, "it has descriptors of its own (unshare(2), CLONE_FILES)"),
+    (SharedResource::FileSystem, "it has a root and a current directory of its own (unshare(2), CLONE_FS)"),
 ];
 
 /// Namespaces that a thread can enter and keep its directory.
 const NAMESPACES: [&str; 3] = ["net", "ipc", "uts"];
 
 /// Those of a running process's threads. One that ends meanwhile is left out.
-pub(in crate::capture) fn refusals(pid: i32, tids: impl Iterator<Item = i32>) -> Vec<Refusal> {
+pub(in crate::capture) fn refuse_unshared_threads(pid: i32, tids: impl Iterator<Item = i32>) -> Vec<Refusal> {
     let mut others = tids.filter(|tid| *tid != pid).peekable();
     if others.peek().is_none() {
         return Vec::new();
     }
-    let common = namespaces(pid);
-    others.filter_map(|tid| with_own_table(pid, tid).or_else(|| in_own_namespace((pid, &common), tid))).collect()
+    let common = read_namespaces(pid);
+    others
+        .filter_map(|tid| refuse_unshared_table(pid, tid).or_else(|| refuse_own_namespace((pid, &common), tid)))
+        .collect()
 }
 
 /// What the kernel tells at once, for the pause.
-pub(in crate::capture) fn with_own_table(pid: i32, tid: i32) -> Option<Refusal> {
+pub(in crate::capture) fn refuse_unshared_table(pid: i32, tid: i32) -> Option<Refusal> {
     let (_, reason) =
-        TABLES.into_iter().find(|(table, _)| matches!(process::share_table(pid, tid, *table), Ok(false)))?;
-    Some(refusal(pid, tid, reason))
+        TABLES.into_iter().find(|(table, _)| matches!(process::share_resource(pid, tid, *table), Ok(false)))?;
+    Some(thread_refusal(pid, tid, reason))
 }
 
-fn in_own_namespace((pid, common): (i32, &[Option<PathBuf>]), tid: i32) -> Option<Refusal> {
-    let own = namespaces(tid);
+fn refuse_own_namespace((pid, common): (i32, &[Option<PathBuf>]), tid: i32) -> Option<Refusal> {
+    let own = read_namespaces(tid);
     let is_own = |at: &usize| matches!((&common[*at], &own[*at]), (Some(all), Some(own)) if all != own);
     let name = NAMESPACES[(0..NAMESPACES.len()).find(is_own)?];
-    Some(refusal(pid, tid, &format!("it is in another {name} namespace than the other threads")))
+    Some(thread_refusal(pid, tid, &format!("it is in another {name} namespace than the other threads")))
 }
 
-fn namespaces(tid: i32) -> [Option<PathBuf>; NAMESPACES.len()] {
+fn read_namespaces(tid: i32) -> [Option<PathBuf>; NAMESPACES.len()] {
     NAMESPACES.map(|name| fs::read_link(format!("/proc/{tid}/ns/{name}")).ok())
 }
 
-fn refusal(pid: i32, tid: i32, reason: &str) -> Refusal {
+fn thread_refusal(pid: i32, tid: i32, reason: &str) -> Refusal {
     Refusal::new(format!("pid {pid}, thread {tid}"), format!("{reason}, which is not carried"))
 }

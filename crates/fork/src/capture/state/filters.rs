@@ -1,7 +1,7 @@
 //! Filters of system calls (seccomp(2)), read of threads that stand still; while they are ours, their filters are suspended, for
 //! else the system calls that we make in their name would be judged by them.
 
-use farfork_sys::process::Status;
+use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace;
 use farfork_wire::descriptor::SeccompFilter;
 
@@ -9,16 +9,16 @@ use crate::capture::error::{CaptureError, Refusal};
 
 /// The filters of a process, and which of them each thread has, in the order of the threads.
 #[derive(Debug, Default)]
-pub(in crate::capture) struct Filters {
+pub(in crate::capture) struct SeccompFilters {
     pub(in crate::capture) table: Vec<SeccompFilter>,
-    pub(in crate::capture) of_threads: Vec<Vec<u32>>,
+    pub(in crate::capture) thread_filters: Vec<Vec<u32>>,
 }
 
 /// SECCOMP_MODE_FILTER; a stricter mode knows four calls only.
 const MODE_FILTER: u32 = 2;
 
 /// Why a thread's mode cannot be carried, if so.
-pub(in crate::capture) fn refusal(pid: i32, tid: i32, status: &Status) -> Option<Refusal> {
+pub(in crate::capture) fn refusal(pid: i32, tid: i32, status: &ProcStatus) -> Option<Refusal> {
     const CAP_SYS_ADMIN: u64 = 1 << 21;
     let [_, _, effective, ..] = status.capabilities;
     let reason = match status.seccomp {
@@ -33,26 +33,30 @@ pub(in crate::capture) fn refusal(pid: i32, tid: i32, status: &Status) -> Option
 }
 
 /// Suspends the filters of a stopped thread until it is let go.
-pub(in crate::capture) fn suspend(tid: i32, status: &Status) -> Result<(), CaptureError> {
+pub(in crate::capture) fn suspend(tid: i32, status: &ProcStatus) -> Result<(), CaptureError> {
     if status.seccomp == 0 {
         return Ok(());
     }
     let options = ptrace::OPTION_TRACE_SYSCALL_GOOD | ptrace::OPTION_SUSPEND_SECCOMP;
-    ptrace::set_options(tid, options).map_err(CaptureError::trace("suspend the system-call filters of", tid))
+    ptrace::set_options(tid, options).map_err(CaptureError::tracing("suspend the system-call filters of", tid))
 }
 
-impl Filters {
+impl SeccompFilters {
     /// Adds those of a stopped thread.
-    pub(in crate::capture) fn read(&mut self, pid: i32, tid: i32, status: &Status) -> Result<(), CaptureError> {
+    pub(in crate::capture) fn add_thread(
+        &mut self,
+        pid: i32,
+        tid: i32,
+        status: &ProcStatus,
+    ) -> Result<(), CaptureError> {
         let mut own = Vec::new();
         let next = |index| match status.seccomp {
             0 => Ok(None),
-            _ => {
-                ptrace::seccomp_filter(tid, index).map_err(CaptureError::trace("read the system-call filters of", tid))
-            }
+            _ => ptrace::read_seccomp_filter(tid, index)
+                .map_err(CaptureError::tracing("read the system-call filters of", tid)),
         };
         while let Some((flags, instructions)) = next(own.len())? {
-            if asks_somebody(&instructions) {
+            if notifies_supervisor(&instructions) {
                 let reason =
                     "its filter of system calls (seccomp) asks another process or a tracer, which is not carried";
                 return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}, thread {tid}"), reason)]));
@@ -64,23 +68,23 @@ impl Filters {
                 self.table.push(filter);
             }
         }
-        self.of_threads.push(own);
+        self.thread_filters.push(own);
         Ok(())
     }
 }
 
 /// Whether an instruction returns SECCOMP_RET_USER_NOTIF or SECCOMP_RET_TRACE: `struct sock_filter` is a code (16 bits), two jumps
 /// (8 each) and a constant (32).
-fn asks_somebody(instructions: &[u8]) -> bool {
-    const RETURN_CONSTANT: u16 = 0x06;
-    const ACTION: u32 = 0xffff_0000;
+fn notifies_supervisor(instructions: &[u8]) -> bool {
+    const BPF_RET_K: u16 = 0x06;
+    const ACTION_MASK: u32 = 0xffff_0000;
     const USER_NOTIFICATION: u32 = 0x7fc0_0000;
     const TRACE: u32 = 0x7ff0_0000;
     let (all, _) = instructions.as_chunks::<8>();
     all.iter().any(|one| {
         let (code, constant) =
             (u16::from_ne_bytes([one[0], one[1]]), u32::from_ne_bytes([one[4], one[5], one[6], one[7]]));
-        code == RETURN_CONSTANT && matches!(constant & ACTION, USER_NOTIFICATION | TRACE)
+        code == BPF_RET_K && matches!(constant & ACTION_MASK, USER_NOTIFICATION | TRACE)
     })
 }
 
@@ -93,8 +97,8 @@ mod tests {
         let instruction =
             |code: u16, constant: u32| [&code.to_ne_bytes()[..], &[0, 0], &constant.to_ne_bytes()].concat();
         let (load, allow) = (instruction(0x20, 0x7fc0_0000), instruction(0x06, 0x7fff_0000));
-        assert!(!asks_somebody(&[load.clone(), allow.clone()].concat()));
-        assert!(asks_somebody(&[load, instruction(0x06, 0x7fc0_0001), allow].concat()));
-        assert!(asks_somebody(&instruction(0x06, 0x7ff0_0000)));
+        assert!(!notifies_supervisor(&[load.clone(), allow.clone()].concat()));
+        assert!(notifies_supervisor(&[load, instruction(0x06, 0x7fc0_0001), allow].concat()));
+        assert!(notifies_supervisor(&instruction(0x06, 0x7ff0_0000)));
     }
 }

@@ -7,14 +7,14 @@
 use crate::capture::stop::stopped::StoppedThread;
 
 /// `header.self` of `struct pthread`: the descriptor's own address.
-const SELF_AT: usize = 0x10;
+const SELF_OFFSET: usize = 0x10;
 /// `tid`.
-const TID_AT: usize = 0x2d0;
+const TID_OFFSET: usize = 0x2d0;
 /// `robust_head`.
-const ROBUST_HEAD_AT: u64 = 0x2e0;
+const ROBUST_HEAD_OFFSET: u64 = 0x2e0;
 
 /// What is looked at of a descriptor.
-const LOOKED_AT_BYTES: usize = TID_AT + 4;
+const READ_BYTES: usize = TID_OFFSET + 4;
 
 /// The addresses that threads of a process have registered which are glibc's, `None` for any other. Each is given with its id in its pid
 /// namespace, and the head of its list of robust futexes.
@@ -24,23 +24,23 @@ pub(in crate::capture) fn tid_addresses<'a>(
 ) -> Vec<Option<u64>> {
     let descriptor = |(thread, inner_id, robust_head): (&StoppedThread, u32, u64)| {
         let descriptor = thread.registers.fs_base;
-        let is_likely = descriptor != 0 && robust_head == descriptor.wrapping_add(ROBUST_HEAD_AT);
+        let is_likely = descriptor != 0 && robust_head == descriptor.wrapping_add(ROBUST_HEAD_OFFSET);
         is_likely.then_some((descriptor, inner_id))
     };
     let likely: Vec<Option<(u64, u32)>> = threads.map(descriptor).collect();
     let addresses: Vec<u64> = likely.iter().flatten().map(|(descriptor, _)| *descriptor).collect();
-    let mut read = farfork_sys::memory::read_process_each::<LOOKED_AT_BYTES>(pid, &addresses).into_iter();
+    let mut read = farfork_sys::memory::read_process_batch::<READ_BYTES>(pid, &addresses).into_iter();
     let tid_address = |one: Option<(u64, u32)>| {
         let (descriptor, inner_id) = one?;
         let bytes = read.next()??;
-        is_glibc(&bytes, descriptor, inner_id).then_some(descriptor + TID_AT as u64)
+        is_glibc_descriptor(&bytes, descriptor, inner_id).then_some(descriptor + TID_OFFSET as u64)
     };
     likely.into_iter().map(tid_address).collect()
 }
 
-fn is_glibc(bytes: &[u8; LOOKED_AT_BYTES], descriptor: u64, inner_id: u32) -> bool {
-    let own_address = u64::from_ne_bytes(std::array::from_fn(|index| bytes[SELF_AT + index]));
-    let tid = u32::from_ne_bytes(std::array::from_fn(|index| bytes[TID_AT + index]));
+fn is_glibc_descriptor(bytes: &[u8; READ_BYTES], descriptor: u64, inner_id: u32) -> bool {
+    let own_address = u64::from_ne_bytes(std::array::from_fn(|index| bytes[SELF_OFFSET + index]));
+    let tid = u32::from_ne_bytes(std::array::from_fn(|index| bytes[TID_OFFSET + index]));
     own_address == descriptor && tid == inner_id && tid != 0
 }
 
@@ -50,11 +50,11 @@ mod tests {
 
     #[test]
     fn only_a_descriptor_that_fits_is_believed() {
-        let mut bytes = [0; LOOKED_AT_BYTES];
-        bytes[SELF_AT..SELF_AT + 8].copy_from_slice(&0x7000_u64.to_ne_bytes());
-        bytes[TID_AT..].copy_from_slice(&41_u32.to_ne_bytes());
-        assert!(is_glibc(&bytes, 0x7000, 41));
-        assert!(!is_glibc(&bytes, 0x7000, 42) && !is_glibc(&bytes, 0x7008, 41));
-        assert!(!is_glibc(&[0; LOOKED_AT_BYTES], 0, 0));
+        let mut bytes = [0; READ_BYTES];
+        bytes[SELF_OFFSET..SELF_OFFSET + 8].copy_from_slice(&0x7000_u64.to_ne_bytes());
+        bytes[TID_OFFSET..].copy_from_slice(&41_u32.to_ne_bytes());
+        assert!(is_glibc_descriptor(&bytes, 0x7000, 41));
+        assert!(!is_glibc_descriptor(&bytes, 0x7000, 42) && !is_glibc_descriptor(&bytes, 0x7008, 41));
+        assert!(!is_glibc_descriptor(&[0; READ_BYTES], 0, 0));
     }
 }

@@ -2,23 +2,23 @@
 //! afterwards, on the way to the answer; what stands in memory (arguments) is, for memory is locked while it is copied.
 
 use crate::capture::error::CaptureError;
-use crate::capture::state::link::link;
+use crate::capture::state::link::read_proc_link;
 use crate::capture::state::users;
 
 /// What was read.
 #[derive(Debug)]
-pub(in crate::capture) struct Likeness {
+pub(in crate::capture) struct ProcessRoot {
     /// The directory that the process takes for its root.
     pub(in crate::capture) root: String,
 }
 
-impl Likeness {
+impl ProcessRoot {
     /// Reads that of a process that stands.
     pub(in crate::capture) fn read(pid: i32) -> Result<Self, CaptureError> {
         // Who enters a namespace of users does so alone, and at any time.
         if let Some(refusal) = users::refusal(pid) {
             return Err(CaptureError::refused(pid, vec![refusal]));
         }
-        Ok(Self { root: link(pid, pid, "root")? })
+        Ok(Self { root: read_proc_link(pid, pid, "root")? })
     }
 }

@@ -27,7 +27,7 @@ pub enum NamespacePolicy {
     #[default]
     Refuse,
     /// They have the node's instead, and what they lack is noted.
-    TakeNodes,
+    UseNode,
 }
 
 /// What was found.
@@ -55,64 +55,65 @@ const IPC_LIMITS: [&str; 13] = [
 ];
 
 /// How a refusal ends that need not be one.
-const REMEDY: &str = "; --namespaces node takes the node's instead";
+const REMEDY_HINT: &str = "; --namespaces node takes the node's instead";
 
 /// Compares the namespaces of a process with this node's. `is_first`: no other process of its tree was asked, all of which
 /// have the same.
-pub(in crate::capture) fn compare(
+pub(in crate::capture) fn compare_namespaces(
     pid: i32,
     fds: &[OpenFd],
     is_first: bool,
     policy: NamespacePolicy,
 ) -> Result<NamespaceFindings, CaptureError> {
-    let is_own = |kind: Kind| Identity::of(pid, kind) != of_this_node(kind);
+    let is_own = |kind: NamespaceKind| NamespaceId::read(pid, kind) != node_namespace(kind);
     let mut findings = NamespaceFindings::default();
-    if is_own(Kind::Mounts) {
-        findings.refusals.extend(missing_directories(pid, fds));
-        findings.note_once(is_first, "its mounts are its own: files that its children open are their node's");
+    if is_own(NamespaceKind::Mounts) {
+        findings.refusals.extend(refuse_missing_directories(pid, fds));
+        findings.add_note(is_first, "its mounts are its own: files that its children open are their node's");
     }
-    let (has_own_name, has_own_ipc) = (is_first && is_own(Kind::HostName), is_first && is_own(Kind::Ipc));
+    let (has_own_name, has_own_ipc) =
+        (is_first && is_own(NamespaceKind::HostName), is_first && is_own(NamespaceKind::Ipc));
     if has_own_name || has_own_ipc {
-        let unread = || CaptureError::read(pid, "its namespaces");
+        let unread = || CaptureError::reading(pid, "its namespaces");
         let process = pidfd::open(pid).map_err(unread())?;
-        let theirs = namespace::look_inside(process.as_fd(), SystemNames::read).map_err(unread())?;
-        let children = namespace::look_into_new(SystemNames::read).map_err(unread())?;
+        let theirs = namespace::run_in_namespaces_of(process.as_fd(), UtsIpcSettings::read).map_err(unread())?;
+        let children = namespace::run_in_new_namespaces(UtsIpcSettings::read).map_err(unread())?;
         let (theirs, children) = (theirs.map_err(unread())?, children.map_err(unread())?);
+        findings.refusals.extend(
+            theirs.differences_from(&children).map(|lost| Refusal::new(format!("pid {pid}, {}", lost.0), lost.1)),
+        );
         findings
-            .refusals
-            .extend(theirs.lost(&children).map(|lost| Refusal::new(format!("pid {pid}, {}", lost.0), lost.1)));
-        findings
-            .note_once(has_own_name, "its host name is of a UTS namespace of its own: its children have their node's");
-        findings.note_once(
+            .add_note(has_own_name, "its host name is of a UTS namespace of its own: its children have their node's");
+        findings.add_note(
             has_own_ipc,
             "its IPC namespace is its own: its children have new ones, with what is carried of it",
         );
     }
-    let has_own_groups = is_first && is_own(Kind::ControlGroups);
-    findings.note_once(has_own_groups, "its control groups have a root of their own: its children see their node's");
+    let has_own_groups = is_first && is_own(NamespaceKind::ControlGroups);
+    findings.add_note(has_own_groups, "its control groups have a root of their own: its children see their node's");
     // Nodes of one machine have networks of their own, and parents those of the machine.
-    if is_own(Kind::Network) && !is_of_the_machine(pid) {
-        findings.refusals.extend(lost_sockets(pid, fds)?);
-        findings.note_once(is_first, "its network is its own: its children are in networks of their node's");
+    if is_own(NamespaceKind::Network) && !is_in_host_network(pid) {
+        findings.refusals.extend(refuse_interface_sockets(pid, fds)?);
+        findings.add_note(is_first, "its network is its own: its children are in networks of their node's");
     }
-    if policy == NamespacePolicy::TakeNodes {
+    if policy == NamespacePolicy::UseNode {
         let taken = std::mem::take(&mut findings.refusals).into_iter();
-        findings
-            .notes
-            .extend(taken.map(|Refusal { object, reason }| format!("{object}: {}", reason.trim_end_matches(REMEDY))));
+        findings.notes.extend(
+            taken.map(|Refusal { object, reason }| format!("{object}: {}", reason.trim_end_matches(REMEDY_HINT))),
+        );
     }
     Ok(findings)
 }
 
 impl NamespaceFindings {
-    fn note_once(&mut self, applies: bool, note: &str) {
+    fn add_note(&mut self, applies: bool, note: &str) {
         self.notes.extend(applies.then(|| note.to_owned()));
     }
 }
 
 /// Kinds of namespaces that a process may have for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum NamespaceKind {
     Mounts,
     HostName,
     Ipc,
@@ -120,7 +121,7 @@ enum Kind {
     Network,
 }
 
-impl Kind {
+impl NamespaceKind {
     const ALL: [Self; 5] = [Self::Mounts, Self::HostName, Self::Ipc, Self::ControlGroups, Self::Network];
 
     /// Its name in `/proc/PID/ns`.
@@ -137,10 +138,10 @@ impl Kind {
 
 /// A namespace; `None` where it cannot be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity(Option<(u64, u64)>);
+struct NamespaceId(Option<(u64, u64)>);
 
-impl Identity {
-    fn of(process: impl Display, kind: Kind) -> Self {
+impl NamespaceId {
+    fn read(process: impl Display, kind: NamespaceKind) -> Self {
         let found = rustix::fs::stat(format!("/proc/{process}/ns/{}", kind.name()));
         Self(found.ok().map(|found| (found.st_dev, found.st_ino)))
     }
@@ -151,24 +152,24 @@ const FIRST_NETWORK_INODE: u64 = 0xEFFF_FFF9;
 
 /// Whether a process is in the network of the machine's first process, as this node sees that: where it may not look at that
 /// process, in the first network of the kernel.
-fn is_of_the_machine(pid: i32) -> bool {
-    static MACHINE: OnceLock<Identity> = OnceLock::new();
-    let machine = *MACHINE.get_or_init(|| {
-        let first = || of_this_node(Kind::Network).0.map(|(device, _)| (device, FIRST_NETWORK_INODE));
-        Identity(Identity::of(1, Kind::Network).0.or_else(first))
+fn is_in_host_network(pid: i32) -> bool {
+    static HOST_NETWORK: OnceLock<NamespaceId> = OnceLock::new();
+    let machine = *HOST_NETWORK.get_or_init(|| {
+        let first = || node_namespace(NamespaceKind::Network).0.map(|(device, _)| (device, FIRST_NETWORK_INODE));
+        NamespaceId(NamespaceId::read(1, NamespaceKind::Network).0.or_else(first))
     });
-    machine.0.is_some() && Identity::of(pid, Kind::Network) == machine
+    machine.0.is_some() && NamespaceId::read(pid, NamespaceKind::Network) == machine
 }
 
 /// The node's namespace of a kind: its daemon's main thread never leaves it.
-fn of_this_node(kind: Kind) -> Identity {
-    static NODE: OnceLock<[Identity; Kind::ALL.len()]> = OnceLock::new();
-    NODE.get_or_init(|| Kind::ALL.map(|kind| Identity::of("self", kind)))[kind as usize]
+fn node_namespace(kind: NamespaceKind) -> NamespaceId {
+    static NODE_NAMESPACES: OnceLock<[NamespaceId; NamespaceKind::ALL.len()]> = OnceLock::new();
+    NODE_NAMESPACES.get_or_init(|| NamespaceKind::ALL.map(|kind| NamespaceId::read("self", kind)))[kind as usize]
 }
 
 /// Root, current and open directories of a process with mounts of its own that are not where the node has the same path. A root that is another
 /// explains all others.
-fn missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
+fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
     let refusal = |object: &str, path: &[u8]| {
         let path = String::from_utf8_lossy(path);
         Refusal::new(
@@ -183,7 +184,7 @@ fn missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
         let path = fs::read_link(&place).ok()?;
         let found = statx(CWD, &place, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
         // One that was removed is carried.
-        (found.stx_nlink > 0 && !is_here(&path, &found)).then(|| path.as_os_str().as_bytes().to_vec())
+        (found.stx_nlink > 0 && !is_same_on_node(&path, &found)).then(|| path.as_os_str().as_bytes().to_vec())
     };
     if let Some(root) = link_of("root") {
         return vec![refusal("root directory", &root)];
@@ -199,14 +200,14 @@ fn missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
 }
 
 /// Whether this node has the very file at a path.
-fn is_here(path: &Path, found: &Statx) -> bool {
+fn is_same_on_node(path: &Path, found: &Statx) -> bool {
     let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
     statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|here| identity(&here) == identity(found))
 }
 
 /// Sockets with an address of an interface in a network that is not the node's.
-fn lost_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
-    let lost = files::interface_sockets(pid, fds)?.into_iter();
+fn refuse_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let lost = files::list_interface_sockets(pid, fds)?.into_iter();
     let refusal = |number: u32| {
         let reason = "it is a socket with an address of a network that is not the node's; --namespaces node takes the node's instead";
         Refusal::new(format!("pid {pid}, fd {number}"), reason)
@@ -216,13 +217,13 @@ fn lost_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> 
 
 /// What the calling thread's UTS and IPC namespaces say.
 #[derive(Debug, PartialEq, Eq)]
-struct SystemNames {
+struct UtsIpcSettings {
     host_name: String,
     domain_name: String,
     ipc_limits: BTreeMap<&'static str, String>,
 }
 
-impl SystemNames {
+impl UtsIpcSettings {
     fn read() -> io::Result<Self> {
         let names = rustix::system::uname();
         let mut ipc_limits = BTreeMap::new();
@@ -242,7 +243,7 @@ impl SystemNames {
     }
 
     /// What of it a child lacks that has the other: the object, and why it is lost.
-    fn lost<'a>(&'a self, children: &'a Self) -> impl Iterator<Item = (String, String)> + 'a {
+    fn differences_from<'a>(&'a self, children: &'a Self) -> impl Iterator<Item = (String, String)> + 'a {
         let names = [
             ("host name", &self.host_name, &children.host_name),
             ("domain name", &self.domain_name, &children.domain_name),
@@ -263,22 +264,22 @@ impl SystemNames {
 mod tests {
     use super::*;
 
-    fn names(host_name: &str, shmmax: &str) -> SystemNames {
+    fn names(host_name: &str, shmmax: &str) -> UtsIpcSettings {
         let ipc_limits = BTreeMap::from([("kernel/shmmax", shmmax.to_owned())]);
-        SystemNames { host_name: host_name.to_owned(), domain_name: "(none)".to_owned(), ipc_limits }
+        UtsIpcSettings { host_name: host_name.to_owned(), domain_name: "(none)".to_owned(), ipc_limits }
     }
 
     #[test]
     fn only_what_differs_is_lost() {
-        assert_eq!(names("a", "1").lost(&names("a", "1")).count(), 0);
-        let lost: Vec<String> = names("a", "1").lost(&names("b", "2")).map(|(what, _)| what).collect();
+        assert_eq!(names("a", "1").differences_from(&names("a", "1")).count(), 0);
+        let lost: Vec<String> = names("a", "1").differences_from(&names("b", "2")).map(|(what, _)| what).collect();
         assert_eq!(lost, ["host name", "/proc/sys/kernel/shmmax"]);
     }
 
     #[test]
     fn who_has_our_namespaces_is_told_nothing() {
         let pid = std::process::id().cast_signed();
-        let findings = compare(pid, &[], true, NamespacePolicy::Refuse).unwrap();
+        let findings = compare_namespaces(pid, &[], true, NamespacePolicy::Refuse).unwrap();
         assert!(findings.refusals.is_empty() && findings.notes.is_empty(), "{findings:?}");
     }
 }

@@ -18,35 +18,35 @@ const EXEC_INTERVAL: Duration = Duration::from_micros(100);
 /// The program that a process runs, by the words that the kernel wrote on its stack when it began (getauxval(3)): addresses of
 /// the program, of its name, of the vdso and of random bytes, which the kernel draws anew each time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::capture) struct Program(Vec<u8>);
+pub(in crate::capture) struct AuxiliaryVector(Vec<u8>);
 
-impl Program {
+impl AuxiliaryVector {
     /// That of `pid`. While execve(2) builds the address space there is none yet, and this waits for it.
-    pub(in crate::capture) fn of(pid: i32) -> Result<Self, CaptureError> {
+    pub(in crate::capture) fn read(pid: i32) -> Result<Self, CaptureError> {
         let deadline = Instant::now() + EXEC_LIMIT;
         loop {
             let words = process::read_bytes(&format!("/proc/{pid}/auxv")).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => CaptureError::Gone { pid },
-                _ => CaptureError::read(pid, "the auxiliary vector")(error),
+                io::ErrorKind::NotFound => CaptureError::ProcessGone { pid },
+                _ => CaptureError::reading(pid, "the auxiliary vector")(error),
             })?;
             // Who is about to end has no address space, and so no word.
             if words.is_empty() || words.iter().any(|byte| *byte != 0) {
                 return Ok(Self(words));
             }
             if Instant::now() >= deadline {
-                return Err(Self::changed(pid));
+                return Err(Self::changed_error(pid));
             }
             thread::sleep(EXEC_INTERVAL);
         }
     }
 
     /// Whether `pid` still runs it.
-    pub(in crate::capture) fn is_that_of(&self, pid: i32) -> Result<bool, CaptureError> {
-        Ok(*self == Self::of(pid)?)
+    pub(in crate::capture) fn matches(&self, pid: i32) -> Result<bool, CaptureError> {
+        Ok(*self == Self::read(pid)?)
     }
 
     /// `pid` began another while it was looked at.
-    pub(in crate::capture) fn changed(pid: i32) -> CaptureError {
+    pub(in crate::capture) fn changed_error(pid: i32) -> CaptureError {
         CaptureError::Unstable { pid, what: "its program, by execve(2)".to_owned() }
     }
 }

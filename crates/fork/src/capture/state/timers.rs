@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use farfork_sys::process;
-use farfork_wire::descriptor::{IntervalTimer, NUMBERS_MAX, PosixTimer, TimeLeft};
+use farfork_wire::descriptor::{IntervalTimer, PosixTimer, RESTORED_NUMBER_MAX, TimerSpec};
 
-use crate::capture::calls::inject::{Call, Injector};
-use crate::capture::calls::lifeline::{DESKS_BYTES_MIN, Lifeline};
-use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES, word};
+use crate::capture::calls::inject::{InjectedCall, Injector};
+use crate::capture::calls::lifeline::{InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::calls::script::{self, ENTRY_BYTES, TRAILER_ENTRIES, read_word};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::stop::stopped::StoppedThread;
 
@@ -18,30 +18,30 @@ const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 
 /// CLOCK_PROCESS_CPUTIME_ID, and the name that the kernel gives it in `/proc`.
-const PROCESSOR_TIME: i64 = 2;
-const LISTED_PROCESSOR_TIME: i64 = -6;
+const PROCESS_CPU_CLOCK: i64 = 2;
+const LISTED_PROCESS_CPU_CLOCK: i64 = -6;
 
 /// Clocks of processor time of others than the caller carry whose they are: an id, inverted, then whether it is a thread's, and which
 /// of three ways to count, or that it is a device's (`include/linux/posix-timers.h`).
 const CLOCK_ID_SHIFT: u32 = 3;
-const CLOCK_OF_THREAD: i64 = 4;
-const CLOCK_WAY: i64 = 3;
-const CLOCK_OF_DEVICE: i64 = 3;
+const CLOCK_PER_THREAD: i64 = 4;
+const CLOCK_TYPE_MASK: i64 = 3;
+const CLOCK_FD: i64 = 3;
 
 /// Bytes of `struct itimerspec` and `struct itimerval`.
 pub(in crate::capture) const TIME_BYTES: usize = 32;
 
 /// Most timers that one script asks for: what a desk has room for.
-const TIMERS_PER_SCRIPT: usize = DESKS_BYTES_MIN as usize / (ENTRY_BYTES + TIME_BYTES) - 2 * ENTRIES_ADDED;
+const TIMERS_PER_SCRIPT: usize = SLOTS_BYTES_MIN as usize / (ENTRY_BYTES + TIME_BYTES) - 2 * TRAILER_ENTRIES;
 
 /// Where the answers begin.
-const ANSWERS_AT: usize = (TIMERS_PER_SCRIPT + ENTRIES_ADDED) * ENTRY_BYTES;
+const TIMER_ANSWERS_OFFSET: usize = (TIMERS_PER_SCRIPT + TRAILER_ENTRIES) * ENTRY_BYTES;
 
-const _: () = assert!(ANSWERS_AT + TIMERS_PER_SCRIPT * TIME_BYTES <= DESKS_BYTES_MIN as usize);
+const _: () = assert!(TIMER_ANSWERS_OFFSET + TIMERS_PER_SCRIPT * TIME_BYTES <= SLOTS_BYTES_MIN as usize);
 
 /// A POSIX timer as `/proc` lists it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::capture) struct Listed {
+pub(in crate::capture) struct ListedTimer {
     id: u32,
     clock: i64,
     value: u64,
@@ -52,18 +52,18 @@ pub(in crate::capture) struct Listed {
 }
 
 /// The POSIX timers of a process, ascending by number.
-pub(in crate::capture) fn list(pid: i32) -> Result<Vec<Listed>, CaptureError> {
-    let text = process::read_text(&format!("/proc/{pid}/timers")).map_err(CaptureError::read(pid, "the timers"))?;
+pub(in crate::capture) fn list_timers(pid: i32) -> Result<Vec<ListedTimer>, CaptureError> {
+    let text = process::read_text(&format!("/proc/{pid}/timers")).map_err(CaptureError::reading(pid, "the timers"))?;
     let unknown = || std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not of the known form");
-    parse(&text).ok_or_else(|| CaptureError::read(pid, "the timers")(unknown()))
+    parse_timers(&text).ok_or_else(|| CaptureError::reading(pid, "the timers")(unknown()))
 }
 
-fn parse(text: &str) -> Option<Vec<Listed>> {
-    let mut timers: Vec<Listed> = Vec::new();
+fn parse_timers(text: &str) -> Option<Vec<ListedTimer>> {
+    let mut timers: Vec<ListedTimer> = Vec::new();
     for line in text.lines() {
         let (key, value) = line.split_once(": ")?;
         if key == "ID" {
-            timers.push(Listed { id: value.trim().parse().ok()?, ..Listed::default() });
+            timers.push(ListedTimer { id: value.trim().parse().ok()?, ..ListedTimer::default() });
             continue;
         }
         let timer = timers.last_mut()?;
@@ -79,7 +79,7 @@ fn parse(text: &str) -> Option<Vec<Listed>> {
             }
             "ClockID" => {
                 let clock = value.trim().parse().ok()?;
-                timer.clock = if clock == LISTED_PROCESSOR_TIME { PROCESSOR_TIME } else { clock };
+                timer.clock = if clock == LISTED_PROCESS_CPU_CLOCK { PROCESS_CPU_CLOCK } else { clock };
             }
             _ => {}
         }
@@ -89,15 +89,16 @@ fn parse(text: &str) -> Option<Vec<Listed>> {
 }
 
 /// What of them cannot be carried. `threads`: those of the process, by the ids that it knows, the first one first.
-pub(in crate::capture) fn refusals(pid: i32, timers: &[Listed], threads: &[u32]) -> Vec<Refusal> {
-    let refuse = |timer: &Listed| {
-        let reason = if timer.id > NUMBERS_MAX { Some("its number is too high") } else { timer.refused_clock(threads) };
+pub(in crate::capture) fn refusals(pid: i32, timers: &[ListedTimer], threads: &[u32]) -> Vec<Refusal> {
+    let refuse = |timer: &ListedTimer| {
+        let reason =
+            if timer.id > RESTORED_NUMBER_MAX { Some("its number is too high") } else { timer.refused_clock(threads) };
         reason.map(|reason| Refusal::new(format!("pid {pid}, POSIX timer {}", timer.id), reason))
     };
     timers.iter().filter_map(refuse).collect()
 }
 
-impl Listed {
+impl ListedTimer {
     /// Why a child could not have its clock.
     fn refused_clock(&self, threads: &[u32]) -> Option<&'static str> {
         /// Wall clock, monotonic, processor time of the process, boot time, the alarms of both, and atomic time.
@@ -105,11 +106,11 @@ impl Listed {
         if CARRIED_CLOCKS.contains(&self.clock) {
             return None;
         }
-        if self.clock >= 0 || self.clock & CLOCK_WAY == CLOCK_OF_DEVICE {
+        if self.clock >= 0 || self.clock & CLOCK_TYPE_MASK == CLOCK_FD {
             return Some("it runs by the clock of a device, which is not carried");
         }
         let owner = u32::try_from(!(self.clock >> CLOCK_ID_SHIFT)).ok();
-        match owner.filter(|_| self.clock & CLOCK_OF_THREAD != 0) {
+        match owner.filter(|_| self.clock & CLOCK_PER_THREAD != 0) {
             // Who made it is told by nobody; with one thread, it was that.
             Some(0) if threads.len() > 1 => Some(
                 "it runs by the processor time of the thread that made it (CLOCK_THREAD_CPUTIME_ID), and the kernel does not tell \
@@ -126,33 +127,33 @@ impl Listed {
     }
 
     /// Whether its clock goes on while the process stands still.
-    fn goes_on(&self) -> bool {
-        self.clock >= 0 && self.clock != PROCESSOR_TIME
+    fn advances_in_pause(&self) -> bool {
+        self.clock >= 0 && self.clock != PROCESS_CPU_CLOCK
     }
 }
 
 /// Asks for the time left of each; the process stands still since `since`, the leader has done its other calls. `inner_id` tells
 /// a thread's id in the process's own namespace.
-pub(in crate::capture) async fn ask(
+pub(in crate::capture) async fn read_remaining(
     (leader, leader_id): (&StoppedThread, u32),
-    listed: &[Listed],
+    listed: &[ListedTimer],
     inner_id: impl Fn(i32) -> Option<u32>,
-    (lifeline, mem, since): (&Lifeline, &File, Instant),
+    (lifeline, mem, since): (&InjectionPages, &File, Instant),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let mut timers = Vec::with_capacity(listed.len());
     for some in listed.chunks(TIMERS_PER_SCRIPT) {
-        let (desk, passed_ns) = run((leader, leader_id), some, (lifeline, mem, since), injector).await?;
+        let (desk, passed_ns) = run_query_script((leader, leader_id), some, (lifeline, mem, since), injector).await?;
         for (index, timer) in some.iter().enumerate() {
             let changed = || CaptureError::Unstable { pid: leader.tid, what: format!("POSIX timer {}", timer.id) };
-            if script::result(&desk, index) != 0 {
+            if script::result_of(&desk, index) != 0 {
                 return Err(changed());
             }
             let tid = if timer.tid == 0 { 0 } else { inner_id(timer.tid).ok_or_else(changed)? };
-            let mut time = time_at(&desk, ANSWERS_AT + index * TIME_BYTES, 1);
+            let mut time = parse_time(&desk, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
             // The clocks of the child go on from when it was stopped; its processor time stood still with it.
-            let goes_on = time.left_ns != 0 && timer.goes_on();
-            time.left_ns = if goes_on { time.left_ns.saturating_add(passed_ns) } else { time.left_ns };
+            let goes_on = time.remaining_ns != 0 && timer.advances_in_pause();
+            time.remaining_ns = if goes_on { time.remaining_ns.saturating_add(passed_ns) } else { time.remaining_ns };
             let (clock, signal, value) = (timer.clock as u32, timer.signal, timer.value);
             timers.push(PosixTimer { id: timer.id, clock, value, signal, tid, time });
         }
@@ -161,43 +162,45 @@ pub(in crate::capture) async fn ask(
 }
 
 /// Runs one script on the leader's desk; what is there then, and how long the process had stood still.
-async fn run(
+async fn run_query_script(
     (leader, leader_id): (&StoppedThread, u32),
-    timers: &[Listed],
-    (lifeline, mem, since): (&Lifeline, &File, Instant),
+    timers: &[ListedTimer],
+    (lifeline, mem, since): (&InjectionPages, &File, Instant),
     injector: &mut Injector<'_>,
 ) -> Result<(Vec<u8>, u64), CaptureError> {
     const TIMER_GETTIME: u64 = 224;
-    let answer = |index: usize| lifeline.desk(0) + (ANSWERS_AT + index * TIME_BYTES) as u64;
-    let call = |(index, timer): (usize, &Listed)| {
-        Call::new("timer_gettime", TIMER_GETTIME, [u64::from(timer.id), answer(index)])
+    let answer = |index: usize| lifeline.slot_address(0) + (TIMER_ANSWERS_OFFSET + index * TIME_BYTES) as u64;
+    let call = |(index, timer): (usize, &ListedTimer)| {
+        InjectedCall::new("timer_gettime", TIMER_GETTIME, [u64::from(timer.id), answer(index)])
     };
-    let calls: Vec<Call> = timers.iter().enumerate().map(call).collect();
-    let failed = |operation| CaptureError::trace(operation, leader.tid);
-    let script = script::encode(&calls, (leader_id, leader_id), lifeline.end());
-    let before = lifeline.borrow(mem).map_err(failed("read the calls of"))?;
-    mem.write_all_at(&script, lifeline.desk(0)).map_err(failed("write the calls of"))?;
-    let running = lifeline.running(0, leader.tid, calls.len());
+    let calls: Vec<InjectedCall> = timers.iter().enumerate().map(call).collect();
+    let failed = |operation| CaptureError::tracing(operation, leader.tid);
+    let script = script::encode(&calls, (leader_id, leader_id), lifeline.end_signal());
+    let before = lifeline.save_slots(mem).map_err(failed("read the calls of"))?;
+    mem.write_all_at(&script, lifeline.slot_address(0)).map_err(failed("write the calls of"))?;
+    let running = lifeline.script_of(0, leader.tid, calls.len());
     let passed_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    injector.start(&running, &leader.registers)?;
-    injector.finish(&mut vec![running], |_| true).await?;
-    let mut desk = vec![0; DESKS_BYTES_MIN as usize];
-    mem.read_exact_at(&mut desk, lifeline.desk(0)).map_err(failed("read the answers of"))?;
-    lifeline.give_back(&before, mem).map_err(failed("write the calls of"))?;
+    injector.start_script(&running, &leader.registers)?;
+    injector.wait_scripts(&mut vec![running], |_| true).await?;
+    let mut desk = vec![0; SLOTS_BYTES_MIN as usize];
+    mem.read_exact_at(&mut desk, lifeline.slot_address(0)).map_err(failed("read the answers of"))?;
+    lifeline.restore_slots(&before, mem).map_err(failed("write the calls of"))?;
     Ok((desk, passed_ns))
 }
 
 /// An interval timer that runs, or has gone off and will again when its signal is taken. `bytes` hold `struct itimerval` at
 /// an offset.
-pub(in crate::capture) fn interval_timer(which: usize, bytes: &[u8], at: usize) -> Option<IntervalTimer> {
-    let time = time_at(bytes, at, NS_PER_US);
-    (time != TimeLeft::default()).then_some(IntervalTimer { which: which as u32, time })
+pub(in crate::capture) fn parse_interval_timer(which: usize, bytes: &[u8], at: usize) -> Option<IntervalTimer> {
+    let time = parse_time(bytes, at, NS_PER_US);
+    (time != TimerSpec::default()).then_some(IntervalTimer { which: which as u32, time })
 }
 
 /// Two times of seconds and units: the interval, then what is left.
-fn time_at(bytes: &[u8], at: usize, unit_ns: u64) -> TimeLeft {
-    let ns = |at: usize| word(bytes, at).saturating_mul(NS_PER_SECOND).saturating_add(word(bytes, at + 8) * unit_ns);
-    TimeLeft { left_ns: ns(at + 16), interval_ns: ns(at) }
+fn parse_time(bytes: &[u8], at: usize, unit_ns: u64) -> TimerSpec {
+    let ns = |at: usize| {
+        read_word(bytes, at).saturating_mul(NS_PER_SECOND).saturating_add(read_word(bytes, at + 8) * unit_ns)
+    };
+    TimerSpec { remaining_ns: ns(at + 16), interval_ns: ns(at) }
 }
 
 #[cfg(test)]
@@ -208,20 +211,20 @@ mod tests {
     fn a_list_is_read() {
         let text = "ID: 3\nsignal: 34/0000000000000007\nnotify: signal/tid.42\nClockID: 0\n\
                     ID: 0\nsignal: 0/00007fff86e452a8\nnotify: none/pid.2634\nClockID: -2\n";
-        let timers = parse(text).unwrap();
+        let timers = parse_timers(text).unwrap();
         let [first, second] = timers[..] else { panic!("{timers:?}") };
         assert_eq!((first.id, first.clock, first.signal, first.tid), (0, -2, 0, 0));
         assert_eq!((second.id, second.clock, second.value, second.signal, second.tid), (3, 0, 7, 34, 42));
-        let processor_time = parse("ID: 0\nClockID: -6\n").unwrap();
-        assert_eq!((processor_time[0].clock, refusals(1, &processor_time, &[7]).len()), (PROCESSOR_TIME, 0));
-        assert_eq!(parse("").unwrap(), []);
+        let processor_time = parse_timers("ID: 0\nClockID: -6\n").unwrap();
+        assert_eq!((processor_time[0].clock, refusals(1, &processor_time, &[7]).len()), (PROCESS_CPU_CLOCK, 0));
+        assert_eq!(parse_timers("").unwrap(), []);
     }
 
     #[test]
     fn clocks_of_processor_time_are_carried_where_it_is_told_whose() {
         const THREADS: [u32; 2] = [41, 42];
         let refused = |clock: i64, threads: &[u32]| {
-            let timer = Listed { clock, ..Listed::default() };
+            let timer = ListedTimer { clock, ..ListedTimer::default() };
             refusals(41, &[timer], threads).first().map_or_else(String::new, Refusal::to_string)
         };
         let of = |id: i64, kind: i64| !id << CLOCK_ID_SHIFT | kind;
@@ -234,7 +237,7 @@ mod tests {
         of_somebody(of(0, 6), "does not tell");
         of_somebody(of(43, 6), "a thread that has ended");
         of_somebody(of(42, 2), "another process");
-        of_somebody(of(5, CLOCK_OF_DEVICE), "a device");
+        of_somebody(of(5, CLOCK_FD), "a device");
         of_somebody(12, "a device");
     }
 }

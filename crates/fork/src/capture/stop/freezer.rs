@@ -11,9 +11,9 @@ use farfork_sys::process;
 
 /// The control group that keeps `pid` frozen, if one does. What cannot be read is taken for not frozen: the attempt
 /// has a limit of its own.
-pub(in crate::capture) fn frozen_by(pid: i32) -> Option<PathBuf> {
+pub(in crate::capture) fn freezing_group(pid: i32) -> Option<PathBuf> {
     let memberships = process::read_text(&format!("/proc/{pid}/cgroup")).ok()?;
-    let mounts = mounts().ok()?;
+    let mounts = mount_table().ok()?;
     memberships.lines().find_map(|line| {
         let (controllers, path) = parse_membership(line)?;
         let (is_frozen, filesystem): (fn(&Path) -> bool, _) = match controllers {
@@ -27,11 +27,11 @@ pub(in crate::capture) fn frozen_by(pid: i32) -> Option<PathBuf> {
 }
 
 /// The table of mounts of this process, which is read again when it has changed: a machine may have thousands.
-fn mounts() -> io::Result<Arc<str>> {
-    static KNOWN: Mutex<Option<(MountWatch, Arc<str>)>> = Mutex::new(None);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+fn mount_table() -> io::Result<Arc<str>> {
+    static MOUNT_TABLE: Mutex<Option<(MountWatch, Arc<str>)>> = Mutex::new(None);
+    let mut known = MOUNT_TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((watch, mounts)) = &*known
-        && !watch.changed()?
+        && !watch.has_changed()?
     {
         return Ok(mounts.clone());
     }
@@ -93,6 +93,6 @@ mod tests {
 
     #[test]
     fn we_are_not_frozen() {
-        assert_eq!(frozen_by(std::process::id() as i32), None);
+        assert_eq!(freezing_group(std::process::id() as i32), None);
     }
 }

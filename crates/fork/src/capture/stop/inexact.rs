@@ -7,7 +7,7 @@ use farfork_sys::process::SystemCall;
 use farfork_sys::socket;
 use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
 
-use super::limits::{SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, borrowed, socket_limit};
+use super::limits::{SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, duplicate_fd, read_socket_timeout};
 
 /// A person reads no more of them.
 const THREADS_MAX: usize = 8;
@@ -21,9 +21,9 @@ enum InexactReason {
     /// It may be a terminal's that has a time limit.
     TerminalRead,
     /// Its own limit is counted from where it is made again.
-    OwnLimit,
+    CallLimit,
     /// It goes on when it has moved a part, which is all that it gives when it is interrupted then.
-    Moves { option: u32, needs_stream: bool },
+    PartialTransfer { option: u32, needs_stream: bool },
 }
 
 /// A call that a thread may wait in.
@@ -35,8 +35,8 @@ struct InexactCall {
 }
 
 /// Of each of these threads that waits in such a call: which, and why.
-pub(in crate::capture) fn notes(threads: impl Iterator<Item = i32>) -> Vec<String> {
-    let mut notes: Vec<String> = threads.filter_map(note).collect();
+pub(in crate::capture) fn inexact_notes(threads: impl Iterator<Item = i32>) -> Vec<String> {
+    let mut notes: Vec<String> = threads.filter_map(inexact_note).collect();
     let more = notes.len().saturating_sub(THREADS_MAX);
     if more > 0 {
         notes.truncate(THREADS_MAX);
@@ -45,17 +45,17 @@ pub(in crate::capture) fn notes(threads: impl Iterator<Item = i32>) -> Vec<Strin
     notes
 }
 
-fn note(tid: i32) -> Option<String> {
-    let call = SystemCall::of(tid).ok()??;
-    let InexactCall { name, fd, reason } = InexactCall::of(call.number, &call.arguments)?;
+fn inexact_note(tid: i32) -> Option<String> {
+    let call = SystemCall::read(tid).ok()??;
+    let InexactCall { name, fd, reason } = InexactCall::from_arguments(call.number, &call.arguments)?;
     let why = match reason {
-        InexactReason::TerminalRead => has_read_limit(tid, fd)
+        InexactReason::TerminalRead => has_terminal_timeout(tid, fd)
             .then_some("a terminal with a time limit (VTIME), which begins anew at a prepare and in each child"),
-        InexactReason::OwnLimit => {
+        InexactReason::CallLimit => {
             Some("with a time limit of its own, which begins anew at a prepare and in each child")
         }
-        InexactReason::Moves { option, needs_stream } => {
-            let is_it = socket_limit(tid, fd, option).is_some() && (!needs_stream || is_stream(tid, fd));
+        InexactReason::PartialTransfer { option, needs_stream } => {
+            let is_it = read_socket_timeout(tid, fd, option).is_some() && (!needs_stream || is_stream_socket(tid, fd));
             let of_option = if option == SO_RCVTIMEO {
                 "a socket with a time limit (SO_RCVTIMEO): where it has moved a part by a prepare, it gives that alone, in the parent and in each child"
             } else {
@@ -69,18 +69,18 @@ fn note(tid: i32) -> Option<String> {
 
 impl InexactCall {
     /// The call with this number and these arguments, as far as they tell.
-    fn of(number: u64, arguments: &[u64; 6]) -> Option<Self> {
+    fn from_arguments(number: u64, arguments: &[u64; 6]) -> Option<Self> {
         const MSG_WAITALL: u64 = 0x100;
         let [fd, _, third, fourth, fifth, _] = *arguments;
-        let sends = |name, needs_stream| (name, InexactReason::Moves { option: SO_SNDTIMEO, needs_stream });
-        let waits_for_all = InexactReason::Moves { option: SO_RCVTIMEO, needs_stream: true };
+        let sends = |name, needs_stream| (name, InexactReason::PartialTransfer { option: SO_SNDTIMEO, needs_stream });
+        let waits_for_all = InexactReason::PartialTransfer { option: SO_RCVTIMEO, needs_stream: true };
         let (name, reason) = match number {
             0 => ("read", InexactReason::TerminalRead),
             19 => ("readv", InexactReason::TerminalRead),
             45 if fourth & MSG_WAITALL != 0 => ("recvfrom", waits_for_all),
             47 if third & MSG_WAITALL != 0 => ("recvmsg", waits_for_all),
-            299 if fifth != 0 => ("recvmmsg", InexactReason::OwnLimit),
-            299 => ("recvmmsg", InexactReason::Moves { option: SO_RCVTIMEO, needs_stream: false }),
+            299 if fifth != 0 => ("recvmmsg", InexactReason::CallLimit),
+            299 => ("recvmmsg", InexactReason::PartialTransfer { option: SO_RCVTIMEO, needs_stream: false }),
             1 => sends("write", true),
             20 => sends("writev", true),
             40 => sends("sendfile", true),
@@ -94,8 +94,8 @@ impl InexactCall {
 }
 
 /// Whether reads of a terminal give what there is, if anything, when its time is over. Where they wait for a first byte (VMIN) no time passes before it.
-fn has_read_limit(tid: i32, fd: u64) -> bool {
-    let settings = borrowed(tid, fd).and_then(|terminal| tcgetattr(&terminal).ok());
+fn has_terminal_timeout(tid: i32, fd: u64) -> bool {
+    let settings = duplicate_fd(tid, fd).and_then(|terminal| tcgetattr(&terminal).ok());
     settings.is_some_and(|settings| {
         let code = |index| settings.special_codes[index];
         let is_by_line = settings.local_modes.contains(LocalModes::ICANON);
@@ -103,8 +103,9 @@ fn has_read_limit(tid: i32, fd: u64) -> bool {
     })
 }
 
-fn is_stream(tid: i32, fd: u64) -> bool {
-    let kind = borrowed(tid, fd).and_then(|socket| socket::number_option(socket.as_fd(), SOL_SOCKET, SO_TYPE).ok());
+fn is_stream_socket(tid: i32, fd: u64) -> bool {
+    let kind =
+        duplicate_fd(tid, fd).and_then(|socket| socket::read_number_option(socket.as_fd(), SOL_SOCKET, SO_TYPE).ok());
     kind == Some(SOCK_STREAM)
 }
 
@@ -114,13 +115,14 @@ mod tests {
 
     #[test]
     fn a_call_is_known_by_its_number_and_arguments() {
-        let named =
-            |number, arguments: [u64; 6]| InexactCall::of(number, &arguments).map(|call| (call.name, call.reason));
-        let moves = |option, needs_stream| InexactReason::Moves { option, needs_stream };
+        let named = |number, arguments: [u64; 6]| {
+            InexactCall::from_arguments(number, &arguments).map(|call| (call.name, call.reason))
+        };
+        let moves = |option, needs_stream| InexactReason::PartialTransfer { option, needs_stream };
         assert_eq!(named(45, [3, 0, 0, 0, 0, 0]), None, "recv(2) of what there is");
         assert_eq!(named(45, [3, 0, 0, 0x100, 0, 0]), Some(("recvfrom", moves(SO_RCVTIMEO, true))));
         assert_eq!(named(47, [3, 0, 0x100, 0, 0, 0]), Some(("recvmsg", moves(SO_RCVTIMEO, true))));
-        assert_eq!(named(299, [3, 0, 2, 0, 0x1000, 0]), Some(("recvmmsg", InexactReason::OwnLimit)));
+        assert_eq!(named(299, [3, 0, 2, 0, 0x1000, 0]), Some(("recvmmsg", InexactReason::CallLimit)));
         assert_eq!(named(299, [3, 0, 2, 0, 0, 0]), Some(("recvmmsg", moves(SO_RCVTIMEO, false))));
         assert_eq!(named(232, [3, 0, 1, 200, 0, 0]), None, "epoll_wait(2), whose end is kept");
     }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use farfork_sys::memory::read_process;
-use farfork_sys::process::Status;
+use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace::Registers;
 use farfork_sys::{pidfd, socket};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ const AF_UNIX: i32 = 1;
 
 /// Where a call's time limit is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum LimitLocation {
     /// In a register, in milliseconds.
     Milliseconds(u64),
     /// In memory, as seconds and nanoseconds.
@@ -37,7 +37,7 @@ enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LimitedCall {
     number: u64,
-    place: Place,
+    location: LimitLocation,
 }
 
 /// A time limit.
@@ -51,12 +51,13 @@ pub(crate) struct TimeLimit {
 
 impl LimitedCall {
     /// The call with this number and these arguments; `None` where it has no limit that a stop would lose.
-    pub(crate) fn of(number: u64, arguments: &[u64; 6]) -> Option<Self> {
+    pub(crate) fn from_arguments(number: u64, arguments: &[u64; 6]) -> Option<Self> {
         const TIMER_ABSTIME: u64 = 1;
         const FUTEX_COMMAND: u64 = 127;
         let [first, second, third, fourth, fifth, _] = *arguments;
-        let timespec = |address: u64| (address != 0).then_some(Place::Timespec(address));
-        let milliseconds = |value: u64| (value as i32 >= 0).then_some(Place::Milliseconds(value & u64::from(u32::MAX)));
+        let timespec = |address: u64| (address != 0).then_some(LimitLocation::Timespec(address));
+        let milliseconds =
+            |value: u64| (value as i32 >= 0).then_some(LimitLocation::Milliseconds(value & u64::from(u32::MAX)));
         let place = match number {
             // epoll_wait, epoll_pwait; epoll_pwait2, semtimedop.
             232 | 281 => milliseconds(fourth),
@@ -66,47 +67,49 @@ impl LimitedCall {
             128 | 271 => timespec(third),
             // io_getevents, io_pgetevents, pselect6; select.
             208 | 333 | 270 => timespec(fifth),
-            23 => (fifth != 0).then_some(Place::Timeval(fifth)),
+            23 => (fifth != 0).then_some(LimitLocation::Timeval(fifth)),
             // nanosleep, clock_nanosleep, futex(FUTEX_WAIT).
             35 => timespec(first),
             230 if second & TIMER_ABSTIME == 0 => timespec(third),
             202 if second & FUTEX_COMMAND == 0 => timespec(fourth),
             // read, readv, accept, recvfrom, recvmsg, splice, accept4, recvmmsg.
-            0 | 19 | 43 | 45 | 47 | 275 | 288 | 299 => Some(Place::Socket { fd: first, option: SO_RCVTIMEO }),
+            0 | 19 | 43 | 45 | 47 | 275 | 288 | 299 => Some(LimitLocation::Socket { fd: first, option: SO_RCVTIMEO }),
             // write, writev, sendfile, connect, sendto, sendmsg, sendmmsg.
-            1 | 20 | 40 | 42 | 44 | 46 | 307 => Some(Place::Socket { fd: first, option: SO_SNDTIMEO }),
+            1 | 20 | 40 | 42 | 44 | 46 | 307 => Some(LimitLocation::Socket { fd: first, option: SO_SNDTIMEO }),
             _ => None,
         };
-        place.map(|place| Self { number, place })
+        place.map(|place| Self { number, location: place })
     }
 
     /// That of a thread's registers.
-    pub(crate) fn of_registers(registers: &Registers) -> Option<Self> {
+    pub(crate) fn from_registers(registers: &Registers) -> Option<Self> {
         let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
-        Self::of(restart::number(registers), &[rdi, rsi, rdx, r10, r8, r9])
+        Self::from_arguments(restart::call_number(registers), &[rdi, rsi, rdx, r10, r8, r9])
     }
 
     /// Whether its limit is an option of a socket, which is read after the stop.
-    pub(crate) fn is_of_socket(&self) -> bool {
-        matches!(self.place, Place::Socket { .. })
+    pub(crate) fn is_socket_limit(&self) -> bool {
+        matches!(self.location, LimitLocation::Socket { .. })
     }
 
     /// Reads its limit, of the thread that is in the call; `None` where there is none.
-    pub(crate) fn limit(&self, tid: i32) -> Option<TimeLimit> {
-        let limit = match self.place {
-            Place::Milliseconds(value) => Some(Duration::from_millis(value)),
-            Place::Timespec(address) => read_pair(tid, address, 1),
-            Place::Timeval(address) => read_pair(tid, address, 1000),
-            Place::Socket { fd, option } => socket_limit(tid, fd, option),
+    pub(crate) fn read_limit(&self, tid: i32) -> Option<TimeLimit> {
+        let limit = match self.location {
+            LimitLocation::Milliseconds(value) => Some(Duration::from_millis(value)),
+            LimitLocation::Timespec(address) => read_pair(tid, address, 1),
+            LimitLocation::Timeval(address) => read_pair(tid, address, 1000),
+            LimitLocation::Socket { fd, option } => read_socket_timeout(tid, fd, option),
         };
-        limit.map(|limit| TimeLimit { limit, result: self.result(tid) })
+        limit.map(|limit| TimeLimit { limit, result: self.timeout_result(tid) })
     }
 
-    fn result(&self, tid: i32) -> i64 {
+    fn timeout_result(&self, tid: i32) -> i64 {
         let errno = |errno: Errno| -i64::from(errno.raw_os_error());
-        match (self.number, self.place) {
-            (42, Place::Socket { fd, .. }) if domain(tid, fd) != Some(AF_UNIX) => errno(Errno::INPROGRESS),
-            (_, Place::Socket { .. }) | (128 | 220, _) => errno(Errno::AGAIN),
+        match (self.number, self.location) {
+            (42, LimitLocation::Socket { fd, .. }) if socket_domain(tid, fd) != Some(AF_UNIX) => {
+                errno(Errno::INPROGRESS)
+            }
+            (_, LimitLocation::Socket { .. }) | (128 | 220, _) => errno(Errno::AGAIN),
             (202, _) => errno(Errno::TIMEDOUT),
             _ => 0,
         }
@@ -127,19 +130,19 @@ fn parse_pair(bytes: &[u8], unit_ns: u64) -> Option<Duration> {
 }
 
 /// A thread's file descriptor, as one of ours.
-pub(super) fn borrowed(tid: i32, fd: u64) -> Option<OwnedFd> {
-    let process = Status::read(tid).ok()?.process;
+pub(super) fn duplicate_fd(tid: i32, fd: u64) -> Option<OwnedFd> {
+    let process = ProcStatus::read(tid).ok()?.process;
     pidfd::get_fd(&pidfd::open(process).ok()?, fd as u32).ok()
 }
 
 /// Zero stands for none.
-pub(super) fn socket_limit(tid: i32, fd: u64, option: u32) -> Option<Duration> {
-    let value = socket::option(borrowed(tid, fd)?.as_fd(), SOL_SOCKET, option).ok()?;
+pub(super) fn read_socket_timeout(tid: i32, fd: u64, option: u32) -> Option<Duration> {
+    let value = socket::read_option(duplicate_fd(tid, fd)?.as_fd(), SOL_SOCKET, option).ok()?;
     parse_pair(&value, 1000).filter(|limit| !limit.is_zero())
 }
 
-fn domain(tid: i32, fd: u64) -> Option<i32> {
-    socket::number_option(borrowed(tid, fd)?.as_fd(), SOL_SOCKET, SO_DOMAIN).ok()
+fn socket_domain(tid: i32, fd: u64) -> Option<i32> {
+    socket::read_number_option(duplicate_fd(tid, fd)?.as_fd(), SOL_SOCKET, SO_DOMAIN).ok()
 }
 
 #[cfg(test)]
@@ -149,23 +152,24 @@ mod tests {
     #[test]
     fn calls_without_a_limit_have_none() {
         let forever = u64::from(u32::MAX);
-        assert_eq!(LimitedCall::of(232, &[3, 0, 1, forever, 0, 0]), None, "epoll_wait for ever");
-        assert_eq!(LimitedCall::of(230, &[1, 1, 0x1000, 0, 0, 0]), None, "a sleep until a time");
-        assert_eq!(LimitedCall::of(202, &[0x1000, 128 | 9, 0, 0x2000, 0, 0]), None, "a futex until a time");
-        assert_eq!(LimitedCall::of(128, &[0x1000, 0, 0, 8, 0, 0]), None, "sigwaitinfo");
+        assert_eq!(LimitedCall::from_arguments(232, &[3, 0, 1, forever, 0, 0]), None, "epoll_wait for ever");
+        assert_eq!(LimitedCall::from_arguments(230, &[1, 1, 0x1000, 0, 0, 0]), None, "a sleep until a time");
+        assert_eq!(LimitedCall::from_arguments(202, &[0x1000, 128 | 9, 0, 0x2000, 0, 0]), None, "a futex until a time");
+        assert_eq!(LimitedCall::from_arguments(128, &[0x1000, 0, 0, 8, 0, 0]), None, "sigwaitinfo");
     }
 
     #[test]
     fn a_limit_in_a_register_is_read() {
-        let call = LimitedCall::of(232, &[3, 0, 1, 200, 0, 0]).unwrap();
-        assert_eq!(call.limit(0), Some(TimeLimit { limit: Duration::from_millis(200), result: 0 }));
+        let call = LimitedCall::from_arguments(232, &[3, 0, 1, 200, 0, 0]).unwrap();
+        assert_eq!(call.read_limit(0), Some(TimeLimit { limit: Duration::from_millis(200), result: 0 }));
     }
 
     #[test]
     fn a_limit_in_memory_is_read() {
         let limit = [1_u64, 500];
-        let call = LimitedCall::of(202, &[0, 128, 0, limit.as_ptr().expose_provenance() as u64, 0, 0]).unwrap();
-        let read = call.limit(std::process::id().cast_signed()).unwrap();
+        let call =
+            LimitedCall::from_arguments(202, &[0, 128, 0, limit.as_ptr().expose_provenance() as u64, 0, 0]).unwrap();
+        let read = call.read_limit(std::process::id().cast_signed()).unwrap();
         assert_eq!((read.limit, read.result), (Duration::new(1, 500), -110));
     }
 
@@ -173,11 +177,11 @@ mod tests {
     fn a_limit_of_a_socket_is_read() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&ours).cast_unsigned().into();
-        let call = LimitedCall::of(45, &[fd, 0, 0, 0, 0, 0]).unwrap();
+        let call = LimitedCall::from_arguments(45, &[fd, 0, 0, 0, 0, 0]).unwrap();
         let tid = std::process::id().cast_signed();
-        assert_eq!(call.limit(tid), None);
+        assert_eq!(call.read_limit(tid), None);
         // The kernel counts in ticks: 200 ms are a whole number of them at each rate of its clock.
         ours.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        assert_eq!(call.limit(tid), Some(TimeLimit { limit: Duration::from_millis(200), result: -11 }));
+        assert_eq!(call.read_limit(tid), Some(TimeLimit { limit: Duration::from_millis(200), result: -11 }));
     }
 }

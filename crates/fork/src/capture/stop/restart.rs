@@ -32,7 +32,7 @@ const NEVER_RESTARTED_POLLS: [u64; 4] = [232, 281, 333, 441];
 const RESTART_SYSCALL: u64 = 219;
 
 /// What it may stand for: poll, nanosleep, futex, clock_nanosleep.
-const RESTARTED_BY_BLOCK: [u64; 4] = [7, 35, 202, 230];
+const RESTART_BLOCK_CALLS: [u64; 4] = [7, 35, 202, 230];
 
 /// Bytes of `mov $NUMBER, %eax; syscall`, as libc and Go's runtime make these calls.
 pub(in crate::capture) const CALL_BYTES: usize = 7;
@@ -40,11 +40,11 @@ const NUMBER_BYTES: u64 = 5;
 
 /// The registers, with the number of the call that restart_syscall(2) stands for in its place, as the program's own code
 /// tells it (`code` reads from an address). Where that is made otherwise, a child's call will end with EINTR.
-pub(in crate::capture) fn name_call(
+pub(in crate::capture) fn resolve_restart(
     registers: &Registers,
     code: impl FnOnce(u64) -> Option<[u8; CALL_BYTES]>,
 ) -> Registers {
-    if number(registers) != RESTART_SYSCALL {
+    if call_number(registers) != RESTART_SYSCALL {
         return *registers;
     }
     let about_to = registers.rax == RESTART_SYSCALL;
@@ -53,7 +53,7 @@ pub(in crate::capture) fn name_call(
         Some([0xb8, a, b, c, d, 0x0f, 0x05]) => u64::from(u32::from_le_bytes([a, b, c, d])),
         _ => RESTART_SYSCALL,
     };
-    let is_known = RESTARTED_BY_BLOCK.contains(&number);
+    let is_known = RESTART_BLOCK_CALLS.contains(&number);
     Registers { orig_rax: if is_known { number } else { RESTART_SYSCALL }, ..*registers }
 }
 
@@ -68,13 +68,13 @@ const NUMBER_MASK: u64 = u32::MAX as u64;
 impl CallMark {
     /// One that no other call has: numbers of 31 bits, as a negative number stands for no call, counted from a random one.
     pub(crate) fn new() -> Self {
-        static NEXT: OnceLock<AtomicU32> = OnceLock::new();
-        let next = NEXT.get_or_init(|| AtomicU32::new((clock::monotonic_ns() as u32) ^ std::process::id() << 8));
+        static NEXT_MARK: OnceLock<AtomicU32> = OnceLock::new();
+        let next = NEXT_MARK.get_or_init(|| AtomicU32::new((clock::monotonic_ns() as u32) ^ std::process::id() << 8));
         Self((next.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1)).max(1))
     }
 
     /// That of a thread's call, where it has one.
-    pub(crate) fn of(registers: &Registers) -> Option<Self> {
+    pub(crate) fn from_registers(registers: &Registers) -> Option<Self> {
         let mark = (registers.orig_rax >> MARK_SHIFT) as u32;
         (is_in_call(registers) && mark != 0).then_some(Self(mark))
     }
@@ -90,13 +90,13 @@ impl CallMark {
     }
 
     /// A call's number with this mark.
-    pub(crate) fn put_on(self, number: u64) -> u64 {
+    pub(crate) fn apply_to(self, number: u64) -> u64 {
         number & NUMBER_MASK | u64::from(self.0) << MARK_SHIFT
     }
 }
 
 /// The number of the call that a thread is in, without a mark; of no call, a number that no call has.
-pub(crate) fn number(registers: &Registers) -> u64 {
+pub(crate) fn call_number(registers: &Registers) -> u64 {
     registers.orig_rax & NUMBER_MASK
 }
 
@@ -106,9 +106,9 @@ pub(crate) fn is_in_call(registers: &Registers) -> bool {
 }
 
 /// Registers with which an interrupted call is made again; `None` if the thread was in no such call.
-fn again(registers: &Registers, results: &[i64]) -> Option<Registers> {
+fn restart_registers(registers: &Registers, results: &[i64]) -> Option<Registers> {
     (is_in_call(registers) && results.contains(&(registers.rax as i64))).then(|| Registers {
-        rax: number(registers),
+        rax: call_number(registers),
         rip: registers.rip.wrapping_sub(SYSCALL_BYTES),
         orig_rax: u64::MAX,
         ..*registers
@@ -116,39 +116,41 @@ fn again(registers: &Registers, results: &[i64]) -> Option<Registers> {
 }
 
 /// Whether the stop has ended a call with EINTR that the kernel would not restart.
-fn is_ended_by_stop(registers: &Registers) -> bool {
-    let number = number(registers);
+fn is_cut_short(registers: &Registers) -> bool {
+    let number = call_number(registers);
     let is_never_restarted = NEVER_RESTARTED.contains(&number) || NEVER_RESTARTED_POLLS.contains(&number);
     is_in_call(registers) && is_never_restarted && registers.rax as i64 == EINTR
 }
 
 /// Whether a thread was stopped in a call that has given nothing yet: the kernel restarts it, or would end it with EINTR.
 pub(crate) fn is_interrupted(registers: &Registers) -> bool {
-    const INTERRUPTED: [i64; 5] = [EINTR, ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
-    is_in_call(registers) && INTERRUPTED.contains(&(registers.rax as i64))
+    const INTERRUPTED_RESULTS: [i64; 5] = [EINTR, ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+    is_in_call(registers) && INTERRUPTED_RESULTS.contains(&(registers.rax as i64))
 }
 
 /// Whether the kernel would restart a call with its whole time limit: one that [`for_parent`] restarts, now or before; then the rest
 /// of its time is for us to measure.
-pub(crate) fn loses_time(registers: &Registers) -> bool {
-    is_ended_by_stop(registers) || CallMark::of(registers).is_some() && is_interrupted(registers)
+pub(crate) fn restarts_full_timeout(registers: &Registers) -> bool {
+    is_cut_short(registers) || CallMark::from_registers(registers).is_some() && is_interrupted(registers)
 }
 
 /// Whether the kernel restarts a call with the time that is left, which it tells nobody.
-pub(crate) fn is_restarted_by_block(registers: &Registers) -> bool {
-    is_in_call(registers) && CallMark::of(registers).is_none() && registers.rax as i64 == ERESTART_RESTARTBLOCK
+pub(crate) fn uses_restart_block(registers: &Registers) -> bool {
+    is_in_call(registers)
+        && CallMark::from_registers(registers).is_none()
+        && registers.rax as i64 == ERESTART_RESTARTBLOCK
 }
 
 /// The parent's registers: a call that the stop has ended with EINTR ends with ERESTARTNOHAND, as if the kernel restarted it, and
 /// has a mark. The kernel decides when the thread goes on: it makes the call again, or runs the handler of a signal that has come
 /// meanwhile and gives EINTR. All other restarts are the kernel's own; but of a marked call, whose mark a restart by
 /// restart_syscall(2) would take away.
-pub(crate) fn for_parent(registers: &Registers) -> Registers {
-    if !loses_time(registers) {
+pub(crate) fn parent_registers(registers: &Registers) -> Registers {
+    if !restarts_full_timeout(registers) {
         return *registers;
     }
-    let mark = CallMark::of(registers).unwrap_or_else(CallMark::new);
-    Registers { rax: ERESTARTNOHAND as u64, orig_rax: mark.put_on(registers.orig_rax), ..*registers }
+    let mark = CallMark::from_registers(registers).unwrap_or_else(CallMark::new);
+    Registers { rax: ERESTARTNOHAND as u64, orig_rax: mark.apply_to(registers.orig_rax), ..*registers }
 }
 
 /// A child's registers, from the parent's: calls that the kernel would have restarted are made again; a kernel that did not see them
@@ -156,27 +158,27 @@ pub(crate) fn for_parent(registers: &Registers) -> Registers {
 ///
 /// `signal_waits`: a signal that the thread does not block is pending. The kernel gives EINTR to a call then that it restarts only
 /// without a handler.
-pub(in crate::capture) fn for_child(parent: &Registers, signal_waits: bool) -> Registers {
-    const RESTARTED: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+pub(in crate::capture) fn child_registers(parent: &Registers, signal_waits: bool) -> Registers {
+    const RESTARTED_RESULTS: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
     // The kernel had prepared its restart already: only the number is not one for the child.
-    let about_to = parent.rax == RESTART_SYSCALL && RESTARTED_BY_BLOCK.contains(&number(parent));
+    let about_to = parent.rax == RESTART_SYSCALL && RESTART_BLOCK_CALLS.contains(&call_number(parent));
     if about_to {
-        return Registers { rax: number(parent), orig_rax: u64::MAX, ..*parent };
+        return Registers { rax: call_number(parent), orig_rax: u64::MAX, ..*parent };
     }
     if is_in_call(parent) && signal_waits && parent.rax as i64 == ERESTARTNOHAND {
         return Registers { rax: EINTR as u64, orig_rax: u64::MAX, ..*parent };
     }
-    let child = again(parent, &RESTARTED).unwrap_or(*parent);
+    let child = restart_registers(parent, &RESTARTED_RESULTS).unwrap_or(*parent);
     Registers { orig_rax: u64::MAX, ..child }
 }
 
 /// Whether a child's registers make the call again that the parent's are in.
-pub(in crate::capture) fn is_made_again(parent: &Registers, child: &Registers) -> bool {
-    is_in_call(parent) && child.rip == parent.rip.wrapping_sub(SYSCALL_BYTES) && child.rax == number(parent)
+pub(in crate::capture) fn restarts_call(parent: &Registers, child: &Registers) -> bool {
+    is_in_call(parent) && child.rip == parent.rip.wrapping_sub(SYSCALL_BYTES) && child.rax == call_number(parent)
 }
 
 /// Where a thread is in the call that its registers are about to make: its number with a mark, and where it returns to.
-pub(crate) fn site_made_by(words: &[u64]) -> Option<(u64, CallMark, u64, u64)> {
+pub(crate) fn call_site(words: &[u64]) -> Option<(u64, CallMark, u64, u64)> {
     let words: &[u64; REGISTER_WORDS] = words.try_into().ok()?;
     let [rax, rip, rsp] = [10, 16, 19].map(|index: usize| words[index]);
     let mark = CallMark::from_number((rax >> MARK_SHIFT) as u32)?;
@@ -185,26 +187,26 @@ pub(crate) fn site_made_by(words: &[u64]) -> Option<(u64, CallMark, u64, u64)> {
 
 /// A restartable sequence under way, as `struct rseq_cs` describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::capture) struct Sequence {
+pub(in crate::capture) struct RseqCriticalSection {
     start: u64,
     bytes: u64,
-    abort: u64,
+    abort_address: u64,
 }
 
 /// Bytes of `struct rseq_cs`.
 pub(in crate::capture) const SEQUENCE_BYTES: usize = 32;
 
-impl Sequence {
+impl RseqCriticalSection {
     /// Reads `struct rseq_cs`.
     pub(in crate::capture) fn parse(bytes: &[u8; SEQUENCE_BYTES]) -> Self {
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
-        Self { start: word(8), bytes: word(16), abort: word(24) }
+        Self { start: word(8), bytes: word(16), abort_address: word(24) }
     }
 
     /// A thread that was stopped inside the sequence goes on at its abort handler.
-    pub(in crate::capture) fn abort(&self, registers: &Registers) -> Registers {
+    pub(in crate::capture) fn abort_registers(&self, registers: &Registers) -> Registers {
         let inside = registers.rip.wrapping_sub(self.start) < self.bytes;
-        Registers { rip: if inside { self.abort } else { registers.rip }, ..*registers }
+        Registers { rip: if inside { self.abort_address } else { registers.rip }, ..*registers }
     }
 }
 
@@ -221,17 +223,20 @@ mod tests {
 
     #[test]
     fn an_epoll_wait_ended_by_the_stop_is_restarted_by_the_kernel_in_the_parent_and_made_again_in_a_child() {
-        let again = for_parent(&stopped(EPOLL_WAIT, EINTR));
-        assert_eq!((again.rax as i64, number(&again), again.rip), (ERESTARTNOHAND, EPOLL_WAIT, 0x1002));
-        assert_eq!(for_parent(&again), again, "its mark stays for as long as it lasts");
-        assert_ne!(CallMark::of(&for_parent(&stopped(EPOLL_WAIT, EINTR))), CallMark::of(&again));
-        let child = for_child(&again, false);
+        let again = parent_registers(&stopped(EPOLL_WAIT, EINTR));
+        assert_eq!((again.rax as i64, call_number(&again), again.rip), (ERESTARTNOHAND, EPOLL_WAIT, 0x1002));
+        assert_eq!(parent_registers(&again), again, "its mark stays for as long as it lasts");
+        assert_ne!(
+            CallMark::from_registers(&parent_registers(&stopped(EPOLL_WAIT, EINTR))),
+            CallMark::from_registers(&again)
+        );
+        let child = child_registers(&again, false);
         assert_eq!((child.rax, child.orig_rax, child.rip), (EPOLL_WAIT, u64::MAX, 0x1000));
     }
 
     #[test]
     fn an_epoll_wait_ended_by_a_signal_gives_eintr_in_a_child() {
-        let child = for_child(&for_parent(&stopped(EPOLL_WAIT, EINTR)), true);
+        let child = child_registers(&parent_registers(&stopped(EPOLL_WAIT, EINTR)), true);
         assert_eq!((child.rax as i64, child.rip), (EINTR, 0x1002));
     }
 
@@ -239,42 +244,42 @@ mod tests {
     fn only_calls_that_have_done_nothing_are_restarted() {
         const CLOSE: u64 = 3;
         let closing = stopped(CLOSE, EINTR);
-        assert_eq!(for_parent(&closing), closing);
+        assert_eq!(parent_registers(&closing), closing);
         let received = stopped(45, 7);
-        assert_eq!(for_parent(&received), received);
-        assert_eq!(for_parent(&stopped(45, EINTR)).rax as i64, ERESTARTNOHAND);
+        assert_eq!(parent_registers(&received), received);
+        assert_eq!(parent_registers(&stopped(45, EINTR)).rax as i64, ERESTARTNOHAND);
     }
 
     #[test]
     fn a_sleep_is_left_to_the_kernel_in_the_parent_and_made_again_in_a_child() {
         let asleep = stopped(NANOSLEEP, ERESTART_RESTARTBLOCK);
-        assert_eq!(for_parent(&asleep), asleep);
-        assert_eq!((for_child(&asleep, false).rax, for_child(&asleep, false).rip), (NANOSLEEP, 0x1000));
+        assert_eq!(parent_registers(&asleep), asleep);
+        assert_eq!((child_registers(&asleep, false).rax, child_registers(&asleep, false).rip), (NANOSLEEP, 0x1000));
     }
 
     #[test]
     fn a_sleep_that_was_restarted_before_is_known_by_its_code() {
         let code = |number: u8| move |_| Some([0xb8, number, 0, 0, 0, 0x0f, 0x05]);
         let again = stopped(RESTART_SYSCALL, ERESTART_RESTARTBLOCK);
-        let named = name_call(&again, code(NANOSLEEP as u8));
+        let named = resolve_restart(&again, code(NANOSLEEP as u8));
         assert_eq!((named.orig_rax, named.rax), (NANOSLEEP, again.rax), "the kernel restarts the parent's as before");
-        assert_eq!((for_child(&named, false).rax, for_child(&named, false).rip), (NANOSLEEP, 0x1000));
-        assert_eq!(name_call(&again, code(EPOLL_WAIT as u8)), again, "nothing that could have been restarted so");
-        assert_eq!(name_call(&again, |_| None), again);
+        assert_eq!((child_registers(&named, false).rax, child_registers(&named, false).rip), (NANOSLEEP, 0x1000));
+        assert_eq!(resolve_restart(&again, code(EPOLL_WAIT as u8)), again, "nothing that could have been restarted so");
+        assert_eq!(resolve_restart(&again, |_| None), again);
         let prepared = stopped(NANOSLEEP, RESTART_SYSCALL as i64);
-        assert_eq!((for_child(&prepared, false).rax, for_child(&prepared, false).rip), (NANOSLEEP, 0x1002));
+        assert_eq!((child_registers(&prepared, false).rax, child_registers(&prepared, false).rip), (NANOSLEEP, 0x1002));
     }
 
     #[test]
     fn computing_threads_stay_where_they_are() {
         let computing = stopped(u64::MAX, EINTR);
-        assert_eq!((for_parent(&computing), for_child(&computing, false)), (computing, computing));
+        assert_eq!((parent_registers(&computing), child_registers(&computing, false)), (computing, computing));
     }
 
     #[test]
     fn only_inside_the_sequence_is_it_aborted() {
-        let sequence = Sequence { start: 0x1000, bytes: 4, abort: 0x2000 };
-        let at = |rip| sequence.abort(&Registers { rip, ..Registers::default() }).rip;
+        let sequence = RseqCriticalSection { start: 0x1000, bytes: 4, abort_address: 0x2000 };
+        let at = |rip| sequence.abort_registers(&Registers { rip, ..Registers::default() }).rip;
         assert_eq!((at(0xfff), at(0x1000), at(0x1003), at(0x1004)), (0xfff, 0x2000, 0x2000, 0x1004));
     }
 }

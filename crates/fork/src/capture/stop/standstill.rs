@@ -2,46 +2,46 @@
 
 use std::time::Duration;
 
-use super::stopped::Stopped;
+use super::stopped::StopGuard;
 use super::waits;
 use crate::capture::error::CaptureError;
 use crate::capture::stop::stop_threads;
 use crate::capture::tracer::deadline::Deadline;
-use crate::capture::tracer::turn::Turn;
+use crate::capture::tracer::turn::TraceLock;
 
 /// All threads of a process, stopped by the calling thread, which alone may read their registers. Dropping it lets them go
 /// on. Where it cannot be made, only the end of the calling thread lets go of all that it has stopped: call from a thread
 /// that may end.
 #[derive(Debug)]
-pub struct Standstill {
-    pub(super) stopped: Stopped,
+pub struct StoppedProcess {
+    pub(super) stopped: StopGuard,
     /// Behind the stop, which is over first.
-    _settlement: Settlement,
-    _turn: Turn,
+    _settlement: CallSettlement,
+    _lock: TraceLock,
 }
 
 /// Settles interrupted calls when it is dropped.
 #[derive(Debug)]
-struct Settlement;
+struct CallSettlement;
 
-impl Drop for Settlement {
+impl Drop for CallSettlement {
     fn drop(&mut self) {
-        waits::settle();
+        waits::settle_calls();
     }
 }
 
-impl Standstill {
+impl StoppedProcess {
     /// Stops a process, within a limit.
     ///
     /// # Errors
     /// It has ended, somebody traces it, or it does not stop.
-    pub fn of(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
-        let turn = Turn::wait(pid, limit).ok_or(CaptureError::Gone { pid })?;
+    pub fn stop(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
+        let turn = TraceLock::acquire(pid, limit).ok_or(CaptureError::ProcessGone { pid })?;
         let deadline = Deadline::after(limit);
-        waits::look_at_all(pid);
-        let settlement = Settlement;
+        waits::observe_process(pid);
+        let settlement = CallSettlement;
         let threads = stop_threads(pid, &deadline)?;
-        Ok(Self { stopped: Stopped::take(pid, &threads)?, _settlement: settlement, _turn: turn })
+        Ok(Self { stopped: StopGuard::new(pid, &threads)?, _settlement: settlement, _lock: turn })
     }
 
     /// Its threads, the main one first.

@@ -7,7 +7,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::process::{self, Status};
+use farfork_sys::process::{self, ProcStatus};
 use farfork_sys::ptrace;
 
 use crate::call_timer;
@@ -28,7 +28,7 @@ pub(super) fn seize(tid: i32) -> io::Result<()> {
     loop {
         let seized = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD);
         let is_traced = seized.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
-        if !is_traced || begun.elapsed() >= LET_GO_LIMIT || Status::read(tid).is_err() {
+        if !is_traced || begun.elapsed() >= LET_GO_LIMIT || ProcStatus::read(tid).is_err() {
             return seized;
         }
         thread::sleep(LOOK_INTERVAL);
@@ -36,7 +36,7 @@ pub(super) fn seize(tid: i32) -> io::Result<()> {
 }
 
 /// Returns the tracer of a thread if it stays: not the calling thread, not the call timer, and not released within the limit.
-pub(in crate::capture) fn staying(tid: i32, seen: &Status) -> Option<i32> {
+pub(in crate::capture) fn staying(tid: i32, seen: &ProcStatus) -> Option<i32> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let begun = Instant::now();
     let mut tracer = seen.tracer;
@@ -45,14 +45,14 @@ pub(in crate::capture) fn staying(tid: i32, seen: &Status) -> Option<i32> {
             return Some(tracer);
         }
         thread::sleep(LOOK_INTERVAL);
-        tracer = Status::read(tid).map_or(0, |status| status.tracer);
+        tracer = ProcStatus::read(tid).map_or(0, |status| status.tracer);
     }
     None
 }
 
 /// Whether a tracer is the call timer, or has ended since it was read, as a thread of the timer does that has let go.
 fn is_call_timer(tracer: i32) -> bool {
-    process::name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
+    process::thread_name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
 }
 
 /// The refusal of a thread that another process traces.
@@ -61,7 +61,7 @@ pub(super) fn refusal(tid: i32, tracer: i32) -> Refusal {
 }
 
 /// The same of a process that was only looked at, where its tracer stays.
-pub(in crate::capture) fn refusal_of_staying(pid: i32, seen: &Status) -> Option<Refusal> {
+pub(in crate::capture) fn refusal_of_staying(pid: i32, seen: &ProcStatus) -> Option<Refusal> {
     staying(pid, seen).map(|tracer| refusal(pid, tracer))
 }
 
@@ -104,7 +104,7 @@ mod tests {
             tracer.join().unwrap();
             has_gone
         };
-        let has_let_go = || staying(tid, &Status::read(tid).unwrap()).is_none();
+        let has_let_go = || staying(tid, &ProcStatus::read(tid).unwrap()).is_none();
         assert!((0..ATTEMPTS).any(|_| is_waited_for(&has_let_go)));
         assert!((0..ATTEMPTS).any(|_| is_waited_for(&|| seize(tid).is_ok())));
         sleeper.kill().unwrap();
@@ -117,7 +117,7 @@ mod tests {
         let tid = sleeper.id().cast_signed();
         let (release, released) = mpsc::channel::<()>();
         let tracer = trace_while(tid, move || assert!(released.recv().is_err()));
-        let seen = Status::read(tid).unwrap();
+        let seen = ProcStatus::read(tid).unwrap();
         assert_eq!(staying(tid, &seen), Some(seen.tracer));
         assert_eq!(seize(tid).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         drop(release);

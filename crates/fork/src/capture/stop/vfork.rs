@@ -6,30 +6,30 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_sys::memory;
-use farfork_sys::process::{self, Status, SystemCall, Table};
+use farfork_sys::process::{self, ProcStatus, SharedResource, SystemCall};
 
 /// How often a thread may be found in one and the same vfork(2) with a child that does nothing about it: mostly it is a moment. They are
 /// counted, as on a busy machine who looks waits for the processor, too.
-const IDLE_LOOKS_MAX: u32 = 250;
+const IDLE_POLLS_MAX: u32 = 250;
 
 /// Between two looks at it.
-const INTERVAL: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// How long a thread may be there whose child would go on, and waits for a processor or a disk. A capture may take a few seconds.
 const BUSY_LIMIT: Duration = Duration::from_secs(2);
 
 /// Whether a thread sleeps in one and the same vfork(2) for longer than is to be waited for.
-pub(in crate::capture) fn keeps(tid: i32) -> bool {
+pub(in crate::capture) fn is_stuck_in_vfork(tid: i32) -> bool {
     // It sleeps once in each.
-    let sleeps = || Status::read(tid).map(|status| status.voluntary_switches).ok();
+    let sleeps = || ProcStatus::read(tid).map(|status| status.voluntary_switches).ok();
     let (before, deadline) = (sleeps(), Instant::now() + BUSY_LIMIT);
     let mut idle_looks = 0;
-    while holds(tid) && sleeps() == before {
-        if idle_looks == IDLE_LOOKS_MAX || Instant::now() >= deadline {
+    while is_in_vfork(tid) && sleeps() == before {
+        if idle_looks == IDLE_POLLS_MAX || Instant::now() >= deadline {
             return true;
         }
         idle_looks += u32::from(!has_busy_child(tid));
-        thread::sleep(INTERVAL);
+        thread::sleep(POLL_INTERVAL);
     }
     false
 }
@@ -38,17 +38,17 @@ pub(in crate::capture) fn keeps(tid: i32) -> bool {
 fn has_busy_child(tid: i32) -> bool {
     let list = fs::read_to_string(format!("/proc/{tid}/task/{tid}/children")).unwrap_or_default();
     let mut children = list.split_ascii_whitespace().filter_map(|word| word.parse().ok());
-    let is_busy = |child| Status::read(child).is_ok_and(|status| matches!(status.state.as_str(), "R" | "D"));
-    children.any(|child| process::share_table(tid, child, Table::Memory).unwrap_or(false) && is_busy(child))
+    let is_busy = |child| ProcStatus::read(child).is_ok_and(|status| matches!(status.state.as_str(), "R" | "D"));
+    children.any(|child| process::share_resource(tid, child, SharedResource::Memory).unwrap_or(false) && is_busy(child))
 }
 
 /// Whether a thread sleeps in vfork(2), or in clone(2) with CLONE_VFORK, as posix_spawn(3) does.
-pub(in crate::capture) fn holds(tid: i32) -> bool {
+pub(in crate::capture) fn is_in_vfork(tid: i32) -> bool {
     const CLONE: u64 = 56;
     const VFORK: u64 = 58;
     const CLONE3: u64 = 435;
     const CLONE_VFORK: u64 = 0x4000;
-    let Ok(Some(SystemCall { number, arguments: [first, ..], .. })) = SystemCall::of(tid) else { return false };
+    let Ok(Some(SystemCall { number, arguments: [first, ..], .. })) = SystemCall::read(tid) else { return false };
     match number {
         VFORK => true,
         CLONE => first & CLONE_VFORK != 0,

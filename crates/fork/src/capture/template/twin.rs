@@ -13,61 +13,62 @@
 use std::fs::File;
 
 use farfork_sys::process::{self, MapEntry};
-use farfork_sys::ptrace::{self, Report};
+use farfork_sys::ptrace::{self, TraceeEvent};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::capture::calls::inject::{Call, Injector};
-use crate::capture::calls::lifeline::Lifeline;
+use crate::capture::calls::inject::{InjectedCall, Injector};
+use crate::capture::calls::lifeline::InjectionPages;
 use crate::capture::calls::script;
 use crate::capture::error::CaptureError;
-use crate::capture::state::inherited::Subject;
-use crate::capture::template::{Clone, clone_call, reap_call};
+use crate::capture::state::inherited::InjectionTarget;
+use crate::capture::template::{TemplateClone, clone_call, reap_call};
 use crate::capture::tracer::deadline::Deadline;
-use crate::capture::tracer::post::at_once;
+use crate::capture::tracer::post::run_ready;
 
 /// Most areas that are marked: what a script has room for. Others are few and small, or their pages are copied.
-pub(in crate::capture) const AREAS_MAX: usize = 64;
+pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 
 /// The areas of `clone`, with their flags, of which those in `large` have the mark `wf`.
 ///
 /// # Errors
 /// A limit stands against one more process; the flags are still to be had of the template itself.
-pub(in crate::capture) fn areas(
-    clone: &Clone,
+pub(in crate::capture) fn read_flags(
+    clone: &TemplateClone,
     large: &[&MapEntry],
-    (lifeline, mem): (&Lifeline, &File),
+    (lifeline, mem): (&InjectionPages, &File),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<MapEntry>, CaptureError> {
-    let subject = Subject { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
-    let calls: Vec<Call> = large.iter().map(|entry| wipe_call(entry)).chain([clone_call()]).collect();
-    let desk = subject.run(&calls, lifeline, injector)?;
-    let result = |index: usize| calls[index].checked(clone.pid, script::result(&desk, index));
+    let subject = InjectionTarget { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
+    let calls: Vec<InjectedCall> = large.iter().map(|entry| wipe_on_fork_call(entry)).chain([clone_call()]).collect();
+    let desk = subject.run_script(&calls, lifeline, injector)?;
+    let result = |index: usize| calls[index].check_result(clone.pid, script::result_of(&desk, index));
     let inner_id = result(large.len())?;
-    let twin = Twin(at_once(injector.wait_newborn())?);
-    ptrace::set_options(twin.0, ptrace::OPTION_EXIT_KILL).map_err(CaptureError::trace("set the options of", twin.0))?;
+    let twin = FlagProbe(run_ready(injector.wait_clone())?);
+    ptrace::set_options(twin.0, ptrace::OPTION_EXIT_KILL)
+        .map_err(CaptureError::tracing("set the options of", twin.0))?;
     // The marks are judged when the twin is sure to end.
     let marked: Result<Vec<u64>, _> = (0..large.len()).map(result).collect();
-    let areas = process::smaps(twin.0).map_err(CaptureError::read(clone.pid, "the memory map"));
-    twin.end(injector.deadline());
-    at_once(injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
+    let areas = process::read_smaps(twin.0).map_err(CaptureError::reading(clone.pid, "the memory map"));
+    twin.kill_and_reap(injector.deadline());
+    run_ready(injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
     marked.and(areas)
 }
 
-fn wipe_call(entry: &MapEntry) -> Call {
+fn wipe_on_fork_call(entry: &MapEntry) -> InjectedCall {
     const MADVISE: u64 = 28;
     const MADV_WIPEONFORK: u64 = 18;
-    Call::new("madvise(MADV_WIPEONFORK)", MADVISE, [entry.start, entry.bytes(), MADV_WIPEONFORK])
+    InjectedCall::new("madvise(MADV_WIPEONFORK)", MADVISE, [entry.start, entry.bytes(), MADV_WIPEONFORK])
 }
 
 /// A twin by its process id; 0 when it has ended.
-struct Twin(i32);
+struct FlagProbe(i32);
 
-impl Twin {
+impl FlagProbe {
     /// Kills it, and waits until it has ended.
-    fn end(mut self, deadline: &Deadline) {
+    fn kill_and_reap(mut self, deadline: &Deadline) {
         self.kill();
-        while let Ok((tid, report)) = deadline.next_report() {
-            if (tid, report) == (self.0, Report::Ended) {
+        while let Ok((tid, report)) = deadline.wait_report() {
+            if (tid, report) == (self.0, TraceeEvent::Ended) {
                 let _ = ptrace::reap(tid);
                 // Its number may be another's from now on.
                 self.0 = 0;
@@ -83,7 +84,7 @@ impl Twin {
     }
 }
 
-impl Drop for Twin {
+impl Drop for FlagProbe {
     /// One whose flags were not read must not stay.
     fn drop(&mut self) {
         self.kill();

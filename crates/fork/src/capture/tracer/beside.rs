@@ -8,25 +8,25 @@
 
 use std::time::Duration;
 
-use farfork_sys::process::Stat;
+use farfork_sys::process::ProcStat;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A stop takes 20 to 60 µs; one that took longer than this has waited for a processor.
-const BUSY: Duration = Duration::from_micros(400);
+const BUSY_STOP: Duration = Duration::from_micros(400);
 
 /// The calling thread is on one processor until this is dropped.
 #[derive(Debug)]
-pub(in crate::capture) struct Beside {
-    before: CpuSet,
-    only: CpuSet,
+pub(in crate::capture) struct CpuPin {
+    saved_cpus: CpuSet,
+    pinned_cpu: CpuSet,
     /// Others that are there for as long.
-    along: Vec<Pid>,
+    pinned_others: Vec<Pid>,
 }
 
-impl Beside {
+impl CpuPin {
     /// Joins a process on its processor, as it was told a moment ago. Without the right to, so be it.
-    pub(in crate::capture) fn join(stat: &Stat) -> Option<Self> {
+    pub(in crate::capture) fn pin_to(stat: &ProcStat) -> Option<Self> {
         let processor = stat.processor as usize;
         let before = sched_getaffinity(None).ok()?;
         if processor >= CpuSet::MAX_CPU || !before.is_set(processor) {
@@ -35,26 +35,26 @@ impl Beside {
         let mut only = CpuSet::new();
         only.set(processor);
         sched_setaffinity(None, &only).ok()?;
-        Some(Self { before, only, along: Vec::new() })
+        Some(Self { saved_cpus: before, pinned_cpu: only, pinned_others: Vec::new() })
     }
 
     /// The same if it took `pid` so long to stop that others must be using its processor.
-    pub(in crate::capture) fn join_busy(pid: i32, stop: Duration) -> Option<Self> {
-        if stop < BUSY { None } else { Self::join(&Stat::read(pid).ok()?) }
+    pub(in crate::capture) fn pin_to_busy(pid: i32, stop: Duration) -> Option<Self> {
+        if stop < BUSY_STOP { None } else { Self::pin_to(&ProcStat::read(pid).ok()?) }
     }
 
     /// Has a template run there, too.
-    pub(in crate::capture) fn take_along(&mut self, template: i32) {
-        let template = Pid::from_raw(template).filter(|pid| sched_setaffinity(Some(*pid), &self.only).is_ok());
-        self.along.extend(template);
+    pub(in crate::capture) fn pin_template(&mut self, template: i32) {
+        let template = Pid::from_raw(template).filter(|pid| sched_setaffinity(Some(*pid), &self.pinned_cpu).is_ok());
+        self.pinned_others.extend(template);
     }
 }
 
-impl Drop for Beside {
+impl Drop for CpuPin {
     fn drop(&mut self) {
         // Where a template ends is of no matter to the process that it was cloned from.
-        for pid in self.along.iter().copied().map(Some).chain([None]) {
-            let _ = sched_setaffinity(pid, &self.before);
+        for pid in self.pinned_others.iter().copied().map(Some).chain([None]) {
+            let _ = sched_setaffinity(pid, &self.saved_cpus);
         }
     }
 }
@@ -67,9 +67,9 @@ mod tests {
     fn a_thread_goes_where_a_process_is_and_comes_back() {
         let before = sched_getaffinity(None).unwrap();
         let pid = std::process::id() as i32;
-        assert!(Beside::join_busy(pid, Duration::ZERO).is_none(), "a quick stop moves nobody");
-        let join: [fn(i32) -> Option<Beside>; 2] =
-            [|pid| Beside::join_busy(pid, BUSY), |pid| Beside::join(&Stat::read(pid).unwrap())];
+        assert!(CpuPin::pin_to_busy(pid, Duration::ZERO).is_none(), "a quick stop moves nobody");
+        let join: [fn(i32) -> Option<CpuPin>; 2] =
+            [|pid| CpuPin::pin_to_busy(pid, BUSY_STOP), |pid| CpuPin::pin_to(&ProcStat::read(pid).unwrap())];
         for join in join {
             let beside = join(pid);
             assert!(beside.is_none() || sched_getaffinity(None).unwrap().count() == 1);
@@ -83,8 +83,8 @@ mod tests {
         let before = sched_getaffinity(None).unwrap();
         let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = Pid::from_child(&sleeper);
-        if let Some(mut beside) = Beside::join(&Stat::read(std::process::id() as i32).unwrap()) {
-            beside.take_along(pid.as_raw_nonzero().get());
+        if let Some(mut beside) = CpuPin::pin_to(&ProcStat::read(std::process::id() as i32).unwrap()) {
+            beside.pin_template(pid.as_raw_nonzero().get());
             assert_eq!(sched_getaffinity(Some(pid)).unwrap().count(), 1);
         }
         assert_eq!(sched_getaffinity(Some(pid)).unwrap(), before);

@@ -6,13 +6,13 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use farfork_sys::alarm::Alarm;
-use farfork_sys::ptrace::{self, Patience, Report};
+use farfork_sys::alarm::SyscallAlarm;
+use farfork_sys::ptrace::{self, TraceeEvent, WaitMode};
 
 thread_local! {
     /// A timer of this thread that no deadline uses now: to make one, and to delete it, takes longer than to look at a
     /// process's files.
-    static SPARE: Cell<Option<Alarm>> = const { Cell::new(None) };
+    static SPARE: Cell<Option<SyscallAlarm>> = const { Cell::new(None) };
 }
 
 /// When an attempt must be over. Ends the waits of the thread that made it.
@@ -21,12 +21,12 @@ pub(crate) struct Deadline {
     started: Instant,
     limit: Duration,
     /// Without one (no timer left) a wait never sleeps.
-    alarm: Option<Alarm>,
+    alarm: Option<SyscallAlarm>,
 }
 
 /// Why nothing was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Silence {
+pub(crate) enum WaitError {
     /// The deadline is over.
     TimedOut,
     /// There is no tracee.
@@ -37,7 +37,7 @@ impl Deadline {
     /// `limit` from now, for the calling thread.
     pub(crate) fn after(limit: Duration) -> Self {
         let spare = SPARE.take().filter(|spare| spare.arm(limit).is_ok());
-        let alarm = spare.or_else(|| Alarm::after(limit).ok());
+        let alarm = spare.or_else(|| SyscallAlarm::armed(limit).ok());
         Self { started: Instant::now(), limit, alarm }
     }
 
@@ -52,23 +52,23 @@ impl Deadline {
     }
 
     /// The next report of any tracee of this thread.
-    pub(crate) fn next_report(&self) -> Result<(i32, Report), Silence> {
+    pub(crate) fn wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
         // Of one tracee, a look before would find what sleeping finds, too.
-        let patience = if self.alarm.is_some() { Patience::Sleep } else { Patience::None };
+        let patience = if self.alarm.is_some() { WaitMode::Block } else { WaitMode::NoWait };
         loop {
             match ptrace::wait_any(patience) {
                 Ok(Some(report)) => return Ok(report),
-                Ok(None) if self.is_over() => return Err(Silence::TimedOut),
+                Ok(None) if self.is_over() => return Err(WaitError::TimedOut),
                 Ok(None) if self.alarm.is_some() => {}
                 Ok(None) => std::thread::yield_now(),
-                Err(_) => return Err(Silence::NoTracee),
+                Err(_) => return Err(WaitError::NoTracee),
             }
         }
     }
 
     /// The same where several are at work, of whom some have reported already.
-    pub(in crate::capture) fn next_of_several(&self) -> Result<(i32, Report), Silence> {
-        ptrace::stop_at_hand().map_or_else(|| self.next_report(), Ok)
+    pub(in crate::capture) fn poll_or_wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
+        ptrace::poll_stop().map_or_else(|| self.wait_report(), Ok)
     }
 }
 

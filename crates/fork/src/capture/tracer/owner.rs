@@ -22,16 +22,16 @@ use farfork_sys::{pidfd, wait};
 
 use super::deadline::Deadline;
 use super::ready;
-use crate::capture::attempt::{self, Attempted, Held, Shared, Taken};
-use crate::capture::describe::{self, Described, Leftovers};
+use crate::capture::attempt::{self, CaptureAttempt, CapturedProcess, SharedTreeState, TemplateProcess};
+use crate::capture::describe::{self, DescribedTree, LeftoverPages};
 use crate::capture::error::CaptureError;
 use crate::capture::stop::waits;
-use crate::capture::{CaptureOptions, CaptureTimes, Captured};
+use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
 
 /// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
 /// hangs in a system call of the kernel's own making (a file of /proc whose lock is held). A look before the pause, or behind it, has no
 /// limit of its own, and takes seconds where some dozen others want each processor.
-pub const GRACE: Duration = Duration::from_secs(20);
+pub const TIMEOUT_GRACE: Duration = Duration::from_secs(20);
 
 /// How long the end of a template may take: its kill and its reaping have limits that add up to less.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 256 << 10;
 
 /// Stack of the thread that waits for a tracer's end, in bytes.
-const ATTENDANT_STACK_BYTES: usize = 64 << 10;
+const WAITER_STACK_BYTES: usize = 64 << 10;
 
 /// The name of a tracer.
 pub(super) const TRACER_NAME: &str = "tracer";
@@ -52,9 +52,9 @@ pub struct Template {
     pids: Vec<i32>,
     owner: ThreadId,
     /// Its end lets the owner thread go on.
-    keep: Option<PipeWriter>,
+    release_pipe: Option<PipeWriter>,
     /// Ends with the owner thread.
-    ended: Mutex<Receiver<()>>,
+    owner_ended: Mutex<Receiver<()>>,
 }
 
 impl Template {
@@ -71,12 +71,12 @@ impl Template {
 
 impl Drop for Template {
     fn drop(&mut self) {
-        drop(self.keep.take());
+        drop(self.release_pipe.take());
         // An observer that does not want it: its thread ends it when it comes back.
         if thread::current().id() == self.owner {
             return;
         }
-        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.owner_ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(END_LIMIT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(template = self.pid(), "a template did not end within {END_LIMIT:?}");
         }
@@ -86,7 +86,7 @@ impl Drop for Template {
 /// A process that was captured as far as it is concerned: it runs, and nothing of it is refused any more but what only
 /// the kernel's own flags of an area tell. What its descriptor lacks is read of the template then.
 #[derive(Debug, Clone)]
-pub struct Begun {
+pub struct ReadyTemplate {
     /// The process that holds the memory.
     pub template_pid: i32,
     /// The process's program and arguments.
@@ -101,66 +101,66 @@ pub struct Begun {
 
 /// Hears how a capture goes, in the thread that makes it: each hand-over to another would be one more wake-up on the way
 /// to the answer.
-pub trait Observer: Send {
+pub trait CaptureCallbacks: Send {
     /// It was begun, or failed. Tells whether the seed is wanted; else the template is ended, and nothing follows.
-    fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool;
+    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool;
 
     /// It was completed, or failed after all; then the template has ended already.
-    fn completed(&mut self, captured: Result<Captured, CaptureError>);
+    fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>);
 }
 
 /// A capture that a thread is to make.
-pub(in crate::capture) struct Job {
+pub(in crate::capture) struct CaptureJob {
     pid: i32,
     options: CaptureOptions,
     /// The phases of an attempt are parts of what the thread is in that asks for it.
     phase: tracing::Span,
-    observer: Box<dyn Observer>,
+    callbacks: Box<dyn CaptureCallbacks>,
 }
 
 /// Captures `pid` in a thread of its own.
-pub(in crate::capture) fn start(
+pub(in crate::capture) fn start_job(
     pid: i32,
     options: CaptureOptions,
-    observer: Box<dyn Observer>,
+    observer: Box<dyn CaptureCallbacks>,
 ) -> Result<(), CaptureError> {
     let phase = tracing::debug_span!(target: "farfork::phase", "prepare.capture");
-    match ready::take(Job { pid, options, phase, observer }) {
+    match ready::submit(CaptureJob { pid, options, phase, callbacks: observer }) {
         Ok(()) => Ok(()),
-        Err(job) => spawn(TRACER_NAME, move || own(*job, || ())).map_err(CaptureError::Thread),
+        Err(job) => spawn_tracer(TRACER_NAME, move || run_owner(*job, || ())).map_err(CaptureError::ThreadStart),
     }
 }
 
 /// The same in the calling thread, which then holds the template until it is dropped.
-pub(in crate::capture) fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
-    own(Job { pid, options, phase: tracing::Span::none(), observer }, || ());
+pub(in crate::capture) fn run_job(pid: i32, options: CaptureOptions, observer: Box<dyn CaptureCallbacks>) {
+    run_owner(CaptureJob { pid, options, phase: tracing::Span::none(), callbacks: observer }, || ());
 }
 
 /// Starts a tracer: a [companion] of this process, so that who is stopped when this one is killed is let go as if nothing had happened.
-pub(in crate::capture) fn spawn(name: &str, life: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(in crate::capture) fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let attend = move || {
-        if let Err(error) = companion::run(STACK_BYTES, life) {
+        if let Err(error) = companion::run_companion(STACK_BYTES, life) {
             tracing::error!(%error, "a tracer was ended: its seed is lost, or a process was let go in the middle of its capture");
         }
     };
-    let attendant = thread::Builder::new().name(name.to_owned()).stack_size(ATTENDANT_STACK_BYTES);
+    let attendant = thread::Builder::new().name(name.to_owned()).stack_size(WAITER_STACK_BYTES);
     // Tracers ask for others in their places.
     companion::spawn_in_owner(attendant, attend)
 }
 
 /// The same, and waits for the end.
-pub(in crate::capture) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
+pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
     /// Passes the outcome on, and before it, as `None`, that the process was captured.
-    struct Waiting(SyncSender<Option<Result<Captured, CaptureError>>>);
+    struct ChannelCallbacks(SyncSender<Option<Result<CapturedTree, CaptureError>>>);
 
-    impl Observer for Waiting {
-        fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+    impl CaptureCallbacks for ChannelCallbacks {
+        fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
             let wanted = begun.is_ok();
             drop(self.0.send(begun.err().map(Err)));
             wanted
         }
 
-        fn completed(&mut self, captured: Result<Captured, CaptureError>) {
+        fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
             // Where nobody waits any more, it comes back in the error and is dropped here.
             drop(self.0.send(Some(captured)));
         }
@@ -168,10 +168,10 @@ pub(in crate::capture) fn prepare(pid: i32, options: CaptureOptions) -> Result<C
 
     let limit = options.timeout;
     let (answer, answered) = mpsc::sync_channel(2);
-    start(pid, options, Box::new(Waiting(answer)))?;
-    let mut heard = answered.recv_timeout(limit + GRACE);
+    start_job(pid, options, Box::new(ChannelCallbacks(answer)))?;
+    let mut heard = answered.recv_timeout(limit + TIMEOUT_GRACE);
     if matches!(heard, Ok(None)) {
-        heard = answered.recv_timeout(limit + GRACE);
+        heard = answered.recv_timeout(limit + TIMEOUT_GRACE);
     }
     match heard {
         Ok(Some(captured)) => captured,
@@ -184,103 +184,104 @@ pub(in crate::capture) fn prepare(pid: i32, options: CaptureOptions) -> Result<C
 }
 
 /// The life of an owner thread. `is_done` is called when nobody waits for the capture any more, nor for what follows its answer.
-pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
-    let Job { pid, mut options, phase, mut observer } = job;
-    let (kept, keep) = match ready::pipe() {
+pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
+    let CaptureJob { pid, mut options, phase, callbacks: mut observer } = job;
+    let (kept, keep) = match ready::take_pipe() {
         Ok(ends) => ends,
         Err(error) => {
-            observer.begun(Err(CaptureError::Thread(error)));
+            observer.template_ready(Err(CaptureError::ThreadStart(error)));
             return is_done();
         }
     };
     // Who is stopped goes on, and is told of to the call timer, also where this process is killed meanwhile.
     let pause = CriticalSection::enter();
-    let attempt = || phase.in_scope(|| attempt::capture(pid, &options));
+    let attempt = || phase.in_scope(|| attempt::capture_tree(pid, &options));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
     drop(phase);
-    let Attempted { mut held, mut taken, shared, times } = match captured {
+    let CaptureAttempt { templates: mut held, processes: mut taken, shared, times } = match captured {
         Ok(attempted) => attempted,
         Err(error) => {
-            waits::settle();
+            waits::settle_calls();
             drop(pause);
-            observer.begun(Err(error));
+            observer.template_ready(Err(error));
             return is_done();
         }
     };
-    let begun = Begun {
+    let begun = ReadyTemplate {
         template_pid: held[0].pid(),
         arguments: taken[0].arguments.clone(),
-        populated_bytes: shared.kin.with_own_memory(&taken).map(Taken::populated_bytes).sum(),
-        notes: attempt::notes(&taken),
+        populated_bytes: shared.relations.with_own_memory(&taken).map(CapturedProcess::populated_bytes).sum(),
+        notes: attempt::collect_notes(&taken),
         times,
     };
     // First of all: who hears that it has begun may wait for a thread of this process, or for a lock, and that may be killed meanwhile.
-    let left = waits::settle();
+    let left = waits::settle_calls();
     drop(pause);
-    let is_wanted = observer.begun(Ok(begun));
+    let is_wanted = observer.template_ready(Ok(begun));
     let threads = taken.iter_mut().flat_map(|one| &mut one.snapshot.threads);
     threads.for_each(|thread| thread.pending_call = left.get(&thread.tid).copied());
     if !is_wanted {
         is_done();
         let all = held.into_iter().zip(&taken);
-        return all.for_each(|(held, taken)| held.give_up(&taken.lifeline, taken.survey.syscall_at, None));
+        return all.for_each(|(held, taken)| held.abort(&taken.pages, taken.survey.syscall_address, None));
     }
     let (ends_with_us, ended) = mpsc::channel();
-    let pids = held.iter().map(Held::pid).collect();
-    let template = Template { pids, owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
+    let pids = held.iter().map(TemplateProcess::pid).collect();
+    let template =
+        Template { pids, owner: thread::current().id(), release_pipe: Some(keep), owner_ended: Mutex::new(ended) };
     // What is left has the limit for itself: the process runs, and its seed is promised.
     let deadline = Deadline::after(options.timeout);
-    let completed = complete(&options, &mut held, (taken, shared), &deadline, (template, times));
+    let completed = complete_capture(&options, &mut held, (taken, shared), &deadline, (template, times));
     let leftovers = match completed {
         Ok((captured, leftovers)) => {
-            observer.completed(Ok(captured));
+            observer.capture_completed(Ok(captured));
             leftovers
         }
         Err(error) => {
-            held.iter_mut().for_each(|held| held.end(None));
-            observer.completed(Err(error));
+            held.iter_mut().for_each(|held| held.release(None));
+            observer.capture_completed(Err(error));
             return is_done();
         }
     };
     drop(observer);
     is_done();
-    leftovers.clear(&held, &deadline);
+    leftovers.unmap(&held, &deadline);
     drop(deadline);
-    park(&mut options, &held, &kept);
-    held.iter_mut().for_each(|held| held.end(None));
+    park_templates(&mut options, &held, &kept);
+    held.iter_mut().for_each(|held| held.release(None));
     drop(held);
     drop(ends_with_us);
 }
 
 /// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
-fn complete(
+fn complete_capture(
     options: &CaptureOptions,
-    held: &mut [Held],
-    (taken, shared): (Vec<Taken>, Shared),
+    held: &mut [TemplateProcess],
+    (taken, shared): (Vec<CapturedProcess>, SharedTreeState),
     deadline: &Deadline,
     (template, times): (Template, CaptureTimes),
-) -> Result<(Captured, Leftovers), CaptureError> {
+) -> Result<(CapturedTree, LeftoverPages), CaptureError> {
     let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
-    let describe = || describe::describe_all(options, held, taken, shared, deadline);
+    let describe = || describe::describe_tree(options, held, taken, shared, deadline);
     let described = catch_unwind(AssertUnwindSafe(describe));
-    let Described { descriptor, shared_copies, held_files, leftovers } =
+    let DescribedTree { descriptor, shared_copies, held_files, leftovers } =
         described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
     let times = CaptureTimes { describe: begun.elapsed(), ..times };
-    Ok((Captured { descriptor, template, shared_copies, held_files, times }, leftovers))
+    Ok((CapturedTree { descriptor, template, shared_copies, held_files, times }, leftovers))
 }
 
 /// Holds the templates until nobody wants them any more, or the first has ended.
-fn park(options: &mut CaptureOptions, held: &[Held], kept: &PipeReader) {
-    for clone in held.iter().filter_map(Held::clone) {
-        clone.park();
+fn park_templates(options: &mut CaptureOptions, held: &[TemplateProcess], kept: &PipeReader) {
+    for clone in held.iter().filter_map(TemplateProcess::as_clone) {
+        clone.clear_options();
         if let Some(on_template) = &mut options.on_template {
             on_template(clone.pid);
         }
     }
     // Nothing is ever written: this is the end of `keep`.
     let waited = match pidfd::open(held[0].pid()) {
-        Ok(template) => wait::either(template.as_fd(), kept.as_fd()),
-        Err(_) => wait::either(kept.as_fd(), kept.as_fd()),
+        Ok(template) => wait::wait_either(template.as_fd(), kept.as_fd()),
+        Err(_) => wait::wait_either(kept.as_fd(), kept.as_fd()),
     };
     if let Err(error) = waited {
         tracing::warn!(template = held[0].pid(), %error, "a template is given up, since it cannot be waited for");

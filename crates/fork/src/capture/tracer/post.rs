@@ -16,34 +16,34 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
-use farfork_sys::process::Stat;
-use farfork_sys::ptrace::{self, Report};
+use farfork_sys::process::ProcStat;
+use farfork_sys::ptrace::{self, TraceeEvent};
 
-use super::deadline::{Deadline, Silence};
+use super::deadline::{Deadline, WaitError};
 
 /// What a wait has brought.
-type Arrival = Result<(i32, Report), Silence>;
+type WaitResult = Result<(i32, TraceeEvent), WaitError>;
 
 /// The part of the pause that is one process's.
-pub(in crate::capture) type Way<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(in crate::capture) type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Sorts the reports of a tree's threads.
 #[derive(Debug)]
-pub(in crate::capture) struct Post<'a> {
+pub(in crate::capture) struct PauseExecutor<'a> {
     deadline: &'a Deadline,
     /// Which process each thread is of.
     threads: BTreeMap<i32, i32>,
-    is_of_one: bool,
+    is_single: bool,
     /// What has come, with the process it is for, in the order of arrival.
-    arrived: RefCell<Vec<(i32, Arrival)>>,
+    reports: RefCell<Vec<(i32, WaitResult)>>,
 }
 
-impl<'a> Post<'a> {
+impl<'a> PauseExecutor<'a> {
     /// For processes that stand, each given by its threads, the leader first.
-    pub(in crate::capture) fn of(processes: &[Vec<i32>], deadline: &'a Deadline) -> Self {
+    pub(in crate::capture) fn new(processes: &[Vec<i32>], deadline: &'a Deadline) -> Self {
         let threads = processes.iter().flat_map(|tids| tids.iter().map(|tid| (*tid, tids[0])));
         let is_of_one = processes.len() == 1;
-        Self { deadline, threads: threads.collect(), is_of_one, arrived: RefCell::default() }
+        Self { deadline, threads: threads.collect(), is_single: is_of_one, reports: RefCell::default() }
     }
 
     /// When the attempt must be over.
@@ -52,26 +52,26 @@ impl<'a> Post<'a> {
     }
 
     /// Whether a thread is one of those that stood in the beginning.
-    pub(in crate::capture) fn knows(&self, tid: i32) -> bool {
+    pub(in crate::capture) fn contains(&self, tid: i32) -> bool {
         self.threads.contains_key(&tid)
     }
 
     /// The next report of a process's threads, or of one that it has cloned.
-    pub(in crate::capture) async fn next(&self, pid: i32) -> Arrival {
-        poll_fn(|_| self.take(pid).map_or(Poll::Pending, Poll::Ready)).await
+    pub(in crate::capture) async fn next_report(&self, pid: i32) -> WaitResult {
+        poll_fn(|_| self.take_report(pid).map_or(Poll::Pending, Poll::Ready)).await
     }
 
-    fn take(&self, pid: i32) -> Option<Arrival> {
-        let mut arrived = self.arrived.borrow_mut();
+    fn take_report(&self, pid: i32) -> Option<WaitResult> {
+        let mut arrived = self.reports.borrow_mut();
         let at = arrived.iter().position(|(of, _)| *of == pid)?;
         Some(arrived.remove(at).1)
     }
 
     /// Has processes go their ways, each given by its id, and gives the outcomes in their order.
-    pub(in crate::capture) fn run<T>(&self, ways: Vec<(i32, Way<'_, T>)>) -> Vec<T> {
+    pub(in crate::capture) fn run<T>(&self, ways: Vec<(i32, BoxedFuture<'_, T>)>) -> Vec<T> {
         let mut context = Context::from_waker(Waker::noop());
         let mut outcomes: Vec<Option<T>> = ways.iter().map(|_| None).collect();
-        let mut pending: Vec<(usize, i32, Way<'_, T>)> =
+        let mut pending: Vec<(usize, i32, BoxedFuture<'_, T>)> =
             ways.into_iter().enumerate().map(|(index, (pid, way))| (index, pid, way)).collect();
         // At first all go; then those that something has come for.
         let mut is_for: Option<i32> = None;
@@ -87,20 +87,20 @@ impl<'a> Post<'a> {
             if pending.is_empty() {
                 return outcomes.into_iter().flatten().collect();
             }
-            is_for = self.receive(&pending.iter().map(|(_, pid, _)| *pid).collect::<Vec<_>>());
+            is_for = self.wait_report(&pending.iter().map(|(_, pid, _)| *pid).collect::<Vec<_>>());
         }
     }
 
     /// Waits for one arrival. Gives the process that it is for; `None` where it is for all.
-    fn receive(&self, pending: &[i32]) -> Option<i32> {
-        let arrival = if self.is_of_one { self.deadline.next_report() } else { self.deadline.next_of_several() };
-        let mut arrived = self.arrived.borrow_mut();
+    fn wait_report(&self, pending: &[i32]) -> Option<i32> {
+        let arrival = if self.is_single { self.deadline.wait_report() } else { self.deadline.poll_or_wait_report() };
+        let mut arrived = self.reports.borrow_mut();
         let Ok((tid, report)) = arrival else {
             arrived.extend(pending.iter().map(|pid| (*pid, arrival)));
             return None;
         };
         let pid = self.process_of(tid, pending);
-        if report == Report::Ended && !self.is_of_one {
+        if report == TraceeEvent::Ended && !self.is_single {
             // Until it is taken, the kernel tells of this end in the place of others' stops. Its parent hears of it now.
             let _ = ptrace::reap(tid);
         }
@@ -115,13 +115,13 @@ impl<'a> Post<'a> {
         match (self.threads.get(&tid), pending) {
             (Some(pid), _) => *pid,
             (None, [alone]) => *alone,
-            (None, _) => Stat::read(tid).map_or(0, |stat| stat.parent),
+            (None, _) => ProcStat::read(tid).map_or(0, |stat| stat.parent),
         }
     }
 }
 
 /// What a future comes to that waits in place, so that it is never pending.
-pub(in crate::capture) fn at_once<T>(future: impl Future<Output = T>) -> T {
+pub(in crate::capture) fn run_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,
         Poll::Pending => unreachable!("without a post, reports are waited for in place"),

@@ -10,10 +10,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::deadline::Deadline;
-use super::owner::{self, Job};
+use super::owner::{self, CaptureJob};
 
 /// Captures that begin at the same time and find a thread each; for more, threads are started.
-const READY_MAX: usize = 2;
+const POOL_MAX: usize = 2;
 
 /// What a capture of a small process allocates, in bytes. Below what the allocator gives back to the system at once.
 const HEAP_BYTES: usize = 96 << 10;
@@ -24,29 +24,29 @@ const STACK_BYTES: usize = 48 << 10;
 const PAGE_BYTES: usize = 4096;
 
 /// Where each of them waits. Empty where nobody asked for any.
-static READY: Mutex<Vec<SyncSender<Box<Job>>>> = Mutex::new(Vec::new());
+static POOL: Mutex<Vec<SyncSender<Box<CaptureJob>>>> = Mutex::new(Vec::new());
 
 /// Keeps threads ready from now on.
-pub(in crate::capture) fn keep() {
-    while READY.lock().unwrap_or_else(PoisonError::into_inner).len() < READY_MAX {
-        let (job, jobs) = mpsc::sync_channel::<Box<Job>>(1);
-        let started = owner::spawn(owner::TRACER_NAME, move || {
+pub(in crate::capture) fn fill_pool() {
+    while POOL.lock().unwrap_or_else(PoisonError::into_inner).len() < POOL_MAX {
+        let (job, jobs) = mpsc::sync_channel::<Box<CaptureJob>>(1);
+        let started = owner::spawn_tracer(owner::TRACER_NAME, move || {
             warm_up();
             if let Ok(job) = jobs.recv() {
-                owner::own(*job, keep);
+                owner::run_owner(*job, fill_pool);
             }
         });
         if let Err(error) = started {
             return tracing::debug!(%error, "no thread is ready for the next capture");
         }
-        READY.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+        POOL.lock().unwrap_or_else(PoisonError::into_inner).push(job);
     }
 }
 
 /// Gives a job to a thread that is ready; the job comes back where none is.
-pub(in crate::capture) fn take(job: Job) -> Result<(), Box<Job>> {
+pub(in crate::capture) fn submit(job: CaptureJob) -> Result<(), Box<CaptureJob>> {
     let job = Box::new(job);
-    let ready = READY.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let ready = POOL.lock().unwrap_or_else(PoisonError::into_inner).pop();
     match ready {
         Some(ready) => ready.send(job).map_err(|lost| lost.0),
         None => Err(job),
@@ -59,7 +59,7 @@ thread_local! {
 }
 
 /// A pipe; the calling thread's, where it was made ready.
-pub(in crate::capture) fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
+pub(in crate::capture) fn take_pipe() -> io::Result<(PipeReader, PipeWriter)> {
     PIPE.take().map_or_else(io::pipe, Ok)
 }
 
@@ -70,18 +70,18 @@ pub(in crate::capture) fn warm_up() {
     // Its timer is kept for the next.
     drop(Deadline::after(Duration::from_secs(1)));
     let mut heap = vec![0_u8; HEAP_BYTES];
-    touch(&mut heap);
+    touch_pages(&mut heap);
     drop(heap);
     touch_stack();
 }
 
 #[inline(never)]
 fn touch_stack() {
-    touch(&mut [0_u8; STACK_BYTES]);
+    touch_pages(&mut [0_u8; STACK_BYTES]);
 }
 
 /// Writes to each page; not a write that the compiler could leave out.
-fn touch(memory: &mut [u8]) {
+fn touch_pages(memory: &mut [u8]) {
     memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = std::hint::black_box(1));
     std::hint::black_box(memory);
 }

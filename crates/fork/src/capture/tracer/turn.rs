@@ -5,20 +5,20 @@ use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-static UNDER_WAY: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-static ONE_LESS: Condvar = Condvar::new();
+static LOCKED_PIDS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+static LOCK_RELEASED: Condvar = Condvar::new();
 
 /// The right to trace a process until it is dropped.
 #[derive(Debug)]
-pub(in crate::capture) struct Turn {
+pub(in crate::capture) struct TraceLock {
     pid: i32,
 }
 
-impl Turn {
+impl TraceLock {
     /// Waits for the turn, at most `limit`.
-    pub(in crate::capture) fn wait(pid: i32, limit: Duration) -> Option<Self> {
-        let under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut under_way, waited) = ONE_LESS
+    pub(in crate::capture) fn acquire(pid: i32, limit: Duration) -> Option<Self> {
+        let under_way = LOCKED_PIDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut under_way, waited) = LOCK_RELEASED
             .wait_timeout_while(under_way, limit, |pids| pids.contains(&pid))
             .unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() && under_way.contains(&pid) {
@@ -29,10 +29,10 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for TraceLock {
     fn drop(&mut self) {
-        UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.pid);
-        ONE_LESS.notify_all();
+        LOCKED_PIDS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.pid);
+        LOCK_RELEASED.notify_all();
     }
 }
 
@@ -42,10 +42,10 @@ mod tests {
 
     #[test]
     fn a_process_has_one_turn_and_others_have_theirs() {
-        let one = Turn::wait(-7, Duration::ZERO).unwrap();
-        assert!(Turn::wait(-7, Duration::from_millis(1)).is_none());
-        assert!(Turn::wait(-8, Duration::ZERO).is_some());
+        let one = TraceLock::acquire(-7, Duration::ZERO).unwrap();
+        assert!(TraceLock::acquire(-7, Duration::from_millis(1)).is_none());
+        assert!(TraceLock::acquire(-8, Duration::ZERO).is_some());
         drop(one);
-        assert!(Turn::wait(-7, Duration::ZERO).is_some());
+        assert!(TraceLock::acquire(-7, Duration::ZERO).is_some());
     }
 }

@@ -7,56 +7,56 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use farfork_sys::process::{Stat, Status};
+use farfork_sys::process::{ProcStat, ProcStatus};
 
 use crate::capture::error::CaptureError;
 
 /// Bytes of a list that are read at a time: the ids of some five hundred children.
-const PIECE_BYTES: usize = 4096;
+const READ_BYTES: usize = 4096;
 
 /// More than an id takes.
 const ID_BYTES: usize = 16;
 
 /// The lists of one process's children.
 #[derive(Debug)]
-pub(super) struct Brood {
+pub(super) struct ChildrenLists {
     lists: Vec<(i32, File)>,
 }
 
 /// A child.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum ListedChild {
     /// By its id.
-    Living(i32, Stat),
+    Living(i32, ProcStat),
     /// By its id here, and in its own pid namespace.
-    Dead(i32, u32, Stat),
+    Unreaped(i32, u32, ProcStat),
     /// It is about to be dead.
-    Dying,
+    Exiting,
     /// One that was not looked at.
     Known(i32),
 }
 
-impl Brood {
+impl ChildrenLists {
     /// Opens the lists of a process's threads; those that end meanwhile have no children any more.
     pub(super) fn open(pid: i32, tids: impl Iterator<Item = i32>) -> Self {
-        Self { lists: tids.filter_map(|tid| Some((tid, list(pid, tid).ok()?))).collect() }
+        Self { lists: tids.filter_map(|tid| Some((tid, open_list(pid, tid).ok()?))).collect() }
     }
 
     /// The children of a process, as far as they are known.
-    pub(super) fn read(&self) -> Result<Vec<Found>, CaptureError> {
-        self.read_but(|_| false)
+    pub(super) fn list(&self) -> Result<Vec<ListedChild>, CaptureError> {
+        self.list_new(|_| false)
     }
 
     /// The same without a look at those who are known.
-    fn read_but(&self, is_known: impl Fn(i32) -> bool) -> Result<Vec<Found>, CaptureError> {
+    fn list_new(&self, is_known: impl Fn(i32) -> bool) -> Result<Vec<ListedChild>, CaptureError> {
         let mut found = Vec::new();
         for (tid, list) in &self.lists {
-            let ids = ids(list).map_err(CaptureError::read(*tid, "the children"));
+            let ids = parse_ids(list).map_err(CaptureError::reading(*tid, "the children"));
             for id in ids? {
                 if is_known(id) {
-                    found.push(Found::Known(id));
+                    found.push(ListedChild::Known(id));
                 } else {
-                    found.extend(look(id).map_err(CaptureError::read(id, "stat"))?);
+                    found.extend(inspect_child(id).map_err(CaptureError::reading(id, "stat"))?);
                 }
             }
         }
@@ -64,35 +64,35 @@ impl Brood {
     }
 
     /// All children of a process whose threads, these, stand. Those who are known need no look.
-    pub(super) fn read_all(
+    pub(super) fn list_all(
         &mut self,
         pid: i32,
         tids: &[i32],
         is_known: impl Fn(i32) -> bool,
-    ) -> Result<Vec<Found>, CaptureError> {
+    ) -> Result<Vec<ListedChild>, CaptureError> {
         self.lists.retain(|(tid, _)| tids.contains(tid));
         for tid in tids {
             if !self.lists.iter().any(|(known, _)| known == tid) {
-                let opened = list(pid, *tid).map_err(CaptureError::read(pid, "the children"))?;
+                let opened = open_list(pid, *tid).map_err(CaptureError::reading(pid, "the children"))?;
                 self.lists.push((*tid, opened));
             }
         }
-        self.read_but(is_known)
+        self.list_new(is_known)
     }
 }
 
-fn list(pid: i32, tid: i32) -> io::Result<File> {
+fn open_list(pid: i32, tid: i32) -> io::Result<File> {
     File::open(format!("/proc/{pid}/task/{tid}/children"))
 }
 
-fn ids(list: &File) -> io::Result<Vec<i32>> {
-    let (mut text, mut piece) = (Vec::new(), [0; PIECE_BYTES]);
+fn parse_ids(list: &File) -> io::Result<Vec<i32>> {
+    let (mut text, mut piece) = (Vec::new(), [0; READ_BYTES]);
     loop {
         match list.read_at(&mut piece, text.len() as u64) {
             Ok(count) => {
                 text.extend_from_slice(&piece[..count]);
                 // The kernel breaks off before an id that has no room any more.
-                if count < PIECE_BYTES - ID_BYTES {
+                if count < READ_BYTES - ID_BYTES {
                     break;
                 }
             }
@@ -110,9 +110,9 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// What a child is; nothing where it is a template, or was reaped.
-pub(super) fn look(id: i32) -> io::Result<Option<Found>> {
+pub(super) fn inspect_child(id: i32) -> io::Result<Option<ListedChild>> {
     let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound || is_gone(error);
-    let stat = match Stat::read(id) {
+    let stat = match ProcStat::read(id) {
         Ok(stat) => stat,
         Err(error) if gone(&error) => return Ok(None),
         Err(error) => return Err(error),
@@ -122,14 +122,14 @@ pub(super) fn look(id: i32) -> io::Result<Option<Found>> {
         'X' => return Ok(None),
         _ => false,
     };
-    if stat.exit_signal == 0 && (has_ended || Status::read(id).is_ok_and(|status| status.tracer != 0)) {
+    if stat.exit_signal == 0 && (has_ended || ProcStatus::read(id).is_ok_and(|status| status.tracer != 0)) {
         return Ok(None);
     }
     if !has_ended {
-        return Ok(Some(if stat.is_exiting() { Found::Dying } else { Found::Living(id, stat) }));
+        return Ok(Some(if stat.is_exiting() { ListedChild::Exiting } else { ListedChild::Living(id, stat) }));
     }
-    match Status::read(id) {
-        Ok(status) => Ok(Some(Found::Dead(id, status.namespace_ids.last().copied().unwrap_or(0), stat))),
+    match ProcStatus::read(id) {
+        Ok(status) => Ok(Some(ListedChild::Unreaped(id, status.namespace_ids.last().copied().unwrap_or(0), stat))),
         Err(error) if gone(&error) => Ok(None),
         Err(error) => Err(error),
     }

@@ -2,60 +2,60 @@
 
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Backing, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource, Layer, MappedFile, MappedPlace, Mapping, Member,
-    SharedObject,
+    Backing, DescendantProcess, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource, Layer, MappedFile, MappedRange,
+    Mapping, SharedObject,
 };
 
-use super::{Kin, StopReport};
-use crate::capture::files::OpenFiles;
+use super::{StopReport, TreeRelations};
+use crate::capture::files::OpenFileTable;
 
 /// Puts the descriptors of all processes, the first one's first, into one, with the tables that were made for all.
-pub(in super::super) fn merge(
+pub(in super::super) fn merge_descriptors(
     first: Descriptor,
     others: Vec<Descriptor>,
-    kin: Kin,
-    open_files: OpenFiles,
+    kin: TreeRelations,
+    open_files: OpenFileTable,
     (shared_objects, extents): (Vec<SharedObject>, Vec<Extent>),
 ) -> Descriptor {
-    let OpenFiles { files, versions, terminals, .. } = open_files;
+    let OpenFileTable { files, versions, terminals, .. } = open_files;
     let mut merged =
         Descriptor { open_files: files, file_versions: versions, terminals, zombies: kin.zombies, ..first };
-    let standing = kin.members.into_iter().zip(kin.stops);
+    let standing = kin.kinships.into_iter().zip(kin.stop_reports);
     for (index, (one, (kinship, stop))) in others.into_iter().zip(standing).enumerate() {
-        let Descriptor { mut process, threads, mut mappings, mut eager, .. } = one;
+        let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, .. } = one;
         // What it has of its parent's is there already.
         if kinship.shares_handlers {
             process.signal_actions.clear();
         }
-        if kinship.shares_directory {
+        if kinship.shares_fs {
             process.root = None;
         }
         let held = (one.file_descriptors, one.file_locks, one.file_owners);
         let (file_descriptors, file_locks, file_owners) = if kinship.shares_files { Default::default() } else { held };
         if kinship.shares_memory {
             mappings.clear();
-            add_eager(eager_of(&mut merged, kinship.parent), std::mem::take(&mut eager));
+            add_eager(eager_pages_of(&mut merged, kinship.parent), std::mem::take(&mut eager));
         } else {
             let (extents, files) = (merged.extents.len() as u32, merged.mapped_files.len() as u32);
-            mappings.iter_mut().for_each(|mapping| shift(mapping, extents, files));
-            take_extents(&mut merged, one.extents, one.layers, index as u32 + 1);
+            mappings.iter_mut().for_each(|mapping| shift_indices(mapping, extents, files));
+            append_extents(&mut merged, one.extents, one.layers, index as u32 + 1);
             let placed = |file: MappedFile| MappedFile {
-                place: MappedPlace { process: index as u32 + 1, ..file.place },
+                owner_range: MappedRange { process: index as u32 + 1, ..file.owner_range },
                 ..file
             };
             merged.mapped_files.extend(one.mapped_files.into_iter().map(placed));
         }
-        merged.members.push(Member {
-            kinship,
+        merged.descendants.push(DescendantProcess {
+            relations: kinship,
             is_stopped: stop.is_some(),
-            has_unreported_stop: stop == Some(StopReport::Waiting),
+            has_unreported_stop: stop == Some(StopReport::Pending),
             process,
             threads,
             mappings,
             file_descriptors,
             file_locks,
             file_owners,
-            eager,
+            eager_bytes: eager,
         });
     }
     let shared = merged.extents.len() as u32;
@@ -66,10 +66,10 @@ pub(in super::super) fn merge(
 }
 
 /// The bytes that must be there before a process runs, which whoever built its memory puts there.
-fn eager_of(merged: &mut Descriptor, number: u32) -> &mut Vec<EagerBytes> {
-    match merged.memory_of(number).checked_sub(1) {
-        Some(member) => &mut merged.members[member as usize].eager,
-        None => &mut merged.eager,
+fn eager_pages_of(merged: &mut Descriptor, number: u32) -> &mut Vec<EagerBytes> {
+    match merged.address_space_owner(number).checked_sub(1) {
+        Some(member) => &mut merged.descendants[member as usize].eager_bytes,
+        None => &mut merged.eager_bytes,
     }
 }
 
@@ -87,7 +87,7 @@ fn add_eager(known: &mut Vec<EagerBytes>, others: Vec<EagerBytes>) {
 }
 
 /// The extents and files of a process stand behind those of others.
-fn shift(mapping: &mut Mapping, extents: u32, files: u32) {
+fn shift_indices(mapping: &mut Mapping, extents: u32, files: u32) {
     match &mut mapping.backing {
         Backing::Anonymous { extent: Some(extent) } => extent.0 += extents,
         Backing::PrivateFile { file, extent, .. } => {
@@ -108,7 +108,7 @@ fn shift(mapping: &mut Mapping, extents: u32, files: u32) {
     }
 }
 
-fn take_extents(merged: &mut Descriptor, extents: Vec<Extent>, layers: Vec<Layer>, process: u32) {
+fn append_extents(merged: &mut Descriptor, extents: Vec<Extent>, layers: Vec<Layer>, process: u32) {
     let known = &mut merged.layers;
     let place = |layer: Layer| {
         let at = known.iter().position(|known| known.seed == layer.seed);

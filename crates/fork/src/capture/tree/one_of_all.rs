@@ -3,26 +3,27 @@
 
 use std::fs;
 
-use farfork_sys::process::{self, Stat, Table};
+use farfork_sys::process::{self, ProcStat, SharedResource};
 
 use crate::capture::error::{CaptureError, Refusal};
 
 /// What clone(2) may have left shared, and how it is called there. It is carried where the parent has it, too.
-const MEMORY: (Table, &str, &str) = (Table::Memory, "its address space", "CLONE_VM");
-const HANDLERS: (Table, &str, &str) = (Table::Signals, "its signal handlers", "CLONE_SIGHAND");
-const DIRECTORY: (Table, &str, &str) = (Table::FileSystem, "root and current directory", "CLONE_FS");
-const FILES: (Table, &str, &str) = (Table::Files, "its descriptors", "CLONE_FILES");
+const MEMORY_TABLE: (SharedResource, &str, &str) = (SharedResource::Memory, "its address space", "CLONE_VM");
+const HANDLERS_TABLE: (SharedResource, &str, &str) = (SharedResource::Signals, "its signal handlers", "CLONE_SIGHAND");
+const DIRECTORY_TABLE: (SharedResource, &str, &str) =
+    (SharedResource::FileSystem, "root and current directory", "CLONE_FS");
+const FILES_TABLE: (SharedResource, &str, &str) = (SharedResource::Files, "its descriptors", "CLONE_FILES");
 
 /// Namespaces in which a process can differ from its parent.
 const NAMESPACES: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
 
 /// What keeps `pid` from being made beside `others`, of which the first is the tree's first process.
-pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
+pub(in super::super) fn refuse_unsupported_sharing(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
-    for common in [MEMORY, HANDLERS, DIRECTORY, FILES] {
-        refusals.extend(only_of_others(pid, others, common)?);
+    for common in [MEMORY_TABLE, HANDLERS_TABLE, DIRECTORY_TABLE, FILES_TABLE] {
+        refusals.extend(refuse_sibling_sharing(pid, others, common)?);
     }
-    refusals.extend(born_too_late(pid, others)?);
+    refusals.extend(refuse_late_fork(pid, others)?);
     let Some(first) = others.first() else { return Ok(refusals) };
     for namespace in NAMESPACES {
         let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{namespace}"));
@@ -39,7 +40,7 @@ pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal
 
 /// What a process has in common with its parent, as it was born with it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Common {
+pub(super) struct SharedTables {
     /// Root, current directory and mask (CLONE_FS).
     pub(super) directory: bool,
     /// Descriptors (CLONE_FILES).
@@ -50,36 +51,37 @@ pub(super) struct Common {
     pub(super) handlers: bool,
 }
 
-impl Common {
-    pub(super) fn of(pid: i32, parent: i32) -> Result<Self, CaptureError> {
-        Self { directory: true, files: true, memory: true, handlers: true }.still(pid, parent)
+impl SharedTables {
+    pub(super) fn read(pid: i32, parent: i32) -> Result<Self, CaptureError> {
+        Self { directory: true, files: true, memory: true, handlers: true }.recheck(pid, parent)
     }
 
     /// What of it they have in common still. Nobody comes to share what it did not.
-    pub(super) fn still(self, pid: i32, parent: i32) -> Result<Self, CaptureError> {
-        let has = |was_shared: bool, common| Ok::<_, CaptureError>(was_shared && share(pid, parent, common)?);
+    pub(super) fn recheck(self, pid: i32, parent: i32) -> Result<Self, CaptureError> {
+        let has = |was_shared: bool, common| Ok::<_, CaptureError>(was_shared && shares_table(pid, parent, common)?);
         Ok(Self {
-            directory: has(self.directory, DIRECTORY)?,
-            files: has(self.files, FILES)?,
-            memory: has(self.memory, MEMORY)?,
-            handlers: has(self.handlers, HANDLERS)?,
+            directory: has(self.directory, DIRECTORY_TABLE)?,
+            files: has(self.files, FILES_TABLE)?,
+            memory: has(self.memory, MEMORY_TABLE)?,
+            handlers: has(self.handlers, HANDLERS_TABLE)?,
         })
     }
 }
 
-fn share(pid: i32, other: i32, (table, what, _): (Table, &str, &str)) -> Result<bool, CaptureError> {
-    process::share_table(pid, other, table).map_err(CaptureError::read(pid, what))
+fn shares_table(pid: i32, other: i32, (table, what, _): (SharedResource, &str, &str)) -> Result<bool, CaptureError> {
+    process::share_resource(pid, other, table).map_err(CaptureError::reading(pid, what))
 }
 
 /// A process with memory of its own whose parent has none: when that is born in a child, nobody can be forked any more.
-fn born_too_late(pid: i32, others: &[i32]) -> Result<Option<Refusal>, CaptureError> {
-    let parent_of = |pid: i32| Ok::<_, CaptureError>(Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?.parent);
+fn refuse_late_fork(pid: i32, others: &[i32]) -> Result<Option<Refusal>, CaptureError> {
+    let parent_of =
+        |pid: i32| Ok::<_, CaptureError>(ProcStat::read(pid).map_err(|_| CaptureError::ProcessGone { pid })?.parent);
     let parent = parent_of(pid)?;
-    if !others.contains(&parent) || share(pid, parent, MEMORY)? {
+    if !others.contains(&parent) || shares_table(pid, parent, MEMORY_TABLE)? {
         return Ok(None);
     }
     let before = parent_of(parent)?;
-    if !others.contains(&before) || !share(parent, before, MEMORY)? {
+    if !others.contains(&before) || !shares_table(parent, before, MEMORY_TABLE)? {
         return Ok(None);
     }
     let reason = format!(
@@ -89,15 +91,19 @@ fn born_too_late(pid: i32, others: &[i32]) -> Result<Option<Refusal>, CaptureErr
 }
 
 /// A table that a process shares with others, but not with its parent: it is only to be had by birth.
-fn only_of_others(pid: i32, others: &[i32], common: (Table, &str, &str)) -> Result<Option<Refusal>, CaptureError> {
-    let parent = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?.parent;
-    if others.contains(&parent) && share(pid, parent, common)? {
+fn refuse_sibling_sharing(
+    pid: i32,
+    others: &[i32],
+    common: (SharedResource, &str, &str),
+) -> Result<Option<Refusal>, CaptureError> {
+    let parent = ProcStat::read(pid).map_err(|_| CaptureError::ProcessGone { pid })?.parent;
+    if others.contains(&parent) && shares_table(pid, parent, common)? {
         return Ok(None);
     }
     for other in others {
-        let shared = match share(pid, *other, common) {
+        let shared = match shares_table(pid, *other, common) {
             // Who has ended meanwhile, and not `pid`, shares nothing any more.
-            Err(CaptureError::Gone { .. }) if super::has_ended(*other) => false,
+            Err(CaptureError::ProcessGone { .. }) if super::has_ended(*other) => false,
             shared => shared?,
         };
         if shared {

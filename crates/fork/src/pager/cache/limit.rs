@@ -13,13 +13,13 @@ const LIMIT_FILE: &str = "pager.cache";
 pub const CACHE_BYTES_MAX_DEFAULT: u64 = 1 << 30;
 
 /// What the run directory's cache may take.
-pub(in crate::pager) fn read(run_dir: &Path) -> u64 {
+pub(in crate::pager) fn read_cache_limit(run_dir: &Path) -> u64 {
     let text = fs::read_to_string(run_dir.join(LIMIT_FILE));
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(CACHE_BYTES_MAX_DEFAULT)
 }
 
 /// Sets what it may take, whole or not at all.
-pub(in crate::pager) fn write(run_dir: &Path, bytes_max: u64) -> io::Result<()> {
+pub(in crate::pager) fn write_cache_limit(run_dir: &Path, bytes_max: u64) -> io::Result<()> {
     let aside = run_dir.join("pager.cache.new");
     fs::write(&aside, format!("{bytes_max}\n"))?;
     fs::rename(&aside, run_dir.join(LIMIT_FILE))

@@ -31,8 +31,8 @@ use farfork_wire::{PAGE_SIZE, SeedId};
 use serde::{Deserialize, Serialize};
 
 pub use limit::CACHE_BYTES_MAX_DEFAULT;
-pub(super) use service::CACHED_SLOTS_MAX;
-use slabs::{Eviction, Frame, SLAB_PAGES, Slabs};
+pub(super) use service::CACHED_SLOTS_PER_ROUND_MAX;
+use slabs::{Eviction, Frame, SLAB_PAGES, SlabAllocator};
 
 /// A page of a seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,9 +68,9 @@ struct CachedSeed {
     frames: HashMap<PageKey, Frame>,
     slabs: Vec<u32>,
     /// The slab that is being filled.
-    open: Option<u32>,
+    filling_slab: Option<u32>,
     /// Children use it whatever their strategy.
-    is_for_all: bool,
+    is_shared: bool,
     used_at: Instant,
     /// When its owner last said that it has the seed, or sent a page of it.
     checked_at: Instant,
@@ -81,7 +81,7 @@ struct CachedSeed {
 /// The cache.
 #[derive(Debug)]
 pub(super) struct PageCache {
-    slabs: Slabs,
+    slabs: SlabAllocator,
     seeds: BTreeMap<SeedId, CachedSeed>,
     counts: CacheStats,
 }
@@ -89,12 +89,12 @@ pub(super) struct PageCache {
 impl PageCache {
     /// An empty cache with so much room.
     pub(super) fn new(bytes_max: u64) -> Self {
-        Self { slabs: Slabs::new(bytes_max), seeds: BTreeMap::new(), counts: CacheStats::default() }
+        Self { slabs: SlabAllocator::new(bytes_max), seeds: BTreeMap::new(), counts: CacheStats::default() }
     }
 
     /// Changes the room. A cache of another size begins anew.
-    pub(super) fn limit(&mut self, bytes_max: u64) {
-        let slabs = Slabs::new(bytes_max);
+    pub(super) fn set_limit(&mut self, bytes_max: u64) {
+        let slabs = SlabAllocator::new(bytes_max);
         if slabs.bytes_max() != self.slabs.bytes_max() {
             self.slabs = slabs;
             self.seeds.clear();
@@ -102,25 +102,25 @@ impl PageCache {
     }
 
     /// Makes a seed known whose pages all its children may use, whatever their strategy.
-    pub(super) fn open_to_all(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) {
-        if let Some(seed) = self.enter(key, owner, now) {
-            seed.is_for_all = true;
+    pub(super) fn share_seed(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) {
+        if let Some(seed) = self.seed_entry(key, owner, now) {
+            seed.is_shared = true;
         }
     }
 
     /// Whether a page is there for who has this key.
-    pub(super) fn holds(&self, key: &SeedKey, extent: ExtentId, page: u64) -> bool {
+    pub(super) fn contains(&self, key: &SeedKey, extent: ExtentId, page: u64) -> bool {
         let seed = self.seeds.get(&key.seed).filter(|seed| seed.key.token == key.token);
         seed.is_some_and(|seed| seed.frames.contains_key(&PageKey { extent, page }))
     }
 
     /// Whether children of a seed use its pages, whatever their strategy.
-    pub(super) fn is_for_all(&self, seed: &SeedId) -> bool {
-        self.seeds.get(seed).is_some_and(|seed| seed.is_for_all)
+    pub(super) fn is_shared(&self, seed: &SeedId) -> bool {
+        self.seeds.get(seed).is_some_and(|seed| seed.is_shared)
     }
 
     /// Keeps neighbouring pages of a seed, which its owner sent. What is there already stays.
-    pub(super) fn put(
+    pub(super) fn insert(
         &mut self,
         key: &Arc<SeedKey>,
         owner: &Address,
@@ -130,13 +130,13 @@ impl PageCache {
     ) {
         for (page, data) in (first_page..).zip(data.chunks_exact(PAGE_SIZE as usize)) {
             let page = PageKey { extent, page };
-            let Some(seed) = self.enter(key, owner, now) else { return };
+            let Some(seed) = self.seed_entry(key, owner, now) else { return };
             seed.checked_at = now;
             if seed.frames.contains_key(&page) {
                 continue;
             }
-            let Some(slab) = self.open_slab(key) else { return };
-            let frame = self.slabs.put(slab, page, data);
+            let Some(slab) = self.slab_with_room(key) else { return };
+            let frame = self.slabs.write_page(slab, page, data);
             if let Some(seed) = self.seeds.get_mut(&key.seed) {
                 seed.frames.insert(page, frame);
             }
@@ -163,16 +163,16 @@ impl PageCache {
         let pages = (1..room).take_while(is_next).count() as u32 + 1;
         self.counts.hits += u64::from(pages);
         self.slabs.touch(first);
-        self.slabs.bytes(first..first + pages)
+        self.slabs.frame_bytes(first..first + pages)
     }
 
     /// Notes that pages were asked for that are not here.
-    pub(super) fn missed(&mut self, pages: u64) {
+    pub(super) fn count_misses(&mut self, pages: u64) {
         self.counts.misses += pages;
     }
 
     /// Forgets a seed, and gives the memory of its pages back.
-    pub(super) fn forget(&mut self, seed: &SeedId) {
+    pub(super) fn remove_seed(&mut self, seed: &SeedId) {
         if let Some(seed) = self.seeds.remove(seed) {
             seed.slabs.into_iter().for_each(|slab| self.slabs.release(slab));
         }
@@ -182,7 +182,7 @@ impl PageCache {
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats {
             bytes_max: self.slabs.bytes_max() as u64,
-            bytes: self.slabs.bytes_taken() as u64,
+            bytes: self.slabs.bytes_used() as u64,
             pages: self.seeds.values().map(|seed| seed.frames.len() as u64).sum(),
             seeds: self.seeds.values().filter(|seed| !seed.frames.is_empty()).count() as u64,
             ..self.counts
@@ -190,7 +190,7 @@ impl PageCache {
     }
 
     /// The part of a seed, made if need be; `None` for who has another token than was seen first.
-    fn enter(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) -> Option<&mut CachedSeed> {
+    fn seed_entry(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) -> Option<&mut CachedSeed> {
         if !self.seeds.contains_key(&key.seed) {
             let (key, owner, frames, slabs) = (key.clone(), owner.clone(), HashMap::new(), Vec::new());
             let (open, is_for_all) = (None, false);
@@ -199,8 +199,8 @@ impl PageCache {
                 owner,
                 frames,
                 slabs,
-                open,
-                is_for_all,
+                filling_slab: open,
+                is_shared: is_for_all,
                 used_at: now,
                 checked_at: now,
                 asked_at: now,
@@ -213,34 +213,34 @@ impl PageCache {
     }
 
     /// The slab that the seed's next page goes to.
-    fn open_slab(&mut self, key: &Arc<SeedKey>) -> Option<u32> {
-        let open = self.seeds.get(&key.seed)?.open;
-        if let Some(open) = open.filter(|open| self.slabs.room(*open) > 0) {
+    fn slab_with_room(&mut self, key: &Arc<SeedKey>) -> Option<u32> {
+        let open = self.seeds.get(&key.seed)?.filling_slab;
+        if let Some(open) = open.filter(|open| self.slabs.free_pages(*open) > 0) {
             return Some(open);
         }
-        let taken = self.slabs.take(key).unwrap_or_else(|error| {
+        let taken = self.slabs.allocate(key).unwrap_or_else(|error| {
             tracing::warn!("there is no memory for the page cache: {error}; give it less with `farfork node --cache`");
             None
         });
         let (slab, eviction) = taken?;
         if let Some(eviction) = eviction {
-            self.follow(eviction);
+            self.apply_eviction(eviction);
         }
         let seed = self.seeds.get_mut(&key.seed)?;
         seed.slabs.push(slab);
-        seed.open = Some(slab);
+        seed.filling_slab = Some(slab);
         Some(slab)
     }
 
-    fn follow(&mut self, eviction: Eviction) {
-        let Eviction { tenant, slab, pages } = eviction;
+    fn apply_eviction(&mut self, eviction: Eviction) {
+        let Eviction { seed: tenant, slab, pages } = eviction;
         let Some(seed) = self.seeds.get_mut(&tenant.seed) else { return };
         self.counts.evictions += pages.len() as u64;
         for page in pages {
             seed.frames.remove(&page);
         }
         seed.slabs.retain(|known| *known != slab);
-        seed.open = seed.open.filter(|open| *open != slab);
+        seed.filling_slab = seed.filling_slab.filter(|open| *open != slab);
     }
 }
 

@@ -13,39 +13,39 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
 
 use super::PageCache;
-use super::upkeep::Upkeep;
+use super::upkeep::RevalidationAction;
 use crate::pager::child::{Child, ChildSource};
-use crate::pager::faults::retries::{PAUSED_TRIES_MAX, Task};
-use crate::pager::journal::SpaceNumber;
-use crate::pager::owners::{Aside, Lane, Read, Wish};
-use crate::pager::server::Server;
-use crate::pager::space::install::Installed;
+use crate::pager::faults::retries::{PAUSED_TRIES_MAX, RetryTask};
+use crate::pager::journal::AddressSpaceId;
+use crate::pager::owners::{AuxiliaryRequest, Lane, PageRead, PrefetchRequest};
+use crate::pager::server::PagerServer;
+use crate::pager::space::install::InstallOutcome;
 
 /// Slots installed from the cache between two looks for faults, about 100 µs: as long as somebody may have to wait whose
 /// page is not among them.
-pub(in crate::pager) const CACHED_SLOTS_MAX: u64 = 128;
+pub(in crate::pager) const CACHED_SLOTS_PER_ROUND_MAX: u64 = 128;
 
 /// For an owner to say whether it has a seed, before it is asked again.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const SEED_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Child {
     /// Whether it looks into the cache, and what is fetched for it is kept there.
-    pub(in crate::pager) fn uses(&self, cache: &PageCache, source: &ChildSource) -> bool {
-        !source.is_on_this_host() && (self.strategy.cache || cache.is_for_all(&source.key.seed))
+    pub(in crate::pager) fn uses_cache(&self, cache: &PageCache, source: &ChildSource) -> bool {
+        !source.is_on_this_host() && (self.strategy.uses_cache || cache.is_shared(&source.key.seed))
     }
 
     /// Installs slots that the cache has, from the first one on, up to the first that it has not; gives how many, and how
     /// it went with the last; `None` where it has not the first.
-    pub(in crate::pager) fn put_cached(
+    pub(in crate::pager) fn install_cached(
         &mut self,
         cache: &mut PageCache,
-        space: SpaceNumber,
+        space: AddressSpaceId,
         slots: Range<u64>,
         now: Instant,
-    ) -> Option<(u64, Installed)> {
+    ) -> Option<(u64, InstallOutcome)> {
         let run = self.populated.runs_of(slots).next()?;
-        let source = self.source_of(&run);
-        if !self.uses(cache, source) {
+        let source = self.source_of_run(&run);
+        if !self.uses_cache(cache, source) {
             return None;
         }
         let data = cache.get(&source.key, run.origin.extent, run.origin.page, run.count, now);
@@ -55,21 +55,23 @@ impl Child {
         }
         let taken = run.first_slot..run.first_slot + run.count;
         let space = self.spaces.get_mut(&space)?;
-        space.asked(std::slice::from_ref(&taken));
-        let outcome = space.put(&run, data, &mut self.counters.pages_cached);
+        space.note_requested(std::slice::from_ref(&taken));
+        let outcome = space.install_run(&run, data, &mut self.counters.pages_cached);
         match outcome {
-            Installed::All => space.zero_gap_behind(&run, &self.populated, &mut self.counters.zero_pages),
-            Installed::Later { .. } | Installed::Gone | Installed::Failed(_) => space.dropped(taken),
+            InstallOutcome::Complete => space.zero_following_gap(&run, &self.populated, &mut self.counters.zero_pages),
+            InstallOutcome::Retry { .. } | InstallOutcome::ProcessGone | InstallOutcome::Failed(_) => {
+                space.note_dropped(taken)
+            }
         }
         Some((run.count, outcome))
     }
 }
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// Installs what the cache has of slots that are fetched ahead; gives those that are to be asked for.
-    pub(in crate::pager) fn take_cached(
+    pub(in crate::pager) fn install_cached_slots(
         &mut self,
-        (child, space, source): (u64, SpaceNumber, usize),
+        (child, space, source): (u64, AddressSpaceId, usize),
         wanted: Vec<Range<u64>>,
     ) -> Vec<Range<u64>> {
         let mut rest: Vec<Range<u64>> = Vec::new();
@@ -77,7 +79,8 @@ impl Server<'_> {
             while !slots.is_empty() {
                 let Some(served) = self.children.get_mut(&child) else { return Vec::new() };
                 let (owner, known) = (served.owners[source], &mut served.child);
-                let Some((count, outcome)) = known.put_cached(&mut self.cache, space, slots.clone(), self.now) else {
+                let Some((count, outcome)) = known.install_cached(&mut self.cache, space, slots.clone(), self.now)
+                else {
                     let missing = slots.start..slots.start + 1;
                     match rest.last_mut().filter(|last| last.end == missing.start) {
                         Some(last) => last.end = missing.end,
@@ -86,16 +89,18 @@ impl Server<'_> {
                     slots.start += 1;
                     continue;
                 };
-                self.cached_room = self.cached_room.saturating_sub(count);
+                self.cache_install_budget = self.cache_install_budget.saturating_sub(count);
                 match outcome {
-                    Installed::All => {}
-                    Installed::Later { pause, .. } => {
+                    InstallOutcome::Complete => {}
+                    InstallOutcome::Retry { pause, .. } => {
                         let later = slots.start..slots.start + count;
-                        let wish = Wish { child, space, source, slots: [later].into(), is_recalled: true };
-                        self.retries.push(Task::Ahead(owner, wish), self.now, pause, PAUSED_TRIES_MAX);
+                        let wish = PrefetchRequest { child, space, source, slots: [later].into(), is_from_set: true };
+                        self.retries.push(RetryTask::Prefetch(owner, wish), self.now, pause, PAUSED_TRIES_MAX);
                     }
-                    Installed::Gone => self.close_space(child, space),
-                    Installed::Failed(error) => self.lose(child, &format!("a page could not be installed: {error}")),
+                    InstallOutcome::ProcessGone => self.close_space(child, space),
+                    InstallOutcome::Failed(error) => {
+                        self.mark_child_lost(child, &format!("a page could not be installed: {error}"))
+                    }
                 }
                 slots.start += count;
             }
@@ -104,67 +109,68 @@ impl Server<'_> {
     }
 
     /// Keeps what an owner sent for a child.
-    pub(in crate::pager) fn keep(&mut self, read: &Read, mut data: &[u8]) {
+    pub(in crate::pager) fn store_pages(&mut self, read: &PageRead, mut data: &[u8]) {
         let Some(served) = self.children.get(&read.child) else { return };
         let child = &served.child;
         for run in read.slots.iter().flat_map(|slots| child.populated.runs_of(slots.clone())) {
-            let source = child.source_of(&run);
+            let source = child.source_of_run(&run);
             let Some((pages, behind)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { return };
             data = behind;
-            if child.uses(&self.cache, source) {
-                self.cache.missed(run.count);
+            if child.uses_cache(&self.cache, source) {
+                self.cache.count_misses(run.count);
                 let first = (run.origin.extent, run.origin.page);
-                self.cache.put(&source.key, &source.owner, first, pages, self.now);
+                self.cache.insert(&source.key, &source.owner, first, pages, self.now);
             }
         }
     }
 
     /// Forgets a seed whose owner says that it is no more.
-    pub(in crate::pager) fn note_dropped(&mut self, read: &Read, error: &FabricError) {
+    pub(in crate::pager) fn remove_unknown_seed(&mut self, read: &PageRead, error: &FabricError) {
         let Some(served) = self.children.get(&read.child) else { return };
         // A wrong token says nothing of the seed.
         if matches!(error, FabricError::Refused { refusal: Refusal::UnknownSeed, .. }) {
             let child = &served.child;
             let runs = read.slots.iter().flat_map(|slots| child.populated.runs_of(slots.clone()));
-            runs.for_each(|run| self.cache.forget(&child.source_of(&run).key.seed));
+            runs.for_each(|run| self.cache.remove_seed(&child.source_of_run(&run).key.seed));
         }
     }
 
     /// Forgets what is due, and asks owners for seeds that they may have dropped.
-    pub(in crate::pager) fn keep_up_cache(&mut self) {
-        for upkeep in self.cache.upkeep(self.now) {
+    pub(in crate::pager) fn revalidate_cache(&mut self) {
+        for upkeep in self.cache.due_revalidations(self.now) {
             match upkeep {
-                Upkeep::Forget(seed) => self.cache.forget(&seed),
-                Upkeep::Ask(key, owner) => self.ask_for_seed(key, &owner),
+                RevalidationAction::RemoveSeed(seed) => self.cache.remove_seed(&seed),
+                RevalidationAction::CheckOwner(key, owner) => self.check_seed_exists(key, &owner),
             }
         }
     }
 
-    fn ask_for_seed(&mut self, key: Arc<SeedKey>, owner: &Address) {
-        let attached = self.attach(owner, key.seed.node());
+    fn check_seed_exists(&mut self, key: Arc<SeedKey>, owner: &Address) {
+        let attached = self.attach_owner(owner, key.seed.node());
         // An owner that cannot be reached is asked again, until it was silent for too long.
         let Ok(owner) = attached else { return };
-        let (aside, extent) = (Aside::SeedThere(key.seed.clone()), ExtentId::DESCRIPTOR);
+        let (aside, extent) = (AuxiliaryRequest::SeedExists(key.seed.clone()), ExtentId::DESCRIPTOR);
         let spans = vec![Span { extent, offset: 0, bytes: 1 }];
-        self.owners.ask_aside(owner, (&key, ReadMode::Exact, spans), self.now + ANSWER_LIMIT, aside);
-        self.to_poll.insert((owner, Lane::Bulk));
+        self.owners.submit_auxiliary(owner, (&key, ReadMode::Exact, spans), self.now + SEED_CHECK_TIMEOUT, aside);
+        self.lanes_to_poll.insert((owner, Lane::Bulk));
         self.owners.detach(owner, self.now);
     }
 
     /// Takes the answer to a question that was not about a child's pages.
-    pub(in crate::pager) fn conclude_aside(&mut self, aside: Aside, completion: Completion) {
+    pub(in crate::pager) fn handle_auxiliary_reply(&mut self, aside: AuxiliaryRequest, completion: Completion) {
         match (aside, completion.result) {
-            (Aside::SeedThere(seed), Ok(_)) => self.cache.confirmed(&seed, self.now),
-            (Aside::SeedThere(seed), Err(error)) if is_dropped(&error) => self.cache.forget(&seed),
-            (Aside::WorkingSet(child), Ok(reply)) => self.recall(child, &reply),
-            (Aside::WarmSet(seed), reply) => self.take_set_to_warm(&seed, reply),
-            (Aside::Warm(seed, batch), reply) => self.take_warm(&seed, &batch, reply),
-            (Aside::SeedThere(_) | Aside::WorkingSet(_), Err(_)) | (Aside::Told, _) => {}
+            (AuxiliaryRequest::SeedExists(seed), Ok(_)) => self.cache.confirm_seed(&seed, self.now),
+            (AuxiliaryRequest::SeedExists(seed), Err(error)) if is_seed_gone(&error) => self.cache.remove_seed(&seed),
+            (AuxiliaryRequest::ChildWorkingSet(child), Ok(reply)) => self.handle_working_set_reply(child, &reply),
+            (AuxiliaryRequest::PrewarmWorkingSet(seed), reply) => self.handle_prewarm_set(&seed, reply),
+            (AuxiliaryRequest::PrewarmPages(seed, batch), reply) => self.handle_prewarm_pages(&seed, &batch, reply),
+            (AuxiliaryRequest::SeedExists(_) | AuxiliaryRequest::ChildWorkingSet(_), Err(_))
+            | (AuxiliaryRequest::Message, _) => {}
         }
     }
 }
 
 /// Whether an owner says that there is no such seed any more.
-fn is_dropped(error: &FabricError) -> bool {
+fn is_seed_gone(error: &FabricError) -> bool {
     matches!(error, FabricError::Refused { refusal: Refusal::UnknownSeed | Refusal::WrongToken, .. })
 }

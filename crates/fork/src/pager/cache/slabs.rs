@@ -27,23 +27,23 @@ pub(super) type Frame = u32;
 #[derive(Debug, Default)]
 struct Slab {
     /// Whose pages they are; `None` for a free slab.
-    tenant: Option<Arc<SeedKey>>,
+    seed: Option<Arc<SeedKey>>,
     /// The pages, in the order of their frames.
     pages: Vec<PageKey>,
     /// When it was used last, by the clock of [`Slabs`].
-    used: u64,
+    last_used: u64,
 }
 
 /// All slabs.
 #[derive(Debug, Default)]
-pub(super) struct Slabs {
+pub(super) struct SlabAllocator {
     /// Made with the first page; as long as the limit, so that no more memory can be used, whatever happens.
     arena: Option<Arena>,
     bytes_max: usize,
     slabs: Vec<Slab>,
     free: Vec<u32>,
     /// Slabs that have tenants, by their last use.
-    taken: BTreeSet<(u64, u32)>,
+    used_by_age: BTreeSet<(u64, u32)>,
     /// How many slabs were let so far. Slabs used since the same one count as used at the same time.
     clock: u64,
 }
@@ -52,14 +52,14 @@ pub(super) struct Slabs {
 #[derive(Debug)]
 pub(super) struct Eviction {
     /// The seed.
-    pub(super) tenant: Arc<SeedKey>,
+    pub(super) seed: Arc<SeedKey>,
     /// The slab.
     pub(super) slab: u32,
     /// Its pages.
     pub(super) pages: Vec<PageKey>,
 }
 
-impl Slabs {
+impl SlabAllocator {
     /// No room is taken yet, and never more than so many bytes.
     pub(super) fn new(bytes_max: u64) -> Self {
         let whole = usize::try_from(bytes_max).unwrap_or(usize::MAX) / SLAB_BYTES * SLAB_BYTES;
@@ -74,15 +74,15 @@ impl Slabs {
     }
 
     /// Bytes of the slabs that have tenants.
-    pub(super) fn bytes_taken(&self) -> usize {
-        self.taken.len() * SLAB_BYTES
+    pub(super) fn bytes_used(&self) -> usize {
+        self.used_by_age.len() * SLAB_BYTES
     }
 
     /// Lets a slab to a seed; tells what another lost for it. `None` where there is no room at all.
     ///
     /// # Errors
     /// As mmap(2), where the room cannot be reserved.
-    pub(super) fn take(&mut self, tenant: &Arc<SeedKey>) -> io::Result<Option<(u32, Option<Eviction>)>> {
+    pub(super) fn allocate(&mut self, tenant: &Arc<SeedKey>) -> io::Result<Option<(u32, Option<Eviction>)>> {
         if self.bytes_max == 0 {
             return Ok(None);
         }
@@ -95,22 +95,22 @@ impl Slabs {
         let eviction = if self.free.is_empty() { self.evict() } else { None };
         let Some(slab) = self.free.pop() else { return Ok(None) };
         self.clock += 1;
-        self.slabs[slab as usize] = Slab { tenant: Some(tenant.clone()), pages: Vec::new(), used: self.clock };
-        self.taken.insert((self.clock, slab));
+        self.slabs[slab as usize] = Slab { seed: Some(tenant.clone()), pages: Vec::new(), last_used: self.clock };
+        self.used_by_age.insert((self.clock, slab));
         Ok(Some((slab, eviction)))
     }
 
     fn evict(&mut self) -> Option<Eviction> {
-        let (_, slab) = self.taken.pop_first()?;
-        let Slab { tenant, pages, .. } = std::mem::take(&mut self.slabs[slab as usize]);
+        let (_, slab) = self.used_by_age.pop_first()?;
+        let Slab { seed: tenant, pages, .. } = std::mem::take(&mut self.slabs[slab as usize]);
         self.free.push(slab);
-        Some(Eviction { tenant: tenant?, slab, pages })
+        Some(Eviction { seed: tenant?, slab, pages })
     }
 
     /// Takes a slab from its seed, and gives its memory back.
     pub(super) fn release(&mut self, slab: u32) {
         let known = std::mem::take(&mut self.slabs[slab as usize]);
-        self.taken.remove(&(known.used, slab));
+        self.used_by_age.remove(&(known.last_used, slab));
         self.free.push(slab);
         let start = slab as usize * SLAB_BYTES;
         if let Some(Err(error)) = self.arena.as_mut().map(|arena| arena.release(start..start + SLAB_BYTES)) {
@@ -119,17 +119,17 @@ impl Slabs {
     }
 
     /// How many pages a slab has room for.
-    pub(super) fn room(&self, slab: u32) -> usize {
+    pub(super) fn free_pages(&self, slab: u32) -> usize {
         SLAB_PAGES - self.slabs[slab as usize].pages.len()
     }
 
     /// Puts a page into a slab that has room.
-    pub(super) fn put(&mut self, slab: u32, page: PageKey, data: &[u8]) -> Frame {
+    pub(super) fn write_page(&mut self, slab: u32, page: PageKey, data: &[u8]) -> Frame {
         let pages = &mut self.slabs[slab as usize].pages;
         let frame = slab * SLAB_PAGES as u32 + pages.len() as u32;
         pages.push(page);
         if let Some(arena) = &mut self.arena {
-            arena.fill(frame as usize * PAGE_SIZE as usize, data);
+            arena.write(frame as usize * PAGE_SIZE as usize, data);
         }
         frame
     }
@@ -138,15 +138,15 @@ impl Slabs {
     pub(super) fn touch(&mut self, frame: Frame) {
         let number = frame / SLAB_PAGES as u32;
         let slab = &mut self.slabs[number as usize];
-        if slab.used != self.clock {
-            self.taken.remove(&(slab.used, number));
-            slab.used = self.clock;
-            self.taken.insert((self.clock, number));
+        if slab.last_used != self.clock {
+            self.used_by_age.remove(&(slab.last_used, number));
+            slab.last_used = self.clock;
+            self.used_by_age.insert((self.clock, number));
         }
     }
 
     /// The bytes of neighbouring frames.
-    pub(super) fn bytes(&self, frames: Range<Frame>) -> &[u8] {
+    pub(super) fn frame_bytes(&self, frames: Range<Frame>) -> &[u8] {
         let at = |frame: Frame| frame as usize * PAGE_SIZE as usize;
         self.arena.as_ref().map_or(&[], |arena| arena.slice(at(frames.start)..at(frames.end)))
     }

@@ -17,35 +17,35 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 
 /// For how long pages are kept of a seed whose owner does not answer: as long as children wait for it.
-pub(super) const SILENT_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const OWNER_SILENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// What is to be done about a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Upkeep {
+pub(super) enum RevalidationAction {
     /// Ask its owner whether it has it.
-    Ask(Arc<SeedKey>, Address),
+    CheckOwner(Arc<SeedKey>, Address),
     /// Forget it.
-    Forget(SeedId),
+    RemoveSeed(SeedId),
 }
 
 impl PageCache {
     /// What is to be done now. Who is to be asked is not told again before the interval is over.
-    pub(super) fn upkeep(&mut self, now: Instant) -> Vec<Upkeep> {
+    pub(super) fn due_revalidations(&mut self, now: Instant) -> Vec<RevalidationAction> {
         let since = |then: Instant| now.saturating_duration_since(then);
         let mut due = Vec::new();
         for seed in self.seeds.values_mut() {
-            if since(seed.used_at) >= UNUSED_LIMIT || since(seed.checked_at) >= SILENT_LIMIT {
-                due.push(Upkeep::Forget(seed.key.seed.clone()));
+            if since(seed.used_at) >= UNUSED_LIMIT || since(seed.checked_at) >= OWNER_SILENT_LIMIT {
+                due.push(RevalidationAction::RemoveSeed(seed.key.seed.clone()));
             } else if since(seed.checked_at.max(seed.asked_at)) >= CHECK_INTERVAL {
                 seed.asked_at = now;
-                due.push(Upkeep::Ask(seed.key.clone(), seed.owner.clone()));
+                due.push(RevalidationAction::CheckOwner(seed.key.clone(), seed.owner.clone()));
             }
         }
         due
     }
 
     /// An owner has said that it has a seed.
-    pub(super) fn confirmed(&mut self, seed: &SeedId, now: Instant) {
+    pub(super) fn confirm_seed(&mut self, seed: &SeedId, now: Instant) {
         if let Some(seed) = self.seeds.get_mut(seed) {
             seed.checked_at = now;
         }

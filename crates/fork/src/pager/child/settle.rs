@@ -24,11 +24,11 @@ use farfork_sys::process;
 use farfork_wire::ChildId;
 
 use super::Child;
-use crate::pager::control::protocol::{Reply, SettleProgress, SettleState};
-use crate::pager::journal::SpaceNumber;
-use crate::pager::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, Read};
+use crate::pager::control::protocol::{PagerReply, SettleProgress, SettleState};
+use crate::pager::journal::AddressSpaceId;
+use crate::pager::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::room;
-use crate::pager::server::Server;
+use crate::pager::server::PagerServer;
 
 /// Name of the file in the child's directory that says that it is to settle.
 const SETTLING_FILE: &str = "settling";
@@ -37,18 +37,18 @@ const SETTLING_FILE: &str = "settling";
 pub const SETTLED_FILE: &str = "settled";
 
 /// Looks at a memory map that changes meanwhile, until two are alike. What is left registered then is still served.
-const MAP_LOOKS_MAX: usize = 4;
+const MAP_SCANS_MAX: usize = 4;
 
 /// How a child's settling stands.
 #[derive(Debug, Default)]
-pub(in crate::pager) enum Settling {
+pub(in crate::pager) enum SettlePhase {
     /// Nobody asked for it.
     #[default]
     Idle,
     /// Pages are fetched.
-    Underway {
+    Running {
         /// Up to these slots, all were asked for in each space.
-        cursors: BTreeMap<SpaceNumber, u64>,
+        cursors: BTreeMap<AddressSpaceId, u64>,
         /// Since then; `None` where a predecessor began it.
         since: Option<Instant>,
     },
@@ -65,22 +65,22 @@ pub(in crate::pager) enum Settling {
 
 /// What came of one look at a settling child.
 #[derive(Debug, PartialEq, Eq)]
-enum Step {
+enum SettleStep {
     /// Pages were asked for.
-    Asked,
+    Requested,
     /// It has to wait.
-    Waits,
+    Blocked,
     /// It does not settle any more.
-    Over,
+    Finished,
 }
 
-impl Settling {
+impl SettlePhase {
     /// As a predecessor left it.
     pub(in crate::pager) fn recover(dir: &Path) -> Self {
         if dir.join(SETTLED_FILE).exists() {
             Self::Settled
         } else if dir.join(SETTLING_FILE).exists() {
-            Self::Underway { cursors: BTreeMap::new(), since: None }
+            Self::Running { cursors: BTreeMap::new(), since: None }
         } else {
             Self::Idle
         }
@@ -92,18 +92,18 @@ impl Settling {
     }
 
     /// Whether pages are fetched.
-    pub(in crate::pager) fn is_underway(&self) -> bool {
-        matches!(self, Self::Underway { .. })
+    pub(in crate::pager) fn is_running(&self) -> bool {
+        matches!(self, Self::Running { .. })
     }
 
     /// What it means that a read ahead failed that was asked for at this time.
-    fn failed_read(&self, asked_at: Instant) -> FailedRead {
+    fn classify_failed_read(&self, asked_at: Instant) -> SettleReadFailure {
         match self {
-            Self::Underway { since, .. } => {
-                FailedRead { is_a_settlings: true, ends_it: since.is_none_or(|since| since <= asked_at) }
+            Self::Running { since, .. } => {
+                SettleReadFailure { belongs_to_settle: true, ends_settle: since.is_none_or(|since| since <= asked_at) }
             }
-            Self::Failed { at, .. } => FailedRead { is_a_settlings: asked_at <= *at, ends_it: false },
-            Self::Idle | Self::Settled => FailedRead { is_a_settlings: false, ends_it: false },
+            Self::Failed { at, .. } => SettleReadFailure { belongs_to_settle: asked_at <= *at, ends_settle: false },
+            Self::Idle | Self::Settled => SettleReadFailure { belongs_to_settle: false, ends_settle: false },
         }
     }
 }
@@ -111,52 +111,52 @@ impl Settling {
 /// A read ahead that failed. Several were on their way: those behind the first are no loss either, nor do they end a settling that was
 /// begun since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FailedRead {
+struct SettleReadFailure {
     /// It counts as a settling's, so that nothing is lost by it.
-    is_a_settlings: bool,
+    belongs_to_settle: bool,
     /// It is the end of the settling that is underway.
-    ends_it: bool,
+    ends_settle: bool,
 }
 
-fn note(dir: &Path, file: &str) -> io::Result<()> {
+fn create_marker_file(dir: &Path, file: &str) -> io::Result<()> {
     OpenOptions::new().write(true).create(true).truncate(false).open(dir.join(file)).map(drop)
 }
 
 impl Child {
     /// Has the rest of its pages fetched from now on.
-    fn begin_settling(&mut self, now: Instant) -> io::Result<()> {
-        if matches!(self.settling, Settling::Idle | Settling::Failed { .. }) {
-            note(&self.dir, SETTLING_FILE)?;
-            self.settling = Settling::Underway { cursors: BTreeMap::new(), since: Some(now) };
+    fn start_settle(&mut self, now: Instant) -> io::Result<()> {
+        if matches!(self.settling, SettlePhase::Idle | SettlePhase::Failed { .. }) {
+            create_marker_file(&self.dir, SETTLING_FILE)?;
+            self.settling = SettlePhase::Running { cursors: BTreeMap::new(), since: Some(now) };
         }
         Ok(())
     }
 
     /// Gives up; it goes on as before.
-    fn fail_settling(&mut self, reason: String, now: Instant) {
+    fn fail_settle(&mut self, reason: String, now: Instant) {
         tracing::warn!("child {} does not settle: {reason}", self.id);
         // At worst the next pager tries once more.
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
-        self.settling = Settling::Failed { reason, at: now };
+        self.settling = SettlePhase::Failed { reason, at: now };
     }
 
     /// All pages are there: none will be asked for again.
-    fn conclude_settling(&mut self, now: Instant) {
-        if let Err(error) = note(&self.dir, SETTLED_FILE) {
-            return self.fail_settling(format!("that it has settled cannot be written down: {error}"), now);
+    fn finish_settle(&mut self, now: Instant) {
+        if let Err(error) = create_marker_file(&self.dir, SETTLED_FILE) {
+            return self.fail_settle(format!("that it has settled cannot be written down: {error}"), now);
         }
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
-        self.settling = Settling::Settled;
-        self.spaces.values_mut().for_each(crate::pager::space::Space::settle);
+        self.settling = SettlePhase::Settled;
+        self.spaces.values_mut().for_each(crate::pager::space::AddressSpace::mark_settled);
         tracing::info!("child {} has settled", self.id);
     }
 
     /// The next slots to ask one source for, at most [`BULK_SLOTS`]; `None` when all are here, or on their way.
-    fn next_unsettled(&mut self) -> Option<(SpaceNumber, usize, Vec<Range<u64>>)> {
-        let Settling::Underway { cursors, .. } = &mut self.settling else { return None };
-        let slots = self.populated.slots();
+    fn next_settle_slots(&mut self) -> Option<(AddressSpaceId, usize, Vec<Range<u64>>)> {
+        let SettlePhase::Running { cursors, .. } = &mut self.settling else { return None };
+        let slots = self.populated.slot_count();
         for (number, space) in self.spaces.iter_mut() {
-            if !space.knows() {
+            if !space.check_map_certain() {
                 continue;
             }
             let cursor = cursors.entry(*number).or_default();
@@ -164,11 +164,11 @@ impl Child {
             for from in [*cursor, 0] {
                 *cursor = from;
                 while *cursor < slots {
-                    let (wanted, rest) = space.wanted(*cursor..slots, BULK_SLOTS);
+                    let (wanted, rest) = space.missing_slots_in(*cursor..slots, BULK_SLOTS);
                     *cursor = rest.start;
-                    let wanted = space.placed(wanted, &self.populated);
+                    let wanted = space.retain_mapped_slots(wanted, &self.populated);
                     if let Some(first) = wanted.first() {
-                        let (source, wanted, others) = self.populated.of_first_source(first.start, wanted);
+                        let (source, wanted, others) = self.populated.split_first_source(first.start, wanted);
                         *cursor = others.unwrap_or(*cursor);
                         return Some((*number, source, wanted));
                     }
@@ -178,36 +178,37 @@ impl Child {
         None
     }
 
-    fn has_all(&self) -> bool {
-        let slots = self.populated.slots();
-        self.socket.is_none() && self.spaces.values().all(|space| space.is_known() && space.missing_slots(slots) == 0)
+    fn has_all_pages(&self) -> bool {
+        let slots = self.populated.slot_count();
+        self.uffd_socket.is_none()
+            && self.spaces.values().all(|space| space.is_map_certain() && space.count_missing_slots(slots) == 0)
     }
 
     /// How far it is.
     fn settle_progress(&self) -> SettleProgress {
-        let slots = self.populated.slots();
+        let slots = self.populated.slot_count();
         let state = match &self.settling {
-            Settling::Idle => SettleState::Idle,
-            Settling::Underway { .. } => SettleState::Underway,
-            Settling::Failed { reason, .. } => SettleState::Failed(reason.clone()),
-            Settling::Settled => SettleState::Settled,
+            SettlePhase::Idle => SettleState::Idle,
+            SettlePhase::Running { .. } => SettleState::Running,
+            SettlePhase::Failed { reason, .. } => SettleState::Failed(reason.clone()),
+            SettlePhase::Settled => SettleState::Settled,
         };
         let spaces = (self.spaces.len() as u64).max(1);
         let missing = match state {
             SettleState::Settled => 0,
             _ if self.spaces.is_empty() => slots,
-            _ => self.spaces.values().map(|space| space.missing_slots(slots)).sum(),
+            _ => self.spaces.values().map(|space| space.count_missing_slots(slots)).sum(),
         };
         SettleProgress { total_pages: slots * spaces, missing_pages: missing, state }
     }
 
     /// Has the kernel serve what is missing by itself, which is zero, as it does for any process. `pid` is the child's
     /// own process. Only a help: what stays registered is served as before.
-    fn leave_to_kernel(&self, pid: i32) {
+    fn unregister_all_memory(&self, pid: i32) {
         let Some(space) = self.spaces.get(&0) else { return };
         let mut before = Vec::new();
-        for _ in 0..MAP_LOOKS_MAX {
-            let Ok(entries) = process::maps(pid) else { return };
+        for _ in 0..MAP_SCANS_MAX {
+            let Ok(entries) = process::read_maps(pid) else { return };
             let ranges: Vec<(u64, u64)> = entries.iter().map(|entry| (entry.start, entry.bytes())).collect();
             if ranges == before {
                 return;
@@ -221,101 +222,108 @@ impl Child {
     }
 }
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// Begins to settle a child, or tells how far it is. `pid`: the child's own process.
-    pub(in crate::pager) fn settle(&mut self, id: &ChildId, begin: bool, pid: i32) -> Reply {
-        let Some(key) = self.key_of(id) else {
-            return Reply::Refused(format!("child {id} is not known to the pager"));
+    pub(in crate::pager) fn handle_settle(&mut self, id: &ChildId, begin: bool, pid: i32) -> PagerReply {
+        let Some(key) = self.child_key(id) else {
+            return PagerReply::Refused(format!("child {id} is not known to the pager"));
         };
-        let Some(served) = self.children.get_mut(&key) else { return Reply::Done };
+        let Some(served) = self.children.get_mut(&key) else { return PagerReply::Done };
         let child = &mut served.child;
         if begin {
-            if let Err(error) = child.begin_settling(self.now) {
-                let remedy = room::remedy(&error);
-                return Reply::Refused(format!("child {id}: that it settles cannot be written down: {error}{remedy}"));
+            if let Err(error) = child.start_settle(self.now) {
+                let remedy = room::disk_space_hint(&error);
+                return PagerReply::Refused(format!(
+                    "child {id}: that it settles cannot be written down: {error}{remedy}"
+                ));
             }
-            self.note_settling(key);
+            self.enqueue_settle(key);
         }
-        self.settle_some(BULK_READS_MAX);
+        self.run_settle_steps(BULK_READS_MAX);
         let Some(served) = self.children.get(&key) else {
-            return Reply::Refused(format!("child {id} has ended"));
+            return PagerReply::Refused(format!("child {id} has ended"));
         };
         // Who hears that it has settled need not ask again, so it is left to the kernel first.
         if served.child.settling.is_settled() {
-            served.child.leave_to_kernel(pid);
+            served.child.unregister_all_memory(pid);
         }
-        Reply::Settling(served.child.settle_progress())
+        PagerReply::SettleProgress(served.child.settle_progress())
     }
 
     /// Gives a child that settles its turns.
-    pub(in crate::pager) fn note_settling(&mut self, key: u64) {
-        let is_underway = self.children.get(&key).is_some_and(|served| served.child.settling.is_underway());
-        if is_underway && !self.settling.contains(&key) {
-            self.settling.push_back(key);
+    pub(in crate::pager) fn enqueue_settle(&mut self, key: u64) {
+        let is_underway = self.children.get(&key).is_some_and(|served| served.child.settling.is_running());
+        if is_underway && !self.settle_queue.contains(&key) {
+            self.settle_queue.push_back(key);
         }
     }
 
     /// Asks for pages of children that settle, in turn, at most so many reads.
-    pub(in crate::pager) fn settle_some(&mut self, reads_max: usize) {
+    pub(in crate::pager) fn run_settle_steps(&mut self, reads_max: usize) {
         for _ in 0..reads_max {
-            let turns = self.settling.len();
-            let has_asked = (0..turns).any(|_| self.settle_next() == Step::Asked);
+            let turns = self.settle_queue.len();
+            let has_asked = (0..turns).any(|_| self.run_next_settle() == SettleStep::Requested);
             if !has_asked {
                 return;
             }
         }
     }
 
-    fn settle_next(&mut self) -> Step {
-        let Some(key) = self.settling.pop_front() else { return Step::Waits };
-        let step = self.settle_step(key);
-        if step != Step::Over {
-            self.settling.push_back(key);
+    fn run_next_settle(&mut self) -> SettleStep {
+        let Some(key) = self.settle_queue.pop_front() else { return SettleStep::Blocked };
+        let step = self.step_settle(key);
+        if step != SettleStep::Finished {
+            self.settle_queue.push_back(key);
         }
         step
     }
 
-    fn settle_step(&mut self, key: u64) -> Step {
-        let Some(served) = self.children.get_mut(&key) else { return Step::Over };
+    fn step_settle(&mut self, key: u64) -> SettleStep {
+        let Some(served) = self.children.get_mut(&key) else { return SettleStep::Finished };
         let (owners, child) = (&served.owners, &mut served.child);
-        if !child.settling.is_underway() {
-            return Step::Over;
+        if !child.settling.is_running() {
+            return SettleStep::Finished;
         }
-        if let Some(reason) = child.lost.clone() {
-            child.fail_settling(reason, self.now);
-            return Step::Over;
+        if let Some(reason) = child.loss_reason.clone() {
+            child.fail_settle(reason, self.now);
+            return SettleStep::Finished;
         }
-        if child.is_over() {
-            child.fail_settling("its processes have ended".to_owned(), self.now);
-            return Step::Over;
+        if child.has_ended() {
+            child.fail_settle("its processes have ended".to_owned(), self.now);
+            return SettleStep::Finished;
         }
-        if !owners.iter().all(|owner| self.owners.has_room(*owner)) {
-            return Step::Waits;
+        if !owners.iter().all(|owner| self.owners.has_bulk_capacity(*owner)) {
+            return SettleStep::Blocked;
         }
-        match child.next_unsettled() {
+        match child.next_settle_slots() {
             Some((space, source, slots)) => {
                 let (owner, lane) = (owners[source], Lane::Bulk);
-                let slots = self.take_cached((key, space, source), slots);
+                let slots = self.install_cached_slots((key, space, source), slots);
                 if slots.is_empty() {
-                    return Step::Asked;
+                    return SettleStep::Requested;
                 }
-                let read = Read { child: key, space, slots, source, owner, lane, asked_at: self.now };
-                if self.ask(read) { Step::Asked } else { Step::Waits }
+                let read = PageRead { child: key, space, slots, source, owner, lane, submitted_at: self.now };
+                if self.submit_read(read) { SettleStep::Requested } else { SettleStep::Blocked }
             }
-            None if child.has_all() => {
-                child.conclude_settling(self.now);
-                Step::Over
+            None if child.has_all_pages() => {
+                child.finish_settle(self.now);
+                SettleStep::Finished
             }
-            None => Step::Waits,
+            None => SettleStep::Blocked,
         }
     }
 
     /// Takes a read ahead that failed as the end of a settling, where it was asked for by one; tells whether it was.
-    pub(in crate::pager) fn settling_fails(&mut self, read: &Read, error: &dyn std::fmt::Display) -> bool {
+    pub(in crate::pager) fn handle_settle_read_failure(
+        &mut self,
+        read: &PageRead,
+        error: &dyn std::fmt::Display,
+    ) -> bool {
         let Some(served) = self.children.get_mut(&read.child) else { return false };
-        let FailedRead { is_a_settlings, ends_it } = served.child.settling.failed_read(read.asked_at);
+        let SettleReadFailure { belongs_to_settle: is_a_settlings, ends_settle: ends_it } =
+            served.child.settling.classify_failed_read(read.submitted_at);
         if ends_it {
-            served.child.fail_settling(error.to_string(), self.now);
+            served.child.fail_settle(error.to_string(), self.now);
         }
         is_a_settlings
     }
@@ -331,17 +339,17 @@ mod tests {
     fn a_settling_fails_by_its_own_reads_alone() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let underway = |since| Settling::Underway { cursors: BTreeMap::new(), since };
-        let fails = |settling: &Settling, asked_at| {
-            let read = settling.failed_read(asked_at);
-            (read.is_a_settlings, read.ends_it)
+        let underway = |since| SettlePhase::Running { cursors: BTreeMap::new(), since };
+        let fails = |settling: &SettlePhase, asked_at| {
+            let read = settling.classify_failed_read(asked_at);
+            (read.belongs_to_settle, read.ends_settle)
         };
-        assert_eq!(fails(&Settling::Idle, at(1)), (false, false));
+        assert_eq!(fails(&SettlePhase::Idle, at(1)), (false, false));
         assert_eq!(fails(&underway(Some(at(1))), at(1)), (true, true));
         assert_eq!(fails(&underway(None), at(0)), (true, true));
         // It was asked for by one that failed before: several are on their way.
         assert_eq!(fails(&underway(Some(at(2))), at(1)), (true, false));
-        let failed = Settling::Failed { reason: String::new(), at: at(2) };
+        let failed = SettlePhase::Failed { reason: String::new(), at: at(2) };
         assert_eq!((fails(&failed, at(1)), fails(&failed, at(3))), ((true, false), (false, false)));
     }
 }

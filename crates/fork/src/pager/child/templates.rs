@@ -14,53 +14,59 @@
 
 use farfork_wire::{ChildId, PAGE_SIZE};
 
-use crate::pager::control::protocol::{Reply, SEGMENTS_PER_REPLY_MAX};
-use crate::pager::journal::SpaceNumber;
-use crate::pager::page_map::Segment;
-use crate::pager::server::Server;
+use crate::pager::control::protocol::{PagerReply, SEGMENTS_PER_REPLY_MAX};
+use crate::pager::journal::AddressSpaceId;
+use crate::pager::page_map::MapSegment;
+use crate::pager::server::PagerServer;
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// The number that the next space of a child gets.
-    pub(in crate::pager) fn next_space(&self, id: &ChildId) -> Reply {
-        let Some(served) = self.key_of(id).and_then(|key| self.children.get(&key)) else { return unknown(id) };
-        Reply::Space(Some(served.child.next_space()))
+    pub(in crate::pager) fn handle_next_space(&self, id: &ChildId) -> PagerReply {
+        let Some(served) = self.child_key(id).and_then(|key| self.children.get(&key)) else {
+            return refuse_unknown_child(id);
+        };
+        PagerReply::SpaceId(Some(served.child.next_space_id()))
     }
 
     /// The space, not older than `since`, in which the page at this address is mapped.
-    pub(in crate::pager) fn find_space(&self, id: &ChildId, since: SpaceNumber, address: u64) -> Reply {
-        let Some(served) = self.key_of(id).and_then(|key| self.children.get(&key)) else { return unknown(id) };
+    pub(in crate::pager) fn handle_find_space(&self, id: &ChildId, since: AddressSpaceId, address: u64) -> PagerReply {
+        let Some(served) = self.child_key(id).and_then(|key| self.children.get(&key)) else {
+            return refuse_unknown_child(id);
+        };
         // Where it is not mapped, it cannot be registered. In the template's it stays so until the space is left.
-        let is_mapped = |space: &&SpaceNumber| {
+        let is_mapped = |space: &&AddressSpaceId| {
             served.child.spaces.get(space).is_some_and(|space| space.uffd().register(address, PAGE_SIZE).is_ok())
         };
         let younger = served.child.spaces.range(since..).map(|(number, _)| number);
-        let found: Vec<SpaceNumber> = younger.filter(is_mapped).copied().collect();
+        let found: Vec<AddressSpaceId> = younger.filter(is_mapped).copied().collect();
         match found[..] {
-            [] => Reply::Space(None),
-            [only] => Reply::Space(Some(only)),
-            _ => Reply::Refused(format!("child {id}: {} of its processes may be the template", found.len())),
+            [] => PagerReply::SpaceId(None),
+            [only] => PagerReply::SpaceId(Some(only)),
+            _ => PagerReply::Refused(format!("child {id}: {} of its processes may be the template", found.len())),
         }
     }
 
     /// Which addresses of a space, from this one on, show which pages.
-    pub(in crate::pager) fn map_of(&self, id: &ChildId, space: SpaceNumber, from: u64) -> Reply {
-        let served = self.key_of(id).and_then(|key| self.children.get(&key));
-        let Some(space) = served.and_then(|served| served.child.spaces.get(&space)) else { return unknown(id) };
+    pub(in crate::pager) fn handle_list_segments(&self, id: &ChildId, space: AddressSpaceId, from: u64) -> PagerReply {
+        let served = self.child_key(id).and_then(|key| self.children.get(&key));
+        let Some(space) = served.and_then(|served| served.child.spaces.get(&space)) else {
+            return refuse_unknown_child(id);
+        };
         let behind = space.segments().filter(|segment| segment.start >= from);
-        Reply::Map(behind.take(SEGMENTS_PER_REPLY_MAX).copied().collect::<Vec<Segment>>())
+        PagerReply::Segments(behind.take(SEGMENTS_PER_REPLY_MAX).copied().collect::<Vec<MapSegment>>())
     }
 
     /// Closes a template's userfaultfd.
-    pub(in crate::pager) fn leave(&mut self, id: &ChildId, space: SpaceNumber) -> Reply {
-        if let Some(key) = self.key_of(id) {
+    pub(in crate::pager) fn handle_close_space(&mut self, id: &ChildId, space: AddressSpaceId) -> PagerReply {
+        if let Some(key) = self.child_key(id) {
             self.close_space(key, space);
             // Nobody else may hold it either.
-            self.children.get_mut(&key).into_iter().for_each(|served| served.child.strike_from_stub_queue());
+            self.children.get_mut(&key).into_iter().for_each(|served| served.child.prune_stub_queue());
         }
-        Reply::Done
+        PagerReply::Done
     }
 }
 
-fn unknown(id: &ChildId) -> Reply {
-    Reply::Refused(format!("child {id} is not served any more"))
+fn refuse_unknown_child(id: &ChildId) -> PagerReply {
+    PagerReply::Refused(format!("child {id} is not served any more"))
 }

@@ -26,92 +26,92 @@ use std::path::Path;
 use farfork_sys::huge_page::HUGE_PAGE_BYTES;
 use farfork_wire::{ChildId, PAGE_SIZE};
 
-use super::{Child, ChildError, ChildSource, Planned};
-use crate::pager::control::protocol::Reply;
-use crate::pager::journal::{Journal, Snapshot, SpaceNumber, SpaceSnapshot, State};
-use crate::pager::page_map::{PageMap, Segment};
-use crate::pager::plan::populated::Populated;
-use crate::pager::plan::strategy::Paging;
-use crate::pager::plan::{MemoryPlan, PlanId};
-use crate::pager::server::watch::Source;
-use crate::pager::server::{Served, Server};
-use crate::pager::space::Space;
-use crate::pager::working_set::Trace;
+use super::{Child, ChildError, ChildSource, LoadedPlan};
+use crate::pager::control::protocol::PagerReply;
+use crate::pager::journal::{AddressSpaceId, AddressSpaceSnapshot, AdoptionState, Journal, JournalSnapshot};
+use crate::pager::page_map::{MapSegment, PageMap};
+use crate::pager::plan::populated::SlotIndex;
+use crate::pager::plan::strategy::PagingMode;
+use crate::pager::plan::{MemoryPlan, PlanFileId};
+use crate::pager::server::watch::EventSource;
+use crate::pager::server::{PagerServer, ServedChild};
+use crate::pager::space::AddressSpace;
+use crate::pager::working_set::AccessTrace;
 
 /// Most pages of a zygote's working set, 16 MiB: small ones cost each copy up to 100 ns of its fork, and as much of its end.
 const ZYGOTE_PAGES_MAX: u64 = 4096;
 
 /// Most pages of a zygote with those that make whole units, 32 MiB.
-const FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
+const ZYGOTE_FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
 
 /// Most faults of copies that are remembered until the next copy is made.
-const TOUCHED_MAX: usize = ZYGOTE_PAGES_MAX as usize;
+const COPY_FAULTS_MAX: usize = ZYGOTE_PAGES_MAX as usize;
 
 /// Most pages of a zygote that are zeroes, 2 MiB: of those it has an entry each, and no memory.
-const ZEROES_MAX: u64 = 512;
+const ZYGOTE_ZERO_PAGES_MAX: u64 = 512;
 
 /// Pages of a huge one.
-const UNIT_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
+const HUGE_PAGE_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
 
 /// A zygote that has so large a part of a unit, a sixteenth, is given the rest: what was touched of it so far says that more will
 /// be, and a copy of one huge page takes as long as one of a small page.
-const UNIT_PART: u64 = 16;
+const HUGE_FILL_FRACTION: u64 = 16;
 
 /// What a zygote has forked.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::pager) struct Brood {
+pub(in crate::pager) struct ZygoteCopies {
     /// The space of the newest copy, where this pager has heard of it.
-    pub(in crate::pager) copy: Option<SpaceNumber>,
+    pub(in crate::pager) newest_copy: Option<AddressSpaceId>,
     /// Copies were made since it was last given a working set.
-    is_in_use: bool,
+    was_copied: bool,
     /// The plan that its copies have.
-    copies_plan: Option<PlanId>,
+    copy_plan: Option<PlanFileId>,
     /// Pages without data that it has because copies waited for them.
-    zeroes: u64,
+    zero_pages: u64,
 }
 
-impl Brood {
+impl ZygoteCopies {
     /// That of a zygote in this directory, which has forked nothing yet.
-    pub(super) fn of(dir: &Path) -> Self {
-        Self { copies_plan: PlanId::of_copies(dir), ..Self::default() }
+    pub(super) fn from_dir(dir: &Path) -> Self {
+        Self { copy_plan: PlanFileId::for_copies(dir), ..Self::default() }
     }
 }
 
 impl Child {
     /// How many more pages of a working set a zygote may have.
-    pub(in crate::pager) fn zygote_room(&self) -> u64 {
-        ZYGOTE_PAGES_MAX.saturating_sub(self.zygote_pages())
+    pub(in crate::pager) fn zygote_pages_left(&self) -> u64 {
+        ZYGOTE_PAGES_MAX.saturating_sub(self.zygote_page_count())
     }
 
     /// How many pages a zygote has.
-    fn zygote_pages(&self) -> u64 {
-        let slots = self.populated.slots();
-        self.spaces.get(&0).map_or(0, |space| slots - space.missing_slots(slots))
+    fn zygote_page_count(&self) -> u64 {
+        let slots = self.populated.slot_count();
+        self.spaces.get(&0).map_or(0, |space| slots - space.count_missing_slots(slots))
     }
 
     /// Has zeroes at these addresses, from a page on, as far as its own plan has no data there.
-    fn be_zero_at(&mut self, address: u64, pages: u64) {
-        let (Some(brood), Some(space)) = (&mut self.zygote, self.spaces.get_mut(&0)) else { return };
-        let room = pages.min(ZEROES_MAX.saturating_sub(brood.zeroes));
+    fn map_zeroes_for_copies(&mut self, address: u64, pages: u64) {
+        let (Some(brood), Some(space)) = (&mut self.zygote_copies, self.spaces.get_mut(&0)) else { return };
+        let room = pages.min(ZYGOTE_ZERO_PAGES_MAX.saturating_sub(brood.zero_pages));
         let is_empty = |page: &u64| space.is_empty_at(address + page * PAGE_SIZE, &self.populated);
         let pages = (0..room).take_while(is_empty).count() as u64;
         let before = self.counters.zero_pages;
         // It is only a help, whatever stops it.
-        let _ = space.zero(address, pages, &mut self.counters.zero_pages);
-        brood.zeroes += self.counters.zero_pages - before;
+        let _ = space.map_zeroes(address, pages, &mut self.counters.zero_pages);
+        brood.zero_pages += self.counters.zero_pages - before;
     }
 
     /// What is missing, and not on its way, of the units of which a zygote has much: the node makes huge pages of whole ones.
-    fn missing_of_units(&self) -> Vec<Range<u64>> {
+    fn missing_huge_page_slots(&self) -> Vec<Range<u64>> {
         let Some(space) = self.spaces.get(&0) else { return Vec::new() };
-        let mut room = FILLED_PAGES_MAX.saturating_sub(self.zygote_pages());
+        let mut room = ZYGOTE_FILLED_PAGES_MAX.saturating_sub(self.zygote_page_count());
         let mut wanted = Vec::new();
-        let begun = space.units_begun(HUGE_PAGE_BYTES, &self.populated);
-        let whole = |unit: u64| unit_at(unit, space.segment_at(unit)?, &self.populated);
+        let begun = space.partly_filled_units(HUGE_PAGE_BYTES, &self.populated);
+        let whole = |unit: u64| huge_page_slots(unit, space.segment_at(unit)?, &self.populated);
         for unit in begun.into_iter().filter_map(whole) {
-            let (missing, _) = space.wanted(unit, UNIT_PAGES);
+            let (missing, _) = space.missing_slots_in(unit, HUGE_PAGE_PAGES);
             let count: u64 = missing.iter().map(|slots| slots.end - slots.start).sum();
-            if (1..=UNIT_PAGES - UNIT_PAGES / UNIT_PART).contains(&count) && count <= room {
+            if (1..=HUGE_PAGE_PAGES - HUGE_PAGE_PAGES / HUGE_FILL_FRACTION).contains(&count) && count <= room {
                 room -= count;
                 wanted.extend(missing);
             }
@@ -120,185 +120,191 @@ impl Child {
     }
 
     /// A child that is this zygote's newest copy, without its spaces yet.
-    fn copy(&self, id: &ChildId, dir: &Path) -> Result<Self, String> {
-        let planned = self.planned_copy(dir)?;
-        let first = self.copy_number();
+    fn create_copy(&self, id: &ChildId, dir: &Path) -> Result<Self, String> {
+        let planned = self.load_copy_plan(dir)?;
+        let first = self.newest_copy_id();
         let next_space = self.next_space.max(first + 1) - first;
-        let journal = self.journal_of_copy(dir, &planned.maps, (first, next_space));
+        let journal = self.create_copy_journal(dir, &planned.maps, (first, next_space));
         let journal = journal.map_err(|source| ChildError::Journal { dir: dir.to_owned(), source }.to_string())?;
-        let mut child = Self::planned(id.clone(), dir, planned, journal);
-        child.miss_one();
+        let mut child = Self::from_loaded_plan(id.clone(), dir, planned, journal);
+        child.count_arrived_process();
         child.next_space = next_space;
-        if child.strategy.paging != Paging::Eager && !child.strategy.first {
-            child.trace = Trace::new(child.populated.slots());
+        if child.strategy.mode != PagingMode::Eager && !child.strategy.ignores_working_set {
+            child.trace = AccessTrace::new(child.populated.slot_count());
         }
         Ok(child)
     }
 
     /// The plan of a copy: most have the one that is there for all, which is known.
-    fn planned_copy(&self, dir: &Path) -> Result<Planned, String> {
-        let (populated, maps) = (self.populated.clone(), self.maps.clone());
-        let of_all = self.zygote.and_then(|brood| brood.copies_plan);
-        if of_all.is_some() && of_all == PlanId::of_child(dir) {
-            return Ok(Planned { sources: self.sources.clone(), strategy: self.strategy, populated, maps });
+    fn load_copy_plan(&self, dir: &Path) -> Result<LoadedPlan, String> {
+        let (populated, maps) = (self.populated.clone(), self.planned_maps.clone());
+        let of_all = self.zygote_copies.and_then(|brood| brood.copy_plan);
+        if of_all.is_some() && of_all == PlanFileId::for_child(dir) {
+            return Ok(LoadedPlan { sources: self.sources.clone(), strategy: self.strategy, populated, maps });
         }
-        let own = Planned::of(MemoryPlan::read(dir).map_err(|error| error.to_string())?);
+        let own = LoadedPlan::from_plan(MemoryPlan::read(dir).map_err(|error| error.to_string())?);
         let keys = |sources: &[ChildSource]| sources.iter().map(|source| source.key.clone()).collect::<Vec<_>>();
         if own.populated != populated || keys(&own.sources) != keys(&self.sources) {
             return Err("its memory plan is not its zygote's".to_owned());
         }
-        Ok(Planned { populated, ..own })
+        Ok(LoadedPlan { populated, ..own })
     }
 
     /// The journal of a copy, whose spaces have the numbers from `first` on. Where it has a single one that is still as planned, that is all
     /// that there is to tell.
-    fn journal_of_copy(
+    fn create_copy_journal(
         &self,
         dir: &Path,
         maps: &[PageMap],
-        (first, next_space): (SpaceNumber, SpaceNumber),
+        (first, next_space): (AddressSpaceId, AddressSpaceId),
     ) -> io::Result<Journal> {
-        let uffd = self.spaces.get(&first).map_or(-1, Space::number);
-        let is_as_planned = |space: &Space| maps.first().is_some_and(|map| space.segments().eq(map.segments()));
+        let uffd = self.spaces.get(&first).map_or(-1, AddressSpace::raw_fd);
+        let is_as_planned = |space: &AddressSpace| maps.first().is_some_and(|map| space.segments().eq(map.segments()));
         if next_space == 1 && maps.len() == 1 && self.spaces.get(&first).is_some_and(is_as_planned) {
-            return Journal::create(dir, State::Active { uffd });
+            return Journal::create(dir, AdoptionState::Active { uffd });
         }
-        let spaces = self.spaces.range(first..).map(|(number, space)| SpaceSnapshot {
-            number: number - first,
-            uffd: space.number(),
+        let spaces = self.spaces.range(first..).map(|(number, space)| AddressSpaceSnapshot {
+            id: number - first,
+            uffd: space.raw_fd(),
             segments: space.segments().copied().collect(),
         });
-        Journal::create_behind(dir, State::Active { uffd }, &Snapshot { spaces: spaces.collect(), next_space })
+        Journal::create_with_snapshot(
+            dir,
+            AdoptionState::Active { uffd },
+            &JournalSnapshot { spaces: spaces.collect(), next_space },
+        )
     }
 
     /// The number of its newest copy. A successor has not heard of it: it is the oldest of those that are there then.
-    fn copy_number(&self) -> SpaceNumber {
+    fn newest_copy_id(&self) -> AddressSpaceId {
         let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
-        self.zygote.and_then(|brood| brood.copy).or(oldest).unwrap_or(1)
+        self.zygote_copies.and_then(|brood| brood.newest_copy).or(oldest).unwrap_or(1)
     }
 }
 
 /// The slots of the unit of a huge page's size at this address, where it lies within a segment and holds nothing but data.
-fn unit_at(unit: u64, segment: &Segment, populated: &Populated) -> Option<Range<u64>> {
+fn huge_page_slots(unit: u64, segment: &MapSegment, populated: &SlotIndex) -> Option<Range<u64>> {
     if unit < segment.start || unit + HUGE_PAGE_BYTES > segment.end {
         return None;
     }
     let page = segment.page_at(unit);
     let slot = populated.slot_of(segment.extent, page)?;
-    let last = populated.slot_of(segment.extent, page + UNIT_PAGES - 1)?;
-    (last - slot == UNIT_PAGES - 1).then_some(slot..last + 1)
+    let last = populated.slot_of(segment.extent, page + HUGE_PAGE_PAGES - 1)?;
+    (last - slot == HUGE_PAGE_PAGES - 1).then_some(slot..last + 1)
 }
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// Serves the newest copy of a zygote as a child.
-    pub(in crate::pager) fn transfer(
+    pub(in crate::pager) fn handle_transfer(
         &mut self,
         zygote: &ChildId,
         (id, dir, pid): (&ChildId, &Path, i32),
         keep: Option<OwnedFd>,
-    ) -> Reply {
+    ) -> PagerReply {
         // Else it is asked again, because a reply was lost.
-        if self.key_of(id).is_none()
-            && let Err(reason) = self.take_copy(zygote, (id, dir, pid))
+        if self.child_key(id).is_none()
+            && let Err(reason) = self.adopt_copy(zygote, (id, dir, pid))
         {
-            return Reply::Refused(format!("child {id} is not served: {reason}"));
+            return PagerReply::Refused(format!("child {id} is not served: {reason}"));
         }
-        let served = self.key_of(id).and_then(|key| self.children.get_mut(&key));
+        let served = self.child_key(id).and_then(|key| self.children.get_mut(&key));
         let kept = match (served, keep) {
-            (Some(served), Some(keep)) => served.child.begin_stub_queue(keep),
+            (Some(served), Some(keep)) => served.child.fill_stub_queue(keep),
             // It has ended already.
             _ => Ok(()),
         };
         match kept {
-            Ok(()) => Reply::Done,
-            Err(error) => Reply::Refused(format!("child {id}: nobody keeps its userfaultfd: {error}")),
+            Ok(()) => PagerReply::Done,
+            Err(error) => PagerReply::Refused(format!("child {id}: nobody keeps its userfaultfd: {error}")),
         }
     }
 
-    fn take_copy(&mut self, zygote: &ChildId, (id, dir, pid): (&ChildId, &Path, i32)) -> Result<(), String> {
-        let key = self.key_of(zygote).ok_or_else(|| format!("its zygote {zygote} is not known to the pager"))?;
+    fn adopt_copy(&mut self, zygote: &ChildId, (id, dir, pid): (&ChildId, &Path, i32)) -> Result<(), String> {
+        let key = self.child_key(zygote).ok_or_else(|| format!("its zygote {zygote} is not known to the pager"))?;
         let Some(served) = self.children.get(&key) else { return Err("its zygote is gone".to_owned()) };
-        if let Some(lost) = &served.child.lost {
+        if let Some(lost) = &served.child.loss_reason {
             return Err(lost.trim_end().to_owned());
         }
-        let mut child = served.child.copy(id, dir)?;
+        let mut child = served.child.create_copy(id, dir)?;
         child.pid = Some(pid);
         child.copy_of = Some(key);
-        let owners = self.attach_all(&child.sources).map_err(|error| error.to_string())?;
-        if let Err(error) = self.station.registry().enter(id, dir) {
-            self.detach(owners);
+        let owners = self.attach_owners(&child.sources).map_err(|error| error.to_string())?;
+        if let Err(error) = self.context.registry().insert(id, dir) {
+            self.detach_owners(owners);
             return Err(error.to_string());
         }
-        self.move_spaces(key, &mut child);
-        self.fill_with_touched(key);
-        self.seat(child, owners).map_err(|error| error.to_string())?;
-        let moved = self.key_of(id).and_then(|key| self.children.get(&key));
+        self.move_copy_spaces(key, &mut child);
+        self.fill_zygote_from_copies(key);
+        self.insert_child(child, owners).map_err(|error| error.to_string())?;
+        let moved = self.child_key(id).and_then(|key| self.children.get(&key));
         // What was on its way to the zygote's space never comes.
-        moved.into_iter().flat_map(|served| served.child.spaces.values()).for_each(Space::wake_all);
+        moved.into_iter().flat_map(|served| served.child.spaces.values()).for_each(AddressSpace::wake_all);
         Ok(())
     }
 
-    fn move_spaces(&mut self, key: u64, child: &mut Child) {
+    fn move_copy_spaces(&mut self, key: u64, child: &mut Child) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let zygote = &mut served.child;
-        let first = zygote.copy_number();
+        let first = zygote.newest_copy_id();
         for (number, space) in zygote.spaces.split_off(&first.max(1)) {
-            self.watch.remove(Source::Space(key, number), &space);
-            zygote.journal.close_space(number);
-            if zygote.doubted.remove(&number) {
-                child.doubted.insert(number - first);
+            self.poller.remove(EventSource::Space(key, number), &space);
+            zygote.journal.record_space_closed(number);
+            if zygote.unresolved_forks.remove(&number) {
+                child.unresolved_forks.insert(number - first);
             }
-            child.spaces.insert(number - first, space.moved(child.populated.slots(), first));
+            child.spaces.insert(number - first, space.moved_to_child(child.populated.slot_count(), first));
         }
-        if let Some(brood) = &mut zygote.zygote {
-            (brood.copy, brood.is_in_use) = (None, true);
+        if let Some(brood) = &mut zygote.zygote_copies {
+            (brood.newest_copy, brood.was_copied) = (None, true);
         }
     }
 
     /// A copy of a zygote waits for a page: those that are made later are to have it.
-    pub(in crate::pager) fn have_later_copies_spared(&mut self, key: u64, slot: u64) {
+    pub(in crate::pager) fn add_fault_to_zygote(&mut self, key: u64, slot: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
-        let Some(Served { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) else { return };
-        if zygote.recalled.len() < TOUCHED_MAX {
-            zygote.recalled.push_back(slot..slot + 1);
+        let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) else {
+            return;
+        };
+        if zygote.pending_set_slots.len() < COPY_FAULTS_MAX {
+            zygote.pending_set_slots.push_back(slot..slot + 1);
         }
     }
 
     /// The same of zeroes.
-    pub(in crate::pager) fn have_later_copies_zeroed(&mut self, key: u64, address: u64, pages: u64) {
+    pub(in crate::pager) fn add_zeroes_to_zygote(&mut self, key: u64, address: u64, pages: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
-        if let Some(Served { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) {
-            zygote.be_zero_at(address, pages);
+        if let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) {
+            zygote.map_zeroes_for_copies(address, pages);
         }
     }
 
     /// Gives a zygote the pages that its copies were seen to touch since the one before.
-    fn fill_with_touched(&mut self, key: u64) {
-        let Some(Served { child: zygote, .. }) = self.children.get_mut(&key) else { return };
-        if zygote.recalled.is_empty() {
+    fn fill_zygote_from_copies(&mut self, key: u64) {
+        let Some(ServedChild { child: zygote, .. }) = self.children.get_mut(&key) else { return };
+        if zygote.pending_set_slots.is_empty() {
             return;
         }
-        if zygote.zygote_room() < zygote.recalled.len() as u64 {
-            zygote.recalled.clear();
+        if zygote.zygote_pages_left() < zygote.pending_set_slots.len() as u64 {
+            zygote.pending_set_slots.clear();
         }
-        self.queue_recalled(key);
+        self.queue_working_set(key);
     }
 
     /// Whether anything that a zygote is to be given is still to come.
-    pub(in crate::pager) fn is_filling(&self, key: u64) -> bool {
-        let Some(Served { child, .. }) = self.children.get(&key) else { return false };
-        let is_to_come = child.socket.is_some()
-            || child.spaces.get(&0).is_some_and(Space::expects_slots)
-            || self.owners.owes_set(key)
-            || self.owners.has_wishes_of(key);
-        is_to_come && child.lost.is_none()
+    pub(in crate::pager) fn is_zygote_filling(&self, key: u64) -> bool {
+        let Some(ServedChild { child, .. }) = self.children.get(&key) else { return false };
+        let is_to_come = child.uffd_socket.is_some()
+            || child.spaces.get(&0).is_some_and(AddressSpace::has_slots_in_flight)
+            || self.owners.is_awaiting_set(key)
+            || self.owners.has_queued_prefetch(key);
+        is_to_come && child.loss_reason.is_none()
     }
 
     /// Gives zygotes of which copies were made what has come to their seeds' working sets meanwhile.
     pub(in crate::pager) fn fill_zygotes(&mut self) {
         let mut due = Vec::new();
         for child in self.children.values_mut().map(|served| &mut served.child) {
-            let was_used = child.zygote.as_mut().is_some_and(|brood| std::mem::take(&mut brood.is_in_use));
+            let was_used = child.zygote_copies.as_mut().is_some_and(|brood| std::mem::take(&mut brood.was_copied));
             if was_used {
                 due.push(child.id.clone());
             }
@@ -307,27 +313,27 @@ impl Server<'_> {
     }
 
     fn fill_zygote(&mut self, id: &ChildId) {
-        let Some(key) = self.key_of(id) else { return };
+        let Some(key) = self.child_key(id) else { return };
         if let Some(child) = self.children.get_mut(&key).map(|served| &mut served.child) {
-            child.recalled.extend(child.missing_of_units());
+            child.pending_set_slots.extend(child.missing_huge_page_slots());
         }
-        self.queue_recalled(key);
-        if self.children.get(&key).is_some_and(|served| served.child.zygote_room() > 0) {
-            self.ask_for_set(id);
+        self.queue_working_set(key);
+        if self.children.get(&key).is_some_and(|served| served.child.zygote_pages_left() > 0) {
+            self.request_working_set(id);
         }
     }
 }
 
 /// What both a zygote and a child have, when a pager was killed while it was transferred, is the child's.
-pub(in crate::pager) fn leave_to_children(children: &mut [Child]) {
-    let of_children = children.iter().filter(|child| child.zygote.is_none());
-    let theirs: BTreeSet<i32> = of_children.flat_map(|child| child.spaces.values().map(Space::number)).collect();
-    for zygote in children.iter_mut().filter(|child| child.zygote.is_some()) {
-        let moved = zygote.spaces.iter().filter(|(_, space)| theirs.contains(&space.number()));
-        let moved: Vec<SpaceNumber> = moved.map(|(number, _)| *number).collect();
+pub(in crate::pager) fn resolve_transferred_spaces(children: &mut [Child]) {
+    let of_children = children.iter().filter(|child| child.zygote_copies.is_none());
+    let theirs: BTreeSet<i32> = of_children.flat_map(|child| child.spaces.values().map(AddressSpace::raw_fd)).collect();
+    for zygote in children.iter_mut().filter(|child| child.zygote_copies.is_some()) {
+        let moved = zygote.spaces.iter().filter(|(_, space)| theirs.contains(&space.raw_fd()));
+        let moved: Vec<AddressSpaceId> = moved.map(|(number, _)| *number).collect();
         for number in moved {
             zygote.spaces.remove(&number);
-            zygote.journal.close_space(number);
+            zygote.journal.record_space_closed(number);
         }
     }
 }
@@ -337,18 +343,23 @@ mod tests {
     use farfork_wire::descriptor::ExtentId;
 
     use super::*;
-    use crate::pager::plan::origin::{Origin, PlannedRun};
+    use crate::pager::plan::origin::{PageOrigin, PopulatedRun};
 
     #[test]
     fn units_are_found_by_address_where_all_is_data() {
         let extent = ExtentId(3);
-        let run = |first, count| PlannedRun { first, count, origin: Origin { source: 0, extent, page: first } };
+        let run = |first, count| PopulatedRun { first, count, origin: PageOrigin { source: 0, extent, page: first } };
         // A hole in the third unit.
-        let populated = Populated::of([(extent, &[run(0, 1300), run(1301, 1000)][..])]);
-        let segment =
-            |start: u64, pages: u64, first_page| Segment { start, end: start + pages * PAGE_SIZE, extent, first_page };
+        let populated = SlotIndex::from_extents([(extent, &[run(0, 1300), run(1301, 1000)][..])]);
+        let segment = |start: u64, pages: u64, first_page| MapSegment {
+            start,
+            end: start + pages * PAGE_SIZE,
+            extent,
+            first_page,
+        };
         let base = 40 * HUGE_PAGE_BYTES;
-        let unit = |number: u64, segment: &Segment| unit_at(base + number * HUGE_PAGE_BYTES, segment, &populated);
+        let unit =
+            |number: u64, segment: &MapSegment| huge_page_slots(base + number * HUGE_PAGE_BYTES, segment, &populated);
         let whole = segment(base, 2301, 0);
         assert_eq!([0, 1, 3].map(|number| unit(number, &whole)), [Some(0..512), Some(512..1024), Some(1535..2047)]);
         assert_eq!(unit(2, &whole), None, "a page is empty");

@@ -14,23 +14,25 @@ use farfork_sys::fdpass;
 use farfork_wire::{ChildId, SeedId};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::protocol::{MESSAGE_BYTES_MAX, MessageError, Reply, Request, SEGMENTS_PER_REPLY_MAX, decode, encode};
-pub use super::protocol::{PagerHello, PagerStats, SettleProgress, SettleState, WarmProgress, WarmState};
+use super::protocol::{
+    ControlMessageError, MESSAGE_BYTES_MAX, PagerReply, PagerRequest, SEGMENTS_PER_REPLY_MAX, decode, encode,
+};
+pub use super::protocol::{PagerHello, PagerStats, PrewarmProgress, PrewarmState, SettleProgress, SettleState};
 use crate::pager::cache::{self, CacheStats};
 use crate::pager::journal::counters::PagerCounters;
 use crate::pager::keeper::station::SOCKET_FILE;
-use crate::pager::keeper::trusting::Trusting;
-use crate::pager::page_map::Segment;
+use crate::pager::keeper::trusting::TrustPolicy;
+use crate::pager::page_map::MapSegment;
 use crate::pager::room;
 
 /// Pause before a request is tried again, which a pager's start takes about as long as.
-const RETRY_PAUSE: Duration = Duration::from_millis(5);
+const RETRY_BACKOFF: Duration = Duration::from_millis(5);
 
 /// Longest call. A pager answers in well under a millisecond; one that takes over from another needs some.
-const CALL_LIMIT: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Most connections that are kept for the next request: one copy of a zygote is made at a time, while another child ends.
-const KEPT_MAX: usize = 2;
+const IDLE_CONNECTIONS_MAX: usize = 2;
 
 thread_local! {
     /// Where replies are read to: most are short, and to clear so much each time takes longer than the rest.
@@ -45,7 +47,7 @@ pub enum ClientError {
     Refused(String),
     /// Nobody answered in time.
     #[error("the pager at {} does not answer ({cause}): look for its process and its log", socket.display())]
-    Silent {
+    NoReply {
         /// Its socket.
         socket: PathBuf,
         /// What happened last.
@@ -53,12 +55,12 @@ pub enum ClientError {
     },
     /// Whoever answers is of another release.
     #[error("the pager is of another release of farfork: {0}; end its children with the release that started them")]
-    Form(String),
+    VersionMismatch(String),
     /// Whom it is to trust cannot be written down.
-    #[error("whom the pager is to trust cannot be written to the run directory: {}{}", .0, room::remedy(.0))]
-    Trusting(#[source] io::Error),
+    #[error("whom the pager is to trust cannot be written to the run directory: {}{}", .0, room::disk_space_hint(.0))]
+    TrustPolicy(#[source] io::Error),
     /// The limit of the cache of pages cannot be written down.
-    #[error("the limit of the cache of pages cannot be written to the run directory: {}{}", .0, room::remedy(.0))]
+    #[error("the limit of the cache of pages cannot be written to the run directory: {}{}", .0, room::disk_space_hint(.0))]
     CacheLimit(#[source] io::Error),
     /// Processes of a child that is to be forgotten are still running.
     #[error("child {child} cannot be released: its processes still run; end them first")]
@@ -73,13 +75,13 @@ pub enum ClientError {
 pub struct PagerClient {
     socket: PathBuf,
     /// Connections on which nothing is under way: to make one takes both sides as long as a request.
-    kept: Arc<Mutex<Vec<OwnedFd>>>,
+    idle_connections: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl PagerClient {
     /// A client of the pager of `run_dir`, which may still be starting.
     pub fn new(run_dir: &Path) -> Self {
-        Self { socket: run_dir.join(SOCKET_FILE), kept: Arc::default() }
+        Self { socket: run_dir.join(SOCKET_FILE), idle_connections: Arc::default() }
     }
 
     /// As [`Self::begin_adoption`], and waits for it.
@@ -87,16 +89,16 @@ impl PagerClient {
     /// # Errors
     /// As [`Adoption::wait`].
     pub fn adopt(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> Result<(), ClientError> {
-        self.begin_adoption(child, child_dir, uffd_socket).wait()
+        self.start_adoption(child, child_dir, uffd_socket).wait()
     }
 
     /// Asks to have a child served, whose memory plan stands in `child_dir` and whose userfaultfd will arrive on the
     /// other end of `uffd_socket` (as the only descriptor of a message). A socket that is closed without one ends the
     /// adoption. The child may be begun meanwhile: what it misses waits until it is served.
-    pub fn begin_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> Adoption<'_> {
-        let request = Request::Adopt { child: child.clone(), dir: child_dir.to_owned() };
-        let asked = self.ask(&request, &[uffd_socket.as_fd()]);
-        Adoption { client: self, request, uffd_socket, asked }
+    pub fn start_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> PendingAdoption<'_> {
+        let request = PagerRequest::Adopt { child: child.clone(), dir: child_dir.to_owned() };
+        let asked = self.send_request(&request, &[uffd_socket.as_fd()]);
+        PendingAdoption { client: self, request, uffd_socket, sent: asked }
     }
 
     /// Has what a zygote has just forked served as a child of its own, whose memory plan stands in `child_dir`; `pid` is its
@@ -112,7 +114,7 @@ impl PagerClient {
         keep: BorrowedFd<'_>,
     ) -> Result<(), ClientError> {
         let (zygote, child, dir) = (zygote.clone(), child.clone(), child_dir.to_owned());
-        self.call(&Request::Transfer { zygote, child, dir, pid }, &[keep]).map(drop)
+        self.call(&PagerRequest::Transfer { zygote, child, dir, pid }, &[keep]).map(drop)
     }
 
     /// Whether what a zygote is to be given of its seed's working set is still on its way: a copy that is made meanwhile fetches it
@@ -120,10 +122,10 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a zygote that is not served, [`ClientError::Silent`].
-    pub fn is_filling(&self, zygote: &ChildId) -> Result<bool, ClientError> {
-        match self.call(&Request::Filling { zygote: zygote.clone() }, &[])? {
-            Reply::Filling(is_filling) => Ok(is_filling),
-            other => Err(unexpected(&other)),
+    pub fn is_zygote_filling(&self, zygote: &ChildId) -> Result<bool, ClientError> {
+        match self.call(&PagerRequest::IsZygoteFilling { zygote: zygote.clone() }, &[])? {
+            PagerReply::ZygoteFilling(is_filling) => Ok(is_filling),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -133,10 +135,10 @@ impl PagerClient {
     /// # Errors
     /// [`ClientError::StillRunning`], [`ClientError::Silent`].
     pub fn release(&self, child: &ChildId) -> Result<Option<PagerCounters>, ClientError> {
-        let deadline = Instant::now() + CALL_LIMIT;
+        let deadline = Instant::now() + CALL_TIMEOUT;
         loop {
-            match self.release_at_once(child) {
-                Err(ClientError::StillRunning { .. }) if Instant::now() < deadline => std::thread::sleep(RETRY_PAUSE),
+            match self.try_release(child) {
+                Err(ClientError::StillRunning { .. }) if Instant::now() < deadline => std::thread::sleep(RETRY_BACKOFF),
                 released => return released,
             }
         }
@@ -146,12 +148,12 @@ impl PagerClient {
     ///
     /// # Errors
     /// As [`Self::release`].
-    pub fn release_at_once(&self, child: &ChildId) -> Result<Option<PagerCounters>, ClientError> {
-        match self.call(&Request::Release { child: child.clone() }, &[])? {
-            Reply::Done => Ok(None),
-            Reply::Stats(stats) => Ok(Some(stats.counters)),
-            Reply::StillRunning => Err(ClientError::StillRunning { child: child.clone() }),
-            other => Err(unexpected(&other)),
+    pub fn try_release(&self, child: &ChildId) -> Result<Option<PagerCounters>, ClientError> {
+        match self.call(&PagerRequest::Release { child: child.clone() }, &[])? {
+            PagerReply::Done => Ok(None),
+            PagerReply::Stats(stats) => Ok(Some(stats.counters)),
+            PagerReply::StillRunning => Err(ClientError::StillRunning { child: child.clone() }),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -160,9 +162,9 @@ impl PagerClient {
     /// # Errors
     /// [`ClientError::Form`], [`ClientError::Silent`].
     pub fn hello(&self) -> Result<PagerHello, ClientError> {
-        match self.call(&Request::Hello, &[])? {
-            Reply::Hello(hello) => Ok(hello),
-            other => Err(unexpected(&other)),
+        match self.call(&PagerRequest::Hello, &[])? {
+            PagerReply::Hello(hello) => Ok(hello),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -171,16 +173,19 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Trusting`]; [`ClientError::Silent`], also where it cannot use what it is told to.
-    pub fn trust(&self, trusting: &Trusting) -> Result<(), ClientError> {
+    pub fn set_trust_policy(&self, trusting: &TrustPolicy) -> Result<(), ClientError> {
         let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
-        trusting.write(run_dir).map_err(ClientError::Trusting)?;
-        let deadline = Instant::now() + CALL_LIMIT;
-        self.call(&Request::Replace, &[])?;
-        while self.hello()?.trusting != *trusting {
+        trusting.write(run_dir).map_err(ClientError::TrustPolicy)?;
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        self.call(&PagerRequest::Replace, &[])?;
+        while self.hello()?.trust_policy != *trusting {
             if Instant::now() >= deadline {
-                return Err(ClientError::Silent { socket: self.socket.clone(), cause: io::ErrorKind::TimedOut.into() });
+                return Err(ClientError::NoReply {
+                    socket: self.socket.clone(),
+                    cause: io::ErrorKind::TimedOut.into(),
+                });
             }
-            std::thread::sleep(RETRY_PAUSE);
+            std::thread::sleep(RETRY_BACKOFF);
         }
         Ok(())
     }
@@ -190,9 +195,9 @@ impl PagerClient {
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
     pub fn stats(&self, child: &ChildId) -> Result<PagerStats, ClientError> {
-        match self.call(&Request::Stats { child: child.clone() }, &[])? {
-            Reply::Stats(stats) => Ok(stats),
-            other => Err(unexpected(&other)),
+        match self.call(&PagerRequest::Stats { child: child.clone() }, &[])? {
+            PagerReply::Stats(stats) => Ok(stats),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -202,9 +207,9 @@ impl PagerClient {
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
     pub fn settle(&self, child: &ChildId, begin: bool, pid: i32) -> Result<SettleProgress, ClientError> {
-        match self.call(&Request::Settle { child: child.clone(), begin, pid }, &[])? {
-            Reply::Settling(progress) => Ok(progress),
-            other => Err(unexpected(&other)),
+        match self.call(&PagerRequest::Settle { child: child.clone(), begin, pid }, &[])? {
+            PagerReply::SettleProgress(progress) => Ok(progress),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -212,10 +217,10 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Silent`].
-    pub fn cache(&self) -> Result<CacheStats, ClientError> {
-        match self.call(&Request::Cache, &[])? {
-            Reply::Cache(stats) => Ok(stats),
-            other => Err(unexpected(&other)),
+    pub fn cache_stats(&self) -> Result<CacheStats, ClientError> {
+        match self.call(&PagerRequest::CacheStats, &[])? {
+            PagerReply::CacheStats(stats) => Ok(stats),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -224,10 +229,10 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
-    pub fn prewarm(&self, seed: &SeedId, dir: &Path) -> Result<WarmProgress, ClientError> {
-        match self.call(&Request::Prewarm { seed: seed.clone(), dir: dir.to_owned() }, &[])? {
-            Reply::Warming(progress) => Ok(progress),
-            other => Err(unexpected(&other)),
+    pub fn prewarm(&self, seed: &SeedId, dir: &Path) -> Result<PrewarmProgress, ClientError> {
+        match self.call(&PagerRequest::Prewarm { seed: seed.clone(), dir: dir.to_owned() }, &[])? {
+            PagerReply::PrewarmProgress(progress) => Ok(progress),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -236,23 +241,23 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Silent`], [`ClientError::CacheLimit`].
-    pub fn limit_cache(&self, bytes_max: u64) -> Result<CacheStats, ClientError> {
+    pub fn set_cache_limit(&self, bytes_max: u64) -> Result<CacheStats, ClientError> {
         let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
-        cache::limit::write(run_dir, bytes_max).map_err(ClientError::CacheLimit)?;
-        self.cache()
+        cache::limit::write_cache_limit(run_dir, bytes_max).map_err(ClientError::CacheLimit)?;
+        self.cache_stats()
     }
 
     /// The children that are served, ascending, also those that have ended but were not released.
     ///
     /// # Errors
     /// [`ClientError::Silent`].
-    pub fn children(&self) -> Result<Vec<ChildId>, ClientError> {
+    pub fn list_children(&self) -> Result<Vec<ChildId>, ClientError> {
         let mut all = Vec::new();
         loop {
-            match self.call(&Request::Children { after: all.last().cloned() }, &[])? {
-                Reply::Children(page) if page.is_empty() => return Ok(all),
-                Reply::Children(page) => all.extend(page),
-                other => return Err(unexpected(&other)),
+            match self.call(&PagerRequest::ListChildren { after: all.last().cloned() }, &[])? {
+                PagerReply::Children(page) if page.is_empty() => return Ok(all),
+                PagerReply::Children(page) => all.extend(page),
+                other => return Err(unexpected_reply(&other)),
             }
         }
     }
@@ -263,13 +268,16 @@ impl PagerClient {
     /// [`ClientError::Refused`] while children run, [`ClientError::Silent`].
     pub fn stop(&self, limit: Duration) -> Result<(), ClientError> {
         let deadline = Instant::now() + limit;
-        self.call(&Request::Stop, &[])?;
+        self.call(&PagerRequest::Stop, &[])?;
         // The keeper removes its socket last.
         while self.socket.exists() {
             if Instant::now() >= deadline {
-                return Err(ClientError::Silent { socket: self.socket.clone(), cause: io::ErrorKind::TimedOut.into() });
+                return Err(ClientError::NoReply {
+                    socket: self.socket.clone(),
+                    cause: io::ErrorKind::TimedOut.into(),
+                });
             }
-            std::thread::sleep(RETRY_PAUSE);
+            std::thread::sleep(RETRY_BACKOFF);
         }
         Ok(())
     }
@@ -280,10 +288,10 @@ impl PagerClient {
     /// # Errors
     /// [`ClientError::Refused`] where it cannot be served, [`ClientError::Silent`].
     pub fn reclaim(&self, child: &ChildId, child_dir: &Path, queue: BorrowedFd<'_>) -> Result<usize, ClientError> {
-        let request = Request::Reclaim { child: child.clone(), dir: child_dir.to_owned() };
+        let request = PagerRequest::Reclaim { child: child.clone(), dir: child_dir.to_owned() };
         match self.call(&request, &[queue])? {
-            Reply::Reclaimed { lost } => Ok(lost),
-            other => Err(unexpected(&other)),
+            PagerReply::Reclaimed { lost } => Ok(lost),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -291,10 +299,10 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
-    pub fn next_space(&self, child: &ChildId) -> Result<u32, ClientError> {
-        match self.call(&Request::NextSpace { child: child.clone() }, &[])? {
-            Reply::Space(Some(space)) => Ok(space),
-            other => Err(unexpected(&other)),
+    pub fn next_space_id(&self, child: &ChildId) -> Result<u32, ClientError> {
+        match self.call(&PagerRequest::NextSpace { child: child.clone() }, &[])? {
+            PagerReply::SpaceId(Some(space)) => Ok(space),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -303,9 +311,9 @@ impl PagerClient {
     /// # Errors
     /// [`ClientError::Refused`] where there are several, or the child is not served; [`ClientError::Silent`].
     pub fn find_space(&self, child: &ChildId, since: u32, address: u64) -> Result<Option<u32>, ClientError> {
-        match self.call(&Request::FindSpace { child: child.clone(), since, address }, &[])? {
-            Reply::Space(space) => Ok(space),
-            other => Err(unexpected(&other)),
+        match self.call(&PagerRequest::FindSpace { child: child.clone(), since, address }, &[])? {
+            PagerReply::SpaceId(space) => Ok(space),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -313,17 +321,17 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Refused`] where there is no such space, [`ClientError::Silent`].
-    pub fn map_of(&self, child: &ChildId, space: u32) -> Result<Vec<Segment>, ClientError> {
-        let mut all: Vec<Segment> = Vec::new();
+    pub fn list_segments(&self, child: &ChildId, space: u32) -> Result<Vec<MapSegment>, ClientError> {
+        let mut all: Vec<MapSegment> = Vec::new();
         loop {
             let from = all.last().map_or(0, |last| last.end);
-            match self.call(&Request::Map { child: child.clone(), space, from }, &[])? {
-                Reply::Map(page) if page.len() < SEGMENTS_PER_REPLY_MAX => {
+            match self.call(&PagerRequest::ListSegments { child: child.clone(), space, from }, &[])? {
+                PagerReply::Segments(page) if page.len() < SEGMENTS_PER_REPLY_MAX => {
                     all.extend(page);
                     return Ok(all);
                 }
-                Reply::Map(page) => all.extend(page),
-                other => return Err(unexpected(&other)),
+                PagerReply::Segments(page) => all.extend(page),
+                other => return Err(unexpected_reply(&other)),
             }
         }
     }
@@ -332,102 +340,104 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Silent`].
-    pub fn leave(&self, child: &ChildId, space: u32) -> Result<(), ClientError> {
-        self.call(&Request::Leave { child: child.clone(), space }, &[]).map(drop)
+    pub fn close_space(&self, child: &ChildId, space: u32) -> Result<(), ClientError> {
+        self.call(&PagerRequest::CloseSpace { child: child.clone(), space }, &[]).map(drop)
     }
 
-    fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, ClientError> {
-        self.conclude(request, fds, self.ask(request, fds))
+    fn call(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> Result<PagerReply, ClientError> {
+        self.await_reply(request, fds, self.send_request(request, fds))
     }
 
     /// Waits for the reply to a request that was sent, and sends it again where none comes.
-    fn conclude(
+    fn await_reply(
         &self,
-        request: &Request,
+        request: &PagerRequest,
         fds: &[BorrowedFd<'_>],
-        mut asked: io::Result<Asked>,
-    ) -> Result<Reply, ClientError> {
-        let deadline = Instant::now() + CALL_LIMIT;
+        mut asked: io::Result<SentRequest>,
+    ) -> Result<PagerReply, ClientError> {
+        let deadline = Instant::now() + CALL_TIMEOUT;
         loop {
-            let was_kept = asked.as_ref().is_ok_and(|asked| asked.was_kept);
-            match asked.and_then(|asked| self.hear(asked.socket, deadline)) {
-                Ok(Reply::Refused(reason)) => return Err(ClientError::Refused(reason)),
-                Err(cause) if is_of_another_form(&cause) => return Err(ClientError::Form(cause.to_string())),
+            let was_kept = asked.as_ref().is_ok_and(|asked| asked.was_reused);
+            match asked.and_then(|asked| self.receive_reply(asked.socket, deadline)) {
+                Ok(PagerReply::Refused(reason)) => return Err(ClientError::Refused(reason)),
+                Err(cause) if is_version_mismatch(&cause) => {
+                    return Err(ClientError::VersionMismatch(cause.to_string()));
+                }
                 Ok(reply) => return Ok(reply),
-                Err(cause) if Instant::now() + RETRY_PAUSE >= deadline => {
-                    return Err(ClientError::Silent { socket: self.socket.clone(), cause });
+                Err(cause) if Instant::now() + RETRY_BACKOFF >= deadline => {
+                    return Err(ClientError::NoReply { socket: self.socket.clone(), cause });
                 }
                 // The pager has closed it since: it is no sign that there is none.
-                Err(_) if was_kept => self.kept().clear(),
-                Err(_) => std::thread::sleep(RETRY_PAUSE),
+                Err(_) if was_kept => self.lock_idle_connections().clear(),
+                Err(_) => std::thread::sleep(RETRY_BACKOFF),
             }
-            asked = self.ask(request, fds);
+            asked = self.send_request(request, fds);
         }
     }
 
     /// Sends a request; gives the connection on which the reply will come.
-    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<Asked> {
+    fn send_request(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> io::Result<SentRequest> {
         let bytes = encode(request).map_err(io::Error::other)?;
-        let kept = self.kept().pop();
+        let kept = self.lock_idle_connections().pop();
         if let Some(socket) = kept
             && fdpass::send(socket.as_fd(), &bytes, fds).is_ok()
         {
-            return Ok(Asked { socket, was_kept: true });
+            return Ok(SentRequest { socket, was_reused: true });
         }
         // Nonblocking: connecting to a full backlog fails at once, and is tried again.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
         fdpass::send(socket.as_fd(), &bytes, fds)?;
-        Ok(Asked { socket, was_kept: false })
+        Ok(SentRequest { socket, was_reused: false })
     }
 
     /// Waits for a reply, and keeps the connection.
-    fn hear(&self, socket: OwnedFd, deadline: Instant) -> io::Result<Reply> {
-        let reply = hear(&socket, deadline)?;
-        let mut kept = self.kept();
-        if kept.len() < KEPT_MAX {
+    fn receive_reply(&self, socket: OwnedFd, deadline: Instant) -> io::Result<PagerReply> {
+        let reply = read_reply(&socket, deadline)?;
+        let mut kept = self.lock_idle_connections();
+        if kept.len() < IDLE_CONNECTIONS_MAX {
             kept.push(socket);
         }
         Ok(reply)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_idle_connections(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        self.idle_connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A request that was sent.
 #[derive(Debug)]
-struct Asked {
+struct SentRequest {
     socket: OwnedFd,
     /// Whether the connection was there before: the pager may have closed it.
-    was_kept: bool,
+    was_reused: bool,
 }
 
 /// A child that the pager was asked to serve.
 #[derive(Debug)]
 #[must_use = "the pager may refuse"]
-pub struct Adoption<'a> {
+pub struct PendingAdoption<'a> {
     client: &'a PagerClient,
-    request: Request,
+    request: PagerRequest,
     uffd_socket: OwnedFd,
-    asked: io::Result<Asked>,
+    sent: io::Result<SentRequest>,
 }
 
-impl Adoption<'_> {
+impl PendingAdoption<'_> {
     /// Waits until the child is served.
     ///
     /// # Errors
     /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
     pub fn wait(self) -> Result<(), ClientError> {
-        let Self { client, request, uffd_socket, asked } = self;
-        client.conclude(&request, &[uffd_socket.as_fd()], asked).map(drop)
+        let Self { client, request, uffd_socket, sent: asked } = self;
+        client.await_reply(&request, &[uffd_socket.as_fd()], asked).map(drop)
     }
 }
 
-fn hear(socket: &OwnedFd, deadline: Instant) -> io::Result<Reply> {
-    if !farfork_sys::wait::readable(socket.as_fd(), deadline)? {
+fn read_reply(socket: &OwnedFd, deadline: Instant) -> io::Result<PagerReply> {
+    if !farfork_sys::wait::wait_readable(socket.as_fd(), deadline)? {
         return Err(io::ErrorKind::TimedOut.into());
     }
     MESSAGE.with_borrow_mut(|bytes| {
@@ -440,11 +450,11 @@ fn hear(socket: &OwnedFd, deadline: Instant) -> io::Result<Reply> {
     })
 }
 
-fn is_of_another_form(cause: &io::Error) -> bool {
-    let inner = cause.get_ref().and_then(|inner| inner.downcast_ref::<MessageError>());
-    matches!(inner, Some(MessageError::Form { .. }))
+fn is_version_mismatch(cause: &io::Error) -> bool {
+    let inner = cause.get_ref().and_then(|inner| inner.downcast_ref::<ControlMessageError>());
+    matches!(inner, Some(ControlMessageError::VersionMismatch { .. }))
 }
 
-fn unexpected(reply: &Reply) -> ClientError {
+fn unexpected_reply(reply: &PagerReply) -> ClientError {
     ClientError::Refused(format!("the pager gave an answer to another question: {reply:?}"))
 }

@@ -15,11 +15,12 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::child::Child;
-use super::keeper::station::Station;
-use super::server::watch::Source;
-use super::server::{Ended, Server};
+use super::keeper::station::KeeperContext;
+use super::server::watch::EventSource;
+use super::server::{PagerServer, ServerExit};
 use protocol::{
-    CHILDREN_PER_REPLY_MAX, MESSAGE_BYTES_MAX, MessageError, PagerHello, RELEASE, Reply, Request, decode, encode,
+    CHILDREN_PER_REPLY_MAX, ControlMessageError, MESSAGE_BYTES_MAX, PagerHello, PagerReply, PagerRequest, RELEASE,
+    decode, encode,
 };
 
 /// Most clients connected at once: threads of the daemon, each of which keeps its connection for the next request. The one that has been
@@ -28,62 +29,62 @@ const CLIENTS_MAX: usize = 64;
 
 /// The clients that are connected, and may ask.
 #[derive(Debug, Default)]
-pub(super) struct Clients {
+pub(super) struct ClientConnections {
     sockets: BTreeMap<u64, OwnedFd>,
-    next: u64,
+    next_client_id: u64,
     /// Where requests are read to.
-    message: Vec<u8>,
+    request_buffer: Vec<u8>,
 }
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// Takes a client's connection.
-    pub(super) fn accept(&mut self) {
-        let accept = |station: &Station| {
+    pub(super) fn accept_client(&mut self) {
+        let accept = |station: &KeeperContext| {
             rustix::net::accept_with(station.listener(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         };
-        let accepted = match accept(self.station) {
-            Err(Errno::MFILE) => self.station.with_reserve(accept),
+        let accepted = match accept(self.context) {
+            Err(Errno::MFILE) => self.context.with_reserved_fds(accept),
             other => other,
         };
         let Ok(socket) = accepted else { return };
         if self.clients.sockets.len() >= CLIENTS_MAX
             && let Some((oldest, socket)) = self.clients.sockets.pop_first()
         {
-            self.watch.remove(Source::Client(oldest), &socket);
+            self.poller.remove(EventSource::Client(oldest), &socket);
         }
-        let client = self.clients.next;
-        self.clients.next += 1;
-        match self.watch.add(Source::Client(client), &socket) {
+        let client = self.clients.next_client_id;
+        self.clients.next_client_id += 1;
+        match self.poller.add(EventSource::Client(client), &socket) {
             Ok(()) => drop(self.clients.sockets.insert(client, socket)),
             Err(error) => tracing::error!("a client of the pager cannot be watched: {error}"),
         }
     }
 
     /// Answers a client's request, and ends the connection of one that has gone.
-    pub(super) fn converse(&mut self, client: u64) {
+    pub(super) fn handle_client(&mut self, client: u64) {
         let Some(socket) = self.clients.sockets.remove(&client) else { return };
-        match self.serve(&socket) {
+        match self.serve_request(&socket) {
             Ok(true) => drop(self.clients.sockets.insert(client, socket)),
-            Ok(false) => self.watch.remove(Source::Client(client), &socket),
+            Ok(false) => self.poller.remove(EventSource::Client(client), &socket),
             Err(error) => {
-                self.watch.remove(Source::Client(client), &socket);
+                self.poller.remove(EventSource::Client(client), &socket);
                 tracing::warn!("a request to the pager was not answered: {error}");
             }
         }
     }
 
     /// Tells whether there was a request: else the client has gone.
-    fn serve(&mut self, socket: &OwnedFd) -> io::Result<bool> {
-        let bytes = &mut self.clients.message;
+    fn serve_request(&mut self, socket: &OwnedFd) -> io::Result<bool> {
+        let bytes = &mut self.clients.request_buffer;
         bytes.resize(MESSAGE_BYTES_MAX, 0);
         let (length, fds) = fdpass::receive(socket.as_fd(), bytes, 1)?;
         if length == 0 {
             return Ok(false);
         }
-        let reply = match decode::<Request>(&bytes[..length]) {
-            Ok(request) => self.fulfil(request, fds.into_iter().next()),
+        let reply = match decode::<PagerRequest>(&bytes[..length]) {
+            Ok(request) => self.dispatch_request(request, fds.into_iter().next()),
             // Whoever asks can tell from the reply of which form this is.
-            Err(error @ MessageError::Form { .. }) => Reply::Refused(error.to_string()),
+            Err(error @ ControlMessageError::VersionMismatch { .. }) => PagerReply::Refused(error.to_string()),
             Err(error) => return Err(io::Error::other(error)),
         };
         let reply = encode(&reply).map_err(io::Error::other)?;
@@ -91,103 +92,107 @@ impl Server<'_> {
         Ok(true)
     }
 
-    fn fulfil(&mut self, request: Request, fd: Option<OwnedFd>) -> Reply {
+    fn dispatch_request(&mut self, request: PagerRequest, fd: Option<OwnedFd>) -> PagerReply {
         match request {
-            Request::Hello => Reply::Hello(PagerHello { release: RELEASE.to_owned(), trusting: self.trusting.clone() }),
-            Request::Replace => {
-                self.end = Some(Ended::Replaced);
-                Reply::Done
+            PagerRequest::Hello => {
+                PagerReply::Hello(PagerHello { release: RELEASE.to_owned(), trust_policy: self.trust_policy.clone() })
             }
-            Request::Adopt { child, dir } => self.adopt(child, &dir, fd),
-            Request::Transfer { zygote, child, dir, pid } => self.transfer(&zygote, (&child, &dir, pid), fd),
-            Request::Filling { zygote } => match self.key_of(&zygote) {
-                Some(key) => Reply::Filling(self.is_filling(key)),
-                None => Reply::Refused(format!("zygote {zygote} is not known to the pager")),
-            },
-            Request::Release { child } => self.release(&child),
-            Request::Stats { child } => match self.key_of(&child).and_then(|key| self.children.get(&key)) {
-                Some(served) => Reply::Stats(served.child.stats()),
-                None => Reply::Refused(format!("child {child} is not known to the pager")),
-            },
-            Request::Cache => {
-                self.cache.limit(self.station.cache_bytes_max());
-                Reply::Cache(self.cache.stats())
+            PagerRequest::Replace => {
+                self.exit = Some(ServerExit::Replaced);
+                PagerReply::Done
             }
-            Request::Prewarm { seed, dir } => self.warm(&seed, &dir),
-            Request::Children { after } => {
+            PagerRequest::Adopt { child, dir } => self.handle_adopt(child, &dir, fd),
+            PagerRequest::Transfer { zygote, child, dir, pid } => {
+                self.handle_transfer(&zygote, (&child, &dir, pid), fd)
+            }
+            PagerRequest::IsZygoteFilling { zygote } => match self.child_key(&zygote) {
+                Some(key) => PagerReply::ZygoteFilling(self.is_zygote_filling(key)),
+                None => PagerReply::Refused(format!("zygote {zygote} is not known to the pager")),
+            },
+            PagerRequest::Release { child } => self.handle_release(&child),
+            PagerRequest::Stats { child } => match self.child_key(&child).and_then(|key| self.children.get(&key)) {
+                Some(served) => PagerReply::Stats(served.child.stats()),
+                None => PagerReply::Refused(format!("child {child} is not known to the pager")),
+            },
+            PagerRequest::CacheStats => {
+                self.cache.set_limit(self.context.cache_bytes_max());
+                PagerReply::CacheStats(self.cache.stats())
+            }
+            PagerRequest::Prewarm { seed, dir } => self.handle_prewarm(&seed, &dir),
+            PagerRequest::ListChildren { after } => {
                 let mut ids: Vec<ChildId> = self.children.values().map(|served| served.child.id.clone()).collect();
                 ids.retain(|id| after.as_ref().is_none_or(|after| id > after));
                 ids.sort_unstable();
                 ids.truncate(CHILDREN_PER_REPLY_MAX);
-                Reply::Children(ids)
+                PagerReply::Children(ids)
             }
-            Request::Settle { child, begin, pid } => self.settle(&child, begin, pid),
-            Request::NextSpace { child } => self.next_space(&child),
-            Request::FindSpace { child, since, address } => self.find_space(&child, since, address),
-            Request::Map { child, space, from } => self.map_of(&child, space, from),
-            Request::Leave { child, space } => self.leave(&child, space),
-            Request::Reclaim { child, dir } => self.reclaim(child, &dir, fd),
-            Request::Stop => self.stop(),
+            PagerRequest::Settle { child, begin, pid } => self.handle_settle(&child, begin, pid),
+            PagerRequest::NextSpace { child } => self.handle_next_space(&child),
+            PagerRequest::FindSpace { child, since, address } => self.handle_find_space(&child, since, address),
+            PagerRequest::ListSegments { child, space, from } => self.handle_list_segments(&child, space, from),
+            PagerRequest::CloseSpace { child, space } => self.handle_close_space(&child, space),
+            PagerRequest::Reclaim { child, dir } => self.handle_reclaim(child, &dir, fd),
+            PagerRequest::Stop => self.handle_stop(),
         }
     }
 
-    pub(super) fn adopt(&mut self, id: ChildId, dir: &Path, socket: Option<OwnedFd>) -> Reply {
-        if self.key_of(&id).is_some() {
-            return Reply::Done; // Asked again, because a reply was lost.
+    pub(super) fn handle_adopt(&mut self, id: ChildId, dir: &Path, socket: Option<OwnedFd>) -> PagerReply {
+        if self.child_key(&id).is_some() {
+            return PagerReply::Done; // Asked again, because a reply was lost.
         }
         let Some(socket) = socket else {
-            return Reply::Refused(format!("child {id} came without a socket for its userfaultfd"));
+            return PagerReply::Refused(format!("child {id} came without a socket for its userfaultfd"));
         };
-        let refused = |error: &dyn std::fmt::Display| Reply::Refused(format!("child {id} is not served: {error}"));
+        let refused = |error: &dyn std::fmt::Display| PagerReply::Refused(format!("child {id} is not served: {error}"));
         let child = match Child::adopt(id.clone(), dir, socket) {
             Ok(child) => child,
             Err(error) => return refused(&error),
         };
-        let entered = self.station.registry().enter(&id, dir).and_then(|()| self.take_in(child));
+        let entered = self.context.registry().insert(&id, dir).and_then(|()| self.serve_child(child));
         match entered {
             Ok(()) => {
-                self.ask_for_set(&id);
-                Reply::Done
+                self.request_working_set(&id);
+                PagerReply::Done
             }
             Err(error) => {
-                self.station.registry().strike(&id);
+                self.context.registry().remove(&id);
                 refused(&error)
             }
         }
     }
 
-    pub(super) fn release(&mut self, id: &ChildId) -> Reply {
-        let Some(key) = self.key_of(id) else { return Reply::Done };
-        self.sweep_child(key);
-        let Some(served) = self.children.get_mut(&key) else { return Reply::Done };
-        served.child.released = true;
+    pub(super) fn handle_release(&mut self, id: &ChildId) -> PagerReply {
+        let Some(key) = self.child_key(id) else { return PagerReply::Done };
+        self.close_ended_spaces(key);
+        let Some(served) = self.children.get_mut(&key) else { return PagerReply::Done };
+        served.child.release_requested = true;
         if served.child.spaces.is_empty() {
             let stats = served.child.stats();
-            self.forget(key);
-            Reply::Stats(stats)
+            self.remove_child(key);
+            PagerReply::Stats(stats)
         } else {
-            Reply::StillRunning
+            PagerReply::StillRunning
         }
     }
 
-    fn stop(&mut self) -> Reply {
+    fn handle_stop(&mut self) -> PagerReply {
         let keys: Vec<u64> = self.children.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.sweep_child(key));
+        keys.into_iter().for_each(|key| self.close_ended_spaces(key));
         let running: Vec<String> = self
             .children
             .values()
-            .filter(|served| !served.child.is_over())
+            .filter(|served| !served.child.has_ended())
             .map(|served| served.child.id.to_string())
             .collect();
         if running.is_empty() {
-            self.end = Some(Ended::Stopped);
-            return Reply::Done;
+            self.exit = Some(ServerExit::Stopped);
+            return PagerReply::Done;
         }
         let list = running.join(", ");
-        Reply::Refused(format!("the pager still serves {list}: without it they would read zeroes; end them first"))
+        PagerReply::Refused(format!("the pager still serves {list}: without it they would read zeroes; end them first"))
     }
 
-    pub(super) fn key_of(&self, id: &ChildId) -> Option<u64> {
-        self.keys.get(id).copied()
+    pub(super) fn child_key(&self, id: &ChildId) -> Option<u64> {
+        self.child_keys.get(id).copied()
     }
 }

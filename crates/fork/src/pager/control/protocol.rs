@@ -14,25 +14,25 @@ use farfork_wire::{ChildId, SeedId};
 use serde::{Deserialize, Serialize};
 
 use crate::pager::cache::CacheStats;
-use crate::pager::journal::SpaceNumber;
+use crate::pager::journal::AddressSpaceId;
 use crate::pager::journal::counters::PagerCounters;
-use crate::pager::keeper::trusting::Trusting;
-use crate::pager::page_map::Segment;
+use crate::pager::keeper::trusting::TrustPolicy;
+use crate::pager::page_map::MapSegment;
 
 /// The release that this is of.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Changes with every change of the messages below.
-const FORM: u8 = 5;
+const PROTOCOL_VERSION: u8 = 5;
 
-const MAGIC: [u8; 4] = [b'F', b'F', b'P', FORM];
+const MAGIC: [u8; 4] = [b'F', b'F', b'P', PROTOCOL_VERSION];
 
 /// Why bytes are no message.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::pager) enum MessageError {
+pub(in crate::pager) enum ControlMessageError {
     /// Of another release.
-    #[error("it speaks form {theirs} of the pager's messages, and this is form {FORM}")]
-    Form {
+    #[error("it speaks form {theirs} of the pager's messages, and this is form {PROTOCOL_VERSION}")]
+    VersionMismatch {
         /// What came.
         theirs: u8,
     },
@@ -53,11 +53,11 @@ pub(in crate::pager) fn encode(message: &impl Serialize) -> Result<Vec<u8>, post
 ///
 /// # Errors
 /// [`MessageError`].
-pub(in crate::pager) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, MessageError> {
+pub(in crate::pager) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ControlMessageError> {
     match bytes {
-        [b'F', b'F', b'P', FORM, body @ ..] => Ok(postcard::from_bytes(body)?),
-        [b'F', b'F', b'P', theirs, ..] => Err(MessageError::Form { theirs: *theirs }),
-        _ => Err(MessageError::Form { theirs: 0 }),
+        [b'F', b'F', b'P', PROTOCOL_VERSION, body @ ..] => Ok(postcard::from_bytes(body)?),
+        [b'F', b'F', b'P', theirs, ..] => Err(ControlMessageError::VersionMismatch { theirs: *theirs }),
+        _ => Err(ControlMessageError::VersionMismatch { theirs: 0 }),
     }
 }
 
@@ -72,7 +72,7 @@ pub(in crate::pager) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
 
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::pager) enum Request {
+pub(in crate::pager) enum PagerRequest {
     /// What it is, and whom it trusts.
     Hello,
     /// Make room for a pager that reads anew whom it is to trust.
@@ -97,7 +97,7 @@ pub(in crate::pager) enum Request {
         pid: i32,
     },
     /// Whether what a zygote is to be given of its seed's working set is still on its way.
-    Filling {
+    IsZygoteFilling {
         /// The zygote.
         zygote: ChildId,
     },
@@ -112,7 +112,7 @@ pub(in crate::pager) enum Request {
         child: ChildId,
     },
     /// What the cache of pages holds. Its limit is read anew.
-    Cache,
+    CacheStats,
     /// Put a seed's working set into the cache, or tell how far that is.
     Prewarm {
         /// The seed.
@@ -121,7 +121,7 @@ pub(in crate::pager) enum Request {
         dir: PathBuf,
     },
     /// Which children there are.
-    Children {
+    ListChildren {
         /// Only those behind this one.
         after: Option<ChildId>,
     },
@@ -144,25 +144,25 @@ pub(in crate::pager) enum Request {
         /// The child.
         child: ChildId,
         /// The first space that may be it.
-        since: SpaceNumber,
+        since: AddressSpaceId,
         /// Address of the page.
         address: u64,
     },
     /// Which addresses of a space show which pages.
-    Map {
+    ListSegments {
         /// The child.
         child: ChildId,
         /// The space.
-        space: SpaceNumber,
+        space: AddressSpaceId,
         /// Only those from this address on.
         from: u64,
     },
     /// Serve a space no more, whose process never runs. May be repeated.
-    Leave {
+    CloseSpace {
         /// The child.
         child: ChildId,
         /// The space.
-        space: SpaceNumber,
+        space: AddressSpaceId,
     },
     /// Serve a child again whose pager, keeper and holder were killed together. The message carries the queue that its stub holds. May be
     /// repeated.
@@ -178,7 +178,7 @@ pub(in crate::pager) enum Request {
 
 /// What the pager answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::pager) enum Reply {
+pub(in crate::pager) enum PagerReply {
     /// As asked.
     Done,
     /// Processes of the child are still running and served.
@@ -188,19 +188,19 @@ pub(in crate::pager) enum Reply {
     /// The answer to `Stats`, and to `Release` of a child that was known.
     Stats(PagerStats),
     /// The answer to `Filling`.
-    Filling(bool),
+    ZygoteFilling(bool),
     /// The answer to `Settle`.
-    Settling(SettleProgress),
+    SettleProgress(SettleProgress),
     /// The answer to `Cache`.
-    Cache(CacheStats),
+    CacheStats(CacheStats),
     /// The answer to `Prewarm`.
-    Warming(WarmProgress),
+    PrewarmProgress(PrewarmProgress),
     /// The answer to `Children`, ascending; empty when there are no more.
     Children(Vec<ChildId>),
     /// The answer to `NextSpace` and `FindSpace`.
-    Space(Option<SpaceNumber>),
+    SpaceId(Option<AddressSpaceId>),
     /// The answer to `Map`, ascending; fewer than asked for at most when there are no more.
-    Map(Vec<Segment>),
+    Segments(Vec<MapSegment>),
     /// The answer to `Reclaim`.
     Reclaimed {
         /// How many of its processes nobody held: they have read zeroes since.
@@ -216,7 +216,7 @@ pub struct PagerHello {
     /// Its release.
     pub release: String,
     /// Whom it trusts.
-    pub trusting: Trusting,
+    pub trust_policy: TrustPolicy,
 }
 
 /// What the pager did for a child, and what became of its memory.
@@ -225,7 +225,7 @@ pub struct PagerStats {
     /// In numbers.
     pub counters: PagerCounters,
     /// Why pages that were not fetched raise SIGBUS now, when they do.
-    pub lost: Option<String>,
+    pub loss_reason: Option<String>,
 }
 
 /// How far a child is with taking the rest of its pages.
@@ -245,7 +245,7 @@ pub enum SettleState {
     /// Nobody asked for it.
     Idle,
     /// Pages are on their way.
-    Underway,
+    Running,
     /// It needs its seed no more.
     Settled,
     /// It was given up, for this reason; the child goes on as before.
@@ -258,35 +258,37 @@ mod tests {
 
     #[test]
     fn a_message_of_another_form_is_not_taken_for_another_message() {
-        let bytes = encode(&Request::Stop).unwrap();
-        assert_eq!(decode::<Request>(&bytes).unwrap(), Request::Stop);
+        let bytes = encode(&PagerRequest::Stop).unwrap();
+        assert_eq!(decode::<PagerRequest>(&bytes).unwrap(), PagerRequest::Stop);
         let mut newer = bytes.clone();
         newer[3] += 1;
-        assert!(matches!(decode::<Request>(&newer), Err(MessageError::Form { theirs }) if theirs == FORM + 1));
+        assert!(
+            matches!(decode::<PagerRequest>(&newer), Err(ControlMessageError::VersionMismatch { theirs }) if theirs == PROTOCOL_VERSION + 1)
+        );
         // As they were before they had a form.
-        let old = postcard::to_stdvec(&Request::Stop).unwrap();
-        assert!(matches!(decode::<Request>(&old), Err(MessageError::Form { theirs: 0 })));
-        assert!(matches!(decode::<Request>(&bytes[..4]), Err(MessageError::Damaged(_))));
-        assert!(decode::<Request>(&[]).is_err());
+        let old = postcard::to_stdvec(&PagerRequest::Stop).unwrap();
+        assert!(matches!(decode::<PagerRequest>(&old), Err(ControlMessageError::VersionMismatch { theirs: 0 })));
+        assert!(matches!(decode::<PagerRequest>(&bytes[..4]), Err(ControlMessageError::Damaged(_))));
+        assert!(decode::<PagerRequest>(&[]).is_err());
     }
 }
 
 /// How far a seed's working set is on its way into a node's cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WarmProgress {
+pub struct PrewarmProgress {
     /// Pages of the set; 0 until it came, and where no child of the seed was seen yet.
     pub set_pages: u64,
     /// Of these, the pages that came, or were there; those of this host's own seeds are not kept.
     pub cached_pages: u64,
     /// How it stands.
-    pub state: WarmState,
+    pub state: PrewarmState,
 }
 
 /// How a seed's warming up stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum WarmState {
+pub enum PrewarmState {
     /// Pages are on their way.
-    Underway,
+    Running,
     /// All are there.
     Done,
     /// It was given up, for this reason; what came is there.

@@ -7,104 +7,107 @@
 
 use std::time::Duration;
 
-use farfork_sys::userfaultfd::{Cause, Message};
+use farfork_sys::userfaultfd::{RangeErrorCause, UffdEvent};
 
-use super::retries::Task;
+use super::retries::RetryTask;
 use crate::pager::child::Child;
-use crate::pager::journal::SpaceNumber;
+use crate::pager::journal::AddressSpaceId;
 use crate::pager::page_map::PageMap;
-use crate::pager::server::Server;
-use crate::pager::space::Space;
+use crate::pager::server::PagerServer;
+use crate::pager::space::AddressSpace;
 
 /// How a doubt stands.
-enum Outcome {
+enum ForkResolution {
     /// There is none.
-    Known,
+    Resolved,
     /// Something is to be heard first.
-    Later,
+    Pending,
     /// The process is gone.
-    Gone,
+    ProcessGone,
 }
 
 impl Child {
     /// Follows what the kernel told of a space.
-    pub(in crate::pager) fn follow(&mut self, number: SpaceNumber, message: &Message) {
+    pub(in crate::pager) fn apply_map_event(&mut self, number: AddressSpaceId, message: &UffdEvent) {
         let Some(space) = self.spaces.get_mut(&number) else { return };
-        space.follow(message);
-        for forked in self.doubted.iter() {
-            let doubt = self.spaces.get_mut(forked).and_then(|space| space.doubted());
+        space.apply_event(message);
+        for forked in self.unresolved_forks.iter() {
+            let doubt = self.spaces.get_mut(forked).and_then(|space| space.unresolved_fork_mut());
             if let Some(doubt) = doubt.filter(|doubt| doubt.parent == number) {
-                doubt.heard(*message);
+                doubt.add_event(*message);
             }
         }
     }
 
     /// Whether a process that forks changes nothing meanwhile that matters: one that has all of its memory, or a zygote.
-    pub(in crate::pager) fn changes_nothing(&self, parent: SpaceNumber) -> bool {
-        self.settling.is_settled() || self.zygote.is_some() && parent == 0
+    pub(in crate::pager) fn is_fork_unambiguous(&self, parent: AddressSpaceId) -> bool {
+        self.settling.is_settled() || self.zygote_copies.is_some() && parent == 0
     }
 
-    fn settle_doubt(&mut self, number: SpaceNumber) -> Outcome {
-        let Some(parent) = self.spaces.get_mut(&number).and_then(|space| space.doubted()).map(|doubt| doubt.parent)
+    fn resolve_fork(&mut self, number: AddressSpaceId) -> ForkResolution {
+        let Some(parent) =
+            self.spaces.get_mut(&number).and_then(|space| space.unresolved_fork_mut()).map(|doubt| doubt.parent)
         else {
-            return Outcome::Known;
+            return ForkResolution::Resolved;
         };
         if let Some(parent) = self.spaces.get_mut(&parent) {
-            parent.forget_what_is_settled();
+            parent.clear_if_quiet();
         }
         // Who is gone has nothing to tell any more.
-        let is_heard = |parent: &Space| parent.is_known() && parent.uffd().is_quiet();
+        let is_heard = |parent: &AddressSpace| parent.is_map_certain() && parent.uffd().has_no_pending_events();
         if !self.spaces.get(&parent).is_none_or(is_heard) {
-            return Outcome::Later;
+            return ForkResolution::Pending;
         }
-        let Some(space) = self.spaces.get_mut(&number) else { return Outcome::Gone };
-        let found = match space.ask_what_it_has(&self.populated) {
-            Err(Cause::Changing) => return Outcome::Later,
-            Err(Cause::Gone) => return Outcome::Gone,
+        let Some(space) = self.spaces.get_mut(&number) else { return ForkResolution::ProcessGone };
+        let found = match space.resolve_fork_map(&self.populated) {
+            Err(RangeErrorCause::MapChanging) => return ForkResolution::Pending,
+            Err(RangeErrorCause::ProcessGone) => return ForkResolution::ProcessGone,
             // No kernel answers otherwise; then it is as it is most likely.
             Err(_) => None,
             Ok(found) => found,
         };
-        space.believe();
-        self.doubted.remove(&number);
+        space.accept_map();
+        self.unresolved_forks.remove(&number);
         if let Some(map) = found {
             tracing::info!(
                 "child {}: a fork overtook a change of the memory map: space {number} is corrected",
                 self.id
             );
-            self.correct(number, map);
-            self.restart_journal();
+            self.correct_forked_map(number, map);
+            self.compact_journal();
         }
-        Outcome::Known
+        ForkResolution::Resolved
     }
 
     /// A process was forked with another map than was thought, and so was what it has forked meanwhile.
-    fn correct(&mut self, number: SpaceNumber, map: PageMap) {
+    fn correct_forked_map(&mut self, number: AddressSpaceId, map: PageMap) {
         let mut forks = Vec::new();
-        for forked in self.doubted.clone() {
-            if let Some(doubt) = self.spaces.get_mut(&forked).and_then(|space| space.doubted())
+        for forked in self.unresolved_forks.clone() {
+            if let Some(doubt) = self.spaces.get_mut(&forked).and_then(|space| space.unresolved_fork_mut())
                 && doubt.parent == number
             {
                 let mut map = map.clone();
-                crate::pager::page_map::fork_order::Change::make_all(&mut doubt.before, &mut map);
+                crate::pager::page_map::fork_order::MapChange::apply_all(&mut doubt.changes_before, &mut map);
                 forks.push((forked, map));
             }
         }
         if let Some(space) = self.spaces.get_mut(&number) {
-            space.was_forked_with(map);
+            space.rebase_on_map(map);
         }
-        forks.into_iter().for_each(|(forked, map)| self.correct(forked, map));
+        forks.into_iter().for_each(|(forked, map)| self.correct_forked_map(forked, map));
     }
 }
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// Finds out what a forked process has, now or as soon as may be.
-    pub(in crate::pager) fn settle_doubt(&mut self, key: u64, space: SpaceNumber) {
+    pub(in crate::pager) fn resolve_fork(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get_mut(&key) else { return };
-        match served.child.settle_doubt(space) {
-            Outcome::Known => {}
-            Outcome::Later => self.retries.push(Task::Doubt { child: key, space }, self.now, Duration::ZERO, 0),
-            Outcome::Gone => self.close_space(key, space),
+        match served.child.resolve_fork(space) {
+            ForkResolution::Resolved => {}
+            ForkResolution::Pending => {
+                self.retries.push(RetryTask::ResolveFork { child: key, space }, self.now, Duration::ZERO, 0)
+            }
+            ForkResolution::ProcessGone => self.close_space(key, space),
         }
     }
 }

@@ -12,7 +12,7 @@ mod wiped;
 
 use farfork_fabric::{Completion, FabricError, Refusal};
 use farfork_sys::fdpass;
-use farfork_sys::userfaultfd::{Message, Userfaultfd};
+use farfork_sys::userfaultfd::{UffdEvent, Userfaultfd};
 use rustix::io::Errno;
 
 use std::io;
@@ -21,30 +21,30 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::cache::CACHED_SLOTS_MAX;
+use super::cache::CACHED_SLOTS_PER_ROUND_MAX;
 use super::child::Child;
-use super::journal::SpaceNumber;
-use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, Read, Wish};
-use super::prefetch::Ahead;
-use super::server::watch::Source;
-use super::server::{AskedForOne, Served, Server, TABLE_FULL_PAUSE};
-use super::space::Need;
-use super::space::install::Installed;
-use retries::{Delivery, Fault, PAUSED_TRIES_MAX, Task};
+use super::journal::AddressSpaceId;
+use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, PageRead, PrefetchRequest};
+use super::prefetch::PrefetchRanges;
+use super::server::watch::EventSource;
+use super::server::{DemandRequest, FD_TABLE_FULL_BACKOFF, PagerServer, ServedChild};
+use super::space::FaultAction;
+use super::space::install::InstallOutcome;
+use retries::{CompletedRead, PAUSED_TRIES_MAX, PageFault, RetryTask};
 
 /// Slots of a reply fetched ahead that are installed in one step, some 20 µs.
-const INSTALLED_SLOTS_MAX: u64 = 16;
+const BULK_INSTALL_SLOTS_MAX: u64 = 16;
 
 /// Pause when as much is on its way as a connection takes.
-const CONNECTION_FULL_PAUSE: Duration = Duration::from_millis(1);
+const CONNECTION_FULL_BACKOFF: Duration = Duration::from_millis(1);
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// Receives the userfaultfds of a child's own processes, as many as have come.
-    pub(super) fn welcome(&mut self, key: u64) {
+    pub(super) fn receive_userfaultfds(&mut self, key: u64) {
         loop {
             let Some(served) = self.children.get_mut(&key) else { return };
             let child = &mut served.child;
-            let Some(socket) = &child.socket else { return };
+            let Some(socket) = &child.uffd_socket else { return };
             // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
             let mut word = [0; 16];
             let mut sender = None;
@@ -53,396 +53,435 @@ impl Server<'_> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Ok((_, mut fds, pid)) if !fds.is_empty() => {
                     sender = pid;
-                    child.note_stub_queue((fds.len() == 2).then(|| fds.pop()).flatten());
+                    child.set_stub_queue((fds.len() == 2).then(|| fds.pop()).flatten());
                     fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd)
                 }
                 // Of a tree's process without memory that is to be served.
-                Ok((1.., ..)) if child.own_spaces() > 1 => {
+                Ok((1.., ..)) if child.process_count() > 1 => {
                     let _ = fdpass::receive(socket.as_fd(), &mut word, 2);
-                    if child.miss_one() {
-                        return self.all_are_welcome(key);
+                    if child.count_arrived_process() {
+                        return self.finish_adoption(key);
                     }
                     continue;
                 }
                 // An earlier pager may have heard of such.
-                Ok((0, ..)) if !child.spaces.is_empty() => return self.all_are_welcome(key),
+                Ok((0, ..)) if !child.spaces.is_empty() => return self.finish_adoption(key),
                 Ok(_) => Err(io::Error::other("the socket was closed before one arrived")),
                 Err(error) => Err(error),
             };
             match uffd {
-                Ok(uffd) if child.own_spaces() == 1 => {
-                    child.activate(0, uffd, sender);
-                    self.all_are_welcome(key);
-                    return self.listen(key, 0);
+                Ok(uffd) if child.process_count() == 1 => {
+                    child.add_userfaultfd(0, uffd, sender);
+                    self.finish_adoption(key);
+                    return self.watch_space(key, 0);
                 }
                 Ok(uffd) => {
                     let number = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
-                    let is_new = child.activate(number, uffd, sender);
+                    let is_new = child.add_userfaultfd(number, uffd, sender);
                     // What is in the journal needs no copy in the socket.
-                    let _ = child.socket.as_ref().map(|socket| fdpass::receive(socket.as_fd(), &mut word, 2));
-                    let are_all = is_new && child.miss_one();
+                    let _ = child.uffd_socket.as_ref().map(|socket| fdpass::receive(socket.as_fd(), &mut word, 2));
+                    let are_all = is_new && child.count_arrived_process();
                     if is_new {
-                        self.listen(key, number);
+                        self.watch_space(key, number);
                     }
                     if are_all {
-                        return self.all_are_welcome(key);
+                        return self.finish_adoption(key);
                     }
                 }
                 Err(error) => {
                     tracing::warn!("child {} is forgotten: no userfaultfd of it: {error}", child.id);
-                    return self.forget(key);
+                    return self.remove_child(key);
                 }
             }
         }
     }
 
     /// Nothing more is expected on a child's socket.
-    fn all_are_welcome(&mut self, key: u64) {
+    fn finish_adoption(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
-        if let Some(socket) = &served.child.socket {
-            self.watch.remove(Source::Socket(key), &**socket);
+        if let Some(socket) = &served.child.uffd_socket {
+            self.poller.remove(EventSource::UffdSocket(key), &**socket);
         }
-        served.child.complete();
-        self.begin_with_early(key);
-        self.queue_recalled(key);
+        served.child.finish_adoption();
+        self.install_early_reads(key);
+        self.queue_working_set(key);
     }
 
     /// Reads what a space has to say, and answers.
-    pub(super) fn hear(&mut self, key: u64, space: SpaceNumber) {
+    pub(super) fn handle_messages(&mut self, key: u64, space: AddressSpaceId) {
         let mut messages = std::mem::take(&mut self.messages);
         messages.clear();
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(known) = served.child.spaces.get_mut(&space) {
-            known.forget_what_is_settled();
+            known.clear_if_quiet();
         }
-        if let Err(error) = served.child.read(space, &mut messages) {
-            self.cannot_hear(key, space, &error);
+        if let Err(error) = served.child.read_messages(space, &mut messages) {
+            self.handle_message_read_error(key, space, &error);
         }
         // All events before all faults: a fault is judged by the newest map that is known.
         for message in &messages {
-            self.follow(key, space, message);
+            self.apply_event(key, space, message);
         }
         for message in &messages {
-            if let Message::Fault { address, write, thread } = *message {
-                if let Some(Served { child, .. }) = self.children.get_mut(&key) {
+            if let UffdEvent::Fault { address, write, thread } = *message {
+                if let Some(ServedChild { child, .. }) = self.children.get_mut(&key) {
                     child.counters.faults += 1;
                     child.counters.faults_write += u64::from(write);
                 }
-                self.answer(Fault::heard((key, space), (address, thread), self.now), 0);
+                self.handle_fault(PageFault::new((key, space), (address, thread), self.now), 0);
             }
         }
         self.messages = messages;
         if let Some(served) = self.children.get_mut(&key) {
-            served.child.note_counters();
+            served.child.save_counters();
         }
     }
 
-    fn follow(&mut self, key: u64, space: SpaceNumber, message: &Message) {
+    fn apply_event(&mut self, key: u64, space: AddressSpaceId, message: &UffdEvent) {
         let Some(served) = self.children.get_mut(&key) else { return };
-        if let Message::Fork { number } = *message {
-            match served.child.fork(space, number) {
+        if let UffdEvent::Fork { number } = *message {
+            match served.child.add_forked_space(space, number) {
                 Ok(forked) => {
-                    self.listen(key, forked);
+                    self.watch_space(key, forked);
                     // Behind all that was read with it.
-                    self.retries.push(Task::Doubt { child: key, space: forked }, self.now, Duration::ZERO, 0);
+                    self.retries.push(
+                        RetryTask::ResolveFork { child: key, space: forked },
+                        self.now,
+                        Duration::ZERO,
+                        0,
+                    );
                 }
                 Err(error) => tracing::error!("child {}: a process it forked is not served: {error}", served.child.id),
             }
         } else {
-            served.child.follow(space, message);
+            served.child.apply_map_event(space, message);
         }
     }
 
     /// Where the table of descriptors is full, a fork waits in the kernel until its userfaultfd has room. Nothing else
     /// is a reason not to hear a child.
-    fn cannot_hear(&mut self, key: u64, space: SpaceNumber, error: &io::Error) {
+    fn handle_message_read_error(&mut self, key: u64, space: AddressSpaceId, error: &io::Error) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let Some(known) = served.child.spaces.get(&space) else { return };
-        self.watch.remove(Source::Space(key, space), known);
+        self.poller.remove(EventSource::Space(key, space), known);
         if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) {
             tracing::warn!("child {}: a fork waits for a free descriptor of the pager", served.child.id);
-            self.retries.push(Task::Listen { child: key, space }, self.now, TABLE_FULL_PAUSE, 0);
+            self.retries.push(RetryTask::WatchSpace { child: key, space }, self.now, FD_TABLE_FULL_BACKOFF, 0);
         } else {
-            served.child.lose(&format!("its faults cannot be read: {error}"));
+            served.child.mark_lost(&format!("its faults cannot be read: {error}"));
         }
     }
 
     /// Answers a fault.
-    pub(super) fn answer(&mut self, mut fault: Fault, paused_tries: u32) {
-        let Fault { child: key, space: space_number, address, is_first, .. } = fault;
+    pub(super) fn handle_fault(&mut self, mut fault: PageFault, paused_tries: u32) {
+        let PageFault { child: key, space: space_number, address, is_first, .. } = fault;
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
-        if !space.knows() {
+        if !space.check_map_certain() {
             // As all that is not quiet has it: as soon as may be. What it waits for may wait for this one.
-            if !self.lends_what_grows(&mut fault) {
-                self.retries.push(Task::Fault(fault), self.now, Duration::ZERO, paused_tries);
+            if !self.unregister_growing_memory(&mut fault) {
+                self.retries.push(RetryTask::Fault(fault), self.now, Duration::ZERO, paused_tries);
             }
             return;
         }
-        if !child.forgets_what_was_wiped(&fault, self.now) {
-            return self.retries.push(Task::Fault(fault), self.now, Duration::ZERO, paused_tries);
+        if !child.discard_wiped_memory(&fault, self.now) {
+            return self.retries.push(RetryTask::Fault(fault), self.now, Duration::ZERO, paused_tries);
         }
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
-        let outcome = match space.judge(address, is_first, &child.populated) {
+        let outcome = match space.classify_fault(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
-            Need::Page { slot, .. } | Need::Patience { slot, .. }
+            FaultAction::Fetch { slot, .. } | FaultAction::InFlight { slot, .. }
                 if child.sources[child.populated.source_of(slot)].is_lost =>
             {
-                space.poison(address)
+                space.poison_page(address)
             }
-            Need::Patience { slot, ahead } => {
+            FaultAction::InFlight { slot, ahead } => {
                 child.counters.faults_late += 1;
-                child.trace.touched(slot);
-                self.have_later_copies_spared(key, slot);
-                self.prefer(key, space_number, slot);
-                return self.wish(key, space_number, ahead);
+                child.trace.record_touch(slot);
+                self.add_fault_to_zygote(key, slot);
+                self.prioritize_completed_read(key, space_number, slot);
+                return self.queue_prefetch(key, space_number, ahead);
             }
-            Need::Zeroes { pages } => {
-                let outcome = space.zero(address, pages, &mut child.counters.zero_pages);
+            FaultAction::Zeroes { pages } => {
+                let outcome = space.map_zeroes(address, pages, &mut child.counters.zero_pages);
                 // Who had the first of the pages may have ended before the last of them.
-                child.counters.faults_zero += u64::from(matches!(outcome, Installed::All | Installed::Gone));
-                self.have_later_copies_zeroed(key, address, pages);
+                child.counters.faults_zero +=
+                    u64::from(matches!(outcome, InstallOutcome::Complete | InstallOutcome::ProcessGone));
+                self.add_zeroes_to_zygote(key, address, pages);
                 outcome
             }
-            Need::Page { slot, mut ahead } => {
-                let is_expected = child.trace.knows(slot);
-                child.trace.touched(slot);
-                let cached = child.put_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
+            FaultAction::Fetch { slot, mut ahead } => {
+                let is_expected = child.trace.is_recorded(slot);
+                child.trace.record_touch(slot);
+                let cached = child.install_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
                 child.counters.faults_cached += u64::from(cached.is_some() && is_first);
-                self.have_later_copies_spared(key, slot);
+                self.add_fault_to_zygote(key, slot);
                 if cached.is_none() {
-                    ahead = self.ask_with_company(fault, slot, ahead, is_expected);
+                    ahead = self.request_with_fault_around(fault, slot, ahead, is_expected);
                 }
-                self.wish(key, space_number, ahead);
+                self.queue_prefetch(key, space_number, ahead);
                 let Some((_, outcome)) = cached else { return };
                 fault.is_first = false;
                 outcome
             }
         };
         match outcome {
-            Installed::All => {}
-            Installed::Gone => self.close_space(key, space_number),
-            Installed::Later { pause, .. } if pause.is_zero() && self.lends_what_grows(&mut fault) => {}
-            Installed::Later { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
-                self.retries.push(Task::Fault(fault), self.now, pause, paused_tries);
+            InstallOutcome::Complete => {}
+            InstallOutcome::ProcessGone => self.close_space(key, space_number),
+            InstallOutcome::Retry { pause, .. } if pause.is_zero() && self.unregister_growing_memory(&mut fault) => {}
+            InstallOutcome::Retry { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
+                self.retries.push(RetryTask::Fault(fault), self.now, pause, paused_tries);
             }
-            Installed::Later { .. } => {
-                self.lose(key, "there is no memory for its pages (see its control group's limit)")
+            InstallOutcome::Retry { .. } => {
+                self.mark_child_lost(key, "there is no memory for its pages (see its control group's limit)")
             }
-            Installed::Failed(error) => self.lose(key, &format!("a page could not be installed: {error}")),
+            InstallOutcome::Failed(error) => {
+                self.mark_child_lost(key, &format!("a page could not be installed: {error}"))
+            }
         }
     }
 
     /// Asks for a slot that somebody waits for: with what lies around it, or, where it is of the child's set, with what an earlier child
     /// wanted next; of what lies around it nothing else is fetched then but what the set has. Gives what is to be fetched behind it.
-    fn ask_with_company(&mut self, fault: Fault, slot: u64, ahead: Ahead, is_expected: bool) -> Ahead {
+    fn request_with_fault_around(
+        &mut self,
+        fault: PageFault,
+        slot: u64,
+        ahead: PrefetchRanges,
+        is_expected: bool,
+    ) -> PrefetchRanges {
         let Some(served) = self.children.get(&fault.child) else { return ahead };
         let pid = served.child.pid.filter(|_| fault.space == 0);
         let source = served.child.populated.source_of(slot);
         let owner = served.owners[source];
-        let recalled = if is_expected { self.leap(fault, slot, (source, owner)) } else { Vec::new() };
+        let recalled = if is_expected { self.take_set_slots_from(fault, slot, (source, owner)) } else { Vec::new() };
         let (slots, ahead, is_alone) = if recalled.is_empty() {
-            let is_alone = ahead.along.end - ahead.along.start <= 1;
-            (self.along(fault, slot, (source, ahead.along.clone())), ahead, is_alone)
+            let is_alone = ahead.fault_around.end - ahead.fault_around.start <= 1;
+            (self.fault_around_slots(fault, slot, (source, ahead.fault_around.clone())), ahead, is_alone)
         } else {
-            self.queue_part_of_set(fault, (source, owner), ahead.window);
-            (recalled, Ahead { stream: ahead.stream, ..Ahead::NOTHING }, false)
+            self.queue_set_range(fault, (source, owner), ahead.window);
+            (recalled, PrefetchRanges { stream: ahead.stream, ..PrefetchRanges::NONE }, false)
         };
-        self.single_at = is_alone.then_some(self.now).or(self.single_at);
-        self.demand(fault, slots, (source, owner));
-        self.asked_for_one = Some(AskedForOne { child: fault.child, pid, owner, is_alone });
+        self.single_fault_at = is_alone.then_some(self.now).or(self.single_fault_at);
+        self.submit_demand_read(fault, slots, (source, owner));
+        self.demand_request = Some(DemandRequest { child: fault.child, pid, owner, is_single: is_alone });
         ahead
     }
 
     /// What to ask for where somebody waits for a slot: with it, what else of a range is wanted.
-    fn along(&mut self, fault: Fault, slot: u64, (source, along): (usize, Range<u64>)) -> Vec<Range<u64>> {
-        let Fault { child, space, .. } = fault;
+    fn fault_around_slots(
+        &mut self,
+        fault: PageFault,
+        slot: u64,
+        (source, along): (usize, Range<u64>),
+    ) -> Vec<Range<u64>> {
+        let PageFault { child, space, .. } = fault;
         let alone = iter::once(slot..slot + 1).collect();
         let Some(served) = self.children.get_mut(&child).filter(|_| along.end - along.start > 1) else { return alone };
         let Child { spaces, populated, trace, .. } = &mut served.child;
         let Some(known) = spaces.get(&space) else { return alone };
-        let (wanted, _) = known.wanted_from((source, populated), along, BULK_SLOTS);
-        trace.fetched(&wanted);
-        self.take_cached((child, space, source), wanted)
+        let (wanted, _) = known.missing_slots_from((source, populated), along, BULK_SLOTS);
+        trace.record_fetched(&wanted);
+        self.install_cached_slots((child, space, source), wanted)
     }
 
     /// Asks for a page that somebody waits for, and what comes along with it.
-    fn demand(&mut self, fault: Fault, slots: Vec<Range<u64>>, (source, owner): (usize, OwnerKey)) {
-        let Fault { child, space, .. } = fault;
-        if !self.ask(Read { child, space, slots, source, owner, lane: Lane::Demand, asked_at: self.now }) {
-            let again = Task::Fault(Fault { is_first: false, ..fault });
-            self.retries.push(again, self.now, CONNECTION_FULL_PAUSE, 0);
+    fn submit_demand_read(&mut self, fault: PageFault, slots: Vec<Range<u64>>, (source, owner): (usize, OwnerKey)) {
+        let PageFault { child, space, .. } = fault;
+        if !self.submit_read(PageRead {
+            child,
+            space,
+            slots,
+            source,
+            owner,
+            lane: Lane::Demand,
+            submitted_at: self.now,
+        }) {
+            let again = RetryTask::Fault(PageFault { is_first: false, ..fault });
+            self.retries.push(again, self.now, CONNECTION_FULL_BACKOFF, 0);
         }
     }
 
     /// Has the delivery that a page arrived with, if it did, installed before all others: somebody waits for the page.
-    fn prefer(&mut self, child: u64, space: SpaceNumber, slot: u64) {
-        let holds = |delivery: &Delivery| {
+    fn prioritize_completed_read(&mut self, child: u64, space: AddressSpaceId, slot: u64) {
+        let holds = |delivery: &CompletedRead| {
             let read = &delivery.read;
             (read.child, read.space) == (child, space) && read.slots.iter().any(|slots| slots.contains(&slot))
         };
-        let found = self.arrived.iter().position(holds);
-        if let Some(delivery) = found.and_then(|at| self.arrived.remove(at)) {
-            self.arrived.push_front(delivery);
+        let found = self.completed_reads.iter().position(holds);
+        if let Some(delivery) = found.and_then(|at| self.completed_reads.remove(at)) {
+            self.completed_reads.push_front(delivery);
         }
     }
 
     /// Has slots of a space fetched when it is their turn, from whoever has them.
-    fn wish(&mut self, child: u64, space: SpaceNumber, ahead: Ahead) {
+    fn queue_prefetch(&mut self, child: u64, space: AddressSpaceId, ahead: PrefetchRanges) {
         let Some(served) = self.children.get(&child) else { return };
         for slots in [ahead.window, ahead.stream] {
             if slots.end - slots.start > 1 {
                 for source in served.child.populated.sources_of(slots.clone()) {
-                    let wish = Wish { child, space, source, slots: [slots.clone()].into(), is_recalled: false };
-                    self.owners.queue(served.owners[source], wish);
+                    let wish =
+                        PrefetchRequest { child, space, source, slots: [slots.clone()].into(), is_from_set: false };
+                    self.owners.queue_prefetch(served.owners[source], wish);
                 }
             }
         }
     }
 
     /// Asks for slots of a space; tells whether they are on their way.
-    pub(super) fn ask(&mut self, read: Read) -> bool {
+    pub(super) fn submit_read(&mut self, read: PageRead) -> bool {
         let Some(served) = self.children.get_mut(&read.child) else { return false };
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&read.space) else { return false };
-        let deadline = self.now + child.strategy.unreachable_limit;
+        let deadline = self.now + child.strategy.unreachable_timeout;
         let (slots, lane) = (read.slots.clone(), (read.owner, read.lane));
         let for_a_fault = u64::from(read.lane == Lane::Demand);
         let key = child.sources[read.source].key.clone();
-        if self.owners.ask(read, &key, &child.populated, deadline).is_err() {
+        if self.owners.submit_read(read, &key, &child.populated, deadline).is_err() {
             return false;
         }
-        space.asked(&slots);
+        space.note_requested(&slots);
         child.counters.faults_missing += for_a_fault;
-        self.to_poll.insert(lane);
+        self.lanes_to_poll.insert(lane);
         true
     }
 
     /// Asks for what is likely wanted soon, as far as there is room: what arrived and is not installed takes memory, and
     /// time from whoever waits for a page of it.
-    pub(super) fn fetch_ahead(&mut self) {
-        self.cached_room = CACHED_SLOTS_MAX;
-        if self.arrived.len() >= BULK_READS_MAX {
+    pub(super) fn submit_prefetch_reads(&mut self) {
+        self.cache_install_budget = CACHED_SLOTS_PER_ROUND_MAX;
+        if self.completed_reads.len() >= BULK_READS_MAX {
             return;
         }
         // Before what is wanted soon, or a stream that never ends would keep a child from settling.
-        self.settle_some(1);
+        self.run_settle_steps(1);
         for owner in self.owners.keys() {
-            while self.cached_room > 0
-                && let Some(wish) = self.owners.next_wish(owner)
+            while self.cache_install_budget > 0
+                && let Some(wish) = self.owners.next_prefetch(owner)
             {
-                self.fetch_wish(owner, wish);
+                self.submit_prefetch(owner, wish);
             }
         }
-        self.settle_some(BULK_READS_MAX);
+        self.run_settle_steps(BULK_READS_MAX);
     }
 
-    fn fetch_wish(&mut self, owner: OwnerKey, wish: Wish) {
-        let Wish { child, space, source, mut slots, is_recalled } = wish;
+    fn submit_prefetch(&mut self, owner: OwnerKey, wish: PrefetchRequest) {
+        let PrefetchRequest { child, space, source, mut slots, is_from_set: is_recalled } = wish;
         let Some(served) = self.children.get_mut(&child).filter(|served| !served.child.sources[source].is_lost) else {
             return;
         };
         let Child { spaces, populated, trace, .. } = &mut served.child;
         let Some(known) = spaces.get(&space) else { return };
-        let wanted = known.take_wanted((source, populated), &mut slots, BULK_SLOTS);
+        let wanted = known.take_missing_slots((source, populated), &mut slots, BULK_SLOTS);
         if !is_recalled {
-            trace.fetched(&wanted);
+            trace.record_fetched(&wanted);
         }
         if !slots.is_empty() {
-            self.owners.queue(owner, Wish { child, space, source, slots, is_recalled });
+            self.owners
+                .queue_prefetch(owner, PrefetchRequest { child, space, source, slots, is_from_set: is_recalled });
         }
-        let wanted = self.take_cached((child, space, source), wanted);
+        let wanted = self.install_cached_slots((child, space, source), wanted);
         if !wanted.is_empty() {
-            self.ask(Read { child, space, slots: wanted, source, owner, lane: Lane::Bulk, asked_at: self.now });
+            self.submit_read(PageRead {
+                child,
+                space,
+                slots: wanted,
+                source,
+                owner,
+                lane: Lane::Bulk,
+                submitted_at: self.now,
+            });
         }
     }
 
     /// Takes the end of a read.
-    pub(super) fn complete(&mut self, owner: OwnerKey, lane: Lane, completion: Completion) {
-        if let Some(aside) = self.owners.ended_aside(completion.tag) {
-            return self.conclude_aside(aside, completion);
+    pub(super) fn handle_completion(&mut self, owner: OwnerKey, lane: Lane, completion: Completion) {
+        if let Some(aside) = self.owners.take_auxiliary(completion.tag) {
+            return self.handle_auxiliary_reply(aside, completion);
         }
-        let read = self.owners.ended(completion.tag);
+        let read = self.owners.take_read(completion.tag);
         match (read, completion.result) {
             (Some(read), Ok(reply)) => {
-                self.keep(&read, &reply.data);
+                self.store_pages(&read, &reply.data);
                 if let Some(served) = self.children.get_mut(&read.child) {
-                    served.child.received(&read, reply.data.len() as u64);
+                    served.child.count_reply(&read, reply.data.len() as u64);
                 }
-                let delivery = Delivery { read, data: reply.data, offset: 0 };
+                let delivery = CompletedRead { read, data: reply.data, offset: 0 };
                 match lane {
                     Lane::Demand => {
-                        let alone = Some(delivery.read.child).filter(|_| !delivery.read.is_guess());
-                        self.brought_one = alone.or(self.brought_one);
-                        self.deliver(delivery, 0);
+                        let alone = Some(delivery.read.child).filter(|_| !delivery.read.is_speculative());
+                        self.demand_completed_for = alone.or(self.demand_completed_for);
+                        self.install_completed_read(delivery, 0);
                     }
-                    Lane::Bulk => self.stream_came(delivery),
+                    Lane::Bulk => self.queue_completed_read(delivery),
                 }
             }
-            (Some(read), Err(error)) => self.fail(&read, &error),
+            (Some(read), Err(error)) => self.handle_read_failure(&read, &error),
             (None, Ok(reply)) => self.owners.recycle(owner, lane, reply.data),
             (None, Err(_)) => {}
         }
     }
 
     /// Installs pages that arrived.
-    pub(super) fn deliver(&mut self, mut delivery: Delivery, paused_tries: u32) {
+    pub(super) fn install_completed_read(&mut self, mut delivery: CompletedRead, paused_tries: u32) {
         let (key, space) = (delivery.read.child, delivery.read.space);
         let outcome = match self.children.get_mut(&key) {
             Some(served) => {
                 let began = (Instant::now(), served.child.counters.pages_fetched);
-                let slots_max = if delivery.read.lane == Lane::Bulk { INSTALLED_SLOTS_MAX } else { u64::MAX };
-                let outcome = served.child.install(&mut delivery, slots_max);
-                served.child.installed(&delivery.read, &outcome, began);
+                let slots_max = if delivery.read.lane == Lane::Bulk { BULK_INSTALL_SLOTS_MAX } else { u64::MAX };
+                let outcome = served.child.install_pages(&mut delivery, slots_max);
+                served.child.count_installed_pages(&delivery.read, &outcome, began);
                 outcome
             }
-            None => Installed::Gone,
+            None => InstallOutcome::ProcessGone,
         };
         match outcome {
-            Installed::All if delivery.read.slots.is_empty() => {}
-            Installed::All => return self.arrived.push_front(delivery),
-            Installed::Gone => self.close_space(key, space),
-            Installed::Later { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
-                return self.retries.push(Task::Delivery(delivery), self.now, pause, paused_tries);
+            InstallOutcome::Complete if delivery.read.slots.is_empty() => {}
+            InstallOutcome::Complete => return self.completed_reads.push_front(delivery),
+            InstallOutcome::ProcessGone => self.close_space(key, space),
+            InstallOutcome::Retry { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
+                return self.retries.push(RetryTask::CompletedRead(delivery), self.now, pause, paused_tries);
             }
-            Installed::Later { .. } => {
-                self.lose(key, "there is no memory for its pages (see its control group's limit)")
+            InstallOutcome::Retry { .. } => {
+                self.mark_child_lost(key, "there is no memory for its pages (see its control group's limit)")
             }
-            Installed::Failed(error) => self.lose(key, &format!("a page could not be installed: {error}")),
+            InstallOutcome::Failed(error) => {
+                self.mark_child_lost(key, &format!("a page could not be installed: {error}"))
+            }
         }
         self.owners.recycle(delivery.read.owner, delivery.read.lane, delivery.data);
     }
 
     /// A read ended without bytes.
-    fn fail(&mut self, read: &Read, error: &FabricError) {
-        self.note_dropped(read, error);
-        let settles = read.lane == Lane::Bulk && self.settling_fails(read, error);
+    fn handle_read_failure(&mut self, read: &PageRead, error: &FabricError) {
+        self.remove_unknown_seed(read, error);
+        let settles = read.lane == Lane::Bulk && self.handle_settle_read_failure(read, error);
         let Some(served) = self.children.get_mut(&read.child) else { return };
         let spaces = &mut served.child.spaces;
         if let Some(space) = spaces.get_mut(&read.space) {
-            read.slots.iter().for_each(|slots| space.dropped(slots.clone()));
-            if settles || read.is_guess() && is_about_the_range(error) {
+            read.slots.iter().for_each(|slots| space.note_dropped(slots.clone()));
+            if settles || read.is_speculative() && is_range_refusal(error) {
                 // Only a guess was wrong. Whoever waits for one of these pages asks for it alone.
-                space.ask_alone();
+                space.disable_fault_around();
                 return space.wake_all();
             }
-        } else if served.child.early.fails(read) && is_about_the_range(error) {
+        } else if served.child.early_fetch.remove_failed_read(read) && is_range_refusal(error) {
             return;
         }
         if let Some(served) = self.children.get_mut(&read.child) {
-            served.child.lose_source(read.source, &error.to_string());
+            served.child.mark_source_lost(read.source, &error.to_string());
         }
     }
 
-    pub(super) fn lose(&mut self, key: u64, reason: &str) {
+    pub(super) fn mark_child_lost(&mut self, key: u64, reason: &str) {
         if let Some(served) = self.children.get_mut(&key) {
-            served.child.lose(reason);
+            served.child.mark_lost(reason);
         }
     }
 }
 
 /// Whether the owner would serve other ranges of the seed.
-fn is_about_the_range(error: &FabricError) -> bool {
+fn is_range_refusal(error: &FabricError) -> bool {
     matches!(error, FabricError::Refused { refusal: Refusal::OutOfBounds | Refusal::Unreadable { .. }, .. })
 }

@@ -3,25 +3,27 @@
 use std::fs;
 use std::iter;
 
-use farfork_sys::process::{self, Status};
+use farfork_sys::process::{self, ProcStatus};
 
 /// Where in the kernel a thread waits for a page that another process is to install.
-const WAITS_FOR_PAGE: &str = "handle_userfault";
+const FAULT_WAIT_CHANNEL: &str = "handle_userfault";
 
 /// The threads that wait for a page and have this id in their own pid namespace: those of a process first, where that is known, then
 /// those of others in its namespace. One that was heard a moment ago may not wait yet.
-pub(super) fn threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
-    all(near).filter(|tid| process::waits_in(*tid, WAITS_FOR_PAGE)).filter(move |tid| has_id(*tid, id))
+pub(super) fn find_faulting_threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
+    threads_near(near)
+        .filter(|tid| process::is_waiting_in(*tid, FAULT_WAIT_CHANNEL))
+        .filter(move |tid| has_namespace_tid(*tid, id))
 }
 
-fn has_id(tid: i32, id: u32) -> bool {
-    Status::read(tid).is_ok_and(|status| status.namespace_ids.last() == Some(&id))
+fn has_namespace_tid(tid: i32, id: u32) -> bool {
+    ProcStatus::read(tid).is_ok_and(|status| status.namespace_ids.last() == Some(&id))
 }
 
-fn all(near: Option<i32>) -> impl Iterator<Item = i32> {
+fn threads_near(near: Option<i32>) -> impl Iterator<Item = i32> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let wanted = near.and_then(namespace);
-    let others = iter::once_with(|| process::all().unwrap_or_default()).flatten();
+    let others = iter::once_with(|| process::all_pids().unwrap_or_default()).flatten();
     let others = others.filter(move |pid| Some(*pid) != near && (wanted.is_none() || namespace(*pid) == wanted));
-    near.into_iter().chain(others).flat_map(|pid| process::threads(pid).unwrap_or_default())
+    near.into_iter().chain(others).flat_map(|pid| process::thread_ids(pid).unwrap_or_default())
 }

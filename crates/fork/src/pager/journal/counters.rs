@@ -45,29 +45,29 @@ pub struct PagerCounters {
 }
 
 /// Numbers of a [`PagerCounters`].
-pub(in crate::pager) const COUNTERS: usize = 17;
+pub(in crate::pager) const COUNTER_COUNT: usize = 17;
 
 impl PagerCounters {
     /// The numbers in the order of the journal.
-    pub(in crate::pager) fn words(&self) -> [u64; COUNTERS] {
+    pub(in crate::pager) fn to_words(&self) -> [u64; COUNTER_COUNT] {
         let mut copy = *self;
-        copy.fields().map(|field| *field)
+        copy.fields_mut().map(|field| *field)
     }
 
     /// From the numbers of a journal.
-    pub(in crate::pager) fn from_words(words: [u64; COUNTERS]) -> Self {
+    pub(in crate::pager) fn from_words(words: [u64; COUNTER_COUNT]) -> Self {
         let mut counters = Self::default();
-        counters.fields().into_iter().zip(words).for_each(|(field, word)| *field = word);
+        counters.fields_mut().into_iter().zip(words).for_each(|(field, word)| *field = word);
         counters
     }
 
     /// Each number combined with the same one of another.
     pub fn zip_with(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
-        let (ours, others) = (self.words(), other.words());
+        let (ours, others) = (self.to_words(), other.to_words());
         Self::from_words(std::array::from_fn(|index| combine(ours[index], others[index])))
     }
 
-    fn fields(&mut self) -> [&mut u64; COUNTERS] {
+    fn fields_mut(&mut self) -> [&mut u64; COUNTER_COUNT] {
         [
             &mut self.faults,
             &mut self.faults_write,
@@ -96,9 +96,9 @@ mod tests {
 
     #[test]
     fn words_are_the_numbers() {
-        let words: [u64; COUNTERS] = std::array::from_fn(|index| index as u64 + 1);
+        let words: [u64; COUNTER_COUNT] = std::array::from_fn(|index| index as u64 + 1);
         let counters = PagerCounters::from_words(words);
-        assert_eq!(counters.words(), words);
-        assert_eq!((counters.faults, counters.pages_inherited), (1, COUNTERS as u64), "each has its own place");
+        assert_eq!(counters.to_words(), words);
+        assert_eq!((counters.faults, counters.pages_inherited), (1, COUNTER_COUNT as u64), "each has its own place");
     }
 }

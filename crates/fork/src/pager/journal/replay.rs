@@ -4,66 +4,67 @@
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
-use farfork_sys::userfaultfd::Message;
+use farfork_sys::userfaultfd::UffdEvent;
 
-use super::{Record, Replay, Snapshot, SpaceNumber, State};
+use super::{AddressSpaceId, AdoptionState, JournalContents, JournalRecord, JournalSnapshot};
 use crate::pager::page_map::PageMap;
 
 /// Spaces by number, each with its userfaultfd's number and its map.
-pub(in crate::pager) type Spaces = BTreeMap<SpaceNumber, (RawFd, PageMap)>;
+pub(in crate::pager) type ReplayedSpaces = BTreeMap<AddressSpaceId, (RawFd, PageMap)>;
 
 /// What a journal led to.
 #[derive(Debug)]
-pub(in crate::pager) struct Replayed {
+pub(in crate::pager) struct ReplayResult {
     /// The spaces that live, as far as was noted.
-    pub(in crate::pager) spaces: Spaces,
+    pub(in crate::pager) spaces: ReplayedSpaces,
     /// The number that the next one gets.
-    pub(in crate::pager) next_space: SpaceNumber,
+    pub(in crate::pager) next_space: AddressSpaceId,
 }
 
 /// The spaces of a child with this plan, a map for each of its processes. One whose userfaultfd has not arrived has none.
-pub(in crate::pager) fn spaces_of(replay: Replay, plan: &[PageMap]) -> Replayed {
+pub(in crate::pager) fn replay_journal(replay: JournalContents, plan: &[PageMap]) -> ReplayResult {
     let mut replayed = match (replay.snapshot, replay.state, plan) {
-        (Some(snapshot), ..) => from_snapshot(snapshot),
-        (None, State::Active { uffd }, [only]) => {
-            Replayed { spaces: [(0, (uffd, only.clone()))].into(), next_space: 1 }
+        (Some(snapshot), ..) => replay_snapshot(snapshot),
+        (None, AdoptionState::Active { uffd }, [only]) => {
+            ReplayResult { spaces: [(0, (uffd, only.clone()))].into(), next_space: 1 }
         }
         // Of several each has a record.
-        (None, ..) => Replayed { spaces: Spaces::new(), next_space: plan.len() as SpaceNumber },
+        (None, ..) => ReplayResult { spaces: ReplayedSpaces::new(), next_space: plan.len() as AddressSpaceId },
     };
     for record in replay.records {
-        replayed.follow(record, plan);
+        replayed.apply_record(record, plan);
     }
     replayed
 }
 
-fn from_snapshot(snapshot: Snapshot) -> Replayed {
-    let spaces = snapshot.spaces.into_iter().map(|space| (space.number, (space.uffd, PageMap::of(space.segments))));
-    Replayed { spaces: spaces.collect(), next_space: snapshot.next_space }
+fn replay_snapshot(snapshot: JournalSnapshot) -> ReplayResult {
+    let spaces =
+        snapshot.spaces.into_iter().map(|space| (space.id, (space.uffd, PageMap::from_segments(space.segments))));
+    ReplayResult { spaces: spaces.collect(), next_space: snapshot.next_space }
 }
 
-impl Replayed {
-    fn follow(&mut self, record: Record, plan: &[PageMap]) {
+impl ReplayResult {
+    fn apply_record(&mut self, record: JournalRecord, plan: &[PageMap]) {
         match record {
-            Record::Arrived(space, uffd) => {
+            JournalRecord::UffdArrived(space, uffd) => {
                 if let Some(map) = plan.get(space as usize) {
                     self.spaces.insert(space, (uffd, map.clone()));
                 }
             }
-            Record::Closed(space) => drop(self.spaces.remove(&space)),
-            Record::Queue(_) => {}
-            Record::Message(parent, Message::Fork { number }) => {
+            JournalRecord::SpaceClosed(space) => drop(self.spaces.remove(&space)),
+            JournalRecord::StubQueue(_) => {}
+            JournalRecord::Message(parent, UffdEvent::Fork { number }) => {
                 if let Some((_, map)) = self.spaces.get(&parent) {
                     let mut map = map.clone();
                     // What its parent was still to tell is told to nobody of the forked process.
-                    map.all_was_heard();
+                    map.clear_late_events();
                     self.spaces.insert(self.next_space, (number, map));
                 }
                 self.next_space += 1;
             }
-            Record::Message(space, message) => {
+            JournalRecord::Message(space, message) => {
                 if let Some((_, map)) = self.spaces.get_mut(&space) {
-                    map.follow(&message);
+                    map.apply_event(&message);
                 }
             }
         }
@@ -73,40 +74,53 @@ impl Replayed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pager::journal::SpaceSnapshot;
+    use crate::pager::journal::AddressSpaceSnapshot;
     use crate::pager::journal::counters::PagerCounters;
-    use crate::pager::page_map::Segment;
+    use crate::pager::page_map::MapSegment;
     use farfork_wire::descriptor::ExtentId;
 
-    const UNMAP: Message = Message::Unmap { start: 0x2000, end: 0x3000 };
+    const UNMAP: UffdEvent = UffdEvent::Unmap { start: 0x2000, end: 0x3000 };
 
     fn map() -> PageMap {
-        PageMap::of([Segment { start: 0x1000, end: 0x5000, extent: ExtentId(1), first_page: 0 }])
+        PageMap::from_segments([MapSegment { start: 0x1000, end: 0x5000, extent: ExtentId(1), first_page: 0 }])
     }
 
-    fn replayed(snapshot: Option<Snapshot>, records: Vec<Record>) -> Vec<(SpaceNumber, RawFd, u64)> {
-        let (state, counters) = (State::Active { uffd: 40 }, PagerCounters::default());
-        let replayed = spaces_of(Replay { state, counters, snapshot, records }, &[map()]);
-        let pages = |map: &PageMap| map.segments().map(Segment::pages).sum();
+    fn replayed(snapshot: Option<JournalSnapshot>, records: Vec<JournalRecord>) -> Vec<(AddressSpaceId, RawFd, u64)> {
+        let (state, counters) = (AdoptionState::Active { uffd: 40 }, PagerCounters::default());
+        let replayed = replay_journal(JournalContents { state, counters, snapshot, records }, &[map()]);
+        let pages = |map: &PageMap| map.segments().map(MapSegment::pages).sum();
         replayed.spaces.iter().map(|(number, (uffd, map))| (*number, *uffd, pages(map))).collect()
     }
 
     #[test]
     fn a_forked_space_has_the_map_of_that_moment() {
-        let fork = |number| Record::Message(0, Message::Fork { number });
-        let records = vec![fork(41), Record::Message(0, UNMAP), fork(42), Record::Closed(0), Record::Message(1, UNMAP)];
+        let fork = |number| JournalRecord::Message(0, UffdEvent::Fork { number });
+        let records = vec![
+            fork(41),
+            JournalRecord::Message(0, UNMAP),
+            fork(42),
+            JournalRecord::SpaceClosed(0),
+            JournalRecord::Message(1, UNMAP),
+        ];
         assert_eq!(replayed(None, records), [(1, 41, 3), (2, 42, 3)]);
     }
 
     #[test]
     fn processes_have_spaces_as_they_arrive() {
-        let records =
-            vec![Record::Arrived(2, 62), Record::Message(2, UNMAP), Record::Arrived(0, 60), Record::Arrived(9, 1)];
+        let records = vec![
+            JournalRecord::UffdArrived(2, 62),
+            JournalRecord::Message(2, UNMAP),
+            JournalRecord::UffdArrived(0, 60),
+            JournalRecord::UffdArrived(9, 1),
+        ];
         let replay = |state| {
             let (counters, snapshot) = (PagerCounters::default(), None);
-            spaces_of(Replay { state, counters, snapshot, records: records.clone() }, &[map(), map(), map()])
+            replay_journal(
+                JournalContents { state, counters, snapshot, records: records.clone() },
+                &[map(), map(), map()],
+            )
         };
-        for state in [State::Waiting { socket: 7 }, State::Active { uffd: 60 }] {
+        for state in [AdoptionState::AwaitingUffd { socket: 7 }, AdoptionState::Active { uffd: 60 }] {
             let replayed = replay(state);
             let numbers: Vec<_> = replayed.spaces.iter().map(|(number, (uffd, _))| (*number, *uffd)).collect();
             assert_eq!((numbers, replayed.next_space), (vec![(0, 60), (2, 62)], 3));
@@ -115,9 +129,10 @@ mod tests {
 
     #[test]
     fn a_snapshot_stands_in_for_the_plan_and_numbers_go_on() {
-        let segments = vec![Segment { start: 0x1000, end: 0x3000, extent: ExtentId(1), first_page: 0 }];
-        let snapshot = Snapshot { spaces: vec![SpaceSnapshot { number: 7, uffd: 50, segments }], next_space: 9 };
-        let records = vec![Record::Message(7, Message::Fork { number: 51 }), Record::Message(7, UNMAP)];
+        let segments = vec![MapSegment { start: 0x1000, end: 0x3000, extent: ExtentId(1), first_page: 0 }];
+        let snapshot =
+            JournalSnapshot { spaces: vec![AddressSpaceSnapshot { id: 7, uffd: 50, segments }], next_space: 9 };
+        let records = vec![JournalRecord::Message(7, UffdEvent::Fork { number: 51 }), JournalRecord::Message(7, UNMAP)];
         assert_eq!(replayed(Some(snapshot), records), [(7, 50, 1), (9, 51, 2)]);
     }
 }

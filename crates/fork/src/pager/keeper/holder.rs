@@ -10,24 +10,24 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use farfork_sys::fork::{Forked, sharing_files};
+use farfork_sys::fork::{ForkedSide, fork_sharing_files};
 use farfork_sys::{memory, pidfd};
 
-use super::reap;
-use super::roles::{Role, RoleTable};
+use super::reap_process;
+use super::roles::{ProcessRole, RoleTable};
 
 /// How often the holder looks who lives, beside being woken: the number of a pidfd that it waits for may come to mean
 /// another descriptor in the moment before it waits.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the holder is called in /proc/PID/comm, and instead of `pager` on its command line.
-const NAME: &CStr = c"farfork-holder";
-const COMMAND: &str = "holder";
+const HOLDER_COMM: &CStr = c"farfork-holder";
+const HOLDER_COMMAND: &str = "holder";
 /// What the keeper's command is called there.
 const KEEPER_COMMAND: &str = "pager";
 
 /// Why a holder holds no longer.
-pub(super) enum HolderEnd {
+pub(super) enum FdHolderExit {
     /// A client has stopped the pager, or another process is the holder.
     NotNeeded,
     /// Keeper and pager are gone: this process has to be the keeper now.
@@ -38,15 +38,15 @@ pub(super) enum HolderEnd {
 ///
 /// # Errors
 /// As clone3(2).
-pub(super) fn start(roles: &RoleTable) -> io::Result<Forked> {
-    match sharing_files(None)? {
-        Forked::Parent { pid } => {
-            reap(pid);
-            Ok(Forked::Parent { pid })
+pub(super) fn start_fd_holder(roles: &RoleTable) -> io::Result<ForkedSide> {
+    match fork_sharing_files(None)? {
+        ForkedSide::Parent { pid } => {
+            reap_process(pid);
+            Ok(ForkedSide::Parent { pid })
         }
-        Forked::Child => match sharing_files(roles.slot(Role::Holder)) {
-            Ok(Forked::Child) => Ok(Forked::Child),
-            Ok(Forked::Parent { .. }) => std::process::exit(0),
+        ForkedSide::Child => match fork_sharing_files(roles.pidfd_slot(ProcessRole::FdHolder)) {
+            Ok(ForkedSide::Child) => Ok(ForkedSide::Child),
+            Ok(ForkedSide::Parent { .. }) => std::process::exit(0),
             Err(error) => {
                 tracing::error!("the holder cannot be started: {error}");
                 std::process::exit(1)
@@ -56,49 +56,49 @@ pub(super) fn start(roles: &RoleTable) -> io::Result<Forked> {
 }
 
 /// The holder's life.
-pub(super) fn hold(roles: &RoleTable, shown: Option<&ShownName>) -> HolderEnd {
-    roles.begin_to_hold();
-    if let Err(error) = shown.map_or(Ok(()), ShownName::tell_holder) {
+pub(super) fn run_fd_holder(roles: &RoleTable, shown: Option<&ProcessTitle>) -> FdHolderExit {
+    roles.set_fd_holder();
+    if let Err(error) = shown.map_or(Ok(()), ProcessTitle::set_fd_holder) {
         tracing::debug!("the holder is called as its keeper is: {error}");
     }
-    let end = hold_table(roles);
+    let end = wait_until_orphaned(roles);
     // Those that it clones as the keeper are no holders.
-    let _ = shown.map_or(Ok(()), ShownName::restore);
+    let _ = shown.map_or(Ok(()), ProcessTitle::restore);
     end
 }
 
-fn hold_table(roles: &RoleTable) -> HolderEnd {
+fn wait_until_orphaned(roles: &RoleTable) -> FdHolderExit {
     loop {
-        if roles.is_stopped() || !roles.is_holder() {
-            return HolderEnd::NotNeeded;
+        if roles.is_stopped() || !roles.is_fd_holder() {
+            return FdHolderExit::NotNeeded;
         }
-        match roles.living(&[Role::Keeper, Role::Pager]) {
-            Some(number) => drop(pidfd::wait_exit_of_any(&[number], LOOK_INTERVAL)),
-            None if roles.is_stopped() => return HolderEnd::NotNeeded,
-            None => return HolderEnd::KeeperAndPagerGone,
+        match roles.first_alive(&[ProcessRole::Keeper, ProcessRole::Pager]) {
+            Some(number) => drop(pidfd::wait_any_exit_raw(&[number], LIVENESS_CHECK_INTERVAL)),
+            None if roles.is_stopped() => return FdHolderExit::NotNeeded,
+            None => return FdHolderExit::KeeperAndPagerGone,
         }
     }
 }
 
 /// Ends the holder, where there is one: nobody needs the table any more.
-pub(super) fn end(roles: &RoleTable) {
+pub(super) fn stop_fd_holder(roles: &RoleTable) {
     const LIMIT: Duration = Duration::from_secs(1);
-    let Some(number) = roles.living(&[Role::Holder]) else { return };
+    let Some(number) = roles.first_alive(&[ProcessRole::FdHolder]) else { return };
     // It looks again when it is woken, or after a while; nothing is lost by a kill.
-    let _ = pidfd::send_signal_by_number(number, rustix::process::Signal::KILL.as_raw());
-    pidfd::wait_exit_of_any(&[number], LIMIT);
+    let _ = pidfd::send_signal_raw(number, rustix::process::Signal::KILL.as_raw());
+    pidfd::wait_any_exit_raw(&[number], LIMIT);
 }
 
 /// What `ps` shows a process as. It is read before there is a pager, and told without a descriptor (`roles`).
 #[derive(Debug)]
-pub(super) struct ShownName {
+pub(super) struct ProcessTitle {
     comm: CString,
     command_line: Vec<u8>,
     /// Address of the command line.
-    start: u64,
+    arg_start: u64,
 }
 
-impl ShownName {
+impl ProcessTitle {
     /// Of this process.
     ///
     /// # Errors
@@ -109,32 +109,32 @@ impl ShownName {
         let start = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(48 - 3)?.parse().ok());
         let start = start.ok_or(io::ErrorKind::InvalidData)?;
         let comm = CString::new(fs::read("/proc/self/comm")?.trim_ascii_end())?;
-        Ok(Self { comm, command_line: fs::read("/proc/self/cmdline")?, start })
+        Ok(Self { comm, command_line: fs::read("/proc/self/cmdline")?, arg_start: start })
     }
 
-    fn tell_holder(&self) -> io::Result<()> {
-        rustix::thread::set_name(NAME)?;
-        command_line(&self.command_line).map_or(Ok(()), |told| self.write(&told))
+    fn set_fd_holder(&self) -> io::Result<()> {
+        rustix::thread::set_name(HOLDER_COMM)?;
+        fd_holder_command_line(&self.command_line).map_or(Ok(()), |told| self.write_command_line(&told))
     }
 
     fn restore(&self) -> io::Result<()> {
         rustix::thread::set_name(&self.comm)?;
-        self.write(&self.command_line)
+        self.write_command_line(&self.command_line)
     }
 
-    fn write(&self, command_line: &[u8]) -> io::Result<()> {
-        memory::write_process(std::process::id() as i32, self.start, command_line)
+    fn write_command_line(&self, command_line: &[u8]) -> io::Result<()> {
+        memory::write_process(std::process::id() as i32, self.arg_start, command_line)
     }
 }
 
 /// The keeper's command line with another command, of the same length; `None` where it is of another program, as in tests.
-fn command_line(keepers: &[u8]) -> Option<Vec<u8>> {
+fn fd_holder_command_line(keepers: &[u8]) -> Option<Vec<u8>> {
     let mut words = keepers.strip_suffix(b"\0")?.split(|byte| *byte == 0);
     let (_, command) = (words.next()?, words.next()?);
     if command != KEEPER_COMMAND.as_bytes() {
         return None;
     }
-    let told: Vec<&[u8]> = [b"farfork".as_slice(), COMMAND.as_bytes()].into_iter().chain(words).collect();
+    let told: Vec<&[u8]> = [b"farfork".as_slice(), HOLDER_COMMAND.as_bytes()].into_iter().chain(words).collect();
     let mut told = told.join(&0);
     if told.len() >= keepers.len() {
         return None;
@@ -149,9 +149,9 @@ mod tests {
 
     #[test]
     fn its_command_line_says_holder_in_the_place_that_there_is() {
-        let told = command_line(b"/proc/self/exe\0pager\0--run-dir\0/run/x\0").unwrap();
+        let told = fd_holder_command_line(b"/proc/self/exe\0pager\0--run-dir\0/run/x\0").unwrap();
         assert_eq!(told, b"farfork\0holder\0--run-dir\0/run/x\0\0\0\0\0\0\0");
-        assert_eq!(command_line(b"/usr/bin/test\0--exact\0"), None);
-        assert_eq!(command_line(b"f\0pager\0"), None, "it does not fit");
+        assert_eq!(fd_holder_command_line(b"/usr/bin/test\0--exact\0"), None);
+        assert_eq!(fd_holder_command_line(b"f\0pager\0"), None, "it does not fit");
     }
 }

@@ -26,26 +26,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use farfork_sys::fork::{Forked, sharing_files};
+use farfork_sys::fork::{ForkedSide, fork_sharing_files};
 use farfork_sys::pidfd;
 use farfork_trust::Credentials;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 
-use super::server::{Ended, Server};
-use holder::HolderEnd;
-use roles::{Role, RoleTable};
-use station::{PagerError, Station};
+use super::server::{PagerServer, ServerExit};
+use holder::FdHolderExit;
+use roles::{ProcessRole, RoleTable};
+use station::{KeeperContext, PagerError};
 
 /// A pager that lived this long was well: the next one is cloned at once. One that fails at what its predecessors left,
 /// or at the next fault, does so within a few milliseconds.
-const WELL_AFTER: Duration = Duration::from_millis(100);
+const HEALTHY_AFTER: Duration = Duration::from_millis(100);
 
 /// First and longest pause before a pager is cloned whose predecessors died young.
-const PAUSE_MIN: Duration = Duration::from_millis(1);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(1);
+const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// How often a keeper looks by itself who lives: it is woken when anybody ends.
-const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Exit status of a pager that failed.
 const EXIT_FAILED: i32 = 1;
@@ -55,13 +55,13 @@ const EXIT_REPLACED: i32 = 3;
 const EXIT_PANICKED: i32 = 101;
 
 /// Whether there is a holder.
-enum HolderCheck {
+enum FdHolderStatus {
     /// One lives.
-    Lives,
+    Alive,
     /// None can be started for now.
-    Failed,
+    StartFailed,
     /// This process is one that was just cloned.
-    IsHolder,
+    BecameHolder,
 }
 
 /// Where a pager works.
@@ -74,21 +74,21 @@ pub struct PagerConfig {
 }
 
 /// Why a process keeps no longer.
-enum Kept {
+enum SupervisionEnd {
     /// The pager ended because a client asked for it.
     Stopped,
     /// This process was the pager, and its keeper is gone.
-    Widowed,
+    KeeperGone,
     /// This process is the holder.
-    Holder,
+    BecameHolder,
 }
 
 /// What a keeper was woken for.
-enum PagerWatch {
+enum PagerWaitResult {
     /// The pager ended in this way, where that is known.
-    Ended(Option<WaitStatus>),
+    Exited(Option<WaitStatus>),
     /// This process is a holder that was cloned meanwhile.
-    Holder,
+    BecameHolder,
 }
 
 /// Keeps a pager running until a client stops it. To be called in a process of its own, with one thread, and in a
@@ -97,22 +97,22 @@ enum PagerWatch {
 /// # Errors
 /// [`PagerError`], before the first pager runs.
 pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
-    let mut station = Station::open(config)?;
-    takeover::strike_out(station.registry());
+    let mut station = KeeperContext::open(config)?;
+    takeover::clear_registry(station.registry());
     spare_from_oom_killer();
     loop {
-        match keep(&station) {
-            Kept::Stopped => {
-                station.close();
+        match supervise_pager(&station) {
+            SupervisionEnd::Stopped => {
+                station.remove_socket();
                 return Ok(());
             }
-            Kept::Widowed => {
+            SupervisionEnd::KeeperGone => {
                 tracing::warn!("the keeper of the pager is gone: process {} replaces it", std::process::id());
             }
-            Kept::Holder => match holder::hold(station.roles(), station.shown()) {
+            SupervisionEnd::BecameHolder => match holder::run_fd_holder(station.roles(), station.process_title()) {
                 // Nothing of its own may be dropped: the descriptors stand in others' table too.
-                HolderEnd::NotNeeded => std::process::exit(0),
-                HolderEnd::KeeperAndPagerGone => {
+                FdHolderExit::NotNeeded => std::process::exit(0),
+                FdHolderExit::KeeperAndPagerGone => {
                     tracing::warn!(
                         "keeper and pager are gone: process {}, the holder, replaces them",
                         std::process::id()
@@ -121,97 +121,98 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
             },
         }
         // It must not give up: it may be the last one that holds the children's userfaultfds.
-        while let Err(error) = station.inherit() {
+        while let Err(error) = station.become_keeper() {
             tracing::error!("{error}: it is tried again");
-            std::thread::sleep(PAUSE_MAX);
+            std::thread::sleep(RESTART_BACKOFF_MAX);
         }
     }
 }
 
-fn keep(station: &Station) -> Kept {
+fn supervise_pager(station: &KeeperContext) -> SupervisionEnd {
     let roles = station.roles();
     let mut pause = Duration::ZERO;
     loop {
         // Before the pager: whoever kills that and this process together finds one.
-        if let HolderCheck::IsHolder = check_holder(roles) {
-            return Kept::Holder;
+        if let FdHolderStatus::BecameHolder = ensure_fd_holder(roles) {
+            return SupervisionEnd::BecameHolder;
         }
         let born = Instant::now();
-        match sharing_files(roles.slot(Role::Pager)) {
-            Ok(Forked::Child) => return be_pager(station),
-            Ok(Forked::Parent { pid }) => {
-                let status = match watch(roles, pid) {
-                    PagerWatch::Ended(status) => status,
-                    PagerWatch::Holder => return Kept::Holder,
+        match fork_sharing_files(roles.pidfd_slot(ProcessRole::Pager)) {
+            Ok(ForkedSide::Child) => return run_pager(station),
+            Ok(ForkedSide::Parent { pid }) => {
+                let status = match wait_for_pager(roles, pid) {
+                    PagerWaitResult::Exited(status) => status,
+                    PagerWaitResult::BecameHolder => return SupervisionEnd::BecameHolder,
                 };
                 if status.is_some_and(|status| status.exit_status() == Some(0)) {
-                    holder::end(roles);
-                    return Kept::Stopped;
+                    holder::stop_fd_holder(roles);
+                    return SupervisionEnd::Stopped;
                 }
                 if status.is_some_and(|status| status.exit_status() == Some(EXIT_REPLACED)) {
                     pause = Duration::ZERO;
                     continue;
                 }
-                tracing::error!("the pager, process {pid}, {}: another takes over", describe(status));
+                tracing::error!("the pager, process {pid}, {}: another takes over", describe_exit(status));
             }
             // Memory and processes may come back; the children wait as long.
             Err(error) => {
-                roles.assign(Role::Pager, 0);
+                roles.assign(ProcessRole::Pager, 0);
                 tracing::error!("the pager cannot be started: {error}: it is tried again");
             }
         }
-        let well = born.elapsed() >= WELL_AFTER;
-        pause = if well { Duration::ZERO } else { (2 * pause).clamp(PAUSE_MIN, PAUSE_MAX) };
+        let well = born.elapsed() >= HEALTHY_AFTER;
+        pause = if well { Duration::ZERO } else { (2 * pause).clamp(RESTART_BACKOFF_MIN, RESTART_BACKOFF_MAX) };
         std::thread::sleep(pause);
     }
 }
 
 /// Waits for the end of the pager that was cloned, and has a holder all the while.
-fn watch(roles: &RoleTable, pager: i32) -> PagerWatch {
+fn wait_for_pager(roles: &RoleTable, pager: i32) -> PagerWaitResult {
     loop {
-        let limit = match roles.has_begun(pager).then(|| check_holder(roles)) {
-            Some(HolderCheck::IsHolder) => return PagerWatch::Holder,
-            Some(HolderCheck::Lives) => LOOK_INTERVAL,
-            Some(HolderCheck::Failed) => PAUSE_MAX,
+        let limit = match roles.is_pager_ready(pager).then(|| ensure_fd_holder(roles)) {
+            Some(FdHolderStatus::BecameHolder) => return PagerWaitResult::BecameHolder,
+            Some(FdHolderStatus::Alive) => LIVENESS_CHECK_INTERVAL,
+            Some(FdHolderStatus::StartFailed) => RESTART_BACKOFF_MAX,
             // It may close the pidfd of whoever is cloned now.
-            None => PAUSE_MIN,
+            None => RESTART_BACKOFF_MIN,
         };
-        let watched = [Role::Pager, Role::Holder].map(|role| roles.number(role));
-        let count = if limit == LOOK_INTERVAL { watched.len() } else { 1 };
-        pidfd::wait_exit_of_any(&watched[..count], limit);
-        if !roles.is_alive(Role::Pager) {
-            return PagerWatch::Ended(reap(pager));
+        let watched = [ProcessRole::Pager, ProcessRole::FdHolder].map(|role| roles.pidfd_number(role));
+        let count = if limit == LIVENESS_CHECK_INTERVAL { watched.len() } else { 1 };
+        pidfd::wait_any_exit_raw(&watched[..count], limit);
+        if !roles.is_alive(ProcessRole::Pager) {
+            return PagerWaitResult::Exited(reap_process(pager));
         }
     }
 }
 
 /// Clones a holder where there is none.
-fn check_holder(roles: &RoleTable) -> HolderCheck {
-    if roles.is_alive(Role::Holder) {
-        return HolderCheck::Lives;
+fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
+    if roles.is_alive(ProcessRole::FdHolder) {
+        return FdHolderStatus::Alive;
     }
-    match holder::start(roles) {
-        Ok(Forked::Child) => HolderCheck::IsHolder,
-        Ok(Forked::Parent { .. }) if roles.is_alive(Role::Holder) => HolderCheck::Lives,
-        Ok(Forked::Parent { .. }) => HolderCheck::Failed,
+    match holder::start_fd_holder(roles) {
+        Ok(ForkedSide::Child) => FdHolderStatus::BecameHolder,
+        Ok(ForkedSide::Parent { .. }) if roles.is_alive(ProcessRole::FdHolder) => FdHolderStatus::Alive,
+        Ok(ForkedSide::Parent { .. }) => FdHolderStatus::StartFailed,
         Err(error) => {
             tracing::error!("the holder cannot be started: {error}: it is tried again");
-            HolderCheck::Failed
+            FdHolderStatus::StartFailed
         }
     }
 }
 
 /// The pager's life. It comes back only to be the keeper; what else it ends with is its exit status. (Nothing of its
 /// own may be dropped on the way out: the descriptors stand in the keeper's table too.)
-fn be_pager(station: &Station) -> Kept {
-    let life = AssertUnwindSafe(|| takeover::begin(station).and_then(|mut server: Server<'_>| server.run()));
+fn run_pager(station: &KeeperContext) -> SupervisionEnd {
+    let life =
+        AssertUnwindSafe(|| takeover::start_server(station).and_then(|mut server: PagerServer<'_>| server.run()));
     match catch_unwind(life) {
-        Ok(Ok(Ended::KeeperGone)) => Kept::Widowed,
-        Ok(Ok(Ended::Stopped)) => {
-            station.roles().stop();
+        Ok(Ok(ServerExit::KeeperGone)) => SupervisionEnd::KeeperGone,
+        Ok(Ok(ServerExit::Stopped)) => {
+            station.roles().set_stopped();
             std::process::exit(0)
         }
-        Ok(Ok(Ended::Replaced)) => std::process::exit(EXIT_REPLACED),
+        Ok(Ok(ServerExit::Replaced)) => std::process::exit(EXIT_REPLACED),
         Ok(Err(error)) => {
             tracing::error!("the pager fails: {error}");
             std::process::exit(EXIT_FAILED)
@@ -220,7 +221,7 @@ fn be_pager(station: &Station) -> Kept {
     }
 }
 
-fn reap(pid: i32) -> Option<WaitStatus> {
+fn reap_process(pid: i32) -> Option<WaitStatus> {
     loop {
         match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
             Ok(Some((_, status))) => return Some(status),
@@ -232,7 +233,7 @@ fn reap(pid: i32) -> Option<WaitStatus> {
 }
 
 /// How a pager ended, in words.
-fn describe(status: Option<WaitStatus>) -> String {
+fn describe_exit(status: Option<WaitStatus>) -> String {
     let signal = status.and_then(|status| status.terminating_signal());
     let exit = status.and_then(|status| status.exit_status());
     match (signal, exit) {

@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use farfork_wire::ChildId;
 
 /// Name of the directory in the run directory.
-const DIRECTORY: &str = "pager.children";
+const REGISTRY_DIR: &str = "pager.children";
 
 /// The directory of links.
 #[derive(Debug, Clone)]
-pub(in crate::pager) struct Registry {
+pub(in crate::pager) struct ChildRegistry {
     dir: PathBuf,
 }
 
-impl Registry {
+impl ChildRegistry {
     /// That of a run directory; made if need be.
     ///
     /// # Errors
     /// As mkdir(2).
     pub(in crate::pager) fn open(run_dir: &Path) -> io::Result<Self> {
-        let dir = run_dir.join(DIRECTORY);
+        let dir = run_dir.join(REGISTRY_DIR);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         Ok(Self { dir })
     }
@@ -31,16 +31,16 @@ impl Registry {
     ///
     /// # Errors
     /// As symlink(2); not when the child is there already.
-    pub(in crate::pager) fn enter(&self, child: &ChildId, child_dir: &Path) -> io::Result<()> {
-        match symlink(child_dir, self.link(child)) {
+    pub(in crate::pager) fn insert(&self, child: &ChildId, child_dir: &Path) -> io::Result<()> {
+        match symlink(child_dir, self.link_path(child)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,
         }
     }
 
     /// Strikes a child out, if it is there.
-    pub(in crate::pager) fn strike(&self, child: &ChildId) {
-        let _ = fs::remove_file(self.link(child));
+    pub(in crate::pager) fn remove(&self, child: &ChildId) {
+        let _ = fs::remove_file(self.link_path(child));
     }
 
     /// The children entered, each with its directory.
@@ -58,7 +58,7 @@ impl Registry {
         Ok(children)
     }
 
-    fn link(&self, child: &ChildId) -> PathBuf {
+    fn link_path(&self, child: &ChildId) -> PathBuf {
         self.dir.join(child.to_string())
     }
 }

@@ -30,28 +30,28 @@ const STOPPED_AT: usize = 24;
 
 /// The pid of the pager that has closed what its predecessor left. Until then a keeper clones no process: the pager would close its
 /// pidfd as well.
-const BEGUN_AT: usize = 32;
+const READY_PAGER_PID_AT: usize = 32;
 
 /// Where the pid of the holder stands, which writes it as the first it does.
 const HOLDER_PID_AT: usize = 40;
 
 /// What a process is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ProcessRole {
     /// Clones the others.
     Keeper,
     /// Serves children.
     Pager,
     /// Holds the common table of descriptors open, and does nothing else.
-    Holder,
+    FdHolder,
 }
 
-impl Role {
+impl ProcessRole {
     fn offset(self) -> usize {
         match self {
             Self::Keeper => 0,
             Self::Pager => 8,
-            Self::Holder => 16,
+            Self::FdHolder => 16,
         }
     }
 }
@@ -70,35 +70,35 @@ impl RoleTable {
     pub(super) fn new() -> io::Result<Self> {
         let file = File::from(rustix::fs::memfd_create("farfork-roles", MemfdFlags::CLOEXEC)?);
         file.set_len(TABLE_BYTES as u64)?;
-        Ok(Self { mapping: SharedMapping::of_file(&file, TABLE_BYTES)? })
+        Ok(Self { mapping: SharedMapping::map_file(&file, TABLE_BYTES)? })
     }
 
     /// Where the kernel is to store who has this role.
-    pub(super) fn slot(&self, role: Role) -> Option<PidfdSlot<'_>> {
+    pub(super) fn pidfd_slot(&self, role: ProcessRole) -> Option<PidfdSlot<'_>> {
         Some(PidfdSlot { mapping: &self.mapping, offset: role.offset() })
     }
 
     /// The number of the pidfd of the process with this role; 0 for none.
-    pub(super) fn number(&self, role: Role) -> RawFd {
+    pub(super) fn pidfd_number(&self, role: ProcessRole) -> RawFd {
         self.mapping.load_u64(role.offset()) as u32 as RawFd
     }
 
     /// Gives a role to the process behind this pidfd; 0 for none.
-    pub(super) fn assign(&self, role: Role, number: RawFd) {
+    pub(super) fn assign(&self, role: ProcessRole, number: RawFd) {
         self.mapping.store_u64(role.offset(), u64::from(number as u32));
     }
 
     /// Whether the process with this role lives.
-    pub(super) fn is_alive(&self, role: Role) -> bool {
-        self.living(&[role]).is_some()
+    pub(super) fn is_alive(&self, role: ProcessRole) -> bool {
+        self.first_alive(&[role]).is_some()
     }
 
     /// The pidfd of the first of these roles whose process lives.
-    pub(super) fn living(&self, roles: &[Role]) -> Option<RawFd> {
-        let numbers = || roles.iter().map(|role| self.number(*role)).collect::<Vec<_>>();
+    pub(super) fn first_alive(&self, roles: &[ProcessRole]) -> Option<RawFd> {
+        let numbers = || roles.iter().map(|role| self.pidfd_number(*role)).collect::<Vec<_>>();
         loop {
             let seen = numbers();
-            let living = seen.iter().copied().find(|number| *number != 0 && pidfd::is_alive_by_number(*number));
+            let living = seen.iter().copied().find(|number| *number != 0 && pidfd::is_alive_raw(*number));
             // As long as they stand there, the numbers mean what they did. A keeper that has ended clones no more.
             if numbers() == seen {
                 return living;
@@ -107,27 +107,28 @@ impl RoleTable {
     }
 
     /// This process, which was just cloned, is the holder.
-    pub(super) fn begin_to_hold(&self) {
+    pub(super) fn set_fd_holder(&self) {
         self.mapping.store_u64(HOLDER_PID_AT, u64::from(std::process::id()));
     }
 
     /// Whether this process is the holder.
-    pub(super) fn is_holder(&self) -> bool {
-        self.number(Role::Holder) != 0 && self.mapping.load_u64(HOLDER_PID_AT) == u64::from(std::process::id())
+    pub(super) fn is_fd_holder(&self) -> bool {
+        self.pidfd_number(ProcessRole::FdHolder) != 0
+            && self.mapping.load_u64(HOLDER_PID_AT) == u64::from(std::process::id())
     }
 
     /// This process, a pager, closes nothing any more that it does not know.
-    pub(super) fn set_begun(&self) {
-        self.mapping.store_u64(BEGUN_AT, u64::from(std::process::id()));
+    pub(super) fn set_pager_ready(&self) {
+        self.mapping.store_u64(READY_PAGER_PID_AT, u64::from(std::process::id()));
     }
 
     /// Whether the pager of this pid closes nothing any more that it does not know.
-    pub(super) fn has_begun(&self, pager: i32) -> bool {
-        self.mapping.load_u64(BEGUN_AT) == u64::from(pager.unsigned_abs())
+    pub(super) fn is_pager_ready(&self, pager: i32) -> bool {
+        self.mapping.load_u64(READY_PAGER_PID_AT) == u64::from(pager.unsigned_abs())
     }
 
     /// A client has stopped the pager: no process starts another.
-    pub(super) fn stop(&self) {
+    pub(super) fn set_stopped(&self) {
         self.mapping.store_u64(STOPPED_AT, 1);
     }
 
@@ -138,7 +139,7 @@ impl RoleTable {
 
     /// The descriptors that stand here.
     pub(super) fn descriptors(&self) -> [RawFd; 3] {
-        [Role::Keeper, Role::Pager, Role::Holder].map(|role| self.number(role))
+        [ProcessRole::Keeper, ProcessRole::Pager, ProcessRole::FdHolder].map(|role| self.pidfd_number(role))
     }
 }
 
@@ -152,37 +153,37 @@ mod tests {
     #[test]
     fn who_lives_is_found_and_who_has_ended_is_not() {
         let table = RoleTable::new().unwrap();
-        assert_eq!(table.living(&[Role::Keeper, Role::Pager]), None);
+        assert_eq!(table.first_alive(&[ProcessRole::Keeper, ProcessRole::Pager]), None);
         let own = pidfd::open(std::process::id() as i32).unwrap();
-        table.assign(Role::Pager, own.as_raw_fd());
-        assert_eq!(table.living(&[Role::Keeper, Role::Pager]), Some(own.as_raw_fd()));
+        table.assign(ProcessRole::Pager, own.as_raw_fd());
+        assert_eq!(table.first_alive(&[ProcessRole::Keeper, ProcessRole::Pager]), Some(own.as_raw_fd()));
         let mut other = Command::new("true").spawn().unwrap();
         let others = pidfd::open(other.id() as i32).unwrap();
-        table.assign(Role::Keeper, others.as_raw_fd());
+        table.assign(ProcessRole::Keeper, others.as_raw_fd());
         // A zombie has ended.
         assert!(pidfd::wait_exit(&others, std::time::Duration::from_secs(60)).unwrap());
-        assert!(!table.is_alive(Role::Keeper));
+        assert!(!table.is_alive(ProcessRole::Keeper));
         other.wait().unwrap();
-        assert!(!table.is_alive(Role::Keeper) && table.is_alive(Role::Pager));
+        assert!(!table.is_alive(ProcessRole::Keeper) && table.is_alive(ProcessRole::Pager));
     }
 
     #[test]
     fn what_is_no_process_does_not_live() {
         let table = RoleTable::new().unwrap();
         let file = tempfile::tempfile().unwrap();
-        table.assign(Role::Holder, file.as_raw_fd());
-        assert!(!table.is_alive(Role::Holder));
+        table.assign(ProcessRole::FdHolder, file.as_raw_fd());
+        assert!(!table.is_alive(ProcessRole::FdHolder));
     }
 
     #[test]
     fn a_holder_is_who_said_so_as_long_as_there_is_one() {
         let table = RoleTable::new().unwrap();
-        table.begin_to_hold();
-        assert!(!table.is_holder(), "the page is empty");
+        table.set_fd_holder();
+        assert!(!table.is_fd_holder(), "the page is empty");
         let own = pidfd::open(std::process::id() as i32).unwrap();
-        table.assign(Role::Holder, own.as_raw_fd());
-        assert!(table.is_holder());
-        table.assign(Role::Holder, 0);
-        assert!(!table.is_holder());
+        table.assign(ProcessRole::FdHolder, own.as_raw_fd());
+        assert!(table.is_fd_holder());
+        table.assign(ProcessRole::FdHolder, 0);
+        assert!(!table.is_fd_holder());
     }
 }

@@ -13,10 +13,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit};
 
 use super::PagerConfig;
-use super::holder::ShownName;
-use super::registry::Registry;
-use super::roles::{Role, RoleTable};
-use super::trusting::Trusting;
+use super::holder::ProcessTitle;
+use super::registry::ChildRegistry;
+use super::roles::{ProcessRole, RoleTable};
+use super::trusting::TrustPolicy;
 use crate::pager::cache;
 
 /// Name of the control socket in the run directory.
@@ -61,8 +61,8 @@ pub enum PagerError {
 
 /// What keeper and pager have in common.
 #[derive(Debug)]
-pub(in crate::pager) struct Station {
-    registry: Registry,
+pub(in crate::pager) struct KeeperContext {
+    registry: ChildRegistry,
     socket_path: PathBuf,
     listener: OwnedFd,
     lock: File,
@@ -71,86 +71,96 @@ pub(in crate::pager) struct Station {
     keeper: ManuallyDrop<OwnedFd>,
     roles: RoleTable,
     /// Descriptors of the process from before.
-    inherited: Vec<RawFd>,
+    preexisting_fds: Vec<RawFd>,
     /// Whom its keeper was started to trust.
-    trusting: Trusting,
+    startup_trust_policy: TrustPolicy,
     /// What its keeper was shown as when it began.
-    shown: Option<ShownName>,
+    process_title: Option<ProcessTitle>,
 }
 
-impl Station {
+impl KeeperContext {
     /// Takes a run directory, as its only pager.
     ///
     /// # Errors
     /// [`PagerError`].
     pub(in crate::pager) fn open(config: &PagerConfig) -> Result<Self, PagerError> {
         let PagerConfig { run_dir, credentials } = config;
-        let inherited = open_descriptors().map_err(system("list its descriptors"))?;
-        limit_descriptors(0);
-        let lock = lock(run_dir)?;
+        let inherited = list_open_fds().map_err(system_error("list its descriptors"))?;
+        set_fd_limit(0);
+        let lock = lock_run_dir(run_dir)?;
         let at = |path: PathBuf| move |source| PagerError::RunDir { path, source };
-        let registry = Registry::open(run_dir).map_err(at(run_dir.to_owned()))?;
+        let registry = ChildRegistry::open(run_dir).map_err(at(run_dir.to_owned()))?;
         let socket_path = run_dir.join(SOCKET_FILE);
-        let listener = listen(&socket_path).map_err(at(socket_path.clone()))?;
-        let keeper = ManuallyDrop::new(this_process()?);
-        let roles = RoleTable::new().map_err(system("map what its processes share"))?;
-        roles.assign(Role::Keeper, keeper.as_raw_fd());
-        Trusting::forget(run_dir);
-        let trusting = Trusting::of(credentials.as_ref());
-        let shown = ShownName::read().ok();
-        Ok(Self { registry, socket_path, listener, lock, keeper, roles, inherited, trusting, shown })
+        let listener = bind_control_socket(&socket_path).map_err(at(socket_path.clone()))?;
+        let keeper = ManuallyDrop::new(open_own_pidfd()?);
+        let roles = RoleTable::new().map_err(system_error("map what its processes share"))?;
+        roles.assign(ProcessRole::Keeper, keeper.as_raw_fd());
+        TrustPolicy::remove_file(run_dir);
+        let trusting = TrustPolicy::from_credentials(credentials.as_ref());
+        let shown = ProcessTitle::read().ok();
+        Ok(Self {
+            registry,
+            socket_path,
+            listener,
+            lock,
+            keeper,
+            roles,
+            preexisting_fds: inherited,
+            startup_trust_policy: trusting,
+            process_title: shown,
+        })
     }
 
     /// Whom a pager that begins now is to trust.
     ///
     /// # Errors
     /// What the daemon said of that cannot be read.
-    pub(in crate::pager) fn trusting(&self) -> io::Result<Trusting> {
-        let told = Trusting::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
-        Ok(told.unwrap_or_else(|| self.trusting.clone()))
+    pub(in crate::pager) fn load_trust_policy(&self) -> io::Result<TrustPolicy> {
+        let told = TrustPolicy::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
+        Ok(told.unwrap_or_else(|| self.startup_trust_policy.clone()))
     }
 
     /// Most bytes that its cache of pages may take.
     pub(in crate::pager) fn cache_bytes_max(&self) -> u64 {
-        cache::limit::read(self.socket_path.parent().unwrap_or(Path::new("/")))
+        cache::limit::read_cache_limit(self.socket_path.parent().unwrap_or(Path::new("/")))
     }
 
     /// Makes this process the keeper in place of one that is gone.
     ///
     /// # Errors
     /// [`PagerError::System`].
-    pub(in crate::pager) fn inherit(&mut self) -> Result<(), PagerError> {
-        limit_descriptors(0);
-        self.keeper = ManuallyDrop::new(this_process()?);
-        self.roles.assign(Role::Keeper, self.keeper.as_raw_fd());
-        if self.roles.is_holder() {
-            self.roles.assign(Role::Holder, 0);
+    pub(in crate::pager) fn become_keeper(&mut self) -> Result<(), PagerError> {
+        set_fd_limit(0);
+        self.keeper = ManuallyDrop::new(open_own_pidfd()?);
+        self.roles.assign(ProcessRole::Keeper, self.keeper.as_raw_fd());
+        if self.roles.is_fd_holder() {
+            self.roles.assign(ProcessRole::FdHolder, 0);
         }
         Ok(())
     }
 
     /// This process, the pager, closes nothing any more that it does not know.
-    pub(in crate::pager) fn note_begun(&self) {
-        self.roles.set_begun();
+    pub(in crate::pager) fn set_pager_ready(&self) {
+        self.roles.set_pager_ready();
     }
 
     /// Which descriptor leads to the holder.
-    pub(in crate::pager) fn holder(&self) -> RawFd {
-        self.roles.number(Role::Holder)
+    pub(in crate::pager) fn fd_holder_pidfd(&self) -> RawFd {
+        self.roles.pidfd_number(ProcessRole::FdHolder)
     }
 
     /// Closes what led to processes of these that are gone. For the pager, which alone opens and closes descriptors beside them.
-    pub(in crate::pager) fn close_reaped(&self) -> io::Result<()> {
+    pub(in crate::pager) fn close_dead_pidfds(&self) -> io::Result<()> {
         let known = self.descriptors();
-        let numbers = open_descriptors()?.into_iter().filter(|number| !known.contains(number));
-        let reaped = numbers.filter(|number| farfork_sys::pidfd::has_ended_by_number(*number));
-        reaped.for_each(|number| drop(farfork_sys::fork::take_over(number)));
+        let numbers = list_open_fds()?.into_iter().filter(|number| !known.contains(number));
+        let reaped = numbers.filter(|number| farfork_sys::pidfd::has_exited_raw(*number));
+        reaped.for_each(|number| drop(farfork_sys::fork::adopt_raw_fd(number)));
         Ok(())
     }
 
     /// What its keeper is shown as, where that can be read.
-    pub(super) fn shown(&self) -> Option<&ShownName> {
-        self.shown.as_ref()
+    pub(super) fn process_title(&self) -> Option<&ProcessTitle> {
+        self.process_title.as_ref()
     }
 
     /// Who is keeper, pager and holder.
@@ -159,15 +169,15 @@ impl Station {
     }
 
     /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserve`].
-    pub(in crate::pager) fn reserve_descriptors(&self) {
-        limit_descriptors(RESERVED_DESCRIPTORS);
+    pub(in crate::pager) fn reserve_fds(&self) {
+        set_fd_limit(RESERVED_DESCRIPTORS);
     }
 
     /// Does what may use the reserved descriptors.
-    pub(in crate::pager) fn with_reserve<T>(&self, act: impl FnOnce(&Self) -> T) -> T {
-        limit_descriptors(0);
+    pub(in crate::pager) fn with_reserved_fds<T>(&self, act: impl FnOnce(&Self) -> T) -> T {
+        set_fd_limit(0);
         let done = act(self);
-        limit_descriptors(RESERVED_DESCRIPTORS);
+        set_fd_limit(RESERVED_DESCRIPTORS);
         done
     }
 
@@ -176,7 +186,7 @@ impl Station {
         self.socket_path.exists()
     }
 
-    pub(in crate::pager) fn registry(&self) -> &Registry {
+    pub(in crate::pager) fn registry(&self) -> &ChildRegistry {
         &self.registry
     }
 
@@ -192,25 +202,25 @@ impl Station {
     /// The descriptors that no successor may close.
     pub(in crate::pager) fn descriptors(&self) -> Vec<RawFd> {
         let own = [self.listener.as_raw_fd(), self.lock.as_raw_fd(), self.keeper.as_raw_fd()];
-        self.inherited.iter().copied().chain(own).chain(self.roles.descriptors()).collect()
+        self.preexisting_fds.iter().copied().chain(own).chain(self.roles.descriptors()).collect()
     }
 
     /// Removes the control socket: nobody serves it any more.
-    pub(in crate::pager) fn close(self) {
+    pub(in crate::pager) fn remove_socket(self) {
         let _ = fs::remove_file(&self.socket_path);
     }
 }
 
 /// Says in an error what could not be done.
-fn system(action: &'static str) -> impl Fn(io::Error) -> PagerError {
+fn system_error(action: &'static str) -> impl Fn(io::Error) -> PagerError {
     move |source| PagerError::System { action, source }
 }
 
-fn this_process() -> Result<OwnedFd, PagerError> {
-    farfork_sys::pidfd::open(std::process::id() as i32).map_err(system("hold its own process"))
+fn open_own_pidfd() -> Result<OwnedFd, PagerError> {
+    farfork_sys::pidfd::open(std::process::id() as i32).map_err(system_error("hold its own process"))
 }
 
-fn lock(run_dir: &Path) -> Result<File, PagerError> {
+fn lock_run_dir(run_dir: &Path) -> Result<File, PagerError> {
     let path = run_dir.join(LOCK_FILE);
     let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = made.map_err(|source| PagerError::RunDir { path: path.clone(), source })?;
@@ -221,7 +231,7 @@ fn lock(run_dir: &Path) -> Result<File, PagerError> {
     }
 }
 
-fn listen(path: &Path) -> io::Result<OwnedFd> {
+fn bind_control_socket(path: &Path) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -236,7 +246,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn open_descriptors() -> io::Result<Vec<RawFd>> {
+fn list_open_fds() -> io::Result<Vec<RawFd>> {
     let listed: Vec<RawFd> =
         fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     // The descriptor that the listing itself used is closed by now.
@@ -244,7 +254,7 @@ fn open_descriptors() -> io::Result<Vec<RawFd>> {
 }
 
 /// Every process of every child has a descriptor here, so that this process takes all that it may have, less a reserve.
-fn limit_descriptors(reserve: u64) {
+fn set_fd_limit(reserve: u64) {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let current = limit.maximum.map(|maximum| maximum.saturating_sub(reserve));
     if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }) {

@@ -6,22 +6,22 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
-use farfork_sys::fork::close_all_but;
+use farfork_sys::fork::close_all_except;
 use farfork_sys::userfaultfd::Userfaultfd;
 
-use super::registry::Registry;
-use super::station::Station;
+use super::registry::ChildRegistry;
+use super::station::KeeperContext;
 use crate::pager::child::zygotes;
 use crate::pager::child::{Child, ChildError};
 use crate::pager::plan::PlanError;
-use crate::pager::server::Server;
+use crate::pager::server::PagerServer;
 
 /// Reads what was served, closes what nobody knows (the predecessor's own descriptors), and has every waiting thread
 /// ask again.
 ///
 /// # Errors
 /// As readdir(3), close_range(2), epoll(7): a pager that cannot begin lets the next one try.
-pub(in crate::pager) fn begin(station: &Station) -> io::Result<Server<'_>> {
+pub(in crate::pager) fn start_server(station: &KeeperContext) -> io::Result<PagerServer<'_>> {
     let started = Instant::now();
     let mut keep = station.descriptors();
     let mut children = Vec::new();
@@ -31,58 +31,60 @@ pub(in crate::pager) fn begin(station: &Station) -> io::Result<Server<'_>> {
                 keep.extend(child.descriptors());
                 children.push(child);
             }
-            Err(error) if is_removed(&error) => station.registry().strike(&id),
+            Err(error) if is_child_dir_removed(&error) => station.registry().remove(&id),
             Err(error) => {
                 // It cannot be served, but its threads must go on waiting: closing would have them read zeroes.
                 tracing::error!("child {id} cannot be served and is left waiting: {error}");
-                keep.extend(userfaultfds()?);
+                keep.extend(list_userfaultfds()?);
             }
         }
     }
-    zygotes::leave_to_children(&mut children);
-    let unclaimed = unclaimed_userfaultfds(&keep)?;
+    zygotes::resolve_transferred_spaces(&mut children);
+    let unclaimed = find_unclaimed_userfaultfds(&keep)?;
     keep.extend(unclaimed.iter().map(|uffd| uffd.as_raw_fd()));
-    close_all_but(&keep)?;
-    station.note_begun();
+    close_all_except(&keep)?;
+    station.set_pager_ready();
     // Children wait for every turn of it, and it waits for owners in between.
-    if let Err(error) = farfork_sys::turn::set(farfork_sys::turn::SHORTEST) {
+    if let Err(error) = farfork_sys::turn::set_slice(farfork_sys::turn::SLICE_MIN) {
         tracing::debug!("the pager has turns as long as anybody's: {error}");
     }
-    let mut server = Server::new(station)?;
+    let mut server = PagerServer::new(station)?;
     server.unclaimed = unclaimed;
     let count = children.len();
     for child in children {
-        server.take_in(child)?;
+        server.serve_child(child)?;
     }
     server.children.values().flat_map(|served| served.child.spaces.values()).for_each(|space| space.wake_all());
-    station.reserve_descriptors();
+    station.reserve_fds();
     tracing::info!("pager {} serves {count} children after {:?}", std::process::id(), started.elapsed());
     Ok(server)
 }
 
 /// Strikes out, when a keeper begins, the children of an earlier one: the daemon hands back those whose stubs hold what they need.
-pub(in crate::pager) fn strike_out(registry: &Registry) {
+pub(in crate::pager) fn clear_registry(registry: &ChildRegistry) {
     for (id, _) in registry.children().unwrap_or_default() {
-        registry.strike(&id);
+        registry.remove(&id);
     }
 }
 
 /// Whether the daemon removed the child's directory, which it does only after the child's end.
-fn is_removed(error: &ChildError) -> bool {
+fn is_child_dir_removed(error: &ChildError) -> bool {
     matches!(error, ChildError::Plan(PlanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound)
 }
 
-impl Server<'_> {
+impl PagerServer<'_> {
     /// Closes unclaimed userfaultfds whose processes have ended.
     pub(in crate::pager) fn close_unclaimed(&mut self) {
-        self.unclaimed.extract_if(.., |uffd| uffd.is_gone()).for_each(|uffd| drop(ManuallyDrop::into_inner(uffd)));
+        self.unclaimed
+            .extract_if(.., |uffd| uffd.is_process_gone())
+            .for_each(|uffd| drop(ManuallyDrop::into_inner(uffd)));
     }
 
     /// Closes what led to holders that are gone, where there is another.
-    pub(in crate::pager) fn close_former_holders(&mut self) {
-        let holder = self.station.holder();
-        if std::mem::replace(&mut self.holder, holder) != holder
-            && let Err(error) = self.station.close_reaped()
+    pub(in crate::pager) fn close_dead_holder_pidfds(&mut self) {
+        let holder = self.context.fd_holder_pidfd();
+        if std::mem::replace(&mut self.fd_holder_pidfd, holder) != holder
+            && let Err(error) = self.context.close_dead_pidfds()
         {
             tracing::debug!("what led to former holders stays open: {error}");
         }
@@ -91,11 +93,11 @@ impl Server<'_> {
 
 /// Userfaultfds of processes that live and that no journal tells of: closed, they would let them read zeroes. It takes a
 /// predecessor that was killed in the moment between a note and what it notes.
-fn unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop<Userfaultfd>>> {
-    let unknown = userfaultfds()?.into_iter().filter(|number| !claimed.contains(number));
+fn find_unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop<Userfaultfd>>> {
+    let unknown = list_userfaultfds()?.into_iter().filter(|number| !claimed.contains(number));
     // Those of processes that have ended are left to be closed with the rest.
     let known = unknown.filter_map(|number| Userfaultfd::from_number(number).ok().map(ManuallyDrop::new));
-    let alive: Vec<_> = known.filter(|uffd| !uffd.is_gone()).collect();
+    let alive: Vec<_> = known.filter(|uffd| !uffd.is_process_gone()).collect();
     if !alive.is_empty() {
         tracing::error!("{} processes are served by nobody and left waiting: no journal tells of them", alive.len());
     }
@@ -103,7 +105,7 @@ fn unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop<User
 }
 
 /// All userfaultfds of the table, whoever they belong to.
-fn userfaultfds() -> io::Result<Vec<RawFd>> {
+fn list_userfaultfds() -> io::Result<Vec<RawFd>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {
         let entry = entry?;

@@ -9,22 +9,22 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use farfork_trust::{Credentials, Directory, Encryption};
+use farfork_trust::{Credentials, Encryption, TrustDirectory};
 use serde::{Deserialize, Serialize};
 
 /// Name of the file in the run directory: `on` or `off`, and the trust directory behind a space; or `anybody`.
-const FILE: &str = "pager.trust";
+const TRUST_POLICY_FILE: &str = "pager.trust";
 
 /// What stands there for [`Trusting::Anybody`].
-const ANYBODY: &str = "anybody";
+const UNAUTHENTICATED_WORD: &str = "anybody";
 
 /// Whom a pager trusts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Trusting {
+pub enum TrustPolicy {
     /// Whoever it is told to connect to; nobody is authenticated.
-    Anybody,
+    Unauthenticated,
     /// The members of a cluster.
-    Members {
+    ClusterMembers {
         /// The trust directory.
         directory: PathBuf,
         /// Whether connections are encrypted.
@@ -32,10 +32,10 @@ pub enum Trusting {
     },
 }
 
-impl Trusting {
+impl TrustPolicy {
     /// As somebody with these credentials does, or with none.
-    pub fn of(credentials: Option<&Credentials>) -> Self {
-        credentials.map_or(Self::Anybody, |credentials| Self::Members {
+    pub fn from_credentials(credentials: Option<&Credentials>) -> Self {
+        credentials.map_or(Self::Unauthenticated, |credentials| Self::ClusterMembers {
             directory: credentials.directory().root().to_owned(),
             is_encrypted: credentials.encryption() == Encryption::On,
         })
@@ -45,10 +45,10 @@ impl Trusting {
     ///
     /// # Errors
     /// They cannot be used.
-    pub(in crate::pager) fn open(&self) -> io::Result<Option<Credentials>> {
-        let Self::Members { directory, is_encrypted } = self else { return Ok(None) };
+    pub(in crate::pager) fn open_credentials(&self) -> io::Result<Option<Credentials>> {
+        let Self::ClusterMembers { directory, is_encrypted } = self else { return Ok(None) };
         let encryption = if *is_encrypted { Encryption::On } else { Encryption::Off };
-        Credentials::open(&Directory::new(directory), encryption).map(Some).map_err(io::Error::other)
+        Credentials::open(&TrustDirectory::new(directory), encryption).map(Some).map_err(io::Error::other)
     }
 
     /// What the run directory's pager was told; nothing where what its keeper was started with still holds.
@@ -56,7 +56,7 @@ impl Trusting {
     /// # Errors
     /// There is something that cannot be read: to trust others than those it says would be worse than to wait.
     pub(in crate::pager) fn read(run_dir: &Path) -> io::Result<Option<Self>> {
-        let bytes = match fs::read(run_dir.join(FILE)) {
+        let bytes = match fs::read(run_dir.join(TRUST_POLICY_FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read?,
         };
@@ -65,12 +65,15 @@ impl Trusting {
             None => (&bytes[..], None),
         };
         match (std::str::from_utf8(word), directory) {
-            (Ok(ANYBODY), None) => Ok(Some(Self::Anybody)),
+            (Ok(UNAUTHENTICATED_WORD), None) => Ok(Some(Self::Unauthenticated)),
             (Ok(word @ ("on" | "off")), Some(directory)) => {
                 let directory = OsString::from_vec(directory.to_vec()).into();
-                Ok(Some(Self::Members { directory, is_encrypted: word == "on" }))
+                Ok(Some(Self::ClusterMembers { directory, is_encrypted: word == "on" }))
             }
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{FILE} in the run directory is damaged"))),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{TRUST_POLICY_FILE} in the run directory is damaged"),
+            )),
         }
     }
 
@@ -80,8 +83,8 @@ impl Trusting {
     /// As open(2), write(2), rename(2).
     pub(in crate::pager) fn write(&self, run_dir: &Path) -> io::Result<()> {
         let text = match self {
-            Self::Anybody => ANYBODY.as_bytes().to_vec(),
-            Self::Members { directory, is_encrypted } => {
+            Self::Unauthenticated => UNAUTHENTICATED_WORD.as_bytes().to_vec(),
+            Self::ClusterMembers { directory, is_encrypted } => {
                 let word: &[u8] = if *is_encrypted { b"on " } else { b"off " };
                 [word, directory.as_os_str().as_bytes()].concat()
             }
@@ -89,13 +92,13 @@ impl Trusting {
         let draft = run_dir.join("pager.trust.new");
         let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&draft)?;
         file.write_all(&text)?;
-        fs::rename(&draft, run_dir.join(FILE))
+        fs::rename(&draft, run_dir.join(TRUST_POLICY_FILE))
     }
 
     /// What a keeper is started with holds again.
-    pub(in crate::pager) fn forget(run_dir: &Path) {
+    pub(in crate::pager) fn remove_file(run_dir: &Path) {
         // There may be none.
-        let _ = fs::remove_file(run_dir.join(FILE));
+        let _ = fs::remove_file(run_dir.join(TRUST_POLICY_FILE));
     }
 }
 
@@ -106,21 +109,21 @@ mod tests {
     #[test]
     fn what_was_told_is_read_again() {
         let run_dir = tempfile::tempdir().unwrap();
-        assert_eq!(Trusting::read(run_dir.path()).unwrap(), None);
+        assert_eq!(TrustPolicy::read(run_dir.path()).unwrap(), None);
         let directory = PathBuf::from("/etc/far fork");
         for trusting in [
-            Trusting::Anybody,
-            Trusting::Members { directory: directory.clone(), is_encrypted: true },
-            Trusting::Members { directory, is_encrypted: false },
+            TrustPolicy::Unauthenticated,
+            TrustPolicy::ClusterMembers { directory: directory.clone(), is_encrypted: true },
+            TrustPolicy::ClusterMembers { directory, is_encrypted: false },
         ] {
             trusting.write(run_dir.path()).unwrap();
-            assert_eq!(Trusting::read(run_dir.path()).unwrap(), Some(trusting));
+            assert_eq!(TrustPolicy::read(run_dir.path()).unwrap(), Some(trusting));
         }
         for damaged in ["", "on", "nobody", "perhaps /etc/farfork"] {
-            fs::write(run_dir.path().join(FILE), damaged).unwrap();
-            assert!(Trusting::read(run_dir.path()).is_err(), "{damaged:?}");
+            fs::write(run_dir.path().join(TRUST_POLICY_FILE), damaged).unwrap();
+            assert!(TrustPolicy::read(run_dir.path()).is_err(), "{damaged:?}");
         }
-        Trusting::forget(run_dir.path());
-        assert_eq!(Trusting::read(run_dir.path()).unwrap(), None);
+        TrustPolicy::remove_file(run_dir.path());
+        assert_eq!(TrustPolicy::read(run_dir.path()).unwrap(), None);
     }
 }

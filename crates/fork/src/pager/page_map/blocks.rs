@@ -1,19 +1,19 @@
 //! Blocks of pages that move together, in properties of what the pager hears of memory.
 
-use farfork_sys::userfaultfd::Message;
+use farfork_sys::userfaultfd::UffdEvent;
 use farfork_wire::PAGE_SIZE;
 
 /// Pages of one.
-pub(in crate::pager) const BLOCK: u64 = 4;
+pub(in crate::pager) const BLOCK_PAGES: u64 = 4;
 
-pub(in crate::pager) fn address(block: u64) -> u64 {
-    block * BLOCK * PAGE_SIZE
+pub(in crate::pager) fn block_address(block: u64) -> u64 {
+    block * BLOCK_PAGES * PAGE_SIZE
 }
 
-pub(in crate::pager) fn move_of(from: u64, to: u64) -> Message {
-    Message::Remap { from: address(from), to: address(to), bytes: BLOCK * PAGE_SIZE }
+pub(in crate::pager) fn move_message(from: u64, to: u64) -> UffdEvent {
+    UffdEvent::Remap { from: block_address(from), to: block_address(to), bytes: BLOCK_PAGES * PAGE_SIZE }
 }
 
-pub(in crate::pager) fn unmap_of(block: u64) -> Message {
-    Message::Unmap { start: address(block), end: address(block + 1) }
+pub(in crate::pager) fn unmap_message(block: u64) -> UffdEvent {
+    UffdEvent::Unmap { start: block_address(block), end: block_address(block + 1) }
 }

@@ -15,16 +15,16 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::Range;
 
-use farfork_sys::userfaultfd::Message;
+use farfork_sys::userfaultfd::UffdEvent;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
 
-use overtaken::{Overtaken, Ranges};
+use overtaken::{AddressSet, LateEvents};
 
 /// A range of addresses that shows neighbouring pages of an extent. Addresses are multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Segment {
+pub struct MapSegment {
     /// First address.
     pub start: u64,
     /// Address behind the last byte.
@@ -35,11 +35,11 @@ pub struct Segment {
     pub first_page: u64,
 }
 
-impl Segment {
+impl MapSegment {
     /// The part within `start..end`, if any.
-    pub(super) fn clipped(&self, start: u64, end: u64) -> Option<Segment> {
+    pub(super) fn clipped(&self, start: u64, end: u64) -> Option<MapSegment> {
         let (from, to) = (self.start.max(start), self.end.min(end));
-        (from < to).then(|| Segment { start: from, end: to, first_page: self.page_at(from), ..*self })
+        (from < to).then(|| MapSegment { start: from, end: to, first_page: self.page_at(from), ..*self })
     }
 
     /// Number of the extent's page at an address within.
@@ -58,55 +58,55 @@ impl Segment {
 #[derive(Debug, Clone, Default)]
 pub(super) struct PageMap {
     /// By first address.
-    segments: BTreeMap<u64, Segment>,
+    segments: BTreeMap<u64, MapSegment>,
     /// First addresses by extent and first page.
-    places: BTreeMap<(ExtentId, u64), u64>,
+    address_by_page: BTreeMap<(ExtentId, u64), u64>,
     /// What shows nothing since it was discarded.
-    emptied: Ranges,
+    discarded: AddressSet,
     /// What is still to be heard of changes that others have overtaken.
-    overtaken: Overtaken,
+    late_events: LateEvents,
 }
 
 /// What a page map lost by a change, and what undoes that.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Followed {
+pub(super) struct AppliedChange {
     /// What it shows nowhere any more.
-    pub(super) lost: Vec<Segment>,
+    pub(super) removed: Vec<MapSegment>,
     /// What had been discarded of the range before.
-    emptied: Vec<Range<u64>>,
+    was_discarded: Vec<Range<u64>>,
     /// It was told before, with a move.
-    pub(super) was_told: bool,
+    pub(super) was_expected: bool,
     /// The map before it, where something was overtaken.
-    before: Option<Box<PageMap>>,
+    saved_map: Option<Box<PageMap>>,
 }
 
 impl PageMap {
     /// The map of these segments, which must not overlap.
-    pub(super) fn of(segments: impl IntoIterator<Item = Segment>) -> Self {
+    pub(super) fn from_segments(segments: impl IntoIterator<Item = MapSegment>) -> Self {
         let mut map = Self::default();
         segments.into_iter().for_each(|segment| map.insert(segment));
         map
     }
 
     /// The segments, in ascending order of address.
-    pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
+    pub(super) fn segments(&self) -> impl Iterator<Item = &MapSegment> {
         self.segments.values()
     }
 
     /// The segment that covers an address.
-    pub(super) fn at(&self, address: u64) -> Option<&Segment> {
+    pub(super) fn segment_at(&self, address: u64) -> Option<&MapSegment> {
         let (_, segment) = self.segments.range(..=address).next_back()?;
         (address < segment.end).then_some(segment)
     }
 
     /// Where the next segment above an address begins.
-    pub(super) fn next_start(&self, address: u64) -> Option<u64> {
+    pub(super) fn next_segment_start(&self, address: u64) -> Option<u64> {
         self.segments.range((Excluded(address), Unbounded)).next().map(|(start, _)| *start)
     }
 
     /// Where a page is to be seen now, and how many pages behind it follow there without a gap, itself included.
-    pub(super) fn place_of(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
-        let (_, start) = self.places.range((extent, 0)..=(extent, page)).next_back()?;
+    pub(super) fn address_of(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
+        let (_, start) = self.address_by_page.range((extent, 0)..=(extent, page)).next_back()?;
         let segment = &self.segments[start];
         let ahead = page - segment.first_page;
         let behind = segment.pages().checked_sub(ahead).filter(|pages| *pages > 0)?;
@@ -114,147 +114,150 @@ impl PageMap {
     }
 
     /// The first address of a range that shows something.
-    pub(super) fn first_in(&self, start: u64, end: u64) -> Option<u64> {
-        let first = if self.at(start).is_some() { Some(start) } else { self.next_start(start) };
+    pub(super) fn first_mapped_in(&self, start: u64, end: u64) -> Option<u64> {
+        let first = if self.segment_at(start).is_some() { Some(start) } else { self.next_segment_start(start) };
         first.filter(|first| *first < end)
     }
 
     /// The parts of segments within a range.
-    fn segments_in(&self, start: u64, end: u64) -> impl Iterator<Item = Segment> {
-        let first = self.at(start).map_or(start, |segment| segment.start);
+    fn segments_in(&self, start: u64, end: u64) -> impl Iterator<Item = MapSegment> {
+        let first = self.segment_at(start).map_or(start, |segment| segment.start);
         self.segments.range(first..end.max(first)).filter_map(move |(_, segment)| segment.clipped(start, end))
     }
 
     /// Follows a change of the memory map.
-    pub(super) fn follow(&mut self, message: &Message) -> Followed {
-        let overtakes = matches!(*message, Message::Remap { to, bytes, .. } if self.has(to..to + bytes));
-        let obsolete = self.obsolete_expectations(message);
-        let is_involved = overtakes || self.is_overtaken() || !obsolete.is_empty();
+    pub(super) fn apply_event(&mut self, message: &UffdEvent) -> AppliedChange {
+        let overtakes = matches!(*message, UffdEvent::Remap { to, bytes, .. } if self.has_any_in(to..to + bytes));
+        let obsolete = self.obsolete_expected_ranges(message);
+        let is_involved = overtakes || self.has_displaced_ranges() || !obsolete.is_empty();
         let before = is_involved.then(|| Box::new(self.clone()));
-        self.overtaken.drop_expected(&obsolete);
-        let mut followed = Followed { before, ..Followed::default() };
+        self.late_events.drop_expected(&obsolete);
+        let mut followed = AppliedChange { saved_map: before, ..AppliedChange::default() };
         match *message {
-            Message::Remap { from, to, bytes } => self.remap(from, to, bytes),
-            Message::Unmap { start, end } => {
-                followed.was_told = self.overtaken.take_expected(start..end);
-                if !followed.was_told {
-                    (followed.lost, followed.emptied) = self.leave(start, end);
+            UffdEvent::Remap { from, to, bytes } => self.apply_remap(from, to, bytes),
+            UffdEvent::Unmap { start, end } => {
+                followed.was_expected = self.late_events.take_expected_unmap(start..end);
+                if !followed.was_expected {
+                    (followed.removed, followed.was_discarded) = self.remove_left_range(start, end);
                 }
             }
             // Pages are discarded where they are: who does so has the place, and waits until it was heard.
-            Message::Remove { start, end } => {
-                (followed.lost, followed.emptied) = self.take(start, end);
-                self.emptied.insert(start..end);
+            UffdEvent::Remove { start, end } => {
+                (followed.removed, followed.was_discarded) = self.remove_range(start, end);
+                self.discarded.insert(start..end);
             }
-            Message::Fault { .. } | Message::Fork { .. } => {}
+            UffdEvent::Fault { .. } | UffdEvent::Fork { .. } => {}
         }
         followed
     }
 
     /// Places that a move has left mapped (MREMAP_DONTUNMAP), so that nobody will tell of them once more: a part of one is left or
     /// discarded by itself, and nothing is known to have been moved there meanwhile.
-    fn obsolete_expectations(&self, message: &Message) -> Vec<Range<u64>> {
+    fn obsolete_expected_ranges(&self, message: &UffdEvent) -> Vec<Range<u64>> {
         let range = match *message {
-            Message::Remap { from, bytes, .. } => from..from + bytes,
-            Message::Unmap { start, end } if self.overtaken.expects(&(start..end)) => return Vec::new(),
-            Message::Unmap { start, end } | Message::Remove { start, end } => start..end,
-            Message::Fault { .. } | Message::Fork { .. } => return Vec::new(),
+            UffdEvent::Remap { from, bytes, .. } => from..from + bytes,
+            UffdEvent::Unmap { start, end } if self.late_events.is_expected_unmap(&(start..end)) => return Vec::new(),
+            UffdEvent::Unmap { start, end } | UffdEvent::Remove { start, end } => start..end,
+            UffdEvent::Fault { .. } | UffdEvent::Fork { .. } => return Vec::new(),
         };
-        let is_empty = |place: &Range<u64>| !self.has(place.start.max(range.start)..place.end.min(range.end));
-        self.overtaken.expected_within(&range).filter(|place| is_empty(place)).cloned().collect()
+        let is_empty = |place: &Range<u64>| !self.has_any_in(place.start.max(range.start)..place.end.min(range.end));
+        self.late_events.expected_overlapping(&range).filter(|place| is_empty(place)).cloned().collect()
     }
 
     /// Undoes the last change that it followed.
-    pub(super) fn unfollow(&mut self, message: &Message, followed: &Followed) {
-        match (&followed.before, *message) {
+    pub(super) fn revert_event(&mut self, message: &UffdEvent, followed: &AppliedChange) {
+        match (&followed.saved_map, *message) {
             (Some(before), _) => *self = Self::clone(before),
-            (None, Message::Remap { from, to, bytes }) => {
-                let moved = self.take(to, to + bytes);
-                self.put_at(moved, to, from);
-                self.overtaken.take_expected(from..from + bytes);
+            (None, UffdEvent::Remap { from, to, bytes }) => {
+                let moved = self.remove_range(to, to + bytes);
+                self.insert_moved(moved, to, from);
+                self.late_events.take_expected_unmap(from..from + bytes);
             }
-            (None, Message::Unmap { start, end } | Message::Remove { start, end }) => {
-                if followed.was_told {
-                    self.overtaken.expect(start..end);
+            (None, UffdEvent::Unmap { start, end } | UffdEvent::Remove { start, end }) => {
+                if followed.was_expected {
+                    self.late_events.expect_unmap(start..end);
                 } else {
-                    self.emptied.take(start..end);
+                    self.discarded.remove(start..end);
                 }
-                self.put_at((followed.lost.clone(), followed.emptied.clone()), start, start);
+                self.insert_moved((followed.removed.clone(), followed.was_discarded.clone()), start, start);
             }
-            (None, Message::Fault { .. } | Message::Fork { .. }) => {}
+            (None, UffdEvent::Fault { .. } | UffdEvent::Fork { .. }) => {}
         }
     }
 
     /// Whether it is known that something of a range is mapped.
-    fn has(&self, range: Range<u64>) -> bool {
-        self.first_in(range.start, range.end).is_some() || self.emptied.overlap(&range)
+    fn has_any_in(&self, range: Range<u64>) -> bool {
+        self.first_mapped_in(range.start, range.end).is_some() || self.discarded.overlaps(&range)
     }
 
     /// Whether something was overtaken that is still to be heard of.
-    pub(super) fn is_overtaken(&self) -> bool {
-        self.overtaken.has_displaced()
+    pub(super) fn has_displaced_ranges(&self) -> bool {
+        self.late_events.has_displaced()
     }
 
     /// Whether it is prepared for a change that is heard late.
-    pub(super) fn awaits(&self) -> bool {
-        self.overtaken.has_any()
+    pub(super) fn has_late_events(&self) -> bool {
+        self.late_events.is_pending()
     }
 
     /// Nothing is to be heard of any more.
-    pub(super) fn all_was_heard(&mut self) {
-        self.overtaken = Overtaken::default();
+    pub(super) fn clear_late_events(&mut self) {
+        self.late_events = LateEvents::default();
     }
 
     /// Moves a range, as mremap(2) does. Who is at its new place has left it, and is still to tell so.
-    fn remap(&mut self, from: u64, to: u64, bytes: u64) {
-        let moved = self.leave(from, from + bytes);
-        if self.has(to..to + bytes) {
-            let (displaced, _) = self.take(to, to + bytes);
-            self.overtaken.displace(to..to + bytes, displaced);
+    fn apply_remap(&mut self, from: u64, to: u64, bytes: u64) {
+        let moved = self.remove_left_range(from, from + bytes);
+        if self.has_any_in(to..to + bytes) {
+            let (displaced, _) = self.remove_range(to, to + bytes);
+            self.late_events.add_displaced(to..to + bytes, displaced);
         }
-        self.overtaken.expect(from..from + bytes);
-        self.put_at(moved, from, to);
+        self.late_events.expect_unmap(from..from + bytes);
+        self.insert_moved(moved, from, to);
     }
 
-    fn put_at(&mut self, (segments, emptied): (Vec<Segment>, Vec<Range<u64>>), from: u64, to: u64) {
+    fn insert_moved(&mut self, (segments, emptied): (Vec<MapSegment>, Vec<Range<u64>>), from: u64, to: u64) {
         for segment in segments {
             let (start, end) = (segment.start - from + to, segment.end - from + to);
-            self.insert(Segment { start, end, ..segment });
+            self.insert(MapSegment { start, end, ..segment });
         }
-        emptied.into_iter().for_each(|range| self.emptied.insert(range.start - from + to..range.end - from + to));
+        emptied.into_iter().for_each(|range| self.discarded.insert(range.start - from + to..range.end - from + to));
     }
 
     /// What leaves a range: who was displaced there before who is there.
-    fn leave(&mut self, start: u64, end: u64) -> (Vec<Segment>, Vec<Range<u64>>) {
+    fn remove_left_range(&mut self, start: u64, end: u64) -> (Vec<MapSegment>, Vec<Range<u64>>) {
         if start >= end {
             return Default::default();
         }
-        let Some((range, mut left)) = self.overtaken.leave(start..end) else { return self.take(start, end) };
-        let (below, mut emptied) = self.leave(start, range.start);
-        let (above, emptied_above) = self.leave(range.end, end);
+        let Some((range, mut left)) = self.late_events.take_displaced(start..end) else {
+            return self.remove_range(start, end);
+        };
+        let (below, mut emptied) = self.remove_left_range(start, range.start);
+        let (above, emptied_above) = self.remove_left_range(range.end, end);
         left.extend(below.into_iter().chain(above));
         emptied.extend(emptied_above);
         (left, emptied)
     }
 
     /// Cuts a range out and gives what was in it, and what of it had been discarded.
-    fn take(&mut self, start: u64, end: u64) -> (Vec<Segment>, Vec<Range<u64>>) {
-        let first = self.at(start).map_or(start, |segment| segment.start);
-        let touched: Vec<Segment> = self.segments.range(first..end.max(first)).map(|(_, segment)| *segment).collect();
+    fn remove_range(&mut self, start: u64, end: u64) -> (Vec<MapSegment>, Vec<Range<u64>>) {
+        let first = self.segment_at(start).map_or(start, |segment| segment.start);
+        let touched: Vec<MapSegment> =
+            self.segments.range(first..end.max(first)).map(|(_, segment)| *segment).collect();
         for segment in &touched {
             self.segments.remove(&segment.start);
-            self.places.remove(&(segment.extent, segment.first_page));
+            self.address_by_page.remove(&(segment.extent, segment.first_page));
             let outside = [segment.clipped(0, start), segment.clipped(end, u64::MAX)];
             outside.into_iter().flatten().for_each(|rest| self.insert(rest));
         }
         let taken = touched.iter().filter_map(|segment| segment.clipped(start, end)).collect();
-        (taken, self.emptied.take(start..end))
+        (taken, self.discarded.remove(start..end))
     }
 
-    fn insert(&mut self, segment: Segment) {
+    fn insert(&mut self, segment: MapSegment) {
         debug_assert!(segment.start < segment.end, "a segment has pages");
         self.segments.insert(segment.start, segment);
-        self.places.insert((segment.extent, segment.first_page), segment.start);
+        self.address_by_page.insert((segment.extent, segment.first_page), segment.start);
     }
 }
 
@@ -306,10 +309,10 @@ pub(super) mod tests {
         let (mut segments, mut model) = (Vec::new(), Model::default());
         for (extent, first) in [(0u32, 0u64), (1, 20), (2, 40)] {
             let (start, end) = (first * PAGE_SIZE, (first + 16) * PAGE_SIZE);
-            segments.push(Segment { start, end, extent: ExtentId(extent), first_page: 3 });
+            segments.push(MapSegment { start, end, extent: ExtentId(extent), first_page: 3 });
             model.0.extend((0..16).map(|page| (first + page, Some((ExtentId(extent), 3 + page)))));
         }
-        (PageMap::of(segments), model)
+        (PageMap::from_segments(segments), model)
     }
 
     #[derive(Debug, Clone)]
@@ -348,14 +351,14 @@ pub(super) mod tests {
     }
 
     /// What the kernel does, each with the message that tells of it, in the order in which a single thread tells.
-    pub(in crate::pager::page_map) fn steps(event: &Event, model: &Model) -> Vec<(Message, Model)> {
+    pub(in crate::pager::page_map) fn steps(event: &Event, model: &Model) -> Vec<(UffdEvent, Model)> {
         let (mut now, mut steps) = (model.clone(), Vec::new());
         let (at, bytes) = (|page: u64| page * PAGE_SIZE, |count: u64| count * PAGE_SIZE);
         match *event {
             Event::Unmap { start, count } => {
                 if now.is_registered(start, count) {
                     now.unmap(start, count);
-                    steps.push((Message::Unmap { start: at(start), end: at(start + count) }, now));
+                    steps.push((UffdEvent::Unmap { start: at(start), end: at(start + count) }, now));
                 }
             }
             Event::Discard { start, count } => {
@@ -364,14 +367,14 @@ pub(super) mod tests {
                 let areas = pages.chunk_by(|page, next| page + 1 == *next).map(|area| (area[0], area.len() as u64));
                 areas.for_each(|(first, count)| {
                     now.discard(first, count);
-                    steps.push((Message::Remove { start: at(first), end: at(first + count) }, now.clone()));
+                    steps.push((UffdEvent::Remove { start: at(first), end: at(first + count) }, now.clone()));
                 });
             }
             Event::Grow { start, count } => {
                 if now.is_registered(start - 1, 1) && !now.is_registered(start, count) {
                     now.0.extend((start..start + count).map(|page| (page, None)));
                     // Any message that changes nothing.
-                    steps.push((Message::Remove { start: 0, end: 0 }, now));
+                    steps.push((UffdEvent::Remove { start: 0, end: 0 }, now));
                 }
             }
             Event::Remap { from, to, count, leaves_it_mapped } => {
@@ -381,12 +384,12 @@ pub(super) mod tests {
                 }
                 if now.is_registered(to, count) {
                     now.unmap(to, count);
-                    steps.push((Message::Unmap { start: at(to), end: at(to + count) }, now.clone()));
+                    steps.push((UffdEvent::Unmap { start: at(to), end: at(to + count) }, now.clone()));
                 }
                 now.remap(from, to, count, leaves_it_mapped);
-                steps.push((Message::Remap { from: at(from), to: at(to), bytes: bytes(count) }, now.clone()));
+                steps.push((UffdEvent::Remap { from: at(from), to: at(to), bytes: bytes(count) }, now.clone()));
                 if !leaves_it_mapped {
-                    steps.push((Message::Unmap { start: at(from), end: at(from + count) }, now));
+                    steps.push((UffdEvent::Unmap { start: at(from), end: at(from + count) }, now));
                 }
             }
         }
@@ -396,17 +399,17 @@ pub(super) mod tests {
     fn check(map: &PageMap, model: &Model) {
         for page in 0..3 * PAGES {
             let address = page * PAGE_SIZE;
-            let shown = map.at(address).map(|segment| (segment.extent, segment.page_at(address)));
+            let shown = map.segment_at(address).map(|segment| (segment.extent, segment.page_at(address)));
             assert_eq!(shown, model.shown(page), "page {page}");
             if let Some((extent, number)) = shown {
-                let (place, behind) = map.place_of(extent, number).expect("a page that is shown has a place");
+                let (place, behind) = map.address_of(extent, number).expect("a page that is shown has a place");
                 assert_eq!(place, address);
-                assert_eq!(behind, (map.at(address).unwrap().end - address) / PAGE_SIZE);
+                assert_eq!(behind, (map.segment_at(address).unwrap().end - address) / PAGE_SIZE);
             }
         }
-        let shown: u64 = map.segments().map(Segment::pages).sum();
+        let shown: u64 = map.segments().map(MapSegment::pages).sum();
         let right = model.0.values().flatten().count();
-        assert_eq!((shown as usize, map.segments.len()), (right, map.places.len()));
+        assert_eq!((shown as usize, map.segments.len()), (right, map.address_by_page.len()));
     }
 
     proptest! {
@@ -418,12 +421,12 @@ pub(super) mod tests {
             for event in events {
                 for (message, now) in steps(&event, &model) {
                     let before = std::mem::replace(&mut model, now);
-                    undone.push((before, message, map.follow(&message)));
+                    undone.push((before, message, map.apply_event(&message)));
                     check(&map, &model);
                 }
             }
             for (before, message, followed) in undone.into_iter().rev() {
-                map.unfollow(&message, &followed);
+                map.revert_event(&message, &followed);
                 check(&map, &before);
             }
         }
@@ -431,12 +434,13 @@ pub(super) mod tests {
 
     #[test]
     fn a_page_that_is_nowhere_has_no_place() {
-        let mut map = PageMap::of([Segment { start: 0x1000, end: 0x3000, extent: ExtentId(4), first_page: 0 }]);
-        assert_eq!(map.place_of(ExtentId(4), 1), Some((0x2000, 1)));
-        assert_eq!(map.place_of(ExtentId(4), 2), None);
-        assert_eq!(map.place_of(ExtentId(3), 0), None);
-        map.follow(&Message::Unmap { start: 0x2000, end: 0x3000 });
-        assert_eq!(map.place_of(ExtentId(4), 1), None);
-        assert_eq!(map.next_start(0), Some(0x1000));
+        let mut map =
+            PageMap::from_segments([MapSegment { start: 0x1000, end: 0x3000, extent: ExtentId(4), first_page: 0 }]);
+        assert_eq!(map.address_of(ExtentId(4), 1), Some((0x2000, 1)));
+        assert_eq!(map.address_of(ExtentId(4), 2), None);
+        assert_eq!(map.address_of(ExtentId(3), 0), None);
+        map.apply_event(&UffdEvent::Unmap { start: 0x2000, end: 0x3000 });
+        assert_eq!(map.address_of(ExtentId(4), 1), None);
+        assert_eq!(map.next_segment_start(0), Some(0x1000));
     }
 }

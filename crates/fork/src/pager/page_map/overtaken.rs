@@ -30,56 +30,56 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::Segment;
+use super::MapSegment;
 
 /// What is to be heard of changes that are heard late.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Overtaken {
+pub(super) struct LateEvents {
     /// Places that moves have left, each to be told of once more.
-    expected: Vec<Range<u64>>,
+    expected_unmaps: Vec<Range<u64>>,
     /// Those that were moved into before it was heard who left, in order, with what they showed.
-    displaced: Vec<Displaced>,
+    displaced: Vec<DisplacedRange>,
 }
 
 #[derive(Debug, Clone)]
-struct Displaced {
+struct DisplacedRange {
     place: Range<u64>,
-    segments: Vec<Segment>,
+    segments: Vec<MapSegment>,
 }
 
-impl Displaced {
-    fn part(&self, place: Range<u64>) -> Self {
+impl DisplacedRange {
+    fn clip(&self, place: Range<u64>) -> Self {
         let clipped = self.segments.iter().filter_map(|segment| segment.clipped(place.start, place.end));
         Self { segments: clipped.collect(), place }
     }
 }
 
-impl Overtaken {
+impl LateEvents {
     /// A move has left this range, and will tell so once more.
-    pub(super) fn expect(&mut self, range: Range<u64>) {
-        self.expected.push(range);
+    pub(super) fn expect_unmap(&mut self, range: Range<u64>) {
+        self.expected_unmaps.push(range);
     }
 
     /// Whether this range was expected, as it was heard of a move that it was left. It is not any more.
-    pub(super) fn take_expected(&mut self, range: Range<u64>) -> bool {
-        let found = self.expected.iter().rposition(|expected| *expected == range);
-        found.map(|index| self.expected.remove(index)).is_some()
+    pub(super) fn take_expected_unmap(&mut self, range: Range<u64>) -> bool {
+        let found = self.expected_unmaps.iter().rposition(|expected| *expected == range);
+        found.map(|index| self.expected_unmaps.remove(index)).is_some()
     }
 
     /// Whether this range is expected.
-    pub(super) fn expects(&self, range: &Range<u64>) -> bool {
-        self.expected.contains(range)
+    pub(super) fn is_expected_unmap(&self, range: &Range<u64>) -> bool {
+        self.expected_unmaps.contains(range)
     }
 
     /// The expected ranges that a range overlaps.
-    pub(super) fn expected_within(&self, range: &Range<u64>) -> impl Iterator<Item = &Range<u64>> {
+    pub(super) fn expected_overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = &Range<u64>> {
         let (start, end) = (range.start, range.end);
-        self.expected.iter().filter(move |place| place.start < end && start < place.end)
+        self.expected_unmaps.iter().filter(move |place| place.start < end && start < place.end)
     }
 
     /// These ranges are expected no more.
     pub(super) fn drop_expected(&mut self, obsolete: &[Range<u64>]) {
-        self.expected.retain(|place| !obsolete.contains(place));
+        self.expected_unmaps.retain(|place| !obsolete.contains(place));
     }
 
     /// Whether it is still to be heard where something has gone.
@@ -88,23 +88,24 @@ impl Overtaken {
     }
 
     /// Whether there is anything to be heard.
-    pub(super) fn has_any(&self) -> bool {
-        !self.expected.is_empty() || self.has_displaced()
+    pub(super) fn is_pending(&self) -> bool {
+        !self.expected_unmaps.is_empty() || self.has_displaced()
     }
 
     /// Something was moved to a place that was not left yet, and showed these.
-    pub(super) fn displace(&mut self, place: Range<u64>, segments: Vec<Segment>) {
-        self.displaced.push(Displaced { place, segments });
+    pub(super) fn add_displaced(&mut self, place: Range<u64>, segments: Vec<MapSegment>) {
+        self.displaced.push(DisplacedRange { place, segments });
     }
 
     /// What was displaced first of a range that is left: that part of the range, and what it showed.
-    pub(super) fn leave(&mut self, range: Range<u64>) -> Option<(Range<u64>, Vec<Segment>)> {
-        let is_of_it = |displaced: &Displaced| displaced.place.start < range.end && range.start < displaced.place.end;
+    pub(super) fn take_displaced(&mut self, range: Range<u64>) -> Option<(Range<u64>, Vec<MapSegment>)> {
+        let is_of_it =
+            |displaced: &DisplacedRange| displaced.place.start < range.end && range.start < displaced.place.end;
         let index = self.displaced.iter().position(is_of_it)?;
         let found = self.displaced.remove(index);
         let place = &found.place;
-        let part = found.part(place.start.max(range.start)..place.end.min(range.end));
-        let rests = [found.part(place.start..part.place.start), found.part(part.place.end..place.end)];
+        let part = found.clip(place.start.max(range.start)..place.end.min(range.end));
+        let rests = [found.clip(place.start..part.place.start), found.clip(part.place.end..place.end)];
         let rests = rests.into_iter().filter(|rest| !rest.place.is_empty());
         self.displaced.splice(index..index, rests);
         Some((part.place, part.segments))
@@ -113,11 +114,11 @@ impl Overtaken {
 
 /// A set of addresses, as ranges that neither overlap nor touch, by first address.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Ranges(BTreeMap<u64, u64>);
+pub(super) struct AddressSet(BTreeMap<u64, u64>);
 
-impl Ranges {
+impl AddressSet {
     /// Whether any of a range is in it.
-    pub(super) fn overlap(&self, range: &Range<u64>) -> bool {
+    pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.0.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start)
     }
 
@@ -136,9 +137,9 @@ impl Ranges {
     }
 
     /// Cuts a range out, and gives what was in it.
-    pub(super) fn take(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
+    pub(super) fn remove(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut taken = Vec::new();
-        while self.overlap(&range)
+        while self.overlaps(&range)
             && let Some((start, end)) = self.0.range(..range.end).next_back().map(|(start, end)| (*start, *end))
         {
             self.0.remove(&start);

@@ -24,9 +24,9 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Backing, Descriptor, Extent, ExtentId, Mapping, PROCESSES_MAX, USER_SPACE_END};
 use serde::{Deserialize, Serialize};
 
-use super::page_map::Segment;
-use origin::{Origin, PlannedExtent, PlannedRun, SOURCES_MAX, Source};
-use strategy::Strategy;
+use super::page_map::MapSegment;
+use origin::{PageOrigin, PageSource, PopulatedExtent, PopulatedRun, SOURCES_MAX};
+use strategy::PagingStrategy;
 
 /// Name of the file in the child's directory.
 pub const PLAN_FILE: &str = "pager.plan";
@@ -46,16 +46,16 @@ pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
     /// The seeds that they come from: the child's own first, then those that it inherits from.
-    pub sources: Vec<Source>,
+    pub sources: Vec<PageSource>,
     /// Which addresses of the child's first process show which pages, ascending. Registered memory outside of them reads
     /// as zeroes.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<MapSegment>,
     /// The same of each process beside the first.
-    pub members: Vec<Vec<Segment>>,
+    pub member_segments: Vec<Vec<MapSegment>>,
     /// The pages that hold data, by extent, ascending.
-    pub extents: Vec<PlannedExtent>,
+    pub extents: Vec<PopulatedExtent>,
     /// How the child's pages are fetched.
-    pub strategy: Strategy,
+    pub strategy: PagingStrategy,
     /// Whether it is no child but a zygote: what it forks are children of their own.
     pub is_zygote: bool,
 }
@@ -94,32 +94,32 @@ impl MemoryPlan {
     /// (ascending) are registered with userfaultfd. `sources`: its seed, and behind it one for each layer of the descriptor.
     pub fn from_descriptor(
         descriptor: &Descriptor,
-        sources: Vec<Source>,
+        sources: Vec<PageSource>,
         registered: &[&[Range<u64>]],
-        strategy: Strategy,
+        strategy: PagingStrategy,
     ) -> Self {
-        let maps = iter::once(&descriptor.mappings).chain(descriptor.members.iter().map(|member| &member.mappings));
-        let mut spaces = maps.zip(registered).map(|(mappings, registered)| segments(mappings, registered));
+        let maps = iter::once(&descriptor.mappings).chain(descriptor.descendants.iter().map(|member| &member.mappings));
+        let mut spaces = maps.zip(registered).map(|(mappings, registered)| registered_segments(mappings, registered));
         let segments = spaces.next().unwrap_or_default();
-        let members: Vec<Vec<Segment>> = spaces.collect();
+        let members: Vec<Vec<MapSegment>> = spaces.collect();
         let all = segments.iter().chain(members.iter().flatten());
         let mut ids: Vec<ExtentId> = all.map(|segment| segment.extent).collect();
         ids.sort_unstable();
         ids.dedup();
-        let populated = |id: ExtentId| populated(id, &descriptor.extents[id.0 as usize]);
-        let extents = ids.into_iter().map(|id| PlannedExtent { id, populated: populated(id) }).collect();
-        Self { sources, segments, members, extents, strategy, is_zygote: false }
+        let populated = |id: ExtentId| populated_runs(id, &descriptor.extents[id.0 as usize]);
+        let extents = ids.into_iter().map(|id| PopulatedExtent { id, populated: populated(id) }).collect();
+        Self { sources, segments, member_segments: members, extents, strategy, is_zygote: false }
     }
 
     /// Memory that holds data and that the child sees, in bytes: what there is to fetch.
     pub fn populated_bytes(&self) -> u64 {
-        let pages_of = |segment: &Segment| {
+        let pages_of = |segment: &MapSegment| {
             let (first, last) = (segment.first_page, segment.first_page + (segment.end - segment.start) / PAGE_SIZE);
             let extent = self.extents.iter().find(|extent| extent.id == segment.extent);
             let runs = extent.into_iter().flat_map(|extent| &extent.populated);
             runs.map(|run| (run.first + run.count).min(last).saturating_sub(run.first.max(first))).sum::<u64>()
         };
-        self.segments.iter().chain(self.members.iter().flatten()).map(pages_of).sum::<u64>() * PAGE_SIZE
+        self.segments.iter().chain(self.member_segments.iter().flatten()).map(pages_of).sum::<u64>() * PAGE_SIZE
     }
 
     /// Writes the plan into the child's directory, of which nobody has heard yet: who is told of a child reads a whole one.
@@ -127,7 +127,7 @@ impl MemoryPlan {
     /// # Errors
     /// [`PlanError::Write`].
     pub fn write(&self, child_dir: &Path) -> Result<(), PlanError> {
-        self.write_as(child_dir, PLAN_FILE)
+        self.write_file(child_dir, PLAN_FILE)
     }
 
     /// Writes the plan of a zygote's copies into the zygote's directory, before the pager adopts that.
@@ -135,7 +135,7 @@ impl MemoryPlan {
     /// # Errors
     /// [`PlanError::Write`].
     pub fn write_for_copies(&self, zygote_dir: &Path) -> Result<(), PlanError> {
-        self.write_as(zygote_dir, COPIES_PLAN_FILE)
+        self.write_file(zygote_dir, COPIES_PLAN_FILE)
     }
 
     /// Gives a copy the plan that was written for all of its zygote's.
@@ -147,7 +147,7 @@ impl MemoryPlan {
         fs::hard_link(zygote_dir.join(COPIES_PLAN_FILE), &path).map_err(|source| PlanError::Write { path, source })
     }
 
-    fn write_as(&self, child_dir: &Path, name: &str) -> Result<(), PlanError> {
+    fn write_file(&self, child_dir: &Path, name: &str) -> Result<(), PlanError> {
         let path = child_dir.join(name);
         let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let written = self.encode().and_then(|bytes| {
@@ -194,15 +194,15 @@ impl MemoryPlan {
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are of another format")?;
         let plan: Self = postcard::from_bytes(body).map_err(|error| error.to_string())?;
-        plan.check()?;
+        plan.validate()?;
         Ok(plan)
     }
 
-    fn check(&self) -> Result<(), String> {
-        check_segments(&self.segments)?;
-        self.members.iter().try_for_each(|segments| check_segments(segments))?;
-        if self.members.len() >= PROCESSES_MAX {
-            return Err(format!("it has {} processes beside the first", self.members.len()));
+    fn validate(&self) -> Result<(), String> {
+        validate_segments(&self.segments)?;
+        self.member_segments.iter().try_for_each(|segments| validate_segments(segments))?;
+        if self.member_segments.len() >= PROCESSES_MAX {
+            return Err(format!("it has {} processes beside the first", self.member_segments.len()));
         }
         if !self.extents.windows(2).all(|pair| pair[0].id < pair[1].id) {
             return Err("its extents are out of order".into());
@@ -212,7 +212,7 @@ impl MemoryPlan {
             return Err(format!("its pages come from {sources} seeds, {SOURCES_MAX} at most"));
         }
         let pages =
-            self.extents.iter().try_fold(0, |sum: u64, extent| Ok::<_, String>(sum + extent.check(sources)?))?;
+            self.extents.iter().try_fold(0, |sum: u64, extent| Ok::<_, String>(sum + extent.validate(sources)?))?;
         if pages > POPULATED_PAGES_MAX {
             return Err(format!("{pages} pages hold data, {POPULATED_PAGES_MAX} at most"));
         }
@@ -222,30 +222,30 @@ impl MemoryPlan {
 
 /// A plan's file, as the kernel tells one from another while it is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PlanId {
+pub(super) struct PlanFileId {
     device: u64,
     inode: u64,
 }
 
-impl PlanId {
+impl PlanFileId {
     /// The plan that a zygote's copies have, if there is one.
-    pub(super) fn of_copies(zygote_dir: &Path) -> Option<Self> {
-        Self::of_file(&zygote_dir.join(COPIES_PLAN_FILE))
+    pub(super) fn for_copies(zygote_dir: &Path) -> Option<Self> {
+        Self::for_file(&zygote_dir.join(COPIES_PLAN_FILE))
     }
 
     /// The plan that a child has.
-    pub(super) fn of_child(child_dir: &Path) -> Option<Self> {
-        Self::of_file(&child_dir.join(PLAN_FILE))
+    pub(super) fn for_child(child_dir: &Path) -> Option<Self> {
+        Self::for_file(&child_dir.join(PLAN_FILE))
     }
 
-    fn of_file(path: &Path) -> Option<Self> {
+    fn for_file(path: &Path) -> Option<Self> {
         let found = fs::metadata(path).ok()?;
         Some(Self { device: found.dev(), inode: found.ino() })
     }
 }
 
 /// Which addresses of mappings show which pages, as far as they are registered.
-fn segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<Segment> {
+fn registered_segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<MapSegment> {
     let mut segments = Vec::new();
     for mapping in mappings {
         let (Backing::Anonymous { extent: Some(extent) }
@@ -257,18 +257,18 @@ fn segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<Segment> {
         let behind = registered.partition_point(|range| range.end <= mapping.start);
         for range in registered[behind..].iter().take_while(|range| range.start < mapping.end) {
             let (start, end) = (range.start.max(mapping.start), range.end.min(mapping.end));
-            segments.push(Segment { start, end, extent, first_page: (start - mapping.start) / PAGE_SIZE });
+            segments.push(MapSegment { start, end, extent, first_page: (start - mapping.start) / PAGE_SIZE });
         }
     }
     segments
 }
 
 /// All pages of an extent that hold data: those that the seed's own owner has, and those that it inherits.
-fn populated(id: ExtentId, extent: &Extent) -> Vec<PlannedRun> {
-    let mut runs: Vec<PlannedRun> = extent.populated.iter().map(|run| PlannedRun::own(id, run)).collect();
+fn populated_runs(id: ExtentId, extent: &Extent) -> Vec<PopulatedRun> {
+    let mut runs: Vec<PopulatedRun> = extent.populated.iter().map(|run| PopulatedRun::from_own_seed(id, run)).collect();
     runs.extend(extent.inherited.iter().map(|run| {
-        let origin = Origin { source: run.layer + 1, extent: run.extent, page: run.page };
-        PlannedRun { first: run.first, count: run.count, origin }
+        let origin = PageOrigin { source: run.layer + 1, extent: run.extent, page: run.layer_page };
+        PopulatedRun { first: run.first, count: run.count, origin }
     }));
     runs.sort_unstable_by_key(|run| run.first);
     runs
@@ -278,7 +278,7 @@ fn populated(id: ExtentId, extent: &Extent) -> Vec<PlannedRun> {
 ///
 /// # Errors
 /// The first that is not.
-pub(super) fn check_segments(segments: &[Segment]) -> Result<(), String> {
+pub(super) fn validate_segments(segments: &[MapSegment]) -> Result<(), String> {
     let mut lowest = 0;
     for segment in segments {
         let whole = segment.start % PAGE_SIZE == 0 && segment.end % PAGE_SIZE == 0;
@@ -298,14 +298,15 @@ mod tests {
     use farfork_fabric::SeedKey;
     use farfork_wire::Token;
 
-    fn source(seed: &str, port: u16) -> Source {
+    fn source(seed: &str, port: u16) -> PageSource {
         let key = SeedKey { seed: seed.parse().unwrap(), token: Token::from_bytes([7; 16]) };
-        Source::new(&key, format!("tcp:127.0.0.1:{port}").parse().unwrap())
+        PageSource::new(&key, format!("tcp:127.0.0.1:{port}").parse().unwrap())
     }
 
     fn plan() -> MemoryPlan {
-        let inherited = PlannedRun { first: 1, count: 2, origin: Origin { source: 1, extent: ExtentId(9), page: 70 } };
-        let segment = |start, pages, extent, first_page| Segment {
+        let inherited =
+            PopulatedRun { first: 1, count: 2, origin: PageOrigin { source: 1, extent: ExtentId(9), page: 70 } };
+        let segment = |start, pages, extent, first_page| MapSegment {
             start,
             end: start + pages * PAGE_SIZE,
             extent: ExtentId(extent),
@@ -314,12 +315,12 @@ mod tests {
         MemoryPlan {
             sources: vec![source("n2.s01f3a96c5d217e84", 7002), source("n1.s00f3a96c5d217e84", 7001)],
             segments: vec![segment(0x10000, 4, 3, 0), segment(0x20000, 2, 0, 5)],
-            members: vec![vec![segment(0x10000, 1, 0, 0)]],
+            member_segments: vec![vec![segment(0x10000, 1, 0, 0)]],
             extents: vec![
-                PlannedExtent { id: ExtentId(0), populated: vec![] },
-                PlannedExtent { id: ExtentId(3), populated: vec![inherited] },
+                PopulatedExtent { id: ExtentId(0), populated: vec![] },
+                PopulatedExtent { id: ExtentId(3), populated: vec![inherited] },
             ],
-            strategy: Strategy::default(),
+            strategy: PagingStrategy::default(),
             is_zygote: false,
         }
     }
@@ -340,10 +341,10 @@ mod tests {
         plan().write_for_copies(zygote.path()).unwrap();
         MemoryPlan::link_for_copy(zygote.path(), copy.path()).unwrap();
         assert_eq!(MemoryPlan::read(copy.path()).unwrap(), plan());
-        assert!(PlanId::of_copies(zygote.path()).is_some());
-        assert_eq!(PlanId::of_copies(zygote.path()), PlanId::of_child(copy.path()));
+        assert!(PlanFileId::for_copies(zygote.path()).is_some());
+        assert_eq!(PlanFileId::for_copies(zygote.path()), PlanFileId::for_child(copy.path()));
         MemoryPlan { segments: Vec::new(), ..plan() }.write(copy.path()).unwrap();
-        assert_ne!(PlanId::of_copies(zygote.path()), PlanId::of_child(copy.path()));
+        assert_ne!(PlanFileId::for_copies(zygote.path()), PlanFileId::for_child(copy.path()));
         let next = tempfile::tempdir().unwrap();
         MemoryPlan::link_for_copy(zygote.path(), next.path()).unwrap();
         assert_eq!(MemoryPlan::read(next.path()).unwrap(), plan());
@@ -356,8 +357,8 @@ mod tests {
         let mut overlapping = plan();
         overlapping.segments[1].start = 0x13000;
         let mut overlapping_later = plan();
-        let twice = overlapping_later.members[0][0];
-        overlapping_later.members[0].push(twice);
+        let twice = overlapping_later.member_segments[0][0];
+        overlapping_later.member_segments[0].push(twice);
         let mut unordered = plan();
         unordered.extents.reverse();
         let mut empty_run = plan();

@@ -11,7 +11,7 @@ pub(in crate::pager) const SOURCES_MAX: usize = LAYERS_MAX + 1;
 
 /// A seed that pages come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
+pub struct PageSource {
     /// The seed.
     pub seed: SeedId,
     /// What opens it.
@@ -21,7 +21,7 @@ pub struct Source {
     pub owner: Address,
 }
 
-impl Source {
+impl PageSource {
     /// The seed of this key, at this owner.
     pub fn new(key: &SeedKey, owner: Address) -> Self {
         Self { seed: key.seed.clone(), token: key.token, owner }
@@ -30,7 +30,7 @@ impl Source {
 
 /// A page of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct PageOrigin {
     /// Index of the source in the plan.
     pub source: u32,
     /// The extent there.
@@ -39,41 +39,41 @@ pub struct Origin {
     pub page: u64,
 }
 
-impl Origin {
+impl PageOrigin {
     /// The page so many pages behind this one.
-    pub(in crate::pager) fn behind(self, pages: u64) -> Self {
+    pub(in crate::pager) fn offset_by(self, pages: u64) -> Self {
         Self { page: self.page + pages, ..self }
     }
 }
 
 /// Neighbouring pages of an extent that hold data, which are neighbours where they come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlannedRun {
+pub struct PopulatedRun {
     /// Number of the first page in the extent.
     pub first: u64,
     /// How many pages; at least one.
     pub count: u64,
     /// Where the first page comes from.
-    pub origin: Origin,
+    pub origin: PageOrigin,
 }
 
 /// The pages of an extent that hold data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlannedExtent {
+pub struct PopulatedExtent {
     /// The extent.
     pub id: ExtentId,
     /// Its pages, ascending.
-    pub populated: Vec<PlannedRun>,
+    pub populated: Vec<PopulatedRun>,
 }
 
-impl PlannedExtent {
+impl PopulatedExtent {
     /// An extent whose pages all come from the same extent of the child's own seed.
-    pub fn own(id: ExtentId, populated: &[PageRun]) -> Self {
-        Self { id, populated: populated.iter().map(|run| PlannedRun::own(id, run)).collect() }
+    pub fn from_own_seed(id: ExtentId, populated: &[PageRun]) -> Self {
+        Self { id, populated: populated.iter().map(|run| PopulatedRun::from_own_seed(id, run)).collect() }
     }
 
     /// Checks its runs; gives the number of their pages.
-    pub(in crate::pager) fn check(&self, sources: usize) -> Result<u64, String> {
+    pub(in crate::pager) fn validate(&self, sources: usize) -> Result<u64, String> {
         const PAGES_END: u64 = USER_SPACE_END / PAGE_SIZE;
         let (mut lowest, mut pages) = (0, 0);
         for run in &self.populated {
@@ -92,10 +92,10 @@ impl PlannedExtent {
     }
 }
 
-impl PlannedRun {
+impl PopulatedRun {
     /// Pages of the child's own seed.
-    pub(in crate::pager) fn own(id: ExtentId, run: &PageRun) -> Self {
-        let origin = Origin { source: 0, extent: id, page: run.first };
+    pub(in crate::pager) fn from_own_seed(id: ExtentId, run: &PageRun) -> Self {
+        let origin = PageOrigin { source: 0, extent: id, page: run.first };
         Self { first: run.first, count: run.count, origin }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use farfork_wire::descriptor::ExtentId;
 
-use super::origin::{Origin, PlannedRun};
+use super::origin::{PageOrigin, PopulatedRun};
 
 /// Neighbouring pages of one extent, with the slot of the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,35 +20,37 @@ pub(in crate::pager) struct SlotRun {
     /// Slot of the first page.
     pub(in crate::pager) first_slot: u64,
     /// Where the first page comes from.
-    pub(in crate::pager) origin: Origin,
+    pub(in crate::pager) origin: PageOrigin,
 }
 
 /// All populated pages of a plan, in ascending order of extent and page.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::pager) struct Populated {
+pub(in crate::pager) struct SlotIndex {
     runs: Vec<SlotRun>,
     slots: u64,
     /// They come from several sources.
-    is_mixed: bool,
+    has_several_sources: bool,
 }
 
-impl Populated {
+impl SlotIndex {
     /// Numbers the pages of these extents, which come in ascending order, each once, with ascending runs.
-    pub(in crate::pager) fn of<'a>(extents: impl IntoIterator<Item = (ExtentId, &'a [PlannedRun])>) -> Self {
+    pub(in crate::pager) fn from_extents<'a>(
+        extents: impl IntoIterator<Item = (ExtentId, &'a [PopulatedRun])>,
+    ) -> Self {
         let mut all = Self::default();
         for (extent, runs) in extents {
             for run in runs {
-                let PlannedRun { first: first_page, count, origin } = *run;
+                let PopulatedRun { first: first_page, count, origin } = *run;
                 all.runs.push(SlotRun { extent, first_page, count, first_slot: all.slots, origin });
                 all.slots += count;
             }
         }
-        all.is_mixed = all.runs.windows(2).any(|pair| pair[0].origin.source != pair[1].origin.source);
+        all.has_several_sources = all.runs.windows(2).any(|pair| pair[0].origin.source != pair[1].origin.source);
         all
     }
 
     /// How many slots there are.
-    pub(in crate::pager) fn slots(&self) -> u64 {
+    pub(in crate::pager) fn slot_count(&self) -> u64 {
         self.slots
     }
 
@@ -73,7 +75,7 @@ impl Populated {
     }
 
     /// The first page at or behind `page` that holds data.
-    pub(in crate::pager) fn next_page(&self, extent: ExtentId, page: u64) -> Option<u64> {
+    pub(in crate::pager) fn next_populated_page(&self, extent: ExtentId, page: u64) -> Option<u64> {
         if self.slot_of(extent, page).is_some() {
             return Some(page);
         }
@@ -88,7 +90,7 @@ impl Populated {
             let start = run.first_slot.max(slots.start);
             let end = (run.first_slot + run.count).min(slots.end);
             let first_page = run.first_page + (start - run.first_slot.min(start));
-            let origin = run.origin.behind(first_page - run.first_page);
+            let origin = run.origin.offset_by(first_page - run.first_page);
             let clipped = SlotRun { first_page, count: end.saturating_sub(start), first_slot: start, origin, ..*run };
             (start < end).then_some(clipped)
         })
@@ -102,7 +104,7 @@ impl Populated {
 
     /// The sources of a range of slots, each once.
     pub(in crate::pager) fn sources_of(&self, slots: Range<u64>) -> Vec<usize> {
-        if !self.is_mixed {
+        if !self.has_several_sources {
             return vec![self.source_of(slots.start)];
         }
         let mut sources: Vec<usize> = self.runs_of(slots).map(|run| run.origin.source as usize).collect();
@@ -112,8 +114,12 @@ impl Populated {
     }
 
     /// The parts of a range of slots whose pages come from one source, ascending, neighbours in one piece.
-    pub(in crate::pager) fn parts_of(&self, source: usize, slots: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        let is_whole = !self.is_mixed && self.source_of(slots.start) == source;
+    pub(in crate::pager) fn slots_from_source(
+        &self,
+        source: usize,
+        slots: Range<u64>,
+    ) -> impl Iterator<Item = Range<u64>> {
+        let is_whole = !self.has_several_sources && self.source_of(slots.start) == source;
         let whole = is_whole.then(|| slots.clone());
         let mut runs = (if is_whole { None } else { Some(self.runs_of(slots)) })
             .into_iter()
@@ -131,19 +137,20 @@ impl Populated {
     }
 }
 
-impl Populated {
+impl SlotIndex {
     /// The source of the slot `first`, what of `ranges`, ascending, comes from there, and the first slot of them that
     /// does not.
-    pub(in crate::pager) fn of_first_source(
+    pub(in crate::pager) fn split_first_source(
         &self,
         first: u64,
         ranges: Vec<Range<u64>>,
     ) -> (usize, Vec<Range<u64>>, Option<u64>) {
         let source = self.source_of(first);
-        if !self.is_mixed {
+        if !self.has_several_sources {
             return (source, ranges, None);
         }
-        let of_it: Vec<Range<u64>> = ranges.iter().flat_map(|range| self.parts_of(source, range.clone())).collect();
+        let of_it: Vec<Range<u64>> =
+            ranges.iter().flat_map(|range| self.slots_from_source(source, range.clone())).collect();
         let is_of_another = |run: &SlotRun| run.origin.source as usize != source;
         let others = ranges.into_iter().flat_map(|range| self.runs_of(range)).find(is_of_another);
         (source, of_it, others.map(|run| run.first_slot))
@@ -155,7 +162,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn numbered(extents: &[Vec<(u64, u64)>]) -> (Populated, Vec<(ExtentId, u64, Origin)>) {
+    fn numbered(extents: &[Vec<(u64, u64)>]) -> (SlotIndex, Vec<(ExtentId, u64, PageOrigin)>) {
         let mut pages = Vec::new();
         let mut runs = Vec::new();
         for (extent, gaps_and_counts) in extents.iter().enumerate() {
@@ -163,14 +170,14 @@ mod tests {
             for (gap, count) in gaps_and_counts {
                 let first = next + gap;
                 // Another source, and other numbers there, than the neighbours have.
-                let origin = Origin { source: (first % 3) as u32, extent: ExtentId(7), page: 1000 * first };
-                list.push(PlannedRun { first, count: *count, origin });
-                pages.extend((0..*count).map(|page| (id, first + page, origin.behind(page))));
+                let origin = PageOrigin { source: (first % 3) as u32, extent: ExtentId(7), page: 1000 * first };
+                list.push(PopulatedRun { first, count: *count, origin });
+                pages.extend((0..*count).map(|page| (id, first + page, origin.offset_by(page))));
                 next = first + count + 1;
             }
             runs.push((id, list));
         }
-        (Populated::of(runs.iter().map(|(id, list)| (*id, &list[..]))), pages)
+        (SlotIndex::from_extents(runs.iter().map(|(id, list)| (*id, &list[..]))), pages)
     }
 
     proptest! {
@@ -180,7 +187,7 @@ mod tests {
             from in 0u64..40, count in 0u64..40,
         ) {
             let (populated, pages) = numbered(&extents);
-            prop_assert_eq!(populated.slots() as usize, pages.len());
+            prop_assert_eq!(populated.slot_count() as usize, pages.len());
             for (slot, (extent, page, origin)) in pages.iter().enumerate() {
                 prop_assert_eq!(populated.slot_of(*extent, *page), Some(slot as u64));
                 prop_assert_eq!(populated.source_of(slot as u64), origin.source as usize);
@@ -190,7 +197,7 @@ mod tests {
                     let known = pages.iter().position(|known| (known.0, known.1) == (ExtentId(extent), page));
                     prop_assert_eq!(populated.slot_of(ExtentId(extent), page), known.map(|slot| slot as u64));
                     let next = pages.iter().find(|(id, number, _)| *id == ExtentId(extent) && *number >= page);
-                    prop_assert_eq!(populated.next_page(ExtentId(extent), page), next.map(|(_, number, _)| *number));
+                    prop_assert_eq!(populated.next_populated_page(ExtentId(extent), page), next.map(|(_, number, _)| *number));
                 }
             }
             for extent in 0..8 {
@@ -203,7 +210,7 @@ mod tests {
             let asked = from..from + count;
             let flat: Vec<_> = populated.runs_of(asked.clone()).flat_map(|run| {
                 (0..run.count).map(move |page| {
-                    (run.first_slot + page, (run.extent, run.first_page + page, run.origin.behind(page)))
+                    (run.first_slot + page, (run.extent, run.first_page + page, run.origin.offset_by(page)))
                 })
             }).collect();
             let expected: Vec<_> = pages.iter().enumerate().map(|(slot, page)| (slot as u64, *page))
@@ -215,9 +222,9 @@ mod tests {
             if !sources.is_empty() {
                 prop_assert_eq!(populated.sources_of(asked.clone()), sources);
             }
-            if asked.start < populated.slots() {
-                let all: Vec<_> = std::iter::once(asked.start..asked.end.min(populated.slots())).collect();
-                let (source, of_it, others) = populated.of_first_source(asked.start, all);
+            if asked.start < populated.slot_count() {
+                let all: Vec<_> = std::iter::once(asked.start..asked.end.min(populated.slot_count())).collect();
+                let (source, of_it, others) = populated.split_first_source(asked.start, all);
                 let is_of_it = |slot: &u64| pages[*slot as usize].2.source as usize == source;
                 prop_assert!(of_it.iter().cloned().flatten().all(|slot| is_of_it(&slot)));
                 let count = expected.iter().filter(|(slot, _)| is_of_it(slot)).count();
@@ -225,9 +232,9 @@ mod tests {
                 prop_assert_eq!(others, expected.iter().map(|(slot, _)| *slot).find(|slot| !is_of_it(slot)));
             }
             for source in 0..3 {
-                let parts: Vec<_> = populated.parts_of(source, asked.clone()).collect();
+                let parts: Vec<_> = populated.slots_from_source(source, asked.clone()).collect();
                 prop_assert!(parts.windows(2).all(|pair| pair[0].end < pair[1].start));
-                let slots: Vec<u64> = parts.into_iter().flatten().filter(|slot| *slot < populated.slots()).collect();
+                let slots: Vec<u64> = parts.into_iter().flatten().filter(|slot| *slot < populated.slot_count()).collect();
                 let of_it = expected.iter().filter(|(_, page)| page.2.source as usize == source);
                 prop_assert_eq!(slots, of_it.map(|(slot, _)| *slot).collect::<Vec<_>>());
             }

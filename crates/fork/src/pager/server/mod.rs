@@ -16,50 +16,50 @@ use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::{Address, Completion, Spin};
+use farfork_fabric::{AdaptiveSpin, Address, Completion};
 use farfork_sys::allocator;
-use farfork_sys::userfaultfd::{Message, Userfaultfd};
+use farfork_sys::userfaultfd::{UffdEvent, Userfaultfd};
 use farfork_wire::{ChildId, NodeName, SeedId};
 
-use super::cache::{CACHED_SLOTS_MAX, PageCache};
+use super::cache::{CACHED_SLOTS_PER_ROUND_MAX, PageCache};
 use super::child::{Child, ChildSource};
-use super::control::Clients;
-use super::faults::retries::{Delivery, Retries, Task};
-use super::journal::SpaceNumber;
-use super::keeper::station::Station;
-use super::keeper::trusting::Trusting;
-use super::owners::{Connect, Lane, OwnerKey, Owners};
-use super::working_set::{RecentSets, Warming};
-use crate::rest::Rest;
-use placement::Placement;
-use watch::{Source, Watch};
+use super::control::ClientConnections;
+use super::faults::retries::{CompletedRead, RetryQueue, RetryTask};
+use super::journal::AddressSpaceId;
+use super::keeper::station::KeeperContext;
+use super::keeper::trusting::TrustPolicy;
+use super::owners::{Lane, OwnerConnections, OwnerConnector, OwnerKey};
+use super::working_set::{PrewarmJob, WorkingSetCache};
+use crate::rest::IdleDetector;
+use placement::CpuPlacement;
+use watch::{EventPoller, EventSource};
 
 /// A process that ended says nothing; this often the pager looks who is gone.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long to look for the rest of a stream before sleeping. It is on its way: an owner needs some 100 µs for a reply,
 /// and whoever sleeps meanwhile may be woken on the owner's CPU.
-const STREAM_LOOK: Duration = Duration::from_micros(200);
+const STREAM_SPIN_TIME: Duration = Duration::from_micros(200);
 
 /// Steps of a stream in a round while nobody waits for single pages: what else a round does is done once for all of them.
-const CALM_STEPS: u32 = 4;
+const IDLE_STREAM_STEPS: u32 = 4;
 
 /// How long after somebody waited for a single page the next such wait is expected: who thinks between two touches of memory
 /// far away does so for a millisecond or two.
-const CALM_AFTER: Duration = Duration::from_millis(10);
+const DEMAND_QUIET_TIME: Duration = Duration::from_millis(10);
 
 /// How long a stream stands still for a page that somebody waits for: an owner nearby has sent it by then.
-const ANSWER_LIMIT: Duration = Duration::from_micros(100);
+const DEMAND_STALL_MAX: Duration = Duration::from_micros(100);
 
 /// For how long no stream stands still after one did in vain: an owner far away costs it no more than a twentieth.
-const IN_VAIN_PAUSE: Duration = Duration::from_millis(2);
+const STALL_RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long a space is left alone whose messages cannot be read for want of a descriptor.
-pub(super) const TABLE_FULL_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const FD_TABLE_FULL_BACKOFF: Duration = Duration::from_millis(50);
 
 /// Why the loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum ServerExit {
     /// A client asked for it.
     Stopped,
     /// A client asked for another pager in its place.
@@ -70,14 +70,14 @@ pub(super) enum Ended {
 
 /// A child and the owners of its pages, in the order of its sources.
 #[derive(Debug)]
-pub(super) struct Served {
+pub(super) struct ServedChild {
     pub(super) child: Child,
     pub(super) owners: Vec<OwnerKey>,
 }
 
 /// A page was asked for that a thread waits for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AskedForOne {
+pub(super) struct DemandRequest {
     /// The thread's child.
     pub(super) child: u64,
     /// Its process, where that is known.
@@ -85,238 +85,240 @@ pub(super) struct AskedForOne {
     /// Who was asked.
     pub(super) owner: OwnerKey,
     /// Whether nothing comes along with it.
-    pub(super) is_alone: bool,
+    pub(super) is_single: bool,
 }
 
 /// The pager.
-pub(super) struct Server<'a> {
-    pub(super) station: &'a Station,
-    pub(super) watch: Watch,
-    pub(super) children: BTreeMap<u64, Served>,
+pub(super) struct PagerServer<'a> {
+    pub(super) context: &'a KeeperContext,
+    pub(super) poller: EventPoller,
+    pub(super) children: BTreeMap<u64, ServedChild>,
     /// Theirs, by name.
-    pub(super) keys: BTreeMap<ChildId, u64>,
-    pub(super) owners: Owners,
-    pub(super) retries: Retries,
-    pub(super) clients: Clients,
+    pub(super) child_keys: BTreeMap<ChildId, u64>,
+    pub(super) owners: OwnerConnections,
+    pub(super) retries: RetryQueue,
+    pub(super) clients: ClientConnections,
     pub(super) now: Instant,
     /// Lanes on which something was asked for in this round.
-    pub(super) to_poll: BTreeSet<(OwnerKey, Lane)>,
+    pub(super) lanes_to_poll: BTreeSet<(OwnerKey, Lane)>,
     /// Pages fetched ahead that arrived and are to be installed, some in each round.
-    pub(super) arrived: VecDeque<Delivery>,
-    pub(super) messages: Vec<Message>,
+    pub(super) completed_reads: VecDeque<CompletedRead>,
+    pub(super) messages: Vec<UffdEvent>,
     /// Pages of seeds of other nodes, for children to come.
     pub(super) cache: PageCache,
     /// Seeds whose working sets are being put there.
-    pub(super) warming: BTreeMap<SeedId, Warming>,
+    pub(super) prewarm_jobs: BTreeMap<SeedId, PrewarmJob>,
     /// Working sets that were read a moment ago.
-    pub(super) recent_sets: RecentSets,
+    pub(super) working_set_cache: WorkingSetCache,
     /// How many slots may still be installed from there in this round.
-    pub(super) cached_room: u64,
+    pub(super) cache_install_budget: u64,
     /// What led to the holder when it was last looked.
-    pub(super) holder: RawFd,
+    pub(super) fd_holder_pidfd: RawFd,
     /// Of processes that a predecessor left no word of.
     pub(super) unclaimed: Vec<ManuallyDrop<Userfaultfd>>,
     /// Children that take the rest of their pages, in the order of their turns.
-    pub(super) settling: VecDeque<u64>,
-    pub(super) next_child: u64,
+    pub(super) settle_queue: VecDeque<u64>,
+    pub(super) next_child_key: u64,
     /// Why it is to end, once it is.
-    pub(super) end: Option<Ended>,
+    pub(super) exit: Option<ServerExit>,
     /// Whom it trusts.
-    pub(super) trusting: Trusting,
+    pub(super) trust_policy: TrustPolicy,
     /// Who was asked in this round for a page that a thread waits for.
-    pub(super) asked_for_one: Option<AskedForOne>,
+    pub(super) demand_request: Option<DemandRequest>,
     /// The child to which such a page came in this round, alone.
-    pub(super) brought_one: Option<u64>,
+    pub(super) demand_completed_for: Option<u64>,
     /// When a stream last stood still for such a page in vain.
-    in_vain_at: Option<Instant>,
+    useless_stall_at: Option<Instant>,
     /// When somebody last waited for a single page.
-    pub(super) single_at: Option<Instant>,
+    pub(super) single_fault_at: Option<Instant>,
     /// Whether the last step of a stream received some.
-    received_last: bool,
+    last_step_received: bool,
     completions: Vec<Completion>,
-    placement: Placement,
-    spin: Spin,
+    placement: CpuPlacement,
+    spin: AdaptiveSpin,
     pub(super) next_sweep: Instant,
-    rest: Rest,
+    rest: IdleDetector,
 }
 
-impl<'a> Server<'a> {
+impl<'a> PagerServer<'a> {
     /// A pager that serves nobody yet.
-    pub(super) fn new(station: &'a Station) -> io::Result<Self> {
-        let trusting = station.trusting()?;
-        let credentials = trusting.open()?;
-        let connect: Connect =
+    pub(super) fn new(station: &'a KeeperContext) -> io::Result<Self> {
+        let trusting = station.load_trust_policy()?;
+        let credentials = trusting.open_credentials()?;
+        let connect: OwnerConnector =
             Box::new(move |address, node| farfork_fabric::connect_node(address, node, credentials.as_ref()));
-        Self::with_owners(station, trusting, Owners::new(connect), Instant::now())
+        Self::with_owners(station, trusting, OwnerConnections::new(connect), Instant::now())
     }
 
     /// One that begins at `now`, and reaches owners in this way.
     pub(super) fn with_owners(
-        station: &'a Station,
-        trusting: Trusting,
-        owners: Owners,
+        station: &'a KeeperContext,
+        trusting: TrustPolicy,
+        owners: OwnerConnections,
         now: Instant,
     ) -> io::Result<Self> {
-        let mut watch = Watch::new()?;
-        watch.add(Source::Listener, station.listener())?;
-        watch.add(Source::Keeper, station.keeper())?;
+        let mut watch = EventPoller::new()?;
+        watch.add(EventSource::Listener, station.listener())?;
+        watch.add(EventSource::Keeper, station.keeper())?;
         Ok(Self {
-            station,
-            watch,
+            context: station,
+            poller: watch,
             children: BTreeMap::new(),
-            keys: BTreeMap::new(),
+            child_keys: BTreeMap::new(),
             owners,
-            retries: Retries::default(),
-            clients: Clients::default(),
+            retries: RetryQueue::default(),
+            clients: ClientConnections::default(),
             now,
-            to_poll: BTreeSet::new(),
-            arrived: VecDeque::new(),
+            lanes_to_poll: BTreeSet::new(),
+            completed_reads: VecDeque::new(),
             messages: Vec::new(),
             cache: PageCache::new(station.cache_bytes_max()),
-            warming: BTreeMap::new(),
-            recent_sets: RecentSets::default(),
-            cached_room: CACHED_SLOTS_MAX,
-            holder: station.holder(),
+            prewarm_jobs: BTreeMap::new(),
+            working_set_cache: WorkingSetCache::default(),
+            cache_install_budget: CACHED_SLOTS_PER_ROUND_MAX,
+            fd_holder_pidfd: station.fd_holder_pidfd(),
             unclaimed: Vec::new(),
-            settling: VecDeque::new(),
-            next_child: 0,
-            end: None,
-            trusting,
-            asked_for_one: None,
-            brought_one: None,
-            in_vain_at: None,
-            single_at: None,
-            received_last: false,
+            settle_queue: VecDeque::new(),
+            next_child_key: 0,
+            exit: None,
+            trust_policy: trusting,
+            demand_request: None,
+            demand_completed_for: None,
+            useless_stall_at: None,
+            single_fault_at: None,
+            last_step_received: false,
             completions: Vec::new(),
-            placement: Placement::default(),
-            spin: Spin::new(now),
+            placement: CpuPlacement::default(),
+            spin: AdaptiveSpin::new(now),
             next_sweep: now + SWEEP_INTERVAL,
-            rest: Rest::new(now),
+            rest: IdleDetector::new(now),
         })
     }
 
     /// Serves until it is to end.
-    pub(super) fn run(&mut self) -> io::Result<Ended> {
+    pub(super) fn run(&mut self) -> io::Result<ServerExit> {
         let mut ready = Vec::new();
         loop {
-            let patience = self.patience();
-            self.watch.wait(patience, &mut ready)?;
+            let patience = self.poll_timeout();
+            self.poller.wait(patience, &mut ready)?;
             self.now = Instant::now();
             if !ready.is_empty() {
-                self.spin.came(self.now);
-            } else if patience.is_zero() && self.arrived.is_empty() {
+                self.spin.record_event(self.now);
+            } else if patience.is_zero() && self.completed_reads.is_empty() {
                 // Whoever is waited for may need this CPU.
-                self.spin.give_way();
+                self.spin.yield_cpu();
             }
-            if ready.contains(&Source::Keeper) {
-                return Ok(Ended::KeeperGone);
+            if ready.contains(&EventSource::Keeper) {
+                return Ok(ServerExit::KeeperGone);
             }
-            self.round(&ready);
+            self.run_round(&ready);
             if !ready.is_empty() {
-                self.spin.done(Instant::now());
+                self.spin.start_wait(Instant::now());
                 ready.clear();
             }
-            if let Some(end) = self.end.take() {
+            if let Some(end) = self.exit.take() {
                 return Ok(end);
             }
         }
     }
 
     /// Does what is ready and what is due.
-    pub(super) fn round(&mut self, ready: &[Source]) {
+    pub(super) fn run_round(&mut self, ready: &[EventSource]) {
         let lanes = ready.iter().filter_map(|source| match source {
-            Source::Owner(owner, lane) => Some((*owner, *lane)),
+            EventSource::Owner(owner, lane) => Some((*owner, *lane)),
             _ => None,
         });
-        self.to_poll.extend(lanes);
-        self.note_due();
-        self.poll_owners(Lane::Demand);
+        self.lanes_to_poll.extend(lanes);
+        self.mark_due_lanes();
+        self.poll_lanes(Lane::Demand);
         for source in ready {
             match *source {
-                Source::Space(child, space) => self.hear(child, space),
-                Source::Socket(child) => self.welcome(child),
-                Source::Listener => self.accept(),
-                Source::Client(client) => self.converse(client),
-                Source::Owner(..) | Source::Keeper => {}
+                EventSource::Space(child, space) => self.handle_messages(child, space),
+                EventSource::UffdSocket(child) => self.receive_userfaultfds(child),
+                EventSource::Listener => self.accept_client(),
+                EventSource::Client(client) => self.handle_client(client),
+                EventSource::Owner(..) | EventSource::Keeper => {}
             }
         }
         for (task, paused_tries) in self.retries.take_due(self.now) {
             match task {
-                Task::Fault(fault) => self.answer(fault, paused_tries),
-                Task::Delivery(delivery) => self.deliver(delivery, paused_tries),
-                Task::Listen { child, space } => self.listen(child, space),
-                Task::Doubt { child, space } => self.settle_doubt(child, space),
-                Task::Ahead(owner, wish) => self.owners.queue(owner, wish),
+                RetryTask::Fault(fault) => self.handle_fault(fault, paused_tries),
+                RetryTask::CompletedRead(delivery) => self.install_completed_read(delivery, paused_tries),
+                RetryTask::WatchSpace { child, space } => self.watch_space(child, space),
+                RetryTask::ResolveFork { child, space } => self.resolve_fork(child, space),
+                RetryTask::Prefetch(owner, wish) => self.owners.queue_prefetch(owner, wish),
             }
         }
-        self.fetch_ahead();
-        self.poll_owners(Lane::Demand);
-        let streams = !self.arrived.is_empty() || self.owners.is_streaming();
-        match self.asked_for_one.take() {
-            Some(asked) if asked.is_alone && self.streams_to_others(asked.child) => self.stand_back(asked.owner),
-            Some(_) if streams => self.let_run(),
-            Some(asked) => self.placement.waits_for_one(asked.pid, self.now),
+        self.submit_prefetch_reads();
+        self.poll_lanes(Lane::Demand);
+        let streams = !self.completed_reads.is_empty() || self.owners.has_bulk_reads();
+        match self.demand_request.take() {
+            Some(asked) if asked.is_single && self.has_stream_for_others(asked.child) => self.stall_stream(asked.owner),
+            Some(_) if streams => self.yield_cpu(),
+            Some(asked) => self.placement.on_single_fault(asked.pid, self.now),
             None => {}
         }
-        if self.brought_one.take().is_some_and(|child| self.streams_to_others(child)) {
-            self.let_run();
+        if self.demand_completed_for.take().is_some_and(|child| self.has_stream_for_others(child)) {
+            self.yield_cpu();
         }
         self.advance_stream();
         if self.now >= self.next_sweep {
-            self.sweep();
+            self.run_periodic_tasks();
         }
     }
 
     /// Has the lanes polled that want it though their descriptors are silent.
-    fn note_due(&mut self) {
+    fn mark_due_lanes(&mut self) {
         if self.owners.next_timeout().is_some_and(|due| due <= self.now) {
             let keys = self.owners.keys();
-            self.to_poll.extend(keys.into_iter().flat_map(|key| [(key, Lane::Demand), (key, Lane::Bulk)]));
+            self.lanes_to_poll.extend(keys.into_iter().flat_map(|key| [(key, Lane::Demand), (key, Lane::Bulk)]));
         }
     }
 
     /// Whether anything comes to other children that nobody waits for. A child's own stream it wants as much as the page.
-    fn streams_to_others(&self, child: u64) -> bool {
-        self.arrived.iter().any(|delivery| delivery.read.child != child) || self.owners.streams_to_others(child)
+    fn has_stream_for_others(&self, child: u64) -> bool {
+        self.completed_reads.iter().any(|delivery| delivery.read.child != child)
+            || self.owners.has_bulk_read_for_others(child)
     }
 
     /// An owner was asked for a page that a thread waits for: the stream stands still until it has come, where that is soon.
-    fn stand_back(&mut self, owner: OwnerKey) {
-        let was_in_vain = self.in_vain_at.is_some_and(|at| self.now.saturating_duration_since(at) < IN_VAIN_PAUSE);
+    fn stall_stream(&mut self, owner: OwnerKey) {
+        let was_in_vain =
+            self.useless_stall_at.is_some_and(|at| self.now.saturating_duration_since(at) < STALL_RETRY_PAUSE);
         if was_in_vain || self.owners.descriptor(owner, Lane::Demand).is_none() {
-            return self.let_run();
+            return self.yield_cpu();
         }
-        let until = Instant::now() + ANSWER_LIMIT;
-        while self.owners.is_waited_for(owner) {
+        let until = Instant::now() + DEMAND_STALL_MAX;
+        while self.owners.has_demand_read(owner) {
             let now = Instant::now();
             if now >= until {
-                self.in_vain_at = Some(self.now);
+                self.useless_stall_at = Some(self.now);
                 return;
             }
-            if self.spin.shares_cpu(now) {
-                self.owners.wait(owner, Lane::Demand, until - now);
+            if self.spin.is_cpu_shared(now) {
+                self.owners.wait_readable(owner, Lane::Demand, until - now);
             } else {
-                self.spin.give_way();
+                self.spin.yield_cpu();
             }
-            self.to_poll.insert((owner, Lane::Demand));
-            self.poll_owners(Lane::Demand);
+            self.lanes_to_poll.insert((owner, Lane::Demand));
+            self.poll_lanes(Lane::Demand);
         }
     }
 
     /// Who is to send a page that is waited for, or has got one, may have to run on this CPU: does so before the stream goes on.
-    fn let_run(&mut self) {
-        if self.spin.look_again_for(self.now, STREAM_LOOK) {
-            self.spin.give_way();
+    fn yield_cpu(&mut self) {
+        if self.spin.should_spin_for(self.now, STREAM_SPIN_TIME) {
+            self.spin.yield_cpu();
         }
     }
 
     /// One step of what is fetched ahead, or several where nobody is likely to wait for them.
     fn advance_stream(&mut self) {
         self.step_stream();
-        let is_calm = self.single_at.is_none_or(|at| self.now.saturating_duration_since(at) >= CALM_AFTER);
-        for _ in 1..if is_calm { CALM_STEPS } else { 1 } {
-            self.note_due();
-            if self.to_poll.is_empty() && self.arrived.is_empty() {
+        let is_calm = self.single_fault_at.is_none_or(|at| self.now.saturating_duration_since(at) >= DEMAND_QUIET_TIME);
+        for _ in 1..if is_calm { IDLE_STREAM_STEPS } else { 1 } {
+            self.mark_due_lanes();
+            if self.lanes_to_poll.is_empty() && self.completed_reads.is_empty() {
                 return;
             }
             self.step_stream();
@@ -325,113 +327,114 @@ impl<'a> Server<'a> {
 
     /// One step of what is fetched ahead: sends and receives, or installs what was received, in turns where there is both to do.
     fn step_stream(&mut self) {
-        let installs = !self.arrived.is_empty() && (self.to_poll.is_empty() || self.received_last);
-        self.received_last = !installs;
+        let installs = !self.completed_reads.is_empty() && (self.lanes_to_poll.is_empty() || self.last_step_received);
+        self.last_step_received = !installs;
         if !installs {
-            self.poll_owners(Lane::Bulk);
-        } else if let Some(delivery) = self.arrived.pop_front() {
-            self.deliver(delivery, 0);
+            self.poll_lanes(Lane::Bulk);
+        } else if let Some(delivery) = self.completed_reads.pop_front() {
+            self.install_completed_read(delivery, 0);
         }
     }
 
     /// Sends and receives on the lanes of this kind that have something to do.
-    fn poll_owners(&mut self, lane: Lane) {
+    fn poll_lanes(&mut self, lane: Lane) {
         let mut completions = std::mem::take(&mut self.completions);
-        let lanes: Vec<_> = self.to_poll.extract_if(.., |(_, of)| *of == lane).collect();
+        let lanes: Vec<_> = self.lanes_to_poll.extract_if(.., |(_, of)| *of == lane).collect();
         for (owner, lane) in lanes {
             self.owners.poll(owner, lane, self.now, &mut completions);
             if lane == Lane::Bulk && !completions.is_empty() {
-                self.placement.stream_came(self.owners.incoming_cpu(owner), self.now);
+                self.placement.on_stream_data(self.owners.incoming_cpu(owner), self.now);
             }
-            completions.drain(..).for_each(|completion| self.complete(owner, lane, completion));
+            completions.drain(..).for_each(|completion| self.handle_completion(owner, lane, completion));
         }
         self.completions = completions;
     }
 
     /// How long the next wait may be.
-    fn patience(&mut self) -> Duration {
+    fn poll_timeout(&mut self) -> Duration {
         let now = Instant::now();
-        let has_work = !self.to_poll.is_empty() || !self.arrived.is_empty() || self.cached_room == 0;
-        if has_work || self.looks_again(now) {
+        let has_work =
+            !self.lanes_to_poll.is_empty() || !self.completed_reads.is_empty() || self.cache_install_budget == 0;
+        if has_work || self.should_spin(now) {
             return Duration::ZERO;
         }
         let until = |due: Instant| due.saturating_duration_since(now);
-        let dues = [self.owners.next_timeout().map(until), self.retries.patience(now)];
+        let dues = [self.owners.next_timeout().map(until), self.retries.backoff_timeout(now)];
         dues.into_iter().flatten().fold(until(self.next_sweep), Duration::min)
     }
 
     /// Whether to look for something to do rather than sleep.
-    fn looks_again(&self, now: Instant) -> bool {
-        self.spin.look_again(now) || self.owners.is_streaming() && self.spin.look_again_for(now, STREAM_LOOK)
+    fn should_spin(&self, now: Instant) -> bool {
+        self.spin.should_spin(now) || self.owners.has_bulk_reads() && self.spin.should_spin_for(now, STREAM_SPIN_TIME)
     }
 
     /// Closes the spaces of processes that are gone.
-    fn sweep(&mut self) {
+    fn run_periodic_tasks(&mut self) {
         self.next_sweep = self.now + SWEEP_INTERVAL;
-        self.children.keys().copied().collect::<Vec<u64>>().into_iter().for_each(|key| self.sweep_child(key));
+        self.children.keys().copied().collect::<Vec<u64>>().into_iter().for_each(|key| self.close_ended_spaces(key));
         self.close_unclaimed();
-        self.close_former_holders();
-        self.keep_up_cache();
-        self.report_all();
+        self.close_dead_holder_pidfds();
+        self.revalidate_cache();
+        self.report_all_accesses();
         self.fill_zygotes();
         self.close_idle_owners();
-        if self.rest.has_begun(self.now) {
-            allocator::give_back();
+        if self.rest.has_become_idle(self.now) {
+            allocator::trim_heap();
         }
-        if self.children.is_empty() && !self.station.is_reachable() {
+        if self.children.is_empty() && !self.context.is_reachable() {
             tracing::warn!("the run directory is gone and nobody is served: the pager ends");
-            self.end = Some(Ended::Stopped);
+            self.exit = Some(ServerExit::Stopped);
         }
     }
 
     /// Closes the spaces of a child's processes that are gone.
-    pub(super) fn sweep_child(&mut self, key: u64) {
+    pub(super) fn close_ended_spaces(&mut self, key: u64) {
         let Some(served) = self.children.get(&key) else { return };
         let spaces = served.child.spaces.iter();
-        let is_gone = spaces.filter(|(_, space)| space.uffd().is_gone());
-        let gone: Vec<SpaceNumber> = is_gone.map(|(number, _)| *number).collect();
+        let is_gone = spaces.filter(|(_, space)| space.uffd().is_process_gone());
+        let gone: Vec<AddressSpaceId> = is_gone.map(|(number, _)| *number).collect();
         gone.into_iter().for_each(|space| self.close_space(key, space));
-        self.rotate_stub_queue(key);
+        self.prune_stub_queue(key);
     }
 
     /// Serves a child from now on.
     ///
     /// # Errors
     /// As epoll_ctl(2), socket(2). It is then not served, its descriptors are as before.
-    pub(super) fn take_in(&mut self, child: Child) -> io::Result<()> {
-        let owners = self.attach_all(&child.sources)?;
-        self.seat(child, owners)
+    pub(super) fn serve_child(&mut self, child: Child) -> io::Result<()> {
+        let owners = self.attach_owners(&child.sources)?;
+        self.insert_child(child, owners)
     }
 
     /// Serves a child whose owners are connected to.
     ///
     /// # Errors
     /// As epoll_ctl(2), of a child whose userfaultfd has not come.
-    pub(super) fn seat(&mut self, child: Child, owners: Vec<OwnerKey>) -> io::Result<()> {
-        let key = self.next_child;
-        self.next_child += 1;
-        if let Some(socket) = &child.socket {
-            self.watch.add(Source::Socket(key), &**socket)?;
+    pub(super) fn insert_child(&mut self, child: Child, owners: Vec<OwnerKey>) -> io::Result<()> {
+        let key = self.next_child_key;
+        self.next_child_key += 1;
+        if let Some(socket) = &child.uffd_socket {
+            self.poller.add(EventSource::UffdSocket(key), &**socket)?;
         }
-        let spaces: Vec<SpaceNumber> = child.spaces.keys().copied().collect();
-        self.keys.insert(child.id.clone(), key);
-        self.children.insert(key, Served { child, owners });
+        let spaces: Vec<AddressSpaceId> = child.spaces.keys().copied().collect();
+        self.child_keys.insert(child.id.clone(), key);
+        self.children.insert(key, ServedChild { child, owners });
         for space in spaces {
-            self.listen(key, space);
-            self.settle_doubt(key, space);
+            self.watch_space(key, space);
+            self.resolve_fork(key, space);
         }
-        self.note_settling(key);
+        self.enqueue_settle(key);
         Ok(())
     }
 
     /// Connects to the owners of these sources, in their order.
-    pub(super) fn attach_all(&mut self, sources: &[ChildSource]) -> io::Result<Vec<OwnerKey>> {
+    pub(super) fn attach_owners(&mut self, sources: &[ChildSource]) -> io::Result<Vec<OwnerKey>> {
         let mut owners = Vec::with_capacity(sources.len());
         for source in sources {
-            match self.attach(&source.owner, source.key.seed.node()) {
+            match self.attach_owner(&source.owner, source.key.seed.node()) {
                 Ok(owner) => owners.push(owner),
                 Err(error) => {
-                    self.detach(owners);
+                    self.detach_owners(owners);
                     return Err(error);
                 }
             }
@@ -440,61 +443,61 @@ impl<'a> Server<'a> {
     }
 
     /// Connects to an owner, for one more user.
-    pub(super) fn attach(&mut self, address: &Address, node: &NodeName) -> io::Result<OwnerKey> {
+    pub(super) fn attach_owner(&mut self, address: &Address, node: &NodeName) -> io::Result<OwnerKey> {
         let (owner, new) = self.owners.attach(address, node)?;
         for lane in [Lane::Demand, Lane::Bulk].into_iter().filter(|_| new) {
             if let Some(fd) = self.owners.descriptor(owner, lane) {
-                self.watch.add(Source::Owner(owner, lane), fd)?;
+                self.poller.add(EventSource::Owner(owner, lane), fd)?;
             }
         }
         Ok(owner)
     }
 
     /// Ends one user's use of each.
-    pub(super) fn detach(&mut self, owners: Vec<OwnerKey>) {
+    pub(super) fn detach_owners(&mut self, owners: Vec<OwnerKey>) {
         owners.into_iter().for_each(|owner| self.owners.detach(owner, self.now));
         self.close_idle_owners();
     }
 
     /// Watches a space.
-    pub(super) fn listen(&mut self, key: u64, space: SpaceNumber) {
+    pub(super) fn watch_space(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get(&key) else { return };
         let Some(known) = served.child.spaces.get(&space) else { return };
-        if let Err(error) = self.watch.add(Source::Space(key, space), known) {
+        if let Err(error) = self.poller.add(EventSource::Space(key, space), known) {
             tracing::error!("child {}: its faults cannot be watched: {error}: it is tried again", served.child.id);
-            self.retries.push(Task::Listen { child: key, space }, self.now, TABLE_FULL_PAUSE, 0);
+            self.retries.push(RetryTask::WatchSpace { child: key, space }, self.now, FD_TABLE_FULL_BACKOFF, 0);
         }
     }
 
     /// Closes a space whose process is gone, or is served no more.
-    pub(super) fn close_space(&mut self, key: u64, space: SpaceNumber) {
+    pub(super) fn close_space(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(gone) = served.child.spaces.get(&space) {
-            self.watch.remove(Source::Space(key, space), gone);
+            self.poller.remove(EventSource::Space(key, space), gone);
             served.child.close_space(space);
         }
-        if served.child.released && served.child.is_over() {
-            self.forget(key);
+        if served.child.release_requested && served.child.has_ended() {
+            self.remove_child(key);
         }
     }
 
     /// Serves a child no more.
-    pub(super) fn forget(&mut self, key: u64) {
-        self.report(key, true);
-        let Some(Served { mut child, owners }) = self.children.remove(&key) else { return };
-        self.keys.remove(&child.id);
-        self.station.registry().strike(&child.id);
-        if let Some(socket) = &child.socket {
-            self.watch.remove(Source::Socket(key), &**socket);
+    pub(super) fn remove_child(&mut self, key: u64) {
+        self.report_accesses(key, true);
+        let Some(ServedChild { mut child, owners }) = self.children.remove(&key) else { return };
+        self.child_keys.remove(&child.id);
+        self.context.registry().remove(&child.id);
+        if let Some(socket) = &child.uffd_socket {
+            self.poller.remove(EventSource::UffdSocket(key), &**socket);
         }
         child.close_sockets();
-        self.detach(owners);
+        self.detach_owners(owners);
     }
 
     fn close_idle_owners(&mut self) {
         for owner in self.owners.close_idle(self.now) {
-            self.watch.forget(Source::Owner(owner, Lane::Demand));
-            self.watch.forget(Source::Owner(owner, Lane::Bulk));
+            self.poller.remove_closed(EventSource::Owner(owner, Lane::Demand));
+            self.poller.remove_closed(EventSource::Owner(owner, Lane::Bulk));
         }
     }
 }

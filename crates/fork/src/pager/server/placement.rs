@@ -21,10 +21,10 @@ use farfork_sys::affinity;
 const MOVE_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Longest time between two looks where a child runs that stays where it is: a look costs as much as a fault.
-const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(16);
+const CPU_CHECK_INTERVAL_MAX: Duration = Duration::from_millis(16);
 
 /// Faults for single pages in a row, with no stream between them, after which the next are taken to be of that kind.
-const SINGLE_FAULTS: u32 = 3;
+const SINGLE_FAULTS_MIN: u32 = 3;
 
 /// Threads that may want to run beyond one for each CPU: the child's, which never runs for long. With more of them,
 /// somebody else wants the CPUs.
@@ -35,54 +35,60 @@ const LOAD_FILE: &str = "/proc/loadavg";
 
 /// When the pager's thread moved.
 #[derive(Debug)]
-pub(super) struct Placement {
+pub(super) struct CpuPlacement {
     moved_at: Option<Instant>,
     /// When it was last looked where a child runs.
-    looked_at: Option<Instant>,
+    checked_at: Option<Instant>,
     /// How long after that it is looked again.
-    look_interval: Duration,
+    check_interval: Duration,
     /// The process that was looked for then, and the CPU of the pager.
-    looked_for: Option<(i32, usize)>,
+    checked_process: Option<(i32, usize)>,
     /// Faults for single pages since the last part of a stream.
     single_faults: u32,
 }
 
-impl Default for Placement {
+impl Default for CpuPlacement {
     fn default() -> Self {
-        Self { moved_at: None, looked_at: None, look_interval: MOVE_INTERVAL, looked_for: None, single_faults: 0 }
+        Self {
+            moved_at: None,
+            checked_at: None,
+            check_interval: MOVE_INTERVAL,
+            checked_process: None,
+            single_faults: 0,
+        }
     }
 }
 
-impl Placement {
+impl CpuPlacement {
     /// A child waits for a single page, and nothing streams; `pid` is its process, where that is known.
-    pub(super) fn waits_for_one(&mut self, pid: Option<i32>, now: Instant) {
+    pub(super) fn on_single_fault(&mut self, pid: Option<i32>, now: Instant) {
         self.single_faults = self.single_faults.saturating_add(1);
-        let Some(pid) = pid.filter(|_| self.single_faults > SINGLE_FAULTS) else { return };
+        let Some(pid) = pid.filter(|_| self.single_faults > SINGLE_FAULTS_MIN) else { return };
         let own = affinity::current();
-        if self.looked_for != Some((pid, own)) {
-            self.look_interval = MOVE_INTERVAL;
+        if self.checked_process != Some((pid, own)) {
+            self.check_interval = MOVE_INTERVAL;
         }
-        if is_within(self.looked_at, self.look_interval, now) {
+        if is_within(self.checked_at, self.check_interval, now) {
             return;
         }
-        (self.looked_at, self.looked_for) = (Some(now), Some((pid, own)));
-        let elsewhere = affinity::of_process(pid).filter(|cpu| *cpu != own);
-        self.look_again(elsewhere.is_some());
+        (self.checked_at, self.checked_process) = (Some(now), Some((pid, own)));
+        let elsewhere = affinity::cpu_of_process(pid).filter(|cpu| *cpu != own);
+        self.adjust_check_interval(elsewhere.is_some());
         if let Some(cpu) = elsewhere {
-            tell(affinity::join(cpu));
+            log_move_error(affinity::migrate_to_cpu(cpu));
         }
     }
 
     /// How soon to look again: who was found beside the pager is likely to stay.
-    fn look_again(&mut self, was_elsewhere: bool) {
-        let longer = (self.look_interval * 2).min(LOOK_INTERVAL_MAX);
-        self.look_interval = if was_elsewhere { MOVE_INTERVAL } else { longer };
+    fn adjust_check_interval(&mut self, was_elsewhere: bool) {
+        let longer = (self.check_interval * 2).min(CPU_CHECK_INTERVAL_MAX);
+        self.check_interval = if was_elsewhere { MOVE_INTERVAL } else { longer };
     }
 
     /// Part of a stream has come, taken from the network on the CPU of this number: leaves it, if it is the own one.
-    pub(super) fn stream_came(&mut self, incoming_cpu: Option<u32>, now: Instant) {
+    pub(super) fn on_stream_data(&mut self, incoming_cpu: Option<u32>, now: Instant) {
         self.single_faults = 0;
-        self.look_interval = MOVE_INTERVAL;
+        self.check_interval = MOVE_INTERVAL;
         let Some(incoming) = incoming_cpu.map(|cpu| cpu as usize) else { return };
         if is_within(self.moved_at, MOVE_INTERVAL, now) || affinity::current() != incoming {
             return;
@@ -90,9 +96,9 @@ impl Placement {
         self.moved_at = Some(now);
         let load = fs::read_to_string(LOAD_FILE).unwrap_or_default();
         // Where it cannot be asked what it may use, it stays.
-        let Ok(permitted) = affinity::permitted() else { return };
-        if runnable(&load).is_some_and(|threads| threads <= permitted + SPARE_THREADS) {
-            tell(affinity::leave(incoming));
+        let Ok(permitted) = affinity::allowed_cpu_count() else { return };
+        if parse_runnable_threads(&load).is_some_and(|threads| threads <= permitted + SPARE_THREADS) {
+            log_move_error(affinity::migrate_from_cpu(incoming));
         }
     }
 }
@@ -102,14 +108,14 @@ fn is_within(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
     last.is_some_and(|last| now.saturating_duration_since(last) < interval)
 }
 
-fn tell(moved: std::io::Result<()>) {
+fn log_move_error(moved: std::io::Result<()>) {
     if let Err(error) = moved {
         tracing::warn!("the pager may be kept to some CPUs: {error}");
     }
 }
 
 /// How many threads would run now, by the text of [`LOAD_FILE`].
-fn runnable(load: &str) -> Option<usize> {
+fn parse_runnable_threads(load: &str) -> Option<usize> {
     load.split(' ').nth(3)?.split('/').next()?.parse().ok()
 }
 
@@ -117,61 +123,71 @@ fn runnable(load: &str) -> Option<usize> {
 mod tests {
     use std::time::Instant;
 
-    use super::{LOAD_FILE, LOOK_INTERVAL_MAX, MOVE_INTERVAL, Placement, SINGLE_FAULTS, affinity, runnable};
+    use super::{
+        CPU_CHECK_INTERVAL_MAX, CpuPlacement, LOAD_FILE, MOVE_INTERVAL, SINGLE_FAULTS_MIN, affinity,
+        parse_runnable_threads,
+    };
 
     #[test]
     fn what_would_run_is_read() {
-        assert_eq!(runnable("0.20 0.18 0.12 3/80 11206\n"), Some(3));
-        assert_eq!([runnable(""), runnable("0.20 0.18 0.12"), runnable("1 2 3 x/4 5")], [None; 3]);
+        assert_eq!(parse_runnable_threads("0.20 0.18 0.12 3/80 11206\n"), Some(3));
+        assert_eq!(
+            [
+                parse_runnable_threads(""),
+                parse_runnable_threads("0.20 0.18 0.12"),
+                parse_runnable_threads("1 2 3 x/4 5")
+            ],
+            [None; 3]
+        );
         let now = std::fs::read_to_string(LOAD_FILE).unwrap();
-        assert!(runnable(&now).is_some_and(|threads| threads > 0), "this one runs: {now}");
+        assert!(parse_runnable_threads(&now).is_some_and(|threads| threads > 0), "this one runs: {now}");
     }
 
     #[test]
     fn only_who_knows_where_packets_come_from_looks_and_not_twice_in_a_row() {
-        let (mut placement, now) = (Placement::default(), Instant::now());
-        placement.stream_came(None, now);
-        placement.stream_came(Some(u32::MAX), now);
+        let (mut placement, now) = (CpuPlacement::default(), Instant::now());
+        placement.on_stream_data(None, now);
+        placement.on_stream_data(Some(u32::MAX), now);
         assert_eq!(placement.moved_at, None, "it is not known where packets come from");
         // The kernel may move it at any time, but not always.
         let looked = (0..1000).any(|_| {
-            placement.stream_came(Some(affinity::current() as u32), now);
+            placement.on_stream_data(Some(affinity::current() as u32), now);
             placement.moved_at.is_some()
         });
         assert!(looked);
-        placement.stream_came(Some(affinity::current() as u32), now + MOVE_INTERVAL / 2);
+        placement.on_stream_data(Some(affinity::current() as u32), now + MOVE_INTERVAL / 2);
         assert_eq!(placement.moved_at, Some(now));
     }
 
     #[test]
     fn it_looks_for_a_child_that_takes_page_after_page_and_no_stream() {
-        let (mut placement, now, own) = (Placement::default(), Instant::now(), Some(std::process::id() as i32));
-        let faults = |placement: &mut Placement, pid, count, now| {
-            (0..count).for_each(|_| placement.waits_for_one(pid, now));
-            placement.looked_at
+        let (mut placement, now, own) = (CpuPlacement::default(), Instant::now(), Some(std::process::id() as i32));
+        let faults = |placement: &mut CpuPlacement, pid, count, now| {
+            (0..count).for_each(|_| placement.on_single_fault(pid, now));
+            placement.checked_at
         };
-        assert_eq!(faults(&mut placement, own, SINGLE_FAULTS, now), None);
-        placement.stream_came(None, now);
-        assert_eq!(faults(&mut placement, own, SINGLE_FAULTS, now), None, "they began anew");
+        assert_eq!(faults(&mut placement, own, SINGLE_FAULTS_MIN, now), None);
+        placement.on_stream_data(None, now);
+        assert_eq!(faults(&mut placement, own, SINGLE_FAULTS_MIN, now), None, "they began anew");
         assert_eq!(faults(&mut placement, None, 9, now), None, "nobody knows where it runs");
         assert_eq!(faults(&mut placement, own, 1, now), Some(now));
         assert_eq!(faults(&mut placement, own, 9, now + MOVE_INTERVAL / 2), Some(now), "not twice in a row");
-        let later = now + LOOK_INTERVAL_MAX;
+        let later = now + CPU_CHECK_INTERVAL_MAX;
         assert_eq!(faults(&mut placement, own, 1, later), Some(later));
     }
 
     #[test]
     fn it_looks_less_often_for_who_stays() {
-        let (mut placement, now) = (Placement::default(), Instant::now());
+        let (mut placement, now) = (CpuPlacement::default(), Instant::now());
         let mut looks = |elsewhere: &[bool]| {
-            elsewhere.iter().for_each(|elsewhere| placement.look_again(*elsewhere));
-            placement.look_interval
+            elsewhere.iter().for_each(|elsewhere| placement.adjust_check_interval(*elsewhere));
+            placement.check_interval
         };
         assert_eq!(looks(&[false]), 2 * MOVE_INTERVAL);
-        assert_eq!(looks(&[false; 9]), LOOK_INTERVAL_MAX);
+        assert_eq!(looks(&[false; 9]), CPU_CHECK_INTERVAL_MAX);
         assert_eq!(looks(&[true]), MOVE_INTERVAL);
-        assert_eq!(looks(&[false; 9]), LOOK_INTERVAL_MAX);
-        placement.stream_came(None, now);
-        assert_eq!(placement.look_interval, MOVE_INTERVAL, "what comes behind a stream is new");
+        assert_eq!(looks(&[false; 9]), CPU_CHECK_INTERVAL_MAX);
+        placement.on_stream_data(None, now);
+        assert_eq!(placement.check_interval, MOVE_INTERVAL, "what comes behind a stream is new");
     }
 }

@@ -9,7 +9,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use crate::pager::journal::SpaceNumber;
+use crate::pager::journal::AddressSpaceId;
 use crate::pager::owners::{Lane, OwnerKey};
 
 /// Descriptors reported at once. More wait for the next round; nobody is left out, as epoll takes turns.
@@ -17,7 +17,7 @@ const EVENTS_MAX: usize = 64;
 
 /// Something with a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::pager) enum Source {
+pub(in crate::pager) enum EventSource {
     /// The control socket.
     Listener,
     /// The keeper, as a process.
@@ -25,23 +25,23 @@ pub(in crate::pager) enum Source {
     /// A client of the control socket.
     Client(u64),
     /// The socket on which a child's userfaultfd will arrive.
-    Socket(u64),
+    UffdSocket(u64),
     /// A child's address space.
-    Space(u64, SpaceNumber),
+    Space(u64, AddressSpaceId),
     /// A connection to an owner.
     Owner(OwnerKey, Lane),
 }
 
 /// The sources that are watched for input, level-triggered.
-pub(in crate::pager) struct Watch {
+pub(in crate::pager) struct EventPoller {
     epoll: OwnedFd,
-    sources: HashMap<u64, Source>,
-    tokens: HashMap<Source, u64>,
+    sources: HashMap<u64, EventSource>,
+    tokens: HashMap<EventSource, u64>,
     next_token: u64,
     events: Vec<epoll::Event>,
 }
 
-impl Watch {
+impl EventPoller {
     /// Watches nothing yet.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Watch {
     ///
     /// # Errors
     /// As epoll_ctl(2).
-    pub(in crate::pager) fn add(&mut self, source: Source, fd: impl AsFd) -> io::Result<()> {
+    pub(in crate::pager) fn add(&mut self, source: EventSource, fd: impl AsFd) -> io::Result<()> {
         let token = self.next_token;
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         self.next_token += 1;
@@ -76,7 +76,7 @@ impl Watch {
 
     /// Watches a source no more. To be called before its descriptor is closed: where others hold the same open file,
     /// closing alone would leave it watched.
-    pub(in crate::pager) fn remove(&mut self, source: Source, fd: impl AsFd) {
+    pub(in crate::pager) fn remove(&mut self, source: EventSource, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
         if let Some(token) = self.tokens.remove(&source) {
             self.sources.remove(&token);
@@ -84,7 +84,7 @@ impl Watch {
     }
 
     /// Forgets a source whose descriptor is closed already.
-    pub(in crate::pager) fn forget(&mut self, source: Source) {
+    pub(in crate::pager) fn remove_closed(&mut self, source: EventSource) {
         if let Some(token) = self.tokens.remove(&source) {
             self.sources.remove(&token);
         }
@@ -94,7 +94,7 @@ impl Watch {
     ///
     /// # Errors
     /// As epoll_wait(2), but for EINTR.
-    pub(in crate::pager) fn wait(&mut self, limit: Duration, ready: &mut Vec<Source>) -> io::Result<()> {
+    pub(in crate::pager) fn wait(&mut self, limit: Duration, ready: &mut Vec<EventSource>) -> io::Result<()> {
         let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         self.events.clear();
         match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&timeout)) {

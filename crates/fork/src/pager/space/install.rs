@@ -4,30 +4,30 @@
 use std::io;
 use std::time::Duration;
 
-use farfork_sys::userfaultfd::{Cause, Stopped, Userfaultfd};
+use farfork_sys::userfaultfd::{RangeError, RangeErrorCause, Userfaultfd};
 use farfork_wire::PAGE_SIZE;
 
 /// How a range was left.
 #[derive(Debug)]
-pub(in crate::pager) enum Installed {
+pub(in crate::pager) enum InstallOutcome {
     /// Nothing remains to be done.
-    All,
+    Complete,
     /// From this byte on it is to be tried again, after a pause, and after the messages were read.
-    Later {
+    Retry {
         /// Bytes from the start of the range.
         from: u64,
         /// How long to wait.
         pause: Duration,
     },
     /// The process is gone.
-    Gone,
+    ProcessGone,
     /// The kernel refuses for a reason that will not pass.
     Failed(io::Error),
 }
 
 /// What to do where no area covers a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::pager) enum Gap {
+pub(in crate::pager) enum GapPolicy {
     /// Go on behind it: the rest may be mapped.
     Skip,
     /// Stop: the rest was only a guess.
@@ -35,18 +35,18 @@ pub(in crate::pager) enum Gap {
 }
 
 /// Pause when there is no memory for a page: the kernel kills somebody, or somebody gives memory back.
-const NO_MEMORY_PAUSE: Duration = Duration::from_millis(10);
+const NO_MEMORY_BACKOFF: Duration = Duration::from_millis(10);
 
 /// Calls `fill(offset, bytes)` for pieces of a range until all is done, and counts in `filled` the pages it filled. A
 /// page that is there already is left as it is.
-pub(in crate::pager) fn install(
+pub(in crate::pager) fn fill_range(
     uffd: &Userfaultfd,
     start: u64,
     bytes: u64,
-    gap: Gap,
+    gap: GapPolicy,
     filled: &mut u64,
-    fill: impl Fn(u64, u64) -> Result<(), Stopped>,
-) -> Installed {
+    fill: impl Fn(u64, u64) -> Result<(), RangeError>,
+) -> InstallOutcome {
     let (mut at, mut piece, mut doubted) = (0, bytes, None);
     while at < bytes {
         let size = piece.min(bytes - at);
@@ -59,27 +59,27 @@ pub(in crate::pager) fn install(
         // What stopped it behind pages that were done will tell itself at once.
         let Some(cause) = cause.filter(|_| done == 0) else { continue };
         match cause {
-            Cause::Unmapped if size > PAGE_SIZE => piece = half(size),
+            RangeErrorCause::Unmapped if size > PAGE_SIZE => piece = half_pages(size),
             // The kernel looks for changes of the map, then for the area, which a move in between takes away. Asked once
             // more, it says that there is a change to be heard of.
-            Cause::Unmapped if doubted != Some(at) => doubted = Some(at),
-            Cause::Unmapped if gap == Gap::Stop => return Installed::All,
-            Cause::Present | Cause::Unmapped => {
+            RangeErrorCause::Unmapped if doubted != Some(at) => doubted = Some(at),
+            RangeErrorCause::Unmapped if gap == GapPolicy::Stop => return InstallOutcome::Complete,
+            RangeErrorCause::AlreadyPresent | RangeErrorCause::Unmapped => {
                 // Whoever waits here asks again, and is told of what is mapped now.
                 let _ = uffd.wake(start + at, PAGE_SIZE);
                 at += PAGE_SIZE;
             }
-            Cause::Changing => return Installed::Later { from: at, pause: Duration::ZERO },
-            Cause::NoMemory => return Installed::Later { from: at, pause: NO_MEMORY_PAUSE },
-            Cause::Gone => return Installed::Gone,
-            Cause::Other(error) => return Installed::Failed(error),
+            RangeErrorCause::MapChanging => return InstallOutcome::Retry { from: at, pause: Duration::ZERO },
+            RangeErrorCause::NoMemory => return InstallOutcome::Retry { from: at, pause: NO_MEMORY_BACKOFF },
+            RangeErrorCause::ProcessGone => return InstallOutcome::ProcessGone,
+            RangeErrorCause::Other(error) => return InstallOutcome::Failed(error),
         }
     }
-    Installed::All
+    InstallOutcome::Complete
 }
 
 /// Half of some pages, at least one.
-fn half(bytes: u64) -> u64 {
+fn half_pages(bytes: u64) -> u64 {
     (bytes / 2).next_multiple_of(PAGE_SIZE).min(bytes - PAGE_SIZE).max(PAGE_SIZE)
 }
 
@@ -94,14 +94,14 @@ mod tests {
     const NOWHERE: u64 = 1 << 40;
 
     /// Has two pages filled by a kernel that answers so, in order; gives how they were left, and which pages it was asked for.
-    fn filled(answers: &[Result<(), Errno>]) -> (Installed, Vec<(u64, u64)>) {
+    fn filled(answers: &[Result<(), Errno>]) -> (InstallOutcome, Vec<(u64, u64)>) {
         let (uffd, asked) = (Userfaultfd::create().unwrap(), RefCell::new(Vec::new()));
         let fill = |at: u64, size: u64| {
             let answer = answers[asked.borrow().len()];
             asked.borrow_mut().push((at / PAGE_SIZE, size / PAGE_SIZE));
-            answer.map_err(|errno| Stopped { done: 0, cause: errno.into() })
+            answer.map_err(|errno| RangeError { done: 0, cause: errno.into() })
         };
-        let outcome = install(&uffd, NOWHERE, 2 * PAGE_SIZE, Gap::Skip, &mut 0, fill);
+        let outcome = fill_range(&uffd, NOWHERE, 2 * PAGE_SIZE, GapPolicy::Skip, &mut 0, fill);
         (outcome, asked.into_inner())
     }
 
@@ -109,16 +109,16 @@ mod tests {
     fn what_moves_meanwhile_is_not_taken_for_a_gap() {
         let (moved, told) = (Err(Errno::NOENT), Err(Errno::AGAIN));
         let (outcome, _) = filled(&[moved, moved, told]);
-        assert!(matches!(outcome, Installed::Later { from: 0, .. }), "{outcome:?}");
+        assert!(matches!(outcome, InstallOutcome::Retry { from: 0, .. }), "{outcome:?}");
         let (outcome, _) = filled(&[moved, Ok(()), moved, told]);
-        assert!(matches!(outcome, Installed::Later { from: PAGE_SIZE, .. }), "{outcome:?}");
+        assert!(matches!(outcome, InstallOutcome::Retry { from: PAGE_SIZE, .. }), "{outcome:?}");
     }
 
     #[test]
     fn a_gap_is_skipped() {
         let gap = Err(Errno::NOENT);
         let (outcome, asked) = filled(&[gap, gap, gap, Ok(())]);
-        assert!(matches!(outcome, Installed::All), "{outcome:?}");
+        assert!(matches!(outcome, InstallOutcome::Complete), "{outcome:?}");
         assert_eq!(asked, [(0, 2), (0, 1), (0, 1), (1, 1)]);
     }
 }

@@ -6,11 +6,11 @@ const WORD_BITS: u64 = u64::BITS as u64;
 
 /// A set of slots below a fixed number.
 #[derive(Debug, Clone, Default)]
-pub(in crate::pager) struct PageSet {
+pub(in crate::pager) struct SlotBitmap {
     words: Vec<u64>,
 }
 
-impl PageSet {
+impl SlotBitmap {
     /// The empty set, with room for slots below `slots`.
     pub(in crate::pager) fn new(slots: u64) -> Self {
         // Zeroed memory that is not touched costs nothing.
@@ -32,7 +32,7 @@ impl PageSet {
     /// # Panics
     /// Beyond the room.
     pub(in crate::pager) fn insert(&mut self, slots: Range<u64>) {
-        for_words(slots, |word, mask| self.words[word] |= mask);
+        for_each_word(slots, |word, mask| self.words[word] |= mask);
     }
 
     /// Takes slots away.
@@ -40,25 +40,25 @@ impl PageSet {
     /// # Panics
     /// Beyond the room.
     pub(in crate::pager) fn remove(&mut self, slots: Range<u64>) {
-        for_words(slots, |word, mask| self.words[word] &= !mask);
+        for_each_word(slots, |word, mask| self.words[word] &= !mask);
     }
 
     /// The runs of slots within `range` that are neither in this set nor in `other`, ascending.
-    pub(in crate::pager) fn missing<'a>(
+    pub(in crate::pager) fn runs_in_neither<'a>(
         &'a self,
-        other: &'a PageSet,
+        other: &'a SlotBitmap,
         range: Range<u64>,
     ) -> impl Iterator<Item = Range<u64>> + 'a {
-        runs(range, move |word| !(self.word(word) | other.word(word)))
+        bit_runs(range, move |word| !(self.word(word) | other.word(word)))
     }
 
     /// The runs of slots within `range` that are in this set but not in `other`, ascending.
-    pub(in crate::pager) fn without<'a>(
+    pub(in crate::pager) fn runs_not_in<'a>(
         &'a self,
-        other: &'a PageSet,
+        other: &'a SlotBitmap,
         range: Range<u64>,
     ) -> impl Iterator<Item = Range<u64>> + 'a {
-        runs(range, move |word| self.word(word) & !other.word(word))
+        bit_runs(range, move |word| self.word(word) & !other.word(word))
     }
 
     fn word(&self, index: usize) -> u64 {
@@ -67,18 +67,18 @@ impl PageSet {
 }
 
 /// The runs of ones within `range` of the bits that `word` gives, a word at a time.
-fn runs(range: Range<u64>, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Range<u64>> {
+fn bit_runs(range: Range<u64>, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Range<u64>> {
     let mut next = range.start;
     std::iter::from_fn(move || {
-        let start = first_one(next..range.end, &word)?;
-        let end = first_one(start..range.end, |index| !word(index)).unwrap_or(range.end);
+        let start = first_set_bit(next..range.end, &word)?;
+        let end = first_set_bit(start..range.end, |index| !word(index)).unwrap_or(range.end);
         next = end;
         Some(start..end)
     })
 }
 
 /// The first one within `range` of the bits that `word` gives.
-fn first_one(range: Range<u64>, word: impl Fn(usize) -> u64) -> Option<u64> {
+fn first_set_bit(range: Range<u64>, word: impl Fn(usize) -> u64) -> Option<u64> {
     let mut at = range.start;
     while at < range.end {
         let rest = word((at / WORD_BITS) as usize) >> (at % WORD_BITS);
@@ -91,7 +91,7 @@ fn first_one(range: Range<u64>, word: impl Fn(usize) -> u64) -> Option<u64> {
 }
 
 /// Calls `apply` with each word that holds bits of `slots`, and the mask of these.
-fn for_words(slots: Range<u64>, mut apply: impl FnMut(usize, u64)) {
+fn for_each_word(slots: Range<u64>, mut apply: impl FnMut(usize, u64)) {
     let mut next = slots.start;
     while next < slots.end {
         let word = next / WORD_BITS;
@@ -117,7 +117,7 @@ mod tests {
             others in prop::collection::vec((0..SLOTS, 0..SLOTS), 0..4),
             asked in (0..SLOTS, 0..SLOTS),
         ) {
-            let (mut set, mut tree) = (PageSet::new(SLOTS), BTreeSet::new());
+            let (mut set, mut tree) = (SlotBitmap::new(SLOTS), BTreeSet::new());
             for (add, from, to) in changes {
                 if add {
                     set.insert(from..to);
@@ -127,16 +127,16 @@ mod tests {
                     tree.retain(|slot| !(from..to).contains(slot));
                 }
             }
-            let mut other = PageSet::new(SLOTS);
+            let mut other = SlotBitmap::new(SLOTS);
             others.iter().for_each(|(from, to)| other.insert(*from..*to));
             (0..SLOTS + 70).for_each(|slot| assert_eq!(set.contains(slot), tree.contains(&slot)));
-            let runs: Vec<_> = set.missing(&other, asked.0..asked.1).collect();
+            let runs: Vec<_> = set.runs_in_neither(&other, asked.0..asked.1).collect();
             let flat: Vec<u64> = runs.iter().cloned().flatten().collect();
             let expected: Vec<u64> =
                 (asked.0..asked.1).filter(|slot| !tree.contains(slot) && !other.contains(*slot)).collect();
             prop_assert_eq!(flat, expected);
             prop_assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start));
-            let only: Vec<u64> = set.without(&other, asked.0..asked.1).flatten().collect();
+            let only: Vec<u64> = set.runs_not_in(&other, asked.0..asked.1).flatten().collect();
             let expected: Vec<u64> =
                 (asked.0..asked.1).filter(|slot| tree.contains(slot) && !other.contains(*slot)).collect();
             prop_assert_eq!(only, expected);

@@ -10,15 +10,15 @@ const ZERO_PAGES_MAX: u64 = 512;
 
 /// How many zeroes to map at once.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ZeroRuns {
+pub(super) struct ZeroFillWindow {
     /// Address behind the last run.
     end: u64,
     pages: u64,
 }
 
-impl ZeroRuns {
+impl ZeroFillWindow {
     /// How many pages to zero from `address` on: twice as many as before where it goes on from the last run.
-    pub(super) fn pages_from(&mut self, address: u64) -> u64 {
+    pub(super) fn next_window(&mut self, address: u64) -> u64 {
         let goes_on = address == self.end;
         self.pages = if goes_on { (2 * self.pages).min(ZERO_PAGES_MAX) } else { ZERO_PAGES_MIN };
         self.end = address + self.pages * PAGE_SIZE;
@@ -32,10 +32,10 @@ mod tests {
 
     #[test]
     fn zero_runs_grow_only_in_order() {
-        let mut runs = ZeroRuns::default();
-        assert_eq!(runs.pages_from(0x10000), 16);
-        assert_eq!(runs.pages_from(0x20000), 32);
-        assert_eq!(runs.pages_from(0x40000), 64);
-        assert_eq!(runs.pages_from(0x10000), 16);
+        let mut runs = ZeroFillWindow::default();
+        assert_eq!(runs.next_window(0x10000), 16);
+        assert_eq!(runs.next_window(0x20000), 32);
+        assert_eq!(runs.next_window(0x40000), 64);
+        assert_eq!(runs.next_window(0x10000), 16);
     }
 }

@@ -15,7 +15,7 @@ use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{SeedId, Token};
 use serde::{Deserialize, Serialize};
 
-use super::Pages;
+use super::MarkedRun;
 
 pub(in crate::pager) const REPORT_MAGIC: &[u8] = b"FFTRACE1";
 pub(in crate::pager) const SET_MAGIC: &[u8] = b"FFWSET1\n";
@@ -25,45 +25,45 @@ pub(super) const REPORT_RUNS_MAX: usize = 2800;
 
 /// What was seen of a child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct AccessReport {
     /// The child's seed.
     pub seed: SeedId,
     /// What opens it.
     pub token: Token,
     /// The last page of the child's report before this one.
-    pub(crate) behind: Option<(ExtentId, u64)>,
+    pub(crate) after: Option<(ExtentId, u64)>,
     /// Pages that came or were touched since then, in order.
-    pub(crate) pages: Vec<Pages>,
+    pub(crate) pages: Vec<MarkedRun>,
     /// Pages on trial that the child did not touch in all its life.
-    pub(crate) unwanted: Vec<Pages>,
+    pub(crate) untouched_trials: Vec<MarkedRun>,
     /// It has ended.
     pub(crate) is_last: bool,
 }
 
-impl Report {
+impl AccessReport {
     /// Its bytes.
     pub(super) fn encode(&self) -> Vec<u8> {
         postcard::to_extend(self, REPORT_MAGIC.to_vec()).unwrap_or_default()
     }
 
     /// From the bytes of a message; `None` where they are something else.
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
+    pub fn decode_set(bytes: &[u8]) -> Option<Self> {
         postcard::from_bytes(bytes.strip_prefix(REPORT_MAGIC)?).ok()
     }
 }
 
 /// The bytes of a set; none of an empty one.
-pub(super) fn encode(set: &[Pages]) -> Vec<u8> {
+pub(super) fn encode_set(set: &[MarkedRun]) -> Vec<u8> {
     let magic = if set.is_empty() { Vec::new() } else { SET_MAGIC.to_vec() };
     set.iter().fold(magic, |bytes, pages| postcard::to_extend(pages, bytes).unwrap_or_default())
 }
 
 /// The pages of a set, in order; none where the bytes are something else.
-pub(in crate::pager) fn decode(bytes: &[u8]) -> Vec<Pages> {
+pub(in crate::pager) fn decode_set(bytes: &[u8]) -> Vec<MarkedRun> {
     let mut rest = bytes.strip_prefix(SET_MAGIC).unwrap_or_default();
     let mut set = Vec::new();
-    while let Ok((pages, behind)) = postcard::take_from_bytes::<Pages>(rest)
-        && (pages.count > 0 || pages == Pages::BORDER)
+    while let Ok((pages, behind)) = postcard::take_from_bytes::<MarkedRun>(rest)
+        && (pages.count > 0 || pages == MarkedRun::SEPARATOR)
     {
         set.push(pages);
         rest = behind;
@@ -77,14 +77,14 @@ mod tests {
 
     use super::*;
 
-    fn report(runs: usize) -> Report {
-        let pages = Pages { extent: ExtentId(u32::MAX), first: u64::MAX, count: u32::MAX, mark: true };
-        Report {
+    fn report(runs: usize) -> AccessReport {
+        let pages = MarkedRun { extent: ExtentId(u32::MAX), first: u64::MAX, count: u32::MAX, mark: true };
+        AccessReport {
             seed: format!("{}.sffffffffffffffff", "n".repeat(63)).parse().unwrap(),
             token: Token::from_bytes([0xff; 16]),
-            behind: Some((ExtentId(u32::MAX), u64::MAX)),
+            after: Some((ExtentId(u32::MAX), u64::MAX)),
             pages: vec![pages; runs / 2],
-            unwanted: vec![pages; runs / 2],
+            untouched_trials: vec![pages; runs / 2],
             is_last: true,
         }
     }
@@ -93,20 +93,20 @@ mod tests {
     fn the_longest_report_fits_into_a_message_and_is_read_back() {
         let bytes = report(REPORT_RUNS_MAX).encode();
         assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{}", bytes.len());
-        assert_eq!(Report::decode(&bytes), Some(report(REPORT_RUNS_MAX)));
-        assert_eq!(Report::decode(&bytes[..bytes.len() - 1]), None);
-        assert_eq!(Report::decode(b"something else"), None);
+        assert_eq!(AccessReport::decode_set(&bytes), Some(report(REPORT_RUNS_MAX)));
+        assert_eq!(AccessReport::decode_set(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(AccessReport::decode_set(b"something else"), None);
     }
 
     #[test]
     fn a_set_is_read_back_as_far_as_it_goes() {
         let set = report(6).pages;
-        let mut bytes = encode(&set);
-        assert_eq!(decode(&bytes[..bytes.len() - 1]), set[..2]);
+        let mut bytes = encode_set(&set);
+        assert_eq!(decode_set(&bytes[..bytes.len() - 1]), set[..2]);
         bytes.extend([0; 9]);
-        assert_eq!(decode(&bytes), set);
-        let parted = [set[0], Pages::BORDER, set[1]];
-        assert_eq!(decode(&encode(&parted)), parted);
-        assert!(decode(b"").is_empty() && decode(b"something else").is_empty() && encode(&[]).is_empty());
+        assert_eq!(decode_set(&bytes), set);
+        let parted = [set[0], MarkedRun::SEPARATOR, set[1]];
+        assert_eq!(decode_set(&encode_set(&parted)), parted);
+        assert!(decode_set(b"").is_empty() && decode_set(b"something else").is_empty() && encode_set(&[]).is_empty());
     }
 }

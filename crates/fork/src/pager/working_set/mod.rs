@@ -34,25 +34,25 @@ mod warming;
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
 
-pub(super) use early::Early;
-pub use habit::Habits;
-pub use message::Report;
-pub(super) use message::{REPORT_MAGIC, SET_MAGIC, decode};
-pub(super) use recent::RecentSets;
-pub use remembered::{Learner, Remembered};
-pub(super) use trace::Trace;
-pub(super) use warming::{Batch, Warming};
+pub(super) use early::EarlyFetch;
+pub use habit::ProcessHistory;
+pub use message::AccessReport;
+pub(super) use message::{REPORT_MAGIC, SET_MAGIC, decode_set};
+pub(super) use recent::WorkingSetCache;
+pub use remembered::{LearnerThread, SharedWorkingSet};
+pub(super) use trace::AccessTrace;
+pub(super) use warming::{PrewarmBatch, PrewarmJob};
 
 /// Most pages of a working set, 128 MiB: what a link brings in a tenth of a second. Who touches more than that has the
 /// rest streamed.
 pub const SET_PAGES_MAX: u64 = 32 << 10;
 
 /// Of so many faults that a set spares a child, one is risked to see whether it wants a page.
-const TRIAL_PART: usize = 32;
+const TRIAL_FRACTION: usize = 32;
 
 /// Neighbouring pages of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Pages {
+pub(crate) struct MarkedRun {
     /// The extent, of the child's own seed.
     pub(crate) extent: ExtentId,
     /// Number of the first page.
@@ -64,13 +64,13 @@ pub(crate) struct Pages {
     pub(crate) mark: bool,
 }
 
-impl Pages {
+impl MarkedRun {
     /// Stands in a set between the pages that children were seen to touch and those that only came along. It has no pages, and who
     /// does not know it reads no further.
-    const BORDER: Self = Self { extent: ExtentId(0), first: 0, count: 0, mark: true };
+    const SEPARATOR: Self = Self { extent: ExtentId(0), first: 0, count: 0, mark: true };
 
     /// Puts a page behind those before it.
-    fn push(into: &mut Vec<Self>, extent: ExtentId, page: u64, mark: bool) {
+    fn push_page(into: &mut Vec<Self>, extent: ExtentId, page: u64, mark: bool) {
         match into.last_mut() {
             Some(last)
                 if (last.extent, last.mark) == (extent, mark)
@@ -84,7 +84,7 @@ impl Pages {
     }
 
     /// Each page.
-    fn each(pages: &[Self]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
+    fn iter_pages(pages: &[Self]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
         pages.iter().flat_map(|pages| {
             // Where one who reports is wrong, numbers end.
             let end = pages.first.saturating_add(u64::from(pages.count));

@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 
 use farfork_fabric::SeedKey;
 
-use super::Pages;
+use super::MarkedRun;
 
 /// For how long a set is as good as new: as often as children are reported of.
-const FRESH_LIMIT: Duration = Duration::from_secs(1);
+const FRESH_TIME: Duration = Duration::from_secs(1);
 
 /// Most sets, the oldest of which goes first; each has some hundred KiB at most.
 const SETS_MAX: usize = 16;
 
 /// The sets, the latest last.
 #[derive(Debug, Default)]
-pub(in crate::pager) struct RecentSets(VecDeque<(Arc<SeedKey>, Instant, Arc<[Pages]>)>);
+pub(in crate::pager) struct WorkingSetCache(VecDeque<(Arc<SeedKey>, Instant, Arc<[MarkedRun]>)>);
 
-impl RecentSets {
+impl WorkingSetCache {
     /// The set of a seed, for who has its token.
-    pub(super) fn get(&mut self, key: &SeedKey, now: Instant) -> Option<Arc<[Pages]>> {
-        self.0.retain(|(_, read_at, _)| now.saturating_duration_since(*read_at) < FRESH_LIMIT);
+    pub(super) fn get(&mut self, key: &SeedKey, now: Instant) -> Option<Arc<[MarkedRun]>> {
+        self.0.retain(|(_, read_at, _)| now.saturating_duration_since(*read_at) < FRESH_TIME);
         self.0.iter().find(|(known, ..)| **known == *key).map(|(.., set)| set.clone())
     }
 
     /// A set was read.
-    pub(super) fn put(&mut self, key: &Arc<SeedKey>, set: &Arc<[Pages]>, now: Instant) {
+    pub(super) fn insert(&mut self, key: &Arc<SeedKey>, set: &Arc<[MarkedRun]>, now: Instant) {
         self.0.retain(|(known, ..)| known.seed != key.seed);
         self.0.push_back((key.clone(), now, set.clone()));
         if self.0.len() > SETS_MAX {
@@ -48,15 +48,15 @@ mod tests {
             let seed = format!("n1.s{number:016x}").parse().unwrap();
             Arc::new(SeedKey { seed, token: Token::from_bytes([token; 16]) })
         };
-        let set: Arc<[Pages]> = [Pages { extent: ExtentId(1), first: 2, count: 3, mark: false }].into();
-        let (mut sets, now) = (RecentSets::default(), Instant::now());
-        sets.put(&key(1, 1), &set, now);
-        assert_eq!(sets.get(&key(1, 1), now + FRESH_LIMIT / 2), Some(set.clone()));
+        let set: Arc<[MarkedRun]> = [MarkedRun { extent: ExtentId(1), first: 2, count: 3, mark: false }].into();
+        let (mut sets, now) = (WorkingSetCache::default(), Instant::now());
+        sets.insert(&key(1, 1), &set, now);
+        assert_eq!(sets.get(&key(1, 1), now + FRESH_TIME / 2), Some(set.clone()));
         assert_eq!(sets.get(&key(1, 2), now), None);
         assert_eq!(sets.get(&key(2, 1), now), None);
-        assert_eq!(sets.get(&key(1, 1), now + FRESH_LIMIT), None);
+        assert_eq!(sets.get(&key(1, 1), now + FRESH_TIME), None);
         for number in 0..100 {
-            sets.put(&key(number, 1), &set, now);
+            sets.insert(&key(number, 1), &set, now);
         }
         assert_eq!((sets.0.len(), sets.get(&key(99, 1), now)), (SETS_MAX, Some(set)));
     }

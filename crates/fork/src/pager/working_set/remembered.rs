@@ -9,78 +9,78 @@ use std::thread;
 
 use farfork_wire::descriptor::ExtentId;
 
-use super::message::{Report, decode};
-use super::set::{Encoded, Parts, WorkingSet};
+use super::message::{AccessReport, decode_set};
+use super::set::{EncodedSet, SetParts, WorkingSet};
 
 /// Most reports that wait to be learnt. What comes beyond is refused: the next child's report says the same.
 const REPORTS_MAX: usize = 64;
 
 /// A seed's working set.
 #[derive(Debug, Default)]
-pub struct Remembered {
+pub struct SharedWorkingSet {
     set: Mutex<WorkingSet>,
     /// As children read it.
-    served: RwLock<Encoded>,
+    served: RwLock<EncodedSet>,
 }
 
-impl Remembered {
+impl SharedWorkingSet {
     /// Takes what was seen of a child, as far as the seed `has` the pages; tells whether children read another set now.
-    pub fn learn(&self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) -> bool {
+    pub fn apply_report(&self, report: &AccessReport, has: impl Fn(ExtentId, u64) -> bool) -> bool {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        set.learn(report, has);
-        self.serve(&mut set)
+        set.apply_report(report, has);
+        self.publish(&mut set)
     }
 
     /// One that was kept, as [`Remembered::bytes`] gave it, as far as the seed `has` the pages. How often pages were doubted is
     /// forgotten: it is found out again.
-    pub fn found(kept: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
+    pub fn from_saved(kept: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
         let found = Self::default();
         let mut set = found.set.lock().unwrap_or_else(PoisonError::into_inner);
-        set.recall(&decode(kept), has);
-        found.serve(&mut set);
+        set.restore(&decode_set(kept), has);
+        found.publish(&mut set);
         drop(set);
         found
     }
 
     /// Begins with what is known of another seed of the same process. Children read that at once; it is sorted in when the first
     /// report comes.
-    pub(super) fn begin_with(&self, known: Parts) {
-        let now = Encoded::of(known.clone());
-        self.set.lock().unwrap_or_else(PoisonError::into_inner).begin_with(known);
+    pub(super) fn inherit(&self, known: SetParts) {
+        let now = EncodedSet::from_parts(known.clone());
+        self.set.lock().unwrap_or_else(PoisonError::into_inner).inherit(known);
         *self.served.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    fn serve(&self, set: &mut WorkingSet) -> bool {
-        let now = set.encoded();
+    fn publish(&self, set: &mut WorkingSet) -> bool {
+        let now = set.encode();
         let mut served = self.served.write().unwrap_or_else(PoisonError::into_inner);
         let is_another = *served != now;
         *served = now;
         is_another
     }
 
-    fn served(&self) -> Encoded {
+    fn published(&self) -> EncodedSet {
         self.served.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many pages it has.
-    pub fn pages(&self) -> u64 {
-        self.served().pages
+    pub fn page_count(&self) -> u64 {
+        self.published().pages
     }
 
     /// As children read it.
-    pub fn bytes(&self) -> Arc<Vec<u8>> {
-        self.served().bytes
+    pub fn encoded_bytes(&self) -> Arc<Vec<u8>> {
+        self.published().bytes
     }
 
     /// The pages that were touched, and those that only came along, in order.
-    pub(super) fn parts(&self) -> Parts {
-        self.served().parts()
+    pub(super) fn parts(&self) -> SetParts {
+        self.published().parts()
     }
 
     /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and
     /// with zeroes behind that.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        let set = self.bytes();
+        let set = self.encoded_bytes();
         let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
         let count = rest.len().min(into.len());
         into[..count].copy_from_slice(&rest[..count]);
@@ -88,22 +88,22 @@ impl Remembered {
     }
 }
 
-type Lesson = Box<dyn FnOnce() + Send>;
+type LearnJob = Box<dyn FnOnce() + Send>;
 
 /// The thread that learns. It ends with this value, once what waits is learnt.
-pub struct Learner(Mutex<Option<SyncSender<Lesson>>>);
+pub struct LearnerThread(Mutex<Option<SyncSender<LearnJob>>>);
 
-impl Learner {
+impl LearnerThread {
     /// None runs yet.
     pub fn new() -> Self {
         Self(Mutex::default())
     }
 
     /// Has something learnt, at leisure; tells whether there was room.
-    pub fn take(&self, lesson: impl FnOnce() + Send + 'static) -> bool {
+    pub fn submit(&self, lesson: impl FnOnce() + Send + 'static) -> bool {
         let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.is_none() {
-            *sender = begin().inspect_err(|error| tracing::warn!("no working set is learnt: {error}")).ok();
+            *sender = spawn_learner().inspect_err(|error| tracing::warn!("no working set is learnt: {error}")).ok();
         }
         let Some(lessons) = &*sender else { return false };
         match lessons.try_send(Box::new(lesson)) {
@@ -118,20 +118,20 @@ impl Learner {
     }
 }
 
-impl Default for Learner {
+impl Default for LearnerThread {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl fmt::Debug for Learner {
+impl fmt::Debug for LearnerThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Learner")
     }
 }
 
-fn begin() -> io::Result<SyncSender<Lesson>> {
-    let (sender, lessons) = sync_channel::<Lesson>(REPORTS_MAX);
+fn spawn_learner() -> io::Result<SyncSender<LearnJob>> {
+    let (sender, lessons) = sync_channel::<LearnJob>(REPORTS_MAX);
     thread::Builder::new().name("working-sets".to_owned()).spawn(move || lessons.iter().for_each(|lesson| lesson()))?;
     Ok(sender)
 }

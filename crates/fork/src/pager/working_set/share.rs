@@ -5,11 +5,11 @@ use std::collections::HashMap;
 
 use farfork_wire::descriptor::ExtentId;
 
-use super::Pages;
-use super::set::parts_of;
+use super::MarkedRun;
+use super::set::split_parts;
 
 /// A set of so many pages, 4 MiB, is taken as a whole: a copy pays less for it than for a few faults.
-const SMALL_PAGES: u64 = 1024;
+const SMALL_SET_PAGES: u64 = 1024;
 
 /// Pages of a part of an extent, 2 MiB: readahead fetches so much at a time, and then sees no touch of it any more.
 const PART_PAGES: u64 = 512;
@@ -18,30 +18,30 @@ const PART_PAGES: u64 = 512;
 const DENSE_PAGES: u64 = PART_PAGES / 4;
 
 /// The pages of a set that a zygote is given, in order, and whether they are on trial.
-pub(super) fn of_zygote(set: &[Pages]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
-    let [touched, came_along] = parts_of(set);
+pub(super) fn select_zygote_pages(set: &[MarkedRun]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
+    let [touched, came_along] = split_parts(set);
     let mut touches: HashMap<(ExtentId, u64), u64> = HashMap::new();
-    for (extent, page, _) in Pages::each(touched) {
+    for (extent, page, _) in MarkedRun::iter_pages(touched) {
         *touches.entry((extent, page / PART_PAGES)).or_default() += 1;
     }
-    let is_small = set.iter().map(|run| u64::from(run.count)).sum::<u64>() <= SMALL_PAGES;
+    let is_small = set.iter().map(|run| u64::from(run.count)).sum::<u64>() <= SMALL_SET_PAGES;
     let is_dense =
         move |extent, page| touches.get(&(extent, page / PART_PAGES)).is_some_and(|pages| *pages >= DENSE_PAGES);
-    let along = Pages::each(came_along).filter(move |(extent, page, _)| is_small || is_dense(*extent, *page));
-    Pages::each(touched).chain(along)
+    let along = MarkedRun::iter_pages(came_along).filter(move |(extent, page, _)| is_small || is_dense(*extent, *page));
+    MarkedRun::iter_pages(touched).chain(along)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(extent: u32, first: u64, count: u32) -> Pages {
-        Pages { extent: ExtentId(extent), first, count, mark: false }
+    fn run(extent: u32, first: u64, count: u32) -> MarkedRun {
+        MarkedRun { extent: ExtentId(extent), first, count, mark: false }
     }
 
-    fn pages(set: &[Pages]) -> Vec<Pages> {
+    fn pages(set: &[MarkedRun]) -> Vec<MarkedRun> {
         let mut pages = Vec::new();
-        of_zygote(set).for_each(|(extent, page, mark)| Pages::push(&mut pages, extent, page, mark));
+        select_zygote_pages(set).for_each(|(extent, page, mark)| MarkedRun::push_page(&mut pages, extent, page, mark));
         pages
     }
 
@@ -50,16 +50,16 @@ mod tests {
         let sparse = [run(1, 0, 127), run(2, 600, 64), run(2, 500, 12)];
         let dense = [run(1, 512, 100), run(1, 900, 28)];
         let along = [run(1, 200, 700), run(2, 612, 400), run(3, 0, 512)];
-        let set = [&sparse[..], &dense, &[Pages::BORDER], &along].concat();
+        let set = [&sparse[..], &dense, &[MarkedRun::SEPARATOR], &along].concat();
         assert_eq!(pages(&set), [&sparse[..], &dense, &[run(1, 512, 388)]].concat(), "by extent, and by part");
     }
 
     #[test]
     fn a_small_set_is_taken_as_a_whole_and_what_was_touched_always() {
-        assert_eq!(pages(&[run(1, 0, 1), Pages::BORDER, run(2, 0, 1023)]), [run(1, 0, 1), run(2, 0, 1023)]);
-        assert_eq!(pages(&[run(1, 0, 1), Pages::BORDER, run(2, 0, 1024)]), [run(1, 0, 1)]);
+        assert_eq!(pages(&[run(1, 0, 1), MarkedRun::SEPARATOR, run(2, 0, 1023)]), [run(1, 0, 1), run(2, 0, 1023)]);
+        assert_eq!(pages(&[run(1, 0, 1), MarkedRun::SEPARATOR, run(2, 0, 1024)]), [run(1, 0, 1)]);
         assert_eq!(pages(&[run(1, 0, 9000)]), [run(1, 0, 9000)]);
-        assert_eq!(pages(&[Pages::BORDER, run(1, 0, 9000)]), []);
+        assert_eq!(pages(&[MarkedRun::SEPARATOR, run(1, 0, 9000)]), []);
         assert_eq!(pages(&[]), []);
     }
 }

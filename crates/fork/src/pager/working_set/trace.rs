@@ -5,97 +5,102 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::SET_PAGES_MAX;
-use crate::pager::space::page_set::PageSet;
+use crate::pager::space::page_set::SlotBitmap;
 
 /// What is seen of one child.
 #[derive(Debug, Default)]
-pub(in crate::pager) struct Trace {
+pub(in crate::pager) struct AccessTrace {
     /// Slots that were noted, or that the owner knows.
-    known: PageSet,
+    known: SlotBitmap,
     /// Slots that the child faulted on.
-    touched: PageSet,
+    touched: SlotBitmap,
     /// What was noted and not told yet; of each, whether it was touched.
-    news: Vec<(Range<u64>, bool)>,
+    unreported: Vec<(Range<u64>, bool)>,
     /// The last slot that was told.
-    told_to: Option<u64>,
+    last_reported: Option<u64>,
     /// How many slots may still be noted.
-    room: u64,
+    slots_left: u64,
     /// Slots on trial that were not touched.
     on_trial: BTreeSet<u64>,
 }
 
 /// What is to be told.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct TraceDelta {
     /// The last slot that was told before.
-    pub(super) behind: Option<u64>,
+    pub(super) after: Option<u64>,
     /// Slots in the order in which they were noted, and whether they were touched.
     pub(super) slots: Vec<(Range<u64>, bool)>,
 }
 
-impl Trace {
+impl AccessTrace {
     /// Of a child with so many slots. Without any, or of a child that is not recorded, it stays empty.
     pub(in crate::pager) fn new(slots: u64) -> Self {
-        Self { known: PageSet::new(slots), touched: PageSet::new(slots), room: SET_PAGES_MAX, ..Self::default() }
+        Self {
+            known: SlotBitmap::new(slots),
+            touched: SlotBitmap::new(slots),
+            slots_left: SET_PAGES_MAX,
+            ..Self::default()
+        }
     }
 
     /// Whether a slot was noted, or the child was given it.
-    pub(in crate::pager) fn knows(&self, slot: u64) -> bool {
+    pub(in crate::pager) fn is_recorded(&self, slot: u64) -> bool {
         self.known.contains(slot)
     }
 
     /// The slots of a range that were noted, or that the child was given.
-    pub(super) fn known_of(&self, range: Range<u64>) -> VecDeque<Range<u64>> {
-        self.known.without(&PageSet::default(), range).collect()
+    pub(super) fn recorded_in(&self, range: Range<u64>) -> VecDeque<Range<u64>> {
+        self.known.runs_not_in(&SlotBitmap::default(), range).collect()
     }
 
     /// The child faulted on a slot.
-    pub(in crate::pager) fn touched(&mut self, slot: u64) {
+    pub(in crate::pager) fn record_touch(&mut self, slot: u64) {
         self.on_trial.remove(&slot);
-        if self.room == 0 || self.touched.contains(slot) {
+        if self.slots_left == 0 || self.touched.contains(slot) {
             return;
         }
         self.touched.insert(slot..slot + 1);
         self.known.insert(slot..slot + 1);
-        self.note(slot..slot + 1, true);
+        self.append(slot..slot + 1, true);
     }
 
     /// Slots are fetched ahead of the child's touches.
-    pub(in crate::pager) fn fetched(&mut self, slots: &[Range<u64>]) {
+    pub(in crate::pager) fn record_fetched(&mut self, slots: &[Range<u64>]) {
         for slots in slots {
             if !self.on_trial.is_empty() {
                 // Nobody will see whether they are wanted.
                 self.on_trial.retain(|slot| !slots.contains(slot));
             }
-            let new: Vec<Range<u64>> = self.known.missing(&self.touched, slots.clone()).collect();
+            let new: Vec<Range<u64>> = self.known.runs_in_neither(&self.touched, slots.clone()).collect();
             for slots in new {
-                let slots = slots.start..slots.end.min(slots.start + self.room);
+                let slots = slots.start..slots.end.min(slots.start + self.slots_left);
                 if !slots.is_empty() {
                     self.known.insert(slots.clone());
-                    self.note(slots, false);
+                    self.append(slots, false);
                 }
             }
         }
     }
 
     /// The child is given a set: of these slots, `on_trial` are left out.
-    pub(super) fn expect(&mut self, slots: &[Range<u64>], on_trial: &[u64]) {
-        if self.room > 0 {
+    pub(super) fn record_given_set(&mut self, slots: &[Range<u64>], on_trial: &[u64]) {
+        if self.slots_left > 0 {
             slots.iter().for_each(|slots| self.known.insert(slots.clone()));
             self.on_trial.extend(on_trial.iter().filter(|slot| !self.touched.contains(**slot)));
         }
     }
 
     /// What was noted since the last time; `None` when there is nothing.
-    pub(super) fn take_news(&mut self) -> Option<News> {
-        let slots = std::mem::take(&mut self.news);
-        let behind = self.told_to;
-        self.told_to = Some(slots.last()?.0.end - 1);
-        Some(News { behind, slots })
+    pub(super) fn take_delta(&mut self) -> Option<TraceDelta> {
+        let slots = std::mem::take(&mut self.unreported);
+        let behind = self.last_reported;
+        self.last_reported = Some(slots.last()?.0.end - 1);
+        Some(TraceDelta { after: behind, slots })
     }
 
     /// The slots on trial that the child has not touched, ascending.
-    pub(super) fn take_unwanted(&mut self) -> Vec<Range<u64>> {
+    pub(super) fn take_untouched_trials(&mut self) -> Vec<Range<u64>> {
         let mut unwanted: Vec<Range<u64>> = Vec::new();
         for slot in std::mem::take(&mut self.on_trial) {
             match unwanted.last_mut().filter(|last| last.end == slot) {
@@ -106,11 +111,11 @@ impl Trace {
         unwanted
     }
 
-    fn note(&mut self, slots: Range<u64>, is_touched: bool) {
-        self.room = self.room.saturating_sub(slots.end - slots.start);
-        match self.news.last_mut() {
+    fn append(&mut self, slots: Range<u64>, is_touched: bool) {
+        self.slots_left = self.slots_left.saturating_sub(slots.end - slots.start);
+        match self.unreported.last_mut() {
             Some((last, kind)) if *kind == is_touched && last.end == slots.start => last.end = slots.end,
-            _ => self.news.push((slots, is_touched)),
+            _ => self.unreported.push((slots, is_touched)),
         }
     }
 }
@@ -121,43 +126,43 @@ mod tests {
 
     #[test]
     fn touches_are_told_once_and_in_order() {
-        let mut trace = Trace::new(1000);
-        trace.touched(7);
-        trace.fetched(std::slice::from_ref(&(0..32)));
-        trace.touched(8);
-        trace.touched(7);
-        trace.touched(100);
+        let mut trace = AccessTrace::new(1000);
+        trace.record_touch(7);
+        trace.record_fetched(std::slice::from_ref(&(0..32)));
+        trace.record_touch(8);
+        trace.record_touch(7);
+        trace.record_touch(100);
         let slots = vec![(7..8, true), (0..7, false), (8..32, false), (8..9, true), (100..101, true)];
-        assert_eq!(trace.take_news(), Some(News { behind: None, slots }));
-        assert_eq!(trace.take_news(), None);
-        trace.touched(101);
-        trace.touched(105);
+        assert_eq!(trace.take_delta(), Some(TraceDelta { after: None, slots }));
+        assert_eq!(trace.take_delta(), None);
+        trace.record_touch(101);
+        trace.record_touch(105);
         let slots = vec![(101..102, true), (105..106, true)];
-        assert_eq!(trace.take_news(), Some(News { behind: Some(100), slots }));
+        assert_eq!(trace.take_delta(), Some(TraceDelta { after: Some(100), slots }));
     }
 
     #[test]
     fn what_was_given_is_no_news_and_trials_end_with_a_touch() {
-        let mut trace = Trace::new(1000);
-        trace.touched(20);
-        trace.expect(&[0..10, 12..14], &[10, 11, 20, 30, 31, 40]);
-        trace.fetched(&[0..10, 12..14, 40..41]);
-        trace.touched(11);
-        assert_eq!(trace.known_of(8..30), [8..10, 11..14, 20..21]);
-        assert_eq!(trace.take_news().unwrap().slots, [(20..21, true), (40..41, false), (11..12, true)]);
-        assert_eq!(trace.take_unwanted(), [10..11, 30..32], "of what was fetched nothing is known");
+        let mut trace = AccessTrace::new(1000);
+        trace.record_touch(20);
+        trace.record_given_set(&[0..10, 12..14], &[10, 11, 20, 30, 31, 40]);
+        trace.record_fetched(&[0..10, 12..14, 40..41]);
+        trace.record_touch(11);
+        assert_eq!(trace.recorded_in(8..30), [8..10, 11..14, 20..21]);
+        assert_eq!(trace.take_delta().unwrap().slots, [(20..21, true), (40..41, false), (11..12, true)]);
+        assert_eq!(trace.take_untouched_trials(), [10..11, 30..32], "of what was fetched nothing is known");
     }
 
     #[test]
     fn it_is_bounded_and_none_is_empty() {
-        let mut trace = Trace::new(4 * SET_PAGES_MAX);
-        trace.fetched(&[0..SET_PAGES_MAX - 1, SET_PAGES_MAX..3 * SET_PAGES_MAX]);
-        trace.touched(0);
-        let noted: u64 = trace.take_news().unwrap().slots.iter().map(|(slots, _)| slots.end - slots.start).sum();
+        let mut trace = AccessTrace::new(4 * SET_PAGES_MAX);
+        trace.record_fetched(&[0..SET_PAGES_MAX - 1, SET_PAGES_MAX..3 * SET_PAGES_MAX]);
+        trace.record_touch(0);
+        let noted: u64 = trace.take_delta().unwrap().slots.iter().map(|(slots, _)| slots.end - slots.start).sum();
         assert_eq!(noted, SET_PAGES_MAX);
-        let mut none = Trace::default();
-        none.touched(5);
-        none.fetched(&[0..3, 5..6]);
-        assert_eq!(none.take_news(), None);
+        let mut none = AccessTrace::default();
+        none.record_touch(5);
+        none.record_fetched(&[0..3, 5..6]);
+        assert_eq!(none.take_delta(), None);
     }
 }

@@ -2,13 +2,13 @@
 //! has been made, sockets among them. A socket that has one such message gets all of its messages then, in their order.
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Message, OpenFile, Sender, SharedKind, Socket};
+use farfork_wire::descriptor::{MessageSender, OpenFile, SharedObjectKind, Socket, SocketMessage};
 
 use super::super::RestoreError;
 use super::super::descriptors::reopen_flags;
 use super::super::layout::STEP_SOCKET;
-use super::super::objects::Objects;
-use super::files::Bench;
+use super::super::objects::PassedObjects;
+use super::files::OpenFileBuilder;
 use super::socket::{self, MSG_DONTWAIT_NOSIGNAL};
 use super::{number, value};
 
@@ -17,12 +17,12 @@ const SCM_RIGHTS: u32 = 1;
 const SCM_CREDENTIALS: u32 = 2;
 
 /// Bytes of `struct cmsghdr`, and what its data are aligned to.
-const HEADER_BYTES: usize = 16;
-const ALIGNMENT: usize = 8;
+const CMSGHDR_BYTES: usize = 16;
+const CMSG_ALIGNMENT: usize = 8;
 
 /// Two ends that stand, and what is still to be sent between them.
 #[derive(Debug)]
-pub(super) struct Late<'a> {
+pub(super) struct DeferredPair<'a> {
     /// For messages.
     pub(super) index: u32,
     /// The ends, by descriptors, each with the socket that it is; `None` for one that is closed when it has sent.
@@ -30,18 +30,21 @@ pub(super) struct Late<'a> {
 }
 
 /// Whether a socket's messages must wait until all else is there.
-pub(super) fn is_late(socket: &Socket) -> bool {
-    socket.received.iter().any(|message| !message.files.is_empty() || message.sender.is_some())
+pub(super) fn has_ancillary_messages(socket: &Socket) -> bool {
+    socket.received_messages.iter().any(|message| !message.files.is_empty() || message.sender.is_some())
 }
 
 /// Opens what has a path and is on its way in a socket; what else there is, is made by others.
-pub(super) fn open_files(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
+pub(super) fn open_passed_files(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
     let sockets = descriptor.open_files.iter().filter_map(|file| match file {
         OpenFile::Socket(socket) => Some(socket),
         _ => None,
     });
     let mut wanted: Vec<u32> =
-        sockets.flat_map(|socket| &socket.received).flat_map(|one| &one.files).copied().collect();
+        sockets.flat_map(|socket| &socket.received_messages).flat_map(|one| &one.files).copied().collect();
     wanted.sort_unstable();
     wanted.dedup();
     for index in wanted {
@@ -50,39 +53,43 @@ pub(super) fn open_files(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> 
                 (path, *flags, *offset)
             }
             OpenFile::Device { path, flags } => (path, *flags, 0),
-            OpenFile::Memory { object, flags, offset } => match &descriptor.shared_objects[*object as usize].kind {
-                SharedKind::Named { path, .. } => (path, *flags, *offset),
+            OpenFile::MemFd { object, flags, offset } => match &descriptor.shared_objects[*object as usize].kind {
+                SharedObjectKind::PosixShm { path, .. } => (path, *flags, *offset),
                 _ => continue,
             },
             _ => continue,
         };
-        bench.about(STEP_SOCKET, index);
-        let path = bench.script.text(path)?;
-        bench.script.gives(0, number::OPEN, &[path, value(reopen_flags(flags)), value(0_u32)]);
+        bench.set_step(STEP_SOCKET, index);
+        let path = bench.syscalls.text_argument(path)?;
+        bench.syscalls.call_expecting(0, number::OPEN, &[path, value(reopen_flags(flags)), value(0_u32)]);
         if offset != 0 {
-            bench.script.gives(offset, number::LSEEK, &[value(0_u32), value(offset), value(0_u32)]);
+            bench.syscalls.call_expecting(offset, number::LSEEK, &[value(0_u32), value(offset), value(0_u32)]);
         }
-        bench.put_aside(0, index);
+        bench.store_open_file(0, index);
     }
     Ok(())
 }
 
 /// Sends what is still to be sent. Options come after it, as sizes of buffers are among them.
-pub(super) fn send_all(bench: &mut Bench<'_, '_>, objects: &Objects, late: &[Late<'_>]) -> Result<(), RestoreError> {
-    for Late { index, ends: [one, other] } in late {
-        bench.about(STEP_SOCKET, *index);
+pub(super) fn send_deferred(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    objects: &PassedObjects,
+    late: &[DeferredPair<'_>],
+) -> Result<(), RestoreError> {
+    for DeferredPair { index, ends: [one, other] } in late {
+        bench.set_step(STEP_SOCKET, *index);
         for ((from, _), (_, to)) in [(other, one), (one, other)] {
             let Some(to) = to else { continue };
-            socket::make_room(bench.script, *from, to)?;
-            to.received.iter().try_for_each(|message| send(bench, objects, *from, message))?;
+            socket::grow_send_buffer(bench.syscalls, *from, to)?;
+            to.received_messages.iter().try_for_each(|message| send_message(bench, objects, *from, message))?;
         }
         let known = || [one, other].into_iter().filter_map(|(fd, socket)| Some((*fd, (*socket)?)));
-        known().try_for_each(|(fd, socket)| socket::leave_unread(bench.script, fd, socket))?;
-        known().for_each(|(fd, socket)| socket::shut_down(bench.script, fd, socket));
+        known().try_for_each(|(fd, socket)| socket::send_unread_byte(bench.syscalls, fd, socket))?;
+        known().for_each(|(fd, socket)| socket::shutdown_socket(bench.syscalls, fd, socket));
         for (fd, socket) in [one, other] {
             match socket {
-                Some(socket) => socket::set_options(bench.script, *fd, socket, |_| true)?,
-                None => bench.script.gives(0, number::CLOSE, &[value(*fd)]),
+                Some(socket) => socket::set_options(bench.syscalls, *fd, socket, |_| true)?,
+                None => bench.syscalls.call_expecting(0, number::CLOSE, &[value(*fd)]),
             }
         }
     }
@@ -90,43 +97,53 @@ pub(super) fn send_all(bench: &mut Bench<'_, '_>, objects: &Objects, late: &[Lat
 }
 
 /// `struct msghdr`: no name; the bytes, in one piece; what comes along; no flags.
-fn send(bench: &mut Bench<'_, '_>, objects: &Objects, from: u32, message: &Message) -> Result<(), RestoreError> {
-    let control = control(bench, objects, message)?;
-    let writer = &mut *bench.script.writer;
-    let (bytes, control_at) = (writer.append(&message.bytes)?, writer.append(&control)?);
-    let vector = writer.append(&words(&[0, message.bytes.len() as u64]))?;
-    writer.point(vector, bytes);
-    let header = writer.append(&words(&[0, 0, 0, 1, 0, control.len() as u64, 0]))?;
-    writer.point(header + 16, vector);
+fn send_message(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    objects: &PassedObjects,
+    from: u32,
+    message: &SocketMessage,
+) -> Result<(), RestoreError> {
+    let control = encode_control(bench, objects, message)?;
+    let writer = &mut *bench.syscalls.writer;
+    let (bytes, control_at) = (writer.write_bytes(&message.bytes)?, writer.write_bytes(&control)?);
+    let vector = writer.write_bytes(&encode_words(&[0, message.bytes.len() as u64]))?;
+    writer.add_relocation(vector, bytes);
+    let header = writer.write_bytes(&encode_words(&[0, 0, 0, 1, 0, control.len() as u64, 0]))?;
+    writer.add_relocation(header + 16, vector);
     if !control.is_empty() {
-        writer.point(header + 32, control_at);
+        writer.add_relocation(header + 32, control_at);
     }
-    let arguments = [value(from), super::Argument::Place(header), value(MSG_DONTWAIT_NOSIGNAL)];
-    bench.script.gives(message.bytes.len() as u64, number::SENDMSG, &arguments);
+    let arguments = [value(from), super::SyscallArgument::PlanOffset(header), value(MSG_DONTWAIT_NOSIGNAL)];
+    bench.syscalls.call_expecting(message.bytes.len() as u64, number::SENDMSG, &arguments);
     Ok(())
 }
 
-fn words(words: &[u64]) -> Vec<u8> {
+fn encode_words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 /// Descriptors and credentials, each behind a `struct cmsghdr`: length, level, type.
-fn control(bench: &Bench<'_, '_>, objects: &Objects, message: &Message) -> Result<Vec<u8>, RestoreError> {
+fn encode_control(
+    bench: &OpenFileBuilder<'_, '_>,
+    objects: &PassedObjects,
+    message: &SocketMessage,
+) -> Result<Vec<u8>, RestoreError> {
     let mut control = Vec::new();
     let mut add = |kind: u32, data: &[u32]| {
-        let bytes = HEADER_BYTES + size_of_val(data);
-        control.extend(words(&[bytes as u64]));
+        let bytes = CMSGHDR_BYTES + size_of_val(data);
+        control.extend(encode_words(&[bytes as u64]));
         [SOL_SOCKET, kind].iter().chain(data).for_each(|word| control.extend(word.to_ne_bytes()));
-        control.resize(control.len().next_multiple_of(ALIGNMENT), 0);
+        control.resize(control.len().next_multiple_of(CMSG_ALIGNMENT), 0);
     };
     if !message.files.is_empty() {
         let place = |file: &u32| {
-            let own = bench.place_of(*file).or_else(|| objects.of_open_file(*file).map(|slot| bench.fd_base + slot));
-            own.ok_or(RestoreError::NotMade { number: *file })
+            let own =
+                bench.slot_fd(*file).or_else(|| objects.slot_of_open_file(*file).map(|slot| bench.fd_base + slot));
+            own.ok_or(RestoreError::UnsupportedOpenFile { number: *file })
         };
         add(SCM_RIGHTS, &message.files.iter().map(place).collect::<Result<Vec<u32>, _>>()?);
     }
-    if let Some(Sender { pid, uid, gid }) = message.sender {
+    if let Some(MessageSender { pid, uid, gid }) = message.sender {
         add(SCM_CREDENTIALS, &[pid, uid, gid]);
     }
     Ok(control)

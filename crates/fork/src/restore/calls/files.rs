@@ -3,159 +3,172 @@
 use std::collections::HashMap;
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, TimeLeft};
+use farfork_wire::descriptor::{OpenFile, TimerSpec};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
-use super::super::layout::{STEP_OWN_PID, STEP_SIGNAL_FD, STEP_TIMER_FD};
+use super::super::layout::{STEP_PIDFD, STEP_SIGNAL_FD, STEP_TIMER_FD};
 use super::super::report::realtime_ns;
-use super::socket::{self, Surroundings};
-use super::timer::timerspec;
-use super::{Argument, Made, Script, delivery, directory, inotify, named_pipe, number, terminal, value};
+use super::socket::{self, SocketContext};
+use super::timer::encode_itimerspec;
+use super::{
+    CreatedFiles, SyscallArgument, SyscallBuilder, delivery, directory, inotify, named_pipe, number, terminal, value,
+};
 
 /// Makes objects and puts them aside.
 #[derive(Debug)]
-pub(super) struct Bench<'s, 'w> {
-    pub(super) script: &'s mut Script<'w>,
+pub(super) struct OpenFileBuilder<'s, 'w> {
+    pub(super) syscalls: &'s mut SyscallBuilder<'w>,
     pub(super) fd_base: u32,
     next_slot: u32,
     slots: HashMap<u32, u32>,
     /// Of each open file the first descriptor that leads to it.
-    numbers: HashMap<u32, u32>,
+    first_fds: HashMap<u32, u32>,
 }
 
-impl Bench<'_, '_> {
+impl OpenFileBuilder<'_, '_> {
     /// The first descriptor that leads to an open file: what a message names.
-    pub(super) fn number_of(&self, open_file: u32) -> u32 {
-        self.numbers.get(&open_file).copied().unwrap_or(0)
+    pub(super) fn first_fd(&self, open_file: u32) -> u32 {
+        self.first_fds.get(&open_file).copied().unwrap_or(0)
     }
 
     /// The calls that follow are a step of making an open file.
-    pub(super) fn about(&mut self, step: u32, open_file: u32) {
-        self.script.about(step, self.number_of(open_file));
+    pub(super) fn set_step(&mut self, step: u32, open_file: u32) {
+        self.syscalls.set_step(step, self.first_fd(open_file));
     }
 
     /// The descriptor under which an open file's object was put aside.
-    pub(super) fn place_of(&self, open_file: u32) -> Option<u32> {
+    pub(super) fn slot_fd(&self, open_file: u32) -> Option<u32> {
         self.slots.get(&open_file).map(|slot| self.fd_base + slot)
     }
 
     /// Puts descriptor `from` aside as the object of an open file, and closes it.
-    pub(super) fn put_aside(&mut self, from: u32, open_file: u32) {
+    pub(super) fn store_open_file(&mut self, from: u32, open_file: u32) {
         self.slots.insert(open_file, self.next_slot);
-        self.put_away(from);
+        self.store_descriptor(from);
     }
 
     /// Where the next object will be put aside.
-    pub(super) fn next_place(&self) -> u32 {
+    pub(super) fn next_slot_fd(&self) -> u32 {
         self.fd_base + self.next_slot
     }
 
     /// Keeps descriptor `from` open until the child runs, out of the way. Gives where.
-    pub(super) fn put_away(&mut self, from: u32) -> u32 {
+    pub(super) fn store_descriptor(&mut self, from: u32) -> u32 {
         let slot = self.next_slot;
         self.next_slot += 1;
         let place = u64::from(self.fd_base) + u64::from(slot);
         let close_on_exec = OFlags::CLOEXEC.bits();
-        self.script.gives(place, number::DUP3, &[value(from), value(place), value(close_on_exec)]);
-        self.script.gives(0, number::CLOSE, &[value(from)]);
+        self.syscalls.call_expecting(place, number::DUP3, &[value(from), value(place), value(close_on_exec)]);
+        self.syscalls.call_expecting(0, number::CLOSE, &[value(from)]);
         self.fd_base + slot
     }
 }
 
 /// Makes all of them, in the order of the open files.
-pub(super) fn make(
+pub(super) fn create_open_files(
     descriptor: &Descriptor,
     fd_base: u32,
     passed: u32,
-    around: Surroundings<'_>,
-    script: &mut Script<'_>,
-) -> Result<Made, RestoreError> {
+    around: SocketContext<'_>,
+    script: &mut SyscallBuilder<'_>,
+) -> Result<CreatedFiles, RestoreError> {
     let mut numbers = HashMap::with_capacity(descriptor.open_files.len());
     for entry in &descriptor.file_descriptors {
         numbers.entry(entry.open_file).or_insert(entry.number);
     }
-    let passed_at = |index| around.objects.of_open_file(index).map(|slot| fd_base + slot);
-    let mut bench = Bench { script, fd_base, next_slot: passed, slots: HashMap::new(), numbers };
+    let passed_at = |index| around.objects.slot_of_open_file(index).map(|slot| fd_base + slot);
+    let mut bench =
+        OpenFileBuilder { syscalls: script, fd_base, next_slot: passed, slots: HashMap::new(), first_fds: numbers };
     for (index, file) in descriptor.open_files.iter().enumerate() {
         let index = index as u32;
-        let number = bench.number_of(index);
+        let number = bench.first_fd(index);
         match file {
             OpenFile::TimerFd { clock, flags, ticks, time, is_cancelled_by_clock } => {
-                bench.about(STEP_TIMER_FD, index);
-                bench.script.gives(0, number::TIMERFD_CREATE, &[value(*clock), value(modes(*flags))]);
-                set_timer(bench.script, *time, *is_cancelled_by_clock)?;
-                set_ticks(bench.script, *ticks)?;
-                bench.put_aside(0, index);
+                bench.set_step(STEP_TIMER_FD, index);
+                bench.syscalls.call_expecting(
+                    0,
+                    number::TIMERFD_CREATE,
+                    &[value(*clock), value(creation_flags(*flags))],
+                );
+                set_timerfd(bench.syscalls, *time, *is_cancelled_by_clock)?;
+                set_timerfd_ticks(bench.syscalls, *ticks)?;
+                bench.store_open_file(0, index);
             }
             OpenFile::DeletedDirectory { status, flags } => {
-                directory::open(&mut bench, (index, number), *status, *flags)?;
+                directory::open_deleted_directory(&mut bench, (index, number), *status, *flags)?;
             }
             OpenFile::SignalFd { mask, flags } => {
                 const SIGNAL_SET_BYTES: u32 = 8;
-                bench.about(STEP_SIGNAL_FD, index);
-                let mask = bench.script.words(&[*mask])?;
-                let arguments = [Argument::Value(u64::MAX), mask, value(SIGNAL_SET_BYTES), value(modes(*flags))];
-                bench.script.gives(0, number::SIGNALFD4, &arguments);
-                bench.put_aside(0, index);
+                bench.set_step(STEP_SIGNAL_FD, index);
+                let mask = bench.syscalls.words_argument(&[*mask])?;
+                let arguments =
+                    [SyscallArgument::Value(u64::MAX), mask, value(SIGNAL_SET_BYTES), value(creation_flags(*flags))];
+                bench.syscalls.call_expecting(0, number::SIGNALFD4, &arguments);
+                bench.store_open_file(0, index);
             }
-            OpenFile::Process { pid, flags } => {
-                bench.about(STEP_OWN_PID, index);
-                let arguments = [value(*pid), value(nonblocking(*flags))];
-                bench.script.gives(0, number::PIDFD_OPEN, &arguments);
-                bench.put_aside(0, index);
+            OpenFile::PidFd { pid, flags } => {
+                bench.set_step(STEP_PIDFD, index);
+                let arguments = [value(*pid), value(nonblocking_flag(*flags))];
+                bench.syscalls.call_expecting(0, number::PIDFD_OPEN, &arguments);
+                bench.store_open_file(0, index);
             }
             OpenFile::Inotify { flags, .. } if passed_at(index).is_none() => {
-                inotify::make(&mut bench, index, *flags);
+                inotify::create_inotify(&mut bench, index, *flags);
             }
             OpenFile::NamedPipe { path, .. } if !bench.slots.contains_key(&index) => {
-                named_pipe::make(&mut bench, descriptor, path)?;
+                named_pipe::create_named_pipe(&mut bench, descriptor, path)?;
             }
             _ => {}
         }
     }
-    delivery::open_files(&mut bench, descriptor)?;
-    terminal::make(&mut bench, descriptor, around.objects)?;
-    socket::make(&mut bench, descriptor, around)?;
-    inotify::watch(&mut bench, descriptor, passed_at)?;
-    Ok(Made { slots: bench.slots, end: bench.next_slot })
+    delivery::open_passed_files(&mut bench, descriptor)?;
+    terminal::configure_terminals(&mut bench, descriptor, around.objects)?;
+    socket::create_sockets(&mut bench, descriptor, around)?;
+    inotify::add_watches(&mut bench, descriptor, passed_at)?;
+    Ok(CreatedFiles { slots: bench.slots, next_slot: bench.next_slot })
 }
 
-fn nonblocking(flags: u32) -> u32 {
+fn nonblocking_flag(flags: u32) -> u32 {
     (OFlags::from_bits_retain(flags) & OFlags::NONBLOCK).bits()
 }
 
 /// The flags that calls which make a descriptor take.
-fn modes(flags: u32) -> u32 {
-    nonblocking(flags) | OFlags::CLOEXEC.bits()
+fn creation_flags(flags: u32) -> u32 {
+    nonblocking_flag(flags) | OFlags::CLOEXEC.bits()
 }
 
 /// Descriptor 0, with the time that is left. One that whoever sets the wall clock cancels is set to the time of day that this will
 /// be, and is cancelled so when it is disarmed, too.
-fn set_timer(script: &mut Script<'_>, time: TimeLeft, is_cancelled_by_clock: bool) -> Result<(), RestoreError> {
+fn set_timerfd(
+    script: &mut SyscallBuilder<'_>,
+    time: TimerSpec,
+    is_cancelled_by_clock: bool,
+) -> Result<(), RestoreError> {
     /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET.
-    const CANCELLED_BY_CLOCK: u32 = 1 | 2;
-    let is_armed = time != TimeLeft::default();
+    const TFD_CANCEL_ON_SET_FLAGS: u32 = 1 | 2;
+    let is_armed = time != TimerSpec::default();
     let (flags, time) = match (is_cancelled_by_clock, is_armed) {
         (false, false) => return Ok(()),
-        (false, true) => (0, timerspec(time)),
-        (true, false) => (CANCELLED_BY_CLOCK, [0; 4]),
-        (true, true) => {
-            (CANCELLED_BY_CLOCK, timerspec(TimeLeft { left_ns: realtime_ns().saturating_add(time.left_ns), ..time }))
-        }
+        (false, true) => (0, encode_itimerspec(time)),
+        (true, false) => (TFD_CANCEL_ON_SET_FLAGS, [0; 4]),
+        (true, true) => (
+            TFD_CANCEL_ON_SET_FLAGS,
+            encode_itimerspec(TimerSpec { remaining_ns: realtime_ns().saturating_add(time.remaining_ns), ..time }),
+        ),
     };
-    let time = script.words(&time)?;
-    script.gives(0, number::TIMERFD_SETTIME, &[value(0_u32), value(flags), time, value(0_u32)]);
+    let time = script.words_argument(&time)?;
+    script.call_expecting(0, number::TIMERFD_SETTIME, &[value(0_u32), value(flags), time, value(0_u32)]);
     Ok(())
 }
 
 /// Expirations of descriptor 0 that nobody has read.
-fn set_ticks(script: &mut Script<'_>, ticks: u64) -> Result<(), RestoreError> {
+fn set_timerfd_ticks(script: &mut SyscallBuilder<'_>, ticks: u64) -> Result<(), RestoreError> {
     /// `_IOW('T', 0, u64)`; needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
     const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
     if ticks > 0 {
-        let ticks = script.words(&[ticks])?;
-        script.gives(0, number::IOCTL, &[value(0_u32), Argument::Value(TFD_IOC_SET_TICKS), ticks]);
+        let ticks = script.words_argument(&[ticks])?;
+        script.call_expecting(0, number::IOCTL, &[value(0_u32), SyscallArgument::Value(TFD_IOC_SET_TICKS), ticks]);
     }
     Ok(())
 }

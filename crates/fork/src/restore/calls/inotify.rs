@@ -6,41 +6,41 @@ use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::STEP_INOTIFY;
-use super::files::Bench;
+use super::files::OpenFileBuilder;
 use super::{number, value};
 
 /// Says which number the next watch is to have; a kernel that can checkpoint lets one say. Without, they are numbered from 1 on.
-const SET_NEXT_NUMBER: u32 = 0x4004_4900;
+const INOTIFY_IOC_SETNEXTWD: u32 = 0x4004_4900;
 
 /// One that the daemon has not made, without watches.
-pub(super) fn make(bench: &mut Bench<'_, '_>, open_file: u32, flags: u32) {
+pub(super) fn create_inotify(bench: &mut OpenFileBuilder<'_, '_>, open_file: u32, flags: u32) {
     let nonblocking = OFlags::NONBLOCK.bits();
-    bench.about(STEP_INOTIFY, open_file);
-    bench.script.gives(0, number::INOTIFY_INIT1, &[value(flags & nonblocking | OFlags::CLOEXEC.bits())]);
-    bench.put_aside(0, open_file);
+    bench.set_step(STEP_INOTIFY, open_file);
+    bench.syscalls.call_expecting(0, number::INOTIFY_INIT1, &[value(flags & nonblocking | OFlags::CLOEXEC.bits())]);
+    bench.store_open_file(0, open_file);
 }
 
 /// Watches of all of them, which stand where they were put aside or at the descriptor that is `passed`. Behind all steps that make or remove files:
 /// a watch tells of what the program does, not of what the restorer did.
-pub(super) fn watch(
-    bench: &mut Bench<'_, '_>,
+pub(super) fn add_watches(
+    bench: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     passed: impl Fn(u32) -> Option<u32>,
 ) -> Result<(), RestoreError> {
     for (index, file) in (0..).zip(&descriptor.open_files) {
         let OpenFile::Inotify { watches, .. } = file else { continue };
-        bench.about(STEP_INOTIFY, index);
-        let place = passed(index).or_else(|| bench.place_of(index));
-        let notify = value(place.ok_or(RestoreError::NotMade { number: bench.number_of(index) })?);
+        bench.set_step(STEP_INOTIFY, index);
+        let place = passed(index).or_else(|| bench.slot_fd(index));
+        let notify = value(place.ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?);
         for watch in watches {
-            bench.script.may_fail(number::IOCTL, &[notify, value(SET_NEXT_NUMBER), value(watch.number)]);
-            let path = bench.script.text(&watch.path)?;
-            let added = [notify, path, value(watch.mask & !KERNELS_OWN)];
-            bench.script.gives(watch.number.into(), number::INOTIFY_ADD_WATCH, &added);
+            bench.syscalls.call_may_fail(number::IOCTL, &[notify, value(INOTIFY_IOC_SETNEXTWD), value(watch.number)]);
+            let path = bench.syscalls.text_argument(&watch.path)?;
+            let added = [notify, path, value(watch.mask & !FS_EVENT_ON_CHILD)];
+            bench.syscalls.call_expecting(watch.number.into(), number::INOTIFY_ADD_WATCH, &added);
         }
     }
     Ok(())
 }
 
 /// FS_EVENT_ON_CHILD, which the kernel shows and does not take.
-const KERNELS_OWN: u32 = 0x0800_0000;
+const FS_EVENT_ON_CHILD: u32 = 0x0800_0000;

@@ -6,42 +6,46 @@ use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::STEP_NAMED_PIPE;
-use super::files::Bench;
+use super::files::OpenFileBuilder;
 use super::{number, value};
 
 /// Flags of an end that are set once it is open: an open(2) for one direction would wait for the other.
-const SET_LATER: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
+const FLAGS_AFTER_OPEN: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
 
 /// All ends of one pipe. It is first opened for both directions, which never waits and keeps what is in it.
-pub(super) fn make(bench: &mut Bench<'_, '_>, descriptor: &Descriptor, wanted: &str) -> Result<(), RestoreError> {
+pub(super) fn create_named_pipe(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    wanted: &str,
+) -> Result<(), RestoreError> {
     let both = (OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
-    let path = bench.script.text(wanted)?;
-    let ends: Vec<(u32, u32, u32, &[u8])> = ends(descriptor, wanted).collect();
+    let path = bench.syscalls.text_argument(wanted)?;
+    let ends: Vec<(u32, u32, u32, &[u8])> = pipe_ends(descriptor, wanted).collect();
     if let Some((first, ..)) = ends.first() {
-        bench.about(STEP_NAMED_PIPE, *first);
+        bench.set_step(STEP_NAMED_PIPE, *first);
     }
-    bench.script.gives(0, number::OPEN, &[path, value(both)]);
+    bench.syscalls.call_expecting(0, number::OPEN, &[path, value(both)]);
     for (_, _, capacity, content) in &ends {
-        bench.script.call(number::FCNTL, &[value(0_u32), value(number::F_SETPIPE_SZ), value(*capacity)]);
+        bench.syscalls.call(number::FCNTL, &[value(0_u32), value(number::F_SETPIPE_SZ), value(*capacity)]);
         if !content.is_empty() {
-            let (bytes, length) = (bench.script.bytes(content)?, content.len() as u64);
-            bench.script.gives(length, number::WRITE, &[value(0_u32), bytes, value(length)]);
+            let (bytes, length) = (bench.syscalls.bytes_argument(content)?, content.len() as u64);
+            bench.syscalls.call_expecting(length, number::WRITE, &[value(0_u32), bytes, value(length)]);
         }
     }
     for (index, flags, _, _) in ends {
         let flags = OFlags::from_bits_retain(flags);
         let opened = (flags & OFlags::RWMODE) | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        bench.script.gives(1, number::OPEN, &[path, value(opened.bits())]);
-        let set = [value(1_u32), value(number::F_SETFL), value((flags & SET_LATER).bits())];
-        bench.script.gives(0, number::FCNTL, &set);
-        bench.put_aside(1, index);
+        bench.syscalls.call_expecting(1, number::OPEN, &[path, value(opened.bits())]);
+        let set = [value(1_u32), value(number::F_SETFL), value((flags & FLAGS_AFTER_OPEN).bits())];
+        bench.syscalls.call_expecting(0, number::FCNTL, &set);
+        bench.store_open_file(1, index);
     }
-    bench.script.gives(0, number::CLOSE, &[value(0_u32)]);
+    bench.syscalls.call_expecting(0, number::CLOSE, &[value(0_u32)]);
     Ok(())
 }
 
 /// Index, flags, capacity and content of each end of the pipe at a path.
-fn ends<'a>(descriptor: &'a Descriptor, wanted: &str) -> impl Iterator<Item = (u32, u32, u32, &'a [u8])> {
+fn pipe_ends<'a>(descriptor: &'a Descriptor, wanted: &str) -> impl Iterator<Item = (u32, u32, u32, &'a [u8])> {
     descriptor.open_files.iter().enumerate().filter_map(move |(index, file)| match file {
         OpenFile::NamedPipe { path, flags, capacity, content } if path == wanted => {
             Some((index as u32, *flags, *capacity, content.as_slice()))

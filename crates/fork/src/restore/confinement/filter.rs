@@ -14,10 +14,10 @@
 //! which the child lacks, is a second lock on the same door.
 
 /// The first number that this list knows nothing of (Linux 6.18 ends before it). Numbers of x32 are far above.
-const UNKNOWN: u32 = 470;
+const FIRST_UNKNOWN_SYSCALL: u32 = 470;
 
 /// Name and number (x86-64) of each call that is denied.
-const DENIED: [(&str, u32); 66] = [
+const DENIED_SYSCALLS: [(&str, u32); 66] = [
     // Mounts and roots.
     ("mount", 165),
     ("umount2", 166),
@@ -93,93 +93,93 @@ const DENIED: [(&str, u32); 66] = [
     ("security", 185),
 ];
 
-const CLONE: u32 = 56;
-const CLONE3: u32 = 435;
-const SOCKET: u32 = 41;
+const SYS_CLONE: u32 = 56;
+const SYS_CLONE3: u32 = 435;
+const SYS_SOCKET: u32 = 41;
 
 /// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. (NEWTIME's bit is the end signal's here.)
-const NAMESPACES: u32 = 0x7e02_0000;
+const CLONE_NEW_FLAGS: u32 = 0x7e02_0000;
 
 /// AF_ALG leads into the kernel's ciphers; AF_VSOCK to the machine that this one is a guest of, past all network namespaces.
-const FAMILIES: [u32; 2] = [38, 40];
+const DENIED_FAMILIES: [u32; 2] = [38, 40];
 
 /// AUDIT_ARCH_X86_64.
-const X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 /// SECCOMP_RET_*.
-const ALLOW: u32 = 0x7fff_0000;
-const REFUSE: u32 = 0x0005_0000 | EPERM;
-const NOT_THERE: u32 = 0x0005_0000 | ENOSYS;
-const KILL: u32 = 0x8000_0000;
+const SECCOMP_RET_ALLOW: u32 = 0x7fff_0000;
+const SECCOMP_RET_EPERM: u32 = 0x0005_0000 | EPERM;
+const SECCOMP_RET_ENOSYS: u32 = 0x0005_0000 | ENOSYS;
+const SECCOMP_RET_KILL_PROCESS: u32 = 0x8000_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
 /// Codes of classic BPF: load a word, jump if equal, at least, or of common bits with a constant, return.
-const LOAD: u16 = 0x20;
-const IF_EQUAL: u16 = 0x15;
-const IF_AT_LEAST: u16 = 0x35;
-const IF_ANY_BIT: u16 = 0x45;
-const RETURN: u16 = 0x06;
+const BPF_LD_W_ABS: u16 = 0x20;
+const BPF_JEQ_K: u16 = 0x15;
+const BPF_JGE_K: u16 = 0x35;
+const BPF_JSET_K: u16 = 0x45;
+const BPF_RET_K: u16 = 0x06;
 
 /// Offsets in `struct seccomp_data`: the lower half of the first argument is what clone(2) and socket(2) look at.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const FIRST_ARGUMENT: u32 = 16;
+const NR_OFFSET: u32 = 0;
+const ARCH_OFFSET: u32 = 4;
+const ARG0_OFFSET: u32 = 16;
 
 /// An instruction: code, jumps where its condition holds and does not (counted from the next one), constant.
-type Instruction = (u16, u8, u8, u32);
+type BpfInstruction = (u16, u8, u8, u32);
 
 /// The filter, as the kernel's `struct sock_filter`s.
-pub(super) fn instructions() -> Vec<u8> {
-    let bytes = |(code, then, otherwise, constant): Instruction| {
+pub(super) fn encode_filter() -> Vec<u8> {
+    let bytes = |(code, then, otherwise, constant): BpfInstruction| {
         let mut bytes = [0; 8];
         bytes[..2].copy_from_slice(&code.to_ne_bytes());
         bytes[2..4].copy_from_slice(&[then, otherwise]);
         bytes[4..].copy_from_slice(&constant.to_ne_bytes());
         bytes
     };
-    program().into_iter().flat_map(bytes).collect()
+    build_program().into_iter().flat_map(bytes).collect()
 }
 
-fn program() -> Vec<Instruction> {
+fn build_program() -> Vec<BpfInstruction> {
     let mut program = vec![
-        (LOAD, 0, 0, ARCHITECTURE),
-        (IF_EQUAL, 1, 0, X86_64),
-        (RETURN, 0, 0, KILL),
-        (LOAD, 0, 0, NUMBER),
-        (IF_AT_LEAST, 0, 1, UNKNOWN),
-        (RETURN, 0, 0, NOT_THERE),
-        (IF_EQUAL, 0, 1, CLONE3),
-        (RETURN, 0, 0, NOT_THERE),
+        (BPF_LD_W_ABS, 0, 0, ARCH_OFFSET),
+        (BPF_JEQ_K, 1, 0, AUDIT_ARCH_X86_64),
+        (BPF_RET_K, 0, 0, SECCOMP_RET_KILL_PROCESS),
+        (BPF_LD_W_ABS, 0, 0, NR_OFFSET),
+        (BPF_JGE_K, 0, 1, FIRST_UNKNOWN_SYSCALL),
+        (BPF_RET_K, 0, 0, SECCOMP_RET_ENOSYS),
+        (BPF_JEQ_K, 0, 1, SYS_CLONE3),
+        (BPF_RET_K, 0, 0, SECCOMP_RET_ENOSYS),
     ];
-    let calls = DENIED.map(|(_, number)| number);
-    program.extend(refused_if(IF_EQUAL, &calls));
-    program.extend(refused_if_argument(CLONE, IF_ANY_BIT, &[NAMESPACES]));
-    program.extend(refused_if_argument(SOCKET, IF_EQUAL, &FAMILIES));
-    program.push((RETURN, 0, 0, ALLOW));
+    let calls = DENIED_SYSCALLS.map(|(_, number)| number);
+    program.extend(refuse_if(BPF_JEQ_K, &calls));
+    program.extend(refuse_if_argument(SYS_CLONE, BPF_JSET_K, &[CLONE_NEW_FLAGS]));
+    program.extend(refuse_if_argument(SYS_SOCKET, BPF_JEQ_K, &DENIED_FAMILIES));
+    program.push((BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW));
     program
 }
 
 /// Refuses the call where what is loaded meets one of these; else goes on behind.
-fn refused_if(condition: u16, constants: &[u32]) -> Vec<Instruction> {
+fn refuse_if(condition: u16, constants: &[u32]) -> Vec<BpfInstruction> {
     let count = constants.len();
-    let mut tests: Vec<Instruction> = constants
+    let mut tests: Vec<BpfInstruction> = constants
         .iter()
         .enumerate()
         // To the refusal behind all tests; the last one jumps over it.
         .map(|(index, constant)| (condition, (count - 1 - index) as u8, u8::from(index + 1 == count), *constant))
         .collect();
-    tests.push((RETURN, 0, 0, REFUSE));
+    tests.push((BPF_RET_K, 0, 0, SECCOMP_RET_EPERM));
     tests
 }
 
 /// The same of the first argument of one call; nothing else of that call is looked at.
-fn refused_if_argument(call: u32, condition: u16, constants: &[u32]) -> Vec<Instruction> {
-    let tests = refused_if(condition, constants);
+fn refuse_if_argument(call: u32, condition: u16, constants: &[u32]) -> Vec<BpfInstruction> {
+    let tests = refuse_if(condition, constants);
     // Over the load, the tests and the answer.
-    let mut all = vec![(IF_EQUAL, 0, tests.len() as u8 + 2, call), (LOAD, 0, 0, FIRST_ARGUMENT)];
+    let mut all = vec![(BPF_JEQ_K, 0, tests.len() as u8 + 2, call), (BPF_LD_W_ABS, 0, 0, ARG0_OFFSET)];
     all.extend(tests);
-    all.push((RETURN, 0, 0, ALLOW));
+    all.push((BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW));
     all
 }
 
@@ -189,25 +189,25 @@ mod tests {
 
     /// What the kernel would do; the jumps must all be forwards, and end at an answer.
     fn answer(architecture: u32, number: u32, argument: u32) -> u32 {
-        let program = program();
+        let program = build_program();
         let (mut at, mut word) = (0, 0);
         loop {
             let (code, then, otherwise, constant) = program[at];
             at += 1;
             let holds = match code {
-                RETURN => return constant,
-                LOAD => {
+                BPF_RET_K => return constant,
+                BPF_LD_W_ABS => {
                     word = match constant {
-                        NUMBER => number,
-                        ARCHITECTURE => architecture,
-                        FIRST_ARGUMENT => argument,
+                        NR_OFFSET => number,
+                        ARCH_OFFSET => architecture,
+                        ARG0_OFFSET => argument,
                         other => panic!("nothing is at {other}"),
                     };
                     continue;
                 }
-                IF_EQUAL => word == constant,
-                IF_AT_LEAST => word >= constant,
-                IF_ANY_BIT => word & constant != 0,
+                BPF_JEQ_K => word == constant,
+                BPF_JGE_K => word >= constant,
+                BPF_JSET_K => word & constant != 0,
                 other => panic!("no such code: {other:#x}"),
             };
             at += usize::from(if holds { then } else { otherwise });
@@ -216,14 +216,14 @@ mod tests {
 
     #[test]
     fn each_denied_call_is_refused_and_others_are_not() {
-        for number in 0..UNKNOWN {
-            let is_denied = DENIED.iter().any(|(_, denied)| *denied == number);
+        for number in 0..FIRST_UNKNOWN_SYSCALL {
+            let is_denied = DENIED_SYSCALLS.iter().any(|(_, denied)| *denied == number);
             let wanted = match number {
-                CLONE3 => NOT_THERE,
-                _ if is_denied => REFUSE,
-                _ => ALLOW,
+                SYS_CLONE3 => SECCOMP_RET_ENOSYS,
+                _ if is_denied => SECCOMP_RET_EPERM,
+                _ => SECCOMP_RET_ALLOW,
             };
-            assert_eq!(answer(X86_64, number, 0), wanted, "call {number}");
+            assert_eq!(answer(AUDIT_ARCH_X86_64, number, 0), wanted, "call {number}");
         }
     }
 
@@ -231,26 +231,31 @@ mod tests {
     fn numbers_of_other_tables_are_no_way_around() {
         const X32: u32 = 0x4000_0000;
         const I386: u32 = 0x4000_0003;
-        assert_eq!(answer(X86_64, X32 | 165, 0), NOT_THERE);
-        assert_eq!(answer(X86_64, UNKNOWN, 0), NOT_THERE);
-        assert_eq!(answer(I386, 21, 0), KILL);
+        assert_eq!(answer(AUDIT_ARCH_X86_64, X32 | 165, 0), SECCOMP_RET_ENOSYS);
+        assert_eq!(answer(AUDIT_ARCH_X86_64, FIRST_UNKNOWN_SYSCALL, 0), SECCOMP_RET_ENOSYS);
+        assert_eq!(answer(I386, 21, 0), SECCOMP_RET_KILL_PROCESS);
     }
 
     #[test]
     fn threads_may_be_made_and_namespaces_not() {
         const THREAD: u32 = 0x003d_0f00;
         const SIGCHLD: u32 = 17;
-        assert_eq!((answer(X86_64, CLONE, THREAD), answer(X86_64, CLONE, SIGCHLD)), (ALLOW, ALLOW));
-        for bit in (0..32).map(|bit| 1 << bit).filter(|bit| NAMESPACES & bit != 0) {
-            assert_eq!(answer(X86_64, CLONE, SIGCHLD | bit), REFUSE, "{bit:#x}");
+        assert_eq!(
+            (answer(AUDIT_ARCH_X86_64, SYS_CLONE, THREAD), answer(AUDIT_ARCH_X86_64, SYS_CLONE, SIGCHLD)),
+            (SECCOMP_RET_ALLOW, SECCOMP_RET_ALLOW)
+        );
+        for bit in (0..32).map(|bit| 1 << bit).filter(|bit| CLONE_NEW_FLAGS & bit != 0) {
+            assert_eq!(answer(AUDIT_ARCH_X86_64, SYS_CLONE, SIGCHLD | bit), SECCOMP_RET_EPERM, "{bit:#x}");
         }
     }
 
     #[test]
     fn sockets_stay_in_the_network() {
         let inet = 2;
-        assert_eq!(answer(X86_64, SOCKET, inet), ALLOW);
-        FAMILIES.iter().for_each(|family| assert_eq!(answer(X86_64, SOCKET, *family), REFUSE));
+        assert_eq!(answer(AUDIT_ARCH_X86_64, SYS_SOCKET, inet), SECCOMP_RET_ALLOW);
+        DENIED_FAMILIES
+            .iter()
+            .for_each(|family| assert_eq!(answer(AUDIT_ARCH_X86_64, SYS_SOCKET, *family), SECCOMP_RET_EPERM));
     }
 
     /// Numbers are easily mistaken: the system's own table decides, where it is there.
@@ -261,7 +266,9 @@ mod tests {
             let line = header.lines().find_map(|line| line.strip_prefix(&format!("#define __NR_{name} ")))?;
             line.trim().parse::<u32>().ok()
         };
-        for (name, number) in DENIED.into_iter().chain([("clone", CLONE), ("clone3", CLONE3), ("socket", SOCKET)]) {
+        for (name, number) in
+            DENIED_SYSCALLS.into_iter().chain([("clone", SYS_CLONE), ("clone3", SYS_CLONE3), ("socket", SYS_SOCKET)])
+        {
             assert!(number_of(name).is_none_or(|found| found == number), "{name} is {:?}", number_of(name));
         }
     }

@@ -10,42 +10,45 @@ mod filter;
 mod users;
 
 use farfork_container::OOM_SCORE_ADJUSTMENT;
-use farfork_sys::user_namespace::Numbers;
+use farfork_sys::user_namespace::IdRange;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Credentials, Process, SeccompFilter, Thread};
 
 use super::RestoreError;
 
-pub(super) use users::outside;
+pub(super) use users::map_credentials;
 
 /// The seed's state as an untrusted child is to have it; `numbers`: its users are its own.
-pub(crate) fn confined(descriptor: &Descriptor, numbers: Option<Numbers>) -> Result<Descriptor, RestoreError> {
+pub(crate) fn confine_descriptor(
+    descriptor: &Descriptor,
+    numbers: Option<IdRange>,
+) -> Result<Descriptor, RestoreError> {
     let mut descriptor = descriptor.clone();
     if let Some(numbers) = numbers {
-        users::number(&mut descriptor, numbers)?;
+        users::map_owner_ids(&mut descriptor, numbers)?;
     }
-    confine(&mut descriptor.process, &mut descriptor.threads);
-    for member in &mut descriptor.members {
-        confine(&mut member.process, &mut member.threads);
+    confine_process(&mut descriptor.process, &mut descriptor.threads);
+    for member in &mut descriptor.descendants {
+        confine_process(&mut member.process, &mut member.threads);
     }
     Ok(descriptor)
 }
 
-fn confine(process: &mut Process, threads: &mut [Thread]) {
+fn confine_process(process: &mut Process, threads: &mut [Thread]) {
     // A container's place is what it has anyway; nothing of /proc can be written there.
     process.oom_score_adj = process.oom_score_adj.min(OOM_SCORE_ADJUSTMENT);
-    take_rights(&mut process.credentials);
+    drop_capabilities(&mut process.credentials);
     let ours = process.seccomp_filters.len() as u32;
-    process.seccomp_filters.push(SeccompFilter { flags: 0, instructions: filter::instructions() });
+    process.seccomp_filters.push(SeccompFilter { flags: 0, instructions: filter::encode_filter() });
     for thread in threads {
         if let Some(credentials) = &mut thread.credentials {
-            take_rights(credentials);
+            drop_capabilities(credentials);
         }
         thread.seccomp_filters.insert(0, ours);
     }
 }
 
-fn take_rights(credentials: &mut Credentials) {
+fn drop_capabilities(credentials: &mut Credentials) {
     credentials.capabilities_inheritable = 0;
     credentials.capabilities_permitted = 0;
     credentials.capabilities_effective = 0;

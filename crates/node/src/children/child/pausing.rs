@@ -14,13 +14,13 @@ use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
 use tonic::Code;
 
-use super::super::limit::Killer;
-use super::{Child, SIGKILL, Status};
+use super::super::limit::KillSource;
+use super::{Child, ChildStatus, SIGKILL};
 use crate::failure::Failure;
 
 /// For all threads of a child to stand: less than a client waits for an answer. A system call that waits for a page of a slow
 /// link stands only when that has come.
-const PAUSE_LIMIT: Duration = Duration::from_secs(5);
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Child {
     /// Stops it where it is, with all that it has forked; what is paused stays so. Blocks.
@@ -29,23 +29,23 @@ impl Child {
     /// It has ended, or does not stop; then it runs on.
     pub(crate) fn pause(&self) -> Result<(), Failure> {
         // Held all the time: pauses and their ends come one after the other.
-        let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        self.require_living()?;
+        let gate = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_alive()?;
         if gate.is_some() {
             return Ok(());
         }
-        let group = self.cgroup.as_ref().ok_or_else(|| self.has_ended())?;
+        let group = self.cgroup.as_ref().ok_or_else(|| self.ended_failure())?;
         let refused = |error| {
             let step = "it runs on; `farfork inspect` tells how its memory comes";
             self.failure(Code::FailedPrecondition, error).with_next_step(step)
         };
-        self.withhold_root();
-        group.freeze(PAUSE_LIMIT).map_err(refused)?;
+        self.disable_root_reuse();
+        group.freeze(PAUSE_TIMEOUT).map_err(refused)?;
         if self.has_exited() {
-            self.let_end();
-            return Err(self.has_ended());
+            self.thaw_to_exit();
+            return Err(self.ended_failure());
         }
-        self.tell(Status::Running, Status::Paused);
+        self.transition_status(ChildStatus::Running, ChildStatus::Paused);
         Ok(())
     }
 
@@ -54,16 +54,16 @@ impl Child {
     /// # Errors
     /// It has ended, or cannot be reached.
     pub(crate) fn unpause(&self) -> Result<(), Failure> {
-        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        self.require_living()?;
+        let mut gate = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_alive()?;
         match (gate.take(), &self.cgroup) {
-            (Some(gate), _) => restore::unpause(gate.as_fd()).map_err(|error| self.broken(&error))?,
-            (None, Some(group)) if *self.status.borrow() == Status::Paused => {
+            (Some(gate), _) => restore::unpause(gate.as_fd()).map_err(|error| self.process_failure(&error))?,
+            (None, Some(group)) if *self.status.borrow() == ChildStatus::Paused => {
                 group.thaw().map_err(|error| self.failure(Code::Internal, error))?;
             }
             (None, _) => {}
         }
-        self.tell(Status::Paused, Status::Running);
+        self.transition_status(ChildStatus::Paused, ChildStatus::Running);
         Ok(())
     }
 
@@ -79,27 +79,28 @@ impl Child {
     pub(crate) fn kill(&self, signal: u32) -> Result<(), Failure> {
         if signal == SIGKILL {
             // Of two, the first one kills.
-            let _ = self.killer.set(Killer::Request);
+            let _ = self.kill_source.set(KillSource::Request);
         }
-        self.send(signal)
+        self.send_signal(signal)
     }
 
     /// Kills it, because its time is over. It may just have ended.
-    pub(in crate::children) fn kill_overdue(&self) {
-        let _ = self.killer.set(Killer::Deadline);
-        let _ = self.send(SIGKILL);
+    pub(in crate::children) fn kill_on_deadline(&self) {
+        let _ = self.kill_source.set(KillSource::Deadline);
+        let _ = self.send_signal(SIGKILL);
     }
 
     /// Kills it, as its memory is lost.
-    pub(in crate::children) fn end_lost(&self) {
-        let _ = self.send(SIGKILL);
+    pub(in crate::children) fn kill_memory_lost(&self) {
+        let _ = self.send_signal(SIGKILL);
     }
 
-    fn send(&self, signal: u32) -> Result<(), Failure> {
-        let has_ended = || self.has_ended();
-        self.require_living()?;
-        let identity: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
-        let process = identity.open().map_err(|error| self.broken(&error))?.ok_or_else(has_ended)?;
+    fn send_signal(&self, signal: u32) -> Result<(), Failure> {
+        let has_ended = || self.ended_failure();
+        self.check_alive()?;
+        let identity: ProcessIdentity =
+            self.record.process.parse().map_err(|error: io::Error| self.process_failure(&error))?;
+        let process = identity.open().map_err(|error| self.process_failure(&error))?.ok_or_else(has_ended)?;
         match pidfd::send_signal(&process, signal.cast_signed()) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 Err(self.failure(Code::InvalidArgument, format!("{signal} is no signal")))
@@ -109,7 +110,7 @@ impl Child {
             Ok(()) => {
                 if signal == SIGKILL {
                     self.is_killed.send_replace(true);
-                    self.let_end();
+                    self.thaw_to_exit();
                 }
                 Ok(())
             }
@@ -124,18 +125,18 @@ impl Child {
     }
 
     /// Lets what was killed, or has ended, come to its end.
-    fn let_end(&self) {
+    fn thaw_to_exit(&self) {
         if let Some(group) = &self.cgroup
             && let Err(error) = group.thaw()
         {
             // Its container may have been removed the moment before.
             tracing::debug!(child = %self.record.id, %error, "what was killed is not let go on");
         }
-        self.tell(Status::Paused, Status::Running);
+        self.transition_status(ChildStatus::Paused, ChildStatus::Running);
     }
 
     /// Where it has ended meanwhile, that stands.
-    fn tell(&self, from: Status, to: Status) {
+    fn transition_status(&self, from: ChildStatus, to: ChildStatus) {
         self.status.send_if_modified(|status| {
             let changes = *status == from;
             if changes {
@@ -145,7 +146,7 @@ impl Child {
         });
     }
 
-    fn require_living(&self) -> Result<(), Failure> {
-        if self.lives() { Ok(()) } else { Err(self.has_ended()) }
+    fn check_alive(&self) -> Result<(), Failure> {
+        if self.is_alive() { Ok(()) } else { Err(self.ended_failure()) }
     }
 }

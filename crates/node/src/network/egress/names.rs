@@ -4,17 +4,17 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-const FILE: &str = "/etc/resolv.conf";
-const PORT: u16 = 53;
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+const DNS_PORT: u16 = 53;
 
 /// Addresses of resolvers, of version 4.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Names(Vec<Ipv4Addr>);
+pub(super) struct Resolvers(Vec<Ipv4Addr>);
 
-impl Names {
+impl Resolvers {
     /// Those of this node.
-    pub(super) fn of_node() -> Self {
-        Self::parse(&fs::read_to_string(FILE).unwrap_or_default())
+    pub(super) fn from_resolv_conf() -> Self {
+        Self::parse(&fs::read_to_string(RESOLV_CONF).unwrap_or_default())
     }
 
     /// Where no line names one, it is the machine's own, as for the C library.
@@ -30,29 +30,29 @@ impl Names {
     /// Those on the node's loopback interface, of which the child has another.
     pub(super) fn on_loopback(&self) -> Vec<SocketAddrV4> {
         let of_loopback = self.0.iter().filter(|address| address.is_loopback());
-        of_loopback.map(|address| SocketAddrV4::new(*address, PORT)).collect()
+        of_loopback.map(|address| SocketAddrV4::new(*address, DNS_PORT)).collect()
     }
 
     /// Whether one of them is asked there.
-    pub(super) fn are_asked_at(&self, to: SocketAddrV4) -> bool {
-        to.port() == PORT && self.0.contains(to.ip())
+    pub(super) fn has_address(&self, to: SocketAddrV4) -> bool {
+        to.port() == DNS_PORT && self.0.contains(to.ip())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Names;
+    use super::Resolvers;
 
     #[test]
     fn resolvers_are_those_of_the_file() {
-        let names = Names::parse(
+        let names = Resolvers::parse(
             "# nameserver 1.1.1.1\nsearch a.b\nnameserver 192.0.2.53 \nnameserver\t127.0.0.53\nnameserver fd00::1\nnameservers 9.9.9.9\n",
         );
-        let asked = |at: &str| names.are_asked_at(at.parse().unwrap());
+        let asked = |at: &str| names.has_address(at.parse().unwrap());
         assert!(asked("192.0.2.53:53") && asked("127.0.0.53:53"));
         assert!(!asked("192.0.2.53:54") && !asked("1.1.1.1:53") && !asked("9.9.9.9:53") && !asked("127.0.0.1:53"));
         assert_eq!(names.on_loopback(), ["127.0.0.53:53".parse().unwrap()]);
-        assert_eq!(Names::parse("search a.b\n").on_loopback(), ["127.0.0.1:53".parse().unwrap()]);
-        assert_eq!(Names::parse("nameserver fd00::1\n").on_loopback(), []);
+        assert_eq!(Resolvers::parse("search a.b\n").on_loopback(), ["127.0.0.1:53".parse().unwrap()]);
+        assert_eq!(Resolvers::parse("nameserver fd00::1\n").on_loopback(), []);
     }
 }

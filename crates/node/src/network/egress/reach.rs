@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// A part of the world, as `--egress` takes it: `any`, or a network with or without a port, like `10.1.0.0/16`, `192.0.2.7:443`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub enum Reach {
+pub enum EgressDestination {
     /// Whoever the node reaches, but for addresses of the link (169.254.0.0/16): at those, machines in clouds get their credentials.
     Any,
     /// Addresses of version 4.
@@ -25,8 +25,8 @@ pub enum Reach {
     },
 }
 
-impl Reach {
-    fn has(&self, to: SocketAddrV4) -> bool {
+impl EgressDestination {
+    fn contains(&self, to: SocketAddrV4) -> bool {
         match self {
             Self::Any => !to.ip().is_link_local(),
             Self::Network { network, port } => network.contains(to.ip()) && port.is_none_or(|port| port == to.port()),
@@ -34,7 +34,7 @@ impl Reach {
     }
 }
 
-impl FromStr for Reach {
+impl FromStr for EgressDestination {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -52,7 +52,7 @@ impl FromStr for Reach {
     }
 }
 
-impl fmt::Display for Reach {
+impl fmt::Display for EgressDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Any => write!(f, "any"),
@@ -62,13 +62,13 @@ impl fmt::Display for Reach {
     }
 }
 
-impl From<Reach> for String {
-    fn from(reach: Reach) -> Self {
+impl From<EgressDestination> for String {
+    fn from(reach: EgressDestination) -> Self {
         reach.to_string()
     }
 }
 
-impl TryFrom<String> for Reach {
+impl TryFrom<String> for EgressDestination {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -79,9 +79,9 @@ impl TryFrom<String> for Reach {
 /// All that a child gets to: by default nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Egress(Vec<Reach>);
+pub(crate) struct EgressPolicy(Vec<EgressDestination>);
 
-impl Egress {
+impl EgressPolicy {
     /// Whether it gets nowhere, and has no names resolved.
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_empty()
@@ -91,16 +91,16 @@ impl Egress {
     pub(super) fn allows(&self, to: SocketAddrV4) -> bool {
         let ip = to.ip();
         let is_one = !(ip.is_loopback() || ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified());
-        is_one && self.0.iter().any(|reach| reach.has(to))
+        is_one && self.0.iter().any(|reach| reach.contains(to))
     }
 
     /// As a request and an answer have it.
-    pub(crate) fn texts(&self) -> Vec<String> {
-        self.0.iter().map(Reach::to_string).collect()
+    pub(crate) fn to_strings(&self) -> Vec<String> {
+        self.0.iter().map(EgressDestination::to_string).collect()
     }
 }
 
-impl TryFrom<&[String]> for Egress {
+impl TryFrom<&[String]> for EgressPolicy {
     type Error = Failure;
 
     fn try_from(texts: &[String]) -> Result<Self, Failure> {
@@ -111,11 +111,11 @@ impl TryFrom<&[String]> for Egress {
 
 #[cfg(test)]
 mod tests {
-    use super::{Egress, Reach};
+    use super::{EgressDestination, EgressPolicy};
 
-    fn egress(texts: &[&str]) -> Egress {
+    fn egress(texts: &[&str]) -> EgressPolicy {
         let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
-        Egress::try_from(&texts[..]).unwrap()
+        EgressPolicy::try_from(&texts[..]).unwrap()
     }
 
     #[test]
@@ -142,13 +142,16 @@ mod tests {
     #[test]
     fn a_reach_is_what_it_says() {
         for text in ["any", "10.1.0.0/16", "192.0.2.7/32:443"] {
-            let reach: Reach = text.parse().unwrap();
+            let reach: EgressDestination = text.parse().unwrap();
             assert_eq!(reach.to_string(), text);
-            assert_eq!(serde_json::from_str::<Reach>(&serde_json::to_string(&reach).unwrap()).unwrap(), reach);
+            assert_eq!(
+                serde_json::from_str::<EgressDestination>(&serde_json::to_string(&reach).unwrap()).unwrap(),
+                reach
+            );
         }
-        assert_eq!("192.0.2.7".parse::<Reach>().unwrap().to_string(), "192.0.2.7/32");
+        assert_eq!("192.0.2.7".parse::<EgressDestination>().unwrap().to_string(), "192.0.2.7/32");
         for wrong in ["", "all", "10.1.0.0/33", "192.0.2.7:0", "192.0.2.7:65536", "example.org", "::1", "10.0.0.0/8:"] {
-            assert!(wrong.parse::<Reach>().is_err(), "{wrong}");
+            assert!(wrong.parse::<EgressDestination>().is_err(), "{wrong}");
         }
     }
 }

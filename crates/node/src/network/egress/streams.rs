@@ -8,22 +8,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::Rules;
+use super::EgressRules;
 use crate::limits::{EGRESS_CONNECT_TIMEOUT, EGRESS_CONNECTIONS_MAX};
 use crate::network::connections;
 
 /// Leads them where they may go, until the way out is closed.
-pub(super) async fn serve(listener: TcpListener, rules: Arc<Rules>, mut closed: watch::Receiver<()>) {
+pub(super) async fn serve_streams(listener: TcpListener, rules: Arc<EgressRules>, mut closed: watch::Receiver<()>) {
     let closed = async move { while closed.changed().await.is_ok() {} };
-    let lead = |stream| lead(stream, rules.clone());
-    connections::serve(listener, "a way out", EGRESS_CONNECTIONS_MAX, closed, lead).await;
+    let lead = |stream| forward_connection(stream, rules.clone());
+    connections::accept_and_forward(listener, "a way out", EGRESS_CONNECTIONS_MAX, closed, lead).await;
 }
 
 /// One connection. Where it leads nowhere, or the other end is broken off, the child's is reset.
-async fn lead(inside: TcpStream, rules: Arc<Rules>) {
+async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
     let to = inside.local_addr();
-    let led = match connect(&inside, &rules).await {
-        Ok(outside) => connections::join(inside, outside).await,
+    let led = match connect_destination(&inside, &rules).await {
+        Ok(outside) => connections::copy_both_ways(inside, outside).await,
         Err(error) => {
             // Else it would look as if the other had said all, and closed.
             let _ = inside.set_zero_linger();
@@ -36,15 +36,15 @@ async fn lead(inside: TcpStream, rules: Arc<Rules>) {
 }
 
 /// Whom the child has called is who its connection's other end seems to be.
-async fn connect(inside: &TcpStream, rules: &Rules) -> io::Result<TcpStream> {
-    let to = called(inside)?;
-    if !rules.allow(to) {
+async fn connect_destination(inside: &TcpStream, rules: &EgressRules) -> io::Result<TcpStream> {
+    let to = original_destination(inside)?;
+    if !rules.allows(to) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     timeout(EGRESS_CONNECT_TIMEOUT, TcpStream::connect(to)).await?
 }
 
-fn called(inside: &TcpStream) -> io::Result<SocketAddrV4> {
+fn original_destination(inside: &TcpStream) -> io::Result<SocketAddrV4> {
     match inside.local_addr()? {
         SocketAddr::V4(to) => Ok(to),
         SocketAddr::V6(_) => Err(io::ErrorKind::Unsupported.into()),

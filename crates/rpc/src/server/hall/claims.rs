@@ -2,62 +2,62 @@
 
 use std::time::{Duration, Instant};
 
-use super::Hall;
-use crate::server::hub::Letter;
-use crate::server::peer::Wish;
-use crate::server::registry::{Claim, Claimed, Location};
+use super::ConnectionTable;
+use crate::server::hub::WorkerMessage;
+use crate::server::peer::SessionRequest;
+use crate::server::registry::{ClaimOutcome, ConnectionLocation, SessionClaim};
 
 /// Between two attempts to get a session from a connection of another thread.
-const PAUSE: Duration = Duration::from_millis(1);
+const CLAIM_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-impl Hall {
-    pub(super) fn grant_wishes(&mut self, token: u64, now: Instant) {
+impl ConnectionTable {
+    pub(super) fn handle_session_requests(&mut self, token: u64, now: Instant) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        for wish in connection.peer.take_wishes() {
+        for wish in connection.protocol.take_session_requests() {
             match wish {
-                Wish::Claim(claim) => self.claim(token, &claim, now),
-                Wish::Close(session) => self.hub.registry().remove(&session),
+                SessionRequest::Claim(claim) => self.claim_session(token, &claim, now),
+                SessionRequest::Close(session) => self.shared.registry().remove(&session),
             }
         }
     }
 
     /// Gives a session to a connection, or makes the one end that has it.
-    fn claim(&mut self, token: u64, claim: &Claim, now: Instant) {
+    fn claim_session(&mut self, token: u64, claim: &SessionClaim, now: Instant) {
         // Who is gone meanwhile gets nothing: a session that nobody takes would be nowhere.
         if !self.connections.contains_key(&token) {
             return;
         }
-        let here = Location { worker: self.number, peer: token };
-        let mut claimed = self.hub.registry().claim(claim, here);
-        if let Claimed::Held(holder) = &claimed
-            && holder.worker == self.number
+        let here = ConnectionLocation { worker: self.worker, connection: token };
+        let mut claimed = self.shared.registry().claim(claim, here);
+        if let ClaimOutcome::HeldBy(holder) = &claimed
+            && holder.worker == self.worker
         {
             let holder = *holder;
-            self.end(holder.peer, now);
+            self.remove_connection(holder.connection, now);
             if holder == here {
                 return tracing::warn!("a client opened a session twice on one connection");
             }
-            claimed = self.hub.registry().claim(claim, here);
+            claimed = self.shared.registry().claim(claim, here);
         }
         let Some(connection) = self.connections.get_mut(&token) else { return };
         match claimed {
-            Claimed::Granted(session) => connection.peer.grant(claim.slot, session),
-            Claimed::Refused(outcome) => connection.peer.refuse(claim, outcome),
-            Claimed::Held(holder) => {
-                self.hub.post(holder.worker, Letter::Close(holder.peer));
-                self.claims.push((token, *claim));
-                self.claims_due = now + PAUSE;
+            ClaimOutcome::Granted(session) => connection.protocol.attach_session(claim.slot, session),
+            ClaimOutcome::Refused(outcome) => connection.protocol.refuse_session(claim, outcome),
+            ClaimOutcome::HeldBy(holder) => {
+                self.shared.send_message(holder.worker, WorkerMessage::CloseConnection(holder.connection));
+                self.pending_claims.push((token, *claim));
+                self.claims_due = now + CLAIM_RETRY_INTERVAL;
             }
         }
     }
 
     /// Asks again for sessions that connections of other threads had.
-    pub(super) fn claim_again(&mut self, now: Instant) {
+    pub(super) fn retry_claims(&mut self, now: Instant) {
         if self.claims_due > now {
             return;
         }
-        for (token, claim) in std::mem::take(&mut self.claims) {
-            self.claim(token, &claim, now);
+        for (token, claim) in std::mem::take(&mut self.pending_claims) {
+            self.claim_session(token, &claim, now);
             self.flush(token, now);
         }
     }

@@ -7,26 +7,26 @@ const LINES_MAX: u32 = 8;
 
 /// The complaints of a thread since its last look.
 #[derive(Debug, Default)]
-pub(super) struct Complaints {
+pub(super) struct RateLimitedLog {
     lines: u32,
-    unnamed: u64,
+    suppressed: u64,
 }
 
-impl Complaints {
+impl RateLimitedLog {
     /// Says that a client's connection is ended.
-    pub(super) fn ended(&mut self, peer: &str, cause: &dyn fmt::Display) {
+    pub(super) fn log_disconnect(&mut self, peer: &str, cause: &dyn fmt::Display) {
         if self.lines < LINES_MAX {
             self.lines += 1;
             tracing::warn!(peer, %cause, "an RPC server ends a connection");
         } else {
-            self.unnamed += 1;
+            self.suppressed += 1;
         }
     }
 
     /// Begins another interval.
-    pub(super) fn begin(&mut self) {
-        if self.unnamed > 0 {
-            tracing::warn!(connections = self.unnamed, "an RPC server ended further connections");
+    pub(super) fn begin_interval(&mut self) {
+        if self.suppressed > 0 {
+            tracing::warn!(connections = self.suppressed, "an RPC server ended further connections");
         }
         *self = Self::default();
     }

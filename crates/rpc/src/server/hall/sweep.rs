@@ -2,42 +2,42 @@
 
 use std::time::{Duration, Instant};
 
-use super::Hall;
+use super::ConnectionTable;
 
 /// Between two looks.
-pub(super) const INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Hall {
+impl ConnectionTable {
     /// Does what is due: asks again for sessions that others had, and looks for connections that do not get on.
     pub(crate) fn sweep(&mut self, now: Instant) {
-        self.claim_again(now);
+        self.retry_claims(now);
         if now < self.sweep_due {
             return;
         }
-        self.sweep_due = now + INTERVAL;
-        self.complaints.begin();
+        self.sweep_due = now + SWEEP_INTERVAL;
+        self.log.begin_interval();
         self.sweep_connections(now);
-        if self.number == 0 {
-            self.hub.registry().expire(now);
+        if self.worker == 0 {
+            self.shared.registry().expire_parked(now);
         }
     }
 
     fn sweep_connections(&mut self, now: Instant) {
         let (mut stalled, mut gone) = (Vec::new(), Vec::new());
         for (token, connection) in &self.connections {
-            if connection.peer.is_stalled(now) {
+            if connection.protocol.is_stalled(now) {
                 stalled.push(*token);
-            } else if let Err(cause) = connection.check() {
+            } else if let Err(cause) = connection.check_client_trusted() {
                 gone.push((*token, cause));
-            } else if connection.peer.waits_for_room() {
-                self.again.push(*token);
+            } else if connection.protocol.is_payload_blocked() {
+                self.requeued.push(*token);
             }
         }
         for token in stalled {
-            self.refuse(token, now, "it takes no replies, keeps the rest of a frame, or has not greeted");
+            self.disconnect_logged(token, now, "it takes no replies, keeps the rest of a frame, or has not greeted");
         }
         for (token, cause) in gone {
-            self.refuse(token, now, cause);
+            self.disconnect_logged(token, now, cause);
         }
     }
 }

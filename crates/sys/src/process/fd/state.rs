@@ -47,11 +47,11 @@ pub struct LockEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockKind {
     /// flock(2).
-    Whole,
+    Flock,
     /// fcntl(2), F_SETLK.
-    Process,
+    Posix,
     /// fcntl(2), F_OFD_SETLK.
-    Description,
+    OpenFileDescription,
     /// fcntl(2), F_SETLEASE, while nobody waits for it.
     Lease,
     /// A lease that somebody waits for, a mandatory lock, or what a later kernel has.
@@ -95,9 +95,9 @@ pub(super) fn parse_lock(text: &str) -> Option<LockEntry> {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     let [_, kind, advisory, access, _, _, start, last] = words[..] else { return None };
     let kind = match (kind, advisory) {
-        ("FLOCK", "ADVISORY") => LockKind::Whole,
-        ("POSIX", "ADVISORY") => LockKind::Process,
-        ("OFDLCK", "ADVISORY") => LockKind::Description,
+        ("FLOCK", "ADVISORY") => LockKind::Flock,
+        ("POSIX", "ADVISORY") => LockKind::Posix,
+        ("OFDLCK", "ADVISORY") => LockKind::OpenFileDescription,
         ("LEASE", "ACTIVE") => LockKind::Lease,
         _ => LockKind::Other,
     };
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn locks_and_times_are_read() {
         let lock = parse_lock("1: POSIX  ADVISORY  READ 359 00:13:11691 100 149").unwrap();
-        let expected = LockEntry { kind: LockKind::Process, is_exclusive: false, start: 100, last: Some(149) };
+        let expected = LockEntry { kind: LockKind::Posix, is_exclusive: false, start: 100, last: Some(149) };
         assert_eq!(lock, expected);
         assert_eq!(parse_lock("1: LEASE  ACTIVE    READ 1 0:1:2 0 EOF").unwrap().kind, LockKind::Lease);
         assert_eq!(parse_lock("1: LEASE  BREAKING  READ 1 0:1:2 0 EOF").unwrap().kind, LockKind::Other);

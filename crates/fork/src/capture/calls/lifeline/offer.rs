@@ -22,10 +22,10 @@ use farfork_sys::process::MapEntry;
 use farfork_sys::ptrace::Registers;
 use farfork_wire::PAGE_SIZE;
 
-use super::{DESKS_BYTES_MIN, Lifeline, Room};
+use super::{InjectionLayout, InjectionPages, SLOTS_BYTES_MIN};
 use crate::capture::calls::script::{CODE, EndSignal};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::stop::stopped::Snapshot;
+use crate::capture::stop::stopped::ProcessSnapshot;
 
 /// Rights as `/proc` shows them.
 const READ_WRITE: u8 = 3;
@@ -33,19 +33,19 @@ const READ_EXECUTE: u8 = 5;
 
 /// What a process offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
+pub struct OfferedPages {
     /// The pages.
     pub pages: Range<u64>,
     /// What the second of them must begin with: nobody writes to a process's memory by mistake.
     pub mark: Vec<u8>,
     /// The thread, by its own id, that has kept itself to one CPU for the capture and else may run on all.
-    pub kept_thread: Option<u32>,
+    pub pinned_thread: Option<u32>,
 }
 
-impl Offer {
+impl OfferedPages {
     /// The others, if they are as many bytes as are needed and may be used. `maps` is the process's, which stands still, from
     /// shortly before.
-    fn writable(&self, bytes: u64, maps: &[MapEntry], mem: &File) -> Option<u64> {
+    fn usable_page(&self, bytes: u64, maps: &[MapEntry], mem: &File) -> Option<u64> {
         let Range { start, end } = self.pages;
         let is_whole = start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE);
         let second = start.checked_add(PAGE_SIZE).filter(|second| is_whole && end.saturating_sub(*second) >= bytes)?;
@@ -55,11 +55,11 @@ impl Offer {
             maps.iter().find(holds).is_some_and(|entry| is_own(entry) && entry.protection == protection)
         };
         let is_mapped = is_plain(start..second, READ_EXECUTE) && is_plain(second..end, READ_WRITE);
-        (is_mapped && self.is_marked(second, mem) && is_free(start, mem)).then_some(second)
+        (is_mapped && self.is_marked(second, mem) && is_code_page_usable(start, mem)).then_some(second)
     }
 
     /// Whether a thread runs there, or has its stack there.
-    fn is_occupied(&self, snapshot: &Snapshot) -> bool {
+    fn is_occupied(&self, snapshot: &ProcessSnapshot) -> bool {
         let is_there = |one: &Registers| self.pages.contains(&one.rip) || self.pages.contains(&one.rsp);
         snapshot.threads.iter().any(|thread| is_there(&thread.registers))
     }
@@ -70,26 +70,26 @@ impl Offer {
     }
 }
 
-impl Lifeline {
+impl InjectionPages {
     /// On pages that the process offers; `None` where those cannot be used.
-    pub(in crate::capture) fn offered(
-        offer: &Offer,
-        room: Room,
+    pub(in crate::capture) fn from_offer(
+        offer: &OfferedPages,
+        room: InjectionLayout,
         end: EndSignal,
-        (snapshot, maps, mem): (&Snapshot, &[MapEntry], &File),
+        (snapshot, maps, mem): (&ProcessSnapshot, &[MapEntry], &File),
     ) -> Option<Self> {
-        let start = offer.writable(room.bytes, maps, mem).filter(|_| !offer.is_occupied(snapshot))?;
-        Some(Self { code: offer.pages.start, start, room, mapped: 0..0, end })
+        let start = offer.usable_page(room.total_bytes, maps, mem).filter(|_| !offer.is_occupied(snapshot))?;
+        Some(Self { code: offer.pages.start, base: start, layout: room, mapped_range: 0..0, end_signal: end })
     }
 
     /// Whether the code is there already: what a process has offered before has it.
     pub(super) fn has_code(&self, mem: &File) -> bool {
-        !self.is_mapped() && code_at(self.code, mem) == Some(CODE)
+        !self.is_mapped() && read_code(self.code, mem) == Some(CODE)
     }
 
     /// What the desks of a template must hold in the end if its pages stay: what the process has there. `told` is what the
     /// process's threads have on theirs; elsewhere it is what the template was born with.
-    pub(in crate::capture) fn leftovers(
+    pub(in crate::capture) fn final_contents(
         &self,
         told: &[(Vec<u8>, Vec<u8>)],
         (pid, mem): (i32, &File),
@@ -97,11 +97,11 @@ impl Lifeline {
         if self.is_mapped() {
             return Ok(Vec::new());
         }
-        if code_at(self.code, mem) != Some(CODE) {
+        if read_code(self.code, mem) != Some(CODE) {
             let reason = "the pages that it offers for a capture are not inherited (madvise); offer others";
             return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
         }
-        let mut desks = self.borrow(mem).map_err(CaptureError::read(pid, "the pages that it offers"))?;
+        let mut desks = self.save_slots(mem).map_err(CaptureError::reading(pid, "the pages that it offers"))?;
         let own: Vec<u8> = told.iter().flat_map(|(script, answers)| [script, answers]).flatten().copied().collect();
         desks.resize(desks.len().max(own.len()), 0);
         desks[..own.len()].copy_from_slice(&own);
@@ -109,24 +109,24 @@ impl Lifeline {
     }
 
     /// What is on the desks that a large script takes; to be given back.
-    pub(in crate::capture) fn borrow(&self, mem: &File) -> io::Result<Vec<u8>> {
-        let mut desks = if self.is_mapped() { Vec::new() } else { vec![0; DESKS_BYTES_MIN as usize] };
-        mem.read_exact_at(&mut desks, self.desk(0)).map(|()| desks)
+    pub(in crate::capture) fn save_slots(&self, mem: &File) -> io::Result<Vec<u8>> {
+        let mut desks = if self.is_mapped() { Vec::new() } else { vec![0; SLOTS_BYTES_MIN as usize] };
+        mem.read_exact_at(&mut desks, self.slot_address(0)).map(|()| desks)
     }
 
     /// Gives it back.
-    pub(in crate::capture) fn give_back(&self, desks: &[u8], mem: &File) -> io::Result<()> {
-        mem.write_all_at(desks, self.desk(0))
+    pub(in crate::capture) fn restore_slots(&self, desks: &[u8], mem: &File) -> io::Result<()> {
+        mem.write_all_at(desks, self.slot_address(0))
     }
 }
 
 /// Whether a page holds our code, or none yet.
-fn is_free(page: u64, mem: &File) -> bool {
-    code_at(page, mem).is_some_and(|code| code == CODE || code == [0; CODE.len()])
+fn is_code_page_usable(page: u64, mem: &File) -> bool {
+    read_code(page, mem).is_some_and(|code| code == CODE || code == [0; CODE.len()])
 }
 
 /// What stands where the code should.
-fn code_at(page: u64, mem: &File) -> Option<[u8; CODE.len()]> {
+fn read_code(page: u64, mem: &File) -> Option<[u8; CODE.len()]> {
     let mut code = [0; CODE.len()];
     mem.read_exact_at(&mut code, page).ok().map(|()| code)
 }

@@ -18,20 +18,20 @@ const SOL_NETLINK: u32 = 270;
 const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];
 
 /// Whether the kernel keeps no more for sockets of a protocol than their groups: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
-pub(super) fn is_carried(protocol: u32) -> bool {
+pub(super) fn is_supported_protocol(protocol: u32) -> bool {
     matches!(protocol, 0 | 4 | 15)
 }
 
 /// Level and name of each option.
-pub(super) fn options() -> impl Iterator<Item = (u32, u32)> {
+pub(super) fn option_names() -> impl Iterator<Item = (u32, u32)> {
     OPTIONS.into_iter().map(|name| (SOL_NETLINK, name))
 }
 
 /// The groups that a socket listens to, each joined by an option.
-pub(super) fn memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
+pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
     const ADD_MEMBERSHIP: u32 = 1;
     const LIST_MEMBERSHIPS: u32 = 9;
-    let groups = socket::option(fd, SOL_NETLINK, LIST_MEMBERSHIPS)?;
+    let groups = socket::read_option(fd, SOL_NETLINK, LIST_MEMBERSHIPS)?;
     let has = |group: &u32| groups[*group as usize / 8] >> (group % 8) & 1 != 0;
     let join = |group: u32| SocketOption {
         level: SOL_NETLINK,
@@ -44,14 +44,14 @@ pub(super) fn memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
 impl SocketContents {
     pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Without a look: that would have the kernel go on with a list that it is sending.
-        if farfork_sys::wait::readable(fd, Instant::now())? {
-            self.refuse(
+        if farfork_sys::wait::wait_readable(fd, Instant::now())? {
+            self.set_refusal(
                 "what the kernel has sent waits in it, which nobody else can send: not carried; let it be read first"
                     .to_owned(),
             );
         }
-        if self.peer.as_deref().is_some_and(|peer| port_and_groups(peer).is_some_and(|words| words != [0; 8])) {
-            self.refuse(
+        if self.peer.as_deref().is_some_and(|peer| parse_address(peer).is_some_and(|words| words != [0; 8])) {
+            self.set_refusal(
                 "it sends to another socket than the kernel's, which is not carried; close it first".to_owned(),
             );
         }
@@ -61,10 +61,10 @@ impl SocketContents {
 
 /// Whether a socket's address has a port: the number that the kernel knows it by.
 pub(super) fn has_port(address: &[u8]) -> bool {
-    port_and_groups(address).is_some_and(|words| words[..4] != [0; 4])
+    parse_address(address).is_some_and(|words| words[..4] != [0; 4])
 }
 
 /// `struct sockaddr_nl`: the family, two bytes of nothing, port, groups.
-fn port_and_groups(address: &[u8]) -> Option<[u8; 8]> {
+fn parse_address(address: &[u8]) -> Option<[u8; 8]> {
     address.get(4..12)?.try_into().ok()
 }

@@ -8,12 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use farfork_sys::socket::{self, Peeked, Sender};
-use farfork_sys::socket_diagnosis::Diagnosis;
+use farfork_sys::socket::{self, MessageSender, PeekedMessage};
+use farfork_sys::socket_diagnosis::SockDiag;
 use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 
 use super::super::kind::DELETED_SUFFIX;
-use super::{CONNECTED, DATAGRAM, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, URGENT_DATA};
+use super::{CONNECTED, DATAGRAM, LISTENING, SOL_SOCKET, STREAM, SocketContents, SocketTable, URGENT_DATA_REASON};
 
 /// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -22,66 +22,61 @@ const SO_PEEK_OFF: u32 = 42;
 
 /// A message that waits in a socket.
 #[derive(Debug, Default)]
-pub(in super::super) struct Arrived {
+pub(in super::super) struct QueuedMessage {
     pub(in super::super) bytes: Vec<u8>,
     /// Our copies of the descriptors that come with it.
     pub(in super::super) files: Vec<OwnedFd>,
     /// Who sent it, where that is told and known.
-    pub(in super::super) sender: Option<Sender>,
+    pub(in super::super) sender: Option<MessageSender>,
 }
 
 impl SocketContents {
-    pub(super) fn read_unix(
-        &mut self,
-        fd: BorrowedFd<'_>,
-        inode: u64,
-        diagnosis: Option<&Diagnosis>,
-    ) -> io::Result<()> {
+    pub(super) fn read_unix(&mut self, fd: BorrowedFd<'_>, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         // One that was not there at the survey: once more.
         let diagnosis = diagnosis.ok_or(io::ErrorKind::NotFound)?;
         let told = diagnosis.unix_socket(inode as u32)?;
-        (self.state, self.backlog, self.shut_down) = (told.state, told.backlog, told.shut_down.into());
+        (self.state, self.backlog, self.shutdown) = (told.state, told.backlog, told.shut_down.into());
         if told.state != LISTENING {
             self.read_queue(fd)?;
             if told.peer == Some(0) {
-                self.unread_bytes = socket::unread_by_peer(fd)?;
+                self.unread_bytes = socket::peer_unread_bytes(fd)?;
             }
-        } else if told.clients.len() != told.waiting as usize || told.clients.contains(&0) {
+        } else if told.pending_clients.len() != told.queued as usize || told.pending_clients.contains(&0) {
             // What somebody sent who has gone, nobody can look at.
-            self.refuse(format!(
+            self.set_refusal(format!(
                 "{} connections wait at it to be accepted, and not all of their other ends are open: not carried; let it accept them first",
-                told.waiting
+                told.queued
             ));
         }
-        let was_accepted = told.state == CONNECTED && self.birth.kind != DATAGRAM && told.peer != Some(0);
+        let was_accepted = told.state == CONNECTED && self.spec.socket_type != DATAGRAM && told.peer != Some(0);
         if self.is_bound_to_path() && !was_accepted {
-            self.read_file(fd)?;
+            self.read_bound_path(fd)?;
         }
         self.unix = Some(told);
         Ok(())
     }
 
     fn is_bound_to_path(&self) -> bool {
-        self.own.get(2).is_some_and(|byte| *byte != 0)
+        self.address.get(2).is_some_and(|byte| *byte != 0)
     }
 
     /// Its file may have been given another name or owner since.
-    fn read_file(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    fn read_bound_path(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         const PERMISSIONS: u32 = 0o7777;
-        let Some(file) = socket::bound_file(fd)? else { return Ok(()) };
+        let Some(file) = socket::open_bound_file(fd)? else { return Ok(()) };
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let (now, found) = (fs::read_link(&link)?, fs::metadata(&link)?);
         let status = FileStatus { mode: found.mode() & PERMISSIONS, uid: found.uid(), gid: found.gid() };
-        match name_of(&now, &found) {
+        match path_of(&now, &found) {
             Ok(path) => self.file = Some(SocketFile { path, status }),
-            Err(reason) => self.refuse(reason),
+            Err(reason) => self.set_refusal(reason),
         }
         Ok(())
     }
 
     /// Looks at all that waits, from one to the next, and leaves it there.
     fn read_queue(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let before = socket::number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
+        let before = socket::read_number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
         socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, 0)?;
         let read = self.read_messages(fd);
         socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, before)?;
@@ -90,17 +85,17 @@ impl SocketContents {
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Most queues are empty, and room for a message takes longer to clear than to ask.
-        let Some(readiness) = farfork_sys::wait::readiness(fd)? else { return Ok(()) };
+        let Some(readiness) = farfork_sys::wait::poll_read(fd)? else { return Ok(()) };
         self.is_reset = readiness.has_error;
         if readiness.is_urgent {
             // Looking from one message to the next takes it for one of them.
-            self.refuse(URGENT_DATA.to_owned());
+            self.set_refusal(URGENT_DATA_REASON.to_owned());
             return Ok(());
         }
         // The error would be taken by who looks behind the last byte and, where messages are told apart, at the first.
         let mut left = if self.is_reset { rustix::io::ioctl_fionread(fd)? } else { u64::MAX };
-        if self.is_reset && left > 0 && self.birth.kind != STREAM {
-            self.refuse(UNTOLD_RESET.to_owned());
+        if self.is_reset && left > 0 && self.spec.socket_type != STREAM {
+            self.set_refusal(HIDDEN_RESET_REASON.to_owned());
             return Ok(());
         }
         let mut room = vec![0; MESSAGE_BYTES_MAX];
@@ -118,40 +113,41 @@ impl SocketContents {
                 }
                 Err(error) => return Err(error),
             };
-            if peeked.lacks_files {
-                self.refuse("more descriptors are on their way in it than can be looked at".to_owned());
+            if peeked.is_missing_files {
+                self.set_refusal("more descriptors are on their way in it than can be looked at".to_owned());
                 return Ok(());
             }
-            if peeked.is_cut {
-                self.refuse(format!("a message of more than {MESSAGE_BYTES_MAX} bytes waits in it"));
+            if peeked.is_truncated {
+                self.set_refusal(format!("a message of more than {MESSAGE_BYTES_MAX} bytes waits in it"));
                 return Ok(());
             }
-            let is_end = peeked.bytes == 0 && (self.birth.kind == STREAM || self.shut_down & 1 != 0);
+            let is_end = peeked.bytes == 0 && (self.spec.socket_type == STREAM || self.shutdown & 1 != 0);
             if is_end {
                 return Ok(());
             }
             left = left.saturating_sub(peeked.bytes as u64);
-            self.take(fd, &room[..peeked.bytes], peeked)?;
+            self.push_message(fd, &room[..peeked.bytes], peeked)?;
         }
         Ok(())
     }
 
     /// Takes a message. In a stream one look may give a piece with descriptors together with plain ones before it, whose reader
     /// need not get them yet: they are told apart.
-    fn take(&mut self, fd: BorrowedFd<'_>, bytes: &[u8], peeked: Peeked) -> io::Result<()> {
-        let Peeked { files, sender, .. } = peeked;
+    fn push_message(&mut self, fd: BorrowedFd<'_>, bytes: &[u8], peeked: PeekedMessage) -> io::Result<()> {
+        let PeekedMessage { files, sender, .. } = peeked;
         let sender = sender.filter(|sender| sender.pid != 0);
-        let plain = if files.is_empty() || self.birth.kind != STREAM { 0 } else { plain_bytes(fd, bytes.len())? };
+        let plain =
+            if files.is_empty() || self.spec.socket_type != STREAM { 0 } else { bytes_without_fds(fd, bytes.len())? };
         if plain > 0 {
-            self.received.push(Arrived { bytes: bytes[..plain].to_vec(), files: Vec::new(), sender });
+            self.receive_queue.push(QueuedMessage { bytes: bytes[..plain].to_vec(), files: Vec::new(), sender });
         }
-        self.received.push(Arrived { bytes: bytes[plain..].to_vec(), files, sender });
+        self.receive_queue.push(QueuedMessage { bytes: bytes[plain..].to_vec(), files, sender });
         Ok(())
     }
 }
 
 /// The path of a socket's file that the kernel says is at `now`; `None` where it has none any more.
-fn name_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
+fn path_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
     let is_it = |path: &Path| {
         path.symlink_metadata().is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
     };
@@ -173,48 +169,48 @@ fn name_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
 }
 
 /// How many of the `bytes` behind which the next look begins come before those that have descriptors.
-fn plain_bytes(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
-    let end = socket::number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
+fn bytes_without_fds(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
+    let end = socket::read_number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
     let begin = end - i32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?;
     socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, begin)?;
-    let plain = socket::peek_all_but_last(fd, bytes);
+    let plain = socket::bytes_before_last_piece(fd, bytes);
     socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, end)?;
     plain
 }
 
-impl Sockets<'_> {
+impl SocketTable<'_> {
     /// The state of one that waits to be accepted by another of the process; `None` where it does not.
-    pub(super) fn unix_waiting(&self, inode: u64, contents: &SocketContents) -> Option<Result<SocketState, String>> {
+    pub(super) fn pending_state(&self, inode: u64, contents: &SocketContents) -> Option<Result<SocketState, String>> {
         contents.unix.as_ref().filter(|unix| unix.peer == Some(0))?;
         let turn_at = |listener: &SocketContents| {
-            let clients = &listener.unix.as_ref().filter(|unix| unix.state == LISTENING)?.clients;
+            let clients = &listener.unix.as_ref().filter(|unix| unix.state == LISTENING)?.pending_clients;
             clients.iter().position(|client| u64::from(*client) == inode)
         };
         let (listener, turn) = self.0.values().find_map(|listener| Some((listener, turn_at(listener)?)))?;
         let is_namesake = |other: &&SocketContents| {
-            other.state == LISTENING && other.birth == listener.birth && other.bound() == listener.bound()
+            other.state == LISTENING && other.spec == listener.spec && other.bound_address() == listener.bound_address()
         };
         if self.0.values().filter(is_namesake).count() > 1 {
-            return Some(Err(NAMESAKES.to_owned()));
+            return Some(Err(DUPLICATE_NAME_REASON.to_owned()));
         }
         if contents.unread_bytes > 0 {
-            return Some(Err(UNREAD_WAITING.to_owned()));
+            return Some(Err(UNREAD_PENDING_REASON.to_owned()));
         }
-        let (address, through) = (contents.bound(), listener.bound());
-        Some(Ok(SocketState::Waiting { address, through, turn: turn as u32 }))
+        let (address, through) = (contents.bound_address(), listener.bound_address());
+        Some(Ok(SocketState::PendingAccept { address, through, turn: turn as u32 }))
     }
 }
 
 /// Who waits to be accepted and has sent something: its other end is nobody's yet, so that nobody can look into it.
-pub(super) const UNREAD_WAITING: &str = "what was sent in it waits with it to be accepted by a socket of the process, where nobody can look: not carried; \
+pub(super) const UNREAD_PENDING_REASON: &str = "what was sent in it waits with it to be accepted by a socket of the process, where nobody can look: not carried; \
      let it be accepted first";
 
 /// Whose error nobody may look past.
-const UNTOLD_RESET: &str = "messages wait in it behind an error (ECONNRESET: its other end was closed before it had read all), which who looks at \
+const HIDDEN_RESET_REASON: &str = "messages wait in it behind an error (ECONNRESET: its other end was closed before it had read all), which who looks at \
      them takes: not carried; let the process read it first";
 
 /// Who connects again finds the listening socket by its name.
-const NAMESAKES: &str = "it waits to be accepted by one of several sockets that listen and were bound to the same name: not carried; \
+const DUPLICATE_NAME_REASON: &str = "it waits to be accepted by one of several sockets that listen and were bound to the same name: not carried; \
      let it be accepted first";
 
 #[cfg(test)]
@@ -230,8 +226,8 @@ mod tests {
     fn contents_of(socket: impl AsFd) -> (u64, SocketContents) {
         let socket = socket.as_fd().try_clone_to_owned().unwrap();
         let inode = fs::metadata(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap().ino();
-        let diagnosis = Diagnosis::open(std::process::id().cast_signed()).unwrap();
-        (inode, super::super::read(&socket, inode, Some(&diagnosis)).unwrap())
+        let diagnosis = SockDiag::open(std::process::id().cast_signed()).unwrap();
+        (inode, super::super::read_socket(&socket, inode, Some(&diagnosis)).unwrap())
     }
 
     #[test]
@@ -255,10 +251,10 @@ mod tests {
         let waiting = UnixStream::connect(&path).unwrap();
         let mut all = BTreeMap::from([contents_of(&listener), contents_of(&waiting)]);
         let (inode, contents) = contents_of(&waiting);
-        assert!(Sockets(&all).describe((inode, &contents), 0).is_ok());
+        assert!(SocketTable(&all).build_socket((inode, &contents), 0).is_ok());
         fs::remove_file(&path).unwrap();
         all.extend([contents_of(UnixListener::bind(&path).unwrap())]);
-        assert_eq!(Sockets(&all).describe((inode, &contents), 0).unwrap_err(), NAMESAKES);
+        assert_eq!(SocketTable(&all).build_socket((inode, &contents), 0).unwrap_err(), DUPLICATE_NAME_REASON);
     }
 
     #[test]
@@ -271,7 +267,7 @@ mod tests {
         for _ in 0..2 {
             let (_, contents) = contents_of(&other);
             let pieces: Vec<(usize, usize)> =
-                contents.received.iter().map(|one| (one.bytes.len(), one.files.len())).collect();
+                contents.receive_queue.iter().map(|one| (one.bytes.len(), one.files.len())).collect();
             assert_eq!(pieces, [(700, 0), (4, 1), (6, 0)]);
         }
     }
