@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use farfork_sys::memory_info::SystemMemory;
+use farfork_sys::system_memory::SystemMemory;
 use serde::Serialize;
 
 /// What a reader needs to compare figures.

@@ -5,14 +5,14 @@
 
 mod commands;
 mod connection;
-mod interruption;
+mod duration;
+mod interrupt;
 mod log;
 mod manual;
 mod output;
-mod parents;
 mod payload;
 mod privilege;
-mod seconds;
+mod process_names;
 mod signal;
 mod size;
 

@@ -15,21 +15,21 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farfork_sys::clone::{self, InitProgram, SpawnedProcess};
-use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::namespace::HomeNamespaces;
-use farfork_sys::{fdpass, memfd, namespace};
+use farfork_sys::process_identity::ProcessIdentity;
+use farfork_sys::{fd_passing, memfd, namespace};
 use rustix::fs::{Mode, OFlags};
 
-use crate::bearer::{self, PrivilegedForker};
 use crate::cgroup::{NodeCgroups, group_name};
 use crate::config::{ContainerConfig, ContainerSpec, NetworkSpec, RootSpec, UsersSpec};
 use crate::error::ContainerError;
 use crate::handle::{Container, ContainerParts, ControlChannel};
-use crate::outsider::HostInit;
+use crate::host_init::HostInit;
+use crate::privileged_forker::{self, PrivilegedForker};
 use crate::record::{self, RecordState};
-use crate::root::kept::CachedRoot;
-use crate::root::layout::{BlueprintCache, RootBlueprint};
+use crate::root::blueprint::{BlueprintCache, RootBlueprint};
+use crate::root::cached::CachedRoot;
 use crate::root::{self, PRIVATE_DIR};
 use crate::users::{ContainerUsers, ReservedIds};
 
@@ -213,7 +213,7 @@ impl ContainerBuilder {
     pub(crate) fn start_host_init(&self) -> Result<HostInit, ContainerError> {
         let group = self.cgroups.zygote_group()?;
         let birthplace = group.open_clone_target()?;
-        let (ours, its) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
+        let (ours, its) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = InitProgram {
             image: self.image.as_fd(),
@@ -315,7 +315,7 @@ impl ContainerBuilder {
             build(Some(&users))?;
             self.spawn(clone::spawn_in_current_namespace, None, birthplace)
         });
-        let (bearer, control) = borne.inspect_err(|_| bearer::kill_and_reap(&init))?;
+        let (bearer, control) = borne.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
         Ok((init, (control, Some(PrivilegedForker::new(bearer, waiter))), None))
     }
 
@@ -327,7 +327,7 @@ impl ContainerBuilder {
         birthplace: Option<&File>,
     ) -> Result<(SpawnedProcess, OwnedFd), ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.spawn").entered();
-        let (ours, its) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
+        let (ours, its) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = InitProgram {
             image: self.image.as_fd(),

@@ -15,15 +15,15 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
-use crate::bearer::PrivilegedForker;
 use crate::bind;
 use crate::builder::ContainerBuilder;
 use crate::cgroup::{ContainerCgroup, ContainerLimits};
 use crate::config::{ContainerSpec, NetworkSpec, RootReuseKey, RootSpec};
 use crate::error::ContainerError;
+use crate::privileged_forker::PrivilegedForker;
 use crate::record::{self, RecordState};
 use crate::root::PRIVATE_DIR;
-use crate::root::kept::CachedRoot;
+use crate::root::cached::CachedRoot;
 use crate::root::protection::{self, RootProtection};
 
 /// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or

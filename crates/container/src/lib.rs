@@ -15,16 +15,16 @@
 //! a control group and a record in the run directory; [`clean_leftovers`] removes what a crashed daemon could not.
 #![forbid(unsafe_code)]
 
-mod bearer;
 mod bind;
 mod builder;
 mod cgroup;
 mod config;
 mod error;
 mod handle;
-mod leftover;
-mod outsider;
+mod host_init;
+mod leftovers;
 mod pool;
+mod privileged_forker;
 mod record;
 mod root;
 mod users;
@@ -39,8 +39,8 @@ pub use config::{
 };
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};
-pub use leftover::{Leftovers, clean_leftovers};
-pub use outsider::HostInit;
+pub use host_init::HostInit;
+pub use leftovers::{Leftovers, clean_leftovers};
 pub use pool::ContainerPool;
 pub use root::PRIVATE_DIR;
 pub use root::protection::RootProtection;

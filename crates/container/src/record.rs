@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::process_identity::ProcessIdentity;
 
 use crate::error::ContainerError;
 

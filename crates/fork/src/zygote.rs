@@ -59,8 +59,9 @@ impl Zygote {
         MemoryPlan { is_zygote: true, ..plan }.write(directory)?;
         let registered = registered.first().map_or_else(Vec::new, |ranges| ranges.to_vec());
         let (pager_end, its_end) =
-            farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::creation_error("a socket"))?;
-        farfork_sys::fdpass::enable_sender_pid(pager_end.as_fd()).map_err(ResumeError::creation_error("a socket"))?;
+            farfork_sys::fd_passing::seqpacket_pair().map_err(ResumeError::creation_error("a socket"))?;
+        farfork_sys::fd_passing::enable_sender_pid(pager_end.as_fd())
+            .map_err(ResumeError::creation_error("a socket"))?;
         let adoption = pager.start_adoption(&id, directory, pager_end);
         let left = until.saturating_duration_since(Instant::now());
         let region = planned.start(process.control(), its_end.as_fd(), left);
@@ -181,7 +182,7 @@ pub fn resume_from_zygote(
         user_namespace: None,
     })?;
     phase!("resume.memory", zygote.write_copy_plan(source, strategy, directory))?;
-    let keep = farfork_sys::fdpass::self_connected_socket().map_err(ResumeError::creation_error("a socket"))?;
+    let keep = farfork_sys::fd_passing::self_connected_socket().map_err(ResumeError::creation_error("a socket"))?;
 
     let turn = phase!("resume.turn", zygote.copy_lock.lock()).unwrap_or_else(PoisonError::into_inner);
     let cradle = CopyDestination { init: container.init().as_fd(), cgroup: birthplace.as_fd() };

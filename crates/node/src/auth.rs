@@ -24,8 +24,8 @@ use tonic::codegen::http;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
+use crate::control_port::{ConnectionInfo, RateLimitedLog};
 use crate::failure::Failure;
-use crate::gate::{ConnectionInfo, RateLimitedLog};
 
 /// The service for users.
 const NODE_SERVICE: &str = "farfork.v1.Node";

@@ -18,8 +18,8 @@ use tower::service_fn;
 use crate::api::v1::GetRosterRequest;
 use crate::api::v1::node_client::NodeClient;
 use crate::api::v1::peer_client::PeerClient;
+use crate::control_port::{MtlsConnector, TlsMode};
 use crate::failure::{Failure, connect_timeout_cause, innermost_error, is_connect_timeout};
-use crate::gate::{MtlsConnector, TlsMode};
 use crate::limits::{
     CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, QUERY_TIMEOUT, SOCKET_KEEPALIVE_TIMEOUT,
 };

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, ContainerPool, Leftovers, clean_leftovers};
 use farfork_fabric::{Exporter, TlsSecurity, shm, tcp};
-use farfork_fork::rest::IdleDetector;
+use farfork_fork::idle_detector::IdleDetector;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::resume::LocalSeeds;
 use farfork_fork::seed::SeedTable;
@@ -32,23 +32,23 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::acquaintances::MemberFile;
+use crate::api_server;
 use crate::children::{self, ChildBudget, ChildSupervisor};
 use crate::engine::{Engine, random_id};
 use crate::failure::Failure;
 use crate::heartbeat::{self, LocalState};
+use crate::member_file::MemberFile;
 use crate::metrics;
 use crate::node::Node;
 use crate::options::Options;
 use crate::pager_link::{PagerError, PagerLink};
-use crate::pager_supervision;
+use crate::pager_supervisor;
 use crate::peers::Peers;
 use crate::program;
 use crate::run_dir::{RunDir, RunDirError, RunDirLock};
 use crate::seeds::{self, EXPIRY_INTERVAL, SeedRegistry};
-use crate::serve;
 use crate::service;
-use crate::standstill;
+use crate::stall_watchdog;
 use crate::trust::{self, EnrollmentError, Security};
 
 /// Between two looks at whether the daemon is at rest.
@@ -139,7 +139,7 @@ pub async fn run(options: Options) -> Result<(), DaemonError> {
 }
 
 async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> {
-    let _watch = standstill::StallWatchdog::start(tokio::runtime::Handle::current())
+    let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
     let RunningDaemon { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
     let acquaintances = MemberFile::read(run_dir);
@@ -149,7 +149,7 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
     let socket = bind_private_socket(&run_dir.socket())?;
     let control = control.try_clone().map_err(DaemonError::listen(node.address()))?;
     let listeners =
-        serve::ApiListeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
+        api_server::ApiListeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
     tracing::info!(node = %node.name, address = %node.address(), socket = %run_dir.socket().display(), "ready");
 
     // Ends with the daemon: dropping the set ends its tasks.
@@ -159,7 +159,7 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
         children: u32::try_from(here.children.count_alive()).unwrap_or(u32::MAX),
         not_ready: here.pager.not_ready_reason(),
     }));
-    tasks.spawn(pager_supervision::run(node.clone()));
+    tasks.spawn(pager_supervisor::run(node.clone()));
     tasks.spawn(service::run_lease_expiry(node.clone()));
     tasks.spawn(run_cache_eviction(node.clone()));
     tasks.spawn(run_memory_trim());
@@ -182,7 +182,7 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
         // Held until the daemon ends: a closed channel is no order to stop.
         std::future::pending().await
     });
-    serve::serve_api(node, listeners, stopped).await
+    api_server::serve_api(node, listeners, stopped).await
 }
 
 /// What runs once a daemon has started.

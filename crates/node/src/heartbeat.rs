@@ -10,12 +10,12 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
 
-use crate::acquaintances::MemberFile;
 use crate::api::v1;
 use crate::auth::Caller;
 use crate::client::{peer_client, request_with_timeout};
 use crate::failure::Failure;
 use crate::limits::{HEARTBEAT_TIMEOUT, LEAVE_TIMEOUT};
+use crate::member_file::MemberFile;
 use crate::peers::Peers;
 use crate::trust;
 

@@ -10,40 +10,40 @@
 //! `phases` gathers where a request's time went, `metrics` tells Prometheus of all of them.
 #![forbid(unsafe_code)]
 
-mod acquaintances;
 mod affinity;
-pub mod amount;
 pub mod api;
+mod api_server;
+mod async_fd;
 mod attended;
 pub mod auth;
+pub mod byte_size;
 mod children;
 pub mod client;
 mod clock;
+mod control_port;
 pub mod daemon;
 #[doc(hidden)]
 pub mod decoders;
-mod descriptor_watch;
 mod engine;
 pub mod failure;
-mod foresight;
-mod gate;
 mod heartbeat;
 pub mod limits;
+mod member_file;
 mod metrics;
 mod network;
 mod node;
 pub mod options;
 mod pager_link;
-mod pager_supervision;
+mod pager_supervisor;
 mod peers;
+mod pending_starts;
 pub mod phases;
 mod program;
 pub mod run_dir;
 mod seeds;
-mod serve;
 mod service;
-mod standstill;
-mod starts;
+mod speculation;
+mod stall_watchdog;
 mod trust;
 
 pub use network::EgressDestination;

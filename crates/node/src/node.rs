@@ -17,13 +17,13 @@ use crate::attended::AttendedBatches;
 use crate::children::{ChildBudget, ChildSupervisor};
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::foresight::ForkHistory;
 use crate::limits::CONCURRENT_STARTS_MAX;
 use crate::metrics::Metrics;
 use crate::pager_link::PagerLink;
 use crate::peers::Peers;
+use crate::pending_starts::PendingStarts;
 use crate::seeds::SeedRegistry;
-use crate::starts::PendingStarts;
+use crate::speculation::ForkHistory;
 
 /// A node.
 #[derive(Debug)]

@@ -18,17 +18,17 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
-mod inbound;
+mod frame_decoder;
+mod retransmit;
 pub mod server;
 pub mod sim;
-mod spool;
-mod typed;
+mod typed_call;
 
 pub use client::{CallError, Client, Completion, OutgoingRequest, RequestPayload, SessionHandle, SubmitError};
 pub use farfork_wire::rpc::{PAYLOAD_BYTES_MAX, SESSIONS_MAX, SessionId, Status, WINDOW_MAX};
-pub use inbound::Payload;
+pub use frame_decoder::Payload;
 pub use server::{DeferredReply, HandlerTable, ReplyWriter, Server};
-pub use typed::{TypedCall, TypedCallError};
+pub use typed_call::{TypedCall, TypedCallError};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-use crate::mapping::SharedMapping;
+use crate::shared_mapping::SharedMapping;
 
 /// Where the kernel stores the number of a copy's pidfd: 8 bytes of a mapping that the processes share.
 #[derive(Debug, Clone, Copy)]

@@ -31,7 +31,7 @@ pub fn get_fd(pidfd: &OwnedFd, number: u32) -> io::Result<OwnedFd> {
 /// # Errors
 /// As poll(2).
 pub fn wait_exit(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
-    crate::wait::wait_readable(pidfd.as_fd(), Instant::now() + limit)
+    crate::poll::wait_readable(pidfd.as_fd(), Instant::now() + limit)
 }
 
 /// Whether this number is a pidfd whose process has ended.

@@ -252,18 +252,18 @@ mod tests {
 
     #[test]
     fn descriptors_are_looked_at_and_stay() {
-        let (one, other) = crate::fdpass::seqpacket_pair().unwrap();
+        let (one, other) = crate::fd_passing::seqpacket_pair().unwrap();
         let sent = crate::memfd::create("looked-at", false).unwrap();
-        crate::fdpass::send(one.as_fd(), b"two", &[sent.as_fd(), one.as_fd()]).unwrap();
+        crate::fd_passing::send(one.as_fd(), b"two", &[sent.as_fd(), one.as_fd()]).unwrap();
         let mut room = [0; 8];
         for _ in 0..2 {
             let peeked = peek(other.as_fd(), &mut room).unwrap();
             assert_eq!((peeked.bytes, peeked.files.len(), peeked.is_missing_files), (3, 2, false));
             assert_eq!(peeked.sender, None);
         }
-        assert_eq!(crate::fdpass::receive(other.as_fd(), &mut room, 2).unwrap().1.len(), 2);
-        crate::fdpass::enable_sender_pid(other.as_fd()).unwrap();
-        crate::fdpass::send(one.as_fd(), b"whose", &[]).unwrap();
+        assert_eq!(crate::fd_passing::receive(other.as_fd(), &mut room, 2).unwrap().1.len(), 2);
+        crate::fd_passing::enable_sender_pid(other.as_fd()).unwrap();
+        crate::fd_passing::send(one.as_fd(), b"whose", &[]).unwrap();
         let told = peek(other.as_fd(), &mut room).unwrap().sender.unwrap();
         assert_eq!(told.pid, std::process::id().cast_signed());
     }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 
-use crate::mapping::SharedMapping;
+use crate::shared_mapping::SharedMapping;
 
 /// Size of a message, in bytes (`struct uffd_msg`).
 pub const EVENT_BYTES: usize = 32;

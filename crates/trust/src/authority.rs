@@ -160,6 +160,6 @@ impl Authority {
 }
 
 fn set_validity(params: &mut CertificateParams, now: SystemTime, valid: Duration) {
-    params.not_before = crate::moment::to_calendar(now - CLOCK_SLACK);
-    params.not_after = crate::moment::to_calendar(now + valid);
+    params.not_before = crate::timestamp::to_calendar(now - CLOCK_SLACK);
+    params.not_after = crate::timestamp::to_calendar(now + valid);
 }

@@ -61,7 +61,7 @@ pub(crate) fn certificate_expires_s(certificate: &CertificateDer<'_>) -> Option<
 /// A serial number for a certificate that is made now.
 pub(crate) fn new_serial(now: SystemTime) -> Result<[u8; SERIAL_BYTES], getrandom::Error> {
     let mut serial = [SERIAL_FORMAT; SERIAL_BYTES];
-    serial[1..9].copy_from_slice(&crate::moment::unix_us(now).to_be_bytes());
+    serial[1..9].copy_from_slice(&crate::timestamp::unix_us(now).to_be_bytes());
     getrandom::fill(&mut serial[9..])?;
     Ok(serial)
 }

@@ -12,8 +12,8 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::{ClientConfig, ServerConfig};
 
 use crate::certificate::CertificateFields;
-use crate::directory::{DirectoryError, TrustDirectory};
 use crate::roster::{Roster, RosterError};
+use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::verify::{AuthenticatedPeer, TrustAnchors};
 use crate::{Identity, PeerError, tls};
 

@@ -17,34 +17,34 @@
 //! is `farfork-node`'s.
 #![forbid(unsafe_code)]
 
+mod authenticated_stream;
 mod authority;
 mod certificate;
 mod credentials;
-mod directory;
 mod fingerprint;
 mod identity;
+mod join_throttle;
+mod join_token;
 mod key;
 pub mod member;
-mod moment;
-mod private;
-mod records;
+mod private_file;
+mod record_buffer;
 mod roster;
-mod session;
-mod throttle;
+mod timestamp;
 mod tls;
-mod token;
+mod trust_directory;
 mod verify;
 
+pub use authenticated_stream::AuthenticatedStream;
 pub use authority::{Authority, AuthorityError, CLIENT_VALID_MAX, NODE_VALID, REQUEST_BYTES_MAX};
 pub use credentials::{Credentials, CredentialsError, Encryption, EncryptionError};
-pub use directory::{DEFAULT_TRUST_DIR, DirectoryError, DirectoryLock, TrustDirectory};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use identity::{Identity, IdentityError, Role, RoleError};
+pub use join_throttle::JoinThrottle;
+pub use join_token::{JoinProof, JoinToken, TOKEN_VALID, TOKEN_VALID_MAX, TokenError, TokenRefusal, TokenStore};
 pub use key::{KeyError, UncertifiedKey};
-pub use private::read_private;
+pub use private_file::read_private;
 pub use roster::{ROSTER_BYTES_MAX, Revocation, Roster, RosterError};
-pub use session::AuthenticatedStream;
-pub use throttle::JoinThrottle;
 pub use tls::joining_client_config;
-pub use token::{JoinProof, JoinToken, TOKEN_VALID, TOKEN_VALID_MAX, TokenError, TokenRefusal, TokenStore};
+pub use trust_directory::{DEFAULT_TRUST_DIR, DirectoryError, DirectoryLock, TrustDirectory};
 pub use verify::{AuthenticatedPeer, PeerError};

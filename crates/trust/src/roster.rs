@@ -134,7 +134,7 @@ impl Roster {
     /// then they go.
     pub fn revoke(&mut self, bearer: &Identity, now: SystemTime) {
         let bearer = bearer.to_string();
-        let issued_before_us = crate::moment::unix_us(now);
+        let issued_before_us = crate::timestamp::unix_us(now);
         let counts = |earlier: &Revocation| earlier.subject != bearer && !earlier.is_expired(issued_before_us);
         self.document.revocations.retain(counts);
         self.document.revocations.push(Revocation { subject: bearer, issued_before_us });

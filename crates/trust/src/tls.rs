@@ -16,8 +16,8 @@ use webpki::EndEntityCert;
 
 use crate::certificate::CertificateFields;
 use crate::credentials::Encryption;
-use crate::directory::{DirectoryError, TrustDirectory};
 use crate::roster::Roster;
+use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::verify::{
     AuthenticatedPeer, ClientPolicy, ClientVerifier, PinnedServerVerifier, ServerVerifier, TrustAnchors,
 };

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::links::VethNetwork;
-use crate::program::{ChildProgram, EmbeddedProgram};
+use crate::veth_network::VethNetwork;
 
 /// The program.
 pub(crate) const CONNECT: EmbeddedProgram =

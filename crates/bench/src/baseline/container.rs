@@ -5,9 +5,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::crowd::{ChildNetwork, LocalFanout};
+use super::local_fanout::{ChildNetwork, LocalFanout};
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// The program.
 pub(crate) const CONTAINER: EmbeddedProgram =

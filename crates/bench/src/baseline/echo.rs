@@ -4,9 +4,9 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::links::VethNetwork;
-use crate::program::{ChildProgram, EmbeddedProgram};
+use crate::veth_network::VethNetwork;
 
 /// The program.
 pub(crate) const ECHO: EmbeddedProgram =

@@ -8,8 +8,8 @@ use std::time::Duration;
 use farfork_cluster::local::LocalNode;
 use serde::Serialize;
 
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// The program.
 pub(crate) const FAULT: EmbeddedProgram =

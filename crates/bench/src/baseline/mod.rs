@@ -4,11 +4,11 @@
 pub(crate) mod connect;
 pub(crate) mod container;
 pub(crate) mod criu;
-pub(crate) mod crowd;
 pub(crate) mod echo;
 pub(crate) mod fault;
-pub(crate) mod halts;
-pub(crate) mod link;
+pub(crate) mod link_copy;
+pub(crate) mod local_fanout;
+pub(crate) mod paused_forks;
 
 use std::path::PathBuf;
 

@@ -11,9 +11,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::end::counts::{CallCounts, Latencies, new_latencies};
-use crate::end::lines::announce_port;
-use crate::end::specification::{ClientLoad, RpcSystem};
+use crate::endpoint::counts::{CallCounts, Latencies, new_latencies};
+use crate::endpoint::specification::{ClientLoad, RpcSystem};
+use crate::endpoint::stdout::announce_port;
 
 /// Between two looks whether to end.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);

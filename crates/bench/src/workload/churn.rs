@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
+use crate::embedded_program::{EmbeddedProgram, parse_numbers};
 use crate::error::BenchError;
-use crate::program::{EmbeddedProgram, parse_numbers};
 
 /// The program.
 pub(crate) const CHURN: EmbeddedProgram =

@@ -12,9 +12,9 @@ use farfork_trust::{AuthenticatedStream, Credentials, Encryption};
 use farfork_wire::NodeName;
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::end::counts::{Latencies, new_latencies};
-use crate::end::lines::{announce_port, print_line};
-use crate::end::specification::SERVER;
+use crate::endpoint::counts::{Latencies, new_latencies};
+use crate::endpoint::specification::SERVER;
+use crate::endpoint::stdout::{announce_port, print_line};
 
 /// What says that a connection is there, where no handshake does.
 const GREETING: u8 = 1;

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde::Serialize;
 
+use crate::embedded_program::{ChildProgram, EmbeddedProgram, parse_numbers};
 use crate::error::BenchError;
-use crate::program::{ChildProgram, EmbeddedProgram, parse_numbers};
 
 /// The program.
 pub(crate) const MICRO: EmbeddedProgram =

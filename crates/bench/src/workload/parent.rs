@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::program::{ChildProgram, EmbeddedProgram};
 
 /// A running parent; it ends with this value.
 #[derive(Debug)]

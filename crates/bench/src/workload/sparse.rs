@@ -3,9 +3,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::turns::splitmix64_mix;
+use super::warm_function::splitmix64_mix;
+use crate::embedded_program::{EmbeddedProgram, parse_numbers};
 use crate::error::BenchError;
-use crate::program::{EmbeddedProgram, parse_numbers};
 
 /// The program.
 pub(crate) const SPARSE: EmbeddedProgram =

@@ -8,7 +8,7 @@ use farfork_node::client::request_with_timeout;
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use crate::parents::{ProcessName, ProcessNames, parse_process};
+use crate::process_names::{ProcessName, ProcessNames, parse_process};
 use crate::{GlobalArgs, output};
 
 /// Say whether a process can be prepared, and what would be refused, without touching it.

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tempfile::NamedTempFile;
 
 use crate::GlobalArgs;
-use crate::interruption::wait_for_interrupt;
+use crate::interrupt::wait_for_interrupt;
 use crate::output::{self, ByteProgressBar, format_bytes, format_microseconds};
 
 /// Write the state of a running child to a core file, for gdb and the like.

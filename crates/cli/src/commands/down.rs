@@ -6,7 +6,7 @@ use clap::Args;
 use farfork_cluster::local::LocalCluster;
 
 use super::up::LocalClusterArgs;
-use crate::parents::ProcessNames;
+use crate::process_names::ProcessNames;
 use crate::{GlobalArgs, output, privilege};
 
 /// End the cluster that `farfork up` started, and remove every trace of it.

@@ -7,7 +7,7 @@ use farfork_node::api::v1::DropRequest;
 use farfork_node::client::request_with_timeout;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use super::each::{self, ObjectOutcome};
+use super::object_outcome::{self, ObjectOutcome};
 use super::seeds::{Label, find_labelled_seeds, parse_label};
 use crate::GlobalArgs;
 
@@ -47,6 +47,6 @@ impl DropCommand {
             let answer = client.clone().drop(request_with_timeout(QUERY_TIMEOUT, request)).await;
             outcomes.push(ObjectOutcome::new("seed", seed, answer.map(drop)));
         }
-        Ok(each::report_outcomes("seeds", &outcomes, global.json))
+        Ok(object_outcome::report_outcomes("seeds", &outcomes, global.json))
     }
 }

@@ -10,7 +10,7 @@ use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 use serde::Serialize;
 
-use super::inspect_against;
+use super::inspect_compare;
 use crate::GlobalArgs;
 use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
 
@@ -99,7 +99,7 @@ struct NodeDetailView {
 impl Inspect {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         if let Some(pid) = self.against {
-            return inspect_against::run_comparison(&global, self.id, pid).await;
+            return inspect_compare::run_comparison(&global, self.id, pid).await;
         }
         let mut client = global.connection.open().await?;
         let request = InspectRequest { id: self.id.clone() };

@@ -7,7 +7,7 @@ use farfork_node::api::v1::KillRequest;
 use farfork_node::client::request_with_timeout;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use super::each::{self, ObjectOutcome};
+use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
 use crate::signal::Signal;
 
@@ -39,6 +39,6 @@ impl Kill {
             let answer = client.clone().kill(request_with_timeout(QUERY_TIMEOUT, request)).await;
             outcomes.push(ObjectOutcome::new("child", child, answer.map(drop)));
         }
-        Ok(each::report_outcomes("children", &outcomes, global.json))
+        Ok(object_outcome::report_outcomes("children", &outcomes, global.json))
     }
 }

@@ -7,7 +7,7 @@ use farfork_node::api::v1::PauseRequest;
 use farfork_node::client::request_with_timeout;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use super::each::{self, ObjectOutcome};
+use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
 
 /// Have children stand still where they are, with all that they have forked, until `farfork unpause`.
@@ -36,6 +36,6 @@ impl Pause {
             let answer = client.clone().pause(request_with_timeout(QUERY_TIMEOUT, request)).await;
             outcomes.push(ObjectOutcome::new("child", child, answer.map(drop)));
         }
-        Ok(each::report_outcomes("children", &outcomes, global.json))
+        Ok(object_outcome::report_outcomes("children", &outcomes, global.json))
     }
 }

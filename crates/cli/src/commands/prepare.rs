@@ -18,8 +18,8 @@ use crate::output::{
     self, ByteProgressBar, PhaseView, SeedView, format_bytes, format_microseconds, phase_table, phase_views,
     shorten_command,
 };
-use crate::parents::{ProcessName, ProcessNames, parse_process};
-use crate::{GlobalArgs, seconds};
+use crate::process_names::{ProcessName, ProcessNames, parse_process};
+use crate::{GlobalArgs, duration};
 
 /// Make a seed of a running process, which runs on.
 ///
@@ -52,7 +52,7 @@ pub(crate) struct Prepare {
     #[arg(long)]
     freeze: bool,
     /// Drop the seed when nobody has needed it for this time, for example 30s, 10m or 2h [default: never].
-    #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     ttl: Option<u64>,
     /// A word to find the seed by, in `farfork seeds` and `drop`. Can be repeated.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]

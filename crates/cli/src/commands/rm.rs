@@ -7,7 +7,7 @@ use farfork_node::api::v1::RemoveRequest;
 use farfork_node::client::request_with_timeout;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use super::each::{self, ObjectOutcome};
+use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
 
 /// Forget children that have ended, with what they wrote.
@@ -35,6 +35,6 @@ impl Rm {
             let answer = client.clone().remove(request_with_timeout(QUERY_TIMEOUT, request)).await;
             outcomes.push(ObjectOutcome::new("child", child, answer.map(drop)));
         }
-        Ok(each::report_outcomes("children", &outcomes, global.json))
+        Ok(object_outcome::report_outcomes("children", &outcomes, global.json))
     }
 }

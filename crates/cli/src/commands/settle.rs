@@ -10,9 +10,9 @@ use farfork_node::failure::Failure;
 use serde::Serialize;
 use tonic::{Code, Status, Streaming};
 
-use crate::interruption::wait_for_interrupt;
+use crate::interrupt::wait_for_interrupt;
 use crate::output::{self, ByteProgressBar, format_bytes};
-use crate::{GlobalArgs, seconds};
+use crate::{GlobalArgs, duration};
 
 /// Have a child take the rest of its memory, so that it needs its seed no more.
 ///
@@ -33,7 +33,7 @@ pub(crate) struct Settle {
     #[arg(value_name = "CHILD")]
     child: String,
     /// Wait no longer than this, for example 30s or 10m; the pages go on coming [default: for ever].
-    #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     timeout: Option<u64>,
 }
 

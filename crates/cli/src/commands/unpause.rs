@@ -7,7 +7,7 @@ use farfork_node::api::v1::UnpauseRequest;
 use farfork_node::client::request_with_timeout;
 use farfork_node::limits::QUERY_TIMEOUT;
 
-use super::each::{self, ObjectOutcome};
+use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
 
 /// Let children go on that `farfork pause` stopped, and those that were forked with --paused make their first step.
@@ -36,6 +36,6 @@ impl Unpause {
             let answer = client.clone().unpause(request_with_timeout(QUERY_TIMEOUT, request)).await;
             outcomes.push(ObjectOutcome::new("child", child, answer.map(drop)));
         }
-        Ok(each::report_outcomes("children", &outcomes, global.json))
+        Ok(object_outcome::report_outcomes("children", &outcomes, global.json))
     }
 }

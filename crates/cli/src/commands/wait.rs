@@ -11,7 +11,7 @@ use serde::Serialize;
 use tonic::Code;
 
 use crate::output::{self, ChildView, exit_text};
-use crate::{GlobalArgs, seconds};
+use crate::{GlobalArgs, duration};
 
 /// Wait for children to end; print how they ended or, with --results, what came of them.
 ///
@@ -34,7 +34,7 @@ pub(crate) struct Wait {
     #[arg(long)]
     results: bool,
     /// Give up after this time, for example 500ms, 30s or 10m; the children run on [default: never].
-    #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     timeout: Option<u64>,
 }
 

@@ -1,7 +1,7 @@
 //! What commands print: tables and sentences for people, JSON with stable keys for scripts.
 
-mod bar;
 mod budget;
+mod byte_progress;
 mod cache;
 mod memory;
 mod phases;
@@ -19,10 +19,10 @@ use serde::Serialize;
 
 use crate::GlobalArgs;
 
-pub(crate) use bar::ByteProgressBar;
 pub(crate) use budget::BudgetView;
+pub(crate) use byte_progress::ByteProgressBar;
 pub(crate) use cache::CacheView;
-pub(crate) use farfork_node::amount::format_bytes;
+pub(crate) use farfork_node::byte_size::format_bytes;
 pub(crate) use memory::{MemoryView, PagerView, memory_text, pager_text, sum_memory_use, sum_pager_stats};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::remains::{self, RunMarkers};
-use crate::harness::{Farfork, deadline, scratch};
+use crate::harness::leftovers::{self, RunMarkers};
+use crate::harness::{Farfork, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -330,7 +330,7 @@ fn missing_peer() {
     let nowhere = scratch::directory();
     let mut command = Farfork::at(Path::new("/nonexistent")).command(&["bench", "fork", "--peer", "criu"]);
     let child = command.env("PATH", nowhere.path()).spawn().expect("the binary under test can be started");
-    let ended = deadline::wait_with_output(child, "farfork bench fork --peer criu", RUN_LIMIT);
+    let ended = wait::wait_with_output(child, "farfork bench fork --peer criu", RUN_LIMIT);
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stdout);
     assert!(ended.stderr.contains("criu is not installed") && ended.stderr.contains("apt-get"), "{}", ended.stderr);
 }
@@ -344,11 +344,11 @@ fn run_benchmark(name: &str, arguments: &[&str]) -> Value {
     let arguments = [&["bench", name, "--json"], arguments].concat();
     let child = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
     let pid = child.id();
-    let ended = deadline::wait_with_output(child, &format!("farfork bench {name}"), RUN_LIMIT);
+    let ended = wait::wait_with_output(child, &format!("farfork bench {name}"), RUN_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
     let marks = marks(pid);
-    deadline::wait_until("nothing is left of the benchmark", REMAINS_LIMIT, || {
-        remains::find_leftovers(&marks).is_empty().then_some(())
+    wait::wait_until("nothing is left of the benchmark", REMAINS_LIMIT, || {
+        leftovers::find_leftovers(&marks).is_empty().then_some(())
     });
     serde_json::from_str(&ended.stdout).expect("JSON")
 }

@@ -10,7 +10,7 @@ use farfork_sys::pidfd;
 use farfork_sys::process::ProcStat;
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -44,9 +44,9 @@ fn first_process_traced(cluster: &Cluster) {
     let is_over = |child: &StartedChild| cluster.first().json(&["inspect", &child.id])["state"] == "exited";
     // On a slow machine the time of one may be over before it has come to that.
     let start = |options: &[&str]| {
-        deadline::wait_until("the first process stands still", END_LIMIT, || {
+        wait::wait_until("the first process stands still", END_LIMIT, || {
             let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
-            deadline::wait_until("it traces, or its time is over", END_LIMIT, || {
+            wait::wait_until("it traces, or its time is over", END_LIMIT, || {
                 (has_traced(&child) || is_over(&child)).then_some(())
             });
             has_traced(&child).then_some(child)
@@ -197,7 +197,7 @@ fn with_container(cluster: &Cluster) {
     };
     let end = |options: &[&str], deed: &dyn Fn(&str)| {
         let (child, process, init) =
-            deadline::wait_until("a child whose container stands still", END_LIMIT, || halted(options));
+            wait::wait_until("a child whose container stands still", END_LIMIT, || halted(options));
         deed(&child.id);
         assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "it was not killed");
         pidfd::send_signal(&init, SIGKILL).expect("it stands still");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -50,7 +50,7 @@ fn require_still(farfork: &Farfork, child: &StartedChild) {
 
 fn require_going_on(farfork: &Farfork, child: &StartedChild) {
     let before = doings(farfork, child).1;
-    deadline::wait_until("a child goes on", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
+    wait::wait_until("a child goes on", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
 }
 
 /// A program with four workers beside its main thread, asked by another node than its own.
@@ -133,7 +133,7 @@ fn killed(cluster: &Cluster) {
     let farfork = cluster.first();
     let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
     // On a slow machine its time may be over before it is paused: then there is another one.
-    let limited = deadline::wait_until("a child with a time limit is paused", LIMIT, || {
+    let limited = wait::wait_until("a child with a time limit is paused", LIMIT, || {
         let limited = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "2s"]).remove(0);
         let paused = farfork.run(&["pause", &limited.id]);
         assert!(paused.status.success() || paused.stderr.contains("it has ended"), "{}", paused.stderr);
@@ -164,7 +164,7 @@ fn outlive_daemon() {
     assert_eq!(state(farfork, &child), "paused");
     require_still(farfork, &child);
     farfork.json(&["unpause", &child.id]);
-    deadline::wait_until("the owner is known again", LIMIT, || {
+    wait::wait_until("the owner is known again", LIMIT, || {
         farfork.run(&["inspect", seed.id()]).status.success().then_some(())
     });
     seed.check_answers(&parent, &[child], &[74]);

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use farfork_fork::pager::MemoryPlan;
-use farfork_sys::memory::read_process;
 use farfork_sys::process::read_maps;
+use farfork_sys::process_memory::read_process;
 
 use crate::harness::{Cluster, Parent, Program, Seed, scratch};
 use crate::test::Test;

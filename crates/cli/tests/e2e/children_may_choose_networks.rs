@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -62,7 +62,7 @@ fn published(cluster: &Cluster) {
     let ports = format!("18080:{port}");
     let child = seed.fork_detached(&["7 serve".to_owned()], &["--to", cluster.name(1), "--publish", &ports]);
     for (from, ip) in [(1, LOOPBACK), (1, cluster.ip(1)), (0, cluster.ip(1))] {
-        let answer = deadline::wait_until("the child answers", LIMIT, || {
+        let answer = wait::wait_until("the child answers", LIMIT, || {
             ask(cluster, from, ip, 18_080, "/").ok().filter(|answer| !answer.is_empty())
         });
         assert_eq!(answer, "child 7", "from node {from} to {ip}");
@@ -73,7 +73,7 @@ fn published(cluster: &Cluster) {
 
     assert_eq!(ask(cluster, 1, LOOPBACK, 18_080, "/quit").expect("the child answers"), "child 7");
     seed.check_answers(&parent, &child, &[7]);
-    deadline::wait_until("the port ends with the child", LIMIT, || ask(cluster, 1, LOOPBACK, 18_080, "/").err());
+    wait::wait_until("the port ends with the child", LIMIT, || ask(cluster, 1, LOOPBACK, 18_080, "/").err());
     check_parents_server(port);
     parent.require_unharmed();
 }
@@ -87,9 +87,7 @@ fn taken_port(cluster: &Cluster) {
     cluster.first().run_failing(&again).require_mentions(&["port 18081", "in use", "another"]);
     cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
     cluster.first().run(&["wait", &child.id]);
-    deadline::wait_until("the port is free again", LIMIT, || {
-        cluster.first().run(&again).status.success().then_some(())
-    });
+    wait::wait_until("the port is free again", LIMIT, || cluster.first().run(&again).status.success().then_some(()));
     parent.require_unharmed();
 }
 
@@ -101,10 +99,10 @@ fn new_daemon() {
     let options = ["--to", cluster.name(1), "--publish", &ports, "--strategy", "eager"];
     let child = seed.fork_detached(&["9 serve".to_owned()], &options);
     let answers = || ask(&cluster, 1, LOOPBACK, 18_082, "/").ok().filter(|answer| answer == "child 9");
-    deadline::wait_until("the child answers", LIMIT, answers);
+    wait::wait_until("the child answers", LIMIT, answers);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    deadline::wait_until("the child answers by way of the new daemon", LIMIT, answers);
+    wait::wait_until("the child answers by way of the new daemon", LIMIT, answers);
     cluster.wait_until_all_are_alive();
     assert_eq!(ask(&cluster, 1, LOOPBACK, 18_082, "/quit").expect("the child answers"), "child 9");
     seed.check_answers(&parent, &child, &[9]);
@@ -153,7 +151,7 @@ fn copies() {
     let mut parent = parent("nothing");
     let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
-    deadline::wait_until("a zygote that children are forked from", LIMIT, || {
+    wait::wait_until("a zygote that children are forked from", LIMIT, || {
         let ended = seed.fork_attached("5 look", &to);
         assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
         (cluster.zygote_count(1, "children") > 0).then_some(())
@@ -187,7 +185,7 @@ fn copies() {
         for child in &ended {
             cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
         }
-        deadline::wait_until("a shared network ends with its children", LIMIT, || {
+        wait::wait_until("a shared network ends with its children", LIMIT, || {
             (!is_held(&cluster, &shared[0])).then_some(())
         });
     }
@@ -227,7 +225,7 @@ fn port_of_the_node(cluster: &Cluster) {
     // The parent is in another network, where it keeps its port.
     let child = seed.fork_detached(&["3 serve".to_owned()], &options);
     let answers = || ask(cluster, 0, cluster.ip(1), port, "/").ok().filter(|answer| answer == "child 3");
-    deadline::wait_until("the child answers at the node's address", LIMIT, answers);
+    wait::wait_until("the child answers at the node's address", LIMIT, answers);
     let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
     cluster.first().run_failing(&again).require_mentions(&[
         "making a socket",

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, memory};
+use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, memory, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -71,7 +71,7 @@ fn while_cut() {
     cluster.cut_link(1);
     thread::sleep(Duration::from_millis(1500));
     cluster.restore_link(1);
-    let ended = deadline::wait_with_output(settling, "settle", SETTLED_LIMIT);
+    let ended = wait::wait_with_output(settling, "settle", SETTLED_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
     cluster.wait_until_all_are_alive();
     cluster.first().json(&["drop", seed.id()]);
@@ -91,7 +91,7 @@ fn while_pager_dies() {
         thread::sleep(Duration::from_millis(30));
         cluster.kill_pager(1);
     }
-    let ended = deadline::wait_with_output(settling, "settle", SETTLED_LIMIT);
+    let ended = wait::wait_with_output(settling, "settle", SETTLED_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
     cluster.first().json(&["drop", seed.id()]);
     cluster.kill_pager(1);
@@ -138,7 +138,7 @@ fn in_background(cluster: &Cluster) {
     let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();
     cluster.first().run_failing(&["settle", id, "--timeout", "1ms"]).require_mentions(&[id, "in time", "go on coming"]);
-    deadline::wait_until("the child has settled", SETTLED_LIMIT, || {
+    wait::wait_until("the child has settled", SETTLED_LIMIT, || {
         (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
     });
     cluster.first().json(&["unpause", id]);

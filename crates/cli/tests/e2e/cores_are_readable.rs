@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use farfork_sys::memory::read_process;
+use farfork_sys::process_memory::read_process;
 
 use crate::harness::memory::Comparison;
 use crate::harness::{Cluster, Parent, Program, Seed, scratch};

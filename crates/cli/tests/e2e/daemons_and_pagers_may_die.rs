@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::seed::kernel_waits_text;
-use crate::harness::{Cluster, NodeProcess, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, deadline};
+use crate::harness::{Cluster, NodeProcess, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -170,7 +170,7 @@ fn child() {
     let said = paging.cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &victim.id]);
     assert_eq!(said["children"][0]["signal"], 9, "{said}");
     paging.seed.check_answers(&paging.parent, &paging.children, &NUMBERS[1..]);
-    deadline::wait_until("the killed child's process is gone", END_LIMIT, || {
+    wait::wait_until("the killed child's process is gone", END_LIMIT, || {
         (!std::fs::exists(format!("/proc/{}/maps", victim.pid)).unwrap_or(true)).then_some(())
     });
     paging.parent.require_unharmed();
@@ -252,9 +252,7 @@ fn not_ready() {
     std::fs::remove_file(&log).expect("the pager has a log");
     std::fs::create_dir(&log).expect("a directory can be made");
     cluster.kill_together(1, DEATHS_OF_ALL[0]);
-    deadline::wait_until("a node that is not ready", REPLACEMENT_LIMIT, || {
-        (node()["state"] == "not ready").then_some(())
-    });
+    wait::wait_until("a node that is not ready", REPLACEMENT_LIMIT, || (node()["state"] == "not ready").then_some(()));
     let reason = node()["not_ready"].as_str().unwrap_or_default().to_owned();
     assert!(reason.contains("its log cannot be opened"), "{reason}");
     for _ in 0..3 {
@@ -264,9 +262,7 @@ fn not_ready() {
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--to", second]);
     refused.require_mentions(&[second, "it takes no children", "fork to another node"]);
     std::fs::remove_dir(&log).expect("it is empty");
-    deadline::wait_until("a node that is ready again", REPLACEMENT_LIMIT, || {
-        (node()["state"] == "alive").then_some(())
-    });
+    wait::wait_until("a node that is ready again", REPLACEMENT_LIMIT, || (node()["state"] == "alive").then_some(()));
     let children = seed.fork_detached(&["91 1".to_owned()], &["--to", second]);
     seed.check_answers(&parent, &children, &[91]);
     drop(seed);

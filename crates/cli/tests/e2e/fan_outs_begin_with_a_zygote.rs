@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -56,7 +56,7 @@ fn of_each_fresh_seed() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let (mut has_enough, mut has_all) = (false, false);
-    deadline::wait_until(
+    wait::wait_until(
         "enough copies on both nodes, and nothing else where a fan-out does not begin",
         COPIES_LIMIT,
         || {
@@ -127,7 +127,7 @@ fn seed_dropped() {
             fan_out.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         });
         assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
-        deadline::wait_until("no zygote of a seed that was dropped", SOON, || {
+        wait::wait_until("no zygote of a seed that was dropped", SOON, || {
             (cluster.zygote_count(0, "kept") == 0).then_some(())
         });
     }

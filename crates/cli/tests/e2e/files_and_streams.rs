@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::harness::seed::without_ticks;
-use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -42,7 +42,7 @@ fn streams(cluster: &Cluster) {
     let mut stdin = child.stdin.take().expect("a pipe");
     stdin.write_all(b"one\ntwo words\n").expect("the command reads its input");
     drop(stdin);
-    let ended = deadline::wait_with_output(child, "an attached child", ATTACHED_LIMIT);
+    let ended = wait::wait_with_output(child, "an attached child", ATTACHED_LIMIT);
     assert_eq!(without_ticks(&ended.stdout), "child 12\nheard one\nheard two words\nend of input\n");
     assert_eq!(ended.stderr, "child 12 on standard error\n");
     assert_eq!(ended.status.code(), Some(42));
@@ -73,7 +73,7 @@ fn signals(cluster: &Cluster) {
     }
     let pidfd = farfork_sys::pidfd::open(child.id().cast_signed()).expect("our own child");
     farfork_sys::pidfd::send_signal(&pidfd, 15).expect("our own child");
-    let ended = deadline::wait_with_output(child, "a terminated child", ATTACHED_LIMIT);
+    let ended = wait::wait_with_output(child, "a terminated child", ATTACHED_LIMIT);
     drop(stdin);
     stdout.read_to_string(&mut said).expect("a pipe");
     assert_eq!(without_ticks(&said), "child 13\nterminated\n", "{}", ended.stderr);
@@ -86,10 +86,10 @@ fn several_signalled(cluster: &Cluster) {
     let seed = Seed::prepare(cluster.first(), &parent);
     let to = cluster.names(&[0, 1]);
     let command = cluster.first().spawn(&["fork", seed.id(), "--to", &to, "-n", "4"]);
-    deadline::wait_until("all of them run", ATTACHED_LIMIT, || (running(cluster, &seed) == 4).then_some(()));
+    wait::wait_until("all of them run", ATTACHED_LIMIT, || (running(cluster, &seed) == 4).then_some(()));
     let pidfd = farfork_sys::pidfd::open(command.id().cast_signed()).expect("our own child");
     farfork_sys::pidfd::send_signal(&pidfd, 2).expect("our own child");
-    let ended = deadline::wait_with_output(command, "a command that was interrupted", ATTACHED_LIMIT);
+    let ended = wait::wait_with_output(command, "a command that was interrupted", ATTACHED_LIMIT);
     assert_eq!((ended.status.code(), ended.stderr.matches("SIGTERM").count()), (Some(1), 4), "{}", ended.stderr);
     assert_eq!(running(cluster, &seed), 0);
 }
@@ -116,9 +116,9 @@ fn silent_end_of(cluster: &Cluster, count: &str) {
     let mut line = String::new();
     let read = BufReader::new(command.stdout.take().expect("a pipe")).read_line(&mut line);
     assert!(read.is_ok() && line.starts_with("tick "), "{line}");
-    let ended = deadline::wait_with_output(command, "a command that nobody reads", ATTACHED_LIMIT);
+    let ended = wait::wait_with_output(command, "a command that nobody reads", ATTACHED_LIMIT);
     assert_eq!((ended.status.code(), &*ended.stderr), (Some(141), ""));
-    deadline::wait_until("none runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 0).then_some(()));
+    wait::wait_until("none runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 0).then_some(()));
 }
 
 fn killed(cluster: &Cluster) {

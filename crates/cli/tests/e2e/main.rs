@@ -8,64 +8,64 @@
 
 mod benchmarks_run;
 mod check_set;
-mod children_are_compared;
-mod children_are_foretold;
-mod children_are_forked_on;
 mod children_equal_their_parent;
+mod children_may_be_forked_again;
 mod children_may_be_limited;
 mod children_may_be_paused;
 mod children_may_be_untrusted;
-mod children_may_call_out;
 mod children_may_choose_networks;
-mod children_may_have_users;
+mod children_may_have_egress;
+mod children_may_have_user_namespaces;
 mod children_may_settle;
-mod children_stand_by;
+mod container_roots_are_reused;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
 mod disks_may_be_full;
 mod fan_outs_begin_with_a_zygote;
 mod files_and_streams;
-mod files_are_those_of_prepare;
-mod guides_do_what_they_say;
+mod files_have_contents_of_prepare;
+mod fork_hazards_have_policies;
+mod guide_commands_work;
 mod harness;
-mod hazards_have_policies;
-mod hostile_bytes_are_harmless;
+mod inspect_compares_with_parent;
+mod kernel_resources_are_restored;
 mod links_may_be_cut;
-mod lists_may_be_watched;
+mod malformed_input_is_harmless;
 mod many_children_of_one_seed;
-mod members_are_let_in;
-mod memory_is_admitted;
+mod members_are_authenticated;
+mod memory_budgets_are_enforced;
 mod memory_may_run_out;
 mod memory_operations;
 mod metrics_are_served;
 mod namespaces_may_differ;
+mod next_child_is_prestarted;
 mod nodes_may_be_slow;
 mod nothing_is_left_behind;
-mod pages_are_remembered;
-mod paging_bears_harm;
+mod pages_are_cached;
+mod paging_survives_injected_faults;
 mod parent_may_die;
 mod parent_runs_on_unharmed;
-mod parents_may_be_run;
-mod phases_are_told;
-mod prepare_and_drop_leave_nothing;
-mod processes_are_carried_whole;
+mod phases_are_reported;
+mod prepare_and_drop_do_not_leak;
+mod process_state_is_restored;
 mod processors_may_differ;
-mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
+mod ps_watches_children;
 mod random_calls_are_compared;
-mod random_processes_are_carried;
+mod random_processes_are_restored;
 mod real_programs_are_forked;
-mod refusals_are_named;
-mod resources_are_restored;
+mod refusals_name_object_and_cause;
 mod results_are_kept;
-mod roots_are_used_again;
+mod run_starts_parents;
 mod runner;
 mod runs_are_contained;
 mod seeds_live_while_needed;
 mod seeds_may_be_sealed;
-mod strategies_are_what_they_say;
+mod strategies_fetch_as_documented;
 mod test;
+mod test_programs_pass_without_farfork;
 mod zygotes_are_forked;
+mod zygotes_are_prewarmed_speculatively;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -77,59 +77,59 @@ use test::Test;
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
 const TEST_FILES: &[(&str, &[Test])] = &[
-    ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
+    ("programs_are_right_by_themselves", test_programs_pass_without_farfork::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
-    ("children_are_compared", children_are_compared::TESTS),
-    ("resources_are_restored", resources_are_restored::TESTS),
-    ("processes_are_carried_whole", processes_are_carried_whole::TESTS),
-    ("parents_may_be_run", parents_may_be_run::TESTS),
+    ("children_are_compared", inspect_compares_with_parent::TESTS),
+    ("resources_are_restored", kernel_resources_are_restored::TESTS),
+    ("processes_are_carried_whole", process_state_is_restored::TESTS),
+    ("parents_may_be_run", run_starts_parents::TESTS),
     ("random_calls_are_compared", random_calls_are_compared::TESTS),
-    ("random_processes_are_carried", random_processes_are_carried::TESTS),
+    ("random_processes_are_carried", random_processes_are_restored::TESTS),
     ("real_programs_are_forked", real_programs_are_forked::TESTS),
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
-    ("files_are_those_of_prepare", files_are_those_of_prepare::TESTS),
+    ("files_are_those_of_prepare", files_have_contents_of_prepare::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
-    ("lists_may_be_watched", lists_may_be_watched::TESTS),
-    ("refusals_are_named", refusals_are_named::TESTS),
+    ("lists_may_be_watched", ps_watches_children::TESTS),
+    ("refusals_are_named", refusals_name_object_and_cause::TESTS),
     ("namespaces_may_differ", namespaces_may_differ::TESTS),
     ("processors_may_differ", processors_may_differ::TESTS),
-    ("hazards_have_policies", hazards_have_policies::TESTS),
-    ("hostile_bytes_are_harmless", hostile_bytes_are_harmless::TESTS),
+    ("hazards_have_policies", fork_hazards_have_policies::TESTS),
+    ("hostile_bytes_are_harmless", malformed_input_is_harmless::TESTS),
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
     ("results_are_kept", results_are_kept::TESTS),
     ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),
-    ("phases_are_told", phases_are_told::TESTS),
-    ("guides_do_what_they_say", guides_do_what_they_say::TESTS),
-    ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
+    ("phases_are_told", phases_are_reported::TESTS),
+    ("guides_do_what_they_say", guide_commands_work::TESTS),
+    ("prepare_and_drop_leave_nothing", prepare_and_drop_do_not_leak::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("disks_may_be_full", disks_may_be_full::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("nodes_may_be_slow", nodes_may_be_slow::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
-    ("paging_bears_harm", paging_bears_harm::TESTS),
-    ("memory_is_admitted", memory_is_admitted::TESTS),
+    ("paging_bears_harm", paging_survives_injected_faults::TESTS),
+    ("memory_is_admitted", memory_budgets_are_enforced::TESTS),
     ("children_may_be_limited", children_may_be_limited::TESTS),
     ("children_may_be_untrusted", children_may_be_untrusted::TESTS),
-    ("children_may_have_users", children_may_have_users::TESTS),
-    ("children_may_call_out", children_may_call_out::TESTS),
+    ("children_may_have_users", children_may_have_user_namespaces::TESTS),
+    ("children_may_call_out", children_may_have_egress::TESTS),
     ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
     ("fan_outs_begin_with_a_zygote", fan_outs_begin_with_a_zygote::TESTS),
-    ("roots_are_used_again", roots_are_used_again::TESTS),
+    ("roots_are_used_again", container_roots_are_reused::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
-    ("children_stand_by", children_stand_by::TESTS),
-    ("children_are_foretold", children_are_foretold::TESTS),
-    ("children_are_forked_on", children_are_forked_on::TESTS),
-    ("pages_are_remembered", pages_are_remembered::TESTS),
+    ("children_stand_by", next_child_is_prestarted::TESTS),
+    ("children_are_foretold", zygotes_are_prewarmed_speculatively::TESTS),
+    ("children_are_forked_on", children_may_be_forked_again::TESTS),
+    ("pages_are_remembered", pages_are_cached::TESTS),
     ("seeds_live_while_needed", seeds_live_while_needed::TESTS),
     ("seeds_may_be_sealed", seeds_may_be_sealed::TESTS),
     ("cores_are_readable", cores_are_readable::TESTS),
-    ("strategies_are_what_they_say", strategies_are_what_they_say::TESTS),
-    ("members_are_let_in", members_are_let_in::TESTS),
+    ("strategies_are_what_they_say", strategies_fetch_as_documented::TESTS),
+    ("members_are_let_in", members_are_authenticated::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("runs_are_contained", runs_are_contained::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),

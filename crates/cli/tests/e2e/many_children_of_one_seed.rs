@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -63,7 +63,7 @@ fn descriptors(cluster: &Cluster) {
 
     let children = seed.fork_idle(AT_ONCE as usize, &["--to", cluster.name(1)]);
     // A container that is being built is a copy of the daemon for some microseconds.
-    deadline::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
+    wait::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
         let is_allowed = |(process, count): (String, usize)| {
             let had = before.get(&process).copied().unwrap_or(0);
             count <= had + children.len() * DESCRIPTORS_EACH_MAX + DESCRIPTORS_SLACK
@@ -73,7 +73,7 @@ fn descriptors(cluster: &Cluster) {
 
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
-    deadline::wait_until("descriptors of ended children are closed", SETTLE_LIMIT, || {
+    wait::wait_until("descriptors of ended children are closed", SETTLE_LIMIT, || {
         let after = cluster.descriptors(1);
         let is_back = |(process, count): (&String, &usize)| {
             after.get(process).is_none_or(|now| *now <= count + DESCRIPTORS_SLACK)
@@ -115,7 +115,7 @@ fn alive_at_once() {
     let lost: Vec<_> = children.iter().filter(|child| !Path::new(&format!("/proc/{}", child.pid)).exists()).collect();
     assert!(lost.is_empty(), "{} of {all} do not live: {lost:?}", lost.len());
     seed.fork_and_check(&parent, 2, &[]);
-    deadline::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
+    wait::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
         let had = |process: &str| before.get(process).copied().unwrap_or(0);
         let most = |process: &str| had(process) + all * DESCRIPTORS_EACH_MAX + DESCRIPTORS_SLACK;
         cluster.descriptors(0).iter().all(|(process, count)| *count <= most(process)).then_some(())

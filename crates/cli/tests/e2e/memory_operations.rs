@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -55,7 +55,7 @@ fn several(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("moving_several"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&["5".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]);
-    deadline::wait_until("the kernel refuses", REFUSAL_LIMIT, || {
+    wait::wait_until("the kernel refuses", REFUSAL_LIMIT, || {
         let said = cluster.first().run(&["logs", &children[0].id]).stdout;
         said.lines().any(|line| line == "refused").then_some(())
     });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -152,7 +152,7 @@ fn ask(cluster: &Cluster, node: usize, request: &str) -> Option<String> {
         .stderr(Stdio::piped())
         .spawn()
         .expect("ip can be started");
-    let ended = deadline::wait_with_output(child, "a scrape", SCRAPE_LIMIT);
+    let ended = wait::wait_with_output(child, "a scrape", SCRAPE_LIMIT);
     match ended.status.code() {
         Some(0) => Some(ended.stdout),
         Some(9) => None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farfork_sys::pidfd;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] =
@@ -63,7 +63,7 @@ fn standing_still() {
         pidfd::send_signal(&process, SIGCONT).expect("it lives");
     }
     let has_told = || cluster.standstills(0).iter().any(|line| line.contains("goes on"));
-    deadline::wait_until("the daemon tells its log", TOLD_LIMIT, || has_told().then_some(()));
+    wait::wait_until("the daemon tells its log", TOLD_LIMIT, || has_told().then_some(()));
     seed.check_answers(&parent, &children, &[84, 85]);
     cluster.wait_until_all_are_alive();
     let next = seed.fork_detached(&["86 100".to_owned()], &["--to", cluster.name(1)]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farfork_sys::mount::point::MountPoint;
 
-use crate::harness::{BINARY, Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{BINARY, Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -72,7 +72,7 @@ fn started_by_hand() {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut daemon = cluster.in_network_of(1, || command.spawn()).expect("it starts");
     let listens = || UnixStream::connect(cluster.node(1).socket()).ok();
-    drop(deadline::wait_until("the daemon listens", SETTLE_LIMIT, listens));
+    drop(wait::wait_until("the daemon listens", SETTLE_LIMIT, listens));
     require_nothing_left(cluster);
     let _ = daemon.wait();
 }
@@ -84,7 +84,7 @@ fn where_containers_are_mounted() {
     let needed = MountPoint::acquire(&run_dir).expect("it is there");
     let other = thread::spawn(move || {
         let is_down = || (!run_dir.join("cluster.json").exists()).then_some(());
-        deadline::wait_until("it is taken down while the directory is needed", SETTLE_LIMIT, is_down);
+        wait::wait_until("it is taken down while the directory is needed", SETTLE_LIMIT, is_down);
         needed.release();
     });
     require_nothing_left(cluster);
@@ -101,7 +101,7 @@ fn no_memory() {
     seed.check_answers(&parent, &children, &numbers);
     drop(seed);
     thread::sleep(Duration::from_millis(200));
-    deadline::wait_until("the children's memory is given back", SETTLE_LIMIT, || {
+    wait::wait_until("the children's memory is given back", SETTLE_LIMIT, || {
         (cluster.children_memory_kb(1) <= GROUP_KB_MAX).then_some(())
     });
     parent.require_unharmed();

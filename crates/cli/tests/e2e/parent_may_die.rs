@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -39,7 +39,7 @@ fn during(cluster: &Cluster) {
         let prepare = cluster.first().spawn(&["prepare", &pid, "--json"]);
         thread::sleep(Duration::from_micros(moment * 500));
         parent.kill();
-        let ended = deadline::wait_with_output(prepare, "prepare of a dying parent", PREPARE_LIMIT);
+        let ended = wait::wait_with_output(prepare, "prepare of a dying parent", PREPARE_LIMIT);
         if ended.status.success() {
             let seed = Seed::from_json(cluster.first(), &ended.stdout);
             seed.fork_and_check(&parent, moment, &["--to", cluster.name(1)]);

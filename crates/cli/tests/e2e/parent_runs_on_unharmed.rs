@@ -10,7 +10,7 @@ use farfork_sys::pidfd;
 use farfork_sys::process::ProcStatus;
 
 use crate::harness::programs::sources;
-use crate::harness::{Cluster, Parent, Program, Seed, appearance, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, proc_snapshot, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -147,13 +147,13 @@ fn no_strange_child(cluster: &Cluster) {
 /// What `/proc` shows of a process that a prepare might have changed.
 fn as_before(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
-    let before = appearance::read_proc_snapshot(parent.pid());
+    let before = proc_snapshot::read_proc_snapshot(parent.pid());
     let seed = Seed::prepare(cluster.first(), &parent);
     parent.wait_for_ticks(5);
-    assert_eq!(before, appearance::read_proc_snapshot(parent.pid()));
+    assert_eq!(before, proc_snapshot::read_proc_snapshot(parent.pid()));
     drop(seed);
     parent.wait_for_ticks(5);
-    assert_eq!(before, appearance::read_proc_snapshot(parent.pid()));
+    assert_eq!(before, proc_snapshot::read_proc_snapshot(parent.pid()));
 }
 
 /// Three children on three nodes, one after the other, while the parent runs.

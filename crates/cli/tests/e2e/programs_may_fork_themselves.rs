@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
-use crate::harness::{BINARY, Cluster, WAIT_TIMEOUT, deadline, programs, scratch};
+use crate::harness::{BINARY, Cluster, WAIT_TIMEOUT, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -57,7 +57,7 @@ fn python(cluster: Option<&Cluster>) -> Command {
 fn run_module(cluster: Option<&Cluster>, arguments: &[&str]) {
     let mut command = python(cluster);
     command.args(["-m", "unittest"]).args(arguments);
-    let ended = deadline::wait_with_output(command.spawn().expect("Python"), &arguments.join(" "), MODULE_LIMIT);
+    let ended = wait::wait_with_output(command.spawn().expect("Python"), &arguments.join(" "), MODULE_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
 }
 
@@ -101,7 +101,7 @@ impl Running {
     fn kill(&mut self) {
         // It may have ended by itself.
         let _ = self.process.kill();
-        deadline::wait_exit(&mut self.process, "a killed program", LINE_LIMIT);
+        wait::wait_exit(&mut self.process, "a killed program", LINE_LIMIT);
     }
 }
 
@@ -143,7 +143,7 @@ fn program_killed(cluster: &Cluster) {
     assert_eq!(belongings(cluster, pid), (4, 4));
     let before = running(cluster);
     program.kill();
-    deadline::wait_until("its children and seeds end", END_LIMIT, || {
+    wait::wait_until("its children and seeds end", END_LIMIT, || {
         (belongings(cluster, pid) == (0, 0) && running(cluster) + 4 <= before).then_some(())
     });
 }
@@ -154,8 +154,8 @@ fn program_killed_early(cluster: &Cluster) {
         let mut program = executor(cluster, "crowd", "asked");
         let pid = program.process.id();
         program.kill();
-        deadline::wait_until("its seeds end", END_LIMIT, || (belongings(cluster, pid).1 == 0).then_some(()));
-        deadline::wait_until("its children end", END_LIMIT, || (running(cluster) == before).then_some(()));
+        wait::wait_until("its seeds end", END_LIMIT, || (belongings(cluster, pid).1 == 0).then_some(()));
+        wait::wait_until("its children end", END_LIMIT, || (running(cluster) == before).then_some(()));
     }
 }
 
@@ -174,7 +174,7 @@ fn daemon_killed() {
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
     // Those on the other node have lost who waited for them.
-    deadline::wait_until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
+    wait::wait_until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
@@ -193,7 +193,7 @@ fn library() -> &'static Path {
         make.arg("--directory").arg(root().join("crates/program")).args(["install", "examples", &build]);
         make.arg(format!("PREFIX={}", prefix.display()));
         let spawned = make.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let ended = deadline::wait_with_output(spawned.expect("make"), "the C library", MAKE_LIMIT);
+        let ended = wait::wait_with_output(spawned.expect("make"), "the C library", MAKE_LIMIT);
         assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
         prefix
     });
@@ -232,7 +232,7 @@ fn c_calls(cluster: &Cluster) {
 fn wait_for_clock_to_pass(path: &Path) {
     let changed = fs::metadata(path).expect("it was made");
     let changed = (changed.mtime(), changed.mtime_nsec());
-    deadline::wait_until("the clock passes", LINE_LIMIT, || {
+    wait::wait_until("the clock passes", LINE_LIMIT, || {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         ((now.tv_sec, now.tv_nsec) > changed).then_some(())
     });

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::harness::programs::sources;
-use crate::harness::{Cluster, LineProgram, Program, compare_with_parent, deadline, scratch};
-use crate::random_processes_are_carried::{prepare_process, refusals_of_check, require_agreement};
+use crate::harness::{Cluster, LineProgram, Program, compare_with_parent, scratch, wait};
+use crate::random_processes_are_restored::{prepare_process, refusals_of_check, require_agreement};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -107,7 +107,7 @@ fn output_of_calls(arguments: &[&str]) -> String {
     let mut command = Program::Calls.command();
     command.args(arguments).stdin(std::process::Stdio::null());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let ended = deadline::wait_with_output(command.spawn().expect("it was compiled"), "calls", COVERAGE_LIMIT);
+    let ended = wait::wait_with_output(command.spawn().expect("it was compiled"), "calls", COVERAGE_LIMIT);
     assert!(ended.status.success(), "calls {arguments:?}: {}\n{}", ended.status, ended.stderr);
     ended.stdout
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -83,12 +83,12 @@ fn over_a_restart() {
     let numbers: Vec<u64> = (0..ENDED).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
-    deadline::wait_until("all children have ended", GONE_LIMIT, || {
+    wait::wait_until("all children have ended", GONE_LIMIT, || {
         children.iter().all(|child| !is_there(child.pid)).then_some(())
     });
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    deadline::wait_until("the node is heard again", GONE_LIMIT, || {
+    wait::wait_until("the node is heard again", GONE_LIMIT, || {
         cluster.first().run(&["inspect", &children[0].id]).status.success().then_some(())
     });
     seed.check_answers(&parent, &children, &numbers);
@@ -111,7 +111,7 @@ fn waiting_client(cluster: &Cluster, seed: &Seed, count: usize, options: &[&str]
     let file = scratch::file(&vec!["7 still"; count].join("\n"));
     let path = file.path().to_string_lossy();
     let client = cluster.first().spawn(&[&["fork", seed.id(), "--payloads", &path], options].concat());
-    deadline::wait_until("all children run", GONE_LIMIT, || (running(cluster) == count).then_some(()));
+    wait::wait_until("all children run", GONE_LIMIT, || (running(cluster) == count).then_some(()));
     client
 }
 
@@ -132,9 +132,7 @@ fn client_killed() {
     {
         let mut client = waiting_client(&cluster, &seed, count, options);
         kill(&mut client);
-        deadline::wait_until("children end with who waits for them", GONE_LIMIT, || {
-            (running(&cluster) == 0).then_some(())
-        });
+        wait::wait_until("children end with who waits for them", GONE_LIMIT, || (running(&cluster) == 0).then_some(()));
     }
     let children = seed.fork_detached(&vec!["7 still".to_owned(); 4], &["--to", &both]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::harness::deadline::{self, CommandOutput};
 use crate::harness::scratch;
+use crate::harness::wait::{self, CommandOutput};
 use crate::runner::{self, self_test};
 use crate::test::Test;
 
@@ -58,7 +58,7 @@ impl InnerRun {
     /// Waits for the run to end, and returns its output. Nothing of the run is left on the machine.
     fn end(self) -> (CommandOutput, TempDir) {
         let pid = self.process.id();
-        let ended = deadline::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
+        let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
         require_no_traces(pid, self.directory.path());
         (ended, self.directory)
     }
@@ -152,7 +152,7 @@ fn fork_bomb() {
 fn starved_run() {
     let mut command = InnerRun::command(&scratch::directory(), &["starved::"]);
     command.env(self_test::PIDS_VARIABLE, "20");
-    let ended = deadline::wait_with_output(command.spawn().expect("it can be started"), "a starved run", RUN_LIMIT);
+    let ended = wait::wait_with_output(command.spawn().expect("it can be started"), "a starved run", RUN_LIMIT);
     require(&ended, last_line(&ended) == "1 passed, 4 failed", "the last line");
     require(&ended, ended.stdout.contains("starved::fourth: not run: the shared cluster does not start"), "the fourth");
     require(&ended, !ended.stdout.contains("starved::third: not run"), "the third");
@@ -162,7 +162,7 @@ fn starved_run() {
 fn overdue_run() {
     let mut command = InnerRun::command(&scratch::directory(), &["overdue::"]);
     command.env(self_test::RUN_LIMIT_VARIABLE, "2");
-    let ended = deadline::wait_with_output(command.spawn().expect("it can be started"), "an overdue run", RUN_LIMIT);
+    let ended = wait::wait_with_output(command.spawn().expect("it can be started"), "an overdue run", RUN_LIMIT);
     require(&ended, last_line(&ended) == "0 passed, 2 failed", "the last line");
     for line in ["first: the time of the whole run is over: not done", "second: not run"] {
         require(&ended, ended.stdout.contains(&format!("overdue::{line}")), line);
@@ -172,7 +172,7 @@ fn overdue_run() {
 /// A run of a test that stays, with a cluster and a process, once it has both.
 fn start_staying() -> InnerRun {
     let inner = InnerRun::start(&["staying::"]);
-    deadline::wait_until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
+    wait::wait_until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
     inner
 }
 
@@ -188,8 +188,8 @@ fn killed_run() {
     let InnerRun { mut process, directory } = start_staying();
     process.kill().expect("our own child");
     let pid = process.id();
-    deadline::wait_exit(&mut process, "the killed runner", SOON);
-    deadline::wait_until("the janitor removes what is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
+    wait::wait_exit(&mut process, "the killed runner", SOON);
+    wait::wait_until("the janitor removes what is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
     require_no_traces(pid, directory.path());
 }
 
@@ -203,7 +203,7 @@ fn run_killed_with_its_janitor() {
     let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     kill_process(janitor.expect("it has a janitor"), Signal::KILL).expect("it is not reaped before its parent ends");
     process.kill().expect("our own child");
-    deadline::wait_exit(&mut process, "the killed runner", SOON);
+    wait::wait_exit(&mut process, "the killed runner", SOON);
     assert!(!runner::traces_of(pid).is_empty(), "the supervisor and its janitor are dead");
     let (ended, directory) = InnerRun::start_in(directory, &["kinds::passes"]).end();
     require(&ended, last_line(&ended) == "1 passed, 0 failed", "the next run passes");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use farfork_sys::pidfd;
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -89,7 +89,7 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
         let asked = scope.spawn(|| seed.fork_attached("1", &["--to", cluster.name(1)]));
         // A node that is asked renews nothing by that: only who needs the seed does.
         let is_over = || Instant::now() > halted + HALT_MAX || asked.is_finished();
-        let is_renewed = deadline::poll_within(LEASE_LIMIT, || {
+        let is_renewed = wait::poll_within(LEASE_LIMIT, || {
             let expires_ms = find(cluster.first(), seed.id())["expires_unix_ms"].as_u64();
             let is_renewed = expires_ms.is_some_and(|expires_ms| expires_ms >= lease_end(&seed) + TTL_MS);
             (is_renewed || expires_ms.is_none() || is_over()).then_some(is_renewed)
@@ -174,14 +174,12 @@ fn leases(cluster: &Cluster) {
     };
     let (seed, child) = (0..ATTEMPTS_MAX).find_map(|_| leased()).expect("a child within the time of a lease");
     let end_ms = lease_end(&seed) + 2 * TTL_MS;
-    deadline::wait_until("the lease is renewed twice", LEASE_LIMIT, || {
+    wait::wait_until("the lease is renewed twice", LEASE_LIMIT, || {
         let expires_ms = find(cluster.node(1), seed.id())["expires_unix_ms"].as_u64().expect("it is there");
         (expires_ms >= end_ms).then_some(())
     });
     kill(cluster.first(), &child);
-    deadline::wait_until("the lease runs out", LEASE_LIMIT, || {
-        find(cluster.first(), seed.id()).is_null().then_some(())
-    });
+    wait::wait_until("the lease runs out", LEASE_LIMIT, || find(cluster.first(), seed.id()).is_null().then_some(()));
 }
 
 fn labels(cluster: &Cluster) {

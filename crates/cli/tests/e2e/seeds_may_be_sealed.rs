@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, memory, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, memory, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -42,7 +42,7 @@ fn image_of(said: &Value) -> PathBuf {
 }
 
 fn wait_until_sealed(cluster: &Cluster, seed: &Seed) -> Value {
-    deadline::wait_until("the seed is sealed", SEALED_LIMIT, || {
+    wait::wait_until("the seed is sealed", SEALED_LIMIT, || {
         Some(cluster.first().json(&["inspect", seed.id()])).filter(|said| said["seal"]["state"] != "sealing")
     })
 }
@@ -110,7 +110,7 @@ fn remember_touches() {
     let told = || cluster.first().json(&["inspect", seed.id()])["working_set_bytes"].as_u64().expect("a number");
     seed.fork_and_check(&parent, 69, &["--to", cluster.name(1)]);
     let known =
-        deadline::wait_until("a working set", SEALED_LIMIT, || Some(told()).filter(|bytes| *bytes > 0 && set.exists()));
+        wait::wait_until("a working set", SEALED_LIMIT, || Some(told()).filter(|bytes| *bytes > 0 && set.exists()));
     assert_eq!(fs::metadata(&set).expect("the set").permissions().mode() & 0o777, 0o600);
     cluster.stop_daemon(0);
     // The child may have told more of itself before it ended.
@@ -144,7 +144,7 @@ fn while_paging() {
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1])]);
     let said = wait_until_sealed(&cluster, &seed);
     assert_eq!(said["seal"]["state"], "sealed", "{said}");
-    deadline::wait_until("the template has ended", SEALED_LIMIT, || (!is_alive(template)).then_some(()));
+    wait::wait_until("the template has ended", SEALED_LIMIT, || (!is_alive(template)).then_some(()));
     seed.check_answers(&parent, &children, &numbers);
     parent.require_unharmed();
     drop(seed);
@@ -270,7 +270,7 @@ fn dropped(cluster: &Cluster) {
     }
     let seed = sealed(cluster, &parent);
     let directory = image_of(&seed.prepare_output).parent().expect("a directory").to_owned();
-    deadline::wait_until("one image is left", SEALED_LIMIT, || {
+    wait::wait_until("one image is left", SEALED_LIMIT, || {
         (fs::read_dir(&directory).expect("the directory").count() == 1).then_some(())
     });
     cluster.first().json(&["drop", "--force", seed.id()]);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::memory::huge_kb;
-use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -38,7 +38,7 @@ pub(crate) fn timely<T>(mut attempt: impl FnMut() -> T) -> T {
 }
 
 fn wait_for_zygote(cluster: &Cluster, node: usize) {
-    deadline::wait_until("a zygote", SOON, || (cluster.zygote_count(node, "kept") == 1).then_some(()));
+    wait::wait_until("a zygote", SOON, || (cluster.zygote_count(node, "kept") == 1).then_some(()));
 }
 
 /// A copy is its container's in every control group, and goes before its zygote where memory runs out.
@@ -110,7 +110,7 @@ fn whoever_dies() {
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
     assert_eq!(cluster.zygote_count(1, "kept"), 0, "it ends with its daemon");
-    deadline::wait_until("the seed's node is known again", SOON, || {
+    wait::wait_until("the seed's node is known again", SOON, || {
         cluster.node(1).run(&["inspect", seed.id()]).status.success().then_some(())
     });
     seed.release_children(&children);
@@ -173,7 +173,7 @@ fn where_they_may_be() {
     let others = Seed::prepare(cluster.first(), &other);
     let before = copies();
     others.fork_and_check(&other, 7, &[]);
-    deadline::wait_until("the other's zygote in its place", SOON, || {
+    wait::wait_until("the other's zygote in its place", SOON, || {
         others.fork_and_check(&other, 8, &[]);
         assert!(cluster.zygote_count(0, "kept") <= 1, "no more than there may be");
         (copies() > before).then_some(())
@@ -181,7 +181,7 @@ fn where_they_may_be() {
     wait_for_zygote(&cluster, 0);
     cluster.first().json(&["drop", others.id()]);
     let has_gone = || (cluster.zygote_count(0, "kept") == 0).then_some(());
-    deadline::wait_until("it goes with its seed", SOON, has_gone);
+    wait::wait_until("it goes with its seed", SOON, has_gone);
     drop((seed, others));
 
     let without = Cluster::start_with(1, &["--zygotes", "0"]);
@@ -213,7 +213,7 @@ fn in_huge_pages() {
     seed.fork_and_check(&parent, 1, &[]);
     let before = seed.fork_idle(1, &[]);
     let mut number = 2;
-    deadline::wait_until("huge pages of a zygote", SOON, || {
+    wait::wait_until("huge pages of a zygote", SOON, || {
         seed.fork_and_check(&parent, number, &[]);
         number += 1;
         zygotes(&cluster).into_iter().any(|pid| huge_kb(pid) > 0).then_some(())

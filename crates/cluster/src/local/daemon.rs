@@ -12,12 +12,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::process_identity::ProcessIdentity;
 use farfork_sys::{clone, namespace, pidfd};
 use rustix::process::Signal;
 
+use super::cgroups;
 use super::error::LocalError;
-use super::groups;
 use super::node::{DaemonCommand, LocalNode};
 use super::run_dir::run_dir_error;
 use super::trust;
@@ -79,7 +79,7 @@ pub(super) fn start_daemon(node: &LocalNode, launch: &LaunchOptions<'_>) -> Resu
 
 fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", ENTER_CGROUPS_SCRIPT, "sh"]).args(groups::daemon_cgroups(node)).arg("--");
+    command.args(["-c", ENTER_CGROUPS_SCRIPT, "sh"]).args(cgroups::daemon_cgroups(node)).arg("--");
     command.arg(&launch.command.program).args(["node", "--name", &node.name]);
     command.arg("--run-dir").arg(&node.run_dir);
     command.arg("--listen").arg(node.address.to_string());

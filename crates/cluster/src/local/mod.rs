@@ -25,10 +25,10 @@
 //! A real second machine differs only in the address.
 
 mod address;
+mod cgroups;
 mod config;
 mod daemon;
 mod error;
-mod groups;
 mod network;
 mod node;
 mod run_dir;
@@ -235,7 +235,7 @@ impl LocalCluster {
     /// Writes down what is going to be made.
     fn write_planned_state(config: &LocalClusterConfig, made_run_dir: bool) -> Result<Self, LocalError> {
         let run_dir = run_dir::real_path(&config.run_dir)?;
-        let state = ClusterState::planned(config, &run_dir, made_run_dir, groups::plan_cgroups(&config.name)?);
+        let state = ClusterState::planned(config, &run_dir, made_run_dir, cgroups::plan_cgroups(&config.name)?);
         state.write(&run_dir)?;
         Ok(Self { run_dir, state })
     }
@@ -243,7 +243,7 @@ impl LocalCluster {
     fn create_all(&mut self, names: NetnsLock, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<(), LocalError> {
         progress(UpProgress::Network);
         network::create_network(&self.state, names)?;
-        groups::create_cgroups(&self.state.groups, &self.state.nodes)?;
+        cgroups::create_cgroups(&self.state.groups, &self.state.nodes)?;
         self.state.nodes.iter().try_for_each(daemon::make_run_dir)?;
         trust::create_identities(&self.state.name, &self.state.nodes, &self.run_dir)?;
         // The others join the first, which therefore has to answer before they start; they may start together.
@@ -276,7 +276,7 @@ impl LocalCluster {
     /// Removes whatever of the plan exists, as far as possible, and reports the first failure.
     fn tear_down(&self) -> Result<(), LocalError> {
         daemon::stop_all(&self.state.nodes);
-        let outcomes = [groups::remove_cgroups(&self.state.groups), network::remove_network(&self.state)];
+        let outcomes = [cgroups::remove_cgroups(&self.state.groups), network::remove_network(&self.state)];
         point::remove_unused(Path::new(CONTAINER_PRIVATE_DIR));
         // While something is left, so is the file that says what.
         outcomes.into_iter().collect::<Result<(), _>>()?;

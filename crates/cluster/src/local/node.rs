@@ -5,13 +5,13 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::process::ProcStat;
-use farfork_sys::{cgroup, clone, fdpass};
+use farfork_sys::process_identity::ProcessIdentity;
+use farfork_sys::{cgroup, clone, fd_passing};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-use super::groups;
+use super::cgroups;
 
 /// How daemons are started.
 #[derive(Debug, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ impl LocalNode {
     /// Keeper, pager and holder: what runs in the daemon's control group, but for the daemon.
     pub fn pager_pids(&self) -> Vec<i32> {
         let daemon = self.pid();
-        let members = groups::daemon_cgroups(self).find_map(|group| cgroup::processes(&group).ok());
+        let members = cgroups::daemon_cgroups(self).find_map(|group| cgroup::processes(&group).ok());
         members.into_iter().flatten().filter(|pid| Some(*pid) != daemon).collect()
     }
 
@@ -103,7 +103,7 @@ impl LocalNode {
         )
         .ok()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket).ok()?).ok()?;
-        ProcessIdentity::of(fdpass::peer_pid(socket.as_fd()).ok()??).ok()
+        ProcessIdentity::of(fd_passing::peer_pid(socket.as_fd()).ok()??).ok()
     }
 
     /// What the daemon says.

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::cgroups::CgroupPlan;
 use super::config::LocalClusterConfig;
 use super::error::LocalError;
-use super::groups::CgroupPlan;
 use super::node::{DaemonCommand, LocalNode};
 use super::run_dir::run_dir_error;
 use super::{address, trust};

@@ -7,7 +7,7 @@ use std::io;
 use farfork_sys::cgroup;
 use farfork_sys::cgroup::hierarchy::CgroupVersion;
 
-use super::group::{by_version, write_file};
+use super::container::{by_version, write_file};
 use super::{CgroupDirectory, CgroupError, ContainerCgroup};
 
 /// Period over which processor time is limited, in microseconds: the kernel's default.

@@ -84,7 +84,7 @@ impl UnlimitedGroup {
         if IS_IN.get() {
             return Ok(());
         }
-        self.places.iter().try_for_each(|place| super::group::join_directory(place, pid))
+        self.places.iter().try_for_each(|place| super::container::join_directory(place, pid))
     }
 
     /// Waits until this process has no threads there any more: those that have ended are there for a moment still.

@@ -23,7 +23,7 @@ use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use super::plan::is_kernel_view;
+use super::mount_plan::is_kernel_view;
 use super::{PRIVATE_DIR, mask_path};
 use crate::config::RootSpec;
 

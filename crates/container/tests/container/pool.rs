@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use farfork_container::{
     ContainerError, ContainerPool, ContainerSpec, NetworkSpec, RootSpec, UsersSpec, clean_leftovers,
 };
-use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::process_identity::ProcessIdentity;
 
 use crate::probe::{Node, ask, take, try_ask, until};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farfork_sys::inquiry::{self, FdQuery};
+use farfork_sys::fd_query::{self, FdQuery};
 use farfork_sys::pidfd;
 use rustix::fs::{FileType, fstat};
 
@@ -142,12 +142,12 @@ fn put_query_results(copy: BorrowedFd<'_>, field: &str, fields: &mut Observation
         fields.put(&format!("{field}/stat/links"), stat.st_nlink);
         fields.put(&format!("{field}/stat/modified"), format!("{}.{:09}", stat.st_mtime, stat.st_mtime_nsec));
     }
-    for inquiry in inquiry::FCNTL_QUERIES {
-        put_query_result(inquiry, inquiry::query_fcntl(copy, inquiry), &format!("{field}/fcntl"), fields);
+    for inquiry in fd_query::FCNTL_QUERIES {
+        put_query_result(inquiry, fd_query::query_fcntl(copy, inquiry), &format!("{field}/fcntl"), fields);
     }
     if accepts_ioctl_queries(kind, copy) {
-        for inquiry in inquiry::IOCTL_QUERIES {
-            put_query_result(inquiry, inquiry::query_ioctl(copy, inquiry), &format!("{field}/ioctl"), fields);
+        for inquiry in fd_query::IOCTL_QUERIES {
+            put_query_result(inquiry, fd_query::query_ioctl(copy, inquiry), &format!("{field}/ioctl"), fields);
         }
     }
     if kind == FileType::Socket {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::names::{IdentifierMap, OUTSIDE};
+use super::identifiers::{IdentifierMap, OUTSIDE};
 use super::{ObservationBuilder, ObserveError, bytes_text, error_name};
 
 /// Files and folders that are not read here, with the reason.

@@ -2,7 +2,7 @@
 //! of some of it, so that the calling thread must have stopped them.
 
 use farfork_sys::ptrace::{self, SignalQueue};
-use farfork_sys::{inquiry, process};
+use farfork_sys::{fd_query, process};
 
 use super::{ObservationBuilder, ObserveError, bytes_text, process_files};
 
@@ -34,8 +34,8 @@ pub(super) fn read_threads(pid: i32, fields: &mut ObservationBuilder) -> Result<
 }
 
 fn put_scheduling(tid: i32, field: &str, fields: &mut ObservationBuilder) {
-    fields.put_result(&format!("{field}/ioprio"), inquiry::io_priority(tid));
-    fields.put_result(&format!("{field}/scheduling"), inquiry::scheduling_attributes(tid).map(|raw| bytes_text(&raw)));
+    fields.put_result(&format!("{field}/ioprio"), fd_query::io_priority(tid));
+    fields.put_result(&format!("{field}/scheduling"), fd_query::scheduling_attributes(tid).map(|raw| bytes_text(&raw)));
 }
 
 fn put_registrations(tid: i32, field: &str, fields: &mut ObservationBuilder) {

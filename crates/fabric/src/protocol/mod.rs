@@ -6,24 +6,24 @@
 //!   frames ──▶ Outbound ──▶ stream of bytes
 //! ```
 
-mod ask;
-mod handles;
-mod inbound;
-mod outbound;
-mod owner;
-mod patience;
-mod refused;
+mod backoff;
+mod change_sessions;
+mod frame_decoder;
+mod handle_table;
+mod pending_request;
+mod refused_request;
 mod requester;
-mod sessions;
+mod responder;
+mod send_queue;
 
-pub(crate) use ask::{PendingRequest, RequestOutcome};
-pub(crate) use inbound::{DecodeEvent, FrameDecoder};
-pub(crate) use outbound::SendQueue;
-pub(crate) use owner::{OwnerContext, Responder};
-pub(crate) use patience::Backoff;
-pub(crate) use refused::RefusedRequest;
+pub(crate) use backoff::Backoff;
+pub(crate) use change_sessions::{ChangeSessionTable, SessionAttachment};
+pub(crate) use frame_decoder::{DecodeEvent, FrameDecoder};
+pub(crate) use pending_request::{PendingRequest, RequestOutcome};
+pub(crate) use refused_request::RefusedRequest;
 pub(crate) use requester::{Requester, carries_fd};
-pub(crate) use sessions::{ChangeSessionTable, SessionAttachment};
+pub(crate) use responder::{OwnerContext, Responder};
+pub(crate) use send_queue::SendQueue;
 
 #[cfg(test)]
 mod tests;

@@ -9,8 +9,8 @@ use farfork_wire::frame::reply;
 use farfork_wire::frame::request::{append_ask_grants, append_open, append_read};
 use farfork_wire::frame::{FabricFrameError, FrameKind, Header};
 
-use super::ask::{PendingRequest, RequestOutcome};
-use super::handles::HandleTable;
+use super::handle_table::HandleTable;
+use super::pending_request::{PendingRequest, RequestOutcome};
 use crate::Reply;
 use crate::buffer::Buffer;
 

@@ -11,7 +11,7 @@ use farfork_wire::frame::request::{ReadMode, check_spans};
 use rustix::io::Errno;
 
 use super::ShmDialer;
-use super::grants::{GrantCache, GrantedTemplate, SeedAccess};
+use super::grant_cache::{GrantCache, GrantedTemplate, SeedAccess};
 use crate::protocol::PendingRequest;
 use crate::stream::{EpollEventSource, Link, LinkConfig};
 use crate::tcp::random_connection_id;

@@ -24,7 +24,7 @@
 
 mod connection;
 mod dialer;
-mod grants;
+mod grant_cache;
 mod server;
 mod stream;
 

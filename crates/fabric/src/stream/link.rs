@@ -18,9 +18,9 @@ use farfork_wire::frame::change::ConnectionId;
 use farfork_wire::frame::reply::{Grant, Refusal};
 use farfork_wire::frame::{FabricFrameError, Header};
 
-use super::connecting::LinkState;
-use super::rim::EventSource;
-use super::trouble::LinkFailure;
+use super::event_source::EventSource;
+use super::link_failure::LinkFailure;
+use super::link_setup::LinkState;
 use crate::buffer::{Buffer, BufferPool};
 use crate::protocol::{Backoff, PendingRequest, RequestOutcome, Requester};
 use crate::transport::{Dialer, Security};

@@ -4,25 +4,25 @@
 //! Link and peer wait for nothing. Who waits are the rims: [`EpollRim`] for a requester with sockets, a server's worker
 //! for an owner's; `sim` has rims of its own.
 
-mod complaints;
-mod conduct;
-mod connecting;
+mod command_queue;
 mod connection;
+mod cpu_policy;
+mod event_source;
+mod framed_stream;
+mod handshake_acceptor;
 mod link;
+mod link_failure;
+mod link_setup;
 mod listener;
-mod mailbox;
-mod peer;
-mod porch;
-mod rim;
-mod seated;
+mod rate_limited_log;
 mod server;
-mod session;
+mod server_connection;
 mod socket;
-mod trouble;
+mod watched_connection;
 mod worker;
 
+pub(crate) use event_source::{EpollEventSource, EventSource, Interest};
 pub(crate) use link::{Link, LinkConfig};
-pub(crate) use peer::{ServerConnection, TurnOutcome};
-pub(crate) use rim::{EpollEventSource, EventSource, Interest};
 pub(crate) use server::{ListenerConfig, StreamServer};
+pub(crate) use server_connection::{ServerConnection, TurnOutcome};
 pub(crate) use socket::{SocketAttempt, create_socket};

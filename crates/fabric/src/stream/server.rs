@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::mailbox::{CommandQueue, ServerCommand};
-use super::porch::HandshakeAcceptor;
+use super::command_queue::{CommandQueue, ServerCommand};
+use super::handshake_acceptor::HandshakeAcceptor;
 use super::worker::Worker;
 use crate::Exporter;
 use crate::protocol::OwnerContext;

@@ -11,11 +11,11 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::complaints::RateLimitedLog;
-use super::conduct::CpuPolicy;
-use super::mailbox::{AcceptedStream, CommandQueue, ServerCommand};
-use super::peer::{ServerConnection, TurnOutcome};
-use super::seated::WatchedConnection;
+use super::command_queue::{AcceptedStream, CommandQueue, ServerCommand};
+use super::cpu_policy::CpuPolicy;
+use super::rate_limited_log::RateLimitedLog;
+use super::server_connection::{ServerConnection, TurnOutcome};
+use super::watched_connection::WatchedConnection;
 use crate::buffer::BufferPool;
 use crate::protocol::OwnerContext;
 use crate::{AdaptiveSpin, LinkError};

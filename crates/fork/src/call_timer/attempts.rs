@@ -14,9 +14,9 @@ use std::thread;
 use farfork_sys::{clock, priority};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::end::{self, ExpiryOutcome};
+use super::deadline::CallDeadline;
+use super::expiry::{self, ExpiryOutcome};
 use super::schedule::ScheduledCall;
-use super::watch::CallDeadline;
 
 /// Most threads at a time. An attempt takes some 200 us, so this is no limit to the calls that end in time; it bounds what many calls
 /// cost whose threads are all held by a debugger.
@@ -183,7 +183,7 @@ impl AttemptThread {
 
     fn outcome(&mut self) -> CallOutcome {
         loop {
-            match end::expire_call(&self.pending.watch, self.pending.is_our_own) {
+            match expiry::expire_call(&self.pending.watch, self.pending.is_our_own) {
                 ExpiryOutcome::Done => return CallOutcome::Done,
                 ExpiryOutcome::Restarted(watch) => return CallOutcome::Restarted(watch),
                 ExpiryOutcome::Retry => {}

@@ -15,11 +15,11 @@
 mod attempts;
 mod backoff;
 mod budget;
-mod child;
-mod end;
-mod process;
+mod child_calls;
+mod deadline;
+mod event_loop;
+mod expiry;
 mod schedule;
-mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -33,9 +33,9 @@ use std::thread;
 use farfork_sys::companion;
 use farfork_sys::process::ProcStat;
 
-pub use child::watch_child_calls;
-pub use process::run;
-pub(crate) use watch::{CallDeadline, CallSite};
+pub use child_calls::watch_child_calls;
+pub(crate) use deadline::{CallDeadline, CallSite};
+pub use event_loop::run;
 
 /// The name of each thread of the timer's, by which captures know who stops a thread for a moment.
 pub const THREAD_NAME: &str = "call-timer";

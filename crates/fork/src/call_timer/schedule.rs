@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::backoff::RetryBackoff;
-use super::watch::CallDeadline;
+use super::deadline::CallDeadline;
 
 /// Most calls that are watched at a time, as many as a machine has threads. Further ones last for their whole limit.
 const WATCHES_MAX: usize = 1 << 16;
@@ -70,7 +70,7 @@ impl CallSchedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::watch::CallSite;
+    use super::super::deadline::CallSite;
     use super::*;
 
     fn has(schedule: &CallSchedule, tid: i32) -> bool {

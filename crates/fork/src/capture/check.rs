@@ -9,7 +9,7 @@ use super::error::{CaptureError, Refusal};
 use super::files::{self, CheckedProcess, DaemonSockets, OpenFd, RunningFileCheck, TreeStreams};
 use super::shared::SharedSources;
 use super::state::namespaces::NamespacePolicy;
-use super::state::root::TreeRoot;
+use super::state::tree_root::TreeRoot;
 use super::survey::{Survey, SurveyDepth};
 use super::tree;
 

@@ -13,17 +13,17 @@ use farfork_sys::process::{self, MapEntry};
 use farfork_wire::descriptor::{Descriptor, Origin};
 
 use super::attempt::{CapturedProcess, SharedTreeState, TemplateProcess};
-use super::calls::inject::{InjectedCall, Injector};
-use super::calls::lifeline::InjectionPages;
 use super::error::CaptureError;
 use super::files::versions::{HeldFile, VersionCompletion};
+use super::injection::injector::{InjectedCall, Injector};
+use super::injection::pages::InjectionPages;
 use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
-use super::state::inherited::InheritedStateQuery;
+use super::state::inherited_state::InheritedStateQuery;
 use super::survey::Survey;
-use super::template::twin;
+use super::template::flag_probe;
 use super::tracer::deadline::Deadline;
-use super::tracer::post::run_ready;
+use super::tracer::executor::run_ready;
 use super::{CaptureOptions, open_memory, state, tree};
 use crate::{kernel, phase};
 
@@ -182,7 +182,8 @@ fn read_oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
 
 /// The areas of a clone itself, with their flags, where it has little memory. `None` where a twin is to tell them; a parent's are known.
 fn read_small_flags(held: &TemplateProcess, space: &TemplateMemory) -> Result<Option<Vec<MapEntry>>, CaptureError> {
-    let Some(clone) = held.as_clone().filter(|_| space.large_mappings(twin::LARGE_MAPPINGS_MAX).is_empty()) else {
+    let Some(clone) = held.as_clone().filter(|_| space.large_mappings(flag_probe::LARGE_MAPPINGS_MAX).is_empty())
+    else {
         return Ok(None);
     };
     let areas = phase!("prepare.flags", process::read_smaps(clone.pid));
@@ -199,9 +200,9 @@ fn apply_mapping_flags(
     let TemplateProcess::Clone(clone) = held else { return Ok(()) };
     let (mut areas, mut marked) = (told, Vec::new());
     if areas.is_none() {
-        let large = taken.memory.large_mappings(twin::LARGE_MAPPINGS_MAX);
+        let large = taken.memory.large_mappings(flag_probe::LARGE_MAPPINGS_MAX);
         marked = large.iter().map(|entry| entry.start).collect();
-        let told = twin::read_flags(clone, &large, (&taken.pages, &taken.mem), injector);
+        let told = flag_probe::read_flags(clone, &large, (&taken.pages, &taken.mem), injector);
         let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
         areas = told.map_err(unknown).ok().filter(|areas| taken.memory.is_covered_by(areas));
     }

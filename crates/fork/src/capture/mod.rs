@@ -20,22 +20,22 @@
 //! - The template never runs; it dies with its tracer, at its first instructions if need be.
 
 mod attempt;
-mod calls;
 mod check;
 mod describe;
 mod error;
 mod files;
-mod lineage;
+mod inheritance;
+mod injection;
 mod memory;
 mod pause;
 mod shared;
-mod stand;
 mod state;
 mod stop;
 mod survey;
 mod template;
 mod tracer;
 mod tree;
+mod tree_pause;
 
 use std::fmt;
 use std::fs::File;
@@ -44,21 +44,21 @@ use std::time::Duration;
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::Descriptor;
 
-pub use calls::lifeline::OfferedPages;
 pub use check::{CheckOptions, CheckReport, check};
 pub use error::{CaptureError, Refusal};
 pub use files::DaemonSockets;
 pub use files::versions::HeldFile;
-pub use lineage::ServingPager;
+pub use inheritance::ServingPager;
+pub use injection::pages::OfferedPages;
 pub use shared::SharedCopy;
 pub use state::namespaces::NamespacePolicy;
-pub(crate) use stop::entry::{ProcessorClocks, SleepingCall, StoppedCall};
-pub(crate) use stop::limits::LimitedCall;
-pub use stop::questions::{QueryArgument, QueryCall, QueryResult, QueryThreads};
+pub(crate) use stop::call_entry::{ProcessorClocks, SleepingCall, StoppedCall};
+pub(crate) use stop::call_timeouts::LimitedCall;
+pub use stop::queries::{QueryArgument, QueryCall, QueryResult, QueryThreads};
 pub(crate) use stop::restart::{self, CallMark};
-pub use stop::standstill::StoppedProcess;
+pub use stop::stopped_process::StoppedProcess;
 pub(crate) use tracer::deadline::Deadline;
-pub use tracer::owner::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, Template};
+pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, Template};
 
 /// Default limit of a capture: a fork of some hundred gigabytes takes as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -169,7 +169,7 @@ impl CaptureTimes {
 /// # Errors
 /// Says what stands against it, by name; the process runs on as if nothing had happened.
 pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
-    tracer::owner::capture_blocking(pid, options)
+    tracer::owner_thread::capture_blocking(pid, options)
 }
 
 /// Starts to capture a process; `observer` hears that it was begun, and then that it was completed, each
@@ -182,13 +182,13 @@ pub fn start_capture(
     options: CaptureOptions,
     observer: Box<dyn CaptureCallbacks>,
 ) -> Result<(), CaptureError> {
-    tracer::owner::start_job(pid, options, observer)
+    tracer::owner_thread::start_job(pid, options, observer)
 }
 
 /// The same in the calling [tracer](spawn_tracer), which then is the template's: this returns when the template has ended, or when
 /// nothing was captured. [`warm_up`] before spares the capture the thread's first steps.
 pub fn capture_and_hold(pid: i32, options: CaptureOptions, observer: Box<dyn CaptureCallbacks>) {
-    tracer::owner::run_job(pid, options, observer);
+    tracer::owner_thread::run_job(pid, options, observer);
 }
 
 /// Starts a tracer, in which [`hold`] may be called: what it has stopped is let go as it was, also where this process is killed.
@@ -197,17 +197,17 @@ pub fn capture_and_hold(pid: i32, options: CaptureOptions, observer: Box<dyn Cap
 /// # Errors
 /// As clone(2): no thread could be started.
 pub fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    tracer::owner::spawn_tracer(name, life)
+    tracer::owner_thread::spawn_tracer(name, life)
 }
 
 /// Makes the calling thread ready to capture at once.
 pub fn warm_up_thread() {
-    tracer::ready::warm_up();
+    tracer::thread_pool::warm_up();
 }
 
 /// From now on a few threads are ready to capture, for [`start`]: for a daemon, which will be asked to.
 pub fn enable_thread_pool() {
-    tracer::ready::fill_pool();
+    tracer::thread_pool::fill_pool();
 }
 
 /// A process's memory, for reading and writing.

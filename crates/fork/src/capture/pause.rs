@@ -14,25 +14,25 @@ use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
-use super::calls::ask::{self, ThreadAnswers};
-use super::calls::inject::Injector;
-use super::calls::lifeline::{InjectionLayout, InjectionPages, OfferedPages, ThreadScript};
-use super::calls::rescue::{self, Gadgets, SigreturnFrame};
-use super::calls::script::{self, EndSignal, RunningScript};
 use super::error::{CaptureError, Refusal};
 use super::files::versions::HeldFileMap;
 use super::files::{DaemonSockets, OpenFileStates};
-use super::lineage::TemplateSearch;
+use super::inheritance::TemplateSearch;
+use super::injection::injector::Injector;
+use super::injection::pages::{InjectionLayout, InjectionPages, OfferedPages, ThreadScript};
+use super::injection::script::{self, EndSignal, RunningScript};
+use super::injection::sigreturn_frame::{self, Gadgets, SigreturnFrame};
+use super::injection::thread_queries::{self, ThreadAnswers};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::ThreadExtendedState;
-use super::state::apart;
-use super::state::filters::{self, SeccompFilters};
-use super::state::likeness::ProcessRoot;
+use super::state::process_root::ProcessRoot;
+use super::state::seccomp::{self, SeccompFilters};
 use super::state::timers::{self, ListedTimer};
-use super::stop::stopped::{ProcessSnapshot, StopGuard};
+use super::state::unshared_threads;
+use super::stop::stop_guard::{ProcessSnapshot, StopGuard};
 use super::survey::{Survey, ThreadProfile};
-use super::template::born::CloneOutcome;
 use super::template::clone_call;
+use super::template::cloning::CloneOutcome;
 use super::tracer::deadline::Deadline;
 use crate::phase;
 
@@ -135,7 +135,7 @@ pub(super) async fn run_pause(
         let thread = (leader.tid, &leader.registers);
         let rescued = (rescue.as_ref(), &prepared.mem);
         unmapped = phase!(await "prepare.unmap", lifeline.unmap(thread, rescued, injector));
-        rescue::disarm_leader(leader, rescued);
+        sigreturn_frame::disarm_leader(leader, rescued);
         stopped.mark_leader_restored();
     }
     let PauseWork {
@@ -180,12 +180,12 @@ async fn map_injection_pages(
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
     let rescue = SigreturnFrame::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
     let rescued = (rescue.as_ref(), mem);
-    let mapped = match rescue::arm_leader(snapshot.leader(), end, rescued) {
+    let mapped = match sigreturn_frame::arm_leader(snapshot.leader(), end, rescued) {
         Ok(()) => InjectionPages::map(snapshot, room, end, rescued, injector).await,
         Err(error) => Err(error),
     };
     if mapped.is_err() {
-        rescue::disarm_leader(snapshot.leader(), rescued);
+        sigreturn_frame::disarm_leader(snapshot.leader(), rescued);
     }
     mapped.map(|lifeline| (lifeline, rescue))
 }
@@ -207,10 +207,10 @@ fn suspend_filters(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<Seccom
     let mut filters = SeccompFilters::default();
     for thread in &snapshot.threads {
         let profile = survey.profiles.get(&thread.tid).ok_or(CaptureError::ProcessGone { pid: survey.pid })?;
-        if let Some(refusal) = filters::refusal(survey.pid, thread.tid, &profile.status) {
+        if let Some(refusal) = seccomp::refusal(survey.pid, thread.tid, &profile.status) {
             return Err(CaptureError::refused(survey.pid, vec![refusal]));
         }
-        filters::suspend(thread.tid, &profile.status)?;
+        seccomp::suspend(thread.tid, &profile.status)?;
         filters.add_thread(survey.pid, thread.tid, &profile.status)?;
     }
     Ok(filters)
@@ -246,15 +246,18 @@ async fn run_work(
 ) -> Result<PauseWork, CaptureError> {
     let mut lap = Stopwatch::start_scripts();
     let pid = stopped.snapshot.pid;
-    let (mut tasks, tid_addresses) = ask::build_scripts(&stopped.snapshot, standing, &prepared.survey, lifeline);
+    let (mut tasks, tid_addresses) =
+        thread_queries::build_scripts(&stopped.snapshot, standing, &prepared.survey, lifeline);
     tasks[0].calls.extend((!freeze).then(clone_call));
     lifeline.write(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
     let mut running = start_scripts(&stopped.snapshot, &tasks, lifeline, (rescue, &prepared.mem), end, injector)?;
     injector.wait_scripts(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
     times.queries = lap.lap();
-    let apart: Vec<Refusal> =
-        stopped.snapshot.threads[1..].iter().filter_map(|one| apart::refuse_unshared_table(pid, one.tid)).collect();
+    let apart: Vec<Refusal> = stopped.snapshot.threads[1..]
+        .iter()
+        .filter_map(|one| unshared_threads::refuse_unshared_table(pid, one.tid))
+        .collect();
     let Survey { fds, diagnosis, .. } = &prepared.survey;
     let contents = OpenFileStates::read(pid, (fds, &prepared.daemon_sockets), diagnosis.as_ref());
     let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());

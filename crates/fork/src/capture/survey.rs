@@ -7,20 +7,20 @@ use std::ops::Range;
 
 use farfork_sys::companion;
 use farfork_sys::process::{self, MapEntry, ProcStat, ProcStatus, SchedulingAttributes};
-use farfork_sys::socket_diagnosis::SockDiag;
+use farfork_sys::sock_diag::SockDiag;
 use farfork_wire::descriptor::THREADS_MAX;
 
-use super::calls::inject;
 use super::error::{CaptureError, Refusal};
 use super::files::{self, DaemonSockets, OpenFd, TreeStreams};
+use super::injection::injector;
 use super::memory;
 use super::memory::FileSystemCache;
-use super::state::link::read_proc_link;
+use super::state::auxiliary_vector::AuxiliaryVector;
 use super::state::namespaces::{self, NamespacePolicy};
-use super::state::program::AuxiliaryVector;
-use super::state::root::{self, TreeRoot};
-use super::state::{apart, filters, time_namespace, timers, users};
-use super::stop::{freezer, inexact, tracers, vfork, waits};
+use super::state::proc_link::read_proc_link;
+use super::state::tree_root::{self, TreeRoot};
+use super::state::{seccomp, time_namespace, timers, unshared_threads, user_namespace};
+use super::stop::{freezer, inexact_waits, interrupted_calls, tracers, vfork};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -160,7 +160,7 @@ impl Survey {
         survey.refusals.extend(survey.file_systems.refusals(pid, &survey.maps));
         let root = TreeRoot::find(streams.map_or(pid, TreeStreams::root_pid))?;
         survey.refusals.extend(root.refusal(pid, &read_proc_link(pid, pid, "root")?));
-        survey.refusals.extend(root::refuse_current_directory(pid));
+        survey.refusals.extend(tree_root::refuse_current_directory(pid));
         survey.refusals.extend(files::refuse_open_files((pid, root), &survey.fds)?);
         survey.refusals.extend(files::refuse_foreign_pidfds(
             streams.map_or(pid, TreeStreams::root_pid),
@@ -172,12 +172,12 @@ impl Survey {
         if depth != SurveyDepth::Quick || sockets.caller.is_none() {
             survey.refusals.extend(timers::refusals(pid, &timers::list_timers(pid)?, &survey.inner_ids()));
         }
-        survey.notes.extend(memory::object::note_stale_mappings((pid, &survey.fds), &survey.maps));
+        survey.notes.extend(memory::stale_mappings::note_stale_mappings((pid, &survey.fds), &survey.maps));
         if depth == SurveyDepth::Quick {
-            survey.profiles.keys().for_each(|tid| waits::observe_thread(*tid));
+            survey.profiles.keys().for_each(|tid| interrupted_calls::observe_thread(*tid));
         } else {
             survey.note_not_carried();
-            survey.notes.extend(inexact::inexact_notes(survey.profiles.keys().copied()));
+            survey.notes.extend(inexact_waits::inexact_notes(survey.profiles.keys().copied()));
         }
         Ok(survey)
     }
@@ -220,7 +220,7 @@ impl Survey {
             self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
             return Ok(());
         };
-        match inject::find_vdso_syscall(pid, vdso).map_err(CaptureError::reading(pid, "the vdso"))? {
+        match injector::find_vdso_syscall(pid, vdso).map_err(CaptureError::reading(pid, "the vdso"))? {
             Some(address) => self.syscall_address = address,
             None => self.refusals.push(Refusal::new(format!("pid {pid}"), "its vdso has no system call instruction")),
         }
@@ -252,9 +252,9 @@ impl Survey {
             let reason = format!("it has {} threads, more than {THREADS_MAX}", self.profiles.len());
             self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
         }
-        self.refusals.extend(apart::refuse_unshared_threads(pid, self.profiles.keys().copied()));
+        self.refusals.extend(unshared_threads::refuse_unshared_threads(pid, self.profiles.keys().copied()));
         for (tid, profile) in &self.profiles {
-            self.refusals.extend(filters::refusal(pid, *tid, &profile.status));
+            self.refusals.extend(seccomp::refusal(pid, *tid, &profile.status));
             if profile.status.has_shadow_stack {
                 let reason = "it has a shadow stack, which is not carried yet";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
@@ -346,7 +346,7 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
     if !asked_itself && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
-    users::refusal(pid).into_iter().chain(time_namespace::refusal(pid)).collect()
+    user_namespace::refusal(pid).into_iter().chain(time_namespace::refusal(pid)).collect()
 }
 
 /// From the class in its executable's ELF header; what cannot be read is taken for 64-bit and found out at the stop.

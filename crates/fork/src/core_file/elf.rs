@@ -2,7 +2,7 @@
 
 use farfork_wire::PAGE_SIZE;
 
-use super::areas::CoreSegment;
+use super::segments::CoreSegment;
 
 /// With so many program headers, one of them the notes', a count does not fit its field (PN_XNUM).
 pub(super) const SEGMENTS_MAX: usize = 0xffff - 1;

@@ -11,20 +11,20 @@
 //! The process stands still until its memory was read. Pages of zeroes are left out: a file has holes there. That all of its
 //! memory is there, and none still on another node, is for the caller to see to: what is missing would look like zeroes.
 
-mod areas;
 mod elf;
 mod notes;
+mod segments;
 
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use farfork_sys::memory::{read_process, read_process_exact};
+use farfork_sys::process_memory::{read_process, read_process_exact};
 use farfork_wire::PAGE_SIZE;
 
 use crate::capture::{CaptureError, StoppedProcess};
-use areas::{CoreSegment, SegmentContents};
+use segments::{CoreSegment, SegmentContents};
 
 /// For a process to stand still; as for a capture.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -84,7 +84,7 @@ pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 pub fn dump_core(pid: i32, take: CoreSink<'_>) -> Result<CoreSummary, CoreError> {
     let began = Instant::now();
     let still = StoppedProcess::stop(pid, STOP_LIMIT)?;
-    let areas = areas::read_segments(pid)?;
+    let areas = segments::read_segments(pid)?;
     if areas.len() >= elf::SEGMENTS_MAX {
         return Err(CoreError::TooManySegments(areas.len()));
     }

@@ -9,7 +9,7 @@ use farfork_sys::ptrace::{self, Registers};
 use farfork_wire::PAGE_SIZE;
 
 use super::CoreError;
-use super::areas::CoreSegment;
+use super::segments::CoreSegment;
 use crate::capture::StoppedProcess;
 
 const NT_PRSTATUS: u32 = 1;

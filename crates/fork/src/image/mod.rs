@@ -9,10 +9,10 @@
 //! never a wrong byte. Beside it stands which pages the seed's children touch (`working_set`). When images are made and
 //! removed is the daemon's business.
 
+mod flatten;
 mod format;
-mod pages;
+mod page_index;
 mod reader;
-mod whole;
 mod working_set;
 mod writer;
 
@@ -23,9 +23,9 @@ use farfork_wire::SeedId;
 
 use crate::resume::ResumeError;
 
+pub(crate) use flatten::{flatten_layers, split_by_owner};
 pub use format::ImageHeader;
 pub use reader::Image;
-pub(crate) use whole::{flatten_layers, split_by_owner};
 pub use working_set::working_set_path;
 pub use writer::ImageProgress;
 pub(crate) use writer::write_image;

@@ -14,7 +14,7 @@ use super::ImageError;
 use super::format::{
     ImageHeader, ImageLayout, PAGES_MAX, PREFIX_BYTES, decode_checksums, decode_header_bytes, is_index_intact,
 };
-use super::pages::PageIndex;
+use super::page_index::PageIndex;
 
 /// An image that can be read from.
 #[derive(Debug)]

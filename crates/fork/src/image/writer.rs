@@ -12,7 +12,7 @@ use rustix::fs::FallocateFlags;
 
 use super::ImageError;
 use super::format::{ImageHeader, ImageLayout, encode_index};
-use super::pages::PageIndex;
+use super::page_index::PageIndex;
 
 /// Pages read and written at a time: 1 MiB, between two looks whether the image is still wanted.
 const CHUNK_PAGES: u64 = 256;

@@ -21,23 +21,23 @@
 //! Pure parts: `page_map` and all in it, `plan`'s `populated`, `space`'s `page_set`, `prefetch`, `journal`'s `counters` and `replay`. What becomes of a child as a process,
 //! and when its directory is made and removed, is the daemon's business.
 
+mod address_space;
 mod cache;
 mod child;
 mod control;
 #[doc(hidden)]
 pub mod decoders;
+mod disk_space_hint;
 mod faults;
 mod journal;
 mod keeper;
-mod owners;
+mod owner_connections;
 mod page_map;
 mod plan;
-mod prefetch;
-mod room;
+mod readahead;
 mod server;
 #[doc(hidden)]
 pub mod simulated;
-mod space;
 mod working_set;
 
 pub use cache::{CACHE_BYTES_MAX_DEFAULT, CacheStats};
@@ -49,10 +49,10 @@ pub use control::client::{
 };
 pub use control::protocol::RELEASE;
 pub use journal::counters::PagerCounters;
-pub use keeper::station::{PagerError, SOCKET_FILE};
-pub use keeper::trusting::TrustPolicy;
+pub use keeper::context::{PagerError, SOCKET_FILE};
+pub use keeper::trust_policy::TrustPolicy;
 pub use keeper::{PagerConfig, run};
-pub(crate) use owners::OWNER_IDLE_TIMEOUT;
+pub(crate) use owner_connections::OWNER_IDLE_TIMEOUT;
 pub use page_map::MapSegment;
 pub use plan::origin::{PageOrigin, PageSource, PopulatedExtent, PopulatedRun};
 pub use plan::strategy::{PagingMode, PagingStrategy, PagingStrategyError};

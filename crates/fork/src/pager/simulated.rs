@@ -13,11 +13,11 @@ use farfork_wire::ChildId;
 
 use super::control::protocol::PagerReply;
 use super::keeper::PagerConfig;
-use super::keeper::station::{KeeperContext, PagerError};
-use super::keeper::trusting::TrustPolicy;
-use super::owners::{Lane, OwnerConnections, OwnerConnector};
+use super::keeper::context::{KeeperContext, PagerError};
+use super::keeper::trust_policy::TrustPolicy;
+use super::owner_connections::{Lane, OwnerConnections, OwnerConnector};
 use super::server::PagerServer;
-use super::server::watch::EventSource;
+use super::server::event_poller::EventSource;
 
 /// A pager on a node of a world.
 pub struct SimulatedPager<'a> {

@@ -6,18 +6,18 @@ use farfork_wire::descriptor::{Backing, ExtentId, MappedFile, Mapping, PageRun, 
 use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
-use super::calls::is_mapped_by_shmat;
-use super::layout::{
+use super::passed_objects::PassedObjects;
+use super::plan_layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_DROPPABLE, MAPPING_FILE, MAPPING_GROWS_DOWN,
     MAPPING_HUGE_PAGE, MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM,
     MAPPING_SEQUENTIAL, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
 };
-use super::objects::PassedObjects;
+use super::plan_writer::PlanWriter;
 use super::stub_map::StubMap;
+use super::syscalls::is_mapped_by_shmat;
 use super::vdso::VdsoBridge;
-use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
-use crate::identity;
+use crate::file_identity;
 
 /// The tables that describe an address space.
 #[derive(Debug, Default)]
@@ -53,7 +53,8 @@ pub(super) enum PlanScope {
 /// Whether each mapped file of the descriptor is the same file on this node.
 pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
     let same_boot = node.is_origin_machine(&descriptor.origin);
-    let is_here = |file: &MappedFile| identity::is_same_file(&node.resolve_path(&file.path), &file.identity, same_boot);
+    let is_here =
+        |file: &MappedFile| file_identity::is_same_file(&node.resolve_path(&file.path), &file.identity, same_boot);
     descriptor.mapped_files.iter().map(is_here).collect()
 }
 

@@ -15,32 +15,32 @@
 //! it out without judging. Capture is another module's, and so is the memory once the child runs (`pager`).
 
 mod address_space;
-mod bearer;
-mod calls;
+mod bpf_interpreter;
 mod clocks;
 mod confinement;
-mod descriptors;
-mod files;
-mod filter_verdict;
-mod filters;
-pub(crate) mod frame;
-mod gate;
-mod kernels;
-mod layout;
-mod lost_events;
-mod network;
-mod objects;
+mod file_descriptors;
+mod inotify_overflow;
+mod kernel_compatibility;
+mod passed_objects;
+mod paused_child;
 mod plan;
-mod prepared;
-mod processor;
+mod plan_layout;
+mod plan_writer;
+mod planned_child;
+mod privileged_forker;
+mod process_tree;
+mod processor_compatibility;
+mod pseudo_terminals;
 mod region;
 mod report;
+mod required_files;
+mod seccomp_filters;
+mod shared_network;
+pub(crate) mod signal_frame;
 mod stub;
 mod stub_map;
-mod terminals;
-mod tree;
+mod syscalls;
 mod vdso;
-mod writer;
 mod zygote;
 
 use std::io;
@@ -54,14 +54,14 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::kernel;
 
-pub use bearer::ContainerInit;
 pub(crate) use confinement::confine_descriptor;
-pub use descriptors::{PAYLOAD_FD, PAYLOAD_NAME};
-pub use files::PathSnapshot;
-pub use gate::{find_prestart_obstacle, unpause, unpause_with_report, wait_unpaused};
-pub use network::{find_port_conflict, has_bound_sockets};
-pub use objects::{SharedContents, StandardStreams};
-pub use prepared::{ChildSpec, PlannedChild, RestoredProcess};
+pub use file_descriptors::{PAYLOAD_FD, PAYLOAD_NAME};
+pub use passed_objects::{SharedContents, StandardStreams};
+pub use paused_child::{find_prestart_obstacle, unpause, unpause_with_report, wait_unpaused};
+pub use planned_child::{ChildSpec, PlannedChild, RestoredProcess};
+pub use privileged_forker::ContainerInit;
+pub use required_files::PathSnapshot;
+pub use shared_network::{find_port_conflict, has_bound_sockets};
 pub use stub::{STUB_IMAGE, STUB_QUEUE_FD, enter_network};
 pub use zygote::{CopyDestination, PlannedZygote, ZygoteRegion, find_zygote_obstacle};
 

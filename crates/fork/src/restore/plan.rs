@@ -12,22 +12,22 @@ use farfork_wire::descriptor::{Credentials, DeadlineParameters, Descriptor, Mm, 
 use zerocopy::IntoBytes;
 
 use super::address_space::{AddressSpacePlan, PlanScope};
-use super::calls::{CreatedFiles, PatchedMemory, SocketOwner, SyscallLists};
 use super::confinement;
-use super::descriptors;
-use super::filters;
-use super::frame::{self, FS_BASE_INDEX, GS_BASE_INDEX};
-use super::layout::{
+use super::file_descriptors;
+use super::passed_objects::PassedObjects;
+use super::plan_layout::{
     CODE_BYTES_MAX, CREDENTIALS_UNCHANGED, PASSED_RESERVED_COUNT, PLAN_EXE_PASSED, PLAN_MAGIC, PLAN_PAUSED,
     PLAN_ZYGOTE, PLAN_ZYGOTE_COPY, PlanAction, PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange,
     PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
 };
-use super::objects::PassedObjects;
+use super::plan_writer::PlanWriter;
+use super::process_tree::{self, TreePosition};
 use super::region::RestorerRegion;
+use super::seccomp_filters;
+use super::signal_frame::{self, FS_BASE_INDEX, GS_BASE_INDEX};
 use super::stub_map::StubMap;
-use super::tree::{self, TreePosition};
+use super::syscalls::{CreatedFiles, PatchedMemory, SocketOwner, SyscallLists};
 use super::vdso::{self, VdsoBridge};
-use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
 
 /// A plan, ready for a stub.
@@ -113,9 +113,9 @@ pub(super) fn compile(
     let tables = write_tables(descriptor, node, stub, objects, &credentials, (wishes, place), &mut writer)?;
     let mut threads = build_thread_table(descriptor, &credential_index, &mut writer)?;
 
-    let frame_bytes = frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
+    let frame_bytes = signal_frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
     let threads_span = writer.write_table(&threads)?;
-    let filter_bytes = filters::table_bytes(descriptor);
+    let filter_bytes = seccomp_filters::table_bytes(descriptor);
     let frames_bytes = frame_bytes * threads.len() as u64;
     let frames = writer.write_bytes(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
     let parking = tables.address_space.special_mappings.iter().map(|special| special.bytes).sum();
@@ -134,10 +134,10 @@ pub(super) fn compile(
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
         planned.frame = region.frame_address(index);
         planned.stack_top = region.stack_top(index);
-        let bytes = frame::build_frame(thread, planned.frame, frame_bytes, node.processor.state.xcr0)?;
+        let bytes = signal_frame::build_frame(thread, planned.frame, frame_bytes, node.processor.state.xcr0)?;
         writer.overwrite(frames + (index as u64 * frame_bytes) as u32, &bytes);
     }
-    let filters = filters::build_table(descriptor, region.start + region.filters);
+    let filters = seccomp_filters::build_table(descriptor, region.start + region.filters);
     writer.overwrite(frames + frames_bytes as u32, &filters.bytes);
     for (thread, own) in threads.iter_mut().zip(filters.thread_lists) {
         (thread.filters, thread.common_filters) = (own, filters.common_list);
@@ -203,7 +203,7 @@ fn write_tables(
     let whose = (makes_shared, memory, has_memory, protection);
     let (calls, made) = SyscallLists::compile(descriptor, (objects, fd_base), owner, whose, place, writer)?;
     let files = (objects, &made, place);
-    let (planned_descriptors, epolls) = descriptors::build_fd_tables(descriptor, files, wishes.payload, writer)?;
+    let (planned_descriptors, epolls) = file_descriptors::build_fd_tables(descriptor, files, wishes.payload, writer)?;
     let mut eager = if has_memory { Vec::new() } else { build_eager_table(descriptor, writer)? };
     if let (Some(image), Some(place)) = (&space.bridge_image, bridged) {
         eager.push(PlanEager { address: place.start, offset: writer.write_bytes(image)?, bytes: image.len() as u32 });
@@ -267,7 +267,7 @@ fn build_eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result
 /// But SIGSTOP, which cannot be blocked: whoever raised it would stand before it is complete (`tree` has it stop when it is).
 fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<Span, RestoreError> {
     let mut rows = Vec::new();
-    for signal in signals.iter().filter(|signal| !tree::is_sigstop(signal)) {
+    for signal in signals.iter().filter(|signal| !process_tree::is_sigstop(signal)) {
         let row: [u8; SIGINFO_BYTES] =
             signal.siginfo.as_slice().try_into().map_err(|_| RestoreError::PendingSignalSize)?;
         rows.push(row);

@@ -3,7 +3,7 @@
 use farfork_wire::PAGE_SIZE;
 
 use super::RestoreError;
-use super::layout::{CODE_BYTES_MAX, LEADER_STACK_BYTES, THREAD_STACK_BYTES};
+use super::plan_layout::{CODE_BYTES_MAX, LEADER_STACK_BYTES, THREAD_STACK_BYTES};
 
 /// Where the search begins, downwards: far from heaps, from the area that mmap(2) fills from the top, from Go's arenas and
 /// the shadow memory of sanitizers, and above the low 4 GiB.

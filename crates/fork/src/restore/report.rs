@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use farfork_wire::Descriptor;
 use rustix::io::Errno;
 
-use super::layout::MARK_COUNT;
+use super::plan_layout::MARK_COUNT;
 
 /// The phases of a child's way, each up to a mark of `enum mark` in `restorer/plan.h`; the last one to where it stands.
 const PHASES: [&str; MARK_COUNT + 1] =

@@ -5,20 +5,20 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use farfork_sys::fdpass::{self, FDS_PER_MESSAGE_MAX};
+use farfork_sys::fd_passing::{self, FDS_PER_MESSAGE_MAX};
 use farfork_sys::process::ProcStat;
 use farfork_wire::Descriptor;
 use rustix::io::Errno;
 use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
-use super::layout::{
+use super::passed_objects::PassedObjects;
+use super::plan_layout::{
     MARK_COUNT, NETWORK_MAGIC, REPORT_CHILD_ENDED, REPORT_FAILED, REPORT_PROCESS_ENDED, REPORT_READY, REPORT_RESTORED,
     REQUEST_MAGIC, StubReport, StubRequest, TIME_OFFSETS_BYTES_MAX, WAIT_MAGIC,
 };
-use super::objects::PassedObjects;
+use super::process_tree::starts_stopped;
 use super::report::{describe_step, describe_step_object, suggest_remedy};
-use super::tree::starts_stopped;
 
 /// Under which number a stub whose child lives has the queue with the userfaultfds of its processes (KEEP_FD in restorer.h).
 pub const STUB_QUEUE_FD: u32 = 5;
@@ -70,7 +70,7 @@ pub(super) struct RestoreRequest<'a> {
 /// # Errors
 /// `TimedOut`.
 pub(super) fn wait_stub_started(control: BorrowedFd<'_>) -> io::Result<()> {
-    match farfork_sys::wait::wait_readable(control, Instant::now() + STUB_READY_TIMEOUT)? {
+    match farfork_sys::poll::wait_readable(control, Instant::now() + STUB_READY_TIMEOUT)? {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::TimedOut, "its first process says nothing")),
     }
@@ -128,8 +128,8 @@ fn send_request_messages(control: BorrowedFd<'_>, request: &RestoreRequest<'_>) 
     message.time_offsets[..text.len()].copy_from_slice(text);
 
     let (first, rest) = fds.split_at(fds.len().min(FDS_PER_MESSAGE_MAX));
-    fdpass::send(control, message.as_bytes(), first)?;
-    rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fdpass::send(control, &[0; 4], chunk))
+    fd_passing::send(control, message.as_bytes(), first)?;
+    rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fd_passing::send(control, &[0; 4], chunk))
 }
 
 /// Tells a stub to wait for the child, which another has forked; `status_file` is where it leaves the wait status, `keep` a socket
@@ -140,7 +140,7 @@ pub(super) fn send_wait_request(
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     // What is left unread when our end is closed would have the stub's reads fail.
-    fdpass::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
+    fd_passing::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
     wait_ready(control, STUB_READY_TIMEOUT, descriptor)?;
     let message = StubRequest {
         magic: WAIT_MAGIC,
@@ -151,7 +151,7 @@ pub(super) fn send_wait_request(
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
-    fdpass::send(control, message.as_bytes(), &[status_file, keep]).map_err(RestoreError::StubIo)
+    fd_passing::send(control, message.as_bytes(), &[status_file, keep]).map_err(RestoreError::StubIo)
 }
 
 /// Has a stub that was asked for nothing yet leave its container's network for another, and waits until it is there.
@@ -164,7 +164,7 @@ pub fn enter_network(
     descriptor: &Descriptor,
     limit: Duration,
 ) -> Result<(), RestoreError> {
-    fdpass::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
+    fd_passing::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
     wait_ready(control, limit, descriptor)?;
     let message = StubRequest {
         magic: NETWORK_MAGIC,
@@ -175,7 +175,7 @@ pub fn enter_network(
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
-    fdpass::send(control, message.as_bytes(), &[network]).map_err(RestoreError::StubIo)?;
+    fd_passing::send(control, message.as_bytes(), &[network]).map_err(RestoreError::StubIo)?;
     wait_ready(control, limit, descriptor).map(drop)
 }
 
@@ -242,11 +242,11 @@ fn wait_report(
 ) -> Result<RestoreReport, RestoreError> {
     let deadline = Instant::now() + limit;
     loop {
-        if !farfork_sys::wait::wait_readable(control, deadline).map_err(RestoreError::StubIo)? {
+        if !farfork_sys::poll::wait_readable(control, deadline).map_err(RestoreError::StubIo)? {
             return Err(RestoreError::Timeout { limit });
         }
         let mut bytes = [0; size_of::<StubReport>()];
-        let (received, pid) = fdpass::receive_with_sender(control, &mut bytes).map_err(RestoreError::StubIo)?;
+        let (received, pid) = fd_passing::receive_with_sender(control, &mut bytes).map_err(RestoreError::StubIo)?;
         let (kind, told) = parse_report(&bytes[..received], pid, descriptor)?;
         if kind == wanted {
             return Ok(told);

@@ -16,9 +16,9 @@ use farfork_wire::descriptor::{Descriptor, Mapping, SpecialMapping};
 use object::{Object, ObjectSymbol, SymbolKind};
 
 use super::RestoreError;
-use super::frame::RIP_INDEX;
-use super::layout::PlanSpecial;
+use super::plan_layout::PlanSpecial;
 use super::region;
+use super::signal_frame::RIP_INDEX;
 use super::stub_map::StubMap;
 
 /// `jmp *0(%rip)`, and the address behind it: no register is changed.

@@ -19,19 +19,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, Extent, Mapping, ProcessRelations};
 
 use super::address_space::PlanScope;
-use super::files;
-use super::objects::PassedObjects;
+use super::passed_objects::PassedObjects;
 use super::plan::PlanOptions;
-use super::prepared::{PlannedChild, RestoredProcess};
+use super::planned_child::{PlannedChild, RestoredProcess};
+use super::process_tree::{self, TreePlan};
+use super::required_files;
 use super::stub::{self, RestoreRequest};
 use super::stub_map::StubMap;
-use super::tree::{self, TreePlan};
-use super::{LocalNode, RestoreError, clocks, kernels, processor, report};
+use super::{LocalNode, RestoreError, clocks, kernel_compatibility, processor_compatibility, report};
 
 /// Where a zygote's restorer is: start and length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option
     if descriptor.mappings.iter().any(is_writable) {
         return Some("it may write to a file that it maps privately");
     }
-    if !matches!(kernels::build_bridge_if_needed(&descriptor.origin, node), Ok(None)) {
+    if !matches!(kernel_compatibility::build_bridge_if_needed(&descriptor.origin, node), Ok(None)) {
         return Some("its kernel was another");
     }
     None
@@ -93,9 +93,9 @@ impl<'a> PlannedZygote<'a> {
         node: &LocalNode,
         (stub_pid, control): (i32, BorrowedFd<'_>),
     ) -> Result<Self, RestoreError> {
-        processor::check_processor(&descriptor.origin, node)?;
-        kernels::build_bridge_if_needed(&descriptor.origin, node)?;
-        files::check_paths(descriptor, node)?;
+        processor_compatibility::check_processor(&descriptor.origin, node)?;
+        kernel_compatibility::build_bridge_if_needed(&descriptor.origin, node)?;
+        required_files::check_paths(descriptor, node)?;
         stub::wait_stub_started(control).map_err(RestoreError::StubIo)?;
         let stub = StubMap::read(stub_pid)?;
         // Files and threads are each child's own.
@@ -111,7 +111,7 @@ impl<'a> PlannedZygote<'a> {
             bridge: None,
             scope: part,
         };
-        let plans = tree::compile(&bare, node, &stub, &PassedObjects::empty(), &wishes)?;
+        let plans = process_tree::compile(&bare, node, &stub, &PassedObjects::empty(), &wishes)?;
         Ok(Self { descriptor, plans })
     }
 
@@ -145,7 +145,7 @@ impl<'a> PlannedZygote<'a> {
             fd_limit: self.plans.fd_limit,
             time_offsets: "",
         };
-        fdpass::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
+        fd_passing::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
         stub::send_request(control, &request, self.descriptor)?;
         stub::wait_restored(control, limit, self.descriptor)?;
         Ok(ZygoteRegion(self.plans.region))
@@ -168,8 +168,8 @@ impl PlannedChild<'_> {
         let plan =
             stub::create_plan_file(&self.plans.bytes).map_err(|e| RestoreError::from_object_error("the plan", e))?;
         let (control, childs) =
-            fdpass::seqpacket_pair().map_err(|e| RestoreError::from_object_error("its control socket", e))?;
-        fdpass::enable_sender_pid(control.as_fd()).map_err(RestoreError::StubIo)?;
+            fd_passing::seqpacket_pair().map_err(|e| RestoreError::from_object_error("its control socket", e))?;
+        fd_passing::enable_sender_pid(control.as_fd()).map_err(RestoreError::StubIo)?;
         let request = RestoreRequest {
             plan: &plan,
             pager_or_init: cradle.init,

@@ -6,7 +6,7 @@ use farfork_container::ContainerError;
 use farfork_fabric::BlockingError;
 use farfork_wire::descriptor::DecodeError;
 
-use crate::eager::EagerError;
+use crate::eager_paging::EagerError;
 use crate::pager::{ClientError, PlanError};
 use crate::restore::RestoreError;
 

@@ -2,8 +2,8 @@
 //! come together; each does its own part in its own module.
 
 mod error;
-mod files;
-mod source;
+mod file_sources;
+mod seed_source;
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;
@@ -18,7 +18,7 @@ use farfork_wire::ChildId;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use crate::eager;
+use crate::eager_paging;
 use crate::pager::{MemoryPlan, PagerClient, PagingMode, PagingStrategy};
 use crate::phase;
 use crate::restore::{
@@ -26,8 +26,8 @@ use crate::restore::{
     StandardStreams,
 };
 pub use error::ResumeError;
-pub use files::FilePolicy;
-pub use source::{LayerReader, LocalSeeds, SeedSource};
+pub use file_sources::FilePolicy;
+pub use seed_source::{LayerReader, LocalSeeds, SeedSource};
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
 pub const STATUS_FILE: &str = "exit";
@@ -111,8 +111,8 @@ pub fn resume_child(
         user_namespace: first.zip(container.id_range()),
     })?;
     let (pager_end, child_end) =
-        farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::creation_error("a socket"))?;
-    farfork_sys::fdpass::enable_sender_pid(pager_end.as_fd()).map_err(ResumeError::creation_error("a socket"))?;
+        farfork_sys::fd_passing::seqpacket_pair().map_err(ResumeError::creation_error("a socket"))?;
+    farfork_sys::fd_passing::enable_sender_pid(pager_end.as_fd()).map_err(ResumeError::creation_error("a socket"))?;
     let building = phase!("resume.child");
     let left = deadline.saturating_duration_since(Instant::now());
     // The stub builds it while the pager is told of it, and takes it on: nobody waits for another.
@@ -131,7 +131,7 @@ pub fn resume_child(
     let mut restored = restored?;
     if is_eager {
         restored.realtime_ns =
-            phase!("resume.eager", eager::settle_before_start(child, restored.pid, pager, deadline))?;
+            phase!("resume.eager", eager_paging::settle_before_start(child, restored.pid, pager, deadline))?;
         if !paused {
             restore::unpause(container.control()).map_err(RestoreError::StubIo)?;
         }

@@ -151,7 +151,7 @@ pub(crate) fn known(page: u64) -> u64 {
 /// A word of a process's memory.
 pub(crate) fn word(pid: i32, address: u64) -> u64 {
     let mut bytes = [0; 8];
-    let read = farfork_sys::memory::read_process(pid, address, &mut bytes);
+    let read = farfork_sys::process_memory::read_process(pid, address, &mut bytes);
     assert_eq!(read.expect("it can be read"), 8);
     u64::from_ne_bytes(bytes)
 }

@@ -22,7 +22,7 @@ fn capture_with(parent: &Parent, offer: OfferedPages) -> Result<CapturedTree, Ca
 
 fn memory(pid: i32, range: &Range<u64>) -> Vec<u8> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
-    let read = farfork_sys::memory::read_process(pid, range.start, &mut bytes);
+    let read = farfork_sys::process_memory::read_process(pid, range.start, &mut bytes);
     assert_eq!(read.expect("it can be read"), bytes.len());
     bytes
 }

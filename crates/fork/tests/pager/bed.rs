@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use farfork_fork::pager::{MemoryPlan, PagerClient, PagerConfig, PagerStats};
-use farfork_sys::{fdpass, pidfd};
+use farfork_sys::{fd_passing, pidfd};
 use farfork_wire::{ChildId, NodeName};
 use tempfile::TempDir;
 use tracing_subscriber::EnvFilter;
@@ -156,7 +156,7 @@ impl Bed {
         if plan.is_zygote {
             MemoryPlan { is_zygote: false, ..plan.clone() }.write_for_copies(&dir).unwrap();
         }
-        let (pagers_end, programs_end) = fdpass::seqpacket_pair().unwrap();
+        let (pagers_end, programs_end) = fd_passing::seqpacket_pair().unwrap();
         self.client.adopt(&id, &dir, pagers_end).unwrap();
         ((id, dir), programs_end)
     }

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use farfork_fork::pager::{PagingMode, PagingStrategy};
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 
 use crate::bed::{Bed, Program, soon};
 use crate::scenarios::{PAGES, Stage, with_program};
@@ -118,13 +118,13 @@ fn a_holder_is_replaced() {
 /// A program whose userfaultfd, and those of what it forks, a queue holds as a container's stub does.
 fn start_with_stub(bed: &Bed, owner: &Owner, seed: &Seed, scenario: &str) -> (Program, OwnedFd) {
     let (child, to_pager) = bed.adopt(&seed.plan(owner.address(), one_by_one()));
-    let (ours, programs) = fdpass::seqpacket_pair().unwrap();
+    let (ours, programs) = fd_passing::seqpacket_pair().unwrap();
     let program = Program::begin(scenario, PAGES, child, programs);
     let mut word = [0; 16];
-    let (_, uffd) = fdpass::receive(ours.as_fd(), &mut word, 1).unwrap();
-    let queue = fdpass::self_connected_socket().unwrap();
-    fdpass::send(queue.as_fd(), &[0; 4], &[uffd[0].as_fd()]).unwrap();
-    fdpass::send(to_pager.as_fd(), &[0; 4], &[uffd[0].as_fd(), queue.as_fd()]).unwrap();
+    let (_, uffd) = fd_passing::receive(ours.as_fd(), &mut word, 1).unwrap();
+    let queue = fd_passing::self_connected_socket().unwrap();
+    fd_passing::send(queue.as_fd(), &[0; 4], &[uffd[0].as_fd()]).unwrap();
+    fd_passing::send(to_pager.as_fd(), &[0; 4], &[uffd[0].as_fd(), queue.as_fd()]).unwrap();
     (program, queue)
 }
 

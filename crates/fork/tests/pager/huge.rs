@@ -4,11 +4,11 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use farfork_fork::huge::HugePageCollapser;
+use farfork_fork::huge_pages::HugePageCollapser;
 use farfork_fork::pager::{PagingMode, PagingStrategy};
 use farfork_sys::huge_page::{HUGE_PAGE_BYTES, collapse_huge_page};
-use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
+use farfork_sys::process_identity::ProcessIdentity;
 
 use crate::bed::{Program, soon};
 use crate::scenarios::{PAGES, with_program};

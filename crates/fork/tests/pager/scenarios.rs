@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use farfork_fork::pager::{LOST_FILE, PagerStats, PagingMode, PagingStrategy};
-use farfork_sys::memory;
+use farfork_sys::process_memory;
 
 use crate::bed::{Bed, MemoryLimit, Program, soon};
 use crate::seed::{AREA, Owner, Seed, contents, start_on_host};
@@ -234,7 +234,7 @@ fn another_process_reads_missing_pages() {
         let pid = stage.program.process.id() as i32;
         for page in (0..PAGES).step_by(3) {
             let mut bytes = vec![0; 4096];
-            assert_eq!(memory::read_process(pid, AREA + page * 4096, &mut bytes).unwrap(), 4096);
+            assert_eq!(process_memory::read_process(pid, AREA + page * 4096, &mut bytes).unwrap(), 4096);
             assert!(bytes == contents(page), "page {page}");
         }
         stage.program.let_go();

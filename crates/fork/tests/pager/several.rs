@@ -165,7 +165,7 @@ fn one_is_lost() {
     let read = |page: u64| {
         let mut bytes = vec![0; 4096];
         let address = crate::seed::AREA + page * 4096;
-        let count = farfork_sys::memory::read_process(program.process.id() as i32, address, &mut bytes);
+        let count = farfork_sys::process_memory::read_process(program.process.id() as i32, address, &mut bytes);
         count.ok().filter(|count| *count == 4096).map(|_| bytes)
     };
     assert_eq!(read(40), Some(crate::seed::contents(40)));

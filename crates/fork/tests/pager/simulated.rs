@@ -13,7 +13,7 @@ use farfork_fabric::sim::{self, FaultInjector, World, run_random_seeds, run_scen
 use farfork_fabric::{Address, Exporter, Refusal, Region};
 use farfork_fork::pager::simulated::{SimulatedPager, run_simulated_pager};
 use farfork_fork::pager::{PagingMode, PagingStrategy};
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 use farfork_wire::{ChildId, NodeName, PAGE_SIZE, SeedId, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -231,7 +231,7 @@ fn run(seed: u64) -> Vec<(u8, Duration)> {
             let child_dir = dir.path().join("child");
             fs::create_dir(&child_dir).unwrap();
             pages.plan(Address::Sim(scene.place), scene.strategy).write(&child_dir).unwrap();
-            let (pagers_end, programs_end) = fdpass::seqpacket_pair().unwrap();
+            let (pagers_end, programs_end) = fd_passing::seqpacket_pair().unwrap();
             pager.adopt(id.clone(), &child_dir, pagers_end).unwrap();
             let mut program = Program::begin("obey", PAGES, (id.clone(), child_dir), programs_end);
             scene.run(pager, &mut program);

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsFd;
 
 use farfork_fork::pager::{ClientError, MemoryPlan, PagingStrategy};
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 use farfork_wire::{ChildId, NodeName, Token};
 
 use crate::bed::{Bed, Program, soon};
@@ -27,10 +27,10 @@ fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: Option<&MemoryPl
         Some(plan) => plan.write(&dir).unwrap(),
         None => MemoryPlan::link_for_copy(&zygote.dir, &dir).unwrap(),
     }
-    let (keep, kept) = fdpass::seqpacket_pair().unwrap();
+    let (keep, kept) = fd_passing::seqpacket_pair().unwrap();
     let pid = zygote.process.id() as i32;
     bed.client.transfer(&zygote.id, (child, &dir, pid), keep.as_fd())?;
-    Ok(fdpass::receive(kept.as_fd(), &mut [0; 4], 1).unwrap().1.len())
+    Ok(fd_passing::receive(kept.as_fd(), &mut [0; 4], 1).unwrap().1.len())
 }
 
 fn copies() {

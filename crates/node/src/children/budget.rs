@@ -4,10 +4,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farfork_sys::memory_info::SystemMemory;
+use farfork_sys::system_memory::SystemMemory;
 use tonic::Code;
 
-use crate::amount;
+use crate::byte_size;
 use crate::failure::Failure;
 
 /// For so long what was read of the machine's memory is believed: children may come by the thousand a second.
@@ -60,7 +60,7 @@ impl ChildBudget {
         if let Some(SystemMemory { total_bytes, available_bytes }) = state.refresh_memory_info()
             && available_bytes < total_bytes / RESERVE_DIVISOR
         {
-            let [left, all] = [available_bytes, total_bytes].map(amount::format_bytes);
+            let [left, all] = [available_bytes, total_bytes].map(byte_size::format_bytes);
             let cause =
                 format!("{left} of the machine's {all} of memory are left: it might be killed, or others for it");
             return Err(refusal(object, cause));
@@ -69,7 +69,7 @@ impl ChildBudget {
         if let (Some(limit), Some(bytes_max)) = (limit, self.bytes_max) {
             let promised = living() + state.starting_bytes;
             if promised.saturating_add(limit) > bytes_max {
-                let [limit, promised, all] = [limit, promised, bytes_max].map(amount::format_bytes);
+                let [limit, promised, all] = [limit, promised, bytes_max].map(byte_size::format_bytes);
                 let cause = format!("it may use {limit}, others that run may use {promised}, and all children {all}");
                 return Err(refusal(object, cause));
             }

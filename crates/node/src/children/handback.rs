@@ -7,9 +7,9 @@ use std::io;
 
 use farfork_fork::pager::LOST_FILE;
 use farfork_fork::restore::STUB_QUEUE_FD;
-use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
 use farfork_sys::process::ProcStat;
+use farfork_sys::process_identity::ProcessIdentity;
 
 use super::{Child, ChildSupervisor};
 

@@ -6,18 +6,18 @@
 
 mod budget;
 mod child;
+mod counter_totals;
 mod counters;
-mod ends;
 mod exit;
+mod exit_workers;
 mod handback;
-mod life;
-mod limit;
+mod kill_limit;
+mod lifecycle;
+mod maintenance;
 mod output;
 mod record;
-mod register;
 mod retention;
-mod tally;
-mod tending;
+mod table;
 
 use std::fs;
 use std::io;
@@ -42,16 +42,16 @@ use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;
 pub(crate) use child::{Child, ChildStatus, OutputStream};
-use ends::ExitWorkers;
+use counter_totals::CounterTotals;
 pub(crate) use exit::Exit;
-pub(crate) use limit::KillLimit;
+use exit_workers::ExitWorkers;
+pub(crate) use kill_limit::KillLimit;
+pub(crate) use maintenance::run_child_maintenance;
 pub(crate) use output::{OutputReader, OutputWatcher};
 pub(crate) use record::{ChildRecord, ExitRecord};
-pub(crate) use register::HeldChild;
-use register::SharedChildTable;
 use retention::{CleanedUpChild, EvictionBatch, end_instant};
-use tally::CounterTotals;
-pub(crate) use tending::run_child_maintenance;
+pub(crate) use table::HeldChild;
+use table::SharedChildTable;
 
 /// For what is left of a child that has ended to be removed: its memory may be large.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(8);
@@ -175,7 +175,7 @@ impl ChildSupervisor {
             }
             None => {
                 let memory_end = killed.iter().find(|(id, _)| *id == child.record().container).map(|(_, end)| *end);
-                life::record_past_exit(&child, memory_end, &self.pager);
+                lifecycle::record_past_exit(&child, memory_end, &self.pager);
                 self.table.lock().insert(child);
             }
         }
@@ -185,9 +185,9 @@ impl ChildSupervisor {
         let register = self.table.clone();
         let (pager, ends) = (self.pager.clone(), self.exit_workers.clone());
         let life = async move {
-            let container = life::watch_until_exit(&child, container, doors).await;
+            let container = lifecycle::watch_until_exit(&child, container, doors).await;
             ends.submit(Box::new(move || {
-                life::clean_up(&child, &container, &pager);
+                lifecycle::clean_up(&child, &container, &pager);
                 let id = &child.record().id;
                 if child.is_cleaned_up() {
                     let settled = CleanedUpChild { ended_at: Instant::now(), bytes: disk_usage(child.directory()) };

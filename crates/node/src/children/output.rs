@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, watch};
 
 use super::ChildStatus;
-use crate::descriptor_watch::{FdOwner, watch_readable};
+use crate::async_fd::{FdOwner, watch_readable};
 use crate::limits::OUTPUT_CHUNK_BYTES;
 
 /// Room for the events that one read(2) takes from the kernel; each has 16 bytes, since files have no names there.

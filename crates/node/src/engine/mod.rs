@@ -2,18 +2,18 @@
 //!
 //! Everything here blocks, and runs on threads of its own.
 
-mod caller;
-mod denial;
-mod heirs;
-mod nest;
+mod checkpoint_reply;
+mod child_dir_pool;
+mod next_step;
 mod options;
+mod prestart;
 mod prewarm;
-mod remedy;
-mod sources;
-mod standby;
+mod ptrace_denial;
+mod root_reuse;
+mod source_cache;
 mod start;
-mod unfinished;
-mod zygotes;
+mod start_rollback;
+mod zygote_cache;
 
 use std::collections::VecDeque;
 use std::fs;
@@ -27,7 +27,7 @@ use farfork_fork::capture::{
     self, CaptureCallbacks, CaptureError, CaptureOptions, CheckOptions, DaemonSockets, NamespacePolicy, OfferedPages,
     ServingPager,
 };
-use farfork_fork::owner_links::OwnerConnectionPool;
+use farfork_fork::owner_connections::OwnerConnectionPool;
 use farfork_fork::restore::LocalNode;
 use farfork_fork::resume::{LayerReader, LocalSeeds, SeedSource};
 use farfork_trust::Credentials;
@@ -40,11 +40,11 @@ use crate::failure::Failure;
 use crate::pager_link::PagerLink;
 use crate::run_dir::RunDir;
 
-use nest::ChildDirPool;
+use child_dir_pool::ChildDirPool;
 pub(crate) use options::{SeedAccess, StartOptions};
-use standby::PrestartPool;
-use zygotes::ZygoteCache;
-pub(crate) use zygotes::ZygoteTrigger;
+use prestart::PrestartPool;
+use zygote_cache::ZygoteCache;
+pub(crate) use zygote_cache::ZygoteTrigger;
 
 /// What starts children on this node.
 #[derive(Debug)]
@@ -210,7 +210,7 @@ impl Engine {
 
     /// Whether children that are started so are copies of a zygote, where their seed has one.
     pub(crate) fn can_copy_zygote(&self, options: &StartOptions) -> bool {
-        self.zygote_cache.is_enabled() && zygotes::has_copyable_options(options)
+        self.zygote_cache.is_enabled() && zygote_cache::has_copyable_options(options)
     }
 
     /// The zygotes that there are.
@@ -291,7 +291,7 @@ pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
         CaptureError::Read { source, .. } | CaptureError::Trace { source, .. }
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
-            denial::explain_denial(failure, pid)
+            ptrace_denial::explain_denial(failure, pid)
         }
         _ => failure,
     }

@@ -13,8 +13,8 @@ use farfork_fork::pager::PagingStrategy;
 use farfork_wire::Token;
 use tonic::Code;
 
-use crate::amount;
 use crate::api::v1;
+use crate::byte_size;
 use crate::failure::Failure;
 use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 
@@ -145,7 +145,7 @@ fn parse_limits(options: &v1::ChildOptions) -> Result<ContainerLimits, Failure> 
     if limits.memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
         return refuse(
             "memory limit",
-            format!("no child can run in less than {}", amount::format_bytes(MEMORY_BYTES_MIN)),
+            format!("no child can run in less than {}", byte_size::format_bytes(MEMORY_BYTES_MIN)),
         );
     }
     if limits.cpu_millicores_max.is_some_and(|millicores| millicores < CPU_MILLICORES_MIN) {

@@ -12,16 +12,16 @@ use farfork_fork::restore::{RestoredProcess, StandardStreams};
 use farfork_fork::resume::{self, FilePolicy, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{is_late, is_retryable, resume_from_zygote};
 use farfork_fork::{call_timer, phase};
-use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::process_identity::ProcessIdentity;
 use farfork_wire::ChildId;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tonic::Code;
 
-use super::nest::ChildFiles;
-use super::unfinished::StartRollback;
-use super::zygotes::CachedZygote;
-use super::{Engine, SeedAccess, StartOptions, caller, heirs, remedy};
+use super::child_dir_pool::ChildFiles;
+use super::start_rollback::StartRollback;
+use super::zygote_cache::CachedZygote;
+use super::{Engine, SeedAccess, StartOptions, checkpoint_reply, next_step, root_reuse};
 use crate::children::{ChildRecord, KillLimit, StartedChild};
 use crate::clock;
 use crate::failure::Failure;
@@ -67,7 +67,7 @@ pub(super) struct RestoredChild {
     /// At which a copy of a zygote waits.
     pub(super) release_socket: Option<OwnedFd>,
     /// By which it is still to be told what it is.
-    pub(super) checkpoint_reply: Option<caller::CheckpointReply>,
+    pub(super) checkpoint_reply: Option<checkpoint_reply::CheckpointReply>,
     stdin: Option<OwnedFd>,
     forwarding: ChildForwarding,
 }
@@ -137,7 +137,7 @@ impl Engine {
             FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at: asked };
         source.with_captured_files(&self.node, &policy).map_err(|error| {
             let StartFailure { failure, .. } = self.start_failure(source, &error);
-            match remedy::find_next_step(&error, options.network) {
+            match next_step::find_next_step(&error, options.network) {
                 Some(step) => failure.with_next_step(step),
                 None => failure,
             }
@@ -216,14 +216,14 @@ impl Engine {
         child: &ChildId,
         directory: &Path,
         whose: Assignment<'_>,
-    ) -> io::Result<(Option<caller::CheckpointReply>, Option<OwnedFd>)> {
-        let Some((line, caller)) = caller::open_reply_socket(&source.descriptor, directory)? else {
+    ) -> io::Result<(Option<checkpoint_reply::CheckpointReply>, Option<OwnedFd>)> {
+        let Some((line, caller)) = checkpoint_reply::open_reply_socket(&source.descriptor, directory)? else {
             return Ok((None, None));
         };
         let Assignment::Immediate(ChildAssignment { index, payload }) = whose else {
             return Ok((Some(line), Some(caller)));
         };
-        line.send(caller::ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
+        line.send(checkpoint_reply::ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
         Ok((None, Some(caller)))
     }
 
@@ -275,8 +275,8 @@ impl Engine {
         let place = self.child_dirs.base_dir();
         let StartFailure { failure, .. } =
             self.start_failure(source, &format!("its files in {}: {cause}", place.display()));
-        StartFailure::nowhere(if remedy::is_disk_full(cause) {
-            failure.with_next_step(remedy::DISK_FULL_STEP)
+        StartFailure::nowhere(if next_step::is_disk_full(cause) {
+            failure.with_next_step(next_step::DISK_FULL_STEP)
         } else {
             failure
         })
@@ -294,7 +294,7 @@ impl Engine {
         phase!("resume.doors", ChildForwarding::open(published, &options.egress, place)).map_err(|error| {
             let StartFailure { failure, .. } =
                 self.start_failure(asked.source, &format!("a way out of its network: {error}"));
-            StartFailure::nowhere(failure.with_next_step(remedy::EGRESS_UNSUPPORTED_STEP))
+            StartFailure::nowhere(failure.with_next_step(next_step::EGRESS_UNSUPPORTED_STEP))
         })
     }
 
@@ -307,7 +307,7 @@ impl Engine {
         let limit = find_memory_limit(container, &options.limits, error);
         let StartFailure { failure, .. } =
             limit.map_or_else(|| self.start_failure(source, error), |limit| self.start_failure(source, &limit));
-        let failure = match remedy::find_next_step(error, options.network) {
+        let failure = match next_step::find_next_step(error, options.network) {
             Some(step) => failure.with_next_step(step),
             None => failure,
         };
@@ -326,7 +326,7 @@ impl Engine {
         requested: Instant,
     ) -> Result<Container, ContainerError> {
         let (kind, deadline) = (options.container(), requested + START_TIMEOUT);
-        match heirs::root_reuse_key((&source.key.seed, &source.lineage), options, fan_out) {
+        match root_reuse::root_reuse_key((&source.key.seed, &source.lineage), options, fan_out) {
             Some(heirs) => self.pool.take_with_reuse(&heirs, kind, deadline),
             None => self.pool.take(kind, deadline),
         }

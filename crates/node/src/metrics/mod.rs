@@ -9,7 +9,7 @@
 //! Names are `farfork_WHAT_UNIT`; dashboards read them, so that none is changed without need. No label tells of a user's
 //! programs: no id, no command, no name of a seed. The port has no authentication, which is why there is none by default.
 
-mod inventory;
+mod node_collector;
 mod server;
 
 use std::fmt;
@@ -27,7 +27,7 @@ use tonic::Code;
 use crate::api::v1;
 use crate::failure::Failure;
 use crate::node::Node;
-use inventory::NodeCollector;
+use node_collector::NodeCollector;
 pub(crate) use server::{serve, to_async_listener};
 
 /// Shortest time that a histogram tells apart, in seconds: a tenth of what a prepare or resume should take.

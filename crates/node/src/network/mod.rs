@@ -8,9 +8,9 @@
 //! ```
 
 mod connections;
-mod doors;
 mod egress;
-mod inside;
+mod forwarding;
+mod netns;
 mod ports;
 
 use std::io;
@@ -28,9 +28,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::v1;
 
-pub(crate) use doors::{ChildForwarding, ReopenedProxies};
 pub use egress::EgressDestination;
 pub(crate) use egress::{EgressPolicy, EgressProxy};
+pub(crate) use forwarding::{ChildForwarding, ReopenedProxies};
 pub(crate) use ports::{BoundPort, PortMapping};
 
 /// Which network a child is in.

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::{connections, inside};
+use super::{connections, netns};
 use crate::api::v1;
 use crate::failure::Failure;
 use crate::limits::PUBLISHED_CONNECTIONS_MAX;
@@ -93,7 +93,7 @@ async fn connect_inside(container: Arc<RunningContainer>, port: u16) -> io::Resu
         Ok(std::net::TcpStream::from(socket))
     };
     let enter = move || namespace::enter_network_of(container.init().as_fd());
-    let socket = inside::create_in_netns(enter, unconnected).await?;
+    let socket = netns::create_in_netns(enter, unconnected).await?;
     TcpSocket::from_std_stream(socket).connect((Ipv4Addr::LOCALHOST, port).into()).await
 }
 

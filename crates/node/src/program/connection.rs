@@ -14,9 +14,9 @@ use farfork_wire::SeedId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Code;
 
-use super::batch::ProgramForks;
-use super::registry::{SocketRegistration, SocketRegistry};
+use super::fork_table::ProgramForks;
 use super::socket::ProgramSocket;
+use super::socket_registry::{SocketRegistration, SocketRegistry};
 use crate::api::v1;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, STREAM_MESSAGES_MAX};

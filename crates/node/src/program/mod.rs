@@ -10,12 +10,12 @@
 //! Who may connect is a matter of the socket's permissions. A process can ask for a seed of itself only: the kernel says
 //! which process connected. `farfork_program` has the messages, `engine::caller` the answer that a child finds.
 
-mod batch;
+mod checkpoint_listener;
 mod connection;
-mod door;
-mod registry;
+mod exit_watcher;
+mod fork_table;
 mod socket;
-mod tender;
+mod socket_registry;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use crate::node::Node;
-use door::CheckpointListener;
-use registry::SocketRegistry;
+use checkpoint_listener::CheckpointListener;
+use socket_registry::SocketRegistry;
 
 pub(crate) use socket::listen;
 

@@ -8,11 +8,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use farfork_program::REQUEST_BYTES_MAX;
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::unix::AsyncFd;
 
-use crate::descriptor_watch::{FdOwner, watch_read_write};
+use crate::async_fd::{FdOwner, watch_read_write};
 
 /// Programs that may wait to be accepted: a moment's worth.
 const BACKLOG: i32 = 128;
@@ -49,7 +49,7 @@ impl ProgramSocket {
 
     /// The process that connected; `None` where this daemon has no number for it.
     pub(super) fn peer_pid(&self) -> io::Result<Option<i32>> {
-        fdpass::peer_pid(self.fd())
+        fd_passing::peer_pid(self.fd())
     }
 
     /// The next message, whole; `None` at the end. What is longer than any request is an error.
@@ -57,7 +57,7 @@ impl ProgramSocket {
         let mut message = vec![0; REQUEST_BYTES_MAX];
         loop {
             let mut ready = self.0.readable().await?;
-            let received = ready.try_io(|_| fdpass::receive(self.fd(), &mut message, 0));
+            let received = ready.try_io(|_| fd_passing::receive(self.fd(), &mut message, 0));
             if let Ok(received) = received {
                 let (length, _) = received?;
                 message.truncate(length);
@@ -70,7 +70,7 @@ impl ProgramSocket {
     pub(super) async fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
             let mut ready = self.0.writable().await?;
-            if let Ok(sent) = ready.try_io(|_| fdpass::send(self.fd(), message, fds)) {
+            if let Ok(sent) = ready.try_io(|_| fd_passing::send(self.fd(), message, fds)) {
                 return sent;
             }
         }
@@ -96,11 +96,11 @@ mod tests {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = ProgramSocket::new(rustix::net::accept_with(&listener, flags).unwrap()).unwrap();
         assert_eq!(socket.peer_pid().unwrap(), Some(std::process::id() as i32));
-        fdpass::send(program.as_fd(), b"asks", &[]).unwrap();
+        fd_passing::send(program.as_fd(), b"asks", &[]).unwrap();
         assert_eq!(socket.receive().await.unwrap().as_deref(), Some(&b"asks"[..]));
         socket.send(b"answers", &[program.as_fd()]).await.unwrap();
         let mut answer = [0; 16];
-        let (length, fds) = fdpass::receive(program.as_fd(), &mut answer, 1).unwrap();
+        let (length, fds) = fd_passing::receive(program.as_fd(), &mut answer, 1).unwrap();
         assert_eq!((&answer[..length], fds.len()), (&b"answers"[..], 1));
         drop((program, fds));
         assert_eq!(socket.receive().await.unwrap(), None);

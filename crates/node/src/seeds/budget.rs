@@ -10,7 +10,7 @@ use farfork_wire::SeedId;
 use tonic::Code;
 
 use super::{SealProgress, SeedEntry, SeedRegistry};
-use crate::amount;
+use crate::byte_size;
 use crate::failure::Failure;
 
 /// Most seeds that a refusal names; more would hide what to do.
@@ -133,14 +133,14 @@ fn check_fits(wanted: u64, bytes_max: u64, whose: &str, held: &[(String, MemoryC
     let mut told: Vec<String> = holders
         .iter()
         .take(SEEDS_NAMED_MAX)
-        .map(|(name, bytes)| format!("{name} {}", amount::format_bytes(*bytes)))
+        .map(|(name, bytes)| format!("{name} {}", byte_size::format_bytes(*bytes)))
         .collect();
     if holders.len() > SEEDS_NAMED_MAX {
         let others: u64 = holders[SEEDS_NAMED_MAX..].iter().map(|(_, bytes)| bytes).sum();
-        told.push(format!("{} others {}", holders.len() - SEEDS_NAMED_MAX, amount::format_bytes(others)));
+        told.push(format!("{} others {}", holders.len() - SEEDS_NAMED_MAX, byte_size::format_bytes(others)));
     }
     let taken = if told.is_empty() { String::new() } else { format!("; held by {}", told.join(", ")) };
-    let [wanted, left, all] = [wanted, left, bytes_max].map(amount::format_bytes);
+    let [wanted, left, all] = [wanted, left, bytes_max].map(byte_size::format_bytes);
     Err(format!("its seed may come to hold {wanted}, and of {all} for {whose} {left} are left{taken}"))
 }
 

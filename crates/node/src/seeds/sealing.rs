@@ -24,8 +24,8 @@ use farfork_wire::{NodeName, SeedId};
 use serde::{Deserialize, Serialize};
 
 use super::budget::MemoryCharge;
+use super::completion::SeedCompletion;
 use super::lease::Lease;
-use super::readiness::SeedCompletion;
 use super::{SeedEntry, SeedRegistry};
 use crate::api::v1;
 use crate::node::Node;

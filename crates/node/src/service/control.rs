@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{attach, children, compare, core, fork, inspect, prewarm, seeds, settle, stream, wait};
+use super::{attach, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, wait};
 use crate::api::v1;
 use crate::node::Node;
 
@@ -66,7 +66,7 @@ impl v1::node_server::Node for ControlService {
     }
 
     async fn core(&self, request: Request<v1::CoreRequest>) -> UnaryResult<Self::CoreStream> {
-        Ok(Response::new(core::dump_core(&self.0, request.into_inner()).await?))
+        Ok(Response::new(core_dump::dump_core(&self.0, request.into_inner()).await?))
     }
 
     async fn remove(&self, request: Request<v1::RemoveRequest>) -> UnaryResult<v1::RemoveResponse> {

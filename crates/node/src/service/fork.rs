@@ -21,7 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 use tracing::Instrument as _;
 
-use super::attendance::{NodeShare, end_on_disconnect};
+use super::caller_disconnect::{NodeShare, end_on_disconnect};
 use super::route::forwarded_failure;
 use super::stream::{ResponseReceiver, ResponseSender, send};
 use super::{children, seeds, start};
@@ -34,8 +34,8 @@ use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIME
 use crate::metrics::Operation;
 use crate::network::{EgressPolicy, NetworkMode};
 use crate::node::Node;
+use crate::pending_starts::PendingStart;
 use crate::phases::{self, Recording};
-use crate::starts::PendingStart;
 
 /// Starts children as asked; exactly one outcome comes for each.
 pub(crate) async fn fork(

@@ -2,13 +2,13 @@
 //! kind of request each. A request about an object of another node is passed on to that node (`route`).
 
 mod attach;
-mod attendance;
+mod caller_disconnect;
 mod children;
 mod compare;
 mod control;
-mod core;
+mod core_dump;
 mod dependents;
-mod foretell;
+mod exit_watch;
 mod fork;
 mod inspect;
 mod peer;
@@ -16,17 +16,17 @@ mod prewarm;
 mod route;
 mod seeds;
 mod settle;
+mod speculative_prewarm;
 mod start;
 mod stream;
-mod tend;
 mod wait;
 mod zygote;
 
 pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;
 pub(crate) use dependents::run_lease_expiry;
-pub(crate) use foretell::{prewarm_first_seed, prewarm_next_seed};
+pub(crate) use exit_watch::watch_children;
 pub(crate) use fork::fork;
 pub(crate) use peer::PeerService;
 pub(crate) use seeds::{drop_seed, prepare_and_wait};
-pub(crate) use tend::watch_children;
+pub(crate) use speculative_prewarm::{prewarm_first_seed, prewarm_next_seed};

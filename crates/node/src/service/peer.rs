@@ -7,7 +7,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{foretell, prewarm, seeds, start, tend};
+use super::{exit_watch, prewarm, seeds, speculative_prewarm, start};
 use crate::api::v1;
 use crate::auth::Caller;
 use crate::heartbeat;
@@ -44,7 +44,7 @@ impl v1::peer_server::Peer for PeerService {
 
     async fn foretell(&self, request: Request<v1::ForetellRequest>) -> Result<Response<v1::ForetellResponse>, Status> {
         let caller = request.extensions().get::<Caller>().cloned();
-        Ok(Response::new(foretell::handle_foretell(&self.0, caller.as_ref(), request.into_inner())?))
+        Ok(Response::new(speculative_prewarm::handle_foretell(&self.0, caller.as_ref(), request.into_inner())?))
     }
 
     async fn warm_up(&self, request: Request<v1::SeedAccess>) -> Result<Response<v1::Warm>, Status> {
@@ -67,6 +67,6 @@ impl v1::peer_server::Peer for PeerService {
     async fn tend(&self, request: Request<Streaming<v1::TendInput>>) -> Result<Response<Self::TendStream>, Status> {
         // An input that cannot be read ends them all, as the sender's going away does.
         let children = request.into_inner().map_while(Result::ok);
-        Ok(Response::new(tend::watch_children(&self.0, children)))
+        Ok(Response::new(exit_watch::watch_children(&self.0, children)))
     }
 }

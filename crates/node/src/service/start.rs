@@ -19,13 +19,13 @@ use crate::attended::AttendedBatch;
 use crate::children::Child;
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::failure::Failure;
-use crate::foresight::ForkPattern;
 use crate::limits::{CONCURRENT_STARTS_MAX, EVICTED_PER_START_MAX, PRESTARTED_PER_SEED_MAX, STREAM_MESSAGES_MAX};
 use crate::metrics::Operation;
 use crate::network::FanOutNetwork;
 use crate::node::Node;
+use crate::pending_starts::PendingStart;
 use crate::phases::{self, Recording};
-use crate::starts::PendingStart;
+use crate::speculation::ForkPattern;
 
 /// For the zygote of a fan-out that began on another node, before a child begins here without it: some 20 ms, where the machine has time.
 const REMOTE_ZYGOTE_TIMEOUT: Duration = Duration::from_millis(250);

@@ -3,21 +3,21 @@
 //!
 //! `establish` is the start, `keep` what goes on while the node runs, `service` what others ask.
 
-mod establish;
-mod followed;
-mod given;
-mod keep;
+mod applied_roster;
+mod enrollment;
+mod join_limiter;
+mod name_reservations;
+mod renewal;
 mod service;
-mod turns;
 
 use farfork_trust::Credentials;
 
-use crate::gate::TlsMode;
+use crate::control_port::TlsMode;
 
-pub(crate) use establish::{EnrollmentError, load_or_enroll};
-pub(crate) use followed::AppliedRoster;
-pub(crate) use given::NameReservations;
-pub(crate) use keep::{fetch_roster, run_renewal};
+pub(crate) use applied_roster::AppliedRoster;
+pub(crate) use enrollment::{EnrollmentError, load_or_enroll};
+pub(crate) use name_reservations::NameReservations;
+pub(crate) use renewal::{fetch_roster, run_renewal};
 pub(crate) use service::ClusterService;
 
 /// Whom a node trusts.

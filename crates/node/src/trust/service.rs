@@ -11,13 +11,13 @@ use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
 
-use super::keep::{renew_certificate, with_credentials};
-use super::turns::JoinLimiter;
+use super::join_limiter::JoinLimiter;
+use super::renewal::{renew_certificate, with_credentials};
 use crate::api::v1;
 use crate::auth::Caller;
 use crate::client::{cluster_client, request_with_timeout};
+use crate::control_port::ConnectionInfo;
 use crate::failure::Failure;
-use crate::gate::ConnectionInfo;
 use crate::limits::QUERY_TIMEOUT;
 use crate::peers::Peers;
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::call::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
-use super::core::SessionHandle;
-use super::link::Client;
+use super::connection::Client;
+use super::protocol::SessionHandle;
+use super::request::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
 
 /// Longest sleep: a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);

@@ -5,21 +5,21 @@
 //! ```
 
 mod blocking;
-mod call;
+mod connection;
 mod connector;
-mod core;
-mod frames;
-mod link;
-mod requests;
+mod keepalive;
+mod protocol;
+mod receive;
+mod request;
+mod request_window;
 mod session;
-mod sessions;
-mod silence;
+mod session_lifecycle;
 
 pub use blocking::BlockingCallError;
-pub use call::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
+pub use connection::{Client, ConnectionError};
 pub use connector::{Connector, TcpConnector};
-pub use core::SessionHandle;
-pub use link::{Client, ConnectionError};
+pub use protocol::SessionHandle;
+pub use request::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
 
 #[cfg(test)]
-pub(crate) use core::ClientProtocol;
+pub(crate) use protocol::ClientProtocol;

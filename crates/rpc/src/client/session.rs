@@ -2,7 +2,7 @@
 
 use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId};
 
-use super::requests::{PendingRequest, RequestWindow};
+use super::request_window::{PendingRequest, RequestWindow};
 
 #[derive(Debug)]
 pub(super) struct ClientSession {

@@ -7,10 +7,10 @@ use std::time::Instant;
 use farfork_fabric::transport::Stream;
 use farfork_wire::rpc::RpcFrameError;
 
-use super::peer::{RequestExecutor, ServerProtocol};
+use super::protocol::{RequestExecutor, ServerProtocol};
 use super::session::ServerSession;
-use crate::inbound::StagingBuffer;
-use crate::spool::SLICES_MAX;
+use crate::frame_decoder::StagingBuffer;
+use crate::retransmit::SLICES_MAX;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]

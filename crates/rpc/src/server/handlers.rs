@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use farfork_wire::rpc::Status;
 
-use super::peer::RequestExecutor;
+use super::protocol::RequestExecutor;
 use super::reply::{DeferredReply, ReplySink, ReplyWriter, RequestKey};
-use crate::inbound::Payload;
+use crate::frame_decoder::Payload;
 
 type ImmediateHandler = Box<dyn FnMut(&[u8], &mut ReplyWriter<'_>) + Send>;
 type DeferredHandler = Box<dyn FnMut(Payload<'_>, DeferredReply) + Send>;

@@ -1,15 +1,15 @@
 //! The answering end: connections, sessions that outlive them, and handlers.
 
 mod connection;
-mod desk;
-mod hall;
+mod connection_table;
 mod handlers;
-mod hub;
 mod listener;
-mod peer;
-mod registry;
+mod protocol;
 mod reply;
 mod session;
+mod session_registry;
+mod session_table;
+mod shared_state;
 mod worker;
 
 use std::io;
@@ -19,19 +19,19 @@ use std::thread::{self, JoinHandle};
 
 pub use handlers::HandlerTable;
 pub use listener::{Acceptor, PlainAcceptor, SecuredAcceptor};
-pub use registry::SESSION_IDLE_MAX;
 pub use reply::{DeferredReply, ReplyWriter};
+pub use session_registry::SESSION_IDLE_MAX;
 
-pub(crate) use hall::{Clock, ConnectionTable};
-pub(crate) use hub::{SharedState, WorkerMessage};
+pub(crate) use connection_table::{Clock, ConnectionTable};
+pub(crate) use shared_state::{SharedState, WorkerMessage};
 
 use worker::Worker;
 
 #[cfg(test)]
 pub(crate) use {
-    peer::{HELD_BYTES_MAX, RequestExecutor, ServerProtocol, SessionRequest},
-    registry::{ClaimOutcome, ConnectionLocation, SessionRegistry},
+    protocol::{HELD_BYTES_MAX, RequestExecutor, ServerProtocol, SessionRequest},
     reply::RequestKey,
+    session_registry::{ClaimOutcome, ConnectionLocation, SessionRegistry},
 };
 
 /// How a server runs.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId, Status, WINDOW_MAX};
 
 use super::reply::{DETACHED_PAYLOAD_BYTES_MIN, RequestKey};
-use crate::spool::{FrameLocation, RetransmitBuffer, SendQueue};
+use crate::retransmit::{FrameLocation, RetransmitBuffer, SendQueue};
 
 /// Most bytes of sent replies that a session keeps: two of the longest.
 const REPLY_CACHE_BYTES_MAX: usize = 32 << 20;

@@ -11,10 +11,10 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::connection::{Interest, ServerConnection};
-use super::hall::ConnectionTable;
+use super::connection_table::ConnectionTable;
 use super::handlers::HandlerTable;
-use super::hub::{SharedState, WorkerMessage};
 use super::listener::{Acceptor, Listener};
+use super::shared_state::{SharedState, WorkerMessage};
 
 /// Events of one wait.
 const EVENTS_MAX: usize = 256;

@@ -1,4 +1,4 @@
 //! Both ends' state machines, fed by hand with what no sound peer would send.
 
-mod crowded;
-mod hostile;
+mod hostile_peer;
+mod memory_limit;

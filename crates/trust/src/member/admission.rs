@@ -7,8 +7,8 @@ use farfork_wire::NodeName;
 
 use super::{MemberError, issuing_authority};
 use crate::authority::NODE_VALID;
-use crate::directory::TrustDirectory;
-use crate::token::JoinProof;
+use crate::join_token::JoinProof;
+use crate::trust_directory::TrustDirectory;
 use crate::{AuthenticatedPeer, Identity, Role};
 
 /// What somebody gets who becomes or stays a node.

@@ -7,9 +7,9 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::MemberError;
 use crate::certificate::CertificateFields;
-use crate::directory::{DirectoryError, TrustDirectory};
 use crate::key::UncertifiedKey;
 use crate::roster::Roster;
+use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::verify::TrustAnchors;
 use crate::{Fingerprint, Identity, PeerError, Role};
 

@@ -12,10 +12,10 @@ use std::time::{Duration, SystemTime};
 use farfork_wire::NodeName;
 
 use crate::authority::{Authority, AuthorityError, NODE_VALID};
-use crate::directory::{DirectoryError, TrustDirectory};
+use crate::join_token::{JoinToken, TOKEN_VALID_MAX, TokenRefusal};
 use crate::key::{KeyError, UncertifiedKey};
 use crate::roster::{Roster, RosterError};
-use crate::token::{JoinToken, TOKEN_VALID_MAX, TokenRefusal};
+use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::{Identity, PeerError, Role};
 
 use installation::install_identity;

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::{MemberError, sign_and_write_roster};
 use crate::authority::Authority;
-use crate::directory::TrustDirectory;
+use crate::trust_directory::TrustDirectory;
 
 /// Begins a rotation of the authority: a new one issues from now on, both are trusted. Where that was begun and cut
 /// short, the new authority is there and the roster does not name it: then only the roster is missing.

@@ -9,8 +9,8 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-use super::anchors::{AuthenticatedPeer, TrustAnchors};
 use super::error::{PeerError, to_tls_error};
+use super::trust_anchors::{AuthenticatedPeer, TrustAnchors};
 use crate::certificate::CertificateFields;
 use crate::{Fingerprint, Role};
 

@@ -14,12 +14,12 @@
 //!
 //! Who receives a descriptor treats it as hostile: [`decode`] checks form, [`Descriptor::validate`] checks sense.
 
+mod access_group;
 mod codec;
-mod file;
 mod file_version;
 mod layer;
-mod lineage;
 mod memory;
+mod open_file;
 mod process;
 mod resources;
 mod socket;
@@ -29,19 +29,19 @@ mod thread;
 mod timer;
 mod tree;
 mod validate;
-mod written;
+mod written_runs;
 
 use serde::{Deserialize, Serialize};
 
 pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, decode, encode};
-pub use file::{
-    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile, StandardStream,
-};
 pub use file_version::{DIGEST_BYTES, FileReference, FileVersion};
 pub use layer::{InheritedRun, LAYERS_MAX, Layer};
 pub use memory::{
     Backing, Extent, ExtentId, ExtentSource, FileIdentity, FileState, FileStatus, FileTimes, MappedFile, MappedRange,
     Mapping, MappingFlags, PageRun, Protection, SharedObject, SharedObjectKind, SpecialMapping,
+};
+pub use open_file::{
+    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile, StandardStream,
 };
 pub use process::{Credentials, Mm, PendingSignal, Process, ResourceLimit, SeccompFilter, SignalAction};
 pub use resources::RESTORED_NUMBER_MAX;
@@ -52,7 +52,7 @@ pub use thread::{AltStack, DeadlineParameters, EagerBytes, RestartableCall, Rseq
 pub use timer::{IntervalTimer, PosixTimer, TimerSpec};
 pub use tree::{DescendantProcess, PROCESSES_MAX, ProcessRelations, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
-pub use written::WrittenRun;
+pub use written_runs::WrittenRun;
 
 use crate::NodeName;
 

@@ -50,16 +50,16 @@
 //!
 //! Both sides treat what they receive as hostile; who violates the form is disconnected.
 
-mod answer;
-mod ask;
+mod client_frame;
 mod head;
 mod hello;
+mod server_frame;
 mod status;
 
-pub use answer::{REPLY_HEAD_BYTES, ReplyHead, ServerFrame};
-pub use ask::{ClientFrame, REQUEST_HEAD_BYTES, RequestHead, SessionId};
+pub use client_frame::{ClientFrame, REQUEST_HEAD_BYTES, RequestHead, SessionId};
 pub use head::{Frame, FrameHead, PAYLOAD_CRC_BYTES};
 pub use hello::{HELLO_BYTES, VersionRange};
+pub use server_frame::{REPLY_HEAD_BYTES, ReplyHead, ServerFrame};
 pub use status::{OpenOutcome, Status};
 
 /// Longest payload, in bytes. What is larger belongs into registered memory, which is read one-sidedly.

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::ChurnParameters;
 
-use super::bar;
+use super::progress_bar;
 use crate::{GlobalArgs, output, privilege};
 
 /// Measure programs that change their memory hard while it comes.
@@ -40,7 +40,7 @@ impl BenchChurn {
         let farfork = env::current_exe().context("the path of this program")?;
         let plan = ChurnParameters { mib: self.mib, runs: self.runs as usize, encrypted: self.encryption == "on" };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_churn(&plan, farfork, &mut bar::show_progress()?))?;
+        let report = runtime.block_on(farfork_bench::run_churn(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }

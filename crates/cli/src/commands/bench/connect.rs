@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::{ConnectCase, ConnectParameters};
 
-use super::bar;
+use super::progress_bar;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, output, privilege};
 
@@ -54,7 +54,7 @@ impl BenchConnect {
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
         let plan = self.parameters();
-        let report = farfork_bench::run_connect(&plan, &farfork, &mut bar::show_progress()?)?;
+        let report = farfork_bench::run_connect(&plan, &farfork, &mut progress_bar::show_progress()?)?;
         output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::FaultParameters;
 
-use super::bar;
+use super::progress_bar;
 use crate::{GlobalArgs, output, privilege};
 
 /// Measure single page faults: from a touch in a child to the page of its parent on another node.
@@ -58,7 +58,7 @@ impl BenchFault {
         let farfork = env::current_exe().context("the path of this program")?;
         let plan = self.parameters();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_fault(&plan, farfork, &mut bar::show_progress()?))?;
+        let report = runtime.block_on(farfork_bench::run_fault(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }

@@ -13,8 +13,8 @@ use farfork_bench::{ForkParameters, ForkSummary, PageSize, PeerSystem, ResumeCas
 use farfork_node::failure::Failure;
 use tonic::Code;
 
-use super::bar::BenchProgressBar;
-use crate::interruption::wait_for_interrupt;
+use super::progress_bar::BenchProgressBar;
+use crate::interrupt::wait_for_interrupt;
 use crate::{GlobalArgs, output, privilege};
 
 /// Largest size, in MiB: a terabyte.

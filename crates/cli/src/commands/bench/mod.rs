@@ -1,15 +1,15 @@
 //! `farfork bench`: one benchmark a command. What they measure and how is `crates/bench`'s part; here are their arguments
 //! and what is shown while they run.
 
-mod bar;
 mod churn;
 mod connect;
-mod end;
+mod endpoint;
 mod fanout;
 mod fault;
 mod fork;
-mod forker;
+mod fork_client;
 mod pool;
+mod progress_bar;
 mod rpc;
 mod tree;
 mod warm_start;
@@ -55,9 +55,9 @@ enum BenchmarkCommand {
     Pool(pool::BenchPool),
     WarmStart(warm_start::BenchWarmStart),
     #[command(hide = true)]
-    End(end::BenchEndpoint),
+    End(endpoint::BenchEndpoint),
     #[command(hide = true)]
-    Forker(forker::BenchForkClient),
+    Forker(fork_client::BenchForkClient),
 }
 
 impl BenchCommand {

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::PoolParameters;
 
-use super::bar;
+use super::progress_bar;
 use crate::{GlobalArgs, output, privilege};
 
 /// Measure how long it takes to create a child in a container that is ready, and to pause one and let it go on.
@@ -48,7 +48,7 @@ impl BenchPool {
         let Self { pool, mib, runs, samples } = self;
         let plan = PoolParameters { pool, mib, runs: runs as usize, samples_file: samples };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_pool(&plan, farfork, &mut bar::show_progress()?))?;
+        let report = runtime.block_on(farfork_bench::run_pool(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }

@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _};
 use farfork_bench::{RpcCase, RpcParameters};
 
-use super::bar;
+use super::progress_bar;
 use crate::commands::load::{LoadArgs, parse_seconds};
 use crate::{Cli, GlobalArgs, output, privilege};
 
@@ -60,7 +60,7 @@ impl BenchRpc {
         let plan = self.parameters();
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let report = farfork_bench::run_rpc(&plan, &farfork, &mut bar::show_progress()?)?;
+        let report = farfork_bench::run_rpc(&plan, &farfork, &mut progress_bar::show_progress()?)?;
         output::print_report(global, || report.to_json(), || report.to_text());
         Ok(if report.failures() == (0, 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

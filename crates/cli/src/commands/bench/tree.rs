@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::TreeParameters;
 
-use super::bar;
+use super::progress_bar;
 use crate::{GlobalArgs, output, privilege};
 
 /// Measure how long trees of processes stand still for their seeds.
@@ -43,7 +43,7 @@ impl BenchTree {
         let Self { processes, mib, shared_mib, runs } = self;
         let plan = TreeParameters { processes, mib, shared_mib, runs: runs as usize };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_tree(&plan, farfork, &mut bar::show_progress()?))?;
+        let report = runtime.block_on(farfork_bench::run_tree(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }

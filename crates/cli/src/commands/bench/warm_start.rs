@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::WarmStartParameters;
 
-use super::bar;
+use super::progress_bar;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, output, privilege};
 
@@ -62,7 +62,8 @@ impl BenchWarmStart {
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_warm_start(&plan, farfork, &mut bar::show_progress()?))?;
+        let report =
+            runtime.block_on(farfork_bench::run_warm_start(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }

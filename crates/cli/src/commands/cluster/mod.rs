@@ -1,7 +1,7 @@
 //! `farfork cluster`: who belongs to a cluster. Most of it works on the trust directory alone, no daemon need run.
 
-mod change;
-mod make;
+mod enrollment;
+mod revocation;
 mod show;
 
 use std::process::ExitCode;
@@ -32,11 +32,11 @@ pub(crate) struct Cluster {
 
 #[derive(Subcommand)]
 enum ClusterCommand {
-    Init(make::Init),
-    Token(make::TokenCommand),
-    Issue(make::Issue),
-    Revoke(change::Revoke),
-    Rotate(change::Rotate),
+    Init(enrollment::Init),
+    Token(enrollment::TokenCommand),
+    Issue(enrollment::Issue),
+    Revoke(revocation::Revoke),
+    Rotate(revocation::Rotate),
     Show(show::Show),
 }
 

@@ -7,7 +7,7 @@ use clap::Args;
 use farfork_trust::{Credentials, Encryption, Fingerprint};
 
 use crate::output::{self, Table};
-use crate::{GlobalArgs, seconds};
+use crate::{GlobalArgs, duration};
 
 /// Show who this machine is, whom it trusts, and who is thrown out.
 #[derive(Args)]
@@ -47,7 +47,7 @@ impl Show {
         let age = SystemTime::now().duration_since(credentials.issued_at()).unwrap_or(Duration::ZERO);
         let mut table = Table::new(&["WHAT", "VALUE"]);
         table.add_row(["identity".to_owned(), credentials.identity().to_string()]);
-        table.add_row(["certificate".to_owned(), format!("made {} ago", seconds::format_whole_seconds(age))]);
+        table.add_row(["certificate".to_owned(), format!("made {} ago", duration::format_whole_seconds(age))]);
         table.add_row(["roster".to_owned(), roster.counter().to_string()]);
         for (index, authority) in authorities.iter().enumerate() {
             let what = if index == 0 { "authority, issues" } else { "authority, before" };

@@ -2,9 +2,9 @@
 //! local fork and a cold start. This file has the course of it; `cluster`, `program` and `round` its parts.
 
 mod cluster;
+mod measurement;
 mod program;
 mod report;
-mod round;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use std::io::{IsTerminal as _, stderr};
 use tokio::task::block_in_place;
 use tonic::Code;
 
-use crate::interruption::wait_for_interrupt;
+use crate::interrupt::wait_for_interrupt;
 use crate::{GlobalArgs, output, privilege};
 use cluster::DemoCluster;
+use measurement::ArrayPart;
 use program::DemoProgram;
 use report::DemoReport;
-use round::ArrayPart;
 
 /// Children on each of the two other nodes.
 const CHILDREN_PER_NODE: usize = 4;
@@ -78,11 +78,11 @@ impl Demo {
 
         let parts = ArrayPart::split_array(self.memory, 2 * CHILDREN_PER_NODE);
         progress.show_step("preparing it, and forking it onto two other nodes");
-        let across = round::fork_across_nodes(&cluster, parent.pid(), &parts).await?;
+        let across = measurement::fork_across_nodes(&cluster, parent.pid(), &parts).await?;
         progress.show_step("doing the same with a local fork");
-        let local = block_in_place(|| round::run_local_fork(&python, &scratch, self.memory, &parts))?;
+        let local = block_in_place(|| measurement::run_local_fork(&python, &scratch, self.memory, &parts))?;
         progress.show_step("doing the same with a cold start");
-        let cold = block_in_place(|| round::run_cold_start(&python, &scratch, self.memory, &parts[0]))?;
+        let cold = block_in_place(|| measurement::run_cold_start(&python, &scratch, self.memory, &parts[0]))?;
 
         progress.show_step("taking everything down");
         parent.check_alive()?;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::round::AcrossNodes;
+use super::measurement::AcrossNodes;
 use crate::output::{self, Table, format_bytes, format_microseconds};
 
 /// All that was measured.

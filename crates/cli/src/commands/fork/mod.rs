@@ -18,7 +18,7 @@ use tonic::Code;
 
 use super::wait;
 use crate::size::parse_nonzero_size;
-use crate::{GlobalArgs, output, payload, seconds};
+use crate::{GlobalArgs, duration, output, payload};
 use outcomes::{ChildOutcome, ForkedChildren};
 use profile::Profile;
 use signals::{SIGTERM, SignalForwarder};
@@ -138,7 +138,7 @@ pub(crate) struct Fork {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=PROCESSES_MAX))]
     processes: Option<u64>,
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
-    #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     timeout: Option<u64>,
     /// The child's network: `private`, its own, with nothing but a loopback interface, and no way out but --egress; `shared`, one such for all
     /// children of this fork on the same node; `host`, the node's, with its interfaces, names and ports [default: private].

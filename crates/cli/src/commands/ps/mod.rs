@@ -1,6 +1,6 @@
 //! `farfork ps`: the cluster's children.
 
-mod live;
+mod watch;
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -72,13 +72,13 @@ impl Ps {
     async fn watch(&self, client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
         loop {
             let answer = self.list(client).await;
-            let is_told = match (answer, live::terminal_size()) {
+            let is_told = match (answer, watch::terminal_size()) {
                 (Ok(answer), _) if json => output::write_bytes(format!("{:#}\n", list_json(answer)).as_bytes()),
                 (Ok(answer), Some(size)) => {
-                    live::draw(&render_list(answer, |children| live::truncate_to_fit(children, size)), size)
+                    watch::draw(&render_list(answer, |children| watch::truncate_to_fit(children, size)), size)
                 }
                 (Ok(answer), None) => output::write_bytes(format!("{}\n", render_list(answer, |_| 0)).as_bytes()),
-                (Err(failure), Some(size)) if !json => live::draw(&format!("farfork: {failure}"), size),
+                (Err(failure), Some(size)) if !json => watch::draw(&format!("farfork: {failure}"), size),
                 (Err(failure), _) => {
                     output::print_failure(&failure);
                     Ok(())
@@ -115,7 +115,7 @@ fn list_json(answer: ListChildrenResponse) -> serde_json::Value {
 
 /// Summary, failures and table; `fit` leaves out what there is no room for, and says how many.
 fn render_list(answer: ListChildrenResponse, fit: impl FnOnce(&mut Vec<Child>) -> usize) -> String {
-    let mut text = live::summary(&answer.children) + "\n";
+    let mut text = watch::summary(&answer.children) + "\n";
     for failure in node_failures(&answer) {
         let _ = writeln!(text, "farfork: {failure}");
     }

@@ -1,7 +1,7 @@
 //! `farfork run`: a program, started as a parent to be.
 
-mod huge;
-mod tend;
+mod collapser;
+mod huge_pages;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -11,9 +11,9 @@ use clap::Args;
 use farfork_node::failure::Failure;
 use tonic::Code;
 
-use crate::parents::{ProcessNames, parse_name};
+use crate::process_names::{ProcessNames, parse_name};
 
-pub(crate) use tend::CollapserProcess;
+pub(crate) use collapser::CollapserProcess;
 
 /// Run a program that is to be prepared: under a name, in huge pages.
 ///
@@ -57,7 +57,7 @@ impl Run {
             parents.register(name)?;
         }
         if self.huge {
-            huge::enable_huge_pages(&mut command)?;
+            huge_pages::enable_huge_pages(&mut command)?;
         }
         let error = command.exec();
         if let Some(name) = &self.name {

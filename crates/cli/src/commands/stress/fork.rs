@@ -10,7 +10,7 @@ use farfork_bench::{StressForkOutcome, StressForkParameters};
 use serde_json::json;
 
 use crate::commands::load::parse_seconds;
-use crate::interruption::InterruptFlag;
+use crate::interrupt::InterruptFlag;
 use crate::{GlobalArgs, output, privilege};
 
 /// Have client processes on several nodes fork one parent's children, and judge.

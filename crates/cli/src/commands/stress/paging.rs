@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::commands::load::parse_seconds;
-use crate::interruption::InterruptFlag;
+use crate::interrupt::InterruptFlag;
 use crate::{GlobalArgs, output, privilege};
 
 /// Have children page from each other's nodes while these are harmed, and judge.

@@ -10,7 +10,7 @@ use farfork_bench::{RpcCase, RpcParameters, RpcRunOutcome};
 use serde_json::json;
 
 use crate::commands::load::{LoadArgs, parse_seconds};
-use crate::interruption::InterruptFlag;
+use crate::interrupt::InterruptFlag;
 use crate::{GlobalArgs, output, privilege};
 
 /// Client nodes, and threads of each, unless told otherwise: few enough for a small machine.

@@ -17,9 +17,9 @@ use farfork_sys::process::{KernelStackSummary, ProcStat};
 use farfork_sys::{namespace, pidfd};
 use tempfile::TempDir;
 
-use super::remains::{self, RunMarkers};
+use super::leftovers::{self, RunMarkers};
 use super::scratch::Disk;
-use super::{BINARY, Farfork, deadline};
+use super::{BINARY, Farfork, wait};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -255,7 +255,7 @@ impl Cluster {
 
     /// The process that a node's pager was cloned by.
     fn keeper_pid(&self, index: usize) -> i32 {
-        deadline::wait_until("a keeper", END_LIMIT, || {
+        wait::wait_until("a keeper", END_LIMIT, || {
             let pager = self.local_node(index).pager_pid()?;
             Some(ProcStat::read(pager).ok()?.parent)
         })
@@ -267,12 +267,12 @@ impl Cluster {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
         };
         let find = || self.local_node(index).pager_pids().into_iter().find(is_holder);
-        deadline::wait_until("a holder", END_LIMIT, find)
+        wait::wait_until("a holder", END_LIMIT, find)
     }
 
     /// The process id of a node's pager. One that was just killed has a successor when its keeper had its turn.
     pub(crate) fn pager_pid(&self, index: usize) -> i32 {
-        deadline::wait_until("a pager", END_LIMIT, || self.local_node(index).pager_pid())
+        wait::wait_until("a pager", END_LIMIT, || self.local_node(index).pager_pid())
     }
 
     /// Cuts a node off the others.
@@ -293,12 +293,12 @@ impl Cluster {
 
     /// Processes of its nodes with that command line.
     pub(crate) fn processes(&self, command_line: &str) -> Vec<i32> {
-        remains::marked_processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
+        leftovers::marked_processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
     }
 
     /// Waits until the first node hears from every other.
     pub(crate) fn wait_until_all_are_alive(&self) {
-        deadline::wait_until("all nodes hear of each other", ALIVE_LIMIT, || {
+        wait::wait_until("all nodes hear of each other", ALIVE_LIMIT, || {
             let said = self.first().json(&["nodes"]);
             let nodes = said["nodes"].as_array()?;
             let alive = nodes.iter().filter(|node| node["state"] == "alive").count();
@@ -312,11 +312,11 @@ impl Cluster {
         if let Err(error) = LocalCluster::load(&self.marks.run_dir).and_then(LocalCluster::down) {
             return vec![format!("`down` failed: {error}")];
         }
-        let mut left = remains::find_leftovers(&self.marks);
+        let mut left = leftovers::find_leftovers(&self.marks);
         let give_up = Instant::now() + LEFTOVERS_LIMIT;
         while !left.is_empty() && Instant::now() < give_up {
             thread::sleep(Duration::from_millis(50));
-            left = remains::find_leftovers(&self.marks);
+            left = leftovers::find_leftovers(&self.marks);
         }
         left
     }
@@ -362,14 +362,14 @@ impl Cluster {
 /// Fails the test: as a wait that ran out where a daemon does not answer in time.
 fn fail_start(error: &LocalError) -> ! {
     match error {
-        LocalError::NoAnswer { .. } => deadline::time_out(format!("a node does not start: {error}")),
+        LocalError::NoAnswer { .. } => wait::time_out(format!("a node does not start: {error}")),
         _ => panic!("a node does not start: {error}"),
     }
 }
 
 fn require_end(has_ended: bool, process: &str) {
     if !has_ended {
-        deadline::time_out(format!("{process} that was told to end: not within {} s", END_LIMIT.as_secs()));
+        wait::time_out(format!("{process} that was told to end: not within {} s", END_LIMIT.as_secs()));
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::deadline::{self, CommandOutput};
+use super::wait::{self, CommandOutput};
 
 /// For any command that should end by itself; its own limits are shorter or meant for far larger parents. A busy machine is given time.
 pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
@@ -65,7 +65,7 @@ impl Farfork {
 
     /// As [`Self::run`], with another limit.
     pub(crate) fn run_within(&self, limit: Duration, arguments: &[&str]) -> CommandOutput {
-        deadline::wait_with_output(self.spawn(arguments), &format!("farfork {}", arguments.join(" ")), limit)
+        wait::wait_with_output(self.spawn(arguments), &format!("farfork {}", arguments.join(" ")), limit)
     }
 
     /// Runs a command with `--json` that must succeed.
@@ -75,7 +75,7 @@ impl Farfork {
         let describe =
             || format!("farfork {}: {}\n{}{}", arguments.join(" "), ended.status, ended.stderr, ended.stdout);
         if ended.stderr.contains(REQUEST_TIMED_OUT) {
-            deadline::time_out(describe());
+            wait::time_out(describe());
         }
         assert!(ended.status.success(), "{}", describe());
         document(&ended, arguments)

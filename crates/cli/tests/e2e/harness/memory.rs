@@ -4,8 +4,8 @@
 use std::fs;
 use std::ops::Range;
 
-use farfork_sys::memory::read_process;
 use farfork_sys::process::{MapEntry, read_maps, thread_ids};
+use farfork_sys::process_memory::read_process;
 
 /// Read at a time.
 const CHUNK_BYTES: usize = 1 << 20;

@@ -1,29 +1,29 @@
 //! What the end-to-end tests stand on: a cluster on this machine, the real binary, parents to fork, and the proof that
 //! nothing is left. Only the command line and `/proc` are used to look at farfork; its crates are used to start nodes.
 
-pub(crate) mod appearance;
 pub(crate) mod cluster;
-pub(crate) mod deadline;
 pub(crate) mod farfork;
-pub(crate) mod likeness;
+pub(crate) mod leftovers;
+pub(crate) mod line_program;
 pub(crate) mod memory;
 pub(crate) mod parent;
+pub(crate) mod parent_comparison;
+pub(crate) mod proc_snapshot;
 pub(crate) mod programs;
-pub(crate) mod remains;
 pub(crate) mod scratch;
 pub(crate) mod seed;
 pub(crate) mod service;
-pub(crate) mod talker;
+pub(crate) mod wait;
 
 pub(crate) use cluster::{Cluster, NodeProcess};
 pub(crate) use farfork::{BINARY, Farfork, WAIT_TIMEOUT};
-pub(crate) use likeness::{
+pub(crate) use line_program::LineProgram;
+pub(crate) use parent::Parent;
+pub(crate) use parent_comparison::{
     compare_with_parent, require_forked_child_same, require_fresh_child_same, require_same_as_parent,
     require_stopped_child_same,
 };
-pub(crate) use parent::Parent;
 pub(crate) use programs::Program;
 pub(crate) use scratch::Disk;
 pub(crate) use seed::{Seed, StartedChild};
 pub(crate) use service::Service;
-pub(crate) use talker::LineProgram;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use super::deadline;
 use super::programs::Program;
+use super::wait;
 
 /// To set itself up: Python imports NumPy and fills its arrays, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ impl Parent {
         read_output(process.stdout.take().expect("a pipe"), Arc::clone(&said));
         collect_errors(process.stderr.take().expect("a pipe"), Arc::clone(&said));
         let mut parent = Self { process, said, pid: 0, hash: 0 };
-        (parent.pid, parent.hash) = deadline::wait_until(&format!("{command:?} is ready"), READY_LIMIT, || {
+        (parent.pid, parent.hash) = wait::wait_until(&format!("{command:?} is ready"), READY_LIMIT, || {
             parent.require_alive();
             parent.said().ready
         });
@@ -104,7 +104,7 @@ impl Parent {
         let goal = self.ticks_count() + count;
         while self.ticks_count() < goal {
             let before = self.ticks_count();
-            deadline::wait_until("the parent goes on", TICK_LIMIT, || {
+            wait::wait_until("the parent goes on", TICK_LIMIT, || {
                 self.require_alive();
                 (self.ticks_count() > before).then_some(())
             });
@@ -120,19 +120,19 @@ impl Parent {
 
     /// The first line that it has said beside ticks, when it has ended.
     pub(crate) fn last_line(&self) -> String {
-        deadline::wait_until("the parent's last words", LAST_WORDS_LIMIT, || self.said().others.first().cloned())
+        wait::wait_until("the parent's last words", LAST_WORDS_LIMIT, || self.said().others.first().cloned())
     }
 
     /// Kills it, and waits until it is gone.
     pub(crate) fn kill(&mut self) -> ExitStatus {
         // It may have ended before; then there is nothing to kill.
         let _ = self.process.kill();
-        deadline::wait_exit(&mut self.process, "the killed parent ends", END_LIMIT)
+        wait::wait_exit(&mut self.process, "the killed parent ends", END_LIMIT)
     }
 
     /// Waits until it has ended by itself or by another's signal.
     pub(crate) fn wait_end(&mut self) -> ExitStatus {
-        deadline::wait_exit(&mut self.process, "the parent ends", END_LIMIT)
+        wait::wait_exit(&mut self.process, "the parent ends", END_LIMIT)
     }
 
     fn said(&self) -> std::sync::MutexGuard<'_, ParentOutput> {
@@ -152,7 +152,7 @@ impl Drop for Parent {
     fn drop(&mut self) {
         // Fails where it has ended.
         let _ = self.process.kill();
-        deadline::reap_killed(&mut self.process);
+        wait::reap_killed(&mut self.process);
     }
 }
 

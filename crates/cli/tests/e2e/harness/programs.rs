@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use super::deadline;
+use super::wait;
 
 /// The first Go build compiles the standard library.
 const COMPILE_LIMIT: Duration = Duration::from_secs(180);
@@ -148,7 +148,7 @@ fn compile(compiler: &[&str], source: &Path, binary: &Path) {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child =
         command.spawn().unwrap_or_else(|e| panic!("{} cannot be started ({e}): run scripts/setup.sh", compiler[0]));
-    let ended = deadline::wait_with_output(child, &format!("compiling {}", source.display()), COMPILE_LIMIT);
+    let ended = wait::wait_with_output(child, &format!("compiling {}", source.display()), COMPILE_LIMIT);
     assert!(ended.status.success(), "{} does not compile:\n{}{}", source.display(), ended.stdout, ended.stderr);
     fs::rename(&unfinished, binary).expect("a finished binary gets its name");
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::deadline::{self, CommandOutput};
 use super::farfork::{COMMAND_LIMIT, Farfork, WAIT_TIMEOUT};
 use super::parent::Parent;
 use super::scratch;
+use super::wait::{self, CommandOutput};
 
 /// The exit status of a test program that found all right.
 pub(crate) const EXIT_VERIFIED: i64 = 42;
@@ -133,15 +133,15 @@ impl Drop for Seed {
         // Its node may be gone, as some tests want it.
         let mut command = self.farfork.command(&["drop", "--force", self.id()]);
         let Ok(mut child) = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return };
-        let dropped = deadline::poll_within(COMMAND_LIMIT, || child.try_wait().transpose());
+        let dropped = wait::poll_within(COMMAND_LIMIT, || child.try_wait().transpose());
         if dropped.is_none() {
             let _ = child.kill();
-            deadline::reap_killed(&mut child);
+            wait::reap_killed(&mut child);
             let message = format!("farfork drop {}: still running after {} s", self.id(), COMMAND_LIMIT.as_secs());
             if thread::panicking() {
                 eprintln!("{message}");
             } else {
-                deadline::time_out(message);
+                wait::time_out(message);
             }
         }
     }

@@ -14,7 +14,7 @@ use farfork_sys::{namespace, pidfd};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::{deadline, scratch};
+use super::{scratch, wait};
 
 /// To listen, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ impl Service {
         command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         let process = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/setup.sh"));
         let mut service = Self { process, files };
-        deadline::wait_until(&format!("{command:?} listens"), READY_LIMIT, || {
+        wait::wait_until(&format!("{command:?} listens"), READY_LIMIT, || {
             service.require_alive();
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
         });
@@ -65,7 +65,7 @@ impl Service {
     pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);
         let ended = || self.process.try_wait().expect("our own child");
-        let status = deadline::wait_until("the server ends", ANSWER_LIMIT, ended);
+        let status = wait::wait_until("the server ends", ANSWER_LIMIT, ended);
         assert!(status.success(), "the server ended: {status}");
     }
 
@@ -84,7 +84,7 @@ impl Drop for Service {
             let lines: Vec<&str> = text.lines().collect();
             eprintln!("-- the server's log:\n{}", lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"));
         }
-        deadline::kill_group(&mut self.process);
+        wait::kill_group(&mut self.process);
     }
 }
 

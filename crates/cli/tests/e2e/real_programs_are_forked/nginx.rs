@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::web::{children_of, end, get};
 use crate::harness::service::{self, RequestLoad};
-use crate::harness::{Cluster, Service, StartedChild, deadline, require_fresh_child_same};
+use crate::harness::{Cluster, Service, StartedChild, require_fresh_child_same, wait};
 
 /// What it serves: more than its buffers hold.
 const FILE_BYTES: usize = 300_000;
@@ -97,7 +97,7 @@ fn workers_of(server: &Service) -> BTreeSet<String> {
 /// Waits until only workers answer that are none of these.
 fn require_others(port: u16, workers: &BTreeSet<String>) {
     let ask = || get(&mut service::connect(port), "/worker");
-    deadline::wait_until(&format!("others than {workers:?} answer"), RELOAD_LIMIT, || {
+    wait::wait_until(&format!("others than {workers:?} answer"), RELOAD_LIMIT, || {
         (0..2 * WORKERS_COUNT).all(|_| !workers.contains(&ask())).then_some(())
     });
 }

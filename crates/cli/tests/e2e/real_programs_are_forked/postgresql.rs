@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::web::{children_of, end};
 use crate::harness::service;
-use crate::harness::{Cluster, Service, deadline, require_fresh_child_same, scratch};
+use crate::harness::{Cluster, Service, require_fresh_child_same, scratch, wait};
 
 const ACCOUNTS_COUNT: usize = 20_000;
 
@@ -47,7 +47,7 @@ pub(super) fn postgresql(cluster: &Cluster) {
     ask("CHECKPOINT");
     require_fresh_child_same(cluster.first(), cluster.name(1), server.pid());
     let mut clients = Clients::start(port);
-    deadline::wait_until("clients have moved something", MOVED_LIMIT, || {
+    wait::wait_until("clients have moved something", MOVED_LIMIT, || {
         (ask("SELECT count(*) > 100 FROM move") == "t").then_some(())
     });
     // Its log goes on being written to in place; what a child reads of it, its server wrote before.

@@ -14,7 +14,7 @@ use farfork_sys::mount::{self, table};
 
 use super::group_set::GroupSet;
 use super::identity;
-use crate::harness::remains;
+use crate::harness::leftovers;
 
 /// For killed processes to end: the kernel frees their memory first.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const BENCH_PARENT: &str = "/run";
 pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec<String> {
     let left = groups.kill(KILL_LIMIT);
     let mut problems: Vec<String> =
-        left.iter().map(|pid| format!("process {pid} does not end: {}", remains::command_line(*pid))).collect();
+        left.iter().map(|pid| format!("process {pid} does not end: {}", leftovers::command_line(*pid))).collect();
     for cluster in clusters(directory, mark) {
         problems.extend(remove_cluster(&cluster).err());
         // A benchmark that was killed did not remove it. The cluster in a worker's directory goes with that.

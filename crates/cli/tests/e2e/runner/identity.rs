@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::process_identity::ProcessIdentity;
 
 /// The prefix of the names of all runs.
 const PREFIX: &str = "farfork-tests-";

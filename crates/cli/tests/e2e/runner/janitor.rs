@@ -12,7 +12,7 @@ use farfork_sys::pidfd;
 
 use super::group_set::GroupSet;
 use super::{cleanup, identity};
-use crate::harness::deadline;
+use crate::harness::wait;
 
 /// The first argument of a janitor. The name of the run follows.
 pub(crate) const JANITOR_ARGUMENT: &str = "--janitor";
@@ -40,7 +40,7 @@ impl Janitor {
     pub(super) fn dismiss(&self) {
         let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = process.kill();
-        deadline::poll_within(END_LIMIT, || process.try_wait().transpose());
+        wait::poll_within(END_LIMIT, || process.try_wait().transpose());
     }
 }
 

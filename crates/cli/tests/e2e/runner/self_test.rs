@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 use std::{env, fs};
 
-use crate::harness::{Cluster, Parent, Program, deadline};
+use crate::harness::{Cluster, Parent, Program, wait};
 use crate::runner::RunSettings;
 use crate::test::Test;
 
@@ -118,7 +118,7 @@ fn stay(cluster: &Cluster) {
 }
 
 fn wait_in_vain() {
-    deadline::wait_until("what never happens", VAIN_LIMIT, || None::<()>);
+    wait::wait_until("what never happens", VAIN_LIMIT, || None::<()>);
 }
 
 fn wait_in_vain_once() {

@@ -15,7 +15,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::outcome::{Failure, FailureKind};
 use super::protocol::{Channel, Report, Request};
-use crate::harness::deadline::TimedOut;
+use crate::harness::wait::TimedOut;
 use crate::test::{SharedCluster, Test};
 
 /// The first argument of a worker.

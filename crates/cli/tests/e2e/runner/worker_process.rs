@@ -16,7 +16,7 @@ use super::protocol::{self, Channel, Report, Request};
 use super::supervisor::RunContext;
 use super::worker::WORKER_ARGUMENT;
 use super::{cleanup, diagnosis};
-use crate::harness::{deadline, remains};
+use crate::harness::{leftovers, wait};
 
 /// For a worker to start and to join its groups, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ impl<'a> WorkerProcess<'a> {
             members.remove(&own);
             members
         };
-        let Some(()) = deadline::poll_within(self.run.leak_limit, || has_left().is_empty().then_some(())) else {
+        let Some(()) = wait::poll_within(self.run.leak_limit, || has_left().is_empty().then_some(())) else {
             let list: Vec<String> = has_left().into_iter().map(describe_process).collect();
             return Err(Failure::wrong(format!("the test has left processes: {}", list.join("\n"))));
         };
@@ -149,7 +149,7 @@ impl<'a> WorkerProcess<'a> {
     }
 
     fn describe_end(&mut self) -> Failure {
-        match deadline::poll_within(END_LIMIT, || self.process.try_wait().transpose()) {
+        match wait::poll_within(END_LIMIT, || self.process.try_wait().transpose()) {
             Some(Ok(status)) => Failure::wrong(format!("the worker ended: {status}")),
             _ => Failure::wrong("the worker closed its socket"),
         }
@@ -169,7 +169,7 @@ impl<'a> WorkerProcess<'a> {
             }
         };
         self.output.forward();
-        let _ = deadline::poll_within(END_LIMIT, || self.process.try_wait().transpose());
+        let _ = wait::poll_within(END_LIMIT, || self.process.try_wait().transpose());
         remains.extend(self.traces.groups.members().into_iter().map(describe_process));
         remains.extend(self.discard());
         remains
@@ -181,7 +181,7 @@ impl<'a> WorkerProcess<'a> {
         let held = self.run.pass_gate();
         let problems = self.traces.remove();
         drop(held);
-        let _ = deadline::poll_within(END_LIMIT, || self.process.try_wait().transpose());
+        let _ = wait::poll_within(END_LIMIT, || self.process.try_wait().transpose());
         problems
     }
 }
@@ -227,7 +227,7 @@ fn connect(
     groups: &GroupSet,
 ) -> io::Result<(UnixStream, Receiver<Report>)> {
     listener.set_nonblocking(true)?;
-    let accepted = deadline::poll_within(START_LIMIT, || match listener.accept() {
+    let accepted = wait::poll_within(START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Some(Ok(stream)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             let status = process.try_wait().ok()??;
@@ -255,5 +255,5 @@ fn connect(
 }
 
 fn describe_process(pid: i32) -> String {
-    format!("process {pid}: {}", remains::command_line(pid))
+    format!("process {pid}: {}", leftovers::command_line(pid))
 }

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use farfork_container::{Container, ContainerConfig, ContainerPool, RootSpec};
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 
 /// Longest wait for a container in a test: machines under test are slow.
 const WAIT: Duration = Duration::from_secs(60);
@@ -88,9 +88,9 @@ pub(crate) fn ask(container: &Container, question: &str) -> String {
 
 /// The answer of the container's init, or the failure that it tells.
 pub(crate) fn try_ask(container: &Container, question: &str) -> Result<String, String> {
-    fdpass::send(container.control(), question.as_bytes(), &[]).unwrap();
+    fd_passing::send(container.control(), question.as_bytes(), &[]).unwrap();
     let mut bytes = vec![0; 65536];
-    let (length, _) = fdpass::receive(container.control().as_fd(), &mut bytes, 0).unwrap();
+    let (length, _) = fd_passing::receive(container.control().as_fd(), &mut bytes, 0).unwrap();
     let answer = String::from_utf8(bytes[..length].to_vec()).unwrap();
     match answer.strip_prefix('=').expect("init has ended").strip_prefix('!') {
         Some(failure) => Err(failure.to_owned()),

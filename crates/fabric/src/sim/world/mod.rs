@@ -12,11 +12,11 @@
 //!
 //! Each node has a clock of its own; protocols are given [`World::now_at`] of their node.
 
-mod actors;
 mod conditions;
 mod events;
 mod network;
 mod pipe;
+mod scheduler;
 mod stream;
 mod trace;
 
@@ -26,12 +26,12 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use actors::{Actor, ActorId};
 pub use conditions::{ClockSkew, PathConditions};
+pub use scheduler::{Actor, ActorId};
 pub use stream::{SimConnectAttempt, SimListener, SimStream};
 
-use actors::ActorTable;
 use network::{ACCEPTOR_SIDE, DIALER_SIDE, Network, NodeState};
+use scheduler::ActorTable;
 
 /// What a round of turns takes: so that what is always ready does not stop the time.
 const ROUND_DURATION: Duration = Duration::from_micros(2);

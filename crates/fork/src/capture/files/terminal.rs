@@ -19,7 +19,7 @@ use farfork_wire::descriptor::{ControlledSession, FileStatus, PseudoTerminal, TE
 
 use super::{FdKind, OpenFd, fd_object};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::state::root::TreeRoot;
+use crate::capture::state::tree_root::TreeRoot;
 
 /// Where the other ends are.
 const DEVPTS_PATH: &str = "/dev/pts";

@@ -16,7 +16,7 @@ use farfork_wire::descriptor::{
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 
 use super::{FdKind, OpenFd};
-use crate::identity;
+use crate::file_identity;
 
 /// Most descriptors of files that are held for all seeds together: a quarter of what systemd lets a service have (`LimitNOFILE=`, 65,536 where
 /// it was raised as the guide says). Beyond that a file is not held, and a fork is refused that needs it.
@@ -60,7 +60,7 @@ impl HeldFile {
     }
 
     fn is_version(&self, wanted: &FileIdentity) -> bool {
-        let found = identity::stat_identity(self);
+        let found = file_identity::stat_identity(self);
         found.is_ok_and(|found| (found.device, found.inode) == (wanted.device, wanted.inode))
     }
 }
@@ -193,7 +193,7 @@ impl VersionCompletion<'_> {
             let is_as_in_pause = |open: &FileVersion| has_same_times(&open.identity, &file.identity);
             let may_be_later = file.identity.changed_ns >= self.paused_ns;
             if may_be_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
-                identity::mark_if_changed_since(self.paused_ns, &mut file.identity);
+                file_identity::mark_if_changed_since(self.paused_ns, &mut file.identity);
             }
             let link = self.map_files_link(file.owner_range);
             let opened = || File::open(&link).ok();
@@ -236,8 +236,8 @@ impl VersionCompletion<'_> {
                 continue;
             }
             let Some(file) = HeldFile::open(&format!("/proc/{}/exe", self.templates[number])) else { continue };
-            let Ok(mut identity) = identity::stat_identity(&file) else { continue };
-            identity::mark_if_changed_since(self.paused_ns, &mut identity);
+            let Ok(mut identity) = file_identity::stat_identity(&file) else { continue };
+            file_identity::mark_if_changed_since(self.paused_ns, &mut identity);
             set_node_numbers(&mut identity, (&process.exe, self.paused_ns));
             // Its code is mapped: the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
@@ -259,8 +259,9 @@ fn has_same_times(one: &FileIdentity, other: &FileIdentity) -> bool {
 /// Takes a small file's digest, and the numbers that the node knows it by. `place`: its path, and when the processes stood.
 fn add_digest(version: &mut FileIdentity, file: Option<File>, place: (&str, i64)) {
     let digest = file.and_then(|file| {
-        let is_as_then = || identity::stat_identity(&file).is_ok_and(|now| identity::has_same_content(version, &now));
-        let digest = is_as_then().then(|| identity::compute_digest(&file).ok().flatten()).flatten();
+        let is_as_then =
+            || file_identity::stat_identity(&file).is_ok_and(|now| file_identity::has_same_content(version, &now));
+        let digest = is_as_then().then(|| file_identity::compute_digest(&file).ok().flatten()).flatten();
         // Somebody may write to it meanwhile.
         digest.filter(|_| is_as_then())
     });
@@ -274,7 +275,7 @@ fn set_node_numbers(version: &mut FileIdentity, (path, paused_ns): (&str, i64)) 
     if version.changed_ns >= paused_ns {
         return;
     }
-    let Ok(here) = identity::stat_path_identity(Path::new(path)) else { return };
+    let Ok(here) = file_identity::stat_path_identity(Path::new(path)) else { return };
     let times = |file: &FileIdentity| (file.bytes, file.modified_ns, file.changed_ns);
     if times(&here) == times(version) {
         (version.device, version.inode) = (here.device, here.inode);
@@ -291,7 +292,10 @@ fn add_extents(descriptor: &mut Descriptor, held: &[Option<HeldFile>]) {
             version.extent = Some(*extent);
             continue;
         }
-        if held.is_none() || identity.bytes > COPIED_BYTES_MAX || identity.modified_ns == identity::CHANGED_MARKER_NS {
+        if held.is_none()
+            || identity.bytes > COPIED_BYTES_MAX
+            || identity.modified_ns == file_identity::CHANGED_MARKER_NS
+        {
             continue;
         }
         let extents = &mut descriptor.extents;

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Backing, EagerBytes, Mapping, Mm, Thread};
 
-use crate::capture::lineage::InheritedPages;
+use crate::capture::inheritance::InheritedPages;
 
 /// PROT_WRITE.
 const WRITABLE_PROTECTION: u8 = 2;

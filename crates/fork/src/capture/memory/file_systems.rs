@@ -11,7 +11,7 @@ use farfork_sys::process::MapEntry;
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, major, minor, statx};
 
 use crate::capture::error::Refusal;
-use crate::capture::files::{DELETED_SUFFIX, own};
+use crate::capture::files::{DELETED_SUFFIX, path_identity};
 
 /// VmFlags of an area in huge pages of hugetlbfs.
 pub(super) const HUGETLB_FLAG: &str = "ht";
@@ -82,7 +82,7 @@ impl FileSystemCache {
         }
         let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
         let found = || statx(CWD, &link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok();
-        let look = || own::is_mapping_at_path(&entry.path, || found().filter(is_regular_file));
+        let look = || path_identity::is_mapping_at_path(&entry.path, || found().filter(is_regular_file));
         *self.path_matches.entry((entry.device, entry.inode)).or_insert_with(look)
     }
 
@@ -101,7 +101,7 @@ fn is_absent_on_node(pid: i32, entry: &MapEntry) -> bool {
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
     found.is_ok_and(|found| {
-        is_regular_file(&found) && own::is_absent_on_node(&entry.path, &found, (CWD, &mounts, is_its))
+        is_regular_file(&found) && path_identity::is_absent_on_node(&entry.path, &found, (CWD, &mounts, is_its))
     })
 }
 

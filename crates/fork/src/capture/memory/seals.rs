@@ -6,11 +6,11 @@
 
 use farfork_sys::process::MapEntry;
 
-use crate::capture::calls::inject::{InjectedCall, Injector};
-use crate::capture::calls::lifeline::InjectionPages;
-use crate::capture::calls::script;
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::state::inherited::{InjectionTarget, PROBES_MAX};
+use crate::capture::injection::injector::{InjectedCall, Injector};
+use crate::capture::injection::pages::InjectionPages;
+use crate::capture::injection::script;
+use crate::capture::state::inherited_state::{InjectionTarget, PROBES_MAX};
 
 /// The areas to ask about, and the calls that do.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@
 //! layout has been the same since 2.3; a thread whose descriptor refers to itself, holds its id there, and has its list
 //! of robust futexes registered right behind it, is such a thread. Any other is asked.
 
-use crate::capture::stop::stopped::StoppedThread;
+use crate::capture::stop::stop_guard::StoppedThread;
 
 /// `header.self` of `struct pthread`: the descriptor's own address.
 const SELF_OFFSET: usize = 0x10;
@@ -29,7 +29,7 @@ pub(in crate::capture) fn tid_addresses<'a>(
     };
     let likely: Vec<Option<(u64, u32)>> = threads.map(descriptor).collect();
     let addresses: Vec<u64> = likely.iter().flatten().map(|(descriptor, _)| *descriptor).collect();
-    let mut read = farfork_sys::memory::read_process_batch::<READ_BYTES>(pid, &addresses).into_iter();
+    let mut read = farfork_sys::process_memory::read_process_batch::<READ_BYTES>(pid, &addresses).into_iter();
     let tid_address = |one: Option<(u64, u32)>| {
         let (descriptor, inner_id) = one?;
         let bytes = read.next()??;

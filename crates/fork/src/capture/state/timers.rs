@@ -8,11 +8,11 @@ use std::time::Instant;
 use farfork_sys::process;
 use farfork_wire::descriptor::{IntervalTimer, PosixTimer, RESTORED_NUMBER_MAX, TimerSpec};
 
-use crate::capture::calls::inject::{InjectedCall, Injector};
-use crate::capture::calls::lifeline::{InjectionPages, SLOTS_BYTES_MIN};
-use crate::capture::calls::script::{self, ENTRY_BYTES, TRAILER_ENTRIES, read_word};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::stop::stopped::StoppedThread;
+use crate::capture::injection::injector::{InjectedCall, Injector};
+use crate::capture::injection::pages::{InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::injection::script::{self, ENTRY_BYTES, TRAILER_ENTRIES, read_word};
+use crate::capture::stop::stop_guard::StoppedThread;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;

@@ -5,8 +5,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::memory;
 use farfork_sys::process::{self, ProcStatus, SharedResource, SystemCall};
+use farfork_sys::process_memory;
 
 /// How often a thread may be found in one and the same vfork(2) with a child that does nothing about it: mostly it is a moment. They are
 /// counted, as on a busy machine who looks waits for the processor, too.
@@ -54,7 +54,7 @@ pub(in crate::capture) fn is_in_vfork(tid: i32) -> bool {
         CLONE => first & CLONE_VFORK != 0,
         CLONE3 => {
             let mut flags = [0; 8];
-            let read = memory::read_process(tid, first, &mut flags);
+            let read = process_memory::read_process(tid, first, &mut flags);
             read.is_ok() && u64::from_ne_bytes(flags) & CLONE_VFORK != 0
         }
         _ => false,

@@ -6,8 +6,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use farfork_sys::alarm::SyscallAlarm;
 use farfork_sys::ptrace::{self, TraceeEvent, WaitMode};
+use farfork_sys::syscall_alarm::SyscallAlarm;
 
 thread_local! {
     /// A timer of this thread that no deadline uses now: to make one, and to delete it, takes longer than to look at a

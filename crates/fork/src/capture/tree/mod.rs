@@ -10,10 +10,10 @@
 //! A process that stands makes no others, so that the lists are complete when the last one stands, however many were born
 //! meanwhile. How one process is captured is the business of the modules above; a process without children is a tree, too.
 
-mod brood;
-mod kin;
+mod children_lists;
 mod merge;
-mod one_of_all;
+mod relations;
+mod shared_tables;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,16 +27,16 @@ use super::error::{CaptureError, Refusal};
 use super::files::{self, DaemonSockets, TreeStreams};
 use super::pause::PreparedProcess;
 use super::stop::{self, PendingStops};
-use crate::capture::state::program::AuxiliaryVector;
+use crate::capture::state::auxiliary_vector::AuxiliaryVector;
 use crate::capture::stop::vfork;
 use crate::capture::tracer::deadline::Deadline;
-use crate::capture::tracer::turn::TraceLock;
-use brood::{ChildrenLists, ListedChild};
-use one_of_all::SharedTables;
+use crate::capture::tracer::trace_lock::TraceLock;
+use children_lists::{ChildrenLists, ListedChild};
+use shared_tables::SharedTables;
 
-pub(super) use kin::TreeRelations;
 pub(super) use merge::merge_descriptors;
-pub(super) use one_of_all::refuse_unsupported_sharing;
+pub(super) use relations::TreeRelations;
+pub(super) use shared_tables::refuse_unsupported_sharing;
 
 /// Looks at one process: by its id, its connections to the daemon, and where the standard streams of its tree lead, if it is
 /// not the first.
@@ -315,7 +315,7 @@ impl ProcessTree {
 
     fn add_unreaped(&mut self, pid: i32, parent: usize) -> Result<(), CaptureError> {
         if let Some(ListedChild::Unreaped(pid, inner_id, stat)) =
-            brood::inspect_child(pid).map_err(CaptureError::reading(pid, "stat"))?
+            children_lists::inspect_child(pid).map_err(CaptureError::reading(pid, "stat"))?
         {
             self.unreaped.push(UnreapedChild { pid, parent, inner_id, stat });
         }

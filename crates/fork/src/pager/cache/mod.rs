@@ -17,9 +17,9 @@
 //! `faults` calls.
 
 pub(super) mod limit;
+mod revalidation;
 mod service;
-mod slabs;
-mod upkeep;
+mod slab_allocator;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use limit::CACHE_BYTES_MAX_DEFAULT;
 pub(super) use service::CACHED_SLOTS_PER_ROUND_MAX;
-use slabs::{Eviction, Frame, SLAB_PAGES, SlabAllocator};
+use slab_allocator::{Eviction, Frame, SLAB_PAGES, SlabAllocator};
 
 /// A page of a seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -13,13 +13,13 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
 
 use super::PageCache;
-use super::upkeep::RevalidationAction;
+use super::revalidation::RevalidationAction;
+use crate::pager::address_space::install::InstallOutcome;
 use crate::pager::child::{Child, ChildSource};
-use crate::pager::faults::retries::{PAUSED_TRIES_MAX, RetryTask};
+use crate::pager::faults::retry_queue::{PAUSED_TRIES_MAX, RetryTask};
 use crate::pager::journal::AddressSpaceId;
-use crate::pager::owners::{AuxiliaryRequest, Lane, PageRead, PrefetchRequest};
+use crate::pager::owner_connections::{AuxiliaryRequest, Lane, PageRead, PrefetchRequest};
 use crate::pager::server::PagerServer;
-use crate::pager::space::install::InstallOutcome;
 
 /// Slots installed from the cache between two looks for faults, about 100 µs: as long as somebody may have to wait whose
 /// page is not among them.
@@ -49,7 +49,7 @@ impl Child {
             return None;
         }
         let data = cache.get(&source.key, run.origin.extent, run.origin.page, run.count, now);
-        let run = crate::pager::plan::populated::SlotRun { count: data.len() as u64 / PAGE_SIZE, ..run };
+        let run = crate::pager::plan::slot_index::SlotRun { count: data.len() as u64 / PAGE_SIZE, ..run };
         if run.count == 0 {
             return None;
         }

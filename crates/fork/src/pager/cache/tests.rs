@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use farfork_wire::Token;
 
-use super::upkeep::{OWNER_SILENT_LIMIT, RevalidationAction};
+use super::revalidation::{OWNER_SILENT_LIMIT, RevalidationAction};
 use super::*;
 
-const SLAB_BYTES: u64 = slabs::SLAB_BYTES as u64;
+const SLAB_BYTES: u64 = slab_allocator::SLAB_BYTES as u64;
 
 fn seed_key(seed: &str, token: u8) -> Arc<SeedKey> {
     Arc::new(SeedKey { seed: seed.parse().unwrap(), token: Token::from_bytes([token; 16]) })

@@ -4,7 +4,7 @@
 use std::fs;
 
 use super::{Child, LOST_FILE};
-use crate::pager::space::AddressSpace;
+use crate::pager::address_space::AddressSpace;
 
 impl Child {
     /// Notes that all of its memory is lost: what was not fetched raises SIGBUS from now on.

@@ -3,9 +3,9 @@
 //! What it may become: independent of its seed (`settle`), a parent (`templates`), or a copy's origin (`zygotes`).
 
 mod loss;
-mod reclaiming;
 pub(super) mod settle;
 mod stub_queue;
+mod stub_recovery;
 mod templates;
 pub(super) mod zygotes;
 
@@ -25,20 +25,20 @@ use farfork_sys::fork::adopt_raw_fd;
 use farfork_sys::userfaultfd::{UffdEvent, Userfaultfd};
 use farfork_wire::{ChildId, PAGE_SIZE};
 
+use super::address_space::AddressSpace;
+use super::address_space::install::InstallOutcome;
 use super::control::protocol::PagerStats;
-use super::faults::retries::CompletedRead;
+use super::disk_space_hint;
+use super::faults::retry_queue::CompletedRead;
 use super::journal::counters::PagerCounters;
 use super::journal::replay::{self, ReplayResult};
 use super::journal::{AddressSpaceId, AddressSpaceSnapshot, AdoptionState, Journal, JournalContents, JournalSnapshot};
-use super::owners::{Lane, PageRead};
+use super::owner_connections::{Lane, PageRead};
 use super::page_map::PageMap;
 use super::plan::origin::PageSource;
-use super::plan::populated::{SlotIndex, SlotRun};
+use super::plan::slot_index::{SlotIndex, SlotRun};
 use super::plan::strategy::{PagingMode, PagingStrategy};
 use super::plan::{MemoryPlan, PlanError};
-use super::room;
-use super::space::AddressSpace;
-use super::space::install::InstallOutcome;
 use super::working_set::{AccessTrace, EarlyFetch};
 use settle::SettlePhase;
 use stub_queue::StubQueue;
@@ -54,7 +54,7 @@ pub(super) enum ChildError {
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The journal cannot be made or read.
-    #[error("the journal in {} cannot be used: {source}{}", dir.display(), room::disk_space_hint(source))]
+    #[error("the journal in {} cannot be used: {source}{}", dir.display(), disk_space_hint::disk_space_hint(source))]
     Journal {
         /// The child's directory.
         dir: PathBuf,

@@ -25,9 +25,9 @@ use farfork_wire::ChildId;
 
 use super::Child;
 use crate::pager::control::protocol::{PagerReply, SettleProgress, SettleState};
+use crate::pager::disk_space_hint;
 use crate::pager::journal::AddressSpaceId;
-use crate::pager::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
-use crate::pager::room;
+use crate::pager::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
 /// Name of the file in the child's directory that says that it is to settle.
@@ -147,7 +147,7 @@ impl Child {
         }
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
         self.settling = SettlePhase::Settled;
-        self.spaces.values_mut().for_each(crate::pager::space::AddressSpace::mark_settled);
+        self.spaces.values_mut().for_each(crate::pager::address_space::AddressSpace::mark_settled);
         tracing::info!("child {} has settled", self.id);
     }
 
@@ -232,7 +232,7 @@ impl PagerServer<'_> {
         let child = &mut served.child;
         if begin {
             if let Err(error) = child.start_settle(self.now) {
-                let remedy = room::disk_space_hint(&error);
+                let remedy = disk_space_hint::disk_space_hint(&error);
                 return PagerReply::Refused(format!(
                     "child {id}: that it settles cannot be written down: {error}{remedy}"
                 ));

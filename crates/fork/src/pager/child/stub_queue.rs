@@ -15,7 +15,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 
 use crate::pager::journal::AddressSpaceId;
 
@@ -62,7 +62,7 @@ impl StubQueue {
     /// As sendmsg(2), where there is no room to be had.
     pub(in crate::pager) fn add_by_number(&mut self, space: AddressSpaceId, number: RawFd) -> io::Result<()> {
         self.sent += 1;
-        self.send_growing_buffer(|socket| fdpass::try_send_raw_fd(socket, &space.to_ne_bytes(), number))
+        self.send_growing_buffer(|socket| fd_passing::try_send_raw_fd(socket, &space.to_ne_bytes(), number))
     }
 
     /// Puts a userfaultfd there.
@@ -104,20 +104,22 @@ impl StubQueue {
     fn rotate_messages(&mut self, mut keep: impl FnMut(AddressSpaceId, OwnedFd) -> bool) -> io::Result<()> {
         self.rotations += 1;
         let own = [ROTATION_MARKER.to_ne_bytes(), self.rotations.to_ne_bytes()].concat();
-        self.send_growing_buffer(|socket| fdpass::try_send(socket, &own, &[]))?;
+        self.send_growing_buffer(|socket| fd_passing::try_send(socket, &own, &[]))?;
         loop {
             let mut bytes = [0; 8];
-            let (length, mut fds) = fdpass::peek(self.socket.as_fd(), &mut bytes, 1)?;
+            let (length, mut fds) = fd_passing::peek(self.socket.as_fd(), &mut bytes, 1)?;
             let space = AddressSpaceId::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             let is_own_mark = bytes[..length] == own[..];
             if let Some(uffd) = fds.pop().filter(|_| length == size_of::<AddressSpaceId>()) {
                 let again = uffd.try_clone()?;
                 if keep(space, uffd) {
-                    self.send_growing_buffer(|socket| fdpass::try_send(socket, &bytes[..length], &[again.as_fd()]))?;
+                    self.send_growing_buffer(|socket| {
+                        fd_passing::try_send(socket, &bytes[..length], &[again.as_fd()])
+                    })?;
                 }
             }
             // A mark of another rotation is one of a pager that was killed meanwhile.
-            fdpass::receive(self.socket.as_fd(), &mut bytes, 1)?;
+            fd_passing::receive(self.socket.as_fd(), &mut bytes, 1)?;
             if is_own_mark {
                 return Ok(());
             }
@@ -130,7 +132,7 @@ impl StubQueue {
             match send(self.socket.as_fd()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.buffer_bytes < QUEUE_BYTES_MAX => {
                     self.buffer_bytes = (2 * self.buffer_bytes).max(QUEUE_BYTES);
-                    fdpass::set_send_buffer(self.socket.as_fd(), self.buffer_bytes)?;
+                    fd_passing::set_send_buffer(self.socket.as_fd(), self.buffer_bytes)?;
                 }
                 sent => return sent,
             }
@@ -149,7 +151,7 @@ mod tests {
 
     #[test]
     fn what_is_wanted_stays_and_the_rest_goes() {
-        let socket = fdpass::self_connected_socket().unwrap();
+        let socket = fd_passing::self_connected_socket().unwrap();
         let stub = socket.try_clone().unwrap();
         let mut queue = StubQueue::new(socket);
         let files: Vec<_> = (0..600).map(|_| tempfile::tempfile().unwrap()).collect();
@@ -173,10 +175,10 @@ mod tests {
 
     #[test]
     fn a_rotation_that_was_cut_short_is_passed_over() {
-        let mut queue = StubQueue::new(fdpass::self_connected_socket().unwrap());
+        let mut queue = StubQueue::new(fd_passing::self_connected_socket().unwrap());
         let file = tempfile::tempfile().unwrap();
         queue.add(0, file.as_fd()).unwrap();
-        fdpass::try_send(queue.socket.as_fd(), &[0xff, 0xff, 0xff, 0xff, 9, 9, 9, 9], &[]).unwrap();
+        fd_passing::try_send(queue.socket.as_fd(), &[0xff, 0xff, 0xff, 0xff, 9, 9, 9, 9], &[]).unwrap();
         // Sent again, and not yet taken from the front.
         queue.add(0, file.as_fd()).unwrap();
         assert!(queue.duplicate_userfaultfds().unwrap().keys().eq([&0]));

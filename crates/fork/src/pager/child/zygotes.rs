@@ -27,15 +27,15 @@ use farfork_sys::huge_page::HUGE_PAGE_BYTES;
 use farfork_wire::{ChildId, PAGE_SIZE};
 
 use super::{Child, ChildError, ChildSource, LoadedPlan};
+use crate::pager::address_space::AddressSpace;
 use crate::pager::control::protocol::PagerReply;
 use crate::pager::journal::{AddressSpaceId, AddressSpaceSnapshot, AdoptionState, Journal, JournalSnapshot};
 use crate::pager::page_map::{MapSegment, PageMap};
-use crate::pager::plan::populated::SlotIndex;
+use crate::pager::plan::slot_index::SlotIndex;
 use crate::pager::plan::strategy::PagingMode;
 use crate::pager::plan::{MemoryPlan, PlanFileId};
-use crate::pager::server::watch::EventSource;
+use crate::pager::server::event_poller::EventSource;
 use crate::pager::server::{PagerServer, ServedChild};
-use crate::pager::space::AddressSpace;
 use crate::pager::working_set::AccessTrace;
 
 /// Most pages of a zygote's working set, 16 MiB: small ones cost each copy up to 100 ns of its fork, and as much of its end.

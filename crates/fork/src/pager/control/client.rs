@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 use farfork_wire::{ChildId, SeedId};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -19,11 +19,11 @@ use super::protocol::{
 };
 pub use super::protocol::{PagerHello, PagerStats, PrewarmProgress, PrewarmState, SettleProgress, SettleState};
 use crate::pager::cache::{self, CacheStats};
+use crate::pager::disk_space_hint;
 use crate::pager::journal::counters::PagerCounters;
-use crate::pager::keeper::station::SOCKET_FILE;
-use crate::pager::keeper::trusting::TrustPolicy;
+use crate::pager::keeper::context::SOCKET_FILE;
+use crate::pager::keeper::trust_policy::TrustPolicy;
 use crate::pager::page_map::MapSegment;
-use crate::pager::room;
 
 /// Pause before a request is tried again, which a pager's start takes about as long as.
 const RETRY_BACKOFF: Duration = Duration::from_millis(5);
@@ -57,10 +57,10 @@ pub enum ClientError {
     #[error("the pager is of another release of farfork: {0}; end its children with the release that started them")]
     VersionMismatch(String),
     /// Whom it is to trust cannot be written down.
-    #[error("whom the pager is to trust cannot be written to the run directory: {}{}", .0, room::disk_space_hint(.0))]
+    #[error("whom the pager is to trust cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
     TrustPolicy(#[source] io::Error),
     /// The limit of the cache of pages cannot be written down.
-    #[error("the limit of the cache of pages cannot be written to the run directory: {}{}", .0, room::disk_space_hint(.0))]
+    #[error("the limit of the cache of pages cannot be written to the run directory: {}{}", .0, disk_space_hint::disk_space_hint(.0))]
     CacheLimit(#[source] io::Error),
     /// Processes of a child that is to be forgotten are still running.
     #[error("child {child} cannot be released: its processes still run; end them first")]
@@ -380,7 +380,7 @@ impl PagerClient {
         let bytes = encode(request).map_err(io::Error::other)?;
         let kept = self.lock_idle_connections().pop();
         if let Some(socket) = kept
-            && fdpass::send(socket.as_fd(), &bytes, fds).is_ok()
+            && fd_passing::send(socket.as_fd(), &bytes, fds).is_ok()
         {
             return Ok(SentRequest { socket, was_reused: true });
         }
@@ -388,7 +388,7 @@ impl PagerClient {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
-        fdpass::send(socket.as_fd(), &bytes, fds)?;
+        fd_passing::send(socket.as_fd(), &bytes, fds)?;
         Ok(SentRequest { socket, was_reused: false })
     }
 
@@ -437,12 +437,12 @@ impl PendingAdoption<'_> {
 }
 
 fn read_reply(socket: &OwnedFd, deadline: Instant) -> io::Result<PagerReply> {
-    if !farfork_sys::wait::wait_readable(socket.as_fd(), deadline)? {
+    if !farfork_sys::poll::wait_readable(socket.as_fd(), deadline)? {
         return Err(io::ErrorKind::TimedOut.into());
     }
     MESSAGE.with_borrow_mut(|bytes| {
         bytes.resize(MESSAGE_BYTES_MAX, 0);
-        let (length, _) = fdpass::receive(socket.as_fd(), bytes, 0)?;
+        let (length, _) = fd_passing::receive(socket.as_fd(), bytes, 0)?;
         if length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -9,14 +9,14 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 use farfork_wire::ChildId;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::child::Child;
-use super::keeper::station::KeeperContext;
-use super::server::watch::EventSource;
+use super::keeper::context::KeeperContext;
+use super::server::event_poller::EventSource;
 use super::server::{PagerServer, ServerExit};
 use protocol::{
     CHILDREN_PER_REPLY_MAX, ControlMessageError, MESSAGE_BYTES_MAX, PagerHello, PagerReply, PagerRequest, RELEASE,
@@ -77,7 +77,7 @@ impl PagerServer<'_> {
     fn serve_request(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let bytes = &mut self.clients.request_buffer;
         bytes.resize(MESSAGE_BYTES_MAX, 0);
-        let (length, fds) = fdpass::receive(socket.as_fd(), bytes, 1)?;
+        let (length, fds) = fd_passing::receive(socket.as_fd(), bytes, 1)?;
         if length == 0 {
             return Ok(false);
         }
@@ -88,7 +88,7 @@ impl PagerServer<'_> {
             Err(error) => return Err(io::Error::other(error)),
         };
         let reply = encode(&reply).map_err(io::Error::other)?;
-        fdpass::send(socket.as_fd(), &reply, &[])?;
+        fd_passing::send(socket.as_fd(), &reply, &[])?;
         Ok(true)
     }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::pager::cache::CacheStats;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::journal::counters::PagerCounters;
-use crate::pager::keeper::trusting::TrustPolicy;
+use crate::pager::keeper::trust_policy::TrustPolicy;
 use crate::pager::page_map::MapSegment;
 
 /// The release that this is of.

@@ -4,14 +4,14 @@
 //! Not all can be answered at once: what is to be done again is in `retries`. Where the kernel's messages do not say all, it is asked:
 //! what a fork has (`doubts`), which memory is locked (`lengthened`) or wiped on fork (`wiped`), who waits (`waiting`).
 
-mod doubts;
-mod lengthened;
-pub(super) mod retries;
-mod waiting;
-mod wiped;
+mod faulting_threads;
+mod fork_resolution;
+mod mremap_growth;
+pub(super) mod retry_queue;
+mod wipe_on_fork;
 
 use farfork_fabric::{Completion, FabricError, Refusal};
-use farfork_sys::fdpass;
+use farfork_sys::fd_passing;
 use farfork_sys::userfaultfd::{UffdEvent, Userfaultfd};
 use rustix::io::Errno;
 
@@ -21,16 +21,16 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::address_space::FaultAction;
+use super::address_space::install::InstallOutcome;
 use super::cache::CACHED_SLOTS_PER_ROUND_MAX;
 use super::child::Child;
 use super::journal::AddressSpaceId;
-use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, PageRead, PrefetchRequest};
-use super::prefetch::PrefetchRanges;
-use super::server::watch::EventSource;
+use super::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, PageRead, PrefetchRequest};
+use super::readahead::PrefetchRanges;
+use super::server::event_poller::EventSource;
 use super::server::{DemandRequest, FD_TABLE_FULL_BACKOFF, PagerServer, ServedChild};
-use super::space::FaultAction;
-use super::space::install::InstallOutcome;
-use retries::{CompletedRead, PAUSED_TRIES_MAX, PageFault, RetryTask};
+use retry_queue::{CompletedRead, PAUSED_TRIES_MAX, PageFault, RetryTask};
 
 /// Slots of a reply fetched ahead that are installed in one step, some 20 µs.
 const BULK_INSTALL_SLOTS_MAX: u64 = 16;
@@ -48,7 +48,7 @@ impl PagerServer<'_> {
             // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
             let mut word = [0; 16];
             let mut sender = None;
-            let arrived = fdpass::peek_with_sender(socket.as_fd(), &mut word, 2);
+            let arrived = fd_passing::peek_with_sender(socket.as_fd(), &mut word, 2);
             let uffd = match arrived {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Ok((_, mut fds, pid)) if !fds.is_empty() => {
@@ -58,7 +58,7 @@ impl PagerServer<'_> {
                 }
                 // Of a tree's process without memory that is to be served.
                 Ok((1.., ..)) if child.process_count() > 1 => {
-                    let _ = fdpass::receive(socket.as_fd(), &mut word, 2);
+                    let _ = fd_passing::receive(socket.as_fd(), &mut word, 2);
                     if child.count_arrived_process() {
                         return self.finish_adoption(key);
                     }
@@ -79,7 +79,7 @@ impl PagerServer<'_> {
                     let number = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
                     let is_new = child.add_userfaultfd(number, uffd, sender);
                     // What is in the journal needs no copy in the socket.
-                    let _ = child.uffd_socket.as_ref().map(|socket| fdpass::receive(socket.as_fd(), &mut word, 2));
+                    let _ = child.uffd_socket.as_ref().map(|socket| fd_passing::receive(socket.as_fd(), &mut word, 2));
                     let are_all = is_new && child.count_arrived_process();
                     if is_new {
                         self.watch_space(key, number);

@@ -36,7 +36,7 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use farfork_sys::mapping::SharedMapping;
+use farfork_sys::shared_mapping::SharedMapping;
 use farfork_sys::userfaultfd::{EVENT_BYTES, UffdEvent, Userfaultfd};
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::USER_SPACE_END;

@@ -15,12 +15,12 @@
 //! Who is what is `roles`; the holder's life is `holder`. What outlives a pager is `station` and `registry`, and whom to
 //! trust (`trusting`); how the next begins is `takeover`.
 
-mod holder;
+pub(super) mod context;
+mod fd_holder;
 mod registry;
 mod roles;
-pub(super) mod station;
 mod takeover;
-pub(super) mod trusting;
+pub(super) mod trust_policy;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -32,9 +32,9 @@ use farfork_trust::Credentials;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 
 use super::server::{PagerServer, ServerExit};
-use holder::FdHolderExit;
+use context::{KeeperContext, PagerError};
+use fd_holder::FdHolderExit;
 use roles::{ProcessRole, RoleTable};
-use station::{KeeperContext, PagerError};
 
 /// A pager that lived this long was well: the next one is cloned at once. One that fails at what its predecessors left,
 /// or at the next fault, does so within a few milliseconds.
@@ -109,7 +109,7 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
             SupervisionEnd::KeeperGone => {
                 tracing::warn!("the keeper of the pager is gone: process {} replaces it", std::process::id());
             }
-            SupervisionEnd::BecameHolder => match holder::run_fd_holder(station.roles(), station.process_title()) {
+            SupervisionEnd::BecameHolder => match fd_holder::run_fd_holder(station.roles(), station.process_title()) {
                 // Nothing of its own may be dropped: the descriptors stand in others' table too.
                 FdHolderExit::NotNeeded => std::process::exit(0),
                 FdHolderExit::KeeperAndPagerGone => {
@@ -145,7 +145,7 @@ fn supervise_pager(station: &KeeperContext) -> SupervisionEnd {
                     PagerWaitResult::BecameHolder => return SupervisionEnd::BecameHolder,
                 };
                 if status.is_some_and(|status| status.exit_status() == Some(0)) {
-                    holder::stop_fd_holder(roles);
+                    fd_holder::stop_fd_holder(roles);
                     return SupervisionEnd::Stopped;
                 }
                 if status.is_some_and(|status| status.exit_status() == Some(EXIT_REPLACED)) {
@@ -190,7 +190,7 @@ fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
     if roles.is_alive(ProcessRole::FdHolder) {
         return FdHolderStatus::Alive;
     }
-    match holder::start_fd_holder(roles) {
+    match fd_holder::start_fd_holder(roles) {
         Ok(ForkedSide::Child) => FdHolderStatus::BecameHolder,
         Ok(ForkedSide::Parent { .. }) if roles.is_alive(ProcessRole::FdHolder) => FdHolderStatus::Alive,
         Ok(ForkedSide::Parent { .. }) => FdHolderStatus::StartFailed,

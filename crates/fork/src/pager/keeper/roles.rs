@@ -18,8 +18,8 @@ use std::io;
 use std::os::fd::RawFd;
 
 use farfork_sys::fork::PidfdSlot;
-use farfork_sys::mapping::SharedMapping;
 use farfork_sys::pidfd;
+use farfork_sys::shared_mapping::SharedMapping;
 use rustix::fs::MemfdFlags;
 
 /// Bytes of the page that are used.

@@ -9,8 +9,8 @@ use std::time::Instant;
 use farfork_sys::fork::close_all_except;
 use farfork_sys::userfaultfd::Userfaultfd;
 
+use super::context::KeeperContext;
 use super::registry::ChildRegistry;
-use super::station::KeeperContext;
 use crate::pager::child::zygotes;
 use crate::pager::child::{Child, ChildError};
 use crate::pager::plan::PlanError;
@@ -45,7 +45,7 @@ pub(in crate::pager) fn start_server(station: &KeeperContext) -> io::Result<Page
     close_all_except(&keep)?;
     station.set_pager_ready();
     // Children wait for every turn of it, and it waits for owners in between.
-    if let Err(error) = farfork_sys::turn::set_slice(farfork_sys::turn::SLICE_MIN) {
+    if let Err(error) = farfork_sys::sched_slice::set_slice(farfork_sys::sched_slice::SLICE_MIN) {
         tracing::debug!("the pager has turns as long as anybody's: {error}");
     }
     let mut server = PagerServer::new(station)?;

@@ -5,11 +5,11 @@
 //! of a mapping that mremap(2) made longer, memory after MADV_DONTNEED. Changes may be heard in another order than they were made
 //! (`overtaken`). Pure: it is fed with ranges and events; who reads these from the kernel is `space`.
 
-#[cfg(test)]
-pub(super) mod blocks;
 pub(super) mod fork_order;
-mod fork_pages;
-mod overtaken;
+mod fork_page_probes;
+mod late_events;
+#[cfg(test)]
+pub(super) mod test_blocks;
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -20,7 +20,7 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
 
-use overtaken::{AddressSet, LateEvents};
+use late_events::{AddressSet, LateEvents};
 
 /// A range of addresses that shows neighbouring pages of an extent. Addresses are multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@
 //! ```
 
 pub(super) mod origin;
-pub(super) mod populated;
+pub(super) mod slot_index;
 pub(super) mod strategy;
 
 use std::fs::{self, OpenOptions};

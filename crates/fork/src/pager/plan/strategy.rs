@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pager::prefetch::REGION_SLOTS;
+use crate::pager::readahead::REGION_SLOTS;
 
 /// When pages come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -7,8 +7,8 @@
 //! until it has come, where that is soon.
 //! While nobody has waited for a single page lately, a round takes several steps.
 
-mod placement;
-pub(super) mod watch;
+mod cpu_placement;
+pub(super) mod event_poller;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -24,15 +24,15 @@ use farfork_wire::{ChildId, NodeName, SeedId};
 use super::cache::{CACHED_SLOTS_PER_ROUND_MAX, PageCache};
 use super::child::{Child, ChildSource};
 use super::control::ClientConnections;
-use super::faults::retries::{CompletedRead, RetryQueue, RetryTask};
+use super::faults::retry_queue::{CompletedRead, RetryQueue, RetryTask};
 use super::journal::AddressSpaceId;
-use super::keeper::station::KeeperContext;
-use super::keeper::trusting::TrustPolicy;
-use super::owners::{Lane, OwnerConnections, OwnerConnector, OwnerKey};
+use super::keeper::context::KeeperContext;
+use super::keeper::trust_policy::TrustPolicy;
+use super::owner_connections::{Lane, OwnerConnections, OwnerConnector, OwnerKey};
 use super::working_set::{PrewarmJob, WorkingSetCache};
-use crate::rest::IdleDetector;
-use placement::CpuPlacement;
-use watch::{EventPoller, EventSource};
+use crate::idle_detector::IdleDetector;
+use cpu_placement::CpuPlacement;
+use event_poller::{EventPoller, EventSource};
 
 /// A process that ended says nothing; this often the pager looks who is gone.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

@@ -20,28 +20,28 @@
 //! Pure: `set` (the owner's), `habit` (a process's), `share` (a zygote's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
 //! the owner's set for its threads; `early` fetches what comes before the child does; `warming` fills a node's cache with a set before any child is there.
 
-mod early;
-mod habit;
-mod message;
-mod recent;
-mod remembered;
+mod codec;
+mod early_fetch;
+mod prewarm;
+mod process_history;
 mod service;
 mod set;
-mod share;
+mod set_cache;
+mod shared_set;
 mod trace;
-mod warming;
+mod zygote_subset;
 
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
 
-pub(super) use early::EarlyFetch;
-pub use habit::ProcessHistory;
-pub use message::AccessReport;
-pub(super) use message::{REPORT_MAGIC, SET_MAGIC, decode_set};
-pub(super) use recent::WorkingSetCache;
-pub use remembered::{LearnerThread, SharedWorkingSet};
+pub use codec::AccessReport;
+pub(super) use codec::{REPORT_MAGIC, SET_MAGIC, decode_set};
+pub(super) use early_fetch::EarlyFetch;
+pub(super) use prewarm::{PrewarmBatch, PrewarmJob};
+pub use process_history::ProcessHistory;
+pub(super) use set_cache::WorkingSetCache;
+pub use shared_set::{LearnerThread, SharedWorkingSet};
 pub(super) use trace::AccessTrace;
-pub(super) use warming::{PrewarmBatch, PrewarmJob};
 
 /// Most pages of a working set, 128 MiB: what a link brings in a tenth of a second. Who touches more than that has the
 /// rest streamed.

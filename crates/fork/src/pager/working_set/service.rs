@@ -10,11 +10,11 @@ use farfork_fabric::{READ_BYTES_MAX, ReadMode, Reply, Span};
 use farfork_wire::ChildId;
 use farfork_wire::descriptor::ExtentId;
 
-use super::message::{AccessReport, REPORT_RUNS_MAX};
-use super::{MarkedRun, SET_PAGES_MAX, TRIAL_FRACTION, decode_set, share};
+use super::codec::{AccessReport, REPORT_RUNS_MAX};
+use super::{MarkedRun, SET_PAGES_MAX, TRIAL_FRACTION, decode_set, zygote_subset};
 use crate::pager::child::Child;
-use crate::pager::faults::retries::PageFault;
-use crate::pager::owners::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey, PrefetchRequest};
+use crate::pager::faults::retry_queue::PageFault;
+use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey, PrefetchRequest};
 use crate::pager::plan::strategy::PagingMode;
 use crate::pager::server::PagerServer;
 
@@ -45,7 +45,9 @@ impl Child {
     /// Takes a working set: what of it is to be fetched waits in `recalled`.
     fn load_working_set(&mut self, set: &[MarkedRun]) {
         match self.zygote_copies {
-            Some(_) => self.load_set_pages(share::select_zygote_pages(set).take(self.zygote_pages_left() as usize)),
+            Some(_) => {
+                self.load_set_pages(zygote_subset::select_zygote_pages(set).take(self.zygote_pages_left() as usize))
+            }
             None => self.load_set_pages(MarkedRun::iter_pages(set).take(SET_PAGES_MAX as usize)),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::SET_PAGES_MAX;
-use crate::pager::space::page_set::SlotBitmap;
+use crate::pager::address_space::slot_bitmap::SlotBitmap;
 
 /// What is seen of one child.
 #[derive(Debug, Default)]

@@ -6,8 +6,8 @@
 //! order, and one of the parent's may forbid to install further ones. All are installed by the last steps of a thread's
 //! restoring (`restorer/threads.c`), when nothing of it needs a right any more.
 
-mod filter;
-mod users;
+mod seccomp_filter;
+mod user_namespace;
 
 use farfork_container::OOM_SCORE_ADJUSTMENT;
 use farfork_sys::user_namespace::IdRange;
@@ -16,7 +16,7 @@ use farfork_wire::descriptor::{Credentials, Process, SeccompFilter, Thread};
 
 use super::RestoreError;
 
-pub(super) use users::map_credentials;
+pub(super) use user_namespace::map_credentials;
 
 /// The seed's state as an untrusted child is to have it; `numbers`: its users are its own.
 pub(crate) fn confine_descriptor(
@@ -25,7 +25,7 @@ pub(crate) fn confine_descriptor(
 ) -> Result<Descriptor, RestoreError> {
     let mut descriptor = descriptor.clone();
     if let Some(numbers) = numbers {
-        users::map_owner_ids(&mut descriptor, numbers)?;
+        user_namespace::map_owner_ids(&mut descriptor, numbers)?;
     }
     confine_process(&mut descriptor.process, &mut descriptor.threads);
     for member in &mut descriptor.descendants {
@@ -39,7 +39,7 @@ fn confine_process(process: &mut Process, threads: &mut [Thread]) {
     process.oom_score_adj = process.oom_score_adj.min(OOM_SCORE_ADJUSTMENT);
     drop_capabilities(&mut process.credentials);
     let ours = process.seccomp_filters.len() as u32;
-    process.seccomp_filters.push(SeccompFilter { flags: 0, instructions: filter::encode_filter() });
+    process.seccomp_filters.push(SeccompFilter { flags: 0, instructions: seccomp_filter::encode_filter() });
     for thread in threads {
         if let Some(credentials) = &mut thread.credentials {
             drop_capabilities(credentials);

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 
 use super::EgressRules;
 use crate::limits::EGRESS_FLOWS_MAX;
-use crate::network::inside;
+use crate::network::netns;
 
 /// A pair of ends that nobody uses for so long is forgotten; one that asked for a name, when the C library asks again.
 const FLOW_IDLE_MAX: Duration = Duration::from_secs(60);
@@ -127,7 +127,7 @@ async fn forward_flow(
     mut closed: watch::Receiver<()>,
 ) -> io::Result<()> {
     let enter = move || namespace::enter_network(network.as_fd());
-    let inside = UdpSocket::from_std(inside::create_in_netns(enter, move || bind_as_destination(ends)).await?)?;
+    let inside = UdpSocket::from_std(netns::create_in_netns(enter, move || bind_as_destination(ends)).await?)?;
     let idle_limit = if ends.1.port() == DNS_PORT { DNS_FLOW_IDLE_MAX } else { FLOW_IDLE_MAX };
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
     loop {

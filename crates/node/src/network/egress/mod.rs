@@ -11,8 +11,8 @@
 //! its own: where that fails, the child's is reset.
 
 mod datagrams;
-mod names;
-mod reach;
+mod policy;
+mod resolvers;
 mod streams;
 
 use std::io;
@@ -25,9 +25,9 @@ use farfork_sys::socket_lookup::{RedirectRule, Redirection};
 use farfork_sys::{any_ip, datagram, namespace};
 use tokio::sync::watch;
 
-use names::Resolvers;
-pub use reach::EgressDestination;
-pub(crate) use reach::EgressPolicy;
+pub use policy::EgressDestination;
+pub(crate) use policy::EgressPolicy;
+use resolvers::Resolvers;
 
 /// The child's own address, beside that of loopback: one of those that are never routed, for hosts that get to others in
 /// another way (192.0.0.0/29, RFC 7335).

@@ -44,7 +44,7 @@ pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOptio
 impl SocketContents {
     pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Without a look: that would have the kernel go on with a list that it is sending.
-        if farfork_sys::wait::wait_readable(fd, Instant::now())? {
+        if farfork_sys::poll::wait_readable(fd, Instant::now())? {
             self.set_refusal(
                 "what the kernel has sent waits in it, which nobody else can send: not carried; let it be read first"
                     .to_owned(),

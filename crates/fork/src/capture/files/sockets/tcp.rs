@@ -7,8 +7,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket;
-use farfork_sys::socket_diagnosis::SockDiag;
 use farfork_wire::descriptor::{SocketState, parse_internet_address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket::{self, MessageSender, PeekedMessage};
-use farfork_sys::socket_diagnosis::SockDiag;
 use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 
-use super::super::kind::DELETED_SUFFIX;
+use super::super::fd_kind::DELETED_SUFFIX;
 use super::{CONNECTED, DATAGRAM, LISTENING, SOL_SOCKET, STREAM, SocketContents, SocketTable, URGENT_DATA_REASON};
 
 /// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
@@ -85,7 +85,7 @@ impl SocketContents {
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Most queues are empty, and room for a message takes longer to clear than to ask.
-        let Some(readiness) = farfork_sys::wait::poll_read(fd)? else { return Ok(()) };
+        let Some(readiness) = farfork_sys::poll::poll_read(fd)? else { return Ok(()) };
         self.is_reset = readiness.has_error;
         if readiness.is_urgent {
             // Looking from one message to the next takes it for one of them.
@@ -221,7 +221,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    use farfork_sys::fdpass;
+    use farfork_sys::fd_passing;
 
     fn contents_of(socket: impl AsFd) -> (u64, SocketContents) {
         let socket = socket.as_fd().try_clone_to_owned().unwrap();
@@ -262,7 +262,7 @@ mod tests {
         let (mut one, other) = UnixStream::pair().unwrap();
         let sent = farfork_sys::memfd::create("on-its-way", false).unwrap();
         one.write_all(&[1; 700]).unwrap();
-        fdpass::send(one.as_fd(), b"with", &[sent.as_fd()]).unwrap();
+        fd_passing::send(one.as_fd(), b"with", &[sent.as_fd()]).unwrap();
         one.write_all(b"behind").unwrap();
         for _ in 0..2 {
             let (_, contents) = contents_of(&other);

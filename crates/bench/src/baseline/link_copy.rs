@@ -1,0 +1,95 @@
+//! The floor of paging: the same bytes over the same link, by two bare programs with a socket between them, each in the
+//! namespace of one node. `link.cpp` says how.
+//!
+//! A floor that is too low or too high would flatter or slander, so a copy is believed only where it is plausible: every
+//! byte arrived; it took no less than a copy within one process's memory, of which it contains at least one; and the
+//! link was not so slow that something else must have held it up.
+
+use std::path::Path;
+use std::process::Command;
+
+use farfork_cluster::local::LocalNode;
+
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
+use crate::error::BenchError;
+use crate::workload::micro::ns_to_ms;
+
+/// The program.
+pub(crate) const LINK_COPY: EmbeddedProgram =
+    EmbeddedProgram { name: "link", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/link")) };
+
+/// What two programs on one machine can copy over TCP at the very least, in MiB a second, even where others use its
+/// processors: a tenth of what was seen.
+const RATE_MIN_MIB_PER_S: f64 = 150.0;
+
+/// A copy over the link contains one within memory; but that one may have found its caches less warm.
+const MEMORY_COPY_RATIO_MIN: f64 = 0.5;
+
+/// A pair of programs at the ends of the link; they end with this value.
+#[derive(Debug)]
+pub(crate) struct LinkCopy {
+    receiver: ChildProgram,
+    /// Kept running.
+    _sender: ChildProgram,
+}
+
+impl LinkCopy {
+    /// Starts both, ready to copy `mib` from the first node to the second.
+    pub(crate) fn open(program: &Path, nodes: &[LocalNode], mib: u64) -> Result<Self, BenchError> {
+        let (ip, mib) = (nodes[0].address.ip().to_string(), mib.to_string());
+        let mut sender = ChildProgram::start(LINK_COPY.name, &node_command(&nodes[0], program, &["send", &ip, &mib]))?;
+        let [port] = sender.read_answer("listening")?;
+        let arguments = ["receive", &ip, &port.to_string(), &mib];
+        let mut receiver = ChildProgram::start(LINK_COPY.name, &node_command(&nodes[1], program, &arguments))?;
+        let [] = receiver.read_answer("ready")?;
+        Ok(Self { receiver, _sender: sender })
+    }
+
+    /// Copies once over the link; gives the time in ms, from the request to the last byte in memory.
+    pub(crate) fn copy_ms(&mut self) -> Result<f64, BenchError> {
+        self.request_copy(b'l')
+    }
+
+    /// Copies the same within one memory.
+    pub(crate) fn memory_copy_ms(&mut self) -> Result<f64, BenchError> {
+        self.request_copy(b'm')
+    }
+
+    fn request_copy(&mut self, letter: u8) -> Result<f64, BenchError> {
+        let [ns, wrong] = self.receiver.request(letter, "copied")?;
+        match u64::try_from(wrong) {
+            Ok(0) => Ok(ns_to_ms(ns)),
+            wrong => {
+                Err(BenchError::WrongMemory { count: wrong.unwrap_or(u64::MAX), what: "bytes of a copy over the link" })
+            }
+        }
+    }
+}
+
+fn node_command(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", &node.netns]).arg(program).args(arguments);
+    command
+}
+
+/// Why medians of copies of so much cannot be what they seem to be; none if they can.
+pub(crate) fn implausible_reason(mib: u64, copy_ms: f64, memory_copy_ms: f64) -> Option<String> {
+    let rate = mib as f64 / (copy_ms / 1e3);
+    if copy_ms < memory_copy_ms * MEMORY_COPY_RATIO_MIN {
+        return Some(format!("{copy_ms:.2} ms for {mib} MiB, but a copy within memory takes {memory_copy_ms:.2} ms"));
+    }
+    (rate < RATE_MIN_MIB_PER_S)
+        .then(|| format!("{copy_ms:.2} ms for {mib} MiB are {rate:.0} MiB/s, too slow for a link"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::implausible_reason;
+
+    #[test]
+    fn only_plausible_copies_count() {
+        assert_eq!(implausible_reason(64, 32.0, 10.0), None);
+        assert!(implausible_reason(64, 1.0, 10.0).unwrap().contains("within memory"));
+        assert!(implausible_reason(64, 6400.0, 10.0).unwrap().contains("too slow"));
+    }
+}

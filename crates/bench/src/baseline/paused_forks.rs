@@ -1,0 +1,124 @@
+//! Floors of pausing: local forks that stand still between two requests, by a signal or by a bare freezer. `halts.cpp` says how.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use farfork_sys::cgroup;
+
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
+use crate::error::BenchError;
+use crate::workload::warm_function::{self, FunctionRun};
+
+/// The program.
+pub(crate) const PAUSED_FORKS: EmbeddedProgram =
+    EmbeddedProgram { name: "halts", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/halts")) };
+
+/// For forks that were killed to be gone from their groups.
+const REMOVE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Forks and what drives them; they end with this value.
+#[derive(Debug)]
+pub(crate) struct PausedForks {
+    // Before the groups: they are empty when those go.
+    program: ChildProgram,
+    steps: u64,
+    _groups: Option<FreezerGroups>,
+}
+
+/// The control groups of frozen forks.
+#[derive(Debug)]
+struct FreezerGroups(PathBuf);
+
+impl PausedForks {
+    /// Forks that SIGSTOP stops.
+    pub(crate) fn start_stopped(program: &Path, steps: u64, children: usize) -> Result<Self, BenchError> {
+        Self::start(program, &["stop".to_owned(), steps.to_string(), children.to_string()], steps, None)
+    }
+
+    /// Forks that the freezer of version 2 stops; none where there is none.
+    pub(crate) fn start_frozen(program: &Path, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
+        let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
+        let path = groups.0.display().to_string();
+        let arguments = ["freeze".to_owned(), steps.to_string(), children.to_string(), path];
+        Self::start(program, &arguments, steps, Some(groups)).map(Some)
+    }
+
+    fn start(
+        program: &Path,
+        arguments: &[String],
+        steps: u64,
+        groups: Option<FreezerGroups>,
+    ) -> Result<Self, BenchError> {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        let mut program = ChildProgram::start(PAUSED_FORKS.name, &command)?;
+        let [] = program.read_answer("ready")?;
+        Ok(Self { program, steps, _groups: groups })
+    }
+
+    /// Has so many of them take turns for so long, each at least one, with a gap before each; how long it took, and each turn.
+    pub(crate) fn run(
+        &mut self,
+        parallel: usize,
+        time: Duration,
+        gap: Duration,
+        first: u64,
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
+        self.program.send_text(&format!("{parallel} {} {} {first}\n", time.as_millis(), gap.as_micros()))?;
+        let ns = |ns: i64| Duration::from_nanos(ns.unsigned_abs());
+        let [took, count] = self.program.read_answer("halted")?;
+        let turn = |_| {
+            let [number, value, unpause, answer, pause] = self.program.read_answer("turn")?;
+            let (number, value) = (number.cast_unsigned(), value.cast_unsigned());
+            Ok(FunctionRun { number, value, unpause: ns(unpause), answer: ns(answer), pause: ns(pause) })
+        };
+        let all: Vec<FunctionRun> = (0..count).map(turn).collect::<Result<_, BenchError>>()?;
+        warm_function::check_values(&all, self.steps)?;
+        Ok((ns(took), all))
+    }
+}
+
+impl FreezerGroups {
+    /// One to make others in, where the machine has the unified hierarchy.
+    fn create() -> Result<Option<Self>, BenchError> {
+        let Some(path) = super::unified_cgroup_for("floor")? else { return Ok(None) };
+        cgroup::create(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
+        Ok(Some(Self(path)))
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        cgroup::subtree(&self.0)?.iter().try_for_each(|group| cgroup::remove(group, REMOVE_LIMIT))
+    }
+}
+
+impl Drop for FreezerGroups {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            eprintln!("farfork: control groups are left at {}: {error}", self.0.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{PAUSED_FORKS, PausedForks};
+
+    #[test]
+    fn forks_take_turns_and_stand_still_between_them() {
+        let scratch = tempfile::tempdir().unwrap();
+        let program = PAUSED_FORKS.install(scratch.path()).unwrap();
+        let stopped = PausedForks::start_stopped(&program, 5, 2).unwrap();
+        let frozen = PausedForks::start_frozen(&program, 5, 2).unwrap();
+        for mut halts in [Some(stopped), frozen].into_iter().flatten() {
+            let (_, turns) = halts.run(2, Duration::ZERO, Duration::ZERO, 40).unwrap();
+            assert_eq!(turns.iter().map(|turn| turn.number).collect::<Vec<_>>(), [40, 41]);
+            assert!(turns.iter().all(|turn| turn.unpause <= turn.answer && !turn.pause.is_zero()));
+            let (took, turns) = halts.run(1, Duration::from_millis(20), Duration::from_millis(5), 50).unwrap();
+            assert!(turns.len() <= 4 && took >= Duration::from_millis(20), "{} in {took:?}", turns.len());
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! One end of a connection that is measured: a process of its own, in its own network namespace. It is this program,
+//! started again with a specification, and says what came of it, a line for each interval and one at the end:
+//!
+//! ```text
+//!   server   listening PORT                                         ends with its input
+//!   client   ready      then, a letter starts it
+//!            interval ANSWERS NS ERRORS DAMAGED                     once each interval
+//!            done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX    latencies in ns
+//!   acceptor  as a server
+//!   connector as a client, without intervals:
+//!            done CONNECTIONS NS P50 P99
+//! ```
+
+pub(crate) mod counts;
+pub(crate) mod specification;
+pub(crate) mod stdout;
+
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{Security, TlsSecurity};
+
+use crate::{peer, workload};
+use counts::{CallCounts, new_latencies};
+use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
+use stdout::print_line;
+
+/// Is the end that the specification asks for.
+///
+/// # Errors
+/// It cannot listen, connect or speak.
+pub fn run_endpoint(specification: &str) -> io::Result<()> {
+    let end: EndpointSpec = serde_json::from_str(specification)?;
+    pin_to_processors(&end.processors)?;
+    let credentials = end.identity.as_ref().map(EndpointIdentity::credentials).transpose()?;
+    let security =
+        || credentials.clone().map(|credentials| Arc::new(TlsSecurity::new(credentials)) as Arc<dyn Security>);
+    match &end.role {
+        EndpointRole::Server { ip, threads, seconds } => {
+            exit_after(*seconds);
+            match end.system {
+                RpcSystem::Farfork => workload::rpc_load::serve(*ip, *threads, end.spins, security()),
+                other => peer::serve(other, *ip),
+            }
+        }
+        EndpointRole::Client { to, load } => {
+            run_client(end.system, *to, load, &ClientOptions { spins: end.spins, security: security() })
+        }
+        EndpointRole::Acceptor { ip, threads, seconds } => {
+            exit_after(*seconds);
+            workload::handshakes::serve(*ip, *threads, credentials.as_ref())
+        }
+        EndpointRole::Connector { to, threads, seconds } => {
+            let run = Duration::from_secs_f64(*seconds);
+            workload::handshakes::run_client(*to, *threads, run, credentials.as_ref())
+        }
+    }
+}
+
+fn exit_after(seconds: f64) {
+    thread::spawn(move || {
+        thread::sleep(Duration::from_secs_f64(seconds));
+        std::process::exit(0);
+    });
+}
+
+fn pin_to_processors(processors: &[usize]) -> io::Result<()> {
+    if processors.is_empty() {
+        return Ok(());
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    processors.iter().for_each(|processor| set.set(*processor));
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, manner: &ClientOptions) -> io::Result<()> {
+    let (latencies, load) = (Arc::new(Mutex::new(new_latencies())), *load);
+    let gate = Arc::new(std::sync::Barrier::new(load.threads + 1));
+    let threads: Vec<_> = (0..load.threads)
+        .map(|_| {
+            let (counts, gate, latencies) = (Arc::<CallCounts>::default(), Arc::clone(&gate), Arc::clone(&latencies));
+            let (counted, manner) = (Arc::clone(&counts), manner.clone());
+            let thread = thread::spawn(move || {
+                let run = || gate.wait();
+                let own = match system {
+                    RpcSystem::Farfork => workload::rpc_load::run_client(to, &load, &manner, &counted, run),
+                    other => peer::run_client(other, to, &load, &counted, run),
+                }?;
+                latencies.lock().expect("no thread panics with it").add(own).map_err(io::Error::other)
+            });
+            (counts, thread)
+        })
+        .collect();
+    print_line("ready")?;
+    io::stdin().read_exact(&mut [0])?;
+    gate.wait();
+    let began = Instant::now();
+    let total =
+        |of: fn(&CallCounts) -> &AtomicU64| threads.iter().map(|(counts, _)| of(counts).load(Ordering::Relaxed)).sum();
+    let line = |word: &str, before: u64, elapsed: Duration| {
+        let answers: u64 = total(|counts| &counts.answers);
+        let (errors, damaged): (u64, u64) = (total(|counts| &counts.errors), total(|counts| &counts.damaged));
+        (answers, format!("{word} {} {} {errors} {damaged}", answers - before, elapsed.as_nanos()))
+    };
+    let (mut before, mut mark) = (0, began);
+    for interval in 1..=load.interval_count() {
+        let until = began + Duration::from_secs_f64(load.interval_seconds) * interval;
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+        let (answers, text) = line("interval", before, mark.elapsed());
+        (before, mark) = (answers, Instant::now());
+        print_line(&text)?;
+    }
+    let (_, text) = line("done", 0, began.elapsed());
+    threads.iter().for_each(|(counts, _)| counts.stop.store(true, Ordering::Relaxed));
+    for (_, thread) in threads {
+        thread.join().map_err(|_| io::Error::other("a client's thread panicked"))??;
+    }
+    let latencies = latencies.lock().expect("all threads have ended");
+    let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| latencies.value_at_quantile(quantile).to_string());
+    print_line(&format!("{text} {} {} {}", latencies.len(), quantiles.join(" "), latencies.max()))
+}

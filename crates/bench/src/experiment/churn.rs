@@ -1,0 +1,59 @@
+//! The course of `farfork bench churn`: children that change their memory hard while it comes, in turn with the same program
+//! unforked.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::local_cluster::BenchCluster;
+use crate::error::BenchError;
+use crate::figure::ChildPlace;
+use crate::parameters::churn::{ChurnParameters, ChurnSampleKey};
+use crate::progress::{ProgressCallback, report_progress};
+use crate::samples::Samples;
+use crate::summary::churn::ChurnSummary;
+use crate::workload::churn::{self, CHURN, ChurnOperation};
+use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::parent::ParentProgram;
+
+/// Where what is done is done, in turn.
+const PLACES: [Option<ChildPlace>; 3] = [None, Some(ChildPlace::Own), Some(ChildPlace::Other)];
+
+/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+///
+/// # Errors
+/// What ended it early; a wrong page is such.
+pub async fn run_churn(
+    plan: &ChurnParameters,
+    farfork: PathBuf,
+    show: ProgressCallback<'_>,
+) -> Result<ChurnSummary, BenchError> {
+    let mut cluster = BenchCluster::start(farfork, plan.encrypted).await?;
+    let program = CHURN.install(cluster.scratch())?;
+    let payload = cluster.scratch().join("deed");
+    let parent = ParentProgram::start(&CHURN, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
+    let seed = cluster.prepare(parent.pid()).await?.seed;
+    let (mut samples, mut done) = (Samples::new(), 0);
+    let steps = plan.runs * ChurnOperation::ALL.len() * PLACES.len();
+    for _ in 0..plan.runs {
+        for deed in ChurnOperation::ALL {
+            for node in PLACES {
+                report_progress(show, done, steps, deed.text())?;
+                let us = match node {
+                    Some(place) => {
+                        churn::parse_duration_us(&cluster.fork(&seed, place, &deed.to_string()).await?.output)?
+                    }
+                    None => {
+                        let file = |cause| BenchError::File { path: payload.clone(), cause };
+                        fs::write(&payload, deed.to_string()).map_err(file)?;
+                        churn::measure_unforked_us(&program, plan.mib, &payload)?
+                    }
+                };
+                samples.add(ChurnSampleKey { deed, node }, us)?;
+                done += 1;
+            }
+        }
+    }
+    cluster.drop_seed(&seed).await?;
+    cluster.stop()?;
+    Ok(ChurnSummary::new(plan, samples))
+}

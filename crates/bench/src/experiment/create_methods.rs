@@ -1,0 +1,109 @@
+//! Who makes children of one parent: farfork, and, as floors, local forks of as much memory that do the same.
+
+use std::time::{Duration, Instant};
+
+use farfork_cluster::local::LocalNode;
+
+use super::fanout_client::FanoutClient;
+use super::local_cluster::BenchCluster;
+use crate::baseline::local_fanout::{ChildLatency, ChildNetwork, LOCAL_FANOUT, LocalFanout};
+use crate::error::BenchError;
+use crate::parameters::methods::CreateMethod;
+use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::parent::ParentProgram;
+use crate::workload::sparse::SPARSE;
+
+/// All of them.
+pub(super) struct CreateMethods {
+    farfork: FanoutClient,
+    in_namespaces: LocalFanout,
+    plain: LocalFanout,
+    bare: Option<LocalFanout>,
+    /// Kept running.
+    _parent: ParentProgram,
+    seed: String,
+    /// The number of the next child.
+    next: u64,
+}
+
+/// A child that stays when it has answered.
+pub(super) struct HeldChild {
+    pub(super) pid: i32,
+    /// Its id, if it is farfork's; others end with the next that is made.
+    pub(super) child: Option<String>,
+}
+
+impl CreateMethods {
+    /// Of a parent of so many MiB, whose children `crowd` asks the nodes for; local forks go into so many containers with such
+    /// networks.
+    pub(super) async fn start(
+        cluster: &mut BenchCluster,
+        mib: u64,
+        containers: (u64, ChildNetwork),
+        crowd: impl AsyncFnOnce(&[LocalNode], &str) -> Result<FanoutClient, BenchError>,
+    ) -> Result<Self, BenchError> {
+        let (program, floor) = (SPARSE.install(cluster.scratch())?, LOCAL_FANOUT.install(cluster.scratch())?);
+        let parent = ParentProgram::start(&SPARSE, &program, mib, PAYLOAD_PATH.as_ref())?;
+        let seed = cluster.prepare(parent.pid()).await?.seed;
+        let crowd = crowd(cluster.nodes(), &seed).await?;
+        let in_namespaces = LocalFanout::start(&floor, mib, containers)?;
+        let plain = LocalFanout::start(&floor, mib, (0, ChildNetwork::Host))?;
+        let mut creators = Self { farfork: crowd, in_namespaces, plain, bare: None, _parent: parent, seed, next: 1 };
+        // The first connects nodes, and brings the descriptor.
+        creators.create(CreateMethod::Farfork, cluster.nodes().len() as u64).await?;
+        Ok(creators)
+    }
+
+    /// With bare containers, too.
+    pub(super) fn with_bare(self, bare: LocalFanout) -> Self {
+        Self { bare: Some(bare), ..self }
+    }
+
+    /// Those that there are.
+    pub(super) fn available(&self) -> Vec<CreateMethod> {
+        CreateMethod::ON_EVERY_MACHINE
+            .into_iter()
+            .chain(self.bare.is_some().then_some(CreateMethod::BareContainer))
+            .collect()
+    }
+
+    /// Has so many made at once; how long it took, and what became of each.
+    pub(super) async fn create(
+        &mut self,
+        by: CreateMethod,
+        count: u64,
+    ) -> Result<(Duration, Vec<ChildLatency>), BenchError> {
+        let first = self.next;
+        self.next += count;
+        let began = Instant::now();
+        match self.local_fanout(by) {
+            Some(floor) => floor.fan_out(first, count),
+            None => self.farfork.fan_out(first, count).await.map(|answers| (began.elapsed(), answers)),
+        }
+    }
+
+    /// The program of a floor.
+    fn local_fanout(&mut self, by: CreateMethod) -> Option<&mut LocalFanout> {
+        match by {
+            CreateMethod::Farfork => None,
+            CreateMethod::BareContainer => Some(self.bare.as_mut().expect("it is one of all")),
+            CreateMethod::LocalForkIntoNamespaces => Some(&mut self.in_namespaces),
+            CreateMethod::LocalFork => Some(&mut self.plain),
+        }
+    }
+
+    /// Has one made that stays, by one of those that there are everywhere.
+    pub(super) async fn create_held(&mut self, by: CreateMethod) -> Result<HeldChild, BenchError> {
+        let number = self.next;
+        self.next += 1;
+        match self.local_fanout(by) {
+            Some(floor) => floor.fork_held(number).map(|pid| HeldChild { pid, child: None }),
+            None => self.farfork.start_held(number).await.map(|(child, pid)| HeldChild { pid, child: Some(child) }),
+        }
+    }
+
+    /// Ends them, when their children have ended.
+    pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
+        cluster.drop_seed(&self.seed).await
+    }
+}

@@ -1,0 +1,234 @@
+//! Many children of one seed at once: asked for in one request, as a user asks, waited for by some requests as they come,
+//! each answer checked. What they do is `sparse`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use farfork_cluster::local::LocalNode;
+use farfork_node::api::v1::fork_outcome::Result as Outcome;
+use farfork_node::api::v1::wait_event::Event;
+use farfork_node::api::v1::{self, exit::How};
+use farfork_node::client::{self, Client};
+use farfork_node::failure::Failure;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tonic::Code;
+
+use super::local_cluster::request_failure;
+use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
+use crate::error::BenchError;
+use crate::workload::sparse;
+
+/// For all of a fan-out; ten thousand children on a busy machine take a minute.
+const FANOUT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Children that are waited for by one request: they are in order there, so that one that is late delays those behind it.
+const BATCH_SIZE: usize = 16;
+
+/// For so long a request is not sent yet that more children might be waited for by.
+const BATCH_DELAY: Duration = Duration::from_millis(1);
+
+/// Whose children are forked, and where.
+#[derive(Debug, Clone)]
+pub(crate) struct FanoutClient {
+    seed: String,
+    mib: u64,
+    /// Names of nodes, and a connection to each: children are waited for where they are.
+    nodes: BTreeMap<String, Client>,
+    /// Whom the children are asked of.
+    entry_client: Client,
+    /// Whether children are forgotten once they have answered.
+    forgets_children: bool,
+    network: v1::Network,
+}
+
+impl FanoutClient {
+    /// Of a seed of so many MiB, on all of these nodes, of which the first is asked.
+    pub(crate) async fn new(all: &[LocalNode], seed: &str, mib: u64) -> Result<Self, BenchError> {
+        let mut nodes = BTreeMap::new();
+        for node in all {
+            nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
+        }
+        let asked = client::connect(&all[0].socket).await?;
+        Ok(Self {
+            seed: seed.to_owned(),
+            mib,
+            nodes,
+            entry_client: asked,
+            forgets_children: false,
+            network: v1::Network::Private,
+        })
+    }
+
+    /// The same, whose children are forgotten by their nodes.
+    pub(crate) fn forgetting_children(self) -> Self {
+        Self { forgets_children: true, ..self }
+    }
+
+    /// The same, whose children are in such networks.
+    pub(crate) fn with_network(self, network: ChildNetwork) -> Self {
+        let network = match network {
+            ChildNetwork::Private => v1::Network::Private,
+            ChildNetwork::Shared => v1::Network::Shared,
+            ChildNetwork::Host => v1::Network::Host,
+        };
+        Self { network, ..self }
+    }
+
+    /// Of such a seed, on one node, which is asked, and forgets the children.
+    pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, mib: u64) -> Result<Self, BenchError> {
+        let asked = client::connect(socket).await?;
+        let nodes = BTreeMap::from([(node.to_owned(), asked.clone())]);
+        Ok(Self {
+            seed: seed.to_owned(),
+            mib,
+            nodes,
+            entry_client: asked,
+            forgets_children: true,
+            network: v1::Network::Private,
+        })
+    }
+
+    /// Forks children of these numbers over all nodes; what became of each.
+    pub(crate) async fn fan_out(&mut self, first: u64, count: u64) -> Result<Vec<ChildLatency>, BenchError> {
+        let sent = (Instant::now(), SystemTime::now());
+        let payloads = (first..first + count).map(|number| number.to_string());
+        let mut outcomes = self.fork(payloads).await?;
+        let (mut waits, mut batches, mut all) = (FuturesUnordered::new(), WaitBatches::default(), Vec::new());
+        let mut is_told = false;
+        loop {
+            tokio::select! {
+                biased;
+                outcome = outcomes.message(), if !is_told => match outcome.map_err(request_failure(&self.seed))? {
+                    Some(outcome) => batches.add(parse_started_child(outcome, first)?),
+                    None => is_told = true,
+                },
+                Some(answered) = waits.next(), if !waits.is_empty() => all.extend(answered?),
+                () = tokio::time::sleep(BATCH_DELAY), if !batches.is_empty() => batches.is_due = true,
+                else => break,
+            }
+            for (node, batch) in batches.take_due(is_told) {
+                waits.push(wait_batch(self.nodes[&node].clone(), batch, (self.mib, self.forgets_children), sent));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Starts a child that does what all do, then stays; its id, and its process on this machine.
+    pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
+        let mut outcomes = self.fork([format!("{number} hold")].into_iter()).await?;
+        let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
+        let Some(Outcome::Child(child)) = outcome.and_then(|outcome| outcome.result) else {
+            return Err(Failure::new(Code::Internal, &self.seed, "the node told of no child").into());
+        };
+        let only = v1::OutputStream::Stdout.into();
+        let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
+        let chunks = self.nodes.get_mut(&child.node).expect("a node of ours").logs(request).await;
+        let mut chunks = chunks.map_err(request_failure(&child.id))?.into_inner();
+        let mut said = String::new();
+        while !said.ends_with('\n') {
+            let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? else { break };
+            said.push_str(&String::from_utf8_lossy(&chunk.data));
+        }
+        sparse::parse_result_time(&said, number, self.mib)?;
+        Ok((child.id, child.pid.cast_signed()))
+    }
+
+    async fn fork(
+        &mut self,
+        payloads: impl Iterator<Item = String>,
+    ) -> Result<tonic::Streaming<v1::ForkOutcome>, BenchError> {
+        let payloads: Vec<Vec<u8>> = payloads.map(String::into_bytes).collect();
+        let request = v1::ForkRequest {
+            seed: self.seed.clone(),
+            nodes: self.nodes.keys().cloned().collect(),
+            count: u32::try_from(payloads.len()).unwrap_or(u32::MAX),
+            payloads,
+            options: Some(v1::ChildOptions { network: self.network.into(), ..Default::default() }),
+            ..Default::default()
+        };
+        let outcomes = self.entry_client.fork(client::request_with_timeout(FANOUT_LIMIT, request)).await;
+        Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
+    }
+}
+
+/// A child that runs.
+#[derive(Debug)]
+struct FanoutChild {
+    number: u64,
+    id: String,
+    node: String,
+}
+
+fn parse_started_child(outcome: v1::ForkOutcome, first: u64) -> Result<FanoutChild, BenchError> {
+    let number = first + u64::from(outcome.index);
+    match outcome.result {
+        Some(Outcome::Child(child)) => Ok(FanoutChild { number, id: child.id, node: child.node }),
+        Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
+        None => Err(Failure::new(Code::Internal, format!("child {number}"), "the node told nothing of it").into()),
+    }
+}
+
+/// Children that nobody waits for yet, by node.
+#[derive(Debug, Default)]
+struct WaitBatches {
+    by_node: BTreeMap<String, Vec<FanoutChild>>,
+    is_due: bool,
+}
+
+impl WaitBatches {
+    fn add(&mut self, running: FanoutChild) {
+        self.by_node.entry(running.node.clone()).or_default().push(running);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.by_node.is_empty()
+    }
+
+    /// Those that are to be waited for now.
+    fn take_due(&mut self, all: bool) -> Vec<(String, Vec<FanoutChild>)> {
+        let is_due = std::mem::take(&mut self.is_due) || all;
+        let (due, rest) = std::mem::take(&mut self.by_node)
+            .into_iter()
+            .partition::<BTreeMap<_, _>, _>(|(_, batch)| is_due || batch.len() >= BATCH_SIZE);
+        self.by_node = rest;
+        due.into_iter().collect()
+    }
+}
+
+/// Waits for some children of a node, and checks what each says.
+async fn wait_batch(
+    mut client: Client,
+    batch: Vec<FanoutChild>,
+    (mib, forgets): (u64, bool),
+    (sent, sent_at): (Instant, SystemTime),
+) -> Result<Vec<ChildLatency>, BenchError> {
+    let children = batch.iter().map(|running| running.id.clone()).collect();
+    let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
+    let object = &batch[0].id;
+    let mut events = client.wait(request).await.map_err(request_failure(object))?.into_inner();
+    let (mut all, mut said) = (Vec::new(), String::new());
+    while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(request_failure(object))? {
+        let FanoutChild { number, id, .. } = &batch[index as usize];
+        match event {
+            Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
+            Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
+                let result = sparse::parse_result_time(&std::mem::take(&mut said), *number, mib)?;
+                let result = result.duration_since(sent_at).unwrap_or_default();
+                all.push(ChildLatency { result, answer: sent.elapsed() });
+            }
+            other => return Err(BenchError::ChildFailed { child: id.clone(), how: format!("{other:?}") }),
+        }
+    }
+    for FanoutChild { id, .. } in batch.iter().filter(|_| forgets) {
+        let request = client::request_with_timeout(FANOUT_LIMIT, v1::RemoveRequest { child: id.clone() });
+        client.remove(request).await.map_err(request_failure(id))?;
+    }
+    match all.len() == batch.len() {
+        true => Ok(all),
+        false => {
+            Err(BenchError::WrongMemory { count: (batch.len() - all.len()) as u64, what: "answers that are missing" })
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The course of `farfork bench fork`: for each size of parent, step after step, samples of each figure. The seeds are on
+//! the first node, children there and on the other one. Memory is touched before anything is measured. This file has the
+//! order of events, `steps` how each thing is measured.
+
+mod steps;
+mod strategies;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::baseline::criu::{self, CriuMode};
+use crate::baseline::link_copy::LINK_COPY;
+use crate::error::BenchError;
+use crate::experiment::local_cluster::BenchCluster;
+use crate::figure::ForkSampleKey;
+use crate::machine;
+use crate::parameters::fork::{ForkParameters, ForkStep, PeerSystem, SampleQuota, time_share};
+use crate::parameters::strategies::StrategyFigures;
+use crate::progress::{ProgressCallback, report_progress};
+use crate::samples::Samples;
+use crate::summary::fork::ForkSummary;
+use crate::workload::micro::{MICRO, Micro, PAYLOAD_PATH};
+
+/// Times the size of a parent that a run of it needs: the parent, its pages that the template keeps, a child, and both
+/// ends of the link with what one of them compares with.
+const MEMORY_FACTOR: u64 = 5;
+
+/// Beside that, in MiB: the nodes, and what the machine needs itself.
+const MEMORY_BASE_MIB: u64 = 256;
+
+/// Measures all of a plan. `farfork` is the program whose `node` command the nodes' daemons are.
+///
+/// # Errors
+/// [`BenchError`] as the first thing that fails; a child with wrong memory is such.
+pub async fn run_fork(
+    plan: &ForkParameters,
+    farfork: PathBuf,
+    show: ProgressCallback<'_>,
+) -> Result<ForkSummary, BenchError> {
+    require_memory(plan)?;
+    let (peers, notes) = usable_peer_modes(plan).await?;
+    let (began, load_before) = (Instant::now(), machine::load_average());
+    let samples = Samples::with_file(plan.samples_file.as_deref())?;
+    let steps = ForkStep::all_steps(&plan.sizes_mib, &peers);
+    report_progress(show, 0, steps.len(), "starting two nodes")?;
+    let mut course = ForkRun::start(plan, farfork, samples).await?;
+    course.notes = notes;
+    course.measure_all(&steps, show).await?;
+    let ForkRun { cluster, samples, notes, strategies, .. } = course;
+    cluster.stop()?;
+    Ok(ForkSummary { plan: plan.clone(), samples, strategies, notes, elapsed: began.elapsed(), load_before })
+}
+
+/// A run that is under way.
+#[derive(Debug)]
+struct ForkRun<'a> {
+    plan: &'a ForkParameters,
+    cluster: BenchCluster,
+    micro: PathBuf,
+    link: PathBuf,
+    samples: Samples<ForkSampleKey>,
+    strategies: Vec<StrategyFigures>,
+    notes: Vec<String>,
+}
+
+/// A parent that is measured, and a seed of it once there is one.
+#[derive(Debug)]
+struct ForkSubject {
+    mib: u64,
+    parent: Micro,
+    seed: Option<String>,
+    /// Another, which CRIU clones.
+    criu: Option<criu::CriuSubject>,
+}
+
+impl<'a> ForkRun<'a> {
+    async fn start(
+        plan: &'a ForkParameters,
+        farfork: PathBuf,
+        samples: Samples<ForkSampleKey>,
+    ) -> Result<Self, BenchError> {
+        let cluster = match plan.resume_case.has_zygotes() {
+            false => BenchCluster::start(farfork, plan.encrypted).await?,
+            true => BenchCluster::start_with_zygotes(farfork, plan.encrypted).await?,
+        };
+        let micro = MICRO.install(cluster.scratch())?;
+        let link = LINK_COPY.install(cluster.scratch())?;
+        let (strategies, notes) = Default::default();
+        let course = Self { plan, cluster, micro, link, samples, strategies, notes };
+        course.warm_up()?;
+        Ok(course)
+    }
+
+    /// Touches as much memory as the largest size will need: the first touch of memory that a hypervisor has not given
+    /// to this machine yet takes ten times as long.
+    fn warm_up(&self) -> Result<(), BenchError> {
+        let largest = self.plan.sizes_mib.iter().max().copied().unwrap_or(0);
+        self.start_micro(largest * (MEMORY_FACTOR - 1)).map(drop)
+    }
+
+    async fn measure_all(&mut self, steps: &[ForkStep], show: ProgressCallback<'_>) -> Result<(), BenchError> {
+        let end = Instant::now() + self.plan.time_max;
+        let mut subject: Option<ForkSubject> = None;
+        for (done, step) in steps.iter().enumerate() {
+            report_progress(show, done, steps.len(), format!("a process of {} MiB", step.mib))?;
+            self.cluster.reconnect().await?;
+            let is_next_size = subject.as_ref().is_none_or(|subject| subject.mib != step.mib);
+            if is_next_size {
+                // The last one's memory is free before the next takes its own.
+                self.finish(subject.take()).await?;
+                subject = Some(self.start_subject(step.mib)?);
+            }
+            let subject = subject.as_mut().expect("made above");
+            if is_next_size {
+                let figures = self.sample_strategies(subject).await?;
+                self.strategies.extend(figures);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            let deadline = Instant::now() + time_share(&steps[done..], self.plan.runs, left);
+            let quota = SampleQuota::new(step.runs_min(left), self.plan.runs, deadline);
+            self.run_step(step.kind, subject, quota).await?;
+            self.samples.flush()?;
+        }
+        self.finish(subject).await
+    }
+
+    fn start_subject(&self, mib: u64) -> Result<ForkSubject, BenchError> {
+        Ok(ForkSubject { mib, parent: self.start_micro(mib)?, seed: None, criu: None })
+    }
+
+    fn start_micro(&self, mib: u64) -> Result<Micro, BenchError> {
+        let node = self.cluster.nodes().first().map(|node| node.socket.as_path());
+        Micro::start(&self.micro, mib, self.plan.micro_options(), PAYLOAD_PATH.as_ref(), node)
+    }
+
+    async fn finish(&mut self, subject: Option<ForkSubject>) -> Result<(), BenchError> {
+        match subject.and_then(|subject| subject.seed) {
+            Some(seed) => {
+                self.cluster.reconnect().await?;
+                self.cluster.drop_seed(&seed).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn add(&mut self, key: ForkSampleKey, value: f64) -> Result<(), BenchError> {
+        self.samples.add(key, value)
+    }
+}
+
+/// The peer's modes that can be measured, and why others cannot.
+async fn usable_peer_modes(plan: &ForkParameters) -> Result<(Vec<CriuMode>, Vec<String>), BenchError> {
+    let Some(PeerSystem::Criu) = plan.peer else {
+        return Ok((Vec::new(), Vec::new()));
+    };
+    Ok(match criu::check_criu().await? {
+        None => (vec![CriuMode::Eager, CriuMode::Lazy], Vec::new()),
+        Some(reason) => (vec![CriuMode::Eager], vec![format!("CRIU, lazy: not measured: {reason}")]),
+    })
+}
+
+fn require_memory(plan: &ForkParameters) -> Result<(), BenchError> {
+    let mib = plan.sizes_mib.iter().max().copied().unwrap_or(0);
+    let (needed_mib, available_mib) = (mib * MEMORY_FACTOR + MEMORY_BASE_MIB, machine::available_mib());
+    if needed_mib > available_mib {
+        return Err(BenchError::NotEnoughMemory { mib, needed_mib, available_mib });
+    }
+    Ok(())
+}

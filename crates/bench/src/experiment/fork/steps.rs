@@ -1,0 +1,210 @@
+//! How each step takes its samples.
+
+use std::time::{Duration, Instant};
+
+use super::{ForkRun, ForkSubject};
+use crate::baseline::criu::{self, CriuMode};
+use crate::baseline::link_copy::{self, LinkCopy};
+use crate::error::BenchError;
+use crate::experiment::local_cluster::{EndedChild, ForkOptions};
+use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, IDLE, Pace};
+use crate::parameters::fork::{ForkStepKind, ResumeCase, SampleQuota};
+use crate::workload::micro::{ChildReport, PAYLOAD_STAMP, PAYLOAD_TOUCH, ns_to_ms};
+
+impl ForkRun<'_> {
+    /// Takes the samples of a step.
+    pub(super) async fn run_step(
+        &mut self,
+        what: ForkStepKind,
+        subject: &mut ForkSubject,
+        mut quota: SampleQuota,
+    ) -> Result<(), BenchError> {
+        if let ForkStepKind::Floors = what {
+            return self.sample_floors(subject, quota);
+        }
+        if let (ForkStepKind::Resume(place, _), ResumeCase::Speculative) = (what, self.plan.resume_case) {
+            // Its child is the one that foretells.
+            self.fork_first_child(subject, place, Pace::BackToBack).await?;
+        }
+        while quota.take_another(Instant::now()) {
+            match what {
+                ForkStepKind::Checkpoint(pace) => self.sample_checkpoint(subject, pace).await?,
+                ForkStepKind::Prepare(pace) => self.sample_prepare(subject, pace).await?,
+                ForkStepKind::Resume(place, pace) => self.sample_resume(subject, place, pace).await?,
+                ForkStepKind::Execution(place) => self.sample_execution(subject, place).await?,
+                ForkStepKind::Floors => {}
+                ForkStepKind::Criu(mode) => self.sample_criu(subject, mode).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One prepare, and back to back one `fork()`, each of a parent that has written to all of its pages since the last.
+    async fn sample_prepare(&mut self, subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
+        let key = |by, figure| ForkSampleKey::new(subject.mib, by, figure).with_pace(pace);
+        subject.parent.write_all()?;
+        if pace == Pace::BackToBack {
+            let ms = subject.parent.measure_fork_ms()?;
+            self.add(key(ForkSystem::LocalFork, ForkFigure::Pause), ms)?;
+            subject.parent.write_all()?;
+        }
+        sleep_before(pace).await;
+        let prepared = self.cluster.prepare(subject.parent.pid()).await?;
+        self.add(key(ForkSystem::Farfork, ForkFigure::Pause), prepared.pause_us as f64 / 1e3)?;
+        self.add(key(ForkSystem::Farfork, ForkFigure::PrepareOnNode), prepared.node_us as f64 / 1e3)?;
+        self.add(key(ForkSystem::Farfork, ForkFigure::Prepare), prepared.round_trip.as_secs_f64() * 1e3)?;
+        self.cluster.drop_seed(&prepared.seed).await
+    }
+
+    /// One seed that the program makes of itself, which has written to all of its pages since the last.
+    async fn sample_checkpoint(&mut self, subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
+        let key = |figure| ForkSampleKey::for_farfork(subject.mib, figure).with_pace(pace);
+        subject.parent.write_all()?;
+        sleep_before(pace).await;
+        let checkpoint = subject.parent.checkpoint()?;
+        self.add(key(ForkFigure::Checkpoint), checkpoint.call_ms)?;
+        self.add(key(ForkFigure::CheckpointPause), checkpoint.pause_ms)?;
+        self.cluster.drop_seed(&checkpoint.seed).await
+    }
+
+    async fn sample_resume(
+        &mut self,
+        subject: &mut ForkSubject,
+        place: ChildPlace,
+        pace: Pace,
+    ) -> Result<(), BenchError> {
+        if self.plan.resume_case.is_first() {
+            return self.sample_first_resume(subject, place, pace).await;
+        }
+        let seed = self.warm_seed_on(subject, place).await?;
+        sleep_before(pace).await;
+        let child = self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?;
+        self.add_resume(subject.mib, place, pace, &child)
+    }
+
+    /// The child of a seed that the node has not heard of.
+    async fn sample_first_resume(
+        &mut self,
+        subject: &mut ForkSubject,
+        place: ChildPlace,
+        pace: Pace,
+    ) -> Result<(), BenchError> {
+        if self.plan.resume_case == ResumeCase::Fresh {
+            subject.parent = self.start_micro(subject.mib)?;
+            sleep_before(Pace::Idle).await;
+        }
+        let child = self.fork_first_child(subject, place, pace).await?;
+        self.add_resume(subject.mib, place, pace, &child)
+    }
+
+    async fn fork_first_child(
+        &mut self,
+        subject: &ForkSubject,
+        place: ChildPlace,
+        pace: Pace,
+    ) -> Result<EndedChild, BenchError> {
+        let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
+        sleep_before(pace).await;
+        let child = match self.plan.resume_case.has_zygotes() {
+            false => self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?,
+            true => self.cluster.fork_with(&seed, place, PAYLOAD_STAMP, ForkOptions::default()).await?,
+        };
+        self.cluster.drop_seed(&seed).await?;
+        Ok(child)
+    }
+
+    async fn sample_execution(&mut self, subject: &mut ForkSubject, place: ChildPlace) -> Result<(), BenchError> {
+        let seed = self.warm_seed_on(subject, place).await?;
+        let child = self.cluster.fork(&seed, place, PAYLOAD_TOUCH).await?;
+        let report = ChildReport::parse(&child.output)?;
+        self.add(
+            ForkSampleKey::for_farfork(subject.mib, ForkFigure::Execution).with_place(place),
+            ns_to_ms(report.touch_ns),
+        )
+    }
+
+    /// The subject's seed. The first child of a seed on a node, which fetches the descriptor, has been there.
+    async fn warm_seed_on(&mut self, subject: &mut ForkSubject, place: ChildPlace) -> Result<String, BenchError> {
+        if let Some(seed) = &subject.seed {
+            return Ok(seed.clone());
+        }
+        subject.parent.write_all()?;
+        let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
+        subject.seed = Some(seed.clone());
+        for place in [place, ChildPlace::Own, ChildPlace::Other] {
+            self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?;
+        }
+        Ok(seed)
+    }
+
+    fn add_resume(&mut self, mib: u64, place: ChildPlace, pace: Pace, child: &EndedChild) -> Result<(), BenchError> {
+        let report = ChildReport::parse(&child.output)?;
+        let key = |figure| ForkSampleKey::for_farfork(mib, figure).with_place(place).with_pace(pace);
+        self.add(key(ForkFigure::Resume), ns_to_ms(report.first_unix_ns - child.sent_unix_ns))?;
+        self.add(key(ForkFigure::ResumeSpoke), ns_to_ms(report.reported_unix_ns - child.sent_unix_ns))?;
+        self.add(key(ForkFigure::ResumeAnswer), child.round_trip.as_secs_f64() * 1e3)
+    }
+
+    fn sample_floors(&mut self, subject: &mut ForkSubject, mut quota: SampleQuota) -> Result<(), BenchError> {
+        let key = |by, figure| ForkSampleKey::new(subject.mib, by, figure);
+        let mut link = LinkCopy::open(&self.link, self.cluster.nodes(), subject.mib)?;
+        link.copy_ms()?;
+        while quota.take_another(Instant::now()) {
+            self.add(key(ForkSystem::Link, ForkFigure::Execution), link.copy_ms()?)?;
+            self.add(key(ForkSystem::Link, ForkFigure::MemoryCopy), link.memory_copy_ms()?)?;
+            subject.parent.write_all()?;
+            self.add(key(ForkSystem::LocalFork, ForkFigure::Execution), subject.parent.measure_touch_ms()?)?;
+            subject.parent.write_all()?;
+            if let Some(ms) = subject.parent.measure_copy_ms()? {
+                self.add(key(ForkSystem::LocalFork, ForkFigure::ExecutionWriting), ms)?;
+            }
+        }
+        self.discard_implausible_link(subject.mib);
+        Ok(())
+    }
+
+    async fn sample_criu(&mut self, subject: &mut ForkSubject, mode: CriuMode) -> Result<(), BenchError> {
+        let mib = subject.mib;
+        let criu = match &mut subject.criu {
+            Some(criu) => criu,
+            none => {
+                let scratch = self.cluster.scratch();
+                none.insert(criu::CriuSubject::start(&self.micro, scratch, mib, self.plan.micro_options())?)
+            }
+        };
+        let cloned = criu.clone(mode).await?;
+        let by = match mode {
+            CriuMode::Eager => ForkSystem::CriuEager,
+            CriuMode::Lazy => ForkSystem::CriuLazy,
+        };
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Prepare), cloned.prepare_ms)?;
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Pause), cloned.pause_ms)?;
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Resume).with_place(ChildPlace::Own), cloned.resume_ms)?;
+        self.add(ForkSampleKey::new(mib, by, ForkFigure::Execution).with_place(ChildPlace::Own), cloned.execution_ms)
+    }
+
+    /// A floor that cannot be what it seems to be is not reported.
+    fn discard_implausible_link(&mut self, mib: u64) {
+        let median = |figure| {
+            self.samples.spread(&ForkSampleKey::new(mib, ForkSystem::Link, figure)).map(|spread| spread.median)
+        };
+        let (Some(copy_ms), Some(memory_copy_ms)) = (median(ForkFigure::Execution), median(ForkFigure::MemoryCopy))
+        else {
+            return;
+        };
+        if let Some(reason) = link_copy::implausible_reason(mib, copy_ms, memory_copy_ms) {
+            self.samples.remove(&ForkSampleKey::new(mib, ForkSystem::Link, ForkFigure::Execution));
+            self.notes.push(format!("copy over the link not reported: {reason}"));
+        }
+    }
+}
+
+async fn sleep_before(pace: Pace) {
+    let time = match pace {
+        Pace::BackToBack => Duration::ZERO,
+        Pace::Idle => IDLE,
+    };
+    if !time.is_zero() {
+        tokio::time::sleep(time).await;
+    }
+}

@@ -1,0 +1,116 @@
+//! The course of `farfork bench pool`: a child is created in a container of the pool, one after the other and many at once; one
+//! that is warm is let go on, and paused. In turn with local forks that do the same, back to back and after a while of nothing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use farfork_cluster::local::LocalNode;
+
+use super::create_methods::CreateMethods;
+use super::fanout_client::FanoutClient;
+use super::local_cluster::BenchCluster;
+use super::pause_methods::PauseMethods;
+use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
+use crate::error::BenchError;
+use crate::figure::{IDLE, Pace};
+use crate::parameters::methods::{CreateMethod, PauseMethod};
+use crate::parameters::pool::{PoolFigure, PoolMethod, PoolParameters, PoolSampleKey};
+use crate::progress::{ProgressCallback, report_progress};
+use crate::samples::Samples;
+use crate::summary::pool::PoolSummary;
+
+/// Of the children of a burst, so many times as there are containers ready: most of them wait for theirs to be made.
+const BURST_FACTOR: u64 = 4;
+
+/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemon is.
+///
+/// # Errors
+/// What ended it early; a wrong result is such.
+pub async fn run_pool(
+    plan: &PoolParameters,
+    farfork: PathBuf,
+    show: ProgressCallback<'_>,
+) -> Result<PoolSummary, BenchError> {
+    let samples = Samples::with_file(plan.samples_file.as_deref())?;
+    let arguments = ["--pool".to_owned(), plan.pool.to_string()];
+    let mut cluster = BenchCluster::start_nodes(farfork, 1, true, &arguments).await?;
+    let mut course = PoolRun::start(plan, &mut cluster, samples).await?;
+    for done in 0..plan.runs {
+        report_progress(show, done, plan.runs, "creating and pausing")?;
+        course.round().await?;
+    }
+    let PoolRun { creators, pausers, samples, .. } = course;
+    pausers.stop(&mut cluster).await?;
+    creators.stop(&mut cluster).await?;
+    cluster.stop()?;
+    PoolSummary::new(plan, samples)
+}
+
+/// Everything that is measured with.
+struct PoolRun<'a> {
+    plan: &'a PoolParameters,
+    creators: CreateMethods,
+    pausers: PauseMethods,
+    samples: Samples<PoolSampleKey>,
+}
+
+impl<'a> PoolRun<'a> {
+    async fn start(
+        plan: &'a PoolParameters,
+        cluster: &mut BenchCluster,
+        samples: Samples<PoolSampleKey>,
+    ) -> Result<Self, BenchError> {
+        let crowd = async |nodes: &[LocalNode], seed: &str| {
+            let [node, ..] = nodes else { unreachable!("it was started with one") };
+            FanoutClient::on_node(&node.name, &node.socket, seed, plan.mib).await
+        };
+        let mut pausers = PauseMethods::start(cluster, plan.mib, 0, 1).await?;
+        pausers.ensure_children(cluster, 1).await?;
+        let creators = CreateMethods::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), crowd).await?;
+        Ok(Self { plan, creators, pausers, samples })
+    }
+
+    async fn round(&mut self) -> Result<(), BenchError> {
+        for pace in [Pace::BackToBack, Pace::Idle] {
+            for by in CreateMethod::ON_EVERY_MACHINE {
+                // Back to back is what follows the same.
+                match pace {
+                    Pace::Idle => tokio::time::sleep(IDLE).await,
+                    Pace::BackToBack => drop(self.creators.create(by, 1).await?),
+                }
+                for ChildLatency { result, answer: answered } in self.creators.create(by, 1).await?.1 {
+                    self.add(PoolFigure::Create, PoolMethod::Create(by), pace, result)?;
+                    self.add(PoolFigure::CreateAnswered, PoolMethod::Create(by), pace, answered)?;
+                }
+            }
+            for by in PauseMethod::ALL {
+                self.measure_pause(by, pace).await?;
+            }
+        }
+        for by in CreateMethod::ON_EVERY_MACHINE {
+            let (_, answers) = self.creators.create(by, self.plan.pool * BURST_FACTOR).await?;
+            let last = answers.iter().map(|answer| answer.answer).max().unwrap_or_default();
+            let each = last / answers.len().max(1) as u32;
+            self.add(PoolFigure::CreateInBurst, PoolMethod::Create(by), Pace::BackToBack, each)?;
+        }
+        Ok(())
+    }
+
+    /// Of several turns, what the last one took.
+    async fn measure_pause(&mut self, by: PauseMethod, pace: Pace) -> Result<(), BenchError> {
+        let (turns, gap) = if pace == Pace::Idle { (1, IDLE) } else { (2, Duration::ZERO) };
+        let mut last = None;
+        for _ in 0..turns {
+            let (_, taken) = self.pausers.run(by, 1, Duration::ZERO, gap).await?;
+            last = taken.last().copied();
+        }
+        let Some(turn) = last else { return Ok(()) };
+        self.add(PoolFigure::Pause, PoolMethod::Pause(by), pace, turn.pause)?;
+        self.add(PoolFigure::Unpause, PoolMethod::Pause(by), pace, turn.unpause)?;
+        self.add(PoolFigure::UnpauseToAnswer, PoolMethod::Pause(by), pace, turn.answer)
+    }
+
+    fn add(&mut self, figure: PoolFigure, by: PoolMethod, pace: Pace, time: Duration) -> Result<(), BenchError> {
+        self.samples.add(PoolSampleKey { figure, by, pace }, time.as_secs_f64() * 1e6)
+    }
+}

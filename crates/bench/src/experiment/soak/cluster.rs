@@ -1,0 +1,204 @@
+//! The nodes of a soak, and the harm that is done to them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
+use farfork_node::api::v1;
+use farfork_node::client::{self, Client};
+use farfork_node::failure::Failure;
+use farfork_sys::pidfd;
+use farfork_sys::process::ProcStat;
+use tempfile::TempDir;
+
+use super::script::{NODES, NodeProcess};
+use crate::error::BenchError;
+use crate::experiment::leak_check::find_leftovers;
+use crate::experiment::local_cluster::{SCRATCH_PARENT, request_failure};
+
+/// What a node keeps of others' pages: little enough to be full at times.
+const CACHE_SIZE: &str = "16MiB";
+
+/// Zygotes that a node keeps: fewer than there are seeds at times.
+const ZYGOTES_MAX: &str = "4";
+
+/// For zygotes to go whose seeds are no more.
+const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
+
+/// For nodes to hear of each other again: some heartbeats.
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Between two questions whether they do.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// For any one request: less than a node takes to give a page up would hide what it says of it.
+pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+
+/// For a process that was killed to be gone.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Numbers of signals, as kill(2) takes them.
+pub(super) const SIGKILL: i32 = 9;
+pub(super) const SIGTERM: i32 = 15;
+const SIGCONT: i32 = 18;
+const SIGSTOP: i32 = 19;
+
+/// The nodes; they end with this value.
+#[derive(Debug)]
+pub(super) struct SoakCluster {
+    /// Taken when it ends.
+    local: Option<LocalCluster>,
+    scratch: TempDir,
+}
+
+impl SoakCluster {
+    /// Starts the nodes. `farfork` is the program whose `node` command their daemons are.
+    pub(super) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
+        let pid = std::process::id();
+        let scratch = tempfile::Builder::new()
+            .prefix(&format!("farfork-soak-{pid}-"))
+            .tempdir_in(SCRATCH_PARENT)
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+        let run_dir = scratch.path().join("cluster");
+        let mut config = LocalClusterConfig::new(&format!("soak-{pid}"), run_dir, NODES, farfork);
+        let encryption = if encrypted { "on" } else { "off" };
+        config.node_arguments =
+            ["--encryption", encryption, "--cache", CACHE_SIZE, "--zygotes", ZYGOTES_MAX].map(str::to_owned).to_vec();
+        let ground = Self { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
+        ground.wait_all_alive().await?;
+        Ok(ground)
+    }
+
+    /// A directory that goes away with the nodes.
+    pub(super) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    pub(super) fn nodes(&self) -> &[LocalNode] {
+        self.local.as_ref().map_or(&[], |local| local.nodes())
+    }
+
+    /// A connection to a node of its own for each request: daemons are killed, and stand still.
+    pub(super) async fn client(&self, node: usize) -> Result<Client, Failure> {
+        client::connect(&self.nodes()[node].socket).await
+    }
+
+    /// Waits until each node hears from every other.
+    pub(super) async fn wait_all_alive(&self) -> Result<(), BenchError> {
+        for node in self.nodes() {
+            let give_up = Instant::now() + DISCOVERY_LIMIT;
+            while !sees_all_nodes(node).await? {
+                if Instant::now() >= give_up {
+                    let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), node.run_dir.clone());
+                    return Err(BenchError::NodesNotConnected { seconds, run_dir });
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until no node keeps a zygote: they are no leak, and are not to hide any.
+    pub(super) async fn wait_for_no_zygotes(&self) -> Result<(), BenchError> {
+        let give_up = Instant::now() + ZYGOTES_LIMIT;
+        for node in 0..NODES {
+            let name = &self.nodes()[node].name;
+            let mut client = self.client(node).await?;
+            loop {
+                let request = v1::InspectRequest { id: name.clone() };
+                let answer = client
+                    .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
+                    .await
+                    .map_err(request_failure(name))?;
+                let kept = match answer.into_inner().object {
+                    Some(v1::inspect_response::Object::Node(detail)) => {
+                        detail.zygotes.map_or(0, |zygotes| zygotes.kept)
+                    }
+                    _ => 0,
+                };
+                if kept == 0 || Instant::now() >= give_up {
+                    break;
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills a node's pager; its keeper is left to notice. Nothing where none runs just then.
+    pub(super) fn kill_pager(&self, node: usize) -> Result<(), BenchError> {
+        let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
+        self.signal(node, pager, SIGKILL)
+    }
+
+    /// Kills a node's pager and the keeper that cloned it, so that neither sees the other's end.
+    pub(super) fn kill_keeper_and_pager(&self, node: usize) -> Result<(), BenchError> {
+        let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
+        let keeper = ProcStat::read(pager).ok().map(|stat| stat.parent);
+        let keeper = keeper.filter(|pid| self.nodes()[node].pager_pids().contains(pid));
+        for signal in [SIGSTOP, SIGKILL] {
+            for pid in keeper.into_iter().chain([pager]) {
+                self.signal(node, pid, signal)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills a node's daemon, and starts another after a while.
+    pub(super) async fn kill_daemon(&mut self, node: usize, away: Duration) -> Result<(), BenchError> {
+        let Some(local) = &mut self.local else { return Ok(()) };
+        local.signal_node(node, SIGKILL)?;
+        local.wait_node_exit(node, END_LIMIT)?;
+        tokio::time::sleep(away).await;
+        Ok(local.restart_node(node)?)
+    }
+
+    /// Cuts a node off the others for a while.
+    pub(super) async fn cut_link(&self, node: usize, away: Duration) -> Result<(), BenchError> {
+        let Some(local) = &self.local else { return Ok(()) };
+        local.cut_link(node)?;
+        tokio::time::sleep(away).await;
+        Ok(local.restore_link(node)?)
+    }
+
+    /// Has one of a node's processes stand still for a while.
+    pub(super) async fn stall(&self, node: usize, server: NodeProcess, away: Duration) -> Result<(), BenchError> {
+        let pid = match server {
+            NodeProcess::Daemon => self.nodes()[node].pid(),
+            NodeProcess::Pager => self.nodes()[node].pager_pid(),
+        };
+        let Some(pid) = pid else { return Ok(()) };
+        self.signal(node, pid, SIGSTOP)?;
+        tokio::time::sleep(away).await;
+        self.signal(node, pid, SIGCONT)
+    }
+
+    /// Ends the nodes; what they have left on the machine.
+    pub(super) fn stop(mut self) -> Result<Vec<String>, BenchError> {
+        let Some(local) = self.local.take() else { return Ok(Vec::new()) };
+        let nodes = local.nodes().to_vec();
+        local.down()?;
+        Ok(find_leftovers(&nodes))
+    }
+
+    fn signal(&self, node: usize, pid: i32, signal: i32) -> Result<(), BenchError> {
+        let sent = pidfd::open(pid).and_then(|process| pidfd::send_signal(&process, signal));
+        let path = self.nodes()[node].run_dir.clone();
+        sent.map_err(|cause| BenchError::Signal { signal, pid, run_dir: path, cause })
+    }
+}
+
+impl Drop for SoakCluster {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
+            eprintln!("farfork: the soak's nodes are not removed completely: {error}");
+        }
+    }
+}
+
+async fn sees_all_nodes(node: &LocalNode) -> Result<bool, BenchError> {
+    let mut client = client::connect(&node.socket).await?;
+    let answer = client.list_nodes(client::request_with_timeout(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
+    let nodes = answer.map_err(request_failure(&node.name))?.into_inner().nodes;
+    Ok(nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == NODES)
+}

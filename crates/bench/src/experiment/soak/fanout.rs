@@ -1,0 +1,78 @@
+//! Fan-outs of a round: more children of a family than its nodes have containers ready, asked for in one request; some are killed
+//! at once, some have less memory than they may want. What becomes of them is judged with the rest of their family.
+
+use farfork_node::api::v1::{self, fork_outcome::Result as Outcome};
+use farfork_node::client;
+use farfork_node::failure::Failure;
+
+use super::cluster::{REQUEST_LIMIT, SIGKILL};
+use super::round::{SoakChild, SoakRound};
+use super::script::FanoutScript;
+use crate::error::BenchError;
+use crate::experiment::local_cluster::request_failure;
+use crate::workload::memory_walk;
+
+impl SoakRound<'_> {
+    /// Forks them, and kills those that are to be killed.
+    ///
+    /// # Errors
+    /// The nodes could not be driven.
+    pub(super) async fn fan_out(&mut self, fan: &FanoutScript) -> Result<(), BenchError> {
+        let Some((seed, owner, has_lease)) = self.seed_of(fan.seed_index) else { return Ok(()) };
+        let outcome = self.request_children(fan, owner, &seed).await;
+        // A lease that nobody renewed may have run out.
+        let Some(outcomes) = self.tolerate_expired(has_lease, outcome, "a fan-out")? else { return Ok(()) };
+        let mut grown = Vec::new();
+        for outcome in outcomes {
+            let started = outcome.and_then(|child| self.to_soak_child(child, fan));
+            // One with too little memory for its first page does not start.
+            let may_fail = has_lease || fan.memory_mib.is_some();
+            grown.extend(self.tolerate_expired(may_fail, started, "a child of a fan-out")?);
+        }
+        self.tally.children += grown.len() as u64;
+        // The last ones have not ended yet.
+        for child in grown.iter_mut().rev().take(fan.killed_count) {
+            child.is_killed = true;
+            self.signal_child(child, SIGKILL).await?;
+        }
+        self.add_children(fan.seed_index, grown);
+        Ok(())
+    }
+
+    async fn request_children(
+        &self,
+        fan: &FanoutScript,
+        owner: usize,
+        seed: &str,
+    ) -> Result<Vec<Result<v1::Child, Failure>>, Failure> {
+        let payloads = (0..fan.count).map(|index| memory_walk::payload(fan.seed.wrapping_add(index), fan.ms, false));
+        let options =
+            v1::ChildOptions { memory_bytes_max: fan.memory_mib.unwrap_or(0) << 20, ..v1::ChildOptions::default() };
+        let request = v1::ForkRequest {
+            seed: seed.to_owned(),
+            nodes: self.cluster.nodes().iter().map(|node| node.name.clone()).collect(),
+            count: u32::try_from(fan.count).unwrap_or(u32::MAX),
+            payloads: payloads.map(String::into_bytes).collect(),
+            options: Some(options),
+            ..Default::default()
+        };
+        let mut client = self.cluster.client(owner).await?;
+        let answer =
+            client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
+        let (mut stream, mut outcomes) = (answer.into_inner(), Vec::new());
+        while let Some(outcome) = stream.message().await.map_err(request_failure(seed))? {
+            outcomes.extend(outcome.result.map(|result| match result {
+                Outcome::Child(child) => Ok(child),
+                Outcome::Error(error) => Err(error.into()),
+            }));
+        }
+        Ok(outcomes)
+    }
+
+    fn to_soak_child(&self, child: v1::Child, fan: &FanoutScript) -> Result<SoakChild, Failure> {
+        let strange = || Failure::new(tonic::Code::Internal, &child.id, "its node is none of ours");
+        let node = self.cluster.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
+        let (id, pid, is_limited) = (child.id, child.pid, fan.memory_mib.is_some());
+        Ok(SoakChild { id, node, pid, is_killed: false, runs_until_told: false, has_memory_limit: is_limited })
+    }
+}

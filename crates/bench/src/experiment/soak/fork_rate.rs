@@ -1,0 +1,136 @@
+//! How many children a second the nodes fork: the same before the first round and after the last, or something of what happened
+//! between slows them down. What else the machine does changes meanwhile: so it is compared with local forks that do the same,
+//! in turn, and measured at the end until it is as it was, some times at most.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use farfork_node::api::v1;
+use farfork_node::client;
+use serde::Serialize;
+
+use super::cluster::{REQUEST_LIMIT, SoakCluster};
+use crate::baseline::local_fanout::{ChildNetwork, LOCAL_FANOUT, LocalFanout};
+use crate::error::BenchError;
+use crate::experiment::fanout_client::FanoutClient;
+use crate::experiment::local_cluster::request_failure;
+use crate::samples::Spread;
+use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::parent::ParentProgram;
+use crate::workload::sparse::SPARSE;
+
+/// Children of a fan-out, and fan-outs of a measurement, of which the median counts.
+const CHILDREN: u64 = 24;
+const FANOUTS_PER_MEASUREMENT: usize = 7;
+
+/// Measurements at the start, of which the median counts, and at the end, at most.
+const FIRST_MEASUREMENTS: usize = 3;
+const LAST_MEASUREMENTS_MAX: usize = 8;
+
+/// Private memory of the parent, in MiB.
+const MIB: u64 = 4;
+
+/// Namespaces that local forks take in turn: more than there are children at once.
+const NAMESPACE_SETS: u64 = 16;
+
+/// The part of the first rate that the last must come to.
+const RATE_RATIO_MIN: f64 = 0.9;
+
+/// How fast children come.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct ForkRate {
+    /// Children a second, of all nodes.
+    pub per_s: f64,
+    /// The same, divided by that of local forks into the namespaces of containers.
+    pub of_floor: f64,
+}
+
+impl ForkRate {
+    /// Whether it is no less than before, but for what any two measurements differ by. What slows nodes down lowers both numbers;
+    /// a machine that has become slower lowers the first alone, one whose local forks have become faster the second alone.
+    pub fn is_not_slower_than(&self, before: &Self) -> bool {
+        self.per_s >= before.per_s * RATE_RATIO_MIN || self.of_floor >= before.of_floor * RATE_RATIO_MIN
+    }
+}
+
+/// What is measured with.
+#[derive(Debug)]
+pub(super) struct RateBenchmark {
+    parent: PathBuf,
+    floor: PathBuf,
+}
+
+impl RateBenchmark {
+    pub(super) fn install(directory: &Path) -> Result<Self, BenchError> {
+        Ok(Self { parent: SPARSE.install(directory)?, floor: LOCAL_FANOUT.install(directory)? })
+    }
+
+    /// Before the first round: the median of some measurements.
+    pub(super) async fn measure_first(&self, ground: &SoakCluster) -> Result<ForkRate, BenchError> {
+        let mut rates = Vec::new();
+        for _ in 0..FIRST_MEASUREMENTS {
+            rates.push(self.measure(ground).await?);
+        }
+        rates.sort_by(|one, other| one.of_floor.total_cmp(&other.of_floor));
+        Ok(rates[FIRST_MEASUREMENTS / 2])
+    }
+
+    /// After the last round: the best of several measurements, of which the first that is good enough is the last.
+    pub(super) async fn measure_last(&self, ground: &SoakCluster, before: &ForkRate) -> Result<ForkRate, BenchError> {
+        let mut best = ForkRate::default();
+        for _ in 0..LAST_MEASUREMENTS_MAX {
+            let rate = self.measure(ground).await?;
+            if rate.is_not_slower_than(before) {
+                return Ok(rate);
+            }
+            if rate.of_floor > best.of_floor {
+                best = rate;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Every result is checked.
+    async fn measure(&self, ground: &SoakCluster) -> Result<ForkRate, BenchError> {
+        let parent = ParentProgram::start(&SPARSE, &self.parent, MIB, PAYLOAD_PATH.as_ref())?;
+        let mut floor = LocalFanout::start(&self.floor, MIB, (NAMESPACE_SETS, ChildNetwork::Private))?;
+        let mut client = ground.client(0).await?;
+        let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
+        let object = format!("process {}", parent.pid());
+        let seed = client
+            .prepare(client::request_with_timeout(REQUEST_LIMIT, request))
+            .await
+            .map_err(request_failure(object))?
+            .into_inner()
+            .id;
+        let mut crowd = FanoutClient::new(ground.nodes(), &seed, MIB).await?.forgetting_children();
+        // The first brings the descriptor to each node, and has each keep what it may for more.
+        crowd.fan_out(0, CHILDREN).await?;
+        let (mut rates, mut ratios) = (Vec::new(), Vec::new());
+        for fanout in 1..=FANOUTS_PER_MEASUREMENT as u64 {
+            let began = Instant::now();
+            crowd.fan_out(fanout * CHILDREN, CHILDREN).await?;
+            let took = began.elapsed().as_secs_f64();
+            let (floor_took, _) = floor.fan_out(fanout * CHILDREN, CHILDREN)?;
+            rates.push(CHILDREN as f64 / took);
+            ratios.push(floor_took.as_secs_f64() / took);
+        }
+        let request = v1::DropRequest { seed: seed.clone(), force: true };
+        client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(&seed))?;
+        let median = |samples: &[f64]| Spread::from_samples(samples).map_or(0.0, |spread| spread.median);
+        Ok(ForkRate { per_s: median(&rates), of_floor: median(&ratios) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ForkRate;
+
+    #[test]
+    fn nine_tenths_are_kept_whatever_the_machine_does() {
+        let rate = |per_s, of_floor| ForkRate { per_s, of_floor };
+        assert!(rate(50.0, 0.091).is_not_slower_than(&rate(100.0, 0.1)), "the machine has become slower");
+        assert!(rate(100.0, 0.066).is_not_slower_than(&rate(100.0, 0.1)), "local forks have become faster");
+        assert!(!rate(89.0, 0.089).is_not_slower_than(&rate(100.0, 0.1)));
+    }
+}

@@ -1,0 +1,112 @@
+//! The course of `farfork stress paging`: rounds of families on nodes that are harmed, until the time is over, between two
+//! counts of what the nodes have of the machine, and two measurements of how fast they fork.
+//!
+//! ```text
+//! script ──▶ round ──▶ verdict ──▶ tally        script, verdict: pure
+//!              │  ground: the nodes, and harm    `census`, `rate`: before the first round and after the last
+//!              │  fan: many children at once
+//! ```
+
+mod cluster;
+mod fanout;
+mod fork_rate;
+mod round;
+mod script;
+mod tally;
+mod verdict;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use serde::Serialize;
+
+pub use self::fork_rate::ForkRate;
+pub use self::script::ActionKind;
+pub use self::tally::SoakTally;
+
+use self::cluster::SoakCluster;
+use self::fork_rate::RateBenchmark;
+use self::round::SoakRound;
+use self::script::RoundScript;
+use crate::error::BenchError;
+use crate::experiment::leak_check::{ResourceCount, ResourceCounts};
+use crate::workload::memory_walk::MEMORY_WALK;
+
+/// How long a run has to be, in seconds, for its rates to be judged, and not only told. A minute among other tests begins and ends beside
+/// whatever they do just then: what differs is what they do.
+const RATES_JUDGED_FROM_S: f64 = 300.0;
+
+/// What is to be run.
+#[derive(Debug, Clone, Serialize)]
+pub struct SoakParameters {
+    /// A round begins as long as this has not passed since the first, in seconds.
+    pub seconds: f64,
+    /// What all choices come from.
+    pub seed: u64,
+    /// Whether memory is encrypted between the nodes.
+    pub encrypted: bool,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Serialize)]
+pub struct SoakOutcome {
+    /// What happened.
+    #[serde(flatten)]
+    pub tally: SoakTally,
+    /// How long, in seconds, the counts aside.
+    pub elapsed_s: f64,
+    /// What the nodes had, and have.
+    pub counts: Vec<ResourceCount>,
+    /// How fast children came before the first round.
+    pub rate_before: ForkRate,
+    /// After the last one.
+    pub rate_after: ForkRate,
+}
+
+impl SoakOutcome {
+    /// The verdict.
+    pub fn has_passed(&self) -> bool {
+        self.tally.faults.is_empty()
+    }
+}
+
+/// Runs rounds. `show` is told of each that has passed, and may end the run, which is judged by what was until then. `farfork` is
+/// the program whose `node` command the daemons are.
+///
+/// # Errors
+/// It could not be run.
+pub async fn soak_paging(
+    plan: &SoakParameters,
+    farfork: &Path,
+    show: &mut dyn FnMut(&SoakTally, Duration) -> ControlFlow<()>,
+) -> Result<SoakOutcome, BenchError> {
+    let mut ground = SoakCluster::start(farfork, plan.encrypted).await?;
+    let (program, rates) = (MEMORY_WALK.install(ground.scratch())?, RateBenchmark::install(ground.scratch())?);
+    let (mut tally, mut rng) = (SoakTally::default(), Rng::with_seed(plan.seed));
+    let calm = RoundScript::without_faults(&mut rng);
+    SoakRound::new(&mut ground, &mut tally, &program).run(&calm).await?;
+    let rate_before = rates.measure_first(&ground).await?;
+    ground.wait_for_no_zygotes().await?;
+    let before = ResourceCounts::read_steady(ground.nodes()).await;
+    let began = Instant::now();
+    while began.elapsed().as_secs_f64() < plan.seconds && tally.faults.is_empty() {
+        let script = RoundScript::random(&mut rng);
+        SoakRound::new(&mut ground, &mut tally, &program).run(&script).await?;
+        tally.rounds += 1;
+        if show(&tally, began.elapsed()).is_break() {
+            break;
+        }
+    }
+    let elapsed_s = began.elapsed().as_secs_f64();
+    let rate_after = rates.measure_last(&ground, &rate_before).await?;
+    if elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_not_slower_than(&rate_before) {
+        tally.record_failure(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
+    }
+    ground.wait_for_no_zygotes().await?;
+    let counts = before.wait_released(ground.nodes()).await;
+    counts.iter().filter_map(ResourceCount::leak_text).for_each(|leak| tally.record_failure(leak));
+    tally.faults.extend(ground.stop()?);
+    Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after })
+}

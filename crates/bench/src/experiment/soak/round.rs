@@ -1,0 +1,481 @@
+//! One round: families are made, deeds are done, and each child's end is judged. What is no fault is what the round itself
+//! has caused: who was killed may have been killed, who lost its seed may be told so.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use farfork_node::api::v1::{self, fork_outcome::Result as Outcome};
+use farfork_node::client;
+use farfork_node::failure::Failure;
+
+use super::cluster::{REQUEST_LIMIT, SIGKILL, SIGTERM, SoakCluster};
+use super::script::{ChildRef, ChildScript, RoundScript, SeedScript, SoakAction};
+use super::tally::SoakTally;
+use super::verdict::{AllowedEnds, EndVerdict, ObservedEnd, judge_end};
+use crate::error::BenchError;
+use crate::experiment::local_cluster::request_failure;
+use crate::workload::memory_walk::{self, MEMORY_WALK, WalkReport};
+use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::parent::ParentProgram;
+
+/// From the last deed of a round to the end of any of its children: a child whose owner is gone asks for it for a minute.
+const END_LIMIT: Duration = Duration::from_secs(150);
+
+/// Between two questions what has become of a child.
+const ASK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A round under way.
+pub(super) struct SoakRound<'a> {
+    pub(super) cluster: &'a mut SoakCluster,
+    pub(super) tally: &'a mut SoakTally,
+    program: &'a Path,
+    /// `None` stands for one that was refused, or never tried.
+    seeds: Vec<Option<SoakSeed>>,
+    /// Whether anything was done that requests may be refused for.
+    is_harmed: bool,
+}
+
+/// A family under way.
+struct SoakSeed {
+    parent: Option<ParentProgram>,
+    /// The child that it is of.
+    source_child: Option<ChildRef>,
+    seed: String,
+    owner: usize,
+    /// Whether pages of its seed may be gone.
+    may_be_lost: bool,
+    /// Whether its seed goes by itself when nobody needs it.
+    has_lease: bool,
+    children: Vec<SoakChild>,
+}
+
+/// A child under way.
+#[derive(Clone)]
+pub(super) struct SoakChild {
+    pub(super) id: String,
+    pub(super) node: usize,
+    pub(super) pid: u32,
+    pub(super) is_killed: bool,
+    pub(super) runs_until_told: bool,
+    /// It may meet its limit of memory.
+    pub(super) has_memory_limit: bool,
+}
+
+impl<'a> SoakRound<'a> {
+    pub(super) fn new(ground: &'a mut SoakCluster, tally: &'a mut SoakTally, program: &'a Path) -> Self {
+        Self { cluster: ground, tally, program, seeds: Vec::new(), is_harmed: false }
+    }
+
+    /// Runs a script to its end.
+    ///
+    /// # Errors
+    /// The nodes could not be driven; what is wrong with children is in the tally.
+    pub(super) async fn run(mut self, script: &RoundScript) -> Result<(), BenchError> {
+        for family in &script.seeds {
+            let outcome = self.start_seed(family).await;
+            let mut living = self.tolerate_if_harmed(outcome, "a family of a parent")?;
+            if let Some(living) = &mut living {
+                let outcome = self.fork_children(living, &family.children).await;
+                self.tolerate_expired(living.has_lease, outcome, "a child of a parent")?;
+            }
+            self.seeds.push(living);
+        }
+        for (pause_ms, deed) in &script.actions {
+            tokio::time::sleep(Duration::from_millis(*pause_ms)).await;
+            self.tally.count_action(deed.kind());
+            self.run_action(deed).await?;
+        }
+        self.cluster.wait_all_alive().await?;
+        let give_up = Instant::now() + END_LIMIT;
+        for family in (0..self.seeds.len()).rev() {
+            self.judge_children(family, give_up).await?;
+        }
+        Ok(())
+    }
+
+    /// A parent and its seed.
+    async fn start_seed(&mut self, family: &SeedScript) -> Result<SoakSeed, Failure> {
+        let failed = |error: BenchError| Failure::new(tonic::Code::Internal, "the parent", error);
+        let parent =
+            ParentProgram::start(&MEMORY_WALK, self.program, family.mib, PAYLOAD_PATH.as_ref()).map_err(failed)?;
+        let request = v1::PrepareRequest {
+            pid: parent.pid(),
+            sealed: family.sealed,
+            ttl_ms: family.ttl_ms,
+            ..Default::default()
+        };
+        let seed = self.prepare(family.owner, request).await?;
+        let (owner, has_lease) = (family.owner, family.ttl_ms > 0);
+        Ok(SoakSeed {
+            parent: Some(parent),
+            source_child: None,
+            seed,
+            owner,
+            may_be_lost: false,
+            has_lease,
+            children: Vec::new(),
+        })
+    }
+
+    async fn prepare(&mut self, node: usize, request: v1::PrepareRequest) -> Result<String, Failure> {
+        let object = format!("process {}", request.pid);
+        let mut client = self.cluster.client(node).await?;
+        let answer = client
+            .prepare(client::request_with_timeout(REQUEST_LIMIT, request))
+            .await
+            .map_err(request_failure(object))?;
+        self.tally.seeds += 1;
+        Ok(answer.into_inner().id)
+    }
+
+    /// Children of a family, each on its node; those that come before one that fails are there.
+    async fn fork_children(&mut self, living: &mut SoakSeed, youths: &[ChildScript]) -> Result<(), Failure> {
+        for youth in youths {
+            let seed = &living.seed;
+            let options = v1::ChildOptions { strategy: youth.strategy.to_owned(), ..Default::default() };
+            let request = v1::ForkRequest {
+                seed: seed.clone(),
+                nodes: vec![self.cluster.nodes()[youth.node].name.clone()],
+                count: 1,
+                payloads: vec![memory_walk::payload(youth.seed, youth.ms, youth.runs_until_told).into_bytes()],
+                options: Some(options),
+                ..Default::default()
+            };
+            let mut client = self.cluster.client(living.owner).await?;
+            let mut outcomes = client
+                .fork(client::request_with_timeout(REQUEST_LIMIT, request))
+                .await
+                .map_err(request_failure(seed))?
+                .into_inner();
+            let outcome = outcomes.message().await.map_err(request_failure(seed))?;
+            let child = match outcome.and_then(|outcome| outcome.result) {
+                Some(Outcome::Child(child)) => child,
+                Some(Outcome::Error(error)) => return Err(error.into()),
+                None => return Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child")),
+            };
+            self.tally.children += 1;
+            let (node, stays, is_killed, is_limited) = (youth.node, youth.runs_until_told, false, false);
+            living.children.push(SoakChild {
+                id: child.id,
+                node,
+                pid: child.pid,
+                is_killed,
+                runs_until_told: stays,
+                has_memory_limit: is_limited,
+            });
+        }
+        Ok(())
+    }
+
+    async fn run_action(&mut self, deed: &SoakAction) -> Result<(), BenchError> {
+        match deed {
+            SoakAction::KillChild(whose) => self.kill_child(*whose).await?,
+            SoakAction::KillParent { family } => {
+                if let Some(mut parent) = self.seed_mut(*family).and_then(|family| family.parent.take()) {
+                    self.require_parent_unharmed(&mut parent);
+                }
+            }
+            SoakAction::DropSeed { family } => self.drop_seed_in_use(*family).await?,
+            SoakAction::Settle(whose) => self.settle_child(*whose).await?,
+            SoakAction::ForkFromChild { from, children } => self.fork_from_child(*from, children).await?,
+            SoakAction::KillPager { node } => {
+                self.is_harmed = true;
+                self.cluster.kill_pager(*node)?;
+            }
+            SoakAction::KillKeeperAndPager { node, daemon_ms } => {
+                self.is_harmed = true;
+                self.cluster.kill_keeper_and_pager(*node)?;
+                if let Some(ms) = daemon_ms {
+                    self.mark_seeds_lost(*node);
+                    self.cluster.kill_daemon(*node, Duration::from_millis(*ms)).await?;
+                }
+            }
+            SoakAction::KillDaemon { node, ms } => {
+                self.mark_seeds_lost(*node);
+                self.cluster.kill_daemon(*node, Duration::from_millis(*ms)).await?;
+            }
+            SoakAction::CutLink { node, ms } => {
+                self.is_harmed = true;
+                self.cluster.cut_link(*node, Duration::from_millis(*ms)).await?;
+            }
+            SoakAction::Stall { node, server, ms } => {
+                self.is_harmed = true;
+                self.cluster.stall(*node, *server, Duration::from_millis(*ms)).await?;
+            }
+            SoakAction::FanOut(fan) => self.fan_out(fan).await?,
+        }
+        Ok(())
+    }
+
+    /// A daemon takes its templates along.
+    fn mark_seeds_lost(&mut self, node: usize) {
+        self.is_harmed = true;
+        self.seeds
+            .iter_mut()
+            .flatten()
+            .filter(|family| family.owner == node)
+            .for_each(|family| family.may_be_lost = true);
+    }
+
+    async fn kill_child(&mut self, whose: ChildRef) -> Result<(), BenchError> {
+        let Some(child) = self.child_mut(whose) else { return Ok(()) };
+        child.is_killed = true;
+        let child = child.clone();
+        // What comes of a child ends with it.
+        self.seeds
+            .iter_mut()
+            .flatten()
+            .filter(|family| family.source_child == Some(whose))
+            .for_each(|f| f.may_be_lost = true);
+        self.is_harmed = true;
+        self.signal_child(&child, SIGKILL).await
+    }
+
+    /// It may have ended by itself, and been forgotten by no one but us.
+    pub(super) async fn signal_child(&mut self, child: &SoakChild, signal: i32) -> Result<(), BenchError> {
+        let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned() };
+        let outcome = match self.cluster.client(child.node).await {
+            Ok(mut client) => client
+                .kill(client::request_with_timeout(REQUEST_LIMIT, request))
+                .await
+                .map_err(request_failure(&child.id)),
+            Err(failure) => Err(failure),
+        };
+        match outcome {
+            Err(failure) if failure.code() == tonic::Code::FailedPrecondition => Ok(()),
+            outcome => self.tolerate_if_harmed(outcome, "a signal").map(|_| ()),
+        }
+    }
+
+    async fn drop_seed_in_use(&mut self, family: usize) -> Result<(), BenchError> {
+        let Some(family) = self.seed_mut(family) else { return Ok(()) };
+        family.may_be_lost = true;
+        let (seed, owner) = (family.seed.clone(), family.owner);
+        self.is_harmed = true;
+        let outcome = self.drop_seed(owner, &seed).await;
+        self.tolerate_if_harmed(outcome, "a drop").map(|_| ())
+    }
+
+    async fn drop_seed(&self, owner: usize, seed: &str) -> Result<(), Failure> {
+        let request = v1::DropRequest { seed: seed.to_owned(), force: true };
+        let mut client = self.cluster.client(owner).await?;
+        client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
+        Ok(())
+    }
+
+    /// The node goes on with it when we have gone.
+    async fn settle_child(&mut self, whose: ChildRef) -> Result<(), BenchError> {
+        let Some(child) = self.child_mut(whose).cloned() else { return Ok(()) };
+        let settled = async {
+            let request = v1::SettleRequest { child: child.id.clone() };
+            let mut client = self.cluster.client(child.node).await?;
+            let answer = client
+                .settle(client::request_with_timeout(REQUEST_LIMIT, request))
+                .await
+                .map_err(request_failure(&child.id))?;
+            answer.into_inner().message().await.map_err(request_failure(&child.id))?;
+            Ok(())
+        };
+        let outcome = settled.await;
+        self.tolerate_ended(outcome, "a settle").map(|_| ())
+    }
+
+    async fn fork_from_child(&mut self, from: ChildRef, youths: &[ChildScript]) -> Result<(), BenchError> {
+        let Some(child) = self.child_mut(from).cloned() else {
+            self.seeds.push(None);
+            return Ok(());
+        };
+        let request = v1::PrepareRequest { pid: child.pid, ..Default::default() };
+        let prepared = self.prepare(child.node, request).await;
+        let seed = self.tolerate_ended(prepared, "a seed of a child")?;
+        let mut living = seed.map(|seed| SoakSeed {
+            parent: None,
+            source_child: Some(from),
+            seed,
+            owner: child.node,
+            may_be_lost: false,
+            has_lease: false,
+            children: Vec::new(),
+        });
+        if let Some(living) = &mut living {
+            let outcome = self.fork_children(living, youths).await;
+            // Their memory is a copy of its, in which it says whether it stays.
+            living.children.iter_mut().for_each(|grown| grown.runs_until_told = child.runs_until_told);
+            self.tolerate_ended(outcome, "a fork of a child")?;
+        }
+        self.seeds.push(living);
+        Ok(())
+    }
+
+    /// Judges a family's children, and removes what is left of it.
+    async fn judge_children(&mut self, family: usize, give_up: Instant) -> Result<(), BenchError> {
+        let Some(mut living) = self.seeds[family].take() else { return Ok(()) };
+        if let Some(parent) = &mut living.parent {
+            self.require_parent_unharmed(parent);
+        }
+        let lost = living.may_be_lost || self.is_source_lost(living.source_child);
+        for child in &living.children {
+            let end = self.wait_end(child, give_up).await?;
+            let allowed = AllowedEnds { killed: child.is_killed, lost, limited: child.has_memory_limit };
+            let verdict = judge_end(&end, allowed);
+            if let EndVerdict::Unexpected(text) = &verdict {
+                self.tally.record_failure(format!("child {} of {}: {text}", child.id, living.seed));
+            }
+            self.tally.count_end(&verdict);
+            let outcome = self.remove_child(child).await;
+            self.require_success(outcome, "a removal")?;
+        }
+        let outcome = self.drop_seed(living.owner, &living.seed).await;
+        if lost || living.has_lease {
+            return Ok(());
+        }
+        self.require_success(outcome, "a drop at the end").map(|_| ())
+    }
+
+    /// A parent ends by itself where a wait of its was disturbed.
+    fn require_parent_unharmed(&mut self, parent: &mut ParentProgram) {
+        if let Some(words) = parent.last_line_if_ended() {
+            self.tally.record_failure(format!("parent {} was harmed: {words}", parent.pid()));
+        }
+    }
+
+    /// Whether a seed that a family inherits from may be gone.
+    fn is_source_lost(&self, from: Option<ChildRef>) -> bool {
+        from.and_then(|whose| self.seeds[whose.seed].as_ref().map(|family| (whose, family))).is_some_and(
+            |(whose, family)| {
+                family.may_be_lost || family.children[whose.child].is_killed || self.is_source_lost(family.source_child)
+            },
+        )
+    }
+
+    /// Waits until a child has ended; one that stays is told to when it has said what it found.
+    async fn wait_end(&mut self, child: &SoakChild, give_up: Instant) -> Result<ObservedEnd, BenchError> {
+        let mut is_told = false;
+        loop {
+            let (mut end, output) = self.inspect_child(child).await?;
+            end.output = output;
+            if end.exit.is_some() {
+                return Ok(end);
+            }
+            if child.runs_until_told && !is_told && memory_walk::parse_output(&end.output) != WalkReport::Nothing {
+                self.signal_child(child, SIGTERM).await?;
+                is_told = true;
+            }
+            if Instant::now() >= give_up {
+                // It must not stay when we have gone.
+                self.signal_child(child, SIGKILL).await?;
+                return Ok(end);
+            }
+            tokio::time::sleep(ASK_INTERVAL).await;
+        }
+    }
+
+    /// What a child is doing, and what it has said; its last word when it has ended.
+    async fn inspect_child(&mut self, child: &SoakChild) -> Result<(ObservedEnd, String), BenchError> {
+        let mut client = self.cluster.client(child.node).await?;
+        let request = v1::InspectRequest { id: child.id.clone() };
+        let answer = client
+            .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
+            .await
+            .map_err(request_failure(&child.id))?;
+        let detail = match answer.into_inner().object {
+            Some(v1::inspect_response::Object::Child(detail)) => detail.child.unwrap_or_default(),
+            _ => v1::Child::default(),
+        };
+        let exit = detail.exit.unwrap_or_default();
+        let (how, limit) = (exit.how, exit.limit);
+        let output =
+            if child.runs_until_told || how.is_some() { self.read_output(child).await? } else { String::new() };
+        Ok((ObservedEnd { exit: how, output: String::new(), memory_lost: detail.memory_lost, limit }, output))
+    }
+
+    async fn read_output(&self, child: &SoakChild) -> Result<String, BenchError> {
+        let mut client = self.cluster.client(child.node).await?;
+        let only = v1::OutputStream::Stdout.into();
+        let request = v1::LogsRequest { child: child.id.clone(), follow: false, only };
+        let answer = client
+            .logs(client::request_with_timeout(REQUEST_LIMIT, request))
+            .await
+            .map_err(request_failure(&child.id))?;
+        let (mut chunks, mut said) = (answer.into_inner(), Vec::new());
+        while let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? {
+            said.extend(chunk.data);
+        }
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    async fn remove_child(&self, child: &SoakChild) -> Result<(), Failure> {
+        let request = v1::RemoveRequest { child: child.id.clone() };
+        let mut client = self.cluster.client(child.node).await?;
+        client
+            .remove(client::request_with_timeout(REQUEST_LIMIT, request))
+            .await
+            .map_err(request_failure(&child.id))?;
+        Ok(())
+    }
+
+    /// What a request came to: refused for what was done to its node before, or wrongly.
+    pub(super) fn tolerate_if_harmed<T>(
+        &mut self,
+        outcome: Result<T, Failure>,
+        what: &'static str,
+    ) -> Result<Option<T>, BenchError> {
+        match outcome {
+            Err(failure) if self.is_harmed => {
+                self.tally.record_refusal(format!("{what}: {failure}"));
+                Ok(None)
+            }
+            outcome => self.require_success(outcome, what),
+        }
+    }
+
+    /// Likewise, of a child or seed that may have ended before it was asked for, or of a child that may end at once.
+    pub(super) fn tolerate_ended<T>(
+        &mut self,
+        outcome: Result<T, Failure>,
+        what: &'static str,
+    ) -> Result<Option<T>, BenchError> {
+        let was_harmed = std::mem::replace(&mut self.is_harmed, true);
+        let outcome = self.tolerate_if_harmed(outcome, what);
+        self.is_harmed = was_harmed;
+        outcome
+    }
+
+    /// What a request of a seed came to that may go by itself, or may not.
+    pub(super) fn tolerate_expired<T>(
+        &mut self,
+        has_lease: bool,
+        outcome: Result<T, Failure>,
+        what: &'static str,
+    ) -> Result<Option<T>, BenchError> {
+        if has_lease { self.tolerate_ended(outcome, what) } else { self.tolerate_if_harmed(outcome, what) }
+    }
+
+    fn require_success<T>(&mut self, outcome: Result<T, Failure>, what: &'static str) -> Result<Option<T>, BenchError> {
+        outcome.map(Some).or_else(|failure| {
+            self.tally.record_failure(format!("{what}: {failure}"));
+            Ok(None)
+        })
+    }
+
+    /// A family's seed, its owner, and whether it goes by itself.
+    pub(super) fn seed_of(&self, family: usize) -> Option<(String, usize, bool)> {
+        let living = self.seeds.get(family)?.as_ref()?;
+        Some((living.seed.clone(), living.owner, living.has_lease))
+    }
+
+    /// More children of a family, behind those that deeds name.
+    pub(super) fn add_children(&mut self, family: usize, children: Vec<SoakChild>) {
+        if let Some(living) = self.seed_mut(family) {
+            living.children.extend(children);
+        }
+    }
+
+    fn seed_mut(&mut self, family: usize) -> Option<&mut SoakSeed> {
+        self.seeds.get_mut(family)?.as_mut()
+    }
+
+    fn child_mut(&mut self, whose: ChildRef) -> Option<&mut SoakChild> {
+        self.seed_mut(whose.seed)?.children.get_mut(whose.child)
+    }
+}

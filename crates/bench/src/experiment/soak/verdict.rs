@@ -1,0 +1,130 @@
+//! Whether a child ended as it may. Pure.
+
+use farfork_node::api::v1::exit::How;
+
+use crate::workload::memory_walk::{self, WalkReport};
+
+/// Numbers of signals.
+const SIGBUS: u32 = 7;
+const SIGKILL: u32 = 9;
+
+/// What a child says that could not do without memory that it may not have.
+const FAILURE: u32 = 1;
+
+/// How a child ended, and what it had said.
+#[derive(Debug, Clone)]
+pub(super) struct ObservedEnd {
+    /// Nothing where it did not.
+    pub(super) exit: Option<How>,
+    pub(super) output: String,
+    /// Why its node says that pages of it are lost.
+    pub(super) memory_lost: String,
+    /// Which limit its node says that it met.
+    pub(super) limit: String,
+}
+
+/// What a child may end by beside its own will.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct AllowedEnds {
+    /// It was killed.
+    pub(super) killed: bool,
+    /// A seed that it has pages of was taken away.
+    pub(super) lost: bool,
+    /// It may use so much memory and no more.
+    pub(super) limited: bool,
+}
+
+/// What is to be said of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum EndVerdict {
+    /// All of its pages were right, at so many looks.
+    Correct(u64),
+    /// It was killed, as it may.
+    Killed,
+    /// It lost pages, as it may, and was told why.
+    Lost,
+    /// It met its limit, as it may, and was told so.
+    Limited,
+    /// It ended in another way than it may.
+    Unexpected(String),
+}
+
+/// Judges an end.
+pub(super) fn judge_end(end: &ObservedEnd, allowed: AllowedEnds) -> EndVerdict {
+    match (memory_walk::parse_output(&end.output), &end.exit) {
+        (WalkReport::Wrong(text), _) => EndVerdict::Unexpected(format!("it says `{text}`")),
+        (WalkReport::Correct(looks), Some(How::Code(0))) => EndVerdict::Correct(looks),
+        (_, Some(How::Signal(SIGKILL | SIGBUS) | How::Code(FAILURE) | How::Lost(_)))
+            if allowed.limited && !end.limit.is_empty() =>
+        {
+            EndVerdict::Limited
+        }
+        (_, Some(How::Signal(SIGKILL))) if allowed.killed => EndVerdict::Killed,
+        (_, Some(How::Signal(SIGBUS))) if allowed.lost && !end.memory_lost.is_empty() => EndVerdict::Lost,
+        (_, Some(How::Signal(SIGBUS))) if allowed.lost => {
+            EndVerdict::Unexpected("it lost pages, and nobody says why".to_owned())
+        }
+        (_, None) => EndVerdict::Unexpected("it does not end".to_owned()),
+        (_, Some(how)) => {
+            let why = if end.memory_lost.is_empty() { "no memory lost" } else { &end.memory_lost };
+            let limit = if end.limit.is_empty() { "no limit met" } else { &end.limit };
+            let said = end.output.trim();
+            EndVerdict::Unexpected(format!("it ended by {how:?} ({why}, {limit}, {allowed:?}), having said `{said}`"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AllowedEnds, EndVerdict, How, ObservedEnd, SIGBUS, SIGKILL, judge_end};
+
+    fn judged(how: How, said: &str, memory_lost: &str, allowed: AllowedEnds) -> EndVerdict {
+        let (said, memory_lost) = (said.to_owned(), memory_lost.to_owned());
+        judge_end(&ObservedEnd { exit: Some(how), output: said, memory_lost, limit: String::new() }, allowed)
+    }
+
+    #[test]
+    fn a_limit_is_met_only_where_there_is_one_and_its_node_says_so() {
+        let end = |how, limit: &str, said: &str| {
+            let (limit, said) = (limit.to_owned(), said.to_owned());
+            ObservedEnd { exit: Some(how), output: said, memory_lost: String::new(), limit }
+        };
+        let limited = AllowedEnds { limited: true, ..AllowedEnds::default() };
+        for how in [How::Signal(SIGKILL), How::Signal(SIGBUS), How::Code(1), How::Lost("its container".to_owned())] {
+            assert_eq!(judge_end(&end(how.clone(), "it needed more", ""), limited), EndVerdict::Limited);
+            assert!(matches!(judge_end(&end(how.clone(), "", ""), limited), EndVerdict::Unexpected(_)));
+            assert!(matches!(
+                judge_end(&end(how.clone(), "it needed more", ""), AllowedEnds::default()),
+                EndVerdict::Unexpected(_)
+            ));
+            assert!(matches!(
+                judge_end(&end(how, "it needed more", "wrong page 3"), limited),
+                EndVerdict::Unexpected(_)
+            ));
+        }
+    }
+
+    #[test]
+    fn an_end_is_right_only_where_something_allows_it() {
+        let nothing = AllowedEnds::default();
+        let (killed, lost) = (AllowedEnds { killed: true, ..nothing }, AllowedEnds { lost: true, ..nothing });
+        let is_fault = |verdict| matches!(verdict, EndVerdict::Unexpected(_));
+        assert_eq!(judged(How::Code(0), "sound 5\n", "", nothing), EndVerdict::Correct(5));
+        assert_eq!(judged(How::Signal(SIGKILL), "", "", killed), EndVerdict::Killed);
+        assert_eq!(judged(How::Signal(SIGBUS), "", "seed x was dropped", lost), EndVerdict::Lost);
+        assert!(is_fault(judged(How::Signal(SIGKILL), "", "", lost)));
+        assert!(is_fault(judged(How::Signal(SIGBUS), "", "gone", killed)));
+        assert!(is_fault(judged(How::Signal(SIGBUS), "", "", lost)), "without a reason");
+        assert!(is_fault(judged(
+            How::Code(1),
+            "wrong page 5",
+            "gone",
+            AllowedEnds { killed: true, lost: true, limited: false }
+        )));
+        assert!(is_fault(judged(How::Code(0), "", "", nothing)), "it has not looked");
+        assert!(is_fault(judge_end(
+            &ObservedEnd { exit: None, output: String::new(), memory_lost: String::new(), limit: String::new() },
+            lost
+        )));
+    }
+}

@@ -1,0 +1,89 @@
+//! The course of `farfork stress rpc`: one long run, and a verdict on it.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::rpc::run_once;
+use super::testbed::Testbed;
+use crate::endpoint::specification::RpcSystem;
+use crate::error::BenchError;
+use crate::parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
+
+/// What was found.
+#[derive(Debug, Clone, Serialize)]
+pub struct StressRpcOutcome {
+    /// Of all clients.
+    #[serde(flatten)]
+    pub run: RpcRunOutcome,
+    /// The floor that no interval may fall below, in answers a second.
+    pub floor_per_s: f64,
+    /// What is wrong; nothing if it passed.
+    pub faults: Vec<String>,
+}
+
+impl StressRpcOutcome {
+    /// The verdict.
+    pub fn has_passed(&self) -> bool {
+        self.faults.is_empty()
+    }
+}
+
+/// Runs clients against a server for as long as the plan says, and judges. The first interval, in which connections are
+/// made, may be slow. `show` is told of each interval
+/// as it passes, and may end it.
+///
+/// # Errors
+/// It could not be run.
+pub fn stress_rpc(
+    plan: &RpcParameters,
+    case: &RpcCase,
+    floor_per_s: f64,
+    farfork: &Path,
+    show: &mut dyn FnMut(usize, &RpcRunOutcome) -> ControlFlow<()>,
+) -> Result<StressRpcOutcome, BenchError> {
+    let stage = Testbed::new("rpc", farfork, case.clients)?;
+    let run = run_once(&stage, plan, case, RpcSystem::Farfork, show)?;
+    let faults = judge_run(&run, floor_per_s);
+    Ok(StressRpcOutcome { run, floor_per_s, faults })
+}
+
+fn judge_run(run: &RpcRunOutcome, floor_per_s: f64) -> Vec<String> {
+    let mut faults = Vec::new();
+    if run.errors > 0 {
+        faults.push(format!("{} requests failed", run.errors));
+    }
+    if run.damaged > 0 {
+        faults.push(format!("{} answers had another checksum than their bytes", run.damaged));
+    }
+    for (interval, per_s) in run.intervals_per_s.iter().enumerate().skip(1) {
+        if *per_s < floor_per_s {
+            faults.push(format!("interval {}: {per_s:.0} answers a second, {floor_per_s:.0} at least", interval + 1));
+        }
+    }
+    if run.per_s < floor_per_s {
+        faults.push(format!("the whole run: {:.0} answers a second, {floor_per_s:.0} at least", run.per_s));
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RpcRunOutcome, judge_run};
+
+    #[test]
+    fn each_kind_of_fault_fails_the_run() {
+        let good =
+            RpcRunOutcome { per_s: 900.0, intervals_per_s: vec![10.0, 1000.0, 800.0], ..RpcRunOutcome::default() };
+        assert!(judge_run(&good, 500.0).is_empty(), "the first interval may be slow");
+        for bad in [
+            RpcRunOutcome { errors: 1, ..good.clone() },
+            RpcRunOutcome { damaged: 1, ..good.clone() },
+            RpcRunOutcome { intervals_per_s: vec![1000.0, 1000.0, 499.0], ..good.clone() },
+            RpcRunOutcome { per_s: 400.0, ..good.clone() },
+        ] {
+            assert_eq!(judge_run(&bad, 500.0).len(), 1, "{bad:?}");
+        }
+    }
+}

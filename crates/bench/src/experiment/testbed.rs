@@ -1,0 +1,60 @@
+//! What benchmarks of connections need besides their plans: namespaces for a server and its clients, a directory for
+//! programs, and a cluster of two members for ends that prove who they are.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::time::SystemTime;
+
+use farfork_trust::{NODE_VALID, Role, TrustDirectory, member};
+use farfork_wire::NodeName;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::endpoint::specification::{CLIENT, EndpointIdentity, EndpointSpec, SERVER};
+use crate::error::BenchError;
+use crate::parameters::protection::ConnectionSecurity;
+use crate::veth_network::VethNetwork;
+
+/// Where programs are put: not every /tmp may be executed from.
+const SCRATCH_PARENT: &str = "/run";
+
+/// Where a run takes place. Dropped, nothing of it is left.
+#[derive(Debug)]
+pub(crate) struct Testbed<'a> {
+    pub(crate) network: VethNetwork,
+    /// The program whose `bench end` command the ends are.
+    pub(crate) farfork: &'a Path,
+    pub(crate) scratch: TempDir,
+}
+
+impl<'a> Testbed<'a> {
+    /// Namespaces for a server and so many clients, and the cluster, for the benchmark of that name.
+    pub(crate) fn new(benchmark: &str, farfork: &'a Path, clients: usize) -> Result<Self, BenchError> {
+        let scratch = tempfile::Builder::new()
+            .prefix(&format!("farfork-bench-{}-{benchmark}-", std::process::id()))
+            .tempdir_in(SCRATCH_PARENT)
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+        let stage = Self { network: VethNetwork::new(clients)?, farfork, scratch };
+        let [server, client] = [SERVER, CLIENT].map(|name| TrustDirectory::new(stage.scratch.path().join(name)));
+        let named = |name| NodeName::new(name).expect("the name is right");
+        let now = SystemTime::now();
+        member::create_cluster(&server, &named("bench"), &named(SERVER), now)
+            .and_then(|_| member::issue_client_directory(&server, &client, Role::Node, &named(CLIENT), now, NODE_VALID))
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause: io::Error::other(cause) })?;
+        Ok(stage)
+    }
+
+    /// What a member proves itself with; none where nobody has to.
+    pub(crate) fn identity(&self, protection: ConnectionSecurity, name: &str) -> Option<EndpointIdentity> {
+        let encrypted = protection == ConnectionSecurity::Encrypted;
+        let identity = EndpointIdentity { directory: self.scratch.path().join(name), encrypted };
+        (protection != ConnectionSecurity::None).then_some(identity)
+    }
+}
+
+/// What runs an end where `command` runs programs.
+pub(crate) fn endpoint_command(mut command: Command, farfork: &Path, end: &EndpointSpec) -> Command {
+    command.arg(farfork).args(["bench", "end"]).arg(json!(end).to_string());
+    command
+}

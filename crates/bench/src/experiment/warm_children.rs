@@ -1,0 +1,139 @@
+//! Children that stand paused between two requests. A turn is: a request is sent, the child goes on, its function answers, it
+//! is paused again; as many take turns at once as are wanted.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use farfork_node::api::v1;
+use farfork_node::client::{self, Client};
+use futures_util::future;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::local_cluster::{BenchCluster, ForkOptions, request_failure};
+use crate::error::BenchError;
+use crate::figure::ChildPlace;
+use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::parent::ParentProgram;
+use crate::workload::warm_function::{self, FunctionRun, WARM_FUNCTION};
+
+/// Where children see the directory of their socket.
+const SOCKET_DIR: &str = "/run/turns";
+
+/// For any one request to a node.
+const REQUEST_LIMIT: Duration = Duration::from_secs(60);
+
+/// For a child to connect.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+
+/// Such children of one parent, on one node.
+#[derive(Debug)]
+pub(super) struct WarmChildren {
+    client: Client,
+    listener: UnixListener,
+    directory: PathBuf,
+    /// Kept running.
+    _parent: ParentProgram,
+    seed: String,
+    steps: u64,
+    children: Vec<PausedChild>,
+    /// The number of the next request.
+    next: u64,
+}
+
+/// A child, paused.
+#[derive(Debug)]
+struct PausedChild {
+    child: String,
+    stream: UnixStream,
+}
+
+impl WarmChildren {
+    /// Starts their parent, with so much memory, whose children's function takes so many steps.
+    pub(super) async fn start(cluster: &mut BenchCluster, mib: u64, steps: u64) -> Result<Self, BenchError> {
+        let program = WARM_FUNCTION.install(cluster.scratch())?;
+        let directory = cluster.scratch().join("sockets");
+        let failed = |cause| BenchError::File { path: directory.clone(), cause };
+        std::fs::create_dir(&directory).map_err(failed)?;
+        let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
+        let parent = ParentProgram::start(&WARM_FUNCTION, &program, mib, PAYLOAD_PATH.as_ref())?;
+        let seed = cluster.prepare(parent.pid()).await?.seed;
+        let client = client::connect(&cluster.nodes()[0].socket).await?;
+        Ok(Self { client, listener, directory, _parent: parent, seed, steps, children: Vec::new(), next: 1 })
+    }
+
+    /// Starts as many as are lacking, each of which has taken its first turn.
+    pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
+        while self.children.len() < count {
+            let payload =
+                warm_function::payload(self.children.len(), self.steps, &Path::new(SOCKET_DIR).join("socket"));
+            let wanted = ForkOptions { bind: Some((&self.directory, SOCKET_DIR.as_ref())), ..ForkOptions::default() };
+            let child = cluster.start_child(&self.seed, ChildPlace::Own, &payload, wanted).await?;
+            let connected = tokio::time::timeout(CONNECT_LIMIT, self.listener.accept()).await;
+            let (mut stream, _) = connected.map_err(Into::into).and_then(|accepted| accepted).map_err(socket_error)?;
+            let index = stream.read_u64_le().await.map_err(socket_error)?;
+            if index != self.children.len() as u64 {
+                return Err(BenchError::WrongMemory { count: 1, what: "children that connect" });
+            }
+            let mut container = PausedChild { child, stream };
+            container.run_function(self.client.clone(), 0).await?;
+            self.children.push(container);
+        }
+        Ok(())
+    }
+
+    /// Has so many take turns for so long, each at least one, with a gap before each; how long it took, and each turn.
+    pub(super) async fn run(
+        &mut self,
+        parallel: usize,
+        time: Duration,
+        gap: Duration,
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
+        let (first, client, began) = (self.next, &self.client, Instant::now());
+        let take_turns = async |(index, container): (usize, &mut PausedChild)| {
+            let mut turns: Vec<FunctionRun> = Vec::new();
+            while turns.is_empty() || began.elapsed() < time {
+                tokio::time::sleep(gap).await;
+                let number = first + (index + turns.len() * parallel) as u64;
+                turns.push(container.run_function(client.clone(), number).await?);
+            }
+            Ok::<_, BenchError>(turns)
+        };
+        let all = self.children.iter_mut().take(parallel).enumerate().map(take_turns);
+        let turns = future::try_join_all(all).await?.concat();
+        let took = began.elapsed();
+        self.next += (turns.len() * parallel) as u64;
+        warm_function::check_values(&turns, self.steps)?;
+        Ok((took, turns))
+    }
+
+    /// Ends them.
+    pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
+        for container in &self.children {
+            cluster.kill(&container.child).await?;
+        }
+        cluster.drop_seed(&self.seed).await
+    }
+}
+
+impl PausedChild {
+    /// Of a child that is paused, or has not been so yet.
+    async fn run_function(&mut self, mut client: Client, number: u64) -> Result<FunctionRun, BenchError> {
+        let child = || self.child.clone();
+        self.stream.write_all(&number.to_le_bytes()).await.map_err(socket_error)?;
+        let began = Instant::now();
+        let request = v1::UnpauseRequest { child: child() };
+        client.unpause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
+        let unpause = began.elapsed();
+        let answered = self.stream.read_u64_le().await.map_err(socket_error)?;
+        let value = self.stream.read_u64_le().await.map_err(socket_error)?;
+        let answer = began.elapsed();
+        let request = v1::PauseRequest { child: child() };
+        client.pause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
+        Ok(FunctionRun { number: answered, value, unpause, answer, pause: began.elapsed() - answer })
+    }
+}
+
+fn socket_error(cause: std::io::Error) -> BenchError {
+    BenchError::Program { program: WARM_FUNCTION.name, cause }
+}

@@ -1,0 +1,14 @@
+//! What each benchmark measures: what it is told, and the keys of its figures. Pure.
+
+pub(crate) mod churn;
+pub(crate) mod connect;
+pub(crate) mod fanout;
+pub(crate) mod fault;
+pub(crate) mod fork;
+pub(crate) mod methods;
+pub(crate) mod pool;
+pub(crate) mod protection;
+pub(crate) mod rpc;
+pub(crate) mod strategies;
+pub(crate) mod tree;
+pub(crate) mod warm_start;

@@ -1,0 +1,44 @@
+//! What `farfork bench warm-start` measures.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::methods::PauseMethod;
+
+/// What is to be measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct WarmStartParameters {
+    /// How many at once; none: the best is searched for.
+    pub parallel: Vec<usize>,
+    /// Steps of computing of the function.
+    pub steps: u64,
+    /// Private memory of the parent, in MiB.
+    pub mib: u64,
+    /// Rounds in which everything is measured in turn.
+    pub runs: usize,
+    /// How long a measurement takes, in seconds.
+    pub seconds: f64,
+    /// Where each sample is written to.
+    #[serde(skip)]
+    pub samples_file: Option<PathBuf>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WarmStartFigure {
+    /// Functions run a second, of all children.
+    RunsPerS,
+    /// From asking for a child to go on until its function's answer: of each round, the median of its turns.
+    AnswerMs,
+    /// Their 99th percentile.
+    AnswerP99Ms,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct WarmStartSampleKey {
+    pub(crate) parallel: usize,
+    pub(crate) by: PauseMethod,
+    pub(crate) figure: WarmStartFigure,
+}

@@ -1,0 +1,101 @@
+//! What `farfork bench churn` found: a table for people, one document for scripts.
+
+use serde_json::{Value, json};
+
+use super::table::{FigureTable, format_figure, format_spread};
+use crate::figure::ChildPlace;
+use crate::machine::{Machine, load_average};
+use crate::parameters::churn::{ChurnParameters, ChurnSampleKey};
+use crate::samples::{Samples, Spread, figure_json};
+use crate::workload::churn::ChurnOperation;
+
+/// All figures of a run.
+#[derive(Debug)]
+pub struct ChurnSummary {
+    machine: Machine,
+    load_average: f64,
+    plan: ChurnParameters,
+    samples: Samples<ChurnSampleKey>,
+}
+
+impl ChurnSummary {
+    pub(crate) fn new(plan: &ChurnParameters, samples: Samples<ChurnSampleKey>) -> Self {
+        Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
+    }
+
+    fn spread(&self, deed: ChurnOperation, node: Option<ChildPlace>) -> Option<Spread> {
+        self.samples.spread(&ChurnSampleKey { deed, node })
+    }
+
+    /// A child's median ÷ that of the program that was not forked.
+    fn ratio_to_unforked(&self, deed: ChurnOperation, node: Option<ChildPlace>) -> Option<f64> {
+        Some(self.spread(deed, node)?.median / self.spread(deed, None)?.median)
+    }
+
+    /// For scripts.
+    pub fn to_json(&self) -> Value {
+        let figure = |(key, spread): (&ChurnSampleKey, Spread)| {
+            let mut figure = figure_json(key, spread, Some("us"));
+            figure["unforked_ratio"] = json!(self.ratio_to_unforked(key.deed, key.node));
+            figure
+        };
+        json!({
+            "benchmark": "churn",
+            "machine": self.machine,
+            "load_average": self.load_average,
+            "mib": self.plan.mib,
+            "encrypted": self.plan.encrypted,
+            "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+        })
+    }
+
+    /// For people.
+    pub fn to_text(&self) -> String {
+        let headings = ["ms", "n", "unforked", "own node", "×", "other node", "×"];
+        let title = format!("Programs of {} MiB that change their memory hard while it comes", self.plan.mib);
+        let mut table = FigureTable::new(&title, &headings);
+        let ms = |of: Option<Spread>| {
+            let Some(Spread { median, p10, p90, count }) = of else { return "–".to_owned() };
+            format_spread(Some(Spread { median: median / 1e3, p10: p10 / 1e3, p90: p90 / 1e3, count }))
+        };
+        for deed in ChurnOperation::ALL {
+            let unforked = self.spread(deed, None);
+            let count = unforked.map_or(0, |spread| spread.count).to_string();
+            let mut row = vec![deed.text().to_owned(), count, ms(unforked)];
+            for place in [ChildPlace::Own, ChildPlace::Other].map(Some) {
+                row.extend([
+                    ms(self.spread(deed, place)),
+                    self.ratio_to_unforked(deed, place).map_or("–".to_owned(), format_figure),
+                ]);
+            }
+            table.add_row(row);
+        }
+        let link = if self.plan.encrypted { "encrypted" } else { "in clear" };
+        format!(
+            "{}, load {:.1}; farfork's link {link}\n\n{}\n\n×: a child's median ÷ that of the same program, unforked. No page was wrong.\n",
+            self.machine.describe(),
+            self.load_average,
+            table.render()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ChildPlace, ChurnOperation, ChurnParameters, ChurnSampleKey, ChurnSummary, Samples};
+
+    #[test]
+    fn a_child_stands_beside_the_program_unforked() {
+        let mut samples = Samples::new();
+        let mut add = |deed, node, us| samples.add(ChurnSampleKey { deed, node }, us).unwrap();
+        add(ChurnOperation::Decay, None, 20_000.0);
+        add(ChurnOperation::Decay, Some(ChildPlace::Other), 30_000.0);
+        let report = ChurnSummary::new(&ChurnParameters { mib: 64, runs: 1, encrypted: true }, samples);
+        let document = report.to_json();
+        let figures = document["figures"].as_array().unwrap();
+        let other = figures.iter().find(|figure| figure["node"] == "other").unwrap();
+        assert_eq!((&other["deed"], &other["unforked_ratio"]), (&"decay".into(), &1.5.into()), "{document}");
+        assert!(report.to_text().contains("1.50") && report.to_text().contains("30.0"), "{}", report.to_text());
+        assert!(report.to_text().lines().all(|line| line.chars().count() <= 110), "{}", report.to_text());
+    }
+}

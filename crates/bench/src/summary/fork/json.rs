@@ -1,0 +1,55 @@
+//! The document of a run: one object a figure, with its key, its spread, and what it is compared with.
+
+use serde_json::{Value, json};
+
+use super::ForkSummary;
+use crate::figure::{ForkSampleKey, ForkSystem};
+use crate::machine::Machine;
+use crate::parameters::fork::ResumeCase;
+use crate::reference;
+use crate::samples::{self, Spread};
+
+impl ForkSummary {
+    /// One document for scripts.
+    pub fn to_json(&self) -> Value {
+        let figures: Vec<Value> = self.samples.spreads().map(|(key, spread)| figure_json(key, spread)).collect();
+        json!({
+            "benchmark": "fork",
+            "version": env!("CARGO_PKG_VERSION"),
+            "machine": Machine::detect(),
+            "load_average": self.load_before,
+            "plan": {
+                "mib": self.plan.sizes_mib,
+                "runs": self.plan.runs,
+                "time_max_s": self.plan.time_max.as_secs_f64(),
+                "order": self.plan.order,
+                "access": self.plan.access,
+                "page_size": self.plan.page_size,
+                "threads": self.plan.threads,
+                "mappings": self.plan.mappings,
+                "first": self.plan.resume_case.is_first(),
+                "foretold": self.plan.resume_case == ResumeCase::Speculative,
+                "fresh": self.plan.resume_case == ResumeCase::Fresh,
+                "encrypted": self.plan.encrypted,
+            },
+            "elapsed_s": self.elapsed.as_secs_f64(),
+            "reference": reference::SOURCE,
+            "figures": figures,
+            "strategies": self.strategies,
+            "notes": self.notes,
+        })
+    }
+}
+
+fn figure_json(key: &ForkSampleKey, spread: Spread) -> Value {
+    let reference = has_reference(key).then(|| reference::published_ms(key.figure, key.mib)).flatten();
+    let mut figure = samples::figure_json(key, spread, None);
+    figure["reference"] = json!(reference);
+    figure["below_reference"] = json!(reference.map(|reference| spread.median < reference));
+    figure
+}
+
+/// Only what farfork and its peers do is compared with the reference: floors do something else.
+fn has_reference(key: &ForkSampleKey) -> bool {
+    !matches!(key.by, ForkSystem::LocalFork | ForkSystem::Link)
+}

@@ -1,0 +1,257 @@
+//! What `farfork bench rpc` found: a table for people, one document for scripts.
+
+use serde_json::{Value, json};
+
+use super::table::{FigureTable, format_figure};
+use crate::endpoint::specification::RpcSystem;
+use crate::machine::{Machine, load_average};
+use crate::parameters::protection::ConnectionSecurity;
+use crate::parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome, RpcSampleKey, RpcSeries};
+use crate::samples::{Samples, Spread};
+
+/// What the authors of the first remote fork in a kernel (MITOSIS) published for their RPC: one server thread, empty
+/// requests, synchronous, twelve threads a client machine; machines with RDMA cards.
+const REFERENCE: &str = "MITOSIS, as published: RDMA, a server thread, 12 synchronous threads on each of N machines";
+
+/// Requests a second by client machines.
+const REFERENCE_PER_S: [(usize, f64); 5] =
+    [(1, 1_259_365.0), (2, 1_309_660.0), (4, 1_221_549.0), (8, 1_219_961.0), (10, 1_261_974.0)];
+
+/// Requests a second of one client thread.
+const REFERENCE_ONE_THREAD_PER_S: f64 = 239_952.0;
+
+/// Requests a second of one client machine, 2,048 bytes and their checksum: the middle of what is printed.
+const REFERENCE_CHECKSUM_PER_S: f64 = 12_086.0;
+
+/// An echo over veth that is slower was held up by something else, and no floor.
+const ECHO_PER_S_MIN: f64 = 1_500_000.0;
+
+/// All figures of a run.
+#[derive(Debug)]
+pub struct RpcSummary {
+    machine: Machine,
+    load_average: f64,
+    plan: RpcParameters,
+    samples: Samples<RpcSampleKey>,
+    outcomes: Vec<(RpcCase, RpcRunOutcome)>,
+}
+
+impl RpcSummary {
+    pub(crate) fn new(
+        plan: &RpcParameters,
+        samples: Samples<RpcSampleKey>,
+        outcomes: Vec<(RpcCase, RpcRunOutcome)>,
+    ) -> Self {
+        Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples, outcomes }
+    }
+
+    fn per_s(&self, case: &RpcCase, measured: RpcSeries) -> Option<Spread> {
+        self.samples.spread(&RpcSampleKey { case: *case, series: measured, figure: "per_s" })
+    }
+
+    fn farfork_per_s(&self, case: &RpcCase) -> Option<Spread> {
+        self.per_s(case, RpcSeries::Calls(RpcSystem::Farfork))
+    }
+
+    fn runs(&self, case: &RpcCase) -> impl Iterator<Item = &RpcRunOutcome> {
+        self.outcomes.iter().filter(move |(of, _)| of == case).map(|(_, outcome)| outcome)
+    }
+
+    /// Requests that failed, and answers that were damaged.
+    pub fn failures(&self) -> (u64, u64) {
+        let each = self.outcomes.iter().map(|(_, outcome)| (outcome.errors, outcome.damaged));
+        each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    /// For scripts.
+    pub fn to_json(&self) -> Value {
+        let cases: Vec<Value> = self.plan.cases.iter().map(|case| self.case_json(case)).collect();
+        let (errors, damaged) = self.failures();
+        json!({
+            "machine": self.machine,
+            "load_average": self.load_average,
+            "runs": self.plan.runs,
+            "client_seconds": self.plan.client_seconds,
+            "reference": REFERENCE,
+            "errors": errors,
+            "damaged": damaged,
+            "cases": cases,
+        })
+    }
+
+    fn case_json(&self, case: &RpcCase) -> Value {
+        let own = self.farfork_per_s(case);
+        let floor = self.per_s(case, RpcSeries::Floor);
+        let systems = [RpcSystem::Tokio, RpcSystem::TonicStream, RpcSystem::Tarpc, RpcSystem::TonicUnary];
+        let peer = |system| Some((system, self.per_s(case, RpcSeries::Calls(system))?.median));
+        let peers: Vec<Value> = systems
+            .into_iter()
+            .filter_map(peer)
+            .map(|(system, per_s)| json!({ "system": system, "per_s": per_s }))
+            .collect();
+        json!({
+            "clients": case.clients,
+            "threads": case.threads,
+            "connections": case.connections(),
+            "sessions": case.sessions,
+            "window": case.window,
+            "payload_bytes": case.payload_bytes,
+            "checksum": case.payload_bytes > 0,
+            "server_threads": case.server_threads,
+            "spins": case.spins,
+            "authenticated": case.protection != ConnectionSecurity::None,
+            "encrypted": case.protection == ConnectionSecurity::Encrypted,
+            "per_s": own.map(|spread| spread.median),
+            "per_s_p10": own.map(|spread| spread.p10),
+            "per_s_p90": own.map(|spread| spread.p90),
+            "floor_per_s": floor.map(|spread| spread.median),
+            "floor_valid": floor.map(|spread| is_credible(case, spread.median)),
+            "peers": peers,
+            "reference_per_s": published_per_s(case),
+            "latency_us": self.latencies(case),
+        })
+    }
+
+    /// Of the median run.
+    fn latencies(&self, case: &RpcCase) -> Value {
+        let mut runs: Vec<_> = self.runs(case).collect();
+        runs.sort_by(|left, right| left.latency_us[0].total_cmp(&right.latency_us[0]));
+        let Some(run) = runs.get(runs.len() / 2) else { return Value::Null };
+        let [p50, p90, p99, p999, max] = run.latency_us;
+        json!({ "p50": p50, "p90": p90, "p99": p99, "p999": p999, "max": max })
+    }
+
+    /// For people.
+    pub fn to_text(&self) -> String {
+        let headings = [
+            "clients", "threads", "conns", "window", "bytes", "sleep", "TLS", "1000/s", "p50 µs", "p99 µs", "floor",
+            "ratio", "ref.",
+        ];
+        let mut table = FigureTable::new("Calls: thousands of answers a second", &headings);
+        for case in &self.plan.cases {
+            table.add_row(self.row(case));
+        }
+        let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
+        text += "floor: a bare echo of the same messages, same run; ratio: of farfork to it. Echo and peers have\n";
+        text += "one thread on each side, and neither checksums nor TLS: only such cases have them\n";
+        text += &format!("ref.: {REFERENCE}\n");
+        text += &self.peers_table();
+        let (errors, damaged) = self.failures();
+        text += &format!("\n{errors} requests failed, {damaged} answers were damaged\n");
+        text
+    }
+
+    fn row(&self, case: &RpcCase) -> [String; 13] {
+        let (own, floor) = (self.farfork_per_s(case), self.per_s(case, RpcSeries::Floor));
+        let thousands = |per_s: Option<f64>| per_s.map_or("–".to_owned(), |per_s| format_figure(per_s / 1e3));
+        let latency = |name| self.latencies(case)[name].as_f64().map_or("–".to_owned(), format_figure);
+        let ratio = own.zip(floor).map(|(own, floor)| (own.median / floor.median, is_credible(case, floor.median)));
+        let ratio = ratio
+            .map_or("–".to_owned(), |(ratio, credible)| format!("{ratio:.2}{}", if credible { "" } else { "?" }));
+        [
+            case.clients.to_string(),
+            case.threads.to_string(),
+            case.connections().to_string(),
+            case.window.to_string(),
+            case.payload_bytes.to_string(),
+            if case.spins { "late" } else { "at once" }.to_owned(),
+            match case.protection {
+                ConnectionSecurity::None => "–",
+                ConnectionSecurity::Authenticated => "clear",
+                ConnectionSecurity::Encrypted => "on",
+            }
+            .to_owned(),
+            thousands(own.map(|own| own.median)),
+            latency("p50"),
+            latency("p99"),
+            thousands(floor.map(|floor| floor.median)),
+            ratio,
+            thousands(published_per_s(case)),
+        ]
+    }
+
+    fn peers_table(&self) -> String {
+        let headings = ["window", "farfork", "tokio echo", "tonic stream", "tarpc", "tonic unary"];
+        let mut table = FigureTable::new("\nPeers on one connection: thousands of answers a second", &headings);
+        let systems =
+            [RpcSystem::Farfork, RpcSystem::Tokio, RpcSystem::TonicStream, RpcSystem::Tarpc, RpcSystem::TonicUnary];
+        let mut rows = 0;
+        for case in &self.plan.cases {
+            let each =
+                systems.map(|system| self.per_s(case, RpcSeries::Calls(system)).map(|spread| spread.median / 1e3));
+            if each[1].is_some() {
+                let cells = each.map(|per_s| per_s.map_or("–".to_owned(), format_figure));
+                table.add_row(std::iter::once(case.window.to_string()).chain(cells));
+                rows += 1;
+            }
+        }
+        if rows > 0 { format!("{}\n", table.render()) } else { String::new() }
+    }
+}
+
+/// Whether an echo may be a floor: with many in flight, it has to be as fast as an echo over veth is.
+fn is_credible(case: &RpcCase, floor_per_s: f64) -> bool {
+    case.connections() * case.window < 1024 || floor_per_s >= ECHO_PER_S_MIN
+}
+
+fn published_per_s(case: &RpcCase) -> Option<f64> {
+    if case.payload_bytes == 2048 && case.clients == 1 {
+        return Some(REFERENCE_CHECKSUM_PER_S);
+    }
+    let is_plain = case.window == 1 && case.payload_bytes == 0 && case.server_threads == 1;
+    match case.threads {
+        12 if is_plain => REFERENCE_PER_S.iter().find(|(clients, _)| *clients == case.clients).map(|(_, per_s)| *per_s),
+        1 if is_plain && case.connections() == 1 => Some(REFERENCE_ONE_THREAD_PER_S),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RpcCase, RpcParameters, RpcRunOutcome, RpcSummary, is_credible, published_per_s};
+    use crate::endpoint::specification::RpcSystem;
+    use crate::parameters::rpc::{RpcSampleKey, RpcSeries};
+    use crate::samples::Samples;
+
+    fn plan(cases: Vec<RpcCase>) -> RpcParameters {
+        let seconds = 1.0;
+        let (client_seconds, server_seconds, interval_seconds) = (seconds, seconds, seconds);
+        RpcParameters {
+            cases,
+            runs: 1,
+            client_seconds,
+            server_seconds,
+            interval_seconds,
+            floors: true,
+            samples_file: None,
+        }
+    }
+
+    #[test]
+    fn references_stand_beside_what_they_are_comparable_with() {
+        assert_eq!(
+            published_per_s(&RpcCase { threads: 12, clients: 10, ..RpcCase::SINGLE_CONNECTION }),
+            Some(1_261_974.0)
+        );
+        assert_eq!(published_per_s(&RpcCase::SINGLE_CONNECTION), Some(239_952.0));
+        assert_eq!(published_per_s(&RpcCase { window: 64, ..RpcCase::SINGLE_CONNECTION }), None);
+        let many = RpcCase { connections_per_thread: 16, window: 64, ..RpcCase::SINGLE_CONNECTION };
+        assert!(is_credible(&many, 2e6) && !is_credible(&many, 1e6) && is_credible(&RpcCase::SINGLE_CONNECTION, 1e4));
+    }
+
+    #[test]
+    fn a_case_has_its_own_figures() {
+        let (mut samples, case) = (Samples::new(), RpcCase { window: 64, ..RpcCase::SINGLE_CONNECTION });
+        for (measured, value) in [(RpcSeries::Calls(RpcSystem::Farfork), 3e6), (RpcSeries::Floor, 4e6)] {
+            samples.add(RpcSampleKey { case, series: measured, figure: "per_s" }, value).unwrap();
+        }
+        let outcome = RpcRunOutcome { per_s: 3e6, latency_us: [1.0, 2.0, 3.0, 4.0, 5.0], ..RpcRunOutcome::default() };
+        let report = RpcSummary::new(&plan(vec![case]), samples, vec![(case, outcome)]);
+        let document = report.to_json();
+        let found = &document["cases"][0];
+        assert_eq!((found["per_s"].as_f64(), found["floor_per_s"].as_f64()), (Some(3e6), Some(4e6)));
+        assert_eq!((found["connections"].as_u64(), found["latency_us"]["p99"].as_f64()), (Some(1), Some(3.0)));
+        assert!(report.to_text().contains("0.75"), "{}", report.to_text());
+        assert!(report.to_text().lines().all(|line| line.chars().count() <= 100), "{}", report.to_text());
+    }
+}

@@ -1,0 +1,101 @@
+//! What `farfork bench tree` found: a table for people, one document for scripts.
+
+use serde_json::{Value, json};
+
+use super::table::{FigureTable, format_figure, format_median, format_spread};
+use crate::machine::{Machine, load_average};
+use crate::parameters::tree::{TreeFigure, TreeParameters, TreeSampleKey};
+use crate::samples::{Samples, Spread, figure_json};
+
+/// All figures of a run.
+#[derive(Debug)]
+pub struct TreeSummary {
+    machine: Machine,
+    load_average: f64,
+    plan: TreeParameters,
+    samples: Samples<TreeSampleKey>,
+}
+
+impl TreeSummary {
+    pub(crate) fn new(plan: &TreeParameters, samples: Samples<TreeSampleKey>) -> Self {
+        Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
+    }
+
+    fn spread(&self, processes: u64, figure: TreeFigure) -> Option<Spread> {
+        self.samples.spread(&TreeSampleKey { processes, figure })
+    }
+
+    /// What the median pause is above the sum of the floors' medians, in ms.
+    fn above_floor_ms(&self, processes: u64) -> Option<f64> {
+        let median = |figure| self.spread(processes, figure).map(|spread| spread.median);
+        Some(median(TreeFigure::Pause)? - median(TreeFigure::Forks)? - median(TreeFigure::Copy)?)
+    }
+
+    /// For scripts.
+    pub fn to_json(&self) -> Value {
+        let figure = |(key, spread): (&TreeSampleKey, Spread)| {
+            let mut figure = figure_json(key, spread, Some("ms"));
+            if key.figure == TreeFigure::Pause {
+                figure["above_floor_ms"] = json!(self.above_floor_ms(key.processes));
+            }
+            figure
+        };
+        json!({
+            "benchmark": "tree",
+            "machine": self.machine,
+            "load_average": self.load_average,
+            "mib": self.plan.mib,
+            "shared_mib": self.plan.shared_mib,
+            "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+        })
+    }
+
+    /// For people.
+    pub fn to_text(&self) -> String {
+        let TreeParameters { mib, shared_mib, .. } = self.plan;
+        let title = format!("Trees of processes of {mib} MiB each that share {shared_mib} MiB, ms");
+        let mut table =
+            FigureTable::new(&title, &["processes", "n", "fork() of each", "copy", "pause", "above", "prepare"]);
+        for processes in &self.plan.processes {
+            let of = |figure| self.spread(*processes, figure);
+            table.add_row([
+                processes.to_string(),
+                of(TreeFigure::Pause).map_or(0, |spread| spread.count).to_string(),
+                format_spread(of(TreeFigure::Forks)),
+                format_median(of(TreeFigure::Copy)),
+                format_spread(of(TreeFigure::Pause)),
+                self.above_floor_ms(*processes).map_or("–".to_owned(), format_figure),
+                format_median(of(TreeFigure::Prepare)),
+            ]);
+        }
+        format!(
+            "{}, load {:.1}\n\n{}\n\nabove: the median pause − fork() of each process, summed up, − memcpy of what they share.\n",
+            self.machine.describe(),
+            self.load_average,
+            table.render()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Samples, TreeFigure, TreeParameters, TreeSampleKey, TreeSummary};
+
+    #[test]
+    fn a_pause_stands_beside_its_floors() {
+        let mut samples = Samples::new();
+        for (figure, ms) in
+            [(TreeFigure::Forks, 4.0), (TreeFigure::Copy, 0.5), (TreeFigure::Pause, 6.0), (TreeFigure::Prepare, 9.0)]
+        {
+            samples.add(TreeSampleKey { processes: 16, figure }, ms).unwrap();
+        }
+        let plan = TreeParameters { processes: vec![16], mib: 4, shared_mib: 1, runs: 1 };
+        let report = TreeSummary::new(&plan, samples);
+        let document = report.to_json();
+        let figures = document["figures"].as_array().unwrap();
+        let pause = figures.iter().find(|figure| figure["figure"] == "pause").unwrap();
+        assert_eq!((&pause["processes"], &pause["above_floor_ms"]), (&16.into(), &1.5.into()), "{document}");
+        assert!(report.to_text().contains("1.50"), "{}", report.to_text());
+        assert!(report.to_text().lines().all(|line| line.chars().count() <= 110), "{}", report.to_text());
+    }
+}

@@ -1,0 +1,48 @@
+//! A program whose children touch single pages, and tell how long each touch took. `single.cpp` says how.
+
+use std::time::Duration;
+
+use crate::embedded_program::EmbeddedProgram;
+use crate::error::BenchError;
+
+/// The program.
+pub(crate) const PAGE_TOUCH: EmbeddedProgram =
+    EmbeddedProgram { name: "single", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/single")) };
+
+/// The payload of a child that touches so many pages, with a pause before each.
+pub(crate) fn payload(touches: usize, gap: Duration) -> String {
+    format!("{touches} {}", gap.as_micros())
+}
+
+/// How long each touch of a child took, in µs, as it has said.
+///
+/// # Errors
+/// It said something else, or pages were wrong.
+pub(crate) fn parse_touches_us(said: &str) -> Result<Vec<f64>, BenchError> {
+    let strange = || BenchError::UnexpectedAnswer {
+        program: PAGE_TOUCH.name,
+        output: said.trim().to_owned(),
+        expected: "touched",
+    };
+    let numbers = said.trim().strip_prefix("touched ").ok_or_else(strange)?;
+    let numbers: Option<Vec<u64>> = numbers.split(' ').map(|number| number.parse().ok()).collect();
+    match numbers.ok_or_else(strange)?.split_first() {
+        Some((0, ns)) if !ns.is_empty() => Ok(ns.iter().map(|ns| *ns as f64 / 1e3).collect()),
+        Some((wrong, _)) => Err(BenchError::WrongMemory { count: *wrong, what: "pages of a child" }),
+        None => Err(strange()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_touches_us;
+
+    #[test]
+    fn touches_are_told_and_wrong_pages_are_an_error() {
+        assert_eq!(parse_touches_us("touched 0 1500 20000\n").unwrap(), [1.5, 20.0]);
+        assert!(parse_touches_us("touched 2 1500 20000\n").unwrap_err().to_string().starts_with("2 pages"));
+        for said in ["", "touched", "touched 0", "touched x 1", "ready"] {
+            assert!(parse_touches_us(said).is_err(), "{said}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! A tree of processes that stand still together. `tree.cpp` says how it is made.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::micro::ns_to_ms;
+use crate::embedded_program::{ChildProgram, EmbeddedProgram};
+use crate::error::BenchError;
+
+/// The program.
+pub(crate) const PROCESS_TREE: EmbeddedProgram =
+    EmbeddedProgram { name: "tree", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/tree")) };
+
+/// A running tree; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct ProcessTree(ChildProgram);
+
+impl ProcessTree {
+    /// Starts the installed program with so many processes, so much private memory each, and so much that they share.
+    pub(crate) fn start(program: &Path, processes: u64, mib: u64, shared_mib: u64) -> Result<Self, BenchError> {
+        let mut command = Command::new(program);
+        command.args([processes, mib, shared_mib].map(|number| number.to_string()));
+        let mut program = ChildProgram::start(PROCESS_TREE.name, &command)?;
+        let [] = program.read_answer("ready")?;
+        Ok(Self(program))
+    }
+
+    /// The id of its first process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// Has every process write to all of its pages, so that the next fork finds them as a busy program leaves them.
+    pub(crate) fn write_all(&mut self) -> Result<(), BenchError> {
+        let [_ns] = self.0.request(b'w', "written")?;
+        Ok(())
+    }
+
+    /// How long fork(2) of each process takes, one after the other, summed up, in ms.
+    pub(crate) fn measure_forks_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns] = self.0.request(b'f', "forked")?;
+        Ok(ns_to_ms(ns))
+    }
+
+    /// How long memcpy(3) of the shared memory takes, in ms.
+    pub(crate) fn measure_copy_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns] = self.0.request(b'm', "copied")?;
+        Ok(ns_to_ms(ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PROCESS_TREE, ProcessTree};
+
+    #[test]
+    fn every_process_forks_and_ends_with_the_first() {
+        let scratch = tempfile::tempdir().unwrap();
+        let program = PROCESS_TREE.install(scratch.path()).unwrap();
+        let mut tree = ProcessTree::start(&program, 3, 1, 1).unwrap();
+        let children = format!("/proc/{}/task/{0}/children", tree.pid());
+        let children = std::fs::read_to_string(children).unwrap();
+        let children: Vec<&str> = children.split_ascii_whitespace().collect();
+        assert_eq!(children.len(), 2);
+        tree.write_all().unwrap();
+        assert!(tree.measure_forks_ms().unwrap() > 0.0 && tree.measure_copy_ms().unwrap() > 0.0);
+        drop(tree);
+        // Who is asked to end does so, or is a zombie of whoever reaps orphans here.
+        let ends = |child: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
+            stat.map_or(true, |stat| stat.contains(") Z "))
+        };
+        while !children.iter().all(|child| ends(child)) {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `farfork tend`, which `farfork run --huge` starts: makes huge pages for a process until it ends. Not for users.
+
+use std::io;
+use std::process::{Command, ExitCode};
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_fork::huge_pages::HugePageCollapser;
+use farfork_sys::fork::close_all_except;
+use farfork_sys::process_identity::ProcessIdentity;
+
+/// Make huge pages for a process. `farfork run --huge` starts this, and it ends with the process.
+#[derive(Args)]
+pub(crate) struct CollapserProcess {
+    /// The process, as PID@TICKS.
+    process: ProcessIdentity,
+    /// Be the process that does it; else start it and end.
+    #[arg(long)]
+    alone: bool,
+}
+
+impl CollapserProcess {
+    /// Has one thread, and no descriptor of its own when it begins.
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        // Whatever waits for the end of a pipe that the program inherited must not wait for us.
+        close_all_except(&[]).context("descriptors")?;
+        if self.alone {
+            // Apart from the program's session: what is sent to that is not for us. It fails where we lead one.
+            let _ = rustix::process::setsid();
+            return self.collapse_until_exit().context(self.process.to_string());
+        }
+        let process = self.process.to_string();
+        Command::new("/proc/self/exe").args(["tend", &process, "--alone"]).spawn().context("/proc/self/exe")?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn collapse_until_exit(&self) -> io::Result<ExitCode> {
+        if let Some(tender) = HugePageCollapser::open(self.process)? {
+            tender.run()?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

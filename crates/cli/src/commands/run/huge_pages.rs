@@ -1,0 +1,63 @@
+//! How a program comes to huge pages: by its environment, and by a process that looks after it.
+
+use std::env;
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+use farfork_sys::huge_page;
+use farfork_sys::process_identity::ProcessIdentity;
+
+/// What the GNU C library reads at a program's start (from 2.35 on; others ignore what they do not know).
+const TUNABLES: &str = "GLIBC_TUNABLES";
+
+/// Has malloc(3) say MADV_HUGEPAGE of what it takes from the kernel.
+const MALLOC_TUNABLE: &str = "glibc.malloc.hugetlb";
+
+/// Has the program that is about to take this process's place run in huge pages.
+pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
+    program.env(TUNABLES, add_malloc_tunable(env::var(TUNABLES).ok()));
+    huge_page::enable_thp().context("huge pages cannot be permitted")?;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!(
+            "farfork: huge pages only for malloc of the C library: looking after all other memory needs root; use sudo"
+        );
+        return Ok(());
+    }
+    let own_pid = i32::try_from(std::process::id()).context("the own process id")?;
+    let identity = ProcessIdentity::of(own_pid).context("/proc/self/stat")?;
+    // The first process starts another and ends, so that the program has no child that it does not know of.
+    let starter = Command::new("/proc/self/exe")
+        .args(["tend", &identity.to_string()])
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    let status = starter.context("what looks after huge pages cannot be started")?;
+    anyhow::ensure!(status.success(), "what looks after huge pages cannot be started: {status}");
+    Ok(())
+}
+
+/// The tunables with malloc's added, unless they say something of it already.
+fn add_malloc_tunable(existing: Option<String>) -> String {
+    let own = format!("{MALLOC_TUNABLE}=1");
+    match existing.filter(|tunables| !tunables.is_empty()) {
+        Some(tunables) if tunables.split(':').any(|one| one.starts_with(MALLOC_TUNABLE)) => tunables,
+        Some(tunables) => format!("{tunables}:{own}"),
+        None => own,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::add_malloc_tunable;
+
+    #[test]
+    fn what_a_user_said_stays() {
+        let with = |existing: &str| add_malloc_tunable(Some(existing.to_owned()));
+        assert_eq!(add_malloc_tunable(None), "glibc.malloc.hugetlb=1");
+        assert_eq!(with(""), "glibc.malloc.hugetlb=1");
+        assert_eq!(with("glibc.malloc.check=3"), "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
+        assert_eq!(with("glibc.malloc.hugetlb=2:a.b=1"), "glibc.malloc.hugetlb=2:a.b=1");
+    }
+}

@@ -1,0 +1,190 @@
+//! Names of processes that `farfork run` started: a file each in `parents` of the run directory, which says what process it is.
+//! A name whose process has ended is free.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use farfork_node::failure::Failure;
+use farfork_sys::process_identity::ProcessIdentity;
+use tonic::Code;
+
+use crate::connection::default_run_dir;
+
+/// Longest name, in bytes: as long as one can be read at a glance; a file's may have 255.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Whoever else takes the same name at the same moment is tried again so often.
+const TRIES: usize = 3;
+
+/// A process as a user names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ProcessName {
+    /// By its id.
+    Pid(u32),
+    /// By the name that `farfork run` gave it.
+    Name(String),
+}
+
+/// The names of one run directory.
+pub(crate) struct ProcessNames {
+    directory: PathBuf,
+}
+
+impl ProcessNames {
+    /// Those of the run directory that the environment says.
+    pub(crate) fn from_environment() -> Self {
+        Self::in_run_dir(&default_run_dir())
+    }
+
+    /// Those of a run directory.
+    pub(crate) fn in_run_dir(run_dir: &Path) -> Self {
+        Self { directory: run_dir.join("parents") }
+    }
+
+    /// Removes what is of processes that have ended, and the directory where no name is left.
+    pub(crate) fn remove_ended(&self) {
+        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            if self.read(&entry.file_name().to_string_lossy()).is_none() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        // Refused while names are left.
+        let _ = fs::remove_dir(&self.directory);
+    }
+
+    /// Gives this process a name.
+    ///
+    /// # Errors
+    /// Another process that runs has it, or it cannot be written down.
+    pub(crate) fn register(&self, name: &str) -> Result<(), Failure> {
+        let own = i32::try_from(std::process::id()).map_err(io::Error::other).and_then(ProcessIdentity::of);
+        let written = own.and_then(|own| {
+            DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+            self.write(name, own)
+        });
+        match written {
+            Ok(None) => Ok(()),
+            Ok(Some(other)) => Err(Failure::new(
+                Code::AlreadyExists,
+                format!("name {name}"),
+                format!("process {} has it, and runs", other.pid),
+            )
+            .with_next_step("choose another, or end that process")),
+            Err(error) => Err(Failure::new(
+                Code::Internal,
+                format!("name {name}"),
+                format!("it cannot be written to {}: {error}", self.directory.display()),
+            )
+            .with_next_step("as root, or with FARFORK_RUN_DIR of your own")),
+        }
+    }
+
+    /// Frees a name again.
+    pub(crate) fn unregister(&self, name: &str) {
+        let _ = fs::remove_file(self.directory.join(name));
+    }
+
+    /// The id of the process that a user means.
+    ///
+    /// # Errors
+    /// No process that runs has that name.
+    pub(crate) fn resolve_pid(&self, process: &ProcessName) -> Result<u32, Failure> {
+        let name = match process {
+            ProcessName::Pid(pid) => return Ok(*pid),
+            ProcessName::Name(name) => name,
+        };
+        let found = self.read(name).and_then(|identity| u32::try_from(identity.pid).ok());
+        found.ok_or_else(|| {
+            Failure::new(Code::NotFound, format!("process {name}"), "no process that runs has this name")
+                .with_next_step("give its id, or start it with `farfork run --name`")
+        })
+    }
+
+    /// Writes a name down; gives the process that has it already.
+    fn write(&self, name: &str, own: ProcessIdentity) -> io::Result<Option<ProcessIdentity>> {
+        let path = self.directory.join(name);
+        for _ in 0..TRIES {
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(mut file) => return file.write_all(own.to_string().as_bytes()).map(|()| None),
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Err(_) => {}
+            }
+            if let Some(other) = self.read(name) {
+                return Ok(Some(other));
+            }
+            fs::remove_file(&path)?;
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// The process of a name, if it runs.
+    fn read(&self, name: &str) -> Option<ProcessIdentity> {
+        let text = fs::read_to_string(self.directory.join(name)).ok()?;
+        let identity: ProcessIdentity = text.parse().ok()?;
+        identity.open().ok().flatten().map(|_| identity)
+    }
+}
+
+/// Understands a process's id, or its name.
+///
+/// # Errors
+/// As [`parse_name`].
+pub(crate) fn parse_process(text: &str) -> Result<ProcessName, String> {
+    text.parse().map_or_else(|_| parse_name(text).map(ProcessName::Name), |pid| Ok(ProcessName::Pid(pid)))
+}
+
+/// Understands a name, which must not be taken for an id, or lead out of the directory.
+///
+/// # Errors
+/// What a name is.
+pub(crate) fn parse_name(text: &str) -> Result<String, String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let begins_right = text.starts_with(|first: char| first.is_ascii_alphabetic());
+    if begins_right && text.len() <= NAME_BYTES_MAX && text.bytes().all(is_plain) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("a name is a letter, then letters, digits, `-`, `_` and `.`, {NAME_BYTES_MAX} at most"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_leads_to_its_process_while_that_runs() {
+        let scratch = tempfile::tempdir().unwrap();
+        let parents = ProcessNames { directory: scratch.path().join("parents") };
+        let warm = ProcessName::Name("warm".to_owned());
+        assert_eq!(parents.resolve_pid(&ProcessName::Pid(4711)).unwrap(), 4711);
+        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+        parents.register("warm").unwrap();
+        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        assert_eq!(parents.register("warm").unwrap_err().code(), Code::AlreadyExists);
+        parents.remove_ended();
+        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        parents.unregister("warm");
+        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+
+        // Another process has had the number since.
+        let gone = ProcessIdentity { start_ticks: 1, ..ProcessIdentity::of(std::process::id() as i32).unwrap() };
+        fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
+        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+        parents.register("warm").unwrap();
+        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
+        parents.remove_ended();
+        assert!(!parents.directory.exists());
+    }
+
+    #[test]
+    fn a_name_is_told_from_an_id_and_a_path() {
+        assert_eq!(parse_process("12"), Ok(ProcessName::Pid(12)));
+        assert_eq!(parse_process("py-3.11"), Ok(ProcessName::Name("py-3.11".to_owned())));
+        let too_long = "a".repeat(NAME_BYTES_MAX + 1);
+        for text in ["", "../lock", ".hidden", "a b", "a/b", "12x", "-1", &too_long] {
+            assert!(parse_process(text).is_err(), "{text:?}");
+        }
+    }
+}

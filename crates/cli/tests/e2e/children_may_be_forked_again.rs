@@ -1,0 +1,405 @@
+//! Children are forked on: prepared on whatever node they are, and their children in turn. Pages come from whoever owns
+//! them, and what is lost is lost to those alone who need it.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, memory, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("with_all_that_they_changed", changed),
+    Test::shared("whatever_they_are", whatever),
+    Test::shared("sixteen_times", sixteen_times),
+    Test::shared("with_files_that_they_alone_have", own_files),
+    Test::shared("and_what_they_forked_is", forked),
+    Test::shared("while_what_they_forked_forks", storming),
+    Test::shared("not_through_the_middle", not_through_middle),
+    Test::shared("without_their_seed_where_they_settled", settled),
+    Test::shared("without_anybody_where_their_seed_is_sealed", sealed),
+    Test::shared("and_told_whose_pages_are_lost", lost),
+    Test::shared("and_their_seeds_end_with_them", seeds_end),
+    Test::shared("and_never_stopped_for_good", never_frozen),
+    Test::alone("while_pagers_are_killed", pagers_die),
+    Test::alone("and_outlive_the_middle", middle_dies),
+];
+
+const MEMORY_MIB: &str = "16";
+const MEMORY_PAGES: u64 = 4096;
+
+/// For a child to do what a signal tells it.
+const TOLD_LIMIT: Duration = Duration::from_secs(60);
+
+/// Each page by its own fault, so that it can be said which came from where.
+const COW: [&str; 2] = ["--strategy", "cow"];
+
+/// A child, and the command of the node it is on.
+struct Middle {
+    farfork: Farfork,
+    child: StartedChild,
+}
+
+impl Middle {
+    /// A child that goes on as its parent does.
+    fn of(cluster: &Cluster, seed: &Seed, index: usize, options: &[&str]) -> Self {
+        let child = seed.fork_idle(1, &[&["--to", cluster.name(index)], options].concat()).remove(0);
+        Self { farfork: cluster.node(index).clone(), child }
+    }
+
+    /// Has it do what a signal means to it; the number that it says then.
+    fn tell(&self, signal: i32, word: &str) -> u64 {
+        let before = self.said(word).len();
+        signal_to(self.child.pid, signal);
+        wait::wait_until(&format!("the child says `{word}`"), TOLD_LIMIT, || {
+            let said = self.said(word);
+            (said.len() > before).then(|| said.last().copied().unwrap_or_default())
+        })
+    }
+
+    /// The numbers behind a word in what it wrote.
+    fn said(&self, word: &str) -> Vec<u64> {
+        let output = self.farfork.run(&["logs", &self.child.id]).stdout;
+        let lines = output.lines().filter(|line| line.split(' ').next() == Some(word));
+        lines.map(|line| line.rsplit(' ').next().and_then(|text| text.parse().ok()).unwrap_or_default()).collect()
+    }
+
+    fn live(&self) -> u64 {
+        self.tell(libc_signal::USR1, "lived")
+    }
+
+    /// Makes a seed of it.
+    fn prepare(&self) -> Seed {
+        self.prepare_process(self.child.pid, &[])
+    }
+
+    fn prepare_process(&self, pid: i32, options: &[&str]) -> Seed {
+        let ended = self.farfork.run(&[&["prepare", &pid.to_string(), "--json"], options].concat());
+        assert!(ended.status.success(), "{}", ended.stderr);
+        Seed::from_json(&self.farfork, &ended.stdout)
+    }
+}
+
+/// Children of what a middle child forked end with it.
+impl Drop for Middle {
+    fn drop(&mut self) {
+        self.farfork.run(&["kill", "--signal", "KILL", &self.child.id]);
+    }
+}
+
+/// Numbers of signals, as kill(2) takes them.
+mod libc_signal {
+    pub(super) const HUP: i32 = 1;
+    pub(super) const USR1: i32 = 10;
+    pub(super) const USR2: i32 = 12;
+    pub(super) const ALRM: i32 = 14;
+    pub(super) const CONT: i32 = 18;
+    pub(super) const STOP: i32 = 19;
+}
+
+fn signal_to(pid: i32, signal: i32) {
+    let process = farfork_sys::pidfd::open(pid).expect("the child lives");
+    farfork_sys::pidfd::send_signal(&process, signal).expect("the child lives");
+}
+
+fn generations() -> Parent {
+    Parent::start(Program::Situation("generations"), &[MEMORY_MIB])
+}
+
+/// A grandchild finds everything as it must be, after so many generations.
+fn check(seed: &Seed, number: u64, generation: u64, options: &[&str]) {
+    let ended = seed.fork_attached(&number.to_string(), options);
+    let expected = format!("result {number} {}", number + generation);
+    let is_right = ended.status.code() == Some(42) && ended.stdout.lines().any(|line| line == expected);
+    assert!(is_right, "no `{expected}`, {}: {}", ended.status, ended.stderr);
+}
+
+fn counted(farfork: &Farfork, child: &str, what: &str) -> u64 {
+    let said = farfork.json(&["inspect", child]);
+    said["pager"][what].as_u64().unwrap_or_else(|| panic!("no {what} in {said}"))
+}
+
+/// Every page, by its bytes, of a child that stands still while it is looked at.
+fn changed(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    assert_eq!(middle.live(), 1);
+    signal_to(middle.child.pid, libc_signal::STOP);
+    let second = middle.prepare();
+    for index in [2, 1, 0] {
+        let grandchild = Middle::of(cluster, &second, index, &["--paused"]);
+        let compared = memory::compare_memory(middle.child.pid, grandchild.child.pid);
+        assert!(compared.pages as u64 > MEMORY_PAGES, "{compared:?}");
+    }
+    signal_to(middle.child.pid, libc_signal::CONT);
+    for index in [2, 1, 0] {
+        check(&second, 7, 1, &["--to", cluster.name(index)]);
+    }
+    assert_eq!(middle.live(), 2, "the middle goes on, and its template does not change");
+    check(&second, 8, 1, &["--to", cluster.name(2)]);
+}
+
+/// Real programs with threads, in three languages.
+fn whatever(cluster: &Cluster) {
+    for (program, arguments) in [
+        (Program::Arrays, &[][..]),
+        (Program::Threads, &["16"][..]),
+        (Program::Waits, &["16", "spin"][..]),
+        (Program::Goroutines, &["16"][..]),
+    ] {
+        let mut parent = Parent::start(program, arguments);
+        let seed = Seed::prepare(cluster.first(), &parent);
+        let middle = Middle::of(cluster, &seed, 1, &[]);
+        let second = middle.prepare();
+        second.fork_and_check(&parent, 5, &["--to", cluster.name(2)]);
+        second.fork_and_check(&parent, 6, &["--to", cluster.name(1)]);
+        second.fork_and_check(&parent, 7, &["--to", cluster.name(0), "--strategy", "cow"]);
+        parent.require_unharmed();
+    }
+}
+
+fn sixteen_times(cluster: &Cluster) {
+    let parent = generations();
+    let mut seeds = vec![Seed::prepare(cluster.first(), &parent)];
+    let mut middles: Vec<Middle> = Vec::new();
+    for depth in 1..=16 {
+        let middle = Middle::of(cluster, seeds.last().expect("a seed"), depth % 3, &[]);
+        assert_eq!(middle.live(), depth as u64);
+        seeds.push(middle.prepare());
+        middles.push(middle);
+    }
+    let last = seeds.last().expect("a seed");
+    for index in 0..3 {
+        check(last, 100, 16, &["--to", cluster.name(index)]);
+    }
+    check(last, 101, 16, &["--to", cluster.name(0), "--strategy", "cow"]);
+}
+
+/// What lies in a child's own layer is on no node, and its payload in no other container.
+fn own_files(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("file");
+    fs::write(&path, "nodes, and more\n").expect("a small file");
+    let mut parent = Parent::start(Program::Situation("own_files"), &[&path.to_string_lossy()]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let child = seed.fork_detached(&["31".to_owned()], &["--to", cluster.name(1)]).remove(0);
+    let middle = Middle { farfork: cluster.node(1).clone(), child };
+    wait::wait_until("the child has its files", TOLD_LIMIT, || {
+        let output = middle.farfork.run(&["logs", &middle.child.id]).stdout;
+        output.lines().any(|line| line == "stands").then_some(())
+    });
+    let second = middle.prepare();
+    for index in [0, 1, 2] {
+        // The second of them is a zygote's copy.
+        for number in [47, 48] {
+            second.fork_and_check(&parent, number, &["--to", cluster.name(index)]);
+        }
+        let without = cluster.first().run(&["fork", second.id(), "--to", cluster.name(index)]);
+        assert!(without.stdout.lines().any(|line| line == "result 0 0"), "{}", without.stderr);
+    }
+    assert_eq!(fs::read_to_string(&path).expect("the node's file"), "nodes, and more\n");
+    parent.require_unharmed();
+}
+
+/// A process that a child forked is a parent like any other.
+fn forked(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    middle.tell(libc_signal::HUP, "forked");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", middle.child.pid)).expect("it lives");
+    let pid = children.trim().parse().expect("one process");
+    signal_to(pid, libc_signal::USR1);
+    wait::wait_until("it lives, too", TOLD_LIMIT, || (middle.said("lived").last() == Some(&2)).then_some(()));
+    let second = middle.prepare_process(pid, &[]);
+    check(&second, 9, 2, &["--to", cluster.name(2)]);
+    check(&middle.prepare(), 9, 1, &["--to", cluster.name(2)]);
+}
+
+/// The template is told apart from all that others fork at the same moment, and nobody is harmed by being looked at for it.
+fn storming(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    middle.tell(libc_signal::ALRM, "storming");
+    for number in 20..26 {
+        let second = middle.prepare();
+        check(&second, number, 1, &["--to", cluster.name(number as usize % 3)]);
+    }
+    let errors = middle.farfork.run(&["logs", "--stderr", &middle.child.id]);
+    assert!(!(errors.stdout + &errors.stderr).contains("wrong"), "somebody found a wrong page");
+}
+
+/// What the middle never touched comes from the node that owns it, and nothing else does.
+fn not_through_middle(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    let second = middle.prepare();
+    let apart = Middle::of(cluster, &second, 2, &COW);
+    let untouched = apart.tell(libc_signal::USR2, "untouched");
+    assert!((MEMORY_PAGES * 9 / 10..MEMORY_PAGES).contains(&untouched), "{untouched}");
+    let (all, inherited) = (
+        counted(&apart.farfork, &apart.child.id, "pages_fetched"),
+        counted(&apart.farfork, &apart.child.id, "pages_inherited"),
+    );
+    assert!(inherited >= untouched && all - inherited < MEMORY_PAGES / 10, "{all}, {inherited} of them inherited");
+    // Beside the middle, what it owns crosses no network, and all else does.
+    let beside = Middle::of(cluster, &second, 1, &COW);
+    beside.tell(libc_signal::USR2, "untouched");
+    let count = |what| counted(&beside.farfork, &beside.child.id, what);
+    assert_eq!(count("pages_fetched") - count("pages_inherited"), count("pages_same_host"));
+    // Beside the first, the other way about.
+    let before = Middle::of(cluster, &second, 0, &COW);
+    before.tell(libc_signal::USR2, "untouched");
+    let count = |what| counted(&before.farfork, &before.child.id, what);
+    assert_eq!(count("pages_inherited"), count("pages_same_host"));
+}
+
+/// A middle child that has all of its pages hands down nothing of its seed's.
+fn settled(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &[]);
+    middle.live();
+    middle.farfork.json(&["settle", &middle.child.id]);
+    let second = middle.prepare();
+    drop(seed);
+    check(&second, 10, 1, &["--to", cluster.name(2)]);
+}
+
+/// The image of a seed has what it inherits, too: its children need neither the middle, nor the first seed, nor its parent, and a
+/// node that knew the seed before does not go on asking there.
+fn sealed(cluster: &Cluster) {
+    let mut parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    let second = middle.prepare_process(middle.child.pid, &["--sealed"]);
+    check(&second, 12, 1, &["--to", cluster.name(2)]);
+    let said = wait::wait_until("the seed is sealed", TOLD_LIMIT, || {
+        Some(middle.farfork.json(&["inspect", second.id()])).filter(|said| said["seal"]["state"] != "sealing")
+    });
+    assert_eq!(said["seal"]["state"], "sealed", "{said}");
+    let middle_id = middle.child.id.clone();
+    drop(middle);
+    cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
+    cluster.first().json(&["drop", seed.id()]);
+    parent.kill();
+    for index in [2, 1, 0] {
+        check(&second, 13, 1, &["--to", cluster.name(index)]);
+    }
+    let grandchild = Middle::of(cluster, &second, 2, &[]);
+    assert_eq!(grandchild.live(), 2, "and a generation more");
+}
+
+/// The first seed is gone: who misses its pages hears so by its name, whoever does not goes on.
+fn lost(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let name = seed.id().to_owned();
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    let second = middle.prepare();
+    let grandchild = Middle::of(cluster, &second, 2, &COW);
+    wait::wait_until("it runs", TOLD_LIMIT, || (!grandchild.said("tick").is_empty()).then_some(()));
+    drop(seed);
+    let ticks = grandchild.said("tick").len();
+    wait::wait_until("it goes on", TOLD_LIMIT, || (grandchild.said("tick").len() > ticks + 5).then_some(()));
+    signal_to(grandchild.child.pid, libc_signal::USR2);
+    let ended = grandchild.farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
+    let end = &ended["children"][0];
+    assert_eq!(end["signal"], 7, "{ended}");
+    assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&name)), "{ended}");
+}
+
+/// A template is in the pid namespace of its child, which ends with it, and at once: whoever forks it then is told, and so is who
+/// misses a page that only it had.
+fn seeds_end(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    let second = middle.prepare();
+    let grandchild = Middle::of(cluster, &second, 2, &[&COW[..], &["--paused"]].concat());
+    let (id, middle_id) = (second.id().to_owned(), middle.child.id.clone());
+    drop(middle);
+    let ended = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
+    assert_eq!(ended["children"][0]["signal"], 9, "its end is told though its seed is there: {ended}");
+    wait::wait_until("its seed cannot be forked", TOLD_LIMIT, || {
+        let ended = cluster.first().run(&["fork", &id, "--detach", "--to", cluster.name(2)]);
+        (!ended.status.success()).then_some(())
+    });
+    cluster.first().run_failing(&["fork", &id, "--detach", "--to", cluster.name(2)]).require_mentions(&[
+        &id,
+        "has ended",
+        "drop",
+    ]);
+    grandchild.farfork.json(&["unpause", &grandchild.child.id]);
+    let ended = grandchild.farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
+    let end = &ended["children"][0];
+    assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&id)), "{ended}");
+}
+
+/// A child cannot be its own template: its missing pages would be read.
+fn never_frozen(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &[]);
+    let pid = middle.child.pid.to_string();
+    middle.farfork.run_failing(&["prepare", &pid, "--freeze"]).require_mentions(&[&pid, "child of a seed", "--freeze"]);
+    let report = middle.farfork.json(&["check", &pid]);
+    assert_eq!(report["refusals"], Value::Array(Vec::new()), "{report}");
+    assert_eq!(middle.live(), 1, "it runs on");
+}
+
+/// A new pager knows as much of the middle as the old one did.
+fn pagers_die() {
+    let cluster = Cluster::start(3);
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(&cluster, &seed, 1, &COW);
+    middle.live();
+    cluster.kill_pager(1);
+    let second = middle.prepare();
+    middle.live();
+    let children =
+        second.fork_detached(&["11".to_owned(), "12".to_owned()], &["--to", cluster.name(2), "--strategy", "cow"]);
+    cluster.kill_pager(2);
+    cluster.kill_pager(1);
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    let said =
+        cluster.first().json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+    for end in said["children"].as_array().expect("ends") {
+        assert_eq!(end["exit_code"], 42, "{end}");
+    }
+    drop((second, middle, seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// The middle's daemon is killed, and with it the memory that the middle owned. What the first seed owns still comes.
+fn middle_dies() {
+    let cluster = Cluster::start(3);
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(&cluster, &seed, 1, &COW);
+    middle.live();
+    let second = middle.prepare();
+    let grandchild = Middle::of(&cluster, &second, 2, &COW);
+    assert_eq!(grandchild.live(), 2, "it has what it runs with then: its stack, its code, what it keeps of its pages");
+    let before = counted(&grandchild.farfork, &grandchild.child.id, "pages_inherited");
+    cluster.kill_daemon(1);
+    let untouched = grandchild.tell(libc_signal::USR2, "untouched");
+    let after = counted(&grandchild.farfork, &grandchild.child.id, "pages_inherited");
+    assert!(after - before >= untouched * 9 / 10, "{before}, {after}, {untouched}");
+    drop(grandchild);
+    cluster.restart_daemon(1);
+    cluster.wait_until_all_are_alive();
+    drop((second, middle, seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}

@@ -1,0 +1,229 @@
+//! Untrusted children may have users and groups of their own: root inside is nobody outside, all the same finds its parent's files
+//! its own, and changes none of the node's.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::time::Duration;
+
+use farfork_sys::user_namespace::try_lock_byte;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("root_inside_is_nobody_outside", nobody),
+    Test::shared("no_two_have_the_same", apart),
+    Test::shared("no_way_out_is_open", no_way_out),
+    Test::shared("with_threads_of_python", python),
+    Test::shared("what_is_shared_is_theirs_too", shared_files),
+    Test::shared("what_it_does_not_go_with_is_refused", refused),
+    Test::alone("numbers_outlive_a_daemon", daemon_killed),
+    Test::alone("its_processes_may_be_killed", processes_killed),
+];
+
+const OPTIONS: [&str; 2] = ["--untrusted", "--user-namespace"];
+/// The first number that containers have, and how many each has.
+const FIRST: u32 = 1_879_048_192;
+const COUNT: u32 = 65_536;
+
+/// For the end of some children that were killed.
+const GIVEN_BACK_LIMIT: Duration = Duration::from_secs(60);
+
+/// More than containers wait in a pool.
+const FORKS_MAX: usize = 20;
+
+/// Whether a container has the numbers from this one on.
+fn is_taken(cluster: &Cluster, first: u32) -> bool {
+    let locks = File::options().write(true).open(cluster.user_ranges()).expect("there were containers with users");
+    !try_lock_byte(&locks, (first - FIRST) / COUNT).expect("bytes of files can be locked")
+}
+
+/// Where a process's numbers begin outside, as the node sees it.
+fn first_of(pid: i32) -> u32 {
+    let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("the child lives");
+    let numbers: Vec<u32> = map.split_whitespace().map(|number| number.parse().expect("a number")).collect();
+    assert_eq!((numbers[0], numbers[2]), (0, COUNT), "{map}");
+    assert!(numbers[1] >= FIRST && (numbers[1] - FIRST).is_multiple_of(COUNT), "{map}");
+    numbers[1]
+}
+
+fn nobody(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "secret").expect("a small file can be written");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    let mut parent = Parent::start(Program::Situation("numbered"), &[&directory.path().to_string_lossy()]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    for network in ["private", "shared"] {
+        let options = [&OPTIONS[..], &["--to", cluster.name(1), "--net", network]].concat();
+        let ended = seed.fork_attached("7", &options);
+        assert_eq!(ended.status.code(), Some(42), "{network}: {}{}", ended.stdout, ended.stderr);
+        let numbers = format!("numbers 0 0 {}", u32::MAX);
+        assert!(!ended.stdout.contains(&numbers), "{}", ended.stdout);
+    }
+    assert_eq!(fs::read_to_string(&secret).expect("it is there"), "secret");
+    assert_eq!(fs::read_dir(directory.path()).expect("it is there").count(), 1, "something was made on the node");
+
+    let child = &seed.fork_idle(1, &OPTIONS)[0];
+    let first = first_of(child.pid);
+    for task in fs::read_dir(format!("/proc/{}/task", child.pid)).expect("the child lives") {
+        let status = fs::read_to_string(task.expect("a thread").path().join("status")).expect("it lives");
+        for (what, line) in [
+            ("Uid", status.lines().find(|line| line.starts_with("Uid:"))),
+            ("Gid", status.lines().find(|line| line.starts_with("Gid:"))),
+        ] {
+            assert_eq!(line, Some(&*format!("{what}:\t{first}\t{first}\t{first}\t{first}")), "{status}");
+        }
+    }
+    let root = format!("/proc/{}/root", child.pid);
+    let shown = fs::metadata(format!("{root}{}", secret.display())).expect("the child sees it");
+    assert_eq!((shown.uid(), fs::metadata(&secret).expect("it is there").uid()), (first, 0));
+    let said = cluster.first().json(&["inspect", &child.id]);
+    assert_eq!((&said["untrusted"], &said["user_namespace"]), (&true.into(), &true.into()), "{said}");
+    let refused = cluster.first().run_failing(&["prepare", &child.pid.to_string()]);
+    refused.require_mentions(&["users are its own", "--user-namespace"]);
+    parent.require_unharmed();
+}
+
+fn apart(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let nodes = format!("{},{}", cluster.name(0), cluster.name(1));
+    let children = seed.fork_idle(6, &[&OPTIONS[..], &["--to", &nodes]].concat());
+    let firsts: BTreeSet<u32> = children.iter().map(|child| first_of(child.pid)).collect();
+    assert_eq!(firsts.len(), children.len(), "{firsts:?}");
+    assert!(firsts.iter().all(|first| is_taken(cluster, *first)), "{firsts:?}");
+    for child in &children {
+        cluster.first().json(&["kill", "-s", "KILL", &child.id]);
+    }
+    wait::wait_until("their numbers are free", GIVEN_BACK_LIMIT, || {
+        firsts.iter().all(|first| !is_taken(cluster, *first)).then_some(())
+    });
+    // As many as it has: who bears it does not count.
+    let tasks = fs::read_dir(format!("/proc/{}/task", parent.pid())).expect("the parent lives").count().to_string();
+    seed.fork_idle(1, &[&OPTIONS[..], &["--processes", &tasks]].concat());
+    seed.fork_and_check(&parent, 5, &OPTIONS);
+    parent.require_unharmed();
+}
+
+fn no_way_out(cluster: &Cluster) {
+    let socket = cluster.node(1).socket().to_string_lossy().into_owned();
+    let mut parent = Parent::start(Program::Situation("escaping"), &[&socket]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    for network in ["private", "shared"] {
+        let options = [&OPTIONS[..], &["--to", cluster.name(1), "--net", network, "--read-only"]].concat();
+        let ended = seed.fork_attached("7", &options);
+        assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
+        let open: Vec<&str> = ended.stdout.lines().filter(|line| line.starts_with("open ")).collect();
+        assert!(open.is_empty(), "{network}: {}", open.join("\n"));
+    }
+    parent.require_unharmed();
+}
+
+fn python(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Arrays, &[]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 11, &[&OPTIONS[..], &["--to", cluster.name(1)]].concat());
+    parent.require_unharmed();
+}
+
+fn shared_files(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().to_string_lossy().into_owned();
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "secret").expect("a small file can be written");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    let mut parent = Parent::start(Program::Situation("numbered"), &[&path]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let options = [&OPTIONS[..], &["--to", cluster.name(1), "--shared", &path]].concat();
+    let ended = seed.fork_attached("7", &options);
+    assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
+    // What it wrote there is the node's, and of those who are root and root's group inside.
+    assert_eq!(fs::read_to_string(&secret).expect("it is there"), "public");
+    let made = fs::metadata(directory.path().join("made")).expect("the child has made it");
+    assert_eq!((made.uid(), made.gid(), made.mode() & 0o777), (0, 0, 0o600));
+    parent.require_unharmed();
+}
+
+fn refused(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let ended = seed.fork_attached("7", &["--user-namespace"]);
+    assert_eq!(ended.status.code(), Some(2), "{}{}", ended.stdout, ended.stderr);
+    let refused = cluster.first().run_failing(&[&["fork", seed.id()], &OPTIONS[..], &["--shared", "/"]].concat());
+    refused.require_mentions(&["the node's own root", "directories below it"]);
+    parent.require_unharmed();
+}
+
+fn daemon_killed() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    // The second node forks it itself: the first one's connections to it end with its daemon.
+    let said = cluster.first().json(&["prepare", &parent.pid().to_string()]);
+    let seed = Seed::from_json(cluster.node(1), &said.to_string());
+    let child = &seed.fork_idle(1, &OPTIONS)[0];
+    let first = first_of(child.pid);
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    // The numbers of those that waited in the pool are free again, those of the child are not.
+    for other in seed.fork_idle(4, &OPTIONS) {
+        assert_ne!(first_of(other.pid), first);
+        cluster.node(1).json(&["kill", "-s", "KILL", &other.id]);
+    }
+    assert!(is_taken(&cluster, first) && first_of(child.pid) == first, "a new daemon has given its numbers away");
+    cluster.node(1).json(&["kill", "-s", "KILL", &child.id]);
+    await_free(&cluster, first);
+    parent.require_unharmed();
+    require_nothing_left(cluster, seed);
+}
+
+fn processes_killed() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let child = &seed.fork_idle(1, &OPTIONS)[0];
+    let first = first_of(child.pid);
+    let status = fs::read_to_string(format!("/proc/{}/status", child.pid)).expect("the child lives");
+    let init = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+    kill(init.expect("its first process"));
+    await_free(&cluster, first);
+
+    wait::wait_until("containers wait", GIVEN_BACK_LIMIT, || {
+        let bearers = bearers(&cluster);
+        bearers.iter().for_each(|pid| kill(*pid));
+        (!bearers.is_empty()).then_some(())
+    });
+    // Whoever is given such a container is told; then come those that were built since.
+    let good = (0..FORKS_MAX).map(|_| seed.fork_attached("7", &OPTIONS)).find(|ended| {
+        let is_told = ended.stderr.contains("container's stub ended") || ended.stderr.contains("cannot be talked to");
+        assert!(ended.status.code() == Some(42) || is_told, "{}", ended.stderr);
+        ended.status.code() == Some(42)
+    });
+    assert!(good.is_some(), "no child after {FORKS_MAX} forks");
+    parent.require_unharmed();
+    require_nothing_left(cluster, seed);
+}
+
+fn await_free(cluster: &Cluster, first: u32) {
+    wait::wait_until("its numbers are free", GIVEN_BACK_LIMIT, || (!is_taken(cluster, first)).then_some(()));
+}
+
+/// Those who bear children of containers with users of their own: alone of all init programs they are in the node's pid namespace.
+fn bearers(cluster: &Cluster) -> Vec<i32> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+    let of_node = |pid: &i32| namespace(&pid.to_string()) == namespace("self");
+    cluster.processes("farfork-init").into_iter().filter(of_node).collect()
+}
+
+fn kill(pid: i32) {
+    // ESRCH: it has ended by itself.
+    let _ = kill_process(Pid::from_raw(pid).expect("a process"), Signal::KILL);
+}
+
+fn require_nothing_left(cluster: Cluster, seed: Seed) {
+    drop(seed);
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}

@@ -1,0 +1,149 @@
+//! A child may be in the root of one of its parent's that has ended and left nothing there; nobody else is, and no other root is used again.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("where_a_child_has_left_nothing", where_nothing_is_left),
+    Test::alone("by_children_of_the_same_parent", only_of_the_same_parent),
+    Test::alone("while_that_is_who_it_was", only_while_it_is_who_it_is),
+    Test::alone("and_none_is_left_behind", none_is_left_behind),
+];
+
+/// For a root to have its next container.
+const SOON: Duration = Duration::from_secs(60);
+
+/// The mount namespace that a child was in. Held, so that no later one has its number.
+struct Root {
+    name: String,
+    _held: File,
+}
+
+/// Starts a child, has `act` do something to it, and ends it.
+fn root_of(cluster: &Cluster, seed: &Seed, options: &[&str], act: impl FnOnce(i32)) -> Root {
+    let child = seed.fork_idle(1, options).remove(0);
+    let path = format!("/proc/{}/ns/mnt", child.pid);
+    let name = fs::read_link(&path).expect("it runs").to_string_lossy().into_owned();
+    let root = Root { name, _held: File::open(&path).expect("it runs") };
+    act(child.pid);
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    let directory = format!("/proc/{}", child.pid);
+    wait::wait_until("the child has ended", SOON, || (!Path::new(&directory).exists()).then_some(()));
+    root
+}
+
+/// Executes a command where the child is, with its view of files.
+fn within(pid: i32, command: &str) {
+    let target = ["--target".to_owned(), pid.to_string()];
+    let status = Command::new("nsenter").args(target).args(["--mount", "sh", "-c", command]).status();
+    assert!(status.expect("nsenter is needed").success(), "{command}");
+}
+
+fn where_nothing_is_left() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let root = |seed: &Seed, options: &[&str], act: &dyn Fn(i32)| root_of(&cluster, seed, options, act);
+    let first = root(&seed, &[], &|_| ());
+    wait::wait_until("a child is in a root that another had", SOON, || {
+        (root(&seed, &[], &|_| ()).name == first.name).then_some(())
+    });
+
+    let spoilt = root(&seed, &[], &|pid| within(pid, "echo secret > /tmp/left"));
+    let captured = root(&seed, &[], &|pid| drop(Seed::prepare_process(cluster.first(), &pid.to_string(), &[])));
+    let kinds: [&[&str]; 5] =
+        [&["--untrusted"], &["--memory", "256MiB"], &["--bind", "/tmp:/mnt"], &["--net", "host"], &["--read-only"]];
+    let mut former = vec![spoilt, captured];
+    former.extend(kinds.map(|options| root(&seed, options, &|_| ())));
+    // One fan-out each: another is in another network.
+    former.push(root(&seed, &["--net", "shared"], &|_| ()));
+    for options in [&[][..], &["--net", "shared"], &["--untrusted"], &["--net", "host"]] {
+        for _ in 0..3 {
+            let next = root(&seed, options, &|pid| within(pid, "test ! -e /tmp/left"));
+            assert!(former.iter().all(|former| former.name != next.name), "{options:?}");
+        }
+    }
+    seed.fork_and_check(&parent, 1, &[]);
+    parent.require_unharmed();
+}
+
+/// Makes seeds of a process until a child of one has the root of one of another. Gives the roots of all.
+fn until_handed_on(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<Root> {
+    let next = Seed::prepare(cluster.first(), parent);
+    let (mut of_others, mut of_next) = (Vec::<Root>::new(), Vec::new());
+    wait::wait_until("a child is in the root of one of another seed", SOON, || {
+        let other = Seed::prepare(cluster.first(), parent);
+        of_others.push(root_of(cluster, &other, options, |_| ()));
+        drop(other);
+        let found = root_of(cluster, &next, options, |_| ());
+        let is_handed_on = of_others.iter().any(|former| former.name == found.name);
+        of_next.push(found);
+        is_handed_on.then_some(())
+    });
+    of_others.extend(of_next);
+    of_others
+}
+
+fn only_of_the_same_parent() {
+    let cluster = Cluster::start(2);
+    let [mut parent, mut other] = [(); 2].map(|()| Parent::start(Program::Waits, &["4"]));
+    for to in [&[][..], &["--to", cluster.name(1)]] {
+        let shared = [to, &["--net", "shared"]].concat();
+        let root = |seed: &Seed, options: &[&str]| root_of(&cluster, seed, options, |_| ());
+        let [its, not_its] = [&parent, &other].map(|parent| Seed::prepare(cluster.first(), parent));
+        let mut former = until_handed_on(&cluster, &parent, to);
+        former.push(root(&its, &shared));
+        for (seed, options) in [(&not_its, to), (&not_its, &shared), (&its, &shared)] {
+            for _ in 0..3 {
+                let found = root(seed, options);
+                assert!(former.iter().all(|former| former.name != found.name), "{options:?}");
+            }
+        }
+    }
+    parent.require_unharmed();
+    other.require_unharmed();
+}
+
+fn only_while_it_is_who_it_is() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Situation("becoming"), &[]);
+    let mut former: Vec<Root> = Vec::new();
+    let ways = ["itself", "in other groups", "not dumpable", "with fewer capabilities", "another user"];
+    for (number, way) in ways.into_iter().enumerate() {
+        if number > 0 {
+            kill_process(Pid::from_raw(parent.pid()).expect("a process id"), Signal::USR1).expect("it runs");
+            parent.wait_for_ticks(3);
+        }
+        let found = until_handed_on(&cluster, &parent, &[]);
+        let is_strange = |root: &Root| former.iter().all(|former| former.name != root.name);
+        assert!(found.iter().all(is_strange), "{way}");
+        former.extend(found);
+    }
+    parent.require_unharmed();
+}
+
+fn none_is_left_behind() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let to = ["--to", cluster.name(1)];
+    let numbers: Vec<u64> = (0..20).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    for _ in 0..3 {
+        let children = seed.fork_detached(&payloads, &to);
+        seed.check_answers(&parent, &children, &numbers);
+    }
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    seed.fork_and_check(&parent, 1, &to);
+    parent.require_unharmed();
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}

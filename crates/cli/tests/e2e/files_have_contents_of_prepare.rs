@@ -1,0 +1,303 @@
+//! Files are those of prepare: a child has the bytes of what its parent had open or mapped then, or the fork is refused by the file's name.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::harness::{Cluster, Parent, Program, Seed, programs, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("where_they_were_replaced", replaced),
+    Test::shared("where_they_were_removed", removed),
+    Test::shared("but_not_where_they_were_changed_in_place", changed),
+    Test::shared("but_not_where_their_owners_copy_was_changed", changed_behind),
+    Test::shared("where_they_were_replaced_as_soon_as_prepare_was_over", replaced_at_once),
+    Test::shared("but_not_where_they_were_changed_as_soon_as_prepare_was_over", changed_at_once),
+    Test::shared("but_not_where_one_that_is_written_to_and_replaced_was_changed", changed_behind_equal_bytes),
+    Test::shared("from_a_sealed_seed", sealed),
+    Test::shared("where_they_were_copied", copied),
+    Test::shared("but_not_where_a_database_goes_on", database),
+    Test::shared("with_the_length_of_then_where_they_are_added_to", added_to),
+    Test::shared("where_attributes_or_equal_bytes_were_written", touched),
+    Test::shared("where_an_array_is_mapped", mapped_array),
+    Test::shared("where_a_program_was_installed_anew", installed_anew),
+    Test::shared("but_not_where_a_path_is_shared", shared_path),
+];
+
+/// As the program names them.
+const KINDS: [&str; 8] = ["read", "both", "shared", "private", "copied", "written", "log", "plain_log"];
+
+/// The files that the program may write to, by name: a change of these leaves no trace.
+const UNPROVED_KINDS: [&str; 4] = ["both", "log", "plain_log", "written"];
+
+/// Those whose bytes a child reads.
+const READ_KINDS: usize = 6;
+
+/// How often a file is changed in the moment in which a prepare has its answer.
+const AT_ONCE_ROUNDS: usize = 12;
+
+/// The payload of a child that is to find what was changed.
+const TAKES_CHANGES: u64 = 900;
+
+fn parent(directory: &Path, kind: Option<&str>) -> Parent {
+    let directory = directory.to_string_lossy();
+    let arguments: Vec<&str> = std::iter::once(&*directory).chain(kind).collect();
+    Parent::start(Program::Situation("kept_files"), &arguments)
+}
+
+/// A child on the owner's node and one on another.
+fn check_everywhere(cluster: &Cluster, seed: &Seed, parent: &Parent) {
+    for (number, node) in [(31, 0), (32, 1), (33, 0)] {
+        seed.fork_and_check(parent, number, &["--to", cluster.name(node)]);
+    }
+}
+
+fn require_refused(cluster: &Cluster, seed: &Seed, path: &Path) {
+    for node in [0, 1] {
+        let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(node)]);
+        refused.require_mentions(&[&path.to_string_lossy(), "changed", "--changed-files allow"]);
+    }
+}
+
+fn replace(path: &Path, bytes: &[u8]) {
+    let new = path.with_extension("new");
+    fs::write(&new, bytes).and_then(|()| fs::rename(new, path)).expect("a directory of ours");
+}
+
+fn replaced(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let mut parent = parent(directory.path(), None);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 30, &["--to", cluster.name(0)]);
+    let unproved = UNPROVED_KINDS.map(|kind| directory.path().join(kind));
+    assert_eq!(cluster.first().json(&["inspect", seed.id()])["unproved_files"], serde_json::json!(unproved));
+    KINDS.iter().for_each(|kind| replace(&directory.path().join(kind), b"another"));
+    check_everywhere(cluster, &seed, &parent);
+    for kind in KINDS {
+        assert_eq!(
+            fs::read(directory.path().join(kind)).expect("it is there"),
+            b"another",
+            "a child's file is its own"
+        );
+    }
+    parent.require_unharmed();
+}
+
+/// The seed is promised before all of it was read; what was replaced has the same length and times.
+fn replaced_at_once(cluster: &Cluster) {
+    for kind in ["shared", "private"].into_iter().cycle().take(AT_ONCE_ROUNDS) {
+        let directory = scratch::directory();
+        let (mut parent, path) = (parent(directory.path(), Some(kind)), directory.path().join(kind));
+        let (before, new) = (fs::metadata(&path).expect("it is there"), path.with_extension("new"));
+        let bytes = vec![1; before.len() as usize];
+        fs::write(&new, bytes).expect("a directory of ours");
+        let times = fs::FileTimes::new().set_modified(before.modified().expect("a time"));
+        File::options().write(true).open(&new).and_then(|file| file.set_times(times)).expect("a file of ours");
+        let seed = Seed::prepare(cluster.first(), &parent);
+        fs::rename(&new, &path).expect("a directory of ours");
+        seed.fork_and_check(&parent, 31, &["--to", cluster.name(0)]);
+        seed.fork_and_check(&parent, 32, &["--to", cluster.name(1)]);
+        parent.require_unharmed();
+    }
+}
+
+fn changed_at_once(cluster: &Cluster) {
+    for kind in ["shared", "private", "copied"].into_iter().cycle().take(AT_ONCE_ROUNDS) {
+        let directory = scratch::directory();
+        let (parent, path) = (parent(directory.path(), Some(kind)), directory.path().join(kind));
+        let file = File::options().write(true).open(&path).expect("it is there");
+        let seed = Seed::prepare(cluster.first(), &parent);
+        file.write_all_at(&[1; 8], 512).expect("it can be written");
+        require_refused(cluster, &seed, &path);
+    }
+}
+
+/// What was not written through a private mapping comes from the file of then, whatever its path leads to.
+fn changed_behind_equal_bytes(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let (parent, path) = (parent(directory.path(), Some("copied")), directory.path().join("copied"));
+    let file = File::options().write(true).open(&path).expect("it is there");
+    let seed = Seed::prepare(cluster.first(), &parent);
+    seed.template_pid();
+    replace(&path, &fs::read(&path).expect("it is there"));
+    seed.fork_and_check(&parent, 31, &["--to", cluster.name(0)]);
+    file.write_all_at(&[1; 8], 8192).expect("it can be written");
+    for node in [0, 1] {
+        let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(node)]);
+        refused.require_mentions(&[&path.to_string_lossy(), "changed"]);
+    }
+}
+
+fn removed(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let mut parent = parent(directory.path(), None);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    KINDS.iter().for_each(|kind| fs::remove_file(directory.path().join(kind)).expect("it was there"));
+    check_everywhere(cluster, &seed, &parent);
+    parent.require_unharmed();
+    let said = cluster.first().json(&["inspect", seed.id()]);
+    assert!(said["held_files"].as_u64().is_some_and(|files| files >= 6), "{said}");
+    assert!(said["held_file_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{said}");
+}
+
+fn changed(cluster: &Cluster) {
+    for kind in &KINDS[..READ_KINDS] {
+        let directory = scratch::directory();
+        let mut parent = parent(directory.path(), Some(kind));
+        let (seed, path) = (Seed::prepare(cluster.first(), &parent), directory.path().join(kind));
+        let mut bytes = fs::read(&path).expect("it is there");
+        bytes[512..520].fill(1);
+        fs::write(&path, &bytes).expect("it is there");
+        require_refused(cluster, &seed, &path);
+        File::options().write(true).open(&path).and_then(|file| file.set_len(100)).expect("it is there");
+        require_refused(cluster, &seed, &path);
+        parent.require_unharmed();
+    }
+    let directory = scratch::directory();
+    let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    // What the program finds in the file of kind 0 when the change is 7.
+    let words = (7..7 + fs::metadata(&path).expect("it is there").len() / 8).flat_map(|at| word_of(at).to_ne_bytes());
+    fs::write(&path, words.collect::<Vec<u8>>()).expect("it is there");
+    require_refused(cluster, &seed, &path);
+    for node in [0, 1] {
+        let options = ["--changed-files", "allow", "--to", cluster.name(node)];
+        seed.fork_and_check(&parent, TAKES_CHANGES, &options);
+    }
+}
+
+/// SplitMix64, as the programs' `word_of`.
+fn word_of(index: u64) -> u64 {
+    let mut z = (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Replaced, and then the old one was changed by who has it open still.
+fn changed_behind(cluster: &Cluster) {
+    for kind in &KINDS[..READ_KINDS] {
+        let directory = scratch::directory();
+        let parent = parent(directory.path(), Some(kind));
+        let (seed, path) = (Seed::prepare(cluster.first(), &parent), directory.path().join(kind));
+        let mut old = File::options().write(true).open(&path).expect("it is there");
+        replace(&path, b"another");
+        old.write_all(b"changed").expect("a file of ours");
+        require_refused(cluster, &seed, &path);
+    }
+}
+
+/// The image has them, and a file that was changed before it was written is refused.
+fn sealed(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let parent = parent(directory.path(), None);
+    let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--wait"]);
+    KINDS.iter().for_each(|kind| replace(&directory.path().join(kind), b"another"));
+    check_everywhere(cluster, &seed, &parent);
+}
+
+/// Copies are taken while the parent stands, of what it can read and has mapped shared.
+fn copied(cluster: &Cluster) {
+    for kind in ["read", "both", "shared", "written"] {
+        let directory = scratch::directory();
+        let mut parent = parent(directory.path(), Some(kind));
+        let seed = Seed::prepare_with(cluster.first(), &parent, &["--snapshot-files"]);
+        let path = directory.path().join(kind);
+        fs::write(&path, b"changed in place").expect("it is there");
+        check_everywhere(cluster, &seed, &parent);
+        if ["read", "both"].contains(&kind) {
+            parent.require_unharmed();
+        }
+    }
+}
+
+/// A database that its own process goes on writing to.
+fn database(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("database");
+    let program = programs::sources().join("situations/database.py");
+    let parent = Parent::start_command(Command::new(programs::python()).arg(program).arg(&path));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let modified = || fs::metadata(&path).and_then(|found| found.modified()).expect("it is there");
+    let then = modified();
+    wait::wait_until("the parent writes", Duration::from_secs(60), || (modified() != then).then_some(()));
+    require_refused(cluster, &seed, &path);
+}
+
+fn added_to(cluster: &Cluster) {
+    for kind in ["log", "plain_log"] {
+        let directory = scratch::directory();
+        let mut parent = parent(directory.path(), Some(kind));
+        let (seed, path) = (Seed::prepare(cluster.first(), &parent), directory.path().join(kind));
+        let bytes = fs::metadata(&path).expect("it is there").len();
+        let add =
+            || File::options().append(true).open(&path).and_then(|mut file| file.write_all(b"the parent's line\n"));
+        add().expect("it is there");
+        check_everywhere(cluster, &seed, &parent);
+        add().expect("it is there");
+        check_everywhere(cluster, &seed, &parent);
+        assert_eq!(fs::metadata(&path).expect("it is there").len(), bytes + 36, "children's lines are their own");
+        parent.require_unharmed();
+    }
+}
+
+/// Neither counts as a change: mode and names, and the same bytes once more.
+fn touched(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let parent = parent(directory.path(), None);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    // Digests are taken when the parent runs again.
+    seed.template_pid();
+    for kind in KINDS {
+        let path = directory.path().join(kind);
+        fs::hard_link(&path, path.with_extension("link")).expect("a directory of ours");
+        // A truncation takes what was written to a private mapping.
+        if kind != "copied" {
+            fs::read(&path).and_then(|bytes| fs::write(&path, bytes)).expect("it is there");
+        }
+    }
+    check_everywhere(cluster, &seed, &parent);
+}
+
+fn mapped_array(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("array.npy");
+    let program = programs::sources().join("situations/mapped_array.py");
+    let mut parent = Parent::start_command(Command::new(programs::python()).arg(program).arg(&path));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    replace(&path, &vec![7; 1 << 20]);
+    check_everywhere(cluster, &seed, &parent);
+    parent.require_unharmed();
+}
+
+/// What a package manager does to a program that runs.
+fn installed_anew(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let program = directory.path().join("program");
+    let command = Program::Situation("still").command();
+    fs::copy(command.get_program(), &program).expect("a directory of ours");
+    let parent = Parent::start_command(&mut Command::new(&program));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    replace(&program, b"another program");
+    let children = [0, 1].map(|node| seed.fork_idle(1, &["--to", cluster.name(node)]).remove(0));
+    for child in &children {
+        let bytes = fs::read(format!("/proc/{}/exe", child.pid)).expect("it runs");
+        assert_eq!(bytes, fs::read(format!("/proc/{}/exe", parent.pid())).expect("it runs"));
+        cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    }
+}
+
+/// Whoever shares a path wants the file of now.
+fn shared_path(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let words = (7..7 + fs::metadata(&path).expect("it is there").len() / 8).flat_map(|at| word_of(at).to_ne_bytes());
+    fs::write(&path, words.collect::<Vec<u8>>()).expect("it is there");
+    let shared = directory.path().to_string_lossy().into_owned();
+    seed.fork_and_check(&parent, TAKES_CHANGES, &["--shared", &shared]);
+}

@@ -1,0 +1,121 @@
+//! A child beside its parent, as the kernel shows both: `farfork inspect CHILD --against PID`, and nothing may differ that has no row
+//! in the differ's table.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::farfork::Farfork;
+use super::seed::{Seed, StartedChild};
+use super::wait;
+
+/// A difference that is there so often, one look after the other, stays.
+const COMPARISONS_MAX: usize = 5;
+/// A program that is prepared so often, and still does something each time, is not at rest.
+const SEEDS_MAX: usize = 3;
+
+/// For a process to stop, on a busy machine.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+const COMPARISON_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Compares a child that runs as its parent does.
+pub(crate) fn require_same_as_parent(farfork: &Farfork, child: &StartedChild, parent: i32) {
+    let said = comparison(farfork, &child.id, parent);
+    assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
+}
+
+/// What `inspect --against` says, as soon as it finds nothing, or at last.
+fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
+    let pid = parent.to_string();
+    let mut said = Value::Null;
+    // A process of a tree may still be on its last steps into its program when its fork is answered.
+    for _ in 0..COMPARISONS_MAX {
+        said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
+        if said["differences_count"] == 0 {
+            break;
+        }
+        thread::sleep(COMPARISON_INTERVAL);
+    }
+    said
+}
+
+fn differences_text(said: &Value, parent: i32) -> String {
+    let differences = said["differences"].as_array().unwrap_or_else(|| panic!("no comparison: {said}"));
+    let text = |difference: &Value| {
+        format!("  {}: parent {}, child {}\n", difference["field"], difference["parent"], difference["child"])
+    };
+    let (child, count, fields) = (&said["child"], &said["differences_count"], &said["fields"]);
+    let list: String = differences.iter().map(text).collect();
+    format!("{child} differs from its parent {parent} in {count} of {fields} fields:\n{list}")
+}
+
+/// How a child differs from its parent, in words.
+pub(crate) fn compare_with_parent(farfork: &Farfork, child: &str, parent: i32) -> Result<(), String> {
+    let said = comparison(farfork, child, parent);
+    if said["differences_count"] == 0 { Ok(()) } else { Err(differences_text(&said, parent)) }
+}
+
+/// The same of a child that is made for it, and ended.
+pub(crate) fn require_forked_child_same(farfork: &Farfork, seed: &Seed, node: &str, parent: i32) {
+    let said = forked_comparison(farfork, seed, &["--to", node], parent);
+    assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
+}
+
+/// The same of a program at rest that is prepared for it. What it still did when it was prepared shows as a difference: then it is
+/// prepared anew.
+pub(crate) fn require_fresh_child_same(farfork: &Farfork, node: &str, parent: i32) {
+    let mut said = Value::Null;
+    for _ in 0..SEEDS_MAX {
+        let seed = Seed::prepare_process(farfork, &parent.to_string(), &[]);
+        said = forked_comparison(farfork, &seed, &["--to", node], parent);
+        if said["differences_count"] == 0 {
+            return;
+        }
+    }
+    panic!("{}", differences_text(&said, parent));
+}
+
+fn forked_comparison(farfork: &Farfork, seed: &Seed, options: &[&str], parent: i32) -> Value {
+    let child = seed.fork_idle(1, options).remove(0);
+    let said = comparison(farfork, &child.id, parent);
+    farfork.json(&["kill", "--signal", "KILL", &child.id]);
+    said
+}
+
+/// A program that does not stand by itself is stopped with all that descends from it (SIGSTOP) before it is prepared, and its child is
+/// paused before its first step. Afterwards it goes on.
+pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: i32) {
+    let stopped = stop_tree(parent);
+    let seed = Seed::prepare_process(farfork, &parent.to_string(), &[]);
+    let said = forked_comparison(farfork, &seed, &["--to", node, "--paused"], parent);
+    assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
+    drop(seed);
+    for pid in stopped.into_iter().rev() {
+        // One that is waited for meanwhile is gone.
+        let _ = kill_process(pid, Signal::CONT);
+    }
+}
+
+/// Who stands makes no others: from the top.
+fn stop_tree(root: i32) -> Vec<Pid> {
+    let mut stopped = Vec::new();
+    let mut next = vec![root];
+    while let Some(id) = next.pop() {
+        let pid = Pid::from_raw(id).expect("a process id");
+        kill_process(pid, Signal::STOP).expect("a process of the tests");
+        let is_stopped = || {
+            let stat = farfork_sys::process::ProcStat::read(id).ok()?;
+            matches!(stat.state, 'T' | 'Z').then_some(())
+        };
+        wait::wait_until("a process stops", STOP_LIMIT, is_stopped);
+        for tid in farfork_sys::process::thread_ids(id).unwrap_or_default() {
+            let children = fs::read_to_string(format!("/proc/{id}/task/{tid}/children")).unwrap_or_default();
+            next.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
+        }
+        stopped.push(pid);
+    }
+    stopped
+}

@@ -1,0 +1,140 @@
+//! Members are let in: a client with a certificate uses a node over the network, a read-only one looks, a stranger gets
+//! nowhere; keys change under running nodes, and who is revoked is out. All with the real binary.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::harness::wait::CommandOutput;
+use crate::harness::{BINARY, Cluster, Parent, Program, Seed, WAIT_TIMEOUT, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("by_certificate_and_role", roles),
+    Test::alone("and_out_when_revoked", revoked),
+    Test::alone("with_new_keys_while_children_page", rotated),
+];
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What the nodes have learnt by then.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Runs the binary in a node's network, where its addresses are reached.
+fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> CommandOutput {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", &cluster.netns(index), BINARY]).args(arguments);
+    command.env_remove("FARFORK_SOCKET").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    wait::wait_with_output(command.spawn().expect("ip(8) can be started"), &arguments.join(" "), LIMIT)
+}
+
+/// Runs the binary in the second node's network with a request for the first node.
+fn remote(cluster: &Cluster, trust: &Path, arguments: &[&str]) -> CommandOutput {
+    let address = address(cluster, 0);
+    let trust = trust.to_str().expect("text");
+    farfork(cluster, 1, &[&["--node", &address, "--trust", trust], arguments].concat())
+}
+
+fn address(cluster: &Cluster, index: usize) -> String {
+    let nodes = cluster.first().json(&["nodes"]);
+    let nodes = nodes["nodes"].as_array().expect("nodes").iter();
+    let node = nodes.clone().find(|node| node["name"] == cluster.name(index)).expect("it is a member");
+    node["address"].as_str().expect("text").to_owned()
+}
+
+/// A node's trust directory.
+fn trust(cluster: &Cluster, index: usize) -> PathBuf {
+    cluster.node(index).socket().with_file_name("trust")
+}
+
+/// Runs `farfork cluster …` on a node's directory.
+fn manage(cluster: &Cluster, index: usize, arguments: &[&str]) -> Value {
+    let directory = trust(cluster, index);
+    cluster.node(index).json(&[&["cluster"], arguments, &["--trust", directory.to_str().expect("text")]].concat())
+}
+
+fn issue(cluster: &Cluster, scratch: &TempDir, role: &str) -> PathBuf {
+    let into = scratch.path().join(role);
+    manage(cluster, 0, &["issue", "somebody", "--role", role, "--out", into.to_str().expect("text")]);
+    into
+}
+
+fn roles() {
+    let (cluster, scratch) = (Cluster::start(2), scratch::directory());
+    let parent = Parent::start(Program::Waits, &["8"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let (client, reader) = (issue(&cluster, &scratch, "client"), issue(&cluster, &scratch, "read-only"));
+    for trust in [&client, &reader] {
+        let listed = remote(&cluster, trust, &["seeds"]);
+        assert!(listed.status.success() && listed.stdout.contains(seed.id()), "{}{}", listed.stdout, listed.stderr);
+    }
+    let refused = remote(&cluster, &reader, &["drop", seed.id()]);
+    assert!(!refused.status.success() && refused.stderr.contains("takes client"), "{}", refused.stderr);
+    // The nodes of another cluster are no members of this one.
+    let other = Cluster::start(1);
+    let refused = remote(&cluster, &trust(&other, 0), &["seeds"]);
+    assert!(!refused.status.success() && refused.stderr.contains("not signed by an authority"), "{}", refused.stderr);
+    let nobody = remote(&cluster, &scratch.path().join("nothing"), &["seeds"]);
+    assert!(nobody.stderr.contains("no identity here"), "{}", nobody.stderr);
+    let dropped = remote(&cluster, &client, &["drop", seed.id()]);
+    assert!(dropped.status.success(), "{}", dropped.stderr);
+    assert_eq!(other.stop(), Vec::<String>::new());
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+fn revoked() {
+    let (cluster, scratch) = (Cluster::start(2), scratch::directory());
+    let client = issue(&cluster, &scratch, "client");
+    assert!(remote(&cluster, &client, &["nodes"]).status.success());
+    manage(&cluster, 0, &["revoke", "somebody", "--role", "client"]);
+    let give_up = Instant::now() + SOON;
+    let refused = loop {
+        let ended = remote(&cluster, &client, &["nodes"]);
+        if !ended.status.success() {
+            break ended;
+        }
+        assert!(Instant::now() < give_up, "it is still let in");
+    };
+    assert!(refused.stderr.contains("revoked"), "{}", refused.stderr);
+    let shown = manage(&cluster, 0, &["show"]);
+    assert_eq!(shown["revoked"][0].as_str().map(|bearer| bearer.ends_with("/client/somebody")), Some(true), "{shown}");
+    // The other node hears of it.
+    while manage(&cluster, 1, &["show"])["roster"] != shown["roster"] {
+        assert!(Instant::now() < give_up + SOON, "the second node does not hear of it");
+    }
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A child whose pages come meanwhile notices nothing.
+fn rotated() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let children = seed.fork_detached(&["41 4000".to_owned()], &["--to", cluster.name(1)]);
+    let before = manage(&cluster, 1, &["show"]);
+    let rotated = cluster.first().json(&["cluster", "rotate", "--all"]);
+    assert_eq!(rotated["nodes"].as_array().map(Vec::len), Some(2), "{rotated}");
+    let after = manage(&cluster, 1, &["show"]);
+    assert!(after["issued_unix_ms"].as_u64() > before["issued_unix_ms"].as_u64(), "{before} {after}");
+    manage(&cluster, 0, &["rotate", "--authority"]);
+    let give_up = Instant::now() + SOON;
+    while (0..2).any(|index| manage(&cluster, index, &["show"])["is_of_current_authority"] != true) {
+        assert!(Instant::now() < give_up, "not all nodes have new certificates");
+    }
+    manage(&cluster, 0, &["rotate", "--finish"]);
+    // Connections that were made with old certificates end now, and whoever waited by one asks again.
+    wait::wait_until("the child is waited for", SOON, || {
+        let said = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+        said["children"][0]["error"].is_null().then_some(())
+    });
+    seed.check_answers(&parent, &children, &[41]);
+    // Whoever comes now has only the new ones to show.
+    let children = seed.fork_detached(&["42 100".to_owned()], &["--to", cluster.name(1)]);
+    seed.check_answers(&parent, &children, &[42]);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}

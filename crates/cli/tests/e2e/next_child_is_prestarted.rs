@@ -1,0 +1,193 @@
+//! Where children are forked one by one, the next stands by before it is asked for. It is whoever's asks, and as good as any other; one that
+//! nobody asks for leaves nothing; and none stands by of which somebody could notice.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use farfork_sys::pidfd;
+use serde_json::Value;
+
+use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("for_whoever_asks_next", for_whoever_asks),
+    Test::alone("and_leave_nothing_where_nobody_asks", nobody_asks),
+    Test::alone("but_not_where_others_would_notice", others_would_notice),
+    Test::alone("with_the_nodes_files_as_they_are_now", files_of_now),
+];
+
+/// For one to stand by, or to be gone.
+const SOON: Duration = Duration::from_secs(100);
+const SIGKILL: i32 = 9;
+/// How long the next standby child may take. An idle machine needs some milliseconds.
+const STANDBY_WAIT: Duration = Duration::from_secs(2);
+/// Children that must have stood by before it counts.
+const ENOUGH: u64 = 4;
+/// Of a parent that nothing is to stand by of: so many children of others stood by as soon as they had a zygote.
+const FORKS: u64 = 8;
+
+/// Processes of a parent's program in containers.
+pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
+    let line = fs::read(format!("/proc/{}/cmdline", parent.pid())).expect("it runs");
+    let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let groups = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let all = cluster.processes(words.join(" ").trim_end());
+    all.into_iter().filter(|pid| groups(*pid).contains("/pool-")).collect()
+}
+
+/// Forks children one by one until a standby child exists, and returns it. Each child must answer correctly. The standby child needs
+/// time: a fork that comes at once takes it as its own child.
+fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
+    let mut number = 1000;
+    wait::wait_until("a child stands by", SOON, || {
+        number += 1;
+        seed.fork_and_check(parent, number, &[]);
+        wait::poll_within(STANDBY_WAIT, || in_containers(cluster, parent).pop())
+    })
+}
+
+/// Kills a standby child. If it has ended by itself before that, another one is made.
+fn kill_one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
+    wait::wait_until("one that stands by is killed", SOON, || {
+        let pid = one_that_stands_by(cluster, parent, seed);
+        let process = pidfd::open(pid).ok()?;
+        // Its number is not another's by now.
+        let stands_by = in_containers(cluster, parent).contains(&pid);
+        (stands_by && pidfd::send_signal(&process, SIGKILL).is_ok()).then_some(pid)
+    })
+}
+
+fn require_gone(pid: i32, why: &str) {
+    let directory = format!("/proc/{pid}");
+    wait::wait_until(why, SOON, || (!Path::new(&directory).exists()).then_some(()));
+}
+
+fn for_whoever_asks() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Waits, &["8"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let mut number = 0;
+    wait::wait_until("children that stood by", SOON, || {
+        number += 1;
+        // With other limits, ports and networks they are others.
+        let options: &[&str] = match number % 5 {
+            0 => &["--memory", "256MiB"],
+            1 => &["--net", "shared"],
+            _ => &[],
+        };
+        seed.fork_and_check(&parent, number, options);
+        (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
+    });
+    // Without a payload, and more than one at a time.
+    let idle = seed.fork_idle(1, &[]);
+    let (numbers, payloads) = (500..503, |number: u64| number.to_string());
+    let children = seed.fork_detached(&numbers.clone().map(payloads).collect::<Vec<_>>(), &[]);
+    seed.check_answers(&parent, &children, &numbers.collect::<Vec<_>>());
+    let mut ids: Vec<&str> = idle.iter().chain(&children).map(|child| child.id.as_str()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 4, "each has a name of its own");
+    assert!(cluster.zygote_count(0, "stood_by") <= cluster.zygote_count(0, "children"));
+    cluster.first().run(&["kill", &idle[0].id, "--signal", "KILL"]);
+    parent.require_unharmed();
+    drop((seed, parent));
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+fn nobody_asks() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Waits, &["8"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+
+    let killed = kill_one_that_stands_by(&cluster, &parent, &seed);
+    require_gone(killed, "the one that was killed is gone");
+    seed.fork_and_check(&parent, 1, &[]);
+
+    require_gone(one_that_stands_by(&cluster, &parent, &seed), "nobody asked in time");
+    seed.fork_and_check(&parent, 2, &[]);
+
+    let unpaged = one_that_stands_by(&cluster, &parent, &seed);
+    cluster.kill_pager(0);
+    seed.fork_and_check(&parent, 3, &[]);
+    require_gone(unpaged, "it was that child, or too old");
+
+    let orphan = one_that_stands_by(&cluster, &parent, &seed);
+    cluster.kill_daemon(0);
+    require_gone(orphan, "it ends with its daemon");
+    cluster.restart_daemon(0);
+    drop(seed);
+
+    let other = Seed::prepare(cluster.first(), &parent);
+    let last = one_that_stands_by(&cluster, &parent, &other);
+    cluster.first().json(&["drop", other.id()]);
+    require_gone(last, "it goes with its seed");
+    let listed = cluster.first().json(&["ps"]);
+    let lives = |child: &&Value| child["state"] == "running";
+    assert_eq!(listed["children"].as_array().expect("a list").iter().filter(lives).count(), 0, "{listed}");
+    parent.require_unharmed();
+    drop((other, parent));
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// Who replaces a directory and forks then, has the new one in the child.
+fn files_of_now() {
+    let cluster = Cluster::start(1);
+    let place = scratch::directory();
+    let [current, former] = ["current", "former"].map(|name| place.path().join(name));
+    let make = |word: &str| {
+        fs::create_dir(&current).expect("the temporary directory can be written");
+        fs::write(current.join("word"), word).expect("the temporary directory can be written");
+    };
+    make("before");
+    let parent = Parent::start_command(Program::Situation("paging").command().arg("8").current_dir(&current));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let page = |number: u64, how: &str| seed.fork_detached(&[format!("{number} 1 {how}")], &[]);
+    let mut number = 0;
+    wait::wait_until("one stood by, and the next one does", SOON, || {
+        number += 1;
+        seed.check_answers(&parent, &page(number, ""), &[number]);
+        let has_stood_by = cluster.zygote_count(0, "stood_by") > 0;
+        let stands_by = wait::poll_within(STANDBY_WAIT, || in_containers(&cluster, &parent).pop()).is_some();
+        (has_stood_by && stands_by).then_some(())
+    });
+    fs::rename(&current, &former).expect("the temporary directory can be written");
+    make("after");
+    let children = page(number + 1, "held");
+    let word = fs::read_to_string(format!("/proc/{}/cwd/word", children[0].pid)).expect("it runs");
+    assert_eq!(word, "after");
+    seed.release_children(&children);
+    seed.check_answers(&parent, &children, &[number + 1]);
+}
+
+/// A file that an overlay would copy when it is opened, and the same one where it is only read.
+fn others_would_notice() {
+    let cluster = Cluster::start(1);
+    let file = scratch::file("contents");
+    let opened = |redirection: &str, mib: u64| {
+        let program = Program::Waits.command();
+        let command = format!("exec 9{redirection}'{}'; exec \"$0\" {mib}", file.path().display());
+        Parent::start_command(Command::new("bash").args(["-c", &command]).arg(program.get_program()))
+    };
+    let (writes, reads) = (opened(">>", 8), opened("<", 9));
+    let [writers, readers] = [&writes, &reads].map(|parent| Seed::prepare(cluster.first(), parent));
+    one_that_stands_by(&cluster, &reads, &readers);
+    for number in 0..FORKS {
+        writers.fork_and_check(&writes, number, &[]);
+    }
+    wait::wait_until("its zygote", SOON, || {
+        let before = cluster.zygote_count(0, "children");
+        writers.fork_and_check(&writes, FORKS, &[]);
+        (cluster.zygote_count(0, "children") > before).then_some(())
+    });
+    let stood_by = cluster.zygote_count(0, "stood_by");
+    for number in 0..FORKS {
+        writers.fork_and_check(&writes, number, &[]);
+        assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "none stands by");
+    }
+    assert_eq!(cluster.zygote_count(0, "stood_by"), stood_by);
+}

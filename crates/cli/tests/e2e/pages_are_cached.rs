@@ -1,0 +1,203 @@
+//! Pages are remembered: those of a seed stay on a node for its next child, which of them children touch is known to the
+//! next one wherever it runs, and a node may have both before its first.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Parent, Program, Seed, StartedChild, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("the_next_childs_pages_cross_no_network", next_child_asks_nobody),
+    Test::shared("and_leave_with_their_seed", dropped_seeds_leave),
+    Test::shared("a_recorded_set_spares_nine_faults_in_ten", |cluster| {
+        recorded_sets_spare_faults(cluster, child_with_set)
+    }),
+    Test::shared("also_where_nobody_waits_for_it", |cluster| recorded_sets_spare_faults(cluster, child_at_once)).long(),
+    Test::shared("also_one_that_was_recorded_by_default", default_sets_spare_faults),
+    Test::shared("and_is_handed_on_to_the_next_seed", |cluster| sets_are_handed_on(cluster, child_with_set)),
+    Test::shared("and_handed_on_where_nobody_waits_for_it", |cluster| sets_are_handed_on(cluster, child_at_once))
+        .long(),
+    Test::shared("a_node_is_warmed_up_before_its_first_child", nodes_are_warmed_up),
+    Test::alone("within_a_limit_and_whoever_dies", within_a_limit),
+];
+
+const MEMORY_MIB: &str = "16";
+/// Pages that each child touches, one by one in no order.
+const PAGES: u64 = 4096;
+/// How long it goes on touching them.
+const PAGING_MS: u64 = 300;
+const PAGE_BYTES: u64 = 4096;
+
+/// For what is remembered to get about: reports are sent every second, owners are asked every five.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Forks a child that must answer this number; gives what its pager counted.
+fn child(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, options: &[&str]) -> Counted {
+    let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], options);
+    seed.check_answers(parent, &children, &[number]);
+    Counted::of(cluster, &children[0])
+}
+
+/// What a child's pager counted.
+struct Counted(Value);
+
+impl Counted {
+    fn of(cluster: &Cluster, child: &StartedChild) -> Self {
+        Self(cluster.first().json(&["inspect", &child.id])["pager"].clone())
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        self.0[name].as_u64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
+    }
+}
+
+/// How a child begins that a set is known for: the seed, the child's number, its node, and how many pages the set has.
+type Begin = fn(&Cluster, &Parent, &Seed, u64, usize, u64) -> Counted;
+
+/// The child is paused until its set has arrived, however long that takes.
+fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, set: u64) -> Counted {
+    let options = ["--to", cluster.name(node), "--paused"];
+    let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
+    let mut before = 0;
+    wait::wait_until("the set, but for what is on trial", SOON, || {
+        let had = std::mem::replace(&mut before, Counted::of(cluster, &children[0]).get("pages_fetched"));
+        (had == before && before >= set - set / 16).then_some(())
+    });
+    cluster.first().json(&["unpause", &children[0].id]);
+    seed.check_answers(parent, &children, &[number]);
+    Counted::of(cluster, &children[0])
+}
+
+/// The child runs at once, so the test depends on the speed of the set.
+fn child_at_once(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, _set: u64) -> Counted {
+    child(cluster, parent, seed, number, &["--to", cluster.name(node)])
+}
+
+/// A number of what a node keeps.
+fn cache(cluster: &Cluster, node: usize, name: &str) -> u64 {
+    let told = cluster.first().json(&["inspect", cluster.name(node)]);
+    told["cache"][name].as_u64().unwrap_or_else(|| panic!("no cache.{name} in {told}"))
+}
+
+/// Waits until a seed knows of so many pages that its children touch.
+fn wait_for_set(cluster: &Cluster, seed: &Seed, pages: u64) -> u64 {
+    wait::wait_until("a working set", SOON, || {
+        let told = cluster.first().json(&["inspect", seed.id()]);
+        let bytes = told["working_set_bytes"].as_u64().expect("a number");
+        (bytes >= pages * PAGE_BYTES).then_some(bytes)
+    })
+}
+
+fn next_child_asks_nobody(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let there = ["--to", cluster.name(1), "--strategy", "cow,cache"];
+    let first = child(cluster, &parent, &seed, 61, &there);
+    assert!(first.get("pages_fetched") >= PAGES && first.get("pages_cached") == 0, "{}", first.0);
+    let next = child(cluster, &parent, &seed, 62, &there);
+    assert_eq!((next.get("bytes_fetched"), next.get("round_trips")), (0, 0), "{}", next.0);
+    assert!(next.get("pages_cached") >= PAGES && next.get("faults_cached") >= PAGES, "{}", next.0);
+    assert!(cache(cluster, 1, "bytes") >= PAGES * PAGE_BYTES && cache(cluster, 1, "hits") >= PAGES);
+
+    let elsewhere = child(cluster, &parent, &seed, 63, &["--to", cluster.name(2), "--strategy", "cow"]);
+    assert_eq!(elsewhere.get("pages_cached"), 0, "each node has its own cache: {}", elsewhere.0);
+}
+
+fn dropped_seeds_leave(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    child(cluster, &parent, &seed, 64, &["--to", cluster.name(1), "--strategy", "cow,cache"]);
+    assert!(cache(cluster, 1, "pages") >= PAGES);
+    cluster.first().json(&["drop", "--force", seed.id()]);
+    wait::wait_until("an empty cache", SOON, || (cache(cluster, 1, "pages") == 0).then_some(()));
+    assert_eq!((cache(cluster, 1, "bytes"), cache(cluster, 1, "seeds")), (0, 0));
+}
+
+fn recorded_sets_spare_faults(cluster: &Cluster, begin: Begin) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let first = child(cluster, &parent, &seed, 65, &["--to", cluster.name(1), "--strategy", "cow"]);
+    let faults = first.get("faults_missing");
+    assert!(faults >= PAGES, "{}", first.0);
+    let set = wait_for_set(cluster, &seed, faults) / PAGE_BYTES;
+    let next = begin(cluster, &parent, &seed, 66, 2, set);
+    assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
+}
+
+fn default_sets_spare_faults(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let first = child(cluster, &parent, &seed, 77, &["--to", cluster.name(1)]);
+    let set = wait_for_set(cluster, &seed, first.get("pages_fetched")) / PAGE_BYTES;
+    let none_in_vain = || (cluster.zygote_count(0, "kept") == 0).then_some(());
+    wait::wait_until("no zygote that knows nothing of it", SOON, none_in_vain);
+    for (number, node) in [(78, 2), (79, 0)] {
+        let next = child_with_set(cluster, &parent, &seed, number, node, set);
+        assert!(10 * next.get("faults_missing") <= first.get("faults_missing"), "{}\n{}", first.0, next.0);
+    }
+}
+
+fn sets_are_handed_on(cluster: &Cluster, begin: Begin) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let first = child(cluster, &parent, &seed, 69, &["--to", cluster.name(1), "--strategy", "cow"]);
+    let faults = first.get("faults_missing");
+    let set_bytes = wait_for_set(cluster, &seed, faults);
+    drop(seed);
+
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let told = cluster.first().json(&["inspect", seed.id()]);
+    assert_eq!(told["working_set_bytes"].as_u64(), Some(set_bytes), "{told}");
+    let next = begin(cluster, &parent, &seed, 70, 2, set_bytes / PAGE_BYTES);
+    assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
+    let alone = child(cluster, &parent, &seed, 76, &["--to", cluster.name(2), "--strategy", "cow"]);
+    assert!(alone.get("faults_missing") >= PAGES, "{}", alone.0);
+}
+
+fn nodes_are_warmed_up(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let first = child(cluster, &parent, &seed, 67, &["--to", cluster.name(1), "--strategy", "cow"]);
+    let set_bytes = wait_for_set(cluster, &seed, first.get("faults_missing"));
+
+    let said = cluster.first().json(&["prewarm", seed.id(), "--to", &cluster.names(&[0, 2])]);
+    let node = |index: usize, name: &str| said["nodes"][index][name].as_u64().unwrap_or_else(|| panic!("{said}"));
+    assert_eq!((node(0, "set_bytes"), node(0, "cached_bytes")), (set_bytes, 0), "it owns the seed: {said}");
+    assert_eq!((node(1, "set_bytes"), node(1, "cached_bytes")), (set_bytes, set_bytes), "{said}");
+
+    let warm = child(cluster, &parent, &seed, 68, &["--to", cluster.name(2), "--strategy", "cow"]);
+    assert_eq!((warm.get("pages_fetched"), warm.get("round_trips")), (0, 0), "{}", warm.0);
+    assert!(warm.get("pages_cached") >= PAGES, "{}", warm.0);
+    cluster.first().run_failing(&["prewarm", seed.id(), "--to", "nowhere"]).require_mentions(&["nowhere"]);
+    cluster
+        .first()
+        .run_failing(&["prewarm", "no-such-seed", "--to", cluster.name(2)])
+        .require_mentions(&["no-such-seed"]);
+}
+
+fn within_a_limit() {
+    const LIMIT_BYTES: u64 = 1 << 20;
+    let cluster = Cluster::start_with(2, &["--cache", "1MiB"]);
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let there = ["--to", cluster.name(1), "--strategy", "cache"];
+    for number in [71, 72] {
+        child(&cluster, &parent, &seed, number, &there);
+        assert_eq!((cache(&cluster, 1, "bytes"), cache(&cluster, 1, "bytes_max")), (LIMIT_BYTES, LIMIT_BYTES));
+    }
+    assert!(cache(&cluster, 1, "evictions") > 0);
+
+    let children = seed.fork_detached(&["73 1500".to_owned(), "74 1500".to_owned()], &there);
+    std::thread::sleep(Duration::from_millis(500));
+    cluster.kill_pager(1);
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    cluster.wait_until_all_are_alive();
+    seed.check_answers(&parent, &children, &[73, 74]);
+    assert_eq!(cache(&cluster, 1, "bytes_max"), LIMIT_BYTES);
+    child(&cluster, &parent, &seed, 75, &there);
+    drop(seed);
+    assert_eq!(cluster.stop(), [""; 0]);
+}

@@ -1,0 +1,500 @@
+//! Processes are carried whole: a program for each thing that a single process holds (`tests/resources/` at the root) sets
+//! it up, is forked to another node, and finds in the child, and in itself, that all is as it was; also when the parent
+//! has ended by then. What is not carried is refused by its name, and the parent finds itself as it was.
+//! `docs/process-state.md` lists all of them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::fs::{FileType, Mode};
+use tempfile::TempDir;
+
+use crate::harness::seed::kernel_waits_text;
+use crate::harness::{
+    Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, proc_snapshot, require_forked_child_same,
+    scratch, wait,
+};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("interval_timers", |cluster| carried(cluster, "interval_timers")),
+    Test::shared("posix_timers", |cluster| carried(cluster, "posix_timers")),
+    Test::shared("timerfd", |cluster| carried(cluster, "timerfd")),
+    Test::shared("refused_timerfd", |cluster| {
+        refused(cluster, "refused_timerfd", &["fd 3", "TFD_TIMER_CANCEL_ON_SET"]);
+    }),
+    Test::shared("leases", |cluster| carried(cluster, "leases")),
+    Test::shared("refused_lease", |cluster| refused(cluster, "refused_lease", &["fd 3", "F_WRLCK"])),
+    Test::shared("deleted_directories", |cluster| carried(cluster, "deleted_directories")),
+    Test::shared("deleted_named_pipe", |cluster| carried(cluster, "deleted_named_pipe")),
+    Test::shared("signalfd", |cluster| carried(cluster, "signalfd")),
+    Test::shared("named_pipe", |cluster| carried(cluster, "named_pipe")),
+    Test::shared("two_way_pipes", |cluster| carried(cluster, "two_way_pipes")),
+    Test::shared("packet_pipe", |cluster| carried(cluster, "packet_pipe")),
+    Test::shared("unix_stream_pair", |cluster| carried(cluster, "unix_stream_pair")),
+    Test::shared("unix_message_pairs", |cluster| carried(cluster, "unix_message_pairs")),
+    Test::shared("unix_rights", |cluster| carried(cluster, "unix_rights")),
+    Test::shared("refused_rights", |cluster| {
+        refused_at_its_stop(cluster, "refused_rights", &["eventpoll", "on its way"]);
+    }),
+    Test::shared("unix_waiting", |cluster| carried(cluster, "unix_waiting")),
+    Test::shared("refused_unix_waiting", |cluster| {
+        refused_at_its_stop(cluster, "refused_unix_waiting", &["fd 4", "accepted"]);
+    }),
+    Test::shared("refused_unix_urgent", |cluster| {
+        refused_at_its_stop(cluster, "refused_unix_urgent", &["fd 4", "urgent data"]);
+    }),
+    Test::shared("tcp_waiting", |cluster| carried(cluster, "tcp_waiting")),
+    Test::shared("unix_listeners", |cluster| carried(cluster, "unix_listeners")),
+    Test::shared("unix_files", |cluster| carried(cluster, "unix_files")),
+    Test::shared("refused_unix_name", |cluster| {
+        refused_at_its_stop(cluster, "refused_unix_name", &["/there-alone/socket"]);
+    }),
+    Test::shared("unix_connected", |cluster| carried(cluster, "unix_connected")),
+    Test::shared("unix_reset", |cluster| carried(cluster, "unix_reset")),
+    Test::shared("unix_outside", |cluster| carried(cluster, "unix_outside")),
+    Test::shared("udp_sockets", |cluster| carried(cluster, "udp_sockets")),
+    Test::shared("netlink_sockets", |cluster| carried(cluster, "netlink_sockets")),
+    Test::shared("refused_netlink", |cluster| refused_at_its_stop(cluster, "refused_netlink", &["fd 3", "kernel"])),
+    Test::shared("tcp_listeners", |cluster| carried(cluster, "tcp_listeners")),
+    Test::shared("tcp_outside", |cluster| carried(cluster, "tcp_outside")),
+    Test::shared("tcp_inside", |cluster| carried(cluster, "tcp_inside")),
+    Test::shared("refused_tcp_unsent", |cluster| refused_at_its_stop(cluster, "refused_tcp_unsent", &["fd 4", "room"])),
+    Test::shared("refused_tcp_waiting", |cluster| {
+        refused_at_its_stop(cluster, "refused_tcp_waiting", &["fd 4", "accepted"]);
+    }),
+    Test::shared("inotify", |cluster| carried(cluster, "inotify")),
+    Test::shared("inotify_waiting", |cluster| carried(cluster, "inotify_waiting")),
+    Test::shared("process_tree", |cluster| carried(cluster, "process_tree")),
+    Test::shared("trees_are_forked_on", |cluster| forked_on(cluster, "process_tree")),
+    Test::shared("one_that_dies_while_it_is_restored_is_named", one_dies),
+    Test::shared("pending_stop", |cluster| carried(cluster, "pending_stop")),
+    Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
+    Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
+    Test::shared("program_loop", |cluster| carried(cluster, "program_loop")),
+    Test::shared("who_comes_and_goes_is_not_checked", come_and_go),
+    Test::shared("init_of_a_namespace", first_of_a_namespace),
+    Test::shared("refused_own_namespace", |cluster| {
+        refused(cluster, "refused_own_namespace", &["uts namespace"]);
+    }),
+    Test::shared("refused_time_namespace", |cluster| {
+        refused(cluster, "refused_time_namespace", &["time namespace", "CLONE_NEWTIME"]);
+    }),
+    Test::shared("refused_users", |cluster| refused(cluster, "refused_users", &["user namespace"])),
+    Test::shared("pidfd_of_a_child", |cluster| carried(cluster, "pidfd_of_a_child")),
+    Test::shared("shared_memory_of_processes", |cluster| carried(cluster, "shared_memory_of_processes")),
+    Test::shared("shared_memory_is_forked_on", |cluster| forked_on(cluster, "shared_memory_of_processes")),
+    Test::shared("shared_memory_settles", |cluster| settled(cluster, "shared_memory_of_processes")),
+    Test::shared("shared_memory_is_not_frozen", not_frozen),
+    Test::shared("refused_shared_memory", |cluster| {
+        refused(cluster, "refused_shared_memory", &["CLONE_VM", "its parent"]);
+    }),
+    Test::shared("shared_files", |cluster| carried(cluster, "shared_files")),
+    Test::shared("refused_shared_files", |cluster| {
+        refused(cluster, "refused_shared_files", &["CLONE_FILES", "not with its parent"]);
+    }),
+    Test::shared("leaderless_group", |cluster| carried(cluster, "leaderless_group")),
+    Test::shared("leaderless_session", |cluster| carried(cluster, "leaderless_session")),
+    Test::shared("refused_session", |cluster| refused_at_its_stop(cluster, "refused_session", &["session"])),
+    Test::shared("shared_directory", |cluster| carried(cluster, "shared_directory")),
+    Test::shared("own_root", |cluster| carried(cluster, "own_root")),
+    Test::shared("own_root_is_forked_on", |cluster| forked_on(cluster, "own_root")),
+    Test::shared("refused_root", |cluster| refused(cluster, "refused_root", &["chroot", "removed"])),
+    Test::shared("refused_thread_apart", |cluster| {
+        refused(cluster, "refused_thread_apart", &["thread", "current directory of its own"]);
+    }),
+    Test::shared("made_as_streams", |cluster| carried(cluster, "made_as_streams")),
+    Test::shared("stream_through_a_child", |cluster| carried(cluster, "stream_through_a_child")),
+    Test::shared("pidfd_of_itself", |cluster| carried(cluster, "pidfd_of_itself")),
+    Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),
+    Test::shared("deleted_files", |cluster| carried(cluster, "deleted_files")),
+    Test::shared("deleted_executable", |cluster| carried(cluster, "deleted_executable")),
+    Test::shared("uncovered_files", |cluster| carried(cluster, "uncovered_files")),
+    Test::shared("refused_uncovered_directory", |cluster| {
+        refused(cluster, "refused_uncovered_directory", &["fd 3", "current directory", "mount that was taken away"]);
+    }),
+    Test::shared("own_mounts", |cluster| carried(cluster, "own_mounts")),
+    Test::shared("many_descriptors", |cluster| carried(cluster, "many_descriptors")),
+    Test::shared("file_locks", |cluster| carried(cluster, "file_locks")),
+    Test::shared("signal_driven_io", |cluster| carried(cluster, "signal_driven_io")),
+    Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),
+    Test::shared("memfd_modes", |cluster| carried(cluster, "memfd_modes")),
+    Test::shared("socket_options", |cluster| carried(cluster, "socket_options")),
+    Test::shared("tcp_ended", |cluster| carried(cluster, "tcp_ended")),
+    Test::shared("stopped_children", |cluster| carried(cluster, "stopped_children")),
+    Test::shared("shared_filters", |cluster| carried(cluster, "shared_filters")),
+    Test::shared("unix_names", |cluster| carried(cluster, "unix_names")),
+    Test::shared("shared_ports", |cluster| carried(cluster, "shared_ports")),
+    Test::shared("refused_terminal_name", |cluster| {
+        refused(cluster, "refused_terminal_name", &["fd 3", "/dev/ptmx", "close it"]);
+    }),
+    Test::shared("refused_terminal_hung_up", |cluster| {
+        refused(cluster, "refused_terminal_hung_up", &["fd 3", "hung up", "close it"]);
+    }),
+    Test::shared("many_shared_areas", |cluster| carried(cluster, "many_shared_areas")),
+    Test::shared("system_v_memory", |cluster| carried(cluster, "system_v_memory")),
+    Test::shared("system_v_semaphores", |cluster| carried(cluster, "system_v_semaphores")),
+    Test::shared("system_v_made", |cluster| carried(cluster, "system_v_made")),
+    Test::shared("system_v_children", |cluster| carried(cluster, "system_v_children")),
+    Test::shared("system_v_others", |cluster| carried(cluster, "system_v_others")),
+    Test::shared("posix_shared_memory", |cluster| carried(cluster, "posix_shared_memory")),
+    Test::shared("growing_memory", |cluster| carried(cluster, "growing_memory")),
+    Test::shared("memory_advice", |cluster| carried(cluster, "memory_advice")),
+    Test::shared("droppable_memory", |cluster| carried(cluster, "droppable_memory")),
+    Test::shared("locked_memory", |cluster| carried(cluster, "locked_memory")),
+    Test::shared("guard_pages", |cluster| carried(cluster, "guard_pages")),
+    Test::shared("reservations", |cluster| carried(cluster, "reservations")),
+    Test::shared("many_mappings", |cluster| carried(cluster, "many_mappings")),
+    Test::shared("system_call_filter", |cluster| carried(cluster, "system_call_filter")),
+    Test::shared("privileges", |cluster| carried(cluster, "privileges")),
+    Test::shared("limits", |cluster| carried(cluster, "limits")),
+    Test::shared("session_keys", |cluster| carried(cluster, "session_keys")),
+    Test::shared("refused_fork_limit", |cluster| {
+        refused_at_its_stop(cluster, "refused_fork_limit", &["clone", "RLIMIT_NPROC", "--freeze"]);
+    }),
+    Test::shared("deadlines", |cluster| carried(cluster, "deadlines")),
+    Test::shared("refused_deadline", |cluster| refused(cluster, "refused_deadline", &["SCHED_FLAG_RESET_ON_FORK"])),
+    Test::shared("time_stamps_forbidden", |cluster| carried(cluster, "time_stamps_forbidden")),
+    Test::shared("affinity", |cluster| carried(cluster, "affinity")),
+    Test::shared("affinity_is_told", affinity_is_told),
+    Test::shared("out_of_memory_score", |cluster| carried(cluster, "out_of_memory_score")),
+    Test::shared("vdso", |cluster| carried(cluster, "vdso")),
+    Test::alone("vdso_of_another_kernel", bridged),
+    Test::shared("memory_barriers", |cluster| carried(cluster, "memory_barriers")),
+    Test::shared("terminal_pair", |cluster| carried(cluster, "terminal_pair")),
+    Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
+    Test::shared("childs_terminal", |cluster| carried(cluster, "childs_terminal")),
+    Test::shared("terminal_of_a_session", |cluster| carried(cluster, "terminal_of_a_session")),
+    Test::shared("terminal_of_an_ended_job", |cluster| carried(cluster, "terminal_of_an_ended_job")),
+    Test::shared("refused_terminal_given_up", |cluster| {
+        refused_at_its_stop(cluster, "refused_terminal_given_up", &["fd 3", "TIOCNOTTY"]);
+    }),
+    Test::shared("refused_terminal_data", |cluster| {
+        refused_at_its_stop(cluster, "refused_terminal_data", &["fd 4", "5 bytes", "wait"]);
+    }),
+    Test::shared("proc_files", |cluster| carried(cluster, "proc_files")),
+    Test::shared("refused_io_uring", |cluster| refused(cluster, "refused_io_uring", &["fd 3", "io_uring"])),
+    Test::shared("refused_userfaultfd", |cluster| refused(cluster, "refused_userfaultfd", &["fd 3", "userfaultfd"])),
+    Test::shared("refused_perf", |cluster| refused(cluster, "refused_perf", &["fd 3", "perf_event"])),
+    Test::shared("refused_message_queue", |cluster| {
+        refused(cluster, "refused_message_queue", &["fd 3", "fd 5", "POSIX message queue"]);
+    }),
+    Test::shared("refused_asynchronous_io", |cluster| {
+        refused(cluster, "refused_asynchronous_io", &["mapping", "io_setup"]);
+    }),
+    Test::shared("refused_bpf", |cluster| refused(cluster, "refused_bpf", &["fd 3", "bpf-map"])),
+    Test::shared("refused_pidfd", |cluster| refused(cluster, "refused_pidfd", &["fd 3", "pidfd"])),
+    Test::shared("huge_pages_of_hugetlbfs", |cluster| carried(cluster, "huge_pages_of_hugetlbfs")),
+    Test::shared("private_huge_pages", |cluster| carried(cluster, "private_huge_pages")),
+    Test::shared("system_v_huge_pages", |cluster| carried(cluster, "system_v_huge_pages")),
+    Test::shared("hugetlbfs_files", |cluster| carried(cluster, "hugetlbfs_files")),
+    Test::shared("huge_pages_of_a_frozen_parent", huge_pages_of_a_frozen_parent),
+    Test::shared("refused_executable", |cluster| refused_at_its_stop(cluster, "refused_executable", &["executable"])),
+    Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
+];
+
+/// A running program, and how it is told to check itself.
+struct Subject {
+    parent: Parent,
+    told: PathBuf,
+    _files: TempDir,
+}
+
+impl Subject {
+    fn start(name: &'static str) -> Self {
+        let files = scratch::directory();
+        let told = files.path().join("told");
+        let own = files.path().join("own");
+        fs::create_dir(&own).expect("a scratch directory can be written");
+        let parent = Parent::start(Program::ProcessState(name), &[&own.to_string_lossy(), &told.to_string_lossy()]);
+        Self { parent, told, _files: files }
+    }
+
+    /// Lets the parent check itself.
+    fn check(mut self) {
+        fs::write(&self.told, "").expect("a scratch directory can be written");
+        let status = self.parent.wait_end();
+        let words = self.parent.last_line();
+        assert!(status.success() && words == "PASS", "the parent: {status}, {words}");
+    }
+}
+
+/// By each way in which memory comes: a kernel object must not care.
+const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
+
+/// Trees that change by themselves are another one when the child is read.
+const CHANGING: [&str; 2] = ["process_loop", "program_loop"];
+
+fn carried(cluster: &Cluster, name: &'static str) {
+    if !CHANGING.contains(&name) {
+        as_the_kernel_shows_it(cluster, name);
+    }
+    by_each_strategy(cluster, name);
+}
+
+fn by_each_strategy(cluster: &Cluster, name: &'static str) {
+    for strategy in STRATEGIES {
+        while_its_parent_lives(cluster, name, &["--strategy", strategy]);
+        when_its_parent_has_ended(cluster, name, &["--strategy", strategy]);
+    }
+}
+
+/// All that the kernel shows of the child is what it shows of the parent.
+fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
+    let subject = Subject::start(name);
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
+    require_forked_child_same(cluster.first(), &seed, cluster.name(1), subject.parent.pid());
+    drop(seed);
+    subject.check();
+}
+
+/// Twice: the first child has changed nothing that they share.
+fn while_its_parent_lives(cluster: &Cluster, name: &'static str, options: &[&str]) {
+    let subject = Subject::start(name);
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
+    for _ in 0..2 {
+        let children = seed.fork_detached(&["1".to_owned()], &[&["--to", cluster.name(1)], options].concat());
+        require_pass(cluster.first(), &children);
+    }
+    subject.check();
+}
+
+fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&str]) {
+    let mut subject = Subject::start(name);
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
+    let options = [&["--to", cluster.name(1), "--paused"], options].concat();
+    let children = seed.fork_detached(&["1".to_owned()], &options);
+    subject.parent.kill();
+    cluster.first().json(&["unpause", &children[0].id]);
+    require_pass(cluster.first(), &children);
+}
+
+/// It is its own template, and goes on with its huge pages when the seed is dropped.
+fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
+    for name in ["private_huge_pages", "hugetlbfs_files"] {
+        let subject = Subject::start(name);
+        let seed = Seed::prepare_with(cluster.first(), &subject.parent, &["--freeze"]);
+        for strategy in STRATEGIES {
+            let options = ["--to", cluster.name(1), "--strategy", strategy];
+            require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &options));
+        }
+        drop(seed);
+        subject.check();
+    }
+}
+
+/// As from a kernel of another build; and a child of a child, which is led twice.
+fn bridged() {
+    let others = Cluster::start_with(2, &["--bridge-vdso"]);
+    by_each_strategy(&others, "vdso");
+    by_each_strategy(&others, "process_tree");
+    let subject = Subject::start("vdso");
+    let seed = Seed::prepare(others.first(), &subject.parent);
+    let middle = seed.fork_idle(1, &["--to", others.name(1)]).remove(0);
+    assert_ne!(place_of_vdso(subject.parent.pid()), place_of_vdso(middle.pid), "no bridge");
+    let again = Seed::prepare_process(others.node(1), &middle.pid.to_string(), &[]);
+    require_pass(others.node(1), &again.fork_detached(&["1".to_owned()], &["--to", others.name(0)]));
+    subject.check();
+}
+
+fn place_of_vdso(pid: i32) -> String {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vdso").to_owned()
+}
+
+/// A tree that is a child itself, whose pages are still elsewhere, and a child of that.
+fn forked_on(cluster: &Cluster, name: &'static str) {
+    let subject = Subject::start(name);
+    let first = Seed::prepare(cluster.first(), &subject.parent);
+    let (mut seeds, mut middles) = (vec![first], Vec::new());
+    for index in [1, 2] {
+        let options = ["--to", cluster.name(index), "--strategy", "cow"];
+        let middle = seeds[seeds.len() - 1].fork_idle(1, &options).remove(0);
+        let seed = Seed::prepare_process(cluster.node(index), &middle.pid.to_string(), &[]);
+        for to in [0, 1, 2] {
+            let children = seed.fork_detached(&["1".to_owned()], &["--to", cluster.name(to)]);
+            require_pass(cluster.node(index), &children);
+        }
+        seeds.push(seed);
+        middles.push((index, middle));
+    }
+    for (index, middle) in middles {
+        cluster.node(index).json(&["kill", "--signal", "KILL", &middle.id]);
+    }
+    subject.check();
+}
+
+/// From an image, with all of its pages before its first instruction.
+fn settled(cluster: &Cluster, name: &'static str) {
+    let subject = Subject::start(name);
+    let seed = Seed::prepare_with(cluster.first(), &subject.parent, &["--sealed", "--wait"]);
+    let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
+    let children = seed.fork_detached(&["1".to_owned()], &options);
+    assert_eq!(cluster.first().json(&["settle", &children[0].id])["settled"], true);
+    let files = scratch::directory();
+    cluster.first().json(&["core", &children[0].id, "--output", &files.path().join("core").to_string_lossy()]);
+    cluster.first().json(&["unpause", &children[0].id]);
+    require_pass(cluster.first(), &children);
+    subject.check();
+}
+
+/// A look at a tree whose processes end all the time finds nothing against them, whoever has ended while it was looked at.
+fn come_and_go(cluster: &Cluster) {
+    const LOOKS: usize = 60;
+    for name in ["process_loop", "program_loop"] {
+        let subject = Subject::start(name);
+        for _ in 0..LOOKS {
+            let report = cluster.first().json(&["check", &subject.parent.pid_text()]);
+            assert_eq!(report["refusals"], serde_json::json!([]), "{name}");
+        }
+        subject.check();
+    }
+}
+
+/// It would be its own template twice.
+fn not_frozen(cluster: &Cluster) {
+    let subject = Subject::start("shared_memory_of_processes");
+    let pid = subject.parent.pid_text();
+    cluster.first().run_failing(&["prepare", "--freeze", &pid]).require_mentions(&["CLONE_VM", "--freeze"]);
+    subject.check();
+}
+
+/// Two threads have chosen a CPU each, the third has not.
+fn affinity_is_told(cluster: &Cluster) {
+    let subject = Subject::start("affinity");
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
+    let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
+    let told = |id: &str| cluster.first().json(&["inspect", id])["affinity"].clone();
+    let chosen = told(seed.id());
+    assert_eq!(chosen.as_array().map(Vec::len), Some(2), "{chosen}");
+    let allowed = told(&child.id);
+    let has = |set: &serde_json::Value| allowed.as_array().is_some_and(|all| all.contains(set));
+    assert!(chosen.as_array().into_iter().flatten().all(has) && allowed != chosen, "{allowed}, of {chosen}");
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    subject.check();
+}
+
+/// Somebody kills a process of a tree that waits for a file, while the others wait for it. It is told at once, not when there was time
+/// enough to be complete.
+fn one_dies(cluster: &Cluster) {
+    let files = scratch::directory();
+    let path = files.path().join("file");
+    fs::write(&path, "").expect("a scratch directory can be written");
+    // Ready only once the other process has the file: until then a seed could be made without it.
+    let script = r#"sleep 60 3< "$0" & until [ -e /proc/$!/fd/3 ]; do :; done; echo ready $$ 0; wait"#;
+    let mut command = Command::new("bash");
+    command.args(["-c", script]).arg(&path);
+    let parent = Parent::start_command(&mut command);
+    let sleeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it waits");
+    let sleeper = sleeper.trim();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    // Nobody ever writes into it, so that nobody is done with opening it.
+    fs::remove_file(&path).expect("it was there");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo(3)");
+    // Below a path that is shared a child opens what is there now.
+    let shared = files.path().to_string_lossy();
+    let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--shared", &shared]);
+    let opening = wait::wait_until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
+    let process = farfork_sys::pidfd::open(opening).expect("it waits");
+    farfork_sys::pidfd::send_signal(&process, 9).expect("it waits");
+    let ended = wait::wait_with_output(fork, "farfork fork", OPEN_LIMIT);
+    let process = farfork_sys::pidfd::open(sleeper.parse().expect("a number")).expect("it sleeps");
+    farfork_sys::pidfd::send_signal(&process, 9).expect("it sleeps");
+    let expected = format!("process {sleeper} of the child died while it was restored (wait status 0x9)");
+    assert!(!ended.status.success() && ended.stderr.contains(&expected), "{}: {}", ended.status, ended.stderr);
+}
+
+/// For a child to be restored up to its files, on a busy machine.
+const OPEN_LIMIT: Duration = Duration::from_secs(60);
+
+/// The process that is in open(2), and has this id in a pid namespace inside of ours.
+fn opens_as(inner_id: &str) -> Option<i32> {
+    const OPEN: &str = "2";
+    let ids = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    ids.into_iter().find(|id| {
+        let (status, call) = (format!("/proc/{id}/status"), format!("/proc/{id}/syscall"));
+        let status = fs::read_to_string(status).unwrap_or_default();
+        let known = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+        let known: Vec<&str> = known.split_whitespace().collect();
+        let is_inside = known.len() > 1 && known.last() == Some(&inner_id);
+        is_inside && fs::read_to_string(call).is_ok_and(|call| call.split(' ').next() == Some(OPEN))
+    })
+}
+
+/// Started by unshare(1), which is not of the tree.
+fn first_of_a_namespace(cluster: &Cluster) {
+    let files = scratch::directory();
+    let program = Program::ProcessState("init_of_a_namespace").command();
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(program.get_program());
+    command.arg(files.path()).arg(files.path().join("told")).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut outside = Outside(command.spawn().expect("unshare(1)"));
+    let mut said = BufReader::new(outside.0.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("a pipe");
+    assert_eq!(line, "ready 1 0\n");
+    let pid = outside.0.id();
+    let inside = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for it");
+    let prepared = cluster.first().run(&["prepare", inside.trim(), "--json"]);
+    assert!(prepared.status.success(), "{}", prepared.stderr);
+    let seed = Seed::from_json(cluster.first(), &prepared.stdout);
+    require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &["--to", cluster.name(1)]));
+    fs::write(files.path().join("told"), "").expect("a scratch directory can be written");
+    let words = said.lines().map_while(Result::ok).filter(|line| !line.starts_with("tick "));
+    assert_eq!(words.collect::<Vec<_>>(), ["PASS"]);
+    assert!(outside.0.wait().expect("it is ours").success());
+}
+
+/// Killed when this is dropped, with what it started (`unshare --kill-child`).
+struct Outside(std::process::Child);
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        // It has ended, unless the test has failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn require_pass(farfork: &Farfork, children: &[StartedChild]) {
+    let said = farfork.json_ignoring_status(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+    let end = said["children"].get(0).unwrap_or_else(|| panic!("{said}\n{}", kernel_waits_text(children)));
+    let words = end["stdout"].as_str().unwrap_or_default().lines().filter(|line| !line.starts_with("tick "));
+    let words: Vec<&str> = words.collect();
+    assert!(end["exit_code"] == 0 && words.contains(&"PASS"), "the child: {}, {words:?}, {end}", end["exit_code"]);
+}
+
+/// Prepare and check say the same, and have changed nothing.
+fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
+    let subject = Subject::start(name);
+    let pid = subject.parent.pid_text();
+    let checked = cluster.first().run(&["check", &pid]);
+    let said = format!("{}{}", checked.stdout, checked.stderr).to_lowercase();
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    assert!(words.iter().all(|word| said.contains(&word.to_lowercase())), "check says {said}");
+    require_refusal(cluster, subject, words);
+}
+
+/// What shows only when the process stands still: a check, which does not touch it, cannot tell.
+fn refused_at_its_stop(cluster: &Cluster, name: &'static str, words: &[&str]) {
+    require_refusal(cluster, Subject::start(name), words);
+}
+
+/// Ticks of a parent that goes on.
+const TICKS: usize = 40;
+
+/// The object is named; the process looks as before, ticks on, and finds itself as it was. How long it stood still:
+/// `parent_runs_on_unharmed::no_refusal_stops_it_for_long`.
+fn require_refusal(cluster: &Cluster, mut subject: Subject, words: &[&str]) {
+    let parent = &mut subject.parent;
+    parent.wait_for_ticks(TICKS);
+    let (pid, before) = (parent.pid_text(), proc_snapshot::read_proc_snapshot(parent.pid()));
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&[&*pid], words].concat());
+    assert_eq!(before, proc_snapshot::read_proc_snapshot(parent.pid()));
+    parent.wait_for_ticks(TICKS);
+    assert_eq!(before, proc_snapshot::read_proc_snapshot(parent.pid()));
+    subject.check();
+}

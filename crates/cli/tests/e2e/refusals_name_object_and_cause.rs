@@ -1,0 +1,311 @@
+//! Refusals are named: what cannot be done fails at once, with a message that names the object and the cause, and with
+//! the parent unharmed.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Cluster, Parent, Program, Seed, programs, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("an_unknown_node", unknown_node),
+    Test::shared("an_unknown_seed_or_child", unknown_ids),
+    Test::shared("a_process_that_is_not_there", no_process),
+    Test::shared("a_kernel_thread", kernel_thread),
+    Test::shared("a_socket_of_another_kind", |cluster| refused(cluster, "socket", &["fd 3", "socket"])),
+    Test::shared("sealed_memory", |cluster| refused(cluster, "sealed", &["sealed"])),
+    Test::shared("a_traced_process", |cluster| refused(cluster, "traced", &["traces it"])),
+    Test::shared("a_target_in_vfork", |cluster| refused(cluster, "vfork", &["vfork"])),
+    Test::shared("a_target_whose_leader_has_ended", |cluster| refused(cluster, "leaderless", &["main thread"])),
+    Test::shared("a_frozen_target", frozen),
+    Test::shared("a_32_bit_program", narrow),
+    Test::shared("a_template", template),
+    Test::shared("a_missing_file_of_the_child", missing_file),
+    Test::shared("a_container_that_is_stopped", stopped_container),
+    Test::shared("words_that_are_too_long", too_long),
+    Test::shared("a_process_that_may_not_be_looked_into", unreadable_process),
+    Test::shared("a_wrong_command_line", wrong_usage),
+    Test::shared("a_disk_that_takes_no_output", no_output),
+    Test::shared("a_cluster_of_another_name", other_cluster),
+    Test::shared("without_a_daemon", no_daemon),
+];
+
+/// Hang guard: a target that never stops costs prepare its own time limit, no more.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(30);
+
+/// For a control group to stand still.
+const FROZEN_LIMIT: Duration = Duration::from_secs(60);
+
+fn unknown_node(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    cluster.first().run_failing(&["fork", seed.id(), "--to", "nowhere"]).require_mentions(&[
+        "nowhere",
+        cluster.name(0),
+        cluster.name(2),
+    ]);
+    cluster
+        .first()
+        .run_failing(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"])
+        .require_mentions(&["nowhere"]);
+    let said = cluster.first().json_ignoring_status(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]);
+    assert!(said.to_string().contains("nowhere"), "{said}");
+    parent.require_unharmed();
+}
+
+fn unknown_ids(cluster: &Cluster) {
+    let (seed, child) =
+        (format!("{}.s0123456789abcdef", cluster.name(0)), format!("{}.c0123456789abcdef", cluster.name(1)));
+    cluster.first().run_failing(&["fork", &seed]).require_mentions(&[&seed]);
+    cluster.first().run_failing(&["drop", &seed]).require_mentions(&[&seed]);
+    cluster.first().run_failing(&["inspect", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["kill", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["logs", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["wait", &child]).require_mentions(&[&child]);
+    cluster.first().run_failing(&["fork", "nowhere.s0123456789abcdef"]).require_mentions(&["nowhere"]);
+    cluster.first().run_failing(&["fork", "no-such-name"]).require_mentions(&["no-such-name"]);
+}
+
+fn no_process(cluster: &Cluster) {
+    // Above the largest process id of any Linux.
+    let pid = (1_u32 << 22) + 5;
+    cluster.first().run_failing(&["prepare", &pid.to_string()]).require_mentions(&[&pid.to_string()]);
+    cluster
+        .first()
+        .run_failing(&["prepare", "no-such-parent"])
+        .require_mentions(&["no-such-parent", "farfork run --name"]);
+}
+
+fn kernel_thread(cluster: &Cluster) {
+    let is_kernel_thread = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains("Kthread:\t1")
+    };
+    let pid = (2..1000).find(is_kernel_thread).expect("a kernel thread is visible").to_string();
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "kernel"]);
+}
+
+/// Prepare and check say the same.
+fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
+    let mut parent = Parent::start(Program::Situation("refused"), &[reason]);
+    parent.wait_for_ticks(5);
+    let pid = parent.pid_text();
+    let begin = Instant::now();
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&[&*pid], words].concat());
+    assert!(begin.elapsed() < REFUSAL_LIMIT, "it took {:?}", begin.elapsed());
+    let checked = cluster.first().run(&["check", &pid]);
+    let said = format!("{}{}", checked.stdout, checked.stderr).to_lowercase();
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    assert!(words.iter().all(|word| said.contains(&word.to_lowercase())), "check says {said}");
+    parent.require_unharmed();
+}
+
+/// By whichever freezer the machine has. (Not the program that checks for EINTR: the freezer of version 1 causes it.)
+fn frozen(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Threads, &["4"]);
+    let freezer = Freezer::of(&parent);
+    let pid = parent.pid_text();
+    let begin = Instant::now();
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "frozen"]);
+    assert!(begin.elapsed() < REFUSAL_LIMIT, "it took {:?}", begin.elapsed());
+    drop(freezer);
+    parent.require_unharmed();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 3, &["--to", cluster.name(1)]);
+}
+
+/// Killed when this is dropped, with what it started.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself, which the test has noticed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A root with something bound into it is no zygote's copy's: its container's first process is asked for the child.
+fn stopped_container(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let containers = cluster.processes("farfork-init");
+    let tell = |signal| {
+        for pid in &containers {
+            // ESRCH: it is another child's, or of a pool that was too large.
+            let _ = kill_process(Pid::from_raw(*pid).expect("a process"), signal);
+        }
+    };
+    tell(Signal::STOP);
+    let begin = Instant::now();
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--bind", "/usr:/mnt"]);
+    let lasted = begin.elapsed();
+    tell(Signal::CONT);
+    refused.require_mentions(&["stopped", "farfork-init", "fork again"]);
+    assert!(lasted < REFUSAL_LIMIT, "it took {lasted:?}");
+    parent.require_unharmed();
+}
+
+fn narrow(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let binary = directory.path().join("narrow");
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-pic", "-no-pie", "-fno-stack-protector"]);
+    compiler.arg(programs::sources().join("situations/narrow.c")).arg("-o").arg(&binary);
+    assert!(compiler.status().expect("gcc").success());
+    let process = Running(Command::new(&binary).stdin(Stdio::null()).spawn().expect("32-bit programs run here"));
+    let pid = process.0.id().to_string();
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "32-bit"]);
+}
+
+fn template(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let pid = seed.template_pid().to_string();
+    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid]);
+    seed.fork_and_check(&parent, 4, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}
+
+/// A file that the parent has open, and that the child's node lacks.
+fn missing_file(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("current").to_string_lossy().into_owned();
+    fs::create_dir(&path).expect("a directory of ours");
+    let parent = Parent::start_command(Program::Waits.command().arg("4").current_dir(&path));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    // The seed is complete: before, the directory would be one that was deleted.
+    seed.template_pid();
+    fs::remove_dir(&path).expect("the directory was there");
+    cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(&[&path]);
+}
+
+/// A refusal repeats what it is about, and a status of HTTP/2 has room for 16 KiB.
+fn too_long(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let (long, pid) = ("x".repeat(70_000), parent.pid_text());
+    cluster
+        .first()
+        .run_failing(&["prepare", &pid, "--name", &long])
+        .require_mentions(&["name of 70000 bytes", "63 bytes"]);
+    cluster
+        .first()
+        .run_failing(&["prepare", &pid, "--label", &format!("a={long}")])
+        .require_mentions(&["70000 bytes", "63 bytes"]);
+    for command in ["kill", "inspect", "logs", "drop", "fork"] {
+        let refused = cluster.first().run_failing(&[command, &long]);
+        refused.require_mentions(&["xxxx", "bytes more", "list"]);
+        assert!(refused.message.len() < 8 << 10, "{} bytes", refused.message.len());
+    }
+    parent.require_unharmed();
+}
+
+/// Process 1 of the machine, where even root may not look into it: then the refusal says why, and what else to prepare.
+fn unreadable_process(cluster: &Cluster) {
+    if fs::read("/proc/1/auxv").is_ok() {
+        // It could be prepared here, and stand still for that.
+        return;
+    }
+    cluster.first().run_failing(&["prepare", "1"]).require_mentions(&[
+        "process 1",
+        "Permission denied",
+        "CAP_SYS_PTRACE",
+        "prepare the program",
+    ]);
+    cluster.first().run_failing(&["check", "1"]).require_mentions(&[
+        "process 1",
+        "Permission denied",
+        "CAP_SYS_PTRACE",
+    ]);
+}
+
+fn wrong_usage(cluster: &Cluster) {
+    for arguments in [
+        &["fork"][..],
+        &["prepare", "../me"],
+        &["run", "--name", "7", "--", "true"],
+        &["fork", "x", "-n", "0"],
+        &["fork", "x", "--bind", "/a"],
+        &["fork", "x", "--memory", "0"],
+        &["fly"],
+        &["bench", "rpc", "--client-seconds", "5", "--server-seconds", "4"],
+    ] {
+        let refused = cluster.first().run_failing(arguments);
+        assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
+    }
+}
+
+/// Whoever reads it later must not take a part for all. A reader that has gone has what he wanted.
+fn no_output(cluster: &Cluster) {
+    for arguments in [&["nodes"][..], &["nodes", "--json"], &["inspect", cluster.name(0)], &["man", "fork"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a device of every kernel");
+        let mut command = cluster.first().command(arguments);
+        let ended = command.stdout(full).output().expect("the binary under test can be started");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("No space left on device"), "{arguments:?}: {said}");
+    }
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let ended =
+        cluster.first().command(&["nodes"]).stdout(writer).output().expect("the binary under test can be started");
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
+}
+
+/// It goes on: whoever names a cluster means no other.
+fn other_cluster(cluster: &Cluster) {
+    let directory = cluster.run_dir(0).parent().expect("the cluster's").to_string_lossy().into_owned();
+    let down = ["down", "--name", "another", "--run-dir", &directory];
+    cluster.first().run_failing(&down).require_mentions(&[&directory, "another", "--run-dir"]);
+    let nodes = cluster.first().json(&["nodes"]);
+    assert_eq!(nodes["nodes"].as_array().map(Vec::len), Some(3), "{nodes}");
+}
+
+fn no_daemon(_: &Cluster) {
+    let directory = scratch::directory();
+    let socket = directory.path().join("node.sock");
+    let farfork = crate::harness::Farfork::at(&socket);
+    farfork.run_failing(&["nodes"]).require_mentions(&[&socket.to_string_lossy()]);
+}
+
+/// A control group of our own, with one frozen process in it; dropping it thaws the process and puts it back.
+struct Freezer {
+    group: PathBuf,
+    home: PathBuf,
+    switch: (&'static str, &'static str),
+    pid: String,
+}
+
+impl Freezer {
+    fn of(parent: &Parent) -> Self {
+        let (root, switch, on, off) = if fs::exists("/sys/fs/cgroup/freezer").unwrap_or(false) {
+            ("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED")
+        } else {
+            ("/sys/fs/cgroup", "cgroup.freeze", "1", "0")
+        };
+        let group = PathBuf::from(root).join(format!("farfork-test-freezer-{}", std::process::id()));
+        fs::create_dir_all(&group).expect("root can make a control group");
+        let freezer = Self { group, home: root.into(), switch: (switch, off), pid: parent.pid_text() };
+        fs::write(freezer.group.join("cgroup.procs"), &freezer.pid).expect("the parent can be moved");
+        fs::write(freezer.group.join(switch), on).expect("the group can be frozen");
+        let state = if on == "1" { ("cgroup.events", "frozen 1") } else { (switch, on) };
+        wait::wait_until("the group is frozen", FROZEN_LIMIT, || {
+            let told = fs::read_to_string(freezer.group.join(state.0)).ok()?;
+            told.lines().any(|line| line == state.1).then_some(())
+        });
+        freezer
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        // Also while a test panics; what fails here shows in the parent's next tick.
+        let _ = fs::write(self.group.join(self.switch.0), self.switch.1);
+        let _ = fs::write(self.home.join("cgroup.procs"), &self.pid);
+        let _ = fs::remove_dir(&self.group);
+    }
+}

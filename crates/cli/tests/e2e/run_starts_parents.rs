@@ -1,0 +1,107 @@
+//! Parents may be run: `farfork run` starts a program that has a name, and its memory in huge pages, and that is otherwise as
+//! if its user had started it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::harness::memory::huge_kb;
+use crate::harness::{BINARY, Cluster, Parent, Program, Seed, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("under_a_name", under_a_name),
+    Test::shared("in_huge_pages", in_huge_pages),
+    Test::shared("with_the_programs_own_status", own_status),
+];
+
+/// For what looks after a process to find its memory and make huge pages of most of it, on a busy machine.
+const HUGE_LIMIT: Duration = Duration::from_secs(100);
+
+/// For what looks after a process to see its end.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// Private memory of the parent, in MiB.
+const MIB: &str = "32";
+
+/// How much of it must be huge: what lies beside the units at its ends may stay small, and one or another unit may be in use
+/// each time it is tried.
+const HUGE_KB_MIN: u64 = 24 << 10;
+
+/// A program, as `farfork run` starts it, with names in a run directory of its own.
+fn run(run_dir: &Path, options: &[&str]) -> Command {
+    let program = Program::Waits.command();
+    let mut command = Command::new(BINARY);
+    command.env("FARFORK_RUN_DIR", run_dir).arg("run").args(options).arg("--").arg(program.get_program()).arg(MIB);
+    command
+}
+
+fn under_a_name(cluster: &Cluster) {
+    let names = scratch::directory();
+    let mut parent = Parent::start_command(&mut run(names.path(), &["--name", "warm"]));
+    let taken = run(names.path(), &["--name", "warm"]).output().expect("the binary under test");
+    let said = String::from_utf8_lossy(&taken.stderr);
+    assert!(!taken.status.success() && said.contains("warm") && said.contains(&parent.pid_text()), "{said}");
+
+    let mut prepare = cluster.first().command(&["prepare", "warm", "--json"]);
+    let prepared = prepare.env("FARFORK_RUN_DIR", names.path()).output().expect("the binary under test");
+    let seed = Seed::from_json(cluster.first(), &String::from_utf8_lossy(&prepared.stdout));
+    seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}
+
+/// The program is linked statically, and says nothing of huge pages itself.
+fn in_huge_pages(cluster: &Cluster) {
+    let names = scratch::directory();
+    let mut parent = Parent::start_command(&mut run(names.path(), &["--huge"]));
+    let pid = parent.pid();
+    let tender = tender_of(pid).expect("something looks after the program");
+    wait::wait_until("its memory is in huge pages", HUGE_LIMIT, || (huge_kb(pid) >= HUGE_KB_MIN).then_some(()));
+    parent.require_unharmed();
+
+    let seed = Seed::prepare(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
+    seed.fork_and_check(&parent, 2, &[]);
+    // Its pages come small, and are put together again.
+    let child = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "eager"]).remove(0);
+    wait::wait_until("a child's memory is in huge pages", HUGE_LIMIT, || {
+        (huge_kb(child.pid) >= HUGE_KB_MIN).then_some(())
+    });
+    cluster.first().json(&["kill", &child.id]);
+    parent.require_unharmed();
+    drop(parent);
+    wait::wait_until("what looked after it ends", END_LIMIT, || {
+        (!Path::new(&format!("/proc/{tender}")).exists()).then_some(())
+    });
+}
+
+fn own_status(_: &Cluster) {
+    let shell = |script: &str| {
+        let mut command = Command::new(BINARY);
+        command.args(["run", "--huge", "--", "sh", "-c", script]).stdin(Stdio::null());
+        command.output().expect("the binary under test")
+    };
+    let ended = shell("echo $GLIBC_TUNABLES; echo $$; exit 7");
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert_eq!(ended.status.code(), Some(7), "{said}");
+    assert!(said.starts_with("glibc.malloc.hugetlb=1\n"), "{said}");
+    // A program without children that it has not made: nothing but itself to wait for.
+    let children = shell("cat /proc/$$/task/$$/children; true");
+    assert_eq!(String::from_utf8_lossy(&children.stdout).split_whitespace().count(), 1, "cat alone");
+
+    let missing = Command::new(BINARY).args(["run", "--", "/no/such/program"]).output().expect("the binary under test");
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such/program"));
+}
+
+/// The process that looks after a parent.
+fn tender_of(pid: i32) -> Option<i32> {
+    let wanted = format!("tend\0{pid}@");
+    let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&wanted)
+    })
+    .max()
+}

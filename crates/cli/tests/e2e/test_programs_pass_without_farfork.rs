@@ -1,0 +1,89 @@
+//! The test programs are right by themselves: each finds nothing wrong when the payload appears in the parent's own
+//! view. What one of them finds wrong in a child is then the child's fault. Those that would harm the machine refuse to.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::harness::{Program, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("without_farfork", without_farfork),
+    Test::alone("and_do_nothing_dangerous_outside_of_a_container", nothing_dangerous),
+];
+
+/// For Python, on a busy machine.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(120);
+
+/// Not among them: fork_advice, which only a fork makes right.
+const PROGRAMS: [(Program, &str); 18] = [
+    (Program::Waits, "4"),
+    (Program::Threads, "4"),
+    (Program::Goroutines, "4"),
+    (Program::Heap, "4"),
+    (Program::Arrays, "4"),
+    (Program::Resource("registers"), ""),
+    (Program::Resource("tasks"), ""),
+    (Program::Resource("rseq"), ""),
+    (Program::Resource("signals"), ""),
+    (Program::Resource("identity"), ""),
+    (Program::Resource("clocks"), ""),
+    (Program::Resource("files"), ""),
+    (Program::Resource("pipes"), ""),
+    (Program::Resource("events"), ""),
+    (Program::Resource("memory_kinds"), ""),
+    (Program::Resource("shared_memory"), ""),
+    (Program::Resource("memory_operations"), ""),
+    (Program::Situation("time_limits"), "400"),
+];
+
+/// In a mount namespace of its own, a program finds the directory that `$0` names at the payload's place.
+const WITH_PAYLOAD_AT_ITS_PLACE: &str =
+    r#"mount -t tmpfs farfork-test /run && mkdir /run/farfork && mount --bind "$0" /run/farfork && exec "$@""#;
+
+/// Starts a program that finds its payload in this directory, as soon as that is there.
+fn start(program: Program, argument: &str, payload: &Path) -> Child {
+    let program = program.command();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-c", WITH_PAYLOAD_AT_ITS_PLACE]).arg(payload);
+    command.arg(program.get_program()).args(program.get_args()).args(Some(argument).filter(|a| !a.is_empty()));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("unshare(1) can be started")
+}
+
+fn give(payload: &Path, text: &str) {
+    fs::write(payload.join("unfinished"), text).expect("the payload can be written");
+    fs::rename(payload.join("unfinished"), payload.join("payload")).expect("the payload gets its name");
+}
+
+fn without_farfork() {
+    let payload = scratch::directory();
+    let running: Vec<_> =
+        PROGRAMS.iter().map(|(program, argument)| start(*program, argument, payload.path())).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    give(payload.path(), "7\n");
+    for (child, (program, _)) in running.into_iter().zip(&PROGRAMS) {
+        let ended = wait::wait_with_output(child, &format!("{program:?}"), PROGRAM_LIMIT);
+        assert_eq!(ended.status.code(), Some(42), "{program:?}: {}", ended.stderr);
+    }
+}
+
+/// Programs that would harm the machine refuse to run in the pid namespace in which they were started.
+fn nothing_dangerous() {
+    for (name, payload) in
+        [("multiplying", "7 multiply"), ("escaping", "7"), ("numbered", "7"), ("tracing", "7 traces")]
+    {
+        let (directory, own) = (scratch::directory(), scratch::directory());
+        // `numbered` reads this file, and `escaping` would try to reach it.
+        fs::write(own.path().join("secret"), "secret").expect("a scratch directory can be written");
+        let argument = own.path().to_string_lossy();
+        let argument = if ["escaping", "numbered"].contains(&name) { &*argument } else { "" };
+        give(directory.path(), payload);
+        let child = start(Program::Situation(name), argument, directory.path());
+        let ended = wait::wait_with_output(child, name, PROGRAM_LIMIT);
+        assert!(ended.stderr.contains("refused: this is dangerous"), "{name}: {}{}", ended.stdout, ended.stderr);
+        assert!(!ended.stdout.contains("open ") && !ended.stdout.contains("result "), "{name}: {}", ended.stdout);
+    }
+}

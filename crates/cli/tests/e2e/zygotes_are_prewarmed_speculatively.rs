@@ -1,0 +1,333 @@
+//! A process's first seed is expected to be forked where it is, and its next ones as the one before was: their zygotes are there before anybody asks.
+//! Each child has the memory of its own seed; what nobody asks for is not made again, and leaves nothing.
+
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Cluster, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, wait};
+use crate::next_child_is_prestarted::in_containers;
+use crate::test::Test;
+use crate::zygotes_are_forked::timely;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("of_each_next_seed", of_each_next_seed),
+    Test::alone("and_not_where_nobody_asked", nobody_asked),
+    Test::alone("and_not_of_each_first_seed", not_of_each_first),
+    Test::alone("also_many_at_once", many_at_once),
+    Test::alone("on_other_nodes", on_other_nodes),
+    Test::alone("whoever_dies_meanwhile", whoever_dies),
+    Test::alone("also_on_another_node", whoever_dies_elsewhere),
+];
+
+/// For a zygote to stand, or to be gone.
+const SOON: Duration = Duration::from_secs(100);
+/// In which one would stand.
+const MOMENT: Duration = Duration::from_secs(1);
+/// Children that must have been foretold before it counts.
+const ENOUGH: u64 = 3;
+/// More than start at once, on each of two nodes.
+const MANY: u64 = 32;
+/// After a prepare: before anything is made, while it is, and when it stands.
+const MOMENTS_MS: [u64; 4] = [0, 4, 12, 60];
+
+/// A parent whose memory is of another time for each of its seeds.
+struct Changing {
+    parent: Parent,
+    times: u64,
+}
+
+impl Changing {
+    fn start() -> Self {
+        Self { parent: Parent::start(Program::Situation("changing"), &["8"]), times: 0 }
+    }
+
+    /// A seed of what it is now.
+    fn seed(&mut self, cluster: &Cluster) -> Seed {
+        self.times += 1;
+        let pid = Pid::from_raw(self.parent.pid()).expect("a process id");
+        kill_process(pid, Signal::USR1).expect("it runs");
+        // The first of them may be under way.
+        self.parent.wait_for_ticks(3);
+        Seed::prepare(cluster.first(), &self.parent)
+    }
+
+    /// Forks a child of its latest seed, which must have the memory of that.
+    fn fork(&self, seed: &Seed, number: u64, options: &[&str]) {
+        let ended = seed.fork_attached(&number.to_string(), options);
+        let expected = format!("result {number} {}", number + self.times);
+        let is_right = ended.status.code() == Some(42) && ended.stdout.lines().any(|line| line == expected);
+        assert!(is_right, "no `{expected}`: {}\n{}{}", ended.status, ended.stderr, ended.stdout);
+    }
+
+    /// The same of one that was left to itself.
+    fn check(&self, cluster: &Cluster, children: &[StartedChild], number: u64) {
+        let said =
+            cluster.first().json_ignoring_status(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+        let expected = format!("result {number} {}", number + self.times);
+        let stdout = said["children"][0]["stdout"].as_str().unwrap_or_default();
+        assert!(stdout.lines().any(|line| line == expected), "no `{expected}`: {said}");
+    }
+}
+
+fn wait_for(cluster: &Cluster, node: usize, what: &str, count: u64) {
+    wait::wait_until(&format!("{what}: {count}"), SOON, || (cluster.zygote_count(node, what) >= count).then_some(()));
+}
+
+fn require_nothing_left(cluster: Cluster) {
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+fn of_each_next_seed() {
+    let cluster = Cluster::start(1);
+    let mut changing = Changing::start();
+    let used = || cluster.zygote_count(0, "foretold_used");
+    let mut rounds = 0;
+    wait::wait_until("foretold children that stood by", SOON, || {
+        let made = timely(|| {
+            let (seed, before) = (changing.seed(&cluster), used());
+            rounds += 1;
+            wait_for(&cluster, 0, "foretold", rounds);
+            if rounds == 1 {
+                assert!(
+                    in_containers(&cluster, &changing.parent).is_empty(),
+                    "nobody can tell how it will be asked for"
+                );
+            }
+            thread::sleep(Duration::from_millis(100));
+            changing.fork(&seed, 100 + rounds, &[]);
+            used() - before
+        });
+        assert_eq!(made, 1, "the first child is a copy, of the first seed of all, too");
+        (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
+    });
+    // The one that is foretold may come later than the child that it is meant for.
+    wait::wait_until("none that stands by where one was enough", SOON, || {
+        let seed = changing.seed(&cluster);
+        rounds += 1;
+        wait_for(&cluster, 0, "foretold", rounds);
+        thread::sleep(Duration::from_millis(100));
+        changing.fork(&seed, 100, &[]);
+        thread::sleep(MOMENT / 2);
+        in_containers(&cluster, &changing.parent).is_empty().then_some(())
+    });
+
+    // At once, and in another manner.
+    for number in 200..200 + ENOUGH {
+        let seed = changing.seed(&cluster);
+        changing.fork(&seed, number, if number % 2 == 0 { &[] } else { &["--memory", "256MiB"] });
+    }
+    changing.parent.require_unharmed();
+    drop(changing);
+    require_nothing_left(cluster);
+}
+
+fn nobody_asked() {
+    let cluster = Cluster::start(1);
+    let mut changing = Changing::start();
+    // Of its first seed one is made, and of another behind one that had children.
+    for made in 1..=2 {
+        let foretold = changing.seed(&cluster);
+        wait_for(&cluster, 0, "foretold", made);
+        drop(foretold);
+        // Of the seed before, one may be made just when that is dropped, which goes a little later.
+        wait::wait_until("they go with their seeds", SOON, || (cluster.zygote_count(0, "kept") == 0).then_some(()));
+        let not_again = changing.seed(&cluster);
+        thread::sleep(MOMENT);
+        let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(0, what));
+        assert_eq!(told, [0, made, 0], "not before there is another child");
+        changing.fork(&not_again, made, &[]);
+    }
+    let mut made = 2;
+    let used = timely(|| {
+        let (again, before) = (changing.seed(&cluster), cluster.zygote_count(0, "foretold_used"));
+        made += 1;
+        wait_for(&cluster, 0, "foretold", made);
+        changing.fork(&again, made, &[]);
+        cluster.zygote_count(0, "foretold_used") - before
+    });
+    assert_eq!(used, 1);
+    drop(changing);
+    require_nothing_left(cluster);
+}
+
+/// What is made to be kept, and what stands still for its seed.
+fn not_of_each_first() {
+    let cluster = Cluster::start(1);
+    for options in [&["--sealed"][..], &["--freeze"]] {
+        let parent = Parent::start(Program::Waits, &["8"]);
+        let seed = Seed::prepare_with(cluster.first(), &parent, options);
+        thread::sleep(MOMENT);
+        assert_eq!(cluster.zygote_count(0, "foretold"), 0, "{options:?}");
+        drop((seed, parent));
+    }
+    require_nothing_left(cluster);
+}
+
+fn many_at_once() {
+    let cluster = Cluster::start(2);
+    let both = [0, 1].map(|node| move |cluster: &Cluster, what| cluster.zygote_count(node, what));
+    let there = cluster.names(&[0, 1]);
+    let parent = Parent::start(Program::Waits, &["16"]);
+    let numbers: Vec<u64> = (1..=MANY).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let mut rounds = 0;
+    let mut fan_out = || {
+        let seed = Seed::prepare(cluster.first(), &parent);
+        rounds += 1;
+        // Of the first one where it is.
+        [(0, rounds), (1, rounds - 1)]
+            .into_iter()
+            .for_each(|(node, count)| wait_for(&cluster, node, "foretold", count));
+        let counts = || ["children", "foretold_used"].map(|what| both.map(|told| told(&cluster, what)));
+        let before = counts();
+        let children = seed.fork_detached(&payloads, &["--to", &there]);
+        let now = counts();
+        (seed, children, [0, 1].map(|what| [0, 1].map(|node| now[what][node] - before[what][node])))
+    };
+    let check = |seed: &Seed, children: &[StartedChild]| seed.check_answers(&parent, children, &numbers);
+    let (seed, children, _) = fan_out();
+    check(&seed, &children);
+    drop(seed);
+    for _ in 1..ENOUGH {
+        let (seed, children, made) = timely(&mut fan_out);
+        check(&seed, &children);
+        assert_eq!(made, [[MANY / 2; 2], [1; 2]], "each is a copy of what was foretold, the first, too");
+    }
+    assert_eq!(both.map(|told| told(&cluster, "stood_by")), [0; 2], "none of a fan-out");
+    drop(parent);
+    require_nothing_left(cluster);
+}
+
+/// Whoever asks for the children, and wherever: their node has what is foretold, and lets go of it soon.
+fn on_other_nodes() {
+    let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
+    let mut changing = Changing::start();
+    let there = ["--to", cluster.name(1)];
+    let first = changing.seed(&cluster);
+    wait_for(&cluster, 0, "foretold", 1);
+    let children = first.fork_detached(&["1".to_owned()], &there);
+    changing.check(&cluster, &children, 1);
+    drop(first);
+    let mut rounds = 0;
+    let used = || cluster.zygote_count(1, "foretold_used");
+    wait::wait_until("foretold children that stood by", SOON, || {
+        let made = timely(|| {
+            let (seed, before) = (changing.seed(&cluster), used());
+            rounds += 1;
+            wait_for(&cluster, 1, "foretold", rounds);
+            thread::sleep(Duration::from_millis(100));
+            let (payload, of_node) =
+                ([rounds.to_string()], |node| Seed::from_json(cluster.node(node), &seed.prepare_output.to_string()));
+            // Of the seed's node, or of the one that they run on.
+            let asked = of_node((rounds % 2) as usize);
+            let children = asked.fork_detached(&payload, &there);
+            changing.check(&cluster, &children, rounds);
+            used() - before
+        });
+        assert_eq!(made, 1, "the first child is a copy");
+        assert!(cluster.zygote_count(1, "kept") <= 2, "no more than there may be");
+        (cluster.zygote_count(1, "stood_by") >= ENOUGH).then_some(())
+    });
+    assert_eq!(cluster.zygote_count(0, "foretold"), 1, "nobody asked for any there");
+
+    // Nobody asks.
+    let foretold = changing.seed(&cluster);
+    wait_for(&cluster, 1, "foretold", rounds + 1);
+    drop(foretold);
+    let used_before = used();
+    let not_again = changing.seed(&cluster);
+    let are_gone = || (cluster.zygote_count(1, "kept") == 0).then_some(());
+    wait::wait_until("it hears that the others are gone", SOON, are_gone);
+    thread::sleep(MOMENT);
+    let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(1, what));
+    assert_eq!(told, [0, rounds + 1, used_before], "not before there is another child");
+    changing.fork(&not_again, 2, &[]);
+    drop((not_again, changing));
+    require_nothing_left(cluster);
+}
+
+fn whoever_dies_elsewhere() {
+    let cluster = Cluster::start(2);
+    let mut changing = Changing::start();
+    let there = ["--to", cluster.name(1)];
+    let known = |changing: &mut Changing| {
+        let seed = changing.seed(&cluster);
+        changing.fork(&seed, 1, &there);
+    };
+    for moment_ms in MOMENTS_MS {
+        let moment = Duration::from_millis(moment_ms);
+        known(&mut changing);
+        let dropped = changing.seed(&cluster);
+        thread::sleep(moment);
+        drop(dropped);
+
+        known(&mut changing);
+        let unpaged = changing.seed(&cluster);
+        thread::sleep(moment);
+        cluster.kill_pager(1);
+        changing.fork(&unpaged, 2, &there);
+        drop(unpaged);
+
+        known(&mut changing);
+        let unheard = changing.seed(&cluster);
+        thread::sleep(moment);
+        cluster.kill_daemon(1);
+        cluster.restart_daemon(1);
+        cluster.wait_until_all_are_alive();
+        changing.fork(&unheard, 3, &there);
+        drop(unheard);
+    }
+    known(&mut changing);
+    changing.parent.require_unharmed();
+    drop(changing);
+    require_nothing_left(cluster);
+}
+
+fn whoever_dies() {
+    let cluster = Cluster::start(1);
+    let mut changing = Changing::start();
+    let known = |changing: &mut Changing| {
+        let seed = changing.seed(&cluster);
+        changing.fork(&seed, 1, &[]);
+    };
+    for moment_ms in MOMENTS_MS {
+        let moment = Duration::from_millis(moment_ms);
+        known(&mut changing);
+        let dropped = changing.seed(&cluster);
+        thread::sleep(moment);
+        drop(dropped);
+
+        known(&mut changing);
+        let unpaged = changing.seed(&cluster);
+        thread::sleep(moment);
+        cluster.kill_pager(0);
+        changing.fork(&unpaged, 2, &[]);
+        drop(unpaged);
+
+        known(&mut changing);
+        let orphan = changing.seed(&cluster);
+        thread::sleep(moment);
+        changing.parent.kill();
+        changing.fork(&orphan, 3, &[]);
+        drop(orphan);
+
+        changing = Changing::start();
+        known(&mut changing);
+        let lost = changing.seed(&cluster);
+        thread::sleep(moment);
+        cluster.kill_daemon(0);
+        cluster.restart_daemon(0);
+        assert_eq!(cluster.zygote_count(0, "kept"), 0, "it ends with its daemon");
+        drop(lost);
+        wait::wait_until("no zygote of a seed that was dropped", SOON, || {
+            (cluster.zygote_count(0, "kept") == 0).then_some(())
+        });
+    }
+    known(&mut changing);
+    changing.parent.require_unharmed();
+    drop(changing);
+    require_nothing_left(cluster);
+}

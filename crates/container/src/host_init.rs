@@ -1,0 +1,53 @@
+//! A process of the init program outside of containers, in the daemon's own namespaces: it has memory that children in
+//! containers will share, and a control group of the node's for it.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use farfork_sys::clone::SpawnedProcess;
+use farfork_sys::pidfd;
+
+use crate::privileged_forker;
+
+/// Where it is in the kernel's order of victims: behind children (900), and before templates, half-way between those and their
+/// parents, without which nothing could be made again.
+const OOM_SCORE_ADJUSTMENT: i32 = 850;
+
+/// The process. Dropping it kills it; it ends by itself when the daemon does.
+#[derive(Debug)]
+pub struct HostInit {
+    process: SpawnedProcess,
+    control: OwnedFd,
+}
+
+impl HostInit {
+    pub(crate) fn new(born: SpawnedProcess, control: OwnedFd) -> Self {
+        let score = OOM_SCORE_ADJUSTMENT.to_string();
+        if let Err(error) = fs::write(format!("/proc/{}/oom_score_adj", born.pid), score) {
+            tracing::warn!(pid = born.pid, %error, "a zygote keeps its place in the OOM killer's order");
+        }
+        Self { process: born, control }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.process.pid
+    }
+
+    /// Whether it has ended.
+    pub fn has_exited(&self) -> bool {
+        pidfd::wait_exit(&self.process.pidfd, Duration::ZERO).unwrap_or(false)
+    }
+
+    /// Our end of the socket (SOCK_SEQPACKET) whose other end is its descriptor 3.
+    pub fn control(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+}
+
+impl Drop for HostInit {
+    fn drop(&mut self) {
+        privileged_forker::kill_and_reap(&self.process);
+    }
+}

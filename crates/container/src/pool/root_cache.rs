@@ -1,0 +1,212 @@
+//! What containers that have ended leave to others: their roots, until a container is built around each, and these until they are taken.
+//!
+//! ```text
+//!  taken for heirs ─▶ a child runs, ends ─▶ root ─▶ rebuilt by a filler ─▶ ready ─▶ taken …
+//!                                             └─▶ spoilt, or one too many: goes
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::config::{ContainerSpec, RootReuseKey};
+use crate::error::ContainerError;
+use crate::handle::Container;
+use crate::root::cached::CachedRoot;
+
+/// Roots for which nobody asks go after so long: less than zygotes stay, since each holds a container.
+const UNUSED_LIMIT: Duration = Duration::from_secs(3);
+
+/// For whom nobody has asked for so long makes room for others.
+const EVICTABLE_AFTER: Duration = Duration::from_millis(100);
+
+/// After so many roots, one after the other, in which something was left, no more are kept for so long: children of that line write
+/// files now, and others of it may not.
+const CHANGED_ROOTS_MAX: u32 = 4;
+const CHANGED_ROOTS_PAUSE: Duration = Duration::from_secs(3);
+
+/// Of whom it is, and which kind of container.
+pub(super) type RootCacheKey = (ContainerSpec, RootReuseKey);
+
+/// All that was left to anybody.
+#[derive(Debug, Default)]
+pub(super) struct RootCache {
+    entries: BTreeMap<RootCacheKey, RootCacheEntry>,
+    /// Most roots, for all heirs together, with the containers that were built around them.
+    roots_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct RootCacheEntry {
+    roots: Vec<CachedRoot>,
+    building: usize,
+    ready: VecDeque<Container>,
+    /// How many were spoilt since one was not, and until when no more are kept for it.
+    changed_count: u32,
+    paused_until: Option<Instant>,
+    /// Requests that wait.
+    waiting: usize,
+    last_requested: Option<Instant>,
+}
+
+/// What goes: to be dropped where nobody waits for that.
+#[derive(Debug, Default)]
+pub(super) struct Discarded {
+    pub(super) containers: Vec<Container>,
+    roots: Vec<CachedRoot>,
+}
+
+impl Discarded {
+    pub(super) fn is_empty(&self) -> bool {
+        self.containers.is_empty() && self.roots.is_empty()
+    }
+}
+
+impl RootCache {
+    pub(super) fn new(kept_max: usize) -> Self {
+        Self { entries: BTreeMap::new(), roots_max: kept_max }
+    }
+
+    /// Somebody asks for a container: whether what that leaves is wanted.
+    pub(super) fn record_request(&mut self, key: &RootCacheKey, now: Instant) -> bool {
+        let estate = self.entries.entry(key.clone()).or_default();
+        estate.last_requested = Some(now);
+        self.roots_max > 0 && estate.is_wanted(now)
+    }
+
+    /// Begins or ends to wait.
+    pub(super) fn update_waiters(&mut self, key: &RootCacheKey, begins: bool) {
+        let waiting = &mut self.entries.entry(key.clone()).or_default().waiting;
+        *waiting = if begins { *waiting + 1 } else { waiting.saturating_sub(1) };
+    }
+
+    /// How many requests wait that this is for.
+    pub(super) fn waiter_count(&self, key: &RootCacheKey) -> usize {
+        self.entries.get(key).map_or(0, |estate| estate.waiting)
+    }
+
+    /// Keeps a root, or leaves it for `stale`.
+    pub(super) fn insert(&mut self, key: &RootCacheKey, root: CachedRoot, now: Instant, stale: &mut Discarded) {
+        let has_room = self.root_count() < self.roots_max || self.evict_one(now, stale);
+        match self.entries.get_mut(key).filter(|estate| has_room && estate.is_wanted(now)) {
+            Some(estate) => estate.roots.push(root),
+            None => stale.roots.push(root),
+        }
+    }
+
+    /// Gives up what was left to whom nobody has asked for longest, one root of it; tells whether there was one.
+    fn evict_one(&mut self, now: Instant, stale: &mut Discarded) -> bool {
+        let unused = self
+            .entries
+            .values_mut()
+            .filter(|estate| estate.last_requested.is_none_or(|used| used + EVICTABLE_AFTER <= now));
+        let holding = unused.filter(|estate| !estate.roots.is_empty() || !estate.ready.is_empty());
+        let Some(estate) = holding.min_by_key(|estate| estate.last_requested) else { return false };
+        match estate.roots.pop() {
+            Some(root) => stale.roots.push(root),
+            None => stale.containers.extend(estate.ready.pop_front()),
+        }
+        true
+    }
+
+    /// A root around which a container is to be built. `is_due`: where there are so many of a kind, and so many requests wait.
+    pub(super) fn take_for_rebuild(
+        &mut self,
+        is_due: impl Fn(ContainerSpec, usize, usize) -> bool,
+    ) -> Option<(RootCacheKey, CachedRoot)> {
+        let is_next = |(key, estate): &(&RootCacheKey, &mut RootCacheEntry)| {
+            !estate.roots.is_empty() && is_due(key.0, estate.ready.len() + estate.building, estate.waiting)
+        };
+        let (key, estate) = self.entries.iter_mut().find(is_next)?;
+        estate.building += 1;
+        Some((key.clone(), estate.roots.pop()?))
+    }
+
+    /// What came of it. Tells whether there is a container.
+    pub(super) fn finish_rebuild(
+        &mut self,
+        key: &RootCacheKey,
+        built: Result<Container, ContainerError>,
+        now: Instant,
+    ) -> bool {
+        let estate = self.entries.entry(key.clone()).or_default();
+        estate.building = estate.building.saturating_sub(1);
+        let outcome = built.map(|container| estate.ready.push_back(container));
+        match &outcome {
+            Ok(()) => (estate.changed_count, estate.paused_until) = (0, None),
+            Err(error @ ContainerError::RootChanged { .. }) => {
+                estate.changed_count += 1;
+                estate.paused_until = (estate.changed_count >= CHANGED_ROOTS_MAX).then(|| now + CHANGED_ROOTS_PAUSE);
+                tracing::debug!(%error, line = &*key.1.lineage, "not used again");
+            }
+            Err(error) => tracing::warn!(%error, line = &*key.1.lineage, "a root was not used again"),
+        }
+        outcome.is_ok()
+    }
+
+    /// The container that has waited longest.
+    pub(super) fn take_container(&mut self, key: &RootCacheKey) -> Option<Container> {
+        self.entries.get_mut(key)?.ready.pop_front()
+    }
+
+    /// Gives up what nobody has asked for since long, or of heirs that are no more; tells when the next is to go.
+    pub(super) fn evict_unused(
+        &mut self,
+        now: Instant,
+        is_over: impl Fn(&RootReuseKey) -> bool,
+        stale: &mut Discarded,
+    ) -> Option<Instant> {
+        let mut next = None;
+        self.entries.retain(|(_, heirs), estate| {
+            let goes = estate.last_requested.map_or(now, |used| used + UNUSED_LIMIT);
+            if goes > now && !is_over(heirs) {
+                next = next.into_iter().chain([goes]).min();
+                return true;
+            }
+            stale.containers.extend(estate.ready.drain(..));
+            stale.roots.append(&mut estate.roots);
+            estate.waiting > 0
+        });
+        next
+    }
+
+    /// How many roots there are, in whatever state.
+    pub(super) fn root_count(&self) -> usize {
+        self.entries.values().map(|estate| estate.roots.len() + estate.building + estate.ready.len()).sum()
+    }
+
+    /// How many containers wait around a root that another had.
+    pub(super) fn ready_count(&self) -> usize {
+        self.entries.values().map(|estate| estate.ready.len()).sum()
+    }
+}
+
+impl RootCacheEntry {
+    fn is_wanted(&self, now: Instant) -> bool {
+        self.paused_until.is_none_or(|until| until <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_spoils_roots_leaves_none_for_a_while() {
+        let (mut estates, now) = (RootCache::new(8), Instant::now());
+        let key = |line: &str| (ContainerSpec::default(), RootReuseKey { lineage: line.into(), fan_out: None });
+        let spoil = |estates: &mut RootCache, line: &str, now| {
+            let error = ContainerError::RootChanged { path: "/".to_owned(), why: "it was changed".to_owned() };
+            assert!(!estates.finish_rebuild(&key(line), Err(error), now));
+        };
+        for _ in 0..CHANGED_ROOTS_MAX {
+            assert!(estates.record_request(&key("writes"), now));
+            spoil(&mut estates, "writes", now);
+        }
+        assert!(!estates.record_request(&key("writes"), now));
+        assert!(estates.record_request(&key("another"), now));
+        let later = now + CHANGED_ROOTS_PAUSE;
+        assert!(estates.record_request(&key("writes"), later), "one is tried");
+        spoil(&mut estates, "writes", later);
+        assert!(!estates.record_request(&key("writes"), later), "and tells");
+    }
+}

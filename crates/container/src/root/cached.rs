@@ -1,0 +1,314 @@
+//! The root of a container that has ended, kept for the next one: that takes it if it is as it was when it was built. To make a root
+//! anew, and to take the old one down, is most of what a container costs (`docs/decisions/017-roots.md`).
+//!
+//! ```text
+//!  build ─▶ looked at ─▶ a child runs in it, ends with all processes ─▶ looked at again ─┬─ the same ─▶ names forgotten ─▶ next
+//!                                                                                       └─ not so ──▶ it goes
+//! ```
+//!
+//! Nobody writes to a file system without a trace in this: what has a place of its own in the container's layers is directories made by
+//! the builder, whose times and attributes tell of each change, and the file system below the layers counts what it has besides. Times of
+//! change (ctime) are the kernel's to set. All processes that were there have ended. What could still hold a file or a directory open is a
+//! process elsewhere that was sent a descriptor: who may be sent one decides whose container it may become ([`crate::Heirs`]).
+//!
+//! Only the mount namespace is kept. All others, the first process and the control group are the next container's own.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use farfork_sys::mount;
+use farfork_sys::mount::table::{self, MountTable};
+use farfork_sys::namespace;
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, futimens, ioctl_getflags, openat,
+    statfs, statx, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::{chdir, fchdir};
+
+use super::blueprint::RootBlueprint;
+use super::mount_plan::MountStep;
+use super::{PRIVATE_DIR, make_private_dir};
+use crate::error::ContainerError;
+
+/// STATX_MNT_ID_UNIQUE (Linux 6.8): older kernels leave it out.
+const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+/// A private directory with more files is made anew.
+const PRIVATE_FILES_MAX: usize = 4;
+
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+
+/// All that a file system of terminals has while none is open.
+const PTMX: &str = "ptmx";
+
+/// A root. Dropping it ends it, once no container has it.
+#[derive(Debug)]
+pub(crate) struct CachedRoot {
+    mounts: OwnedFd,
+    /// To read the table of `mounts` from.
+    table: MountTable,
+    blueprint: RootBlueprint,
+    layers: RootLayers,
+    fingerprint: RootFingerprint,
+}
+
+/// What a root has that is not the node's.
+#[derive(Debug)]
+pub(crate) struct RootLayers {
+    /// The directory of all upper layers, which no path of the root's leads to.
+    pub(super) upper_dir: OwnedFd,
+    /// Where overlays are.
+    pub(super) overlays: Vec<PathBuf>,
+    /// Files and directories of the upper layers, by way of `layers`: seen there, they are not covered by what is mounted over them; and
+    /// files of the root, by absolute paths.
+    pub(super) files: Vec<PathBuf>,
+}
+
+/// What is seen of a root, before its `/proc` is mounted.
+#[derive(Debug, PartialEq, Eq)]
+struct RootFingerprint {
+    table: Vec<u8>,
+    files: Vec<FileFingerprint>,
+    /// What the file system of all layers has left.
+    room: FreeSpace,
+    /// The directory for what is meant for a container alone.
+    private: PrivateDirFingerprint,
+}
+
+/// What is seen of the directory for what is meant for a container alone.
+type PrivateDirFingerprint = (FileFingerprint, FreeSpace);
+
+/// What is seen of a file; times as seconds and nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileFingerprint {
+    kind_and_mode: u16,
+    owner: (u32, u32),
+    links: u32,
+    bytes: u64,
+    blocks: u64,
+    attributes: u64,
+    extended_attributes_bytes: usize,
+    /// Numbers of its file system and mount.
+    device_and_mount: ((u32, u32), u64),
+    accessed: (i64, u32),
+    modified: (i64, u32),
+    changed: (i64, u32),
+    born: (i64, u32),
+}
+
+/// What a file system has left: blocks, and files.
+type FreeSpace = (u64, u64);
+
+impl CachedRoot {
+    /// The root that the calling thread has built, whose mount namespace is `mounts`. `proc`: the node's.
+    pub(crate) fn new(
+        mounts: OwnedFd,
+        proc: BorrowedFd<'_>,
+        blueprint: &RootBlueprint,
+        mut own: RootLayers,
+    ) -> Result<Self, ContainerError> {
+        for terminals in blueprint.steps.iter().filter(|step| matches!(step, MountStep::Terminals { .. })) {
+            own.files.extend([terminals.point().to_owned(), terminals.point().join(PTMX)]);
+        }
+        own.files.sort();
+        own.files.dedup();
+        let table = MountTable::open(proc).map_err(inspection_failed)?;
+        let built = run_in_layers_dir(&mut own, |own| {
+            // What is not there cannot come without a change to the directory above it.
+            own.files.retain(|path| path.is_absolute() || path.symlink_metadata().is_ok());
+            RootFingerprint::read(own, &table)
+        });
+        let built = built.map_err(inspection_failed)?;
+        Ok(Self { mounts, table, blueprint: blueprint.clone(), layers: own, fingerprint: built })
+    }
+
+    /// Which of the node's mounts it shows.
+    pub(crate) fn mounts_version(&self) -> u64 {
+        self.blueprint.version
+    }
+
+    /// Gives the calling thread this root, without a `/proc`, and other namespaces of its own.
+    ///
+    /// # Errors
+    /// [`ContainerError::Spoilt`]: it is not as it was. All other errors are what kept us from looking.
+    pub(crate) fn enter(mut self, with_network: bool) -> Result<Self, ContainerError> {
+        let entering = |cause| ContainerError::Namespace { operation: "enter the root of a container before", cause };
+        namespace::unshare_with_mounts(self.mounts.as_fd(), with_network).map_err(entering)?;
+        // It shows processes of a container that is no more.
+        mount::detach(Path::new("/proc")).map_err(|cause| root_changed("/proc", cause))?;
+        let private = self.check_unchanged()?;
+        self.layers.overlays.iter().try_for_each(|point| mount::drop_dentry_cache(point)).map_err(inspection_failed)?;
+        self.remount_mqueue()?;
+        self.replace_private_dir(private, with_network)?;
+        Ok(self)
+    }
+
+    /// Gives what the private directory is like now, in which there may be change.
+    fn check_unchanged(&mut self) -> Result<PrivateDirFingerprint, ContainerError> {
+        let now = run_in_layers_dir(&mut self.layers, |own| RootFingerprint::read(own, &self.table));
+        let now = now.map_err(|cause| root_changed("what is in it", cause))?;
+        if now.table != self.fingerprint.table {
+            return Err(root_changed("mounts", "they are others"));
+        }
+        let files = self.layers.files.iter().zip(now.files.iter().zip(&self.fingerprint.files));
+        if let Some((path, _)) = files.into_iter().find(|(_, (now, built))| now != built) {
+            return Err(root_changed(path.display(), "it was changed, or read"));
+        }
+        if now.room != self.fingerprint.room {
+            return Err(root_changed("its file system", "it has more or less than it had"));
+        }
+        self.require_no_terminals()?;
+        Ok(now.private)
+    }
+
+    fn require_no_terminals(&self) -> Result<(), ContainerError> {
+        for step in self.blueprint.steps.iter().filter(|step| matches!(step, MountStep::Terminals { .. })) {
+            // To list it must not be seen in its times.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
+            let listed = openat(CWD, step.point(), flags, Mode::empty()).and_then(Dir::new);
+            for entry in listed.map_err(|cause| root_changed("terminals", cause))? {
+                let entry = entry.map_err(|cause| root_changed("terminals", cause))?;
+                if ![".", "..", PTMX].map(str::as_bytes).contains(&entry.file_name().to_bytes()) {
+                    return Err(root_changed("terminals", "one is open"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What was meant for a container alone may be in its directory, as a payload: another has one of its own, unless `now` it is as it was
+    /// built. With a network of its own nobody can have been handed a descriptor of the directory: then it will do to clear it.
+    fn replace_private_dir(&mut self, now: PrivateDirFingerprint, with_network: bool) -> Result<(), ContainerError> {
+        if now == self.fingerprint.private || (with_network && self.clear_private_dir().unwrap_or(false)) {
+            return Ok(());
+        }
+        let point = Path::new(PRIVATE_DIR);
+        mount::detach(point).map_err(inspection_failed)?;
+        make_private_dir(None)?;
+        self.fingerprint.private = RootFingerprint::read_private_dir().map_err(inspection_failed)?;
+        self.record_replaced_mount(point)
+    }
+
+    /// Has the table as it was built tell of the mount that has taken another's place. To read it anew would take as long as all of the look.
+    fn record_replaced_mount(&mut self, point: &Path) -> Result<(), ContainerError> {
+        let noted = table::with_replaced_mount(&self.fingerprint.table, point).map_err(inspection_failed)?;
+        self.fingerprint.table = noted.map_or_else(|| self.table.read_text(), Ok).map_err(inspection_failed)?;
+        debug_assert_eq!(self.table.read_text().ok().as_ref(), Some(&self.fingerprint.table), "{}", point.display());
+        Ok(())
+    }
+
+    /// Removes files from the private directory. Tells whether it is as it was built then, but for its times, which are of now.
+    fn clear_private_dir(&mut self) -> io::Result<bool> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut directory = Dir::new(openat(CWD, PRIVATE_DIR, flags, Mode::empty())?)?;
+        // Beside "." and "..".
+        for _ in 0..PRIVATE_FILES_MAX + 2 {
+            let Some(entry) = directory.next().transpose()? else { break };
+            let is_itself = [".", ".."].map(str::as_bytes).contains(&entry.file_name().to_bytes());
+            if !is_itself && unlinkat(directory.fd()?, entry.file_name(), AtFlags::empty()).is_err() {
+                return Ok(false);
+            }
+        }
+        futimens(directory.fd()?, &Timestamps { last_access: NOW, last_modification: NOW })?;
+        let now = RootFingerprint::read_private_dir()?;
+        let (built, room) = &self.fingerprint.private;
+        let is_as_built = now.0.equals_except_times(built) && now.1 == *room && has_no_flags(directory.fd()?)?;
+        if is_as_built {
+            self.fingerprint.private = now;
+        }
+        Ok(is_as_built)
+    }
+
+    /// Message queues are those of the thread's IPC namespace.
+    fn remount_mqueue(&mut self) -> Result<(), ContainerError> {
+        for step in Arc::clone(&self.blueprint.steps).iter() {
+            if let MountStep::MessageQueues { point, attributes } = step {
+                mount::detach(point).map_err(inspection_failed)?;
+                let queues = mount::create_filesystem("mqueue", &[], *attributes).map_err(inspection_failed)?;
+                mount::attach(queues.as_fd(), point).map_err(inspection_failed)?;
+                self.record_replaced_mount(point)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Has relative paths lead to the layers meanwhile: never for whoever is born here.
+fn run_in_layers_dir<T>(own: &mut RootLayers, look: impl FnOnce(&mut RootLayers) -> io::Result<T>) -> io::Result<T> {
+    fchdir(&own.upper_dir)?;
+    let seen = look(own);
+    chdir("/")?;
+    seen
+}
+
+impl RootFingerprint {
+    /// In the directory of the layers.
+    fn read(own: &RootLayers, table: &MountTable) -> io::Result<Self> {
+        Ok(Self {
+            table: table.read_text()?,
+            files: own.files.iter().map(|path| FileFingerprint::read(path)).collect::<io::Result<_>>()?,
+            // An overlay's is that of its upper layer.
+            room: read_free_space(Path::new("/"))?,
+            private: Self::read_private_dir()?,
+        })
+    }
+
+    fn read_private_dir() -> io::Result<PrivateDirFingerprint> {
+        let path = Path::new(PRIVATE_DIR);
+        Ok((FileFingerprint::read(path)?, read_free_space(path)?))
+    }
+}
+
+fn read_free_space(point: &Path) -> io::Result<FreeSpace> {
+    let counts = statfs(point)?;
+    Ok((counts.f_bfree, counts.f_ffree))
+}
+
+impl FileFingerprint {
+    /// Whether it is the same file as `other`, and differs in nothing but when it was read and changed.
+    fn equals_except_times(&self, other: &Self) -> bool {
+        let Self { accessed, modified, changed, .. } = *other;
+        Self { accessed, modified, changed, ..*self } == *other
+    }
+
+    fn read(path: &Path) -> io::Result<Self> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID | UNIQUE_MOUNT_ID;
+        let seen = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+        let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
+        Ok(Self {
+            kind_and_mode: seen.stx_mode,
+            owner: (seen.stx_uid, seen.stx_gid),
+            links: seen.stx_nlink,
+            bytes: seen.stx_size,
+            blocks: seen.stx_blocks,
+            attributes: seen.stx_attributes.bits(),
+            extended_attributes_bytes: rustix::fs::llistxattr(path, &mut [0_u8; 0])?,
+            device_and_mount: ((seen.stx_dev_major, seen.stx_dev_minor), seen.stx_mnt_id),
+            accessed: time(seen.stx_atime),
+            modified: time(seen.stx_mtime),
+            changed: time(seen.stx_ctime),
+            born: time(seen.stx_btime),
+        })
+    }
+}
+
+/// Whether a directory has none of those attributes of which statx(2) tells in part only (chattr(1)).
+fn has_no_flags(directory: BorrowedFd<'_>) -> io::Result<bool> {
+    match ioctl_getflags(directory) {
+        // Its file system has none.
+        Err(Errno::NOTTY) => Ok(true),
+        flags => Ok(flags?.is_empty()),
+    }
+}
+
+fn root_changed(what: impl Display, why: impl Display) -> ContainerError {
+    ContainerError::RootChanged { path: what.to_string(), why: why.to_string() }
+}
+
+fn inspection_failed(cause: io::Error) -> ContainerError {
+    ContainerError::Mount { what: "a root for further containers", point: "/".into(), cause }
+}

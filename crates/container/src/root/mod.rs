@@ -1,0 +1,281 @@
+//! The root file system of a container, built by a thread in a mount namespace of its own.
+//!
+//! Of the node's mounts, file systems with data get an overlay each, whose upper layers lie on one tmpfs that only the
+//! container's mount namespace knows; those that are views of the kernel are shown as they are. `/proc` is left to
+//! init, which alone is in the pid namespace that it has to show.
+
+pub(crate) mod blueprint;
+pub(crate) mod cached;
+mod masking;
+mod mount_plan;
+pub(crate) mod protection;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use farfork_sys::mount::table::Attributes;
+use farfork_sys::mount::{self, MountDepth};
+use farfork_sys::namespace;
+use rustix::fs::{Mode, OFlags};
+
+use crate::config::RootSpec;
+use crate::error::ContainerError;
+use crate::users::ContainerUsers;
+
+use self::blueprint::RootBlueprint;
+use self::cached::RootLayers;
+use self::mount_plan::MountStep;
+
+/// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
+pub const PRIVATE_DIR: &str = "/run/farfork";
+
+/// Room in the container's private directory, in bytes: for a payload and small files; it is the node's memory.
+const PRIVATE_BYTES_MAX: u64 = 256 << 20;
+
+/// The group `tty`.
+const TERMINAL_GROUP: u32 = 5;
+
+/// Builds the root of the calling thread's mount namespace, which must be a new one.
+///
+/// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted. Gives what the root
+/// has of its own, where that is in overlays alone.
+pub(crate) fn build_root(
+    (spec, users): (RootSpec, Option<&ContainerUsers>),
+    blueprint: &RootBlueprint,
+    scratch: &Path,
+    masked: &[PathBuf],
+) -> Result<Option<RootLayers>, ContainerError> {
+    let whole = Path::new("/");
+    mount::make_private(whole).map_err(mount_error("private propagation", whole))?;
+    let (made, layers) = match spec {
+        RootSpec::Overlay => {
+            let (made, layers) = build_overlay_root(blueprint, scratch, (masked, users))?;
+            (made, Some(layers))
+        }
+        RootSpec::Shared => Default::default(),
+    };
+    let mut covered = masked.iter().filter(|path| !is_masked_by_layer(path, &made)).peekable();
+    let is_in_overlays = covered.peek().is_none();
+    covered.try_for_each(|path| mask_path(path, spec))?;
+    make_private_dir(users)?;
+    Ok(layers.filter(|_| is_in_overlays).map(|layers| collect_layers(made, layers)))
+}
+
+fn collect_layers(made: Vec<MadeMount<'_>>, layers: OwnedFd) -> RootLayers {
+    let mut own = RootLayers { upper_dir: layers, overlays: Vec::new(), files: Vec::new() };
+    for (point, upper) in made {
+        let Some(UpperLayer { directory, paths: places }) = upper else { continue };
+        own.overlays.push(point.to_owned());
+        own.files.extend(places.into_iter().map(|place| directory.join(place)));
+        // The private directory's place, and what is above it: as far as this layer has them.
+        let private = Path::new(PRIVATE_DIR).strip_prefix(point).into_iter().flat_map(Path::ancestors);
+        own.files.extend(private.map(|place| directory.join(place)));
+        own.files.push(directory);
+    }
+    own
+}
+
+/// A mount of the new root: where it is, and its upper layer if it is an overlay.
+type MadeMount<'a> = (&'a Path, Option<UpperLayer>);
+
+/// The upper layer of an overlay, as it was made.
+struct UpperLayer {
+    /// By way of the directory of all layers.
+    directory: PathBuf,
+    /// What it has, by way of itself.
+    paths: Vec<PathBuf>,
+}
+
+/// Gives each mount of the new root, in the order in which they were made, and the directory of their upper layers.
+fn build_overlay_root<'a>(
+    blueprint: &'a RootBlueprint,
+    scratch: &Path,
+    (masked, users): (&[PathBuf], Option<&ContainerUsers>),
+) -> Result<(Vec<MadeMount<'a>>, OwnedFd), ContainerError> {
+    let tmpfs = mount::create_filesystem("tmpfs", &[("source", mount::SOURCE), ("mode", "755")], Attributes::empty())
+        .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
+    tmpfs.map_err(mount_error("the tmpfs of upper layers", scratch))?;
+    let opened = rustix::fs::open(scratch, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let layers = opened.map_err(|cause| mount_error("the tmpfs of upper layers", scratch)(cause.into()))?;
+    let root = scratch.join("root");
+    fs::create_dir(&root).map_err(mount_error("a new root", &root))?;
+    let mut made = Vec::new();
+    for (number, step) in blueprint.steps.iter().enumerate() {
+        let layers = scratch.join(number.to_string());
+        let hidden = mount_plan::paths_to_mask(step.point(), &blueprint.steps, masked);
+        made.push((step.point(), apply_step(step, &root, &layers, (&hidden, users))?));
+    }
+    namespace::pivot_to(&root).map_err(mount_error("the new root", Path::new("/")))?;
+    Ok((made, layers))
+}
+
+/// Whether the mount that shows a masked path is an overlay: that has something of its own in its place.
+fn is_masked_by_layer(path: &Path, made: &[MadeMount<'_>]) -> bool {
+    let shows = made.iter().rev().filter(|(point, _)| path.starts_with(point) && path != *point);
+    shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, own)| own.is_some())
+}
+
+/// What is hidden from a container, and its users, if they are not the node's.
+type MaskOptions<'a> = (&'a [&'a Path], Option<&'a ContainerUsers>);
+
+/// Takes one step below `root`, and gives the upper layer if it has made an overlay; `layers` does not exist yet, and begins
+/// the names of its own layers.
+fn apply_step(
+    step: &MountStep,
+    root: &Path,
+    layers: &Path,
+    given: MaskOptions<'_>,
+) -> Result<Option<UpperLayer>, ContainerError> {
+    let point = step.point();
+    let target = root.join(point.strip_prefix("/").unwrap_or(point));
+    let made = match step {
+        MountStep::Overlay { attributes, .. } => {
+            return match make_overlay(point, &target, layers, *attributes, given) {
+                Err(error) if point != Path::new("/") => {
+                    tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
+                    bind_read_only(point, &target, *attributes).map_err(mount_error("a read-only copy", point))?;
+                    Ok(None)
+                }
+                outcome => outcome.map_err(mount_error("an overlay", point)),
+            };
+        }
+        MountStep::Bind { depth, .. } => mount::clone_mount(point, *depth)
+            .and_then(|copy| mount::attach(copy.as_fd(), &target))
+            .map_err(mount_error("a copy of the node's mount", point)),
+        MountStep::MessageQueues { attributes, .. } => mount::create_filesystem("mqueue", &[], *attributes)
+            .and_then(|queues| mount::attach(queues.as_fd(), &target))
+            .map_err(mount_error("message queues", point)),
+        MountStep::Terminals { attributes, .. } => make_devpts(*attributes, given.1)
+            .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
+            .map_err(mount_error("terminals", point)),
+    };
+    made.map(|()| None)
+}
+
+/// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
+/// engines do with `/etc/resolv.conf`) is shown read-only, a device or socket as it is.
+fn make_overlay(
+    point: &Path,
+    target: &Path,
+    layers: &Path,
+    attributes: Attributes,
+    (hidden, users): MaskOptions<'_>,
+) -> io::Result<Option<UpperLayer>> {
+    let metadata = fs::symlink_metadata(point)?;
+    if metadata.is_file() {
+        return bind_read_only(point, target, attributes).map(|()| None);
+    }
+    if !metadata.is_dir() {
+        return mount::attach(mount::clone_mount(point, MountDepth::Single)?.as_fd(), target).map(|()| None);
+    }
+    let (upper, work) = (layers.with_extension("upper"), layers.with_extension("work"));
+    fs::create_dir(&upper)?;
+    fs::create_dir(&work)?;
+    // The overlay's root takes owner and mode from the upper directory.
+    copy_ownership(&metadata, &upper, users)?;
+    let places = masking::mask_in_upper(point, &upper, (hidden, users))?;
+    let lower = match users {
+        None => point.to_owned(),
+        Some(users) => idmap_for_users(point, &layers.with_extension("lower"), users)?,
+    };
+    mount::attach(mount::overlay(&lower, &upper, &work, attributes)?.as_fd(), target)?;
+    // An overlay marks a directory of the upper layer when it is first looked up: now, so that it says nothing about the container's users.
+    places.iter().try_for_each(|place| fs::symlink_metadata(target.join(place)).map(drop))?;
+    Ok(upper.file_name().map(|name| UpperLayer { directory: name.into(), paths: places }))
+}
+
+/// Has the node's files at `point` be of the container's users at `shown`, which does not exist yet, and gives where they are.
+fn idmap_for_users(point: &Path, shown: &Path, users: &ContainerUsers) -> io::Result<PathBuf> {
+    let copy = mount::clone_mount(point, MountDepth::Single)?;
+    match set_idmap(copy.as_fd(), users.namespace()) {
+        // It can show its files as they are only: they belong to nobody inside, who may do with them what anybody may.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput && point != Path::new("/") => {
+            return Ok(point.to_owned());
+        }
+        numbered => numbered?,
+    }
+    fs::create_dir(shown)?;
+    mount::attach(copy.as_fd(), shown)?;
+    Ok(shown.to_owned())
+}
+
+/// As [`mount::number_owners`], with an error that says what is wrong.
+pub(crate) fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
+    mount::set_idmap(mount, users).map_err(|cause| {
+        io::Error::new(cause.kind(), format!("its file system cannot show files as other users' ({cause})"))
+    })
+}
+
+/// To what was just made, by root.
+fn copy_ownership(from: &fs::Metadata, to: &Path, users: Option<&ContainerUsers>) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let (user, group) = users.map_or_else(|| (from.uid(), from.gid()), |users| users.owner_inside(from));
+    if (user, group) != (0, 0) {
+        chown(to, Some(user), Some(group))?;
+    }
+    fs::set_permissions(to, from.permissions())
+}
+
+/// A file system of terminals as distributions mount it, so that grantpt(3) has nothing left to do. Each mount of it is an instance
+/// of its own (Linux 4.7).
+fn make_devpts(attributes: Attributes, users: Option<&ContainerUsers>) -> io::Result<OwnedFd> {
+    let group = host_id_text(users, TERMINAL_GROUP);
+    mount::create_filesystem("devpts", &[("gid", &*group), ("mode", "620"), ("ptmxmode", "666")], attributes)
+}
+
+/// What a number of the container's is on the node.
+fn host_id_text(users: Option<&ContainerUsers>, number: u32) -> String {
+    users.and_then(|users| users.range.to_host(number)).unwrap_or(number).to_string()
+}
+
+fn bind_read_only(point: &Path, target: &Path, attributes: Attributes) -> io::Result<()> {
+    mount::attach(mount::clone_mount(point, MountDepth::Single)?.as_fd(), target)?;
+    mount::restrict(target, attributes | Attributes::MOUNT_ATTR_RDONLY)
+}
+
+/// Covers a path of the calling thread's root, so that what the node has there cannot be reached.
+pub(crate) fn mask_path(path: &Path, spec: RootSpec) -> Result<(), ContainerError> {
+    let cover = || {
+        let kind = match (fs::symlink_metadata(path), spec) {
+            (Err(error), RootSpec::Overlay) if error.kind() == io::ErrorKind::NotFound => {
+                // It would show through the overlay as soon as the node makes it.
+                match fs::create_dir_all(path) {
+                    // Where the node cannot make it, either.
+                    Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => return Ok(()),
+                    made => made?,
+                }
+                fs::symlink_metadata(path)?
+            }
+            // Nothing can be mounted over nothing, and nothing is made in the node's own root.
+            (Err(error), RootSpec::Shared) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            (metadata, _) => metadata?,
+        };
+        let cover = match kind.is_dir() {
+            true => {
+                mount::create_filesystem("tmpfs", &[("size", "4k"), ("mode", "555")], Attributes::MOUNT_ATTR_RDONLY)?
+            }
+            false => mount::clone_mount(Path::new("/dev/null"), MountDepth::Single)?,
+        };
+        mount::attach(cover.as_fd(), path)
+    };
+    cover().map_err(mount_error("a cover", path))
+}
+
+/// The directory in which the container finds what was meant for it alone.
+fn make_private_dir(users: Option<&ContainerUsers>) -> Result<(), ContainerError> {
+    let point = Path::new(PRIVATE_DIR);
+    let make = || {
+        fs::create_dir_all(point)?;
+        let (size, root) = (PRIVATE_BYTES_MAX.to_string(), host_id_text(users, 0));
+        let options = [("source", mount::SOURCE), ("size", &*size), ("mode", "755"), ("uid", &*root), ("gid", &*root)];
+        let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
+        mount::attach(mount::create_filesystem("tmpfs", &options, attributes)?.as_fd(), point)
+    };
+    make().map_err(mount_error("the private directory", point))
+}
+
+fn mount_error<'a>(what: &'static str, point: &'a Path) -> impl Fn(io::Error) -> ContainerError + 'a {
+    move |cause| ContainerError::Mount { what, point: point.to_owned(), cause }
+}

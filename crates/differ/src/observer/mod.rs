@@ -1,0 +1,101 @@
+//! What the kernel shows of a process and of all that descends from it, read within one stop of all of them.
+
+mod descriptors;
+mod identifiers;
+mod injected_calls;
+mod mappings;
+mod process_files;
+mod sockets;
+mod threads;
+mod tree;
+
+use std::io;
+
+use farfork_fork::capture::CaptureError;
+
+use crate::Observation;
+use identifiers::IdentifierMap;
+use tree::StoppedTree;
+
+/// Why a process cannot be observed.
+#[derive(Debug, thiserror::Error)]
+pub enum ObserveError {
+    /// A process cannot be stopped.
+    #[error(transparent)]
+    Stop(#[from] CaptureError),
+    /// What the kernel shows cannot be read.
+    #[error("{path} cannot be read: {source}")]
+    Read {
+        /// The file or folder.
+        path: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It has more processes than are looked at.
+    #[error("more than {0} processes descend from it, which is what is compared at most")]
+    TooManyProcesses(usize),
+}
+
+impl ObserveError {
+    fn read(path: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Read { path: path.into(), source }
+    }
+}
+
+/// Observes a process and all that descends from it. All of them stand still meanwhile. Blocks, and traces: to be called from a
+/// thread that ends afterwards.
+///
+/// # Errors
+/// [`ObserveError`]; all of them run on.
+pub fn observe(pid: i32) -> Result<Observation, ObserveError> {
+    let mut tree = StoppedTree::stop(pid)?;
+    let names = IdentifierMap::new(&tree)?;
+    let mut fields = ObservationBuilder { observation: Observation::new(), prefix: String::new(), names };
+    for process in tree.processes_mut() {
+        fields.prefix = process.inner_id.to_string();
+        fields.put("has ended", process.standstill.is_none());
+        let Some(standstill) = &mut process.standstill else { continue };
+        process_files::read_process_files(process.pid, &mut fields)?;
+        mappings::read_mappings(process.pid, &mut fields)?;
+        descriptors::read_descriptors(process.pid, &mut fields)?;
+        threads::read_threads(process.pid, &mut fields)?;
+        // At last: it maps pages meanwhile.
+        injected_calls::read_by_injected_calls(process.pid, standstill, &mut fields)?;
+    }
+    Ok(fields.observation)
+}
+
+/// An observation as it is filled, of the process that is read now.
+struct ObservationBuilder {
+    observation: Observation,
+    /// Id of the process in its own pid namespace.
+    prefix: String,
+    names: IdentifierMap,
+}
+
+impl ObservationBuilder {
+    fn put(&mut self, field: &str, value: impl ToString) {
+        self.observation.insert(format!("{}/{field}", self.prefix), value.to_string());
+    }
+
+    /// The value, or the error that the kernel gave in its place, which is compared as well.
+    fn put_result(&mut self, field: &str, value: io::Result<impl ToString>) {
+        match value {
+            Ok(value) => self.put(field, value),
+            Err(error) => self.put(field, error_name(&error)),
+        }
+    }
+}
+
+fn error_name(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |number| format!("errno {number}"))
+}
+
+/// Bytes as a number where they are as long as one, else in hexadecimal digits.
+fn bytes_text(bytes: &[u8]) -> String {
+    match bytes.len() {
+        4 => i32::from_ne_bytes(std::array::from_fn(|at| bytes[at])).to_string(),
+        8 => u64::from_ne_bytes(std::array::from_fn(|at| bytes[at])).to_string(),
+        _ => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+    }
+}

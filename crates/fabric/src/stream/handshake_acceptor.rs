@@ -1,0 +1,209 @@
+//! Where connections wait that have not shown who they are: a thread of its own, which accepts and shakes hands, so that a
+//! flood of handshakes takes no turn of those that are served. Who has shown it goes to one of the workers.
+//!
+//! ```text
+//!   accept ─▶ guests, GUESTS_MAX at most, each for HELLO_WAIT_MAX ── handshake is over ─▶ mailbox of a worker
+//!               └ refused, too slow, or the oldest of too many: a line in the log, which names the peer
+//! ```
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::command_queue::{AcceptedStream, CommandQueue, ServerCommand};
+use super::event_source::Interest;
+use super::listener::{ACCEPT_PAUSE, EpollListener};
+use super::rate_limited_log::RateLimitedLog;
+use super::server::ListenerConfig;
+use super::server_connection::HELLO_TIMEOUT;
+use crate::LinkError;
+
+/// Most connections within the handshake: all nodes of a large cluster that come at once, some kilobytes each. Where more
+/// come, the one that has taken longest goes.
+const PENDING_MAX: usize = 1024;
+
+/// How often those are looked for that take too long.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+const EVENTS_MAX: usize = 64;
+const COMMAND_TOKEN: u64 = 0;
+const LISTENER_TOKEN: u64 = 1;
+const FIRST_PENDING_TOKEN: u64 = 2;
+
+/// A connection within the handshake.
+struct PendingConnection {
+    accepted: AcceptedStream,
+    interest: Interest,
+}
+
+/// The thread's state.
+pub(crate) struct HandshakeAcceptor {
+    config: ListenerConfig,
+    commands: Arc<CommandQueue>,
+    epoll: OwnedFd,
+    listener: EpollListener,
+    /// By number, so that the one that came first is first.
+    pending: BTreeMap<u64, PendingConnection>,
+    next_token: u64,
+    workers: Vec<Arc<CommandQueue>>,
+    admitted_count: usize,
+    swept_at: Instant,
+    log: RateLimitedLog,
+}
+
+impl HandshakeAcceptor {
+    /// Accepts at a nonblocking, listening socket.
+    pub(crate) fn new(
+        door: ListenerConfig,
+        socket: OwnedFd,
+        mailbox: Arc<CommandQueue>,
+        workers: Vec<Arc<CommandQueue>>,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &mailbox.wakeup_fd, epoll::EventData::new_u64(COMMAND_TOKEN), epoll::EventFlags::IN)?;
+        let listener = EpollListener::new(&epoll, LISTENER_TOKEN, socket)?;
+        let now = Instant::now();
+        Ok(Self {
+            config: door,
+            commands: mailbox,
+            epoll,
+            listener,
+            pending: BTreeMap::new(),
+            next_token: FIRST_PENDING_TOKEN,
+            workers,
+            admitted_count: 0,
+            swept_at: now,
+            log: RateLimitedLog::new(now),
+        })
+    }
+
+    /// Lets in until it is ordered to end.
+    pub(crate) fn run(&mut self) {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), self.wait_timeout().as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return tracing::error!(%errno, "the fabric's server cannot wait for connections"),
+            }
+            let now = Instant::now();
+            for event in &events {
+                match event.data.u64() {
+                    // Only workers have something to finish.
+                    COMMAND_TOKEN if self.commands.drain().0 != ServerCommand::Serve => return,
+                    COMMAND_TOKEN => {}
+                    LISTENER_TOKEN => self.accept(now),
+                    guest => self.continue_handshake(guest, now),
+                }
+            }
+            self.sweep(now);
+        }
+    }
+
+    /// Shows everybody out.
+    pub(crate) fn drop_connections(&mut self) {
+        self.pending.clear();
+    }
+
+    /// How long to wait at most: for ever while there is nobody to look after.
+    fn wait_timeout(&self) -> Option<Timespec> {
+        let wait = match (self.listener.is_paused(), self.pending.is_empty()) {
+            (true, _) => ACCEPT_PAUSE,
+            (false, true) => return None,
+            (false, false) => SWEEP_INTERVAL,
+        };
+        Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for socket in self.listener.accept(&self.epoll, now) {
+            self.add_pending(socket, now);
+        }
+    }
+
+    /// Takes a new connection.
+    fn add_pending(&mut self, socket: OwnedFd, now: Instant) {
+        let (stream, from) = match self.config.wrap_socket(socket) {
+            Ok(entered) => entered,
+            Err(error) => return self.log.log_disconnect(now, "a new one", &error),
+        };
+        let interest = Interest { receive: true, send: false };
+        let Some(socket) = stream.socket() else { return };
+        let number = self.next_token;
+        if epoll::add(&self.epoll, socket, epoll::EventData::new_u64(number), interest.to_epoll_flags()).is_err() {
+            return;
+        }
+        self.next_token += 1;
+        self.pending.insert(
+            number,
+            PendingConnection { accepted: AcceptedStream { stream, peer_name: from, accepted_at: now }, interest },
+        );
+        if self.pending.len() > PENDING_MAX
+            && let Some((_, silent)) = self.pending.pop_first()
+        {
+            self.log.log_disconnect(now, &silent.accepted.peer_name, &"it has not shown who it is, and others wait");
+        }
+        self.continue_handshake(number, now);
+    }
+
+    /// Takes a step of a guest's handshake.
+    fn continue_handshake(&mut self, number: u64, now: Instant) {
+        let Some(guest) = self.pending.get_mut(&number) else { return };
+        let shaken = guest.accepted.stream.continue_handshake().map_err(LinkError::Handshake);
+        match shaken.and_then(|over| if over { Ok(true) } else { guest.watch(&self.epoll, number).map(|()| false) }) {
+            Ok(true) => self.hand_to_worker(number),
+            Ok(false) => {}
+            Err(cause) => {
+                if let Some(guest) = self.pending.remove(&number) {
+                    self.log.log_disconnect(now, &guest.accepted.peer_name, &cause);
+                }
+            }
+        }
+    }
+
+    /// The handshake is over: the connection is a worker's.
+    fn hand_to_worker(&mut self, number: u64) {
+        let Some(guest) = self.pending.remove(&number) else { return };
+        if let Some(socket) = guest.accepted.stream.socket() {
+            let _ = epoll::delete(&self.epoll, socket);
+        }
+        self.workers[self.admitted_count % self.workers.len()].push_stream(guest.accepted);
+        self.admitted_count += 1;
+    }
+
+    /// Ends handshakes that do not get on, and accepts again after a pause.
+    fn sweep(&mut self, now: Instant) {
+        self.listener.resume(&self.epoll, now);
+        if now.duration_since(self.swept_at) < SWEEP_INTERVAL {
+            return;
+        }
+        self.swept_at = now;
+        while let Some(first) = self.pending.first_entry()
+            && now.saturating_duration_since(first.get().accepted.accepted_at) >= HELLO_TIMEOUT
+        {
+            let silent = first.remove();
+            self.log.log_disconnect(now, &silent.accepted.peer_name, &"it has not shown who it is in time");
+        }
+    }
+}
+
+impl PendingConnection {
+    /// Waits for what can help.
+    fn watch(&mut self, epoll: &OwnedFd, number: u64) -> Result<(), LinkError> {
+        let interest = Interest { receive: true, send: self.accepted.stream.has_unsent() };
+        if interest != self.interest
+            && let Some(socket) = self.accepted.stream.socket()
+        {
+            let modified = epoll::modify(epoll, socket, epoll::EventData::new_u64(number), interest.to_epoll_flags());
+            modified.map_err(|errno| LinkError::Broken(errno.into()))?;
+            self.interest = interest;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,270 @@
+//! One requester's connection at the owner. It works in turns of bounded length, so that no requester holds up
+//! another, and reads no further requests while the requester does not take its replies, so that none exhausts memory.
+//!
+//! ```text
+//!   Securing ── open ──▶ Greeting ── greeted ──▶ Serving
+//!      └──────── not within the limit ──┴──▶ ended
+//! ```
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::event_source::Interest;
+use crate::LinkError;
+use crate::buffer::BufferPool;
+use crate::protocol::{DecodeEvent, FrameDecoder, OwnerContext, RefusedRequest, Responder, SendQueue};
+use crate::transport::Stream;
+
+/// Size of the staging area, in bytes: some hundred requests with one system call.
+const STAGING_BYTES: usize = 16 << 10;
+
+/// Memory that a requester gets for the body that it announces, in bytes: the longest message. For a longer write, it
+/// gets more as the body comes: who only announces costs little.
+const BODY_PREALLOC_BYTES: usize = 64 << 10;
+
+/// Reply bytes that may wait for a requester before its further requests do. One more reply may exceed it.
+const OUTBOUND_BYTES_MAX: usize = 2 << 20;
+
+/// Reply bytes of one turn. One more reply may exceed it.
+const TURN_BYTES_MAX: usize = 512 << 10;
+
+/// Reply bytes that are sent before the next request is served: the requester works on them meanwhile.
+const FLUSH_BYTES: usize = 128 << 10;
+
+/// How long a connection may go without handshake and greeting.
+pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long replies may wait without any being taken, and a request for its rest. A pager that was stopped for longer connects again.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a turn leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TurnOutcome {
+    /// Nothing, until the stream has something or takes something.
+    Idle,
+    /// Requests that were received but not served yet.
+    HasMore,
+}
+
+/// One requester's connection.
+pub(crate) struct ServerConnection {
+    stream: Box<dyn Stream>,
+    decoder: FrameDecoder,
+    send_queue: SendQueue,
+    responder: Responder,
+    /// Whether the handshake is over.
+    is_handshake_done: bool,
+    /// Whether there may be requests that were received but not served.
+    has_backlog: bool,
+    /// Whether the stream may keep bytes that have come.
+    may_have_unread: bool,
+    /// Whether nothing more is received.
+    is_draining: bool,
+    /// Reply bytes of the last turn.
+    served_bytes: usize,
+    /// When it last got on: when it came, when replies were taken, or when none waited.
+    progress_at: Instant,
+    /// When bytes came last, or the rest of a frame was not waited for.
+    received_at: Instant,
+}
+
+impl ServerConnection {
+    /// Of a stream that was accepted. `from`: who it comes from, as the log names it; `came_at`: since when it has had time
+    /// to greet.
+    pub(crate) fn new(
+        stream: Box<dyn Stream>,
+        from: String,
+        same_host: bool,
+        came_at: Instant,
+        pool: &mut BufferPool,
+    ) -> Self {
+        let mut outbound = SendQueue::default();
+        let owner = Responder::new(from, same_host, &mut outbound, pool);
+        let inbound = FrameDecoder::new(STAGING_BYTES, BODY_PREALLOC_BYTES);
+        let (secured, backlog, unread, finishing) = (false, false, false, false);
+        Self {
+            stream,
+            decoder: inbound,
+            send_queue: outbound,
+            responder: owner,
+            is_handshake_done: secured,
+            has_backlog: backlog,
+            may_have_unread: unread,
+            is_draining: finishing,
+            served_bytes: 0,
+            progress_at: came_at,
+            received_at: came_at,
+        }
+    }
+
+    /// Who it is, as the log names it.
+    pub(crate) fn peer_name(&self) -> &str {
+        self.responder.peer_name()
+    }
+
+    /// What it was refused since this was asked last.
+    pub(crate) fn take_last_refusal(&mut self) -> Option<RefusedRequest> {
+        self.responder.take_last_refusal()
+    }
+
+    pub(crate) fn stream(&self) -> &dyn Stream {
+        &*self.stream
+    }
+
+    /// Whether it has said what it speaks.
+    pub(crate) fn has_greeted(&self) -> bool {
+        self.decoder.has_greeted()
+    }
+
+    /// Receives, serves, sends: as much as a turn may.
+    pub(crate) fn run_turn(
+        &mut self,
+        now: Instant,
+        shared: &OwnerContext,
+        pool: &mut BufferPool,
+    ) -> Result<TurnOutcome, LinkError> {
+        if !self.is_handshake_done && !self.continue_handshake()? {
+            return Ok(TurnOutcome::Idle);
+        }
+        if !self.has_unsent() {
+            self.progress_at = now;
+        }
+        if !self.awaits_frame_rest() {
+            self.received_at = now;
+        }
+        let served = self.receive(now).and_then(|()| self.serve_received(now, shared, pool));
+        // Who violates the protocol still learns what was served before, and who is here.
+        self.send_replies(now, pool)?;
+        served?;
+        let has_more = (self.has_backlog || self.may_have_unread) && !self.is_send_queue_full();
+        Ok(if has_more { TurnOutcome::HasMore } else { TurnOutcome::Idle })
+    }
+
+    /// How many bytes of replies the last turn has put together.
+    pub(crate) fn served_bytes(&self) -> usize {
+        self.served_bytes
+    }
+
+    /// From now on nothing more is received.
+    pub(crate) fn stop_receiving(&mut self) {
+        self.is_draining = true;
+    }
+
+    /// Whether all that was received is served, and all replies are sent.
+    pub(crate) fn is_drained(&self) -> bool {
+        !(self.has_backlog || self.is_handshake_done && self.has_unsent())
+    }
+
+    /// What to wait for: requests unless too many replies wait, room while any do.
+    pub(crate) fn interest(&self) -> Interest {
+        Interest {
+            receive: !self.has_backlog && !self.is_send_queue_full() && !self.is_draining,
+            send: self.has_unsent() && self.wants_write(),
+        }
+    }
+
+    /// Whether it did not get on for too long.
+    pub(crate) fn is_stalled(&self, now: Instant) -> bool {
+        let since = now.saturating_duration_since(self.progress_at);
+        let silence = now.saturating_duration_since(self.received_at);
+        let cut_off = self.has_greeted() && self.awaits_frame_rest() && silence >= STALL_TIMEOUT;
+        (!self.has_greeted() && since >= HELLO_TIMEOUT) || (self.has_unsent() && since >= STALL_TIMEOUT) || cut_off
+    }
+
+    fn continue_handshake(&mut self) -> Result<bool, LinkError> {
+        self.is_handshake_done = self.stream.continue_handshake().map_err(LinkError::Handshake)?;
+        if self.is_handshake_done && self.stream.is_integrity_protected() {
+            self.responder.set_integrity_protected();
+        }
+        if let Some(name) = self.stream.peer_identity().filter(|_| self.is_handshake_done) {
+            let address = self.responder.peer_name();
+            let from = format!("{name} at {address}");
+            self.responder.set_peer_name(from);
+        }
+        Ok(self.is_handshake_done)
+    }
+
+    /// Whether a frame has come in part, and the rest would be received.
+    fn awaits_frame_rest(&self) -> bool {
+        self.decoder.has_partial_frame() && !self.has_backlog && !self.is_send_queue_full()
+    }
+
+    fn is_send_queue_full(&self) -> bool {
+        self.send_queue.queued_bytes() >= OUTBOUND_BYTES_MAX
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.send_queue.queued_bytes() > 0 || self.stream.has_unsent()
+    }
+
+    /// Before the handshake is over the greeting waits, and only the handshake's own bytes may want room.
+    fn wants_write(&self) -> bool {
+        self.is_handshake_done || self.stream.has_unsent()
+    }
+
+    fn receive(&mut self, now: Instant) -> Result<(), LinkError> {
+        if self.has_backlog || self.is_send_queue_full() || self.is_draining {
+            return Ok(());
+        }
+        let mut spaces = self.decoder.receive_buffers();
+        match self.stream.receive(&mut spaces).map_err(LinkError::Broken)? {
+            Some(0) => Err(LinkError::Closed),
+            Some(count) => {
+                self.decoder.mark_received(count);
+                self.received_at = now;
+                self.has_backlog = true;
+                self.may_have_unread = self.stream.may_have_buffered();
+                Ok(())
+            }
+            None => {
+                self.may_have_unread = false;
+                Ok(())
+            }
+        }
+    }
+
+    /// Serves what was received, while not too much waits to be sent.
+    fn serve_received(&mut self, now: Instant, shared: &OwnerContext, pool: &mut BufferPool) -> Result<(), LinkError> {
+        self.served_bytes = 0;
+        while self.has_backlog && !self.is_send_queue_full() && self.served_bytes < TURN_BYTES_MAX {
+            let queued_before = self.send_queue.queued_bytes();
+            match self.decoder.next_event(pool)? {
+                Some(DecodeEvent::Frame(header, body)) => {
+                    self.responder.serve_request(&header, &body, shared, &mut self.send_queue, pool)?;
+                    pool.put(body);
+                }
+                Some(DecodeEvent::Hello) => {}
+                None => self.has_backlog = false,
+            }
+            self.served_bytes += self.send_queue.queued_bytes() - queued_before;
+            if self.send_queue.queued_bytes() >= FLUSH_BYTES {
+                self.send_replies(now, pool)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_replies(&mut self, now: Instant, pool: &mut BufferPool) -> Result<(), LinkError> {
+        while self.has_unsent() {
+            let (slices, count, descriptor) = self.send_queue.slices();
+            let sent = match descriptor {
+                Some(descriptor) => self.stream.send_with_fd(&slices[..count], descriptor.as_fd()),
+                None => self.stream.send(&slices[..count]),
+            };
+            let Some(sent) = sent.map_err(LinkError::Broken)? else { break };
+            self.send_queue.mark_sent(sent, pool);
+            self.progress_at = now;
+            if self.send_queue.queued_bytes() == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ServerConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peer({})", self.peer_name())
+    }
+}

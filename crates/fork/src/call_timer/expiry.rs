@@ -1,0 +1,137 @@
+//! The end of one call whose time is over.
+
+use std::time::Duration;
+
+use farfork_sys::process::{ProcStat, ProcStatus, SystemCall};
+use farfork_sys::ptrace::{self, EVENT_STOP, Registers, TraceeEvent};
+
+use super::deadline::{CallDeadline, CallSite};
+use crate::capture::{CallMark, Deadline, LimitedCall, ProcessorClocks, SleepingCall, StoppedCall, restart};
+
+/// How long a thread may take to stop. It sleeps, so it stops at once where a CPU is free; on a crowded machine it waits for one for
+/// seconds. A thread that is released before its stop was seen finds its call interrupted: many calls return EINTR then (signal(7)),
+/// and the program sees what a program without farfork never does.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// What came of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExpiryOutcome {
+    /// The call was ended, or has ended by itself.
+    Done,
+    /// Another process traces the thread, or it runs just now. The caller traces nothing: it may sleep before it tries again.
+    Retry,
+    /// The thread was in a later call, which the stop has restarted: this watch is of that.
+    Restarted(CallDeadline),
+}
+
+/// Ends the call if its thread still is in it. `is_our_own`: its mark is of a stop of ours, for which no thread is stopped in vain
+/// once more.
+pub(super) fn expire_call(watch: &CallDeadline, is_our_own: bool) -> ExpiryOutcome {
+    let tid = watch.tid;
+    if !ProcStat::read(tid).is_ok_and(|stat| stat.start_ticks == watch.start_ticks) {
+        return ExpiryOutcome::Done;
+    }
+    match is_in_call(watch, is_our_own) {
+        Some(true) => {}
+        Some(false) => return ExpiryOutcome::Done,
+        None => return ExpiryOutcome::Retry,
+    }
+    let mut seen = SleepingCall::observe(tid);
+    match ptrace::seize(tid, 0) {
+        Ok(()) => {}
+        Err(_) if is_traced(tid) => return ExpiryOutcome::Retry,
+        Err(_) => return ExpiryOutcome::Done,
+    }
+    seen.iter_mut().for_each(SleepingCall::mark_interrupted);
+    if ptrace::interrupt(tid).is_err() || !wait_stopped(tid) {
+        return ExpiryOutcome::Done;
+    }
+    let outcome = ptrace::read_registers(tid).ok().flatten().map(|registers| finish_call(watch, &registers, seen));
+    let _ = ptrace::detach(tid);
+    let Some((attempt, restarted)) = outcome else { return ExpiryOutcome::Done };
+    restarted.and_then(|restarted| restarted.to_deadline(watch)).map_or(attempt, ExpiryOutcome::Restarted)
+}
+
+/// Whether the thread is in the call; `None` where that cannot be told just now.
+fn is_in_call(watch: &CallDeadline, is_our_own: bool) -> Option<bool> {
+    let (tid, site) = (watch.tid, &watch.site);
+    let was_traced = is_traced(tid);
+    match SystemCall::read(tid) {
+        Ok(Some(call))
+            if (call.number, call.stack_pointer, call.instruction_pointer) == (site.number, site.rsp, site.rip) =>
+        {
+            Some(true)
+        }
+        // A capture has a thread make other calls meanwhile, and lets it go in its own.
+        _ if was_traced || is_traced(tid) => None,
+        // It has just been woken, or waits for a CPU or a page: it may still be in the call, or, in a new child, not yet.
+        Ok(None) if !is_our_own => None,
+        _ => Some(false),
+    }
+}
+
+fn is_traced(tid: i32) -> bool {
+    ProcStatus::read(tid).is_ok_and(|status| status.tracer != 0)
+}
+
+/// Waits until a thread stands that was told to stop.
+fn wait_stopped(tid: i32) -> bool {
+    let deadline = Deadline::after(STOP_LIMIT);
+    loop {
+        match deadline.wait_report() {
+            Ok((_, TraceeEvent::Stopped { event: EVENT_STOP, .. })) => return true,
+            // A signal came first: it is delivered, and the stop follows.
+            Ok((_, TraceeEvent::Stopped { signal, event: 0 })) => drop(ptrace::resume(tid, signal)),
+            Ok((_, TraceeEvent::Stopped { .. })) => drop(ptrace::resume(tid, 0)),
+            Ok((_, TraceeEvent::Ended)) => {
+                let _ = ptrace::reap(tid);
+                return false;
+            }
+            Err(_) => return false,
+        }
+    }
+}
+
+/// A later call of the thread's, which the stop has interrupted.
+struct RestartedCall {
+    call: LimitedCall,
+    site: CallSite,
+    stopped_call: Option<StoppedCall>,
+}
+
+/// Gives the marked call its result; another one is restarted.
+fn finish_call(
+    watch: &CallDeadline,
+    registers: &Registers,
+    seen: Option<SleepingCall>,
+) -> (ExpiryOutcome, Option<RestartedCall>) {
+    let site = call_site(registers);
+    if site == watch.site && restart::is_interrupted(registers) {
+        let over = Registers { rax: watch.result.cast_unsigned(), orig_rax: u64::MAX, ..*registers };
+        let _ = ptrace::write_registers(watch.tid, &over);
+        return (ExpiryOutcome::Done, None);
+    }
+    let restartable = restart::parent_registers(registers);
+    if restartable == *registers {
+        return (ExpiryOutcome::Done, None);
+    }
+    let _ = ptrace::write_registers(watch.tid, &restartable);
+    let stopped = seen.and_then(|seen| seen.to_stopped(watch.tid, registers.rsp, registers.rip));
+    let later = LimitedCall::from_registers(registers);
+    let later = later.map(|call| RestartedCall { call, site: call_site(&restartable), stopped_call: stopped });
+    (ExpiryOutcome::Done, later)
+}
+
+fn call_site(registers: &Registers) -> CallSite {
+    let (number, mark) = (restart::call_number(registers), CallMark::from_registers(registers));
+    CallSite { number, mark, rsp: registers.rsp, rip: registers.rip }
+}
+
+impl RestartedCall {
+    fn to_deadline(self, watch: &CallDeadline) -> Option<CallDeadline> {
+        let limit = self.call.read_limit(watch.tid)?;
+        let entered_ns = self.stopped_call?.entered_at_ns(&mut ProcessorClocks::default())?;
+        let end_ns = entered_ns.checked_add(u64::try_from(limit.limit.as_nanos()).ok()?)?;
+        Some(CallDeadline { site: self.site, deadline_ns: end_ns, result: limit.result, ..*watch })
+    }
+}

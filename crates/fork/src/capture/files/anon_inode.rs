@@ -1,0 +1,120 @@
+//! Open files that the kernel makes for a process, and that have no path: how they stand in a descriptor.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use farfork_sys::process::{EpollEntry, FdInfo, LockEntry, LockKind, ProcStatus, TimerState};
+use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimerSpec};
+
+use super::inotify_watches;
+use crate::capture::state::tree_root::TreeRoot;
+use crate::capture::survey::ThreadProfile;
+
+/// A timerfd as it stood; or why it cannot be carried.
+pub(super) fn build_timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
+    let timer = info.timer.ok_or("the kernel does not tell its state")?;
+    let is_cancelled_by_clock = has_cancel_on_set(&timer);
+    if is_cancelled_by_clock && timer.ticks > 0 {
+        return Err(
+            "it has gone off, or the wall clock was set, which cancels it (TFD_TIMER_CANCEL_ON_SET), and nobody \
+                    can tell which without reading it: not carried; let it be read first"
+                .into(),
+        );
+    }
+    let time = TimerSpec { remaining_ns: timer.left_ns, interval_ns: timer.interval_ns };
+    let time = if timer.left_ns == 0 && timer.interval_ns == 0 { TimerSpec::default() } else { time };
+    Ok(OpenFile::TimerFd { clock: timer.clock, flags, ticks: timer.ticks, time, is_cancelled_by_clock })
+}
+
+/// The kernel takes the wish from timers of the wall clock only, and from those only that are set to a time of day.
+fn has_cancel_on_set(timer: &TimerState) -> bool {
+    /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET.
+    const CANCELLED_BY_CLOCK: u32 = 1 | 2;
+    /// CLOCK_REALTIME and CLOCK_REALTIME_ALARM.
+    const WALL_CLOCKS: [u32; 2] = [0, 8];
+    WALL_CLOCKS.contains(&timer.clock) && timer.flags & CANCELLED_BY_CLOCK == CANCELLED_BY_CLOCK
+}
+
+/// A signalfd.
+pub(super) fn build_signal_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
+    let mask = info.signal_mask.ok_or("the kernel does not tell its signals")?;
+    Ok(OpenFile::SignalFd { mask, flags })
+}
+
+/// An inotify of a tree whose root is `root`, in whose queue `unread` bytes wait.
+pub(super) fn build_inotify(root: TreeRoot, info: &FdInfo, unread: u64, flags: u32) -> Result<OpenFile, String> {
+    Ok(OpenFile::Inotify {
+        has_lost: unread > 0,
+        flags,
+        watches: inotify_watches::resolve_watches(root, &info.watches)?,
+    })
+}
+
+/// Why an epoll cannot be carried: files that it watches are not open any more under the numbers that it has them by, and of those an epoll tells
+/// on. `is_open` says whether a number leads to an inode.
+pub(super) fn find_closed_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> bool) -> Vec<String> {
+    let lost = info.epoll.iter().filter(|entry| !is_open(entry.number, entry.inode));
+    let reason = |entry: &EpollEntry| {
+        format!(
+            "epoll watches a file that was registered as fd {} and is no longer open there; remove it first",
+            entry.number
+        )
+    };
+    lost.map(reason).collect()
+}
+
+/// A process that holds locks by its descriptors.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LockHolder<'a> {
+    pid: i32,
+    /// Its main thread's.
+    status: Option<&'a ProcStatus>,
+}
+
+impl<'a> LockHolder<'a> {
+    /// Of a process, with what is known of its threads.
+    pub(super) fn new(pid: i32, profiles: &'a BTreeMap<i32, ThreadProfile>) -> Self {
+        Self { pid, status: profiles.get(&pid).map(|profile| &profile.status) }
+    }
+}
+
+/// Why a process could not take a lease again that it has: the file is another user's (fcntl(2), F_SETLEASE), since it has changed its own.
+fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
+    const CAP_LEASE: u64 = 1 << 28;
+    let LockHolder { pid, status } = holder;
+    let status = status?;
+    let ([_, _, _, fsuid], [_, _, effective, ..]) = (status.uids, status.capabilities);
+    let owner = fs::metadata(format!("/proc/{pid}/fd/{number}")).ok()?.uid();
+    (owner != fsuid && effective & CAP_LEASE == 0).then(|| {
+        format!(
+            "it has a lease (F_SETLEASE) of a file of user {owner}, which it may not take as user {fsuid}, and so no child may: give it up first"
+        )
+    })
+}
+
+/// A lock that is held by a descriptor; or why it cannot be carried.
+pub(super) fn build_lock(holder: LockHolder<'_>, number: u32, entry: &LockEntry) -> Result<FileLock, String> {
+    let kind = match entry.kind {
+        LockKind::Flock => FileLockKind::Flock,
+        LockKind::Posix => FileLockKind::Posix,
+        LockKind::OpenFileDescription => FileLockKind::OpenFileDescription,
+        LockKind::Lease if !entry.is_exclusive => {
+            refuse_foreign_lease(holder, number).map_or(Ok(FileLockKind::Lease), Err)?
+        }
+        LockKind::Lease => {
+            return Err(
+                "it has a lease for writing (F_SETLEASE, F_WRLCK), which the kernel takes from it as soon as anybody \
+                        else opens the file, as a child on its own node does: not carried; give it up first"
+                    .to_owned(),
+            );
+        }
+        LockKind::Other => {
+            return Err("it has a lease that somebody waits for, or a lock of an unknown kind, which is not carried; \
+                        give it up first"
+                .to_owned());
+        }
+    };
+    let bytes = entry.last.map_or(0, |last| (last - entry.start).saturating_add(1));
+    Ok(FileLock { number, kind, is_exclusive: entry.is_exclusive, start: entry.start, bytes })
+}

@@ -1,0 +1,403 @@
+//! Open files as a descriptor holds them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use farfork_sys::fd_owner::{FdOwner, SignalTarget};
+use farfork_sys::pidfd;
+use farfork_sys::process::{self, FdInfo};
+use farfork_wire::descriptor::{
+    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, FileVersion, MessageSender, OpenFile,
+    PseudoTerminal, Socket, StandardStream,
+};
+
+use super::anon_inode::LockHolder;
+use super::open_file_index::OpenFileIndex;
+use super::sockets::{self, SocketDefaultsCache, SocketTable};
+use super::states::{OpenFileStates, PipeState};
+use super::terminal::TerminalEnd;
+use super::{
+    FOREIGN_PIDFD_REASON, FdKind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, TreeStreams, anon_inode, fd_object, versions,
+};
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::shared::SharedCopies;
+use crate::capture::state::tree_root::TreeRoot;
+use crate::capture::survey::ThreadProfile;
+
+const O_CLOEXEC: u32 = 0o2_000_000;
+
+/// The open files of a tree of processes, in the making.
+#[derive(Debug, Default)]
+pub(crate) struct OpenFileTable {
+    pub(crate) files: Vec<OpenFile>,
+    /// Those that its processes drive, ascending.
+    pub(crate) terminals: Vec<PseudoTerminal>,
+    pub(crate) versions: Vec<FileVersion>,
+    index: OpenFileIndex,
+    /// Inodes of sockets, by the files' indices.
+    pub(super) sockets: BTreeMap<u32, u64>,
+    /// Of the first process.
+    streams: Option<TreeStreams>,
+    socket_defaults: SocketDefaultsCache,
+}
+
+impl OpenFileTable {
+    /// Those of a tree that drives these terminals.
+    pub(crate) fn with_terminals(terminals: Vec<PseudoTerminal>) -> Self {
+        Self { terminals, ..Self::default() }
+    }
+
+    /// The standard streams of the first process are known.
+    pub(crate) fn set_streams(&mut self, streams: TreeStreams) {
+        self.streams = Some(streams);
+    }
+
+    /// Where the standard streams of all but the first process lead.
+    pub(crate) fn streams(&self) -> Option<&TreeStreams> {
+        self.streams.as_ref()
+    }
+}
+
+/// The files of a process.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessFiles {
+    pub(crate) descriptors: Vec<FileDescriptor>,
+    pub(crate) locks: Vec<FileLock>,
+    pub(crate) owners: Vec<FileOwner>,
+}
+
+/// The threads of a process, for who is told of a file's readiness; and the processes of its tree.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PidTranslation<'a> {
+    pub(crate) pid: i32,
+    pub(crate) profiles: &'a BTreeMap<i32, ThreadProfile>,
+    /// The ids that they know, by those that we do.
+    pub(crate) inner_ids: &'a BTreeMap<i32, u32>,
+}
+
+/// Why a file is refused whose readiness others are told of.
+pub(super) const FOREIGN_OWNER_REASON: &str =
+    "somebody else than the process is told of its readiness (F_SETOWN), which is not carried";
+
+impl PidTranslation<'_> {
+    /// `None` where somebody else is told.
+    pub(super) fn translate_owner(&self, number: u32, owner: &FdOwner) -> Option<FileOwner> {
+        let signal = owner.signal;
+        match owner.target {
+            SignalTarget::Process(pid) if pid == self.pid => Some(FileOwner { number, tid: 0, signal }),
+            SignalTarget::Thread(tid) => Some(FileOwner { number, tid: self.profiles.get(&tid)?.inner_id(), signal }),
+            SignalTarget::Process(_) | SignalTarget::Group(_) | SignalTarget::Nobody => None,
+        }
+    }
+}
+
+/// Builds them from the table of `subject`: the process's, or ours for what is on its way.
+pub(super) struct FileTableBuilder<'a> {
+    /// For messages.
+    pub(super) pid: i32,
+    pub(super) fd_pid: i32,
+    pub(super) root: TreeRoot,
+    pub(super) fds: &'a [OpenFd],
+    pub(super) file_states: &'a OpenFileStates,
+    /// What has pipes and sockets of all processes of the tree.
+    pub(super) tree_states: &'a OpenFileStates,
+    pub(super) shared_copies: &'a SharedCopies,
+    pub(super) pids: PidTranslation<'a>,
+    pub(super) process_files: ProcessFiles,
+    pub(super) table: &'a mut OpenFileTable,
+    pub(super) refusals: Vec<Refusal>,
+    /// Whether the descriptors are our own copies of some that are on their way in sockets.
+    pub(super) are_inflight: bool,
+}
+
+impl ProcessFiles {
+    /// All files of a process that stands; those that no other process has brought are added to `all`. `infos` are those of `fds`. The first process comes first.
+    pub(crate) fn build(
+        pid: i32,
+        root: TreeRoot,
+        (fds, infos): (&[OpenFd], &[FdInfo]),
+        (contents, pool): (&OpenFileStates, &OpenFileStates),
+        shared: &SharedCopies,
+        threads: PidTranslation<'_>,
+        all: &mut OpenFileTable,
+    ) -> Result<Self, CaptureError> {
+        let (files, refusals) = (Self::default(), Vec::new());
+        let are_on_their_way = false;
+        let mut builder = FileTableBuilder {
+            pid,
+            fd_pid: pid,
+            root,
+            fds,
+            file_states: contents,
+            tree_states: pool,
+            shared_copies: shared,
+            pids: threads,
+            process_files: files,
+            table: all,
+            refusals,
+            are_inflight: are_on_their_way,
+        };
+        for (fd, info) in fds.iter().zip(infos) {
+            builder.add_fd(fd, info)?;
+        }
+        if builder.refusals.is_empty() {
+            Ok(builder.process_files)
+        } else {
+            Err(CaptureError::refused(pid, builder.refusals))
+        }
+    }
+}
+
+impl FileTableBuilder<'_> {
+    fn add_fd(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<(), CaptureError> {
+        let open_file = self.index_of(fd, now)?;
+        let close_on_exec = self.fdinfo_of(fd, now)?.flags & O_CLOEXEC != 0;
+        self.process_files.descriptors.push(FileDescriptor { number: fd.number, open_file, close_on_exec });
+        Ok(())
+    }
+
+    /// What was told of a descriptor in the pause, where it was asked; else now.
+    fn fdinfo_of<'i>(&'i self, fd: &OpenFd, now: &'i FdInfo) -> Result<&'i FdInfo, CaptureError> {
+        match self.file_states.fdinfo.get(&fd.number) {
+            Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => Ok(then),
+            _ if fd.has_shared_state() => Err(self.changed_error(fd)),
+            _ => Ok(now),
+        }
+    }
+
+    /// The open file that a descriptor leads to, which is added where it is new.
+    pub(super) fn index_of(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<u32, CaptureError> {
+        let info = &self.fdinfo_of(fd, now)?.clone();
+        let (identity, descriptor) = (fd.open_file_key(info), (self.fd_pid, fd.number));
+        // The three standard streams stay apart.
+        let known =
+            if fd.is_standard_stream { Err(None) } else { self.table.index.find(identity, descriptor).map_err(Some) };
+        Ok(match known {
+            Ok(((first, _), index)) => {
+                let is_own = first == self.fd_pid;
+                let is_duplicate =
+                    is_own || self.process_files.descriptors.iter().any(|known| known.open_file == index);
+                if !is_duplicate && !self.are_inflight {
+                    self.add_process_locks(fd, info);
+                }
+                index
+            }
+            Err(place) => {
+                let file = self.build_open_file(fd, info)?;
+                let index = self.table.files.len() as u32;
+                self.table.versions.extend(versions::open_file_version(fd, &file, index));
+                self.table.files.push(file);
+                if let Some(place) = place {
+                    if !self.are_inflight {
+                        self.add_locks_and_owner(fd, info);
+                    }
+                    self.table.index.insert(identity, place, (descriptor, index));
+                }
+                index
+            }
+        })
+    }
+
+    fn changed_error(&self, fd: &OpenFd) -> CaptureError {
+        CaptureError::Unstable { pid: self.pid, what: format!("fd {}", fd.number) }
+    }
+
+    fn build_open_file(&mut self, fd: &OpenFd, info: &FdInfo) -> Result<OpenFile, CaptureError> {
+        if fd.is_standard_stream {
+            return Ok(OpenFile::StandardStream(self.choose_stream(fd, info)));
+        }
+        let flags = info.flags & !O_CLOEXEC;
+        let offset = info.offset;
+        Ok(match fd.kind {
+            FdKind::NamedPipe => self.build_named_pipe(fd, flags)?,
+            FdKind::TimerFd => self.or_refusal(fd, anon_inode::build_timer_fd(info, flags))?,
+            FdKind::SignalFd => self.or_refusal(fd, anon_inode::build_signal_fd(info, flags))?,
+            FdKind::Inotify => {
+                let unread = *self.file_states.unread_bytes.get(&fd.number).ok_or_else(|| self.changed_error(fd))?;
+                self.or_refusal(fd, anon_inode::build_inotify(self.root, info, unread, flags))?
+            }
+            FdKind::PidFd => self.build_pidfd(fd, info, flags)?,
+            FdKind::Socket => self.build_socket(fd, flags)?,
+            FdKind::Regular => OpenFile::Regular { path: self.path(fd), flags, offset },
+            FdKind::Directory => OpenFile::Directory { path: self.path(fd), flags, offset },
+            FdKind::DeletedDirectory(status) => OpenFile::DeletedDirectory { status, flags },
+            FdKind::Device => OpenFile::Device { path: self.path(fd), flags },
+            FdKind::Pipe => self.build_pipe(fd, flags)?,
+            FdKind::EventFd => {
+                let counter = info.event_counter.ok_or_else(|| self.changed_error(fd))?;
+                OpenFile::EventFd { count: counter.count, semaphore: counter.semaphore, flags }
+            }
+            FdKind::Epoll => OpenFile::Epoll { flags, targets: self.build_epoll_targets(fd, info) },
+            FdKind::Memory => {
+                let object = self.shared_copies.index_of(fd.device, fd.inode).ok_or_else(|| self.changed_error(fd))?;
+                OpenFile::MemFd { object, flags, offset }
+            }
+            FdKind::DaemonSocket { is_caller } => OpenFile::CheckpointSocket { is_caller, flags },
+            FdKind::Terminal | FdKind::TerminalMaster => {
+                let path = self.path(fd);
+                let is_master = fd.kind == FdKind::TerminalMaster;
+                let number = self.file_states.terminals.get(&fd.number).and_then(TerminalEnd::pts_number);
+                let terminal = self.table.terminals.iter().position(|terminal| Some(terminal.number) == number);
+                let terminal = terminal.ok_or_else(|| self.changed_error(fd))? as u32;
+                OpenFile::Terminal { terminal, path, is_master, flags }
+            }
+            FdKind::Other(_) => return Err(self.changed_error(fd)),
+        })
+    }
+
+    /// Its path, from where all paths of the tree begin.
+    fn path(&self, fd: &OpenFd) -> String {
+        String::from_utf8_lossy(&fd.link).into_owned()
+    }
+
+    /// What was made, or a refusal.
+    fn or_refusal(&self, fd: &OpenFd, made: Result<OpenFile, String>) -> Result<OpenFile, CaptureError> {
+        let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(self.fd_name(fd), reason)]);
+        made.map_err(refuse)
+    }
+
+    /// A pidfd of a process of the tree; others are not in a child's container.
+    fn build_pidfd(&self, fd: &OpenFd, info: &FdInfo, flags: u32) -> Result<OpenFile, CaptureError> {
+        let known = info.process.and_then(|pid| self.pids.inner_ids.get(&pid));
+        let made = known.map(|pid| OpenFile::PidFd { pid: *pid, flags });
+        self.or_refusal(fd, made.ok_or_else(|| FOREIGN_PIDFD_REASON.to_owned()))
+    }
+
+    /// Locks by an open file that another process has brought: those that are a process's.
+    fn add_process_locks(&mut self, fd: &OpenFd, info: &FdInfo) {
+        let holder = LockHolder::new(self.pid, self.pids.profiles);
+        let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).ok());
+        self.process_files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Posix));
+    }
+
+    /// What the process holds by an open file that was met for the first time.
+    fn add_locks_and_owner(&mut self, fd: &OpenFd, info: &FdInfo) {
+        let holder = LockHolder::new(self.pid, self.pids.profiles);
+        for entry in &info.locks {
+            match anon_inode::build_lock(holder, fd.number, entry) {
+                Ok(lock) => self.process_files.locks.push(lock),
+                Err(reason) => self.refusals.push(Refusal::new(fd_object(self.pid, fd.number), reason)),
+            }
+        }
+        let Some(owner) = self.file_states.signal_owners.get(&fd.number) else { return };
+        match self.pids.translate_owner(fd.number, owner) {
+            Some(owner) => self.process_files.owners.push(owner),
+            None => self.refusals.push(Refusal::new(fd_object(self.pid, fd.number), FOREIGN_OWNER_REASON)),
+        }
+    }
+
+    fn build_socket(&mut self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+        let Some(contents) = self.tree_states.sockets.get(&fd.inode) else { return Err(self.changed_error(fd)) };
+        let mut socket = match SocketTable(&self.tree_states.sockets).build_socket((fd.inode, contents), flags) {
+            Ok(socket) => socket,
+            Err(reason) => return self.or_refusal(fd, Err(reason)),
+        };
+        if let Err(reason) = self.translate_senders(fd.inode, &mut socket).and_then(|()| self.check_bound_path(&socket))
+        {
+            return self.or_refusal(fd, Err(reason));
+        }
+        self.table.sockets.insert(self.table.files.len() as u32, fd.inode);
+        let copy = pidfd::open(self.fd_pid).and_then(|process| pidfd::get_fd(&process, fd.number));
+        let options = copy.and_then(|copy| sockets::read_options(copy.as_fd(), &mut self.table.socket_defaults));
+        match options.map_err(CaptureError::reading(self.pid, format!("the options of fd {}", fd.number)))? {
+            Ok(options) => socket.options = options,
+            Err(reason) => return self.or_refusal(fd, Err(reason)),
+        }
+        Ok(OpenFile::Socket(socket))
+    }
+
+    /// A socket that has a file is bound to its first name again, before the file is where it was.
+    fn check_bound_path(&self, socket: &Socket) -> Result<(), String> {
+        let Some(name) = socket.bind_path().filter(|_| socket.file.is_some()) else { return Ok(()) };
+        let path = Path::new(OsStr::from_bytes(name));
+        let is_there = |directory: &Path| directory.is_absolute() && self.root.has_directory(directory);
+        if path.parent().is_some_and(is_there) {
+            return Ok(());
+        }
+        Err(format!(
+            "it was bound to the name {}, which is relative, or in a directory that is not there from the root of its mount namespace: not carried",
+            path.display()
+        ))
+    }
+
+    /// Who sent what, by ids that they know.
+    fn translate_senders(&self, inode: u64, socket: &mut Socket) -> Result<(), String> {
+        let arrived = self.tree_states.sockets.get(&inode).map_or(&[][..], |contents| &contents.receive_queue);
+        for (message, arrived) in socket.received_messages.iter_mut().zip(arrived) {
+            let Some(sender) = arrived.sender else { continue };
+            let pid = self.pids.inner_ids.get(&sender.pid).ok_or_else(|| {
+                format!(
+                    "a message waits in it with the credentials of process {}, which does not descend from the one \
+                     captured: not carried; let it be read first",
+                    sender.pid
+                )
+            })?;
+            message.sender = Some(MessageSender { pid: *pid, uid: sender.uid, gid: sender.gid });
+        }
+        Ok(())
+    }
+
+    fn build_named_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+        let can_read = flags & O_ACCMODE != O_WRONLY;
+        let state = match self.tree_states.pipes.get(&fd.inode) {
+            Some(state) => state,
+            None if can_read => return Err(self.changed_error(fd)),
+            None => &PipeState::EMPTY,
+        };
+        if state.packets.len() > 1 {
+            return self.or_refusal(fd, Err("packets (O_DIRECT) wait in it, which are not carried".to_owned()));
+        }
+        let path = self.path(fd);
+        let is_first = |file: &OpenFile| matches!(file, OpenFile::NamedPipe { path: other, content, .. } if *other == path && !content.is_empty());
+        let has_content = can_read && !self.table.files.iter().any(is_first);
+        let content = if has_content { state.content.clone() } else { Vec::new() };
+        Ok(OpenFile::NamedPipe { path, flags, capacity: state.capacity, content })
+    }
+
+    fn build_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+        let is_write_end = flags & O_ACCMODE == O_WRONLY;
+        let state = match self.tree_states.pipes.get(&fd.inode) {
+            Some(state) => state,
+            // Only the end for writing is here: what was written is whoever's who reads outside.
+            None if is_write_end => &PipeState::EMPTY,
+            None => return Err(self.changed_error(fd)),
+        };
+        let is_first = !self
+            .table
+            .files
+            .iter()
+            .any(|file| matches!(file, OpenFile::Pipe { pipe, is_write_end: false, .. } if *pipe == fd.inode));
+        let (content, packets) = if !is_write_end && is_first {
+            (state.content.clone(), state.packets.clone())
+        } else {
+            (Vec::new(), Vec::new())
+        };
+        Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity: state.capacity, content, packets })
+    }
+
+    fn build_epoll_targets(&mut self, fd: &OpenFd, info: &FdInfo) -> Vec<EpollTarget> {
+        let is_open =
+            |number: u32, inode: u64| self.fds.iter().any(|other| (other.number, other.inode) == (number, inode));
+        let lost = anon_inode::find_closed_targets(info, is_open).into_iter();
+        self.refusals.extend(lost.map(|reason| Refusal::new(fd_object(self.pid, fd.number), reason)));
+        let target =
+            |entry: &process::EpollEntry| EpollTarget { number: entry.number, events: entry.events, data: entry.data };
+        info.epoll.iter().map(target).collect()
+    }
+
+    /// Numbers 0, 1 and 2 of the first process are what their number says; another descriptor is the stream that it leads to,
+    /// by preference one of its number, or of the direction that it is open in.
+    fn choose_stream(&self, fd: &OpenFd, info: &FdInfo) -> StandardStream {
+        const STREAMS: [StandardStream; 3] = [StandardStream::Input, StandardStream::Output, StandardStream::Error];
+        let order: [u32; 3] = if info.flags & O_ACCMODE == O_RDONLY { [0, 1, 2] } else { [1, 2, 0] };
+        let streams = self.table.streams.as_ref();
+        let led_to: Vec<u32> =
+            streams.into_iter().flat_map(|streams| streams.matching_streams(self.fd_pid, fd)).collect();
+        let mut preferred = std::iter::once(fd.number).chain(order);
+        let number = preferred.find(|number| led_to.contains(number)).unwrap_or(order[0]);
+        STREAMS[number as usize]
+    }
+}

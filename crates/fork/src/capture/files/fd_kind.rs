@@ -1,0 +1,261 @@
+//! What a descriptor leads to, told from its link in `/proc` and the inode behind it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+
+use super::path_identity;
+use crate::file_identity;
+use farfork_sys::hugetlbfs;
+use farfork_sys::mount::table::Mount;
+use farfork_sys::process::FdDirectory;
+use farfork_wire::descriptor::{FileIdentity, FileStatus};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fstatfs, makedev, openat, statat, statx};
+
+/// What a descriptor leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum FdKind {
+    /// A regular file; or anything that has a path, where the descriptor stands for the place alone (O_PATH).
+    Regular,
+    Directory,
+    /// One that no path leads to any more; it is empty.
+    DeletedDirectory(FileStatus),
+    /// Also a named one that was deleted.
+    Pipe,
+    NamedPipe,
+    EventFd,
+    Epoll,
+    TimerFd,
+    SignalFd,
+    Inotify,
+    /// A pidfd.
+    PidFd,
+    /// A memfd, a file that was deleted, or POSIX shared memory.
+    Memory,
+    /// `/dev/null` and its like.
+    Device,
+    Terminal,
+    /// The end of a pseudo-terminal that drives it.
+    TerminalMaster,
+    Socket,
+    /// A connection of the process to the daemon.
+    DaemonSocket {
+        /// The one at which it waits to be told what it is.
+        is_caller: bool,
+    },
+    /// Anything else, as a person would call it.
+    Other(String),
+}
+
+impl FdKind {
+    /// Whether it is found by its path, on another node, too.
+    pub(super) fn has_path(&self) -> bool {
+        matches!(self, Self::Regular | Self::Directory | Self::NamedPipe)
+    }
+}
+
+const MEMFD_PREFIX: &[u8] = b"/memfd:";
+
+/// Where POSIX shared memory is.
+pub(in super::super) const SHARED_MEMORY_PREFIX: &[u8] = b"/dev/shm/";
+
+/// The kernel appends this to the path of a file that is no longer where it was opened.
+pub(in super::super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
+
+/// Major and minor numbers of null, zero, full, random and urandom.
+const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+
+/// What is behind a link: its file's inode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Inode {
+    statx: Statx,
+    pub(super) device: u64,
+    pub(super) number: u64,
+    /// The mount that it is reached by.
+    pub(super) mount: u64,
+    pub(super) links: u32,
+    mode: u16,
+    uid: u32,
+    gid: u32,
+    /// Of the file system's blocks.
+    block_bytes: u32,
+    /// The device that it stands for, where it stands for one.
+    device_number: u64,
+    /// Whether it is a file that we do not find at its path.
+    is_absent_on_node: bool,
+}
+
+impl Inode {
+    /// Follows a link of a process's, which reads `link`.
+    pub(super) fn read((links, name): (&FdDirectory, &str), link: &[u8]) -> io::Result<Self> {
+        let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+        let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
+        let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
+        Ok(Self {
+            is_absent_on_node: is_file
+                && !links.shares_mount_namespace()
+                && path_identity::is_absent_on_node(link, &found, (links.as_fd(), "../mountinfo", is_its)),
+            statx: found,
+            device: makedev(found.stx_dev_major, found.stx_dev_minor),
+            number: found.stx_ino,
+            mount: found.stx_mnt_id,
+            links: found.stx_nlink,
+            mode: found.stx_mode,
+            uid: found.stx_uid,
+            gid: found.stx_gid,
+            block_bytes: found.stx_blksize,
+            device_number: makedev(found.stx_rdev_major, found.stx_rdev_minor),
+        })
+    }
+
+    /// Whether a file that no path leads to may be none of data.
+    pub(super) fn may_be_pseudo_file(&self, link: &[u8]) -> bool {
+        !link.starts_with(MEMFD_PREFIX) && !link.starts_with(SHARED_MEMORY_PREFIX)
+    }
+
+    /// What it is at this moment.
+    pub(super) fn identity(&self) -> FileIdentity {
+        file_identity::from_statx(&self.statx)
+    }
+
+    fn status(&self) -> FileStatus {
+        const PERMISSIONS: u16 = 0o7777;
+        FileStatus { mode: (self.mode & PERMISSIONS).into(), uid: self.uid, gid: self.gid }
+    }
+}
+
+/// What stands for a descriptor of this kind, which has a path, where that leads to something else: a mount was taken away, or has covered it.
+/// A file is kept like a deleted one.
+pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<FdKind> {
+    if !kind.has_path()
+        || inode.links == 0
+        || !links.shares_mount_namespace()
+        || path_identity::is_at_path(link, &inode.statx)
+    {
+        return None;
+    }
+    let is_file = FileType::from_raw_mode(inode.mode.into()).is_file();
+    Some(if is_file {
+        FdKind::Memory
+    } else {
+        FdKind::Other(format!("{} {NO_PATH_REASON}", String::from_utf8_lossy(link)))
+    })
+}
+
+/// Why a place is refused that only who has it open can get to.
+pub(in super::super) const NO_PATH_REASON: &str =
+    "is on a mount that was taken away, or is covered by one, so that no path leads there; that is not carried";
+
+/// What a file is that is the kernel's, and holds nothing, if it is one: there is nothing to copy.
+pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -> Option<FdKind> {
+    /// POSIX message queues, of which mq_overview(7) tells; memfd_secret(2); `/proc`, `/sys`, and control groups.
+    const PSEUDO_FILE_SYSTEMS: [(u64, &str); 6] = [
+        (0x1980_0202, "a POSIX message queue"),
+        (0x5345_434d, "secret memory (memfd_secret), which nobody else may read"),
+        (0x9fa0, "a file of /proc that is there no more"),
+        (0x6265_6572, "a file of /sys that is there no more"),
+        (0x0027_e0eb, "a file of a control group that is there no more"),
+        (0x6367_7270, "a file of a control group that is there no more"),
+    ];
+    let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let magic = fstatfs(place).ok()?.f_type as u64;
+    let (_, what) = PSEUDO_FILE_SYSTEMS.into_iter().find(|(known, _)| *known == magic)?;
+    Some(FdKind::Other(format!("{} is {what}: not carried; close it first", String::from_utf8_lossy(link))))
+}
+
+/// What the link of a descriptor, `name` among `links`, leads to.
+pub(super) fn detect_kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &Inode) -> FdKind {
+    let name = || String::from_utf8_lossy(link).into_owned();
+    let file_type = FileType::from_raw_mode(inode.mode.into());
+    if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {
+        return anonymous_kind(anonymous);
+    }
+    let is_plain = file_type.is_file() || file_type.is_dir();
+    if link.starts_with(b"/") && !is_plain && is_path_only(links, number) {
+        return FdKind::Regular;
+    }
+    if file_type.is_socket() {
+        FdKind::Socket
+    } else if file_type.is_fifo() {
+        if link.starts_with(b"pipe:") || is_unlinked(link, inode) { FdKind::Pipe } else { FdKind::NamedPipe }
+    } else if file_type.is_char_device() {
+        character_device(inode.device_number, &name())
+    } else if file_type.is_block_device() {
+        FdKind::Other(format!("block device {} cannot be carried", name()))
+    } else if file_type.is_dir() {
+        if inode.links == 0 { FdKind::DeletedDirectory(inode.status()) } else { FdKind::Directory }
+    } else if file_type.is_file() && is_memory(link, inode, || is_on_hugetlbfs(links, number)) {
+        FdKind::Memory
+    } else if link.starts_with(b"/") && file_type.is_file() {
+        FdKind::Regular
+    } else if link.starts_with(b"pidfd:") {
+        FdKind::PidFd
+    } else {
+        FdKind::Other(format!("{} cannot be carried", name()))
+    }
+}
+
+/// Whether a regular file is kept like memory that no path leads to: one that was deleted, POSIX shared memory, which its processes
+/// go on writing to, one in huge pages, which another node may have none of, or one that is not the node's.
+fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
+    /// The least that hugetlbfs has blocks of.
+    const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;
+    let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
+    is_without_path
+        || inode.is_absent_on_node
+        || is_unlinked(link, inode)
+        || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
+}
+
+/// Whether no path leads to it any more, or none but one that nobody tells.
+fn is_unlinked(link: &[u8], inode: &Inode) -> bool {
+    let is_there = || {
+        let found = fs::metadata(OsStr::from_bytes(link));
+        found.is_ok_and(|found| (found.dev(), found.ino()) == (inode.device, inode.number))
+    };
+    inode.links == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there())
+}
+
+/// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.
+fn is_path_only(links: &FdDirectory, number: &str) -> bool {
+    const OWNER_PERMISSIONS: u32 = 0o700;
+    statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNER_PERMISSIONS == 0)
+}
+
+fn is_on_hugetlbfs(links: &FdDirectory, number: &str) -> bool {
+    let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    place.is_ok_and(|place| hugetlbfs::is_on_hugetlbfs(place).unwrap_or(false))
+}
+
+fn anonymous_kind(name: &[u8]) -> FdKind {
+    match name {
+        b"[eventfd]" => FdKind::EventFd,
+        b"[eventpoll]" => FdKind::Epoll,
+        b"[timerfd]" => FdKind::TimerFd,
+        b"[signalfd]" => FdKind::SignalFd,
+        b"inotify" => FdKind::Inotify,
+        b"[pidfd]" => FdKind::PidFd,
+        other => FdKind::Other(format!("{} is not carried yet; close it first", String::from_utf8_lossy(other))),
+    }
+}
+
+fn character_device(device: u64, name: &str) -> FdKind {
+    /// `/dev/ptmx`.
+    const PTMX_DEVICE: (u32, u32) = (5, 2);
+    /// Majors of terminals: virtual consoles and serial lines, /dev/tty and /dev/console, Unix 98 ptys (136 to 143).
+    const PTS_MAJORS: [std::ops::RangeInclusive<u32>; 2] = [4..=5, 136..=143];
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    if (major, minor) == PTMX_DEVICE {
+        return FdKind::TerminalMaster;
+    }
+    if CARRIED_DEVICES.contains(&(major, minor)) {
+        FdKind::Device
+    } else if PTS_MAJORS.iter().any(|majors| majors.contains(&major)) {
+        FdKind::Terminal
+    } else {
+        FdKind::Other(format!("device {name} cannot be carried"))
+    }
+}

@@ -1,0 +1,187 @@
+//! Files on their way in sockets (SCM_RIGHTS). Who looks into a socket gets copies of them; ours are read like the descriptors
+//! of a process captured, by the numbers that they have here. Most lead to files that the process has open itself, and are the
+//! same; others have no descriptor until somebody takes them out.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use farfork_sys::process::FdDirectory;
+use farfork_sys::sock_diag::SockDiag;
+use farfork_wire::descriptor::OpenFile;
+
+use super::builder::{FileTableBuilder, OpenFileTable, PidTranslation};
+use super::{FdKind, OpenFd, OpenFileStates, ProcessFiles, fd_object};
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::shared::SharedCopies;
+use crate::capture::state::tree_root::TreeRoot;
+
+/// Our copies of files on their way, and what of them goes on changing.
+#[derive(Debug, Default)]
+pub(crate) struct InflightFiles {
+    /// By the numbers of our copies, which are open as long as the messages are known.
+    fds: BTreeMap<u32, OpenFd>,
+    /// `None` where nothing is on its way. Pipes and sockets are in the contents of whom they belong to.
+    file_states: Option<Box<OpenFileStates>>,
+}
+
+impl InflightFiles {
+    pub(super) fn merge(&mut self, other: &mut Self) {
+        self.fds.append(&mut other.fds);
+        let Some(more) = other.file_states.take() else { return };
+        let contents = self.file_states.get_or_insert_default();
+        contents.fdinfo.extend(more.fdinfo);
+        contents.unread_bytes.extend(more.unread_bytes);
+        contents.signal_owners.extend(more.signal_owners);
+    }
+
+    /// Memory that is on its way: where it can be opened, and what it is called.
+    pub(crate) fn memory_files(&self) -> impl Iterator<Item = (String, &Vec<u8>)> {
+        let memory = self.fds.values().filter(|fd| fd.kind == FdKind::Memory);
+        memory.map(|fd| (format!("/proc/self/fd/{}", fd.number), &fd.link))
+    }
+}
+
+impl OpenFileStates {
+    /// What is on its way in the process's sockets.
+    pub(crate) fn inflight(&self) -> &InflightFiles {
+        &self.inflight
+    }
+
+    /// Reads files on their way in the sockets that were read; also those in sockets that are on their way themselves.
+    pub(super) fn read_inflight(&mut self, diagnosis: Option<&SockDiag>) -> io::Result<()> {
+        let mut known = 0;
+        while known < self.inflight_fds().len() {
+            let own = std::process::id().cast_signed();
+            let (links, infos) = (FdDirectory::open_links(own)?, FdDirectory::open_infos(own)?);
+            let numbers = self.inflight_fds();
+            known = numbers.len();
+            let mut contents = self.inflight.file_states.take().unwrap_or_default();
+            // An inode that was read already is not read again: a socket may be on its way in itself.
+            contents.merge(self);
+            for number in numbers {
+                if self.inflight.fds.contains_key(&number) || contents.inflight.fds.contains_key(&number) {
+                    continue;
+                }
+                let fd = OpenFd::read(&links, number)?;
+                // A terminal is only carried where it is a standard stream: its state is not looked at.
+                if !matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) {
+                    let info = infos.info(number)?;
+                    contents.read_fd(own, &infos, (&fd, info), diagnosis)?;
+                }
+                contents.inflight.fds.insert(number, fd);
+            }
+            self.merge(&mut contents);
+            self.inflight.file_states = Some(contents);
+        }
+        Ok(())
+    }
+
+    fn inflight_fds(&self) -> Vec<u32> {
+        let messages = self.sockets.values().flat_map(|socket| &socket.receive_queue);
+        messages.flat_map(|message| &message.files).map(|file| file.as_raw_fd().cast_unsigned()).collect()
+    }
+}
+
+impl OpenFileTable {
+    /// Adds files that are on their way in the sockets of all processes, and says in each message which it brings. To be
+    /// called when all that has a descriptor is known. `pid` and its threads are of the first process.
+    pub(crate) fn add_inflight(
+        &mut self,
+        (pid, root): (i32, TreeRoot),
+        pool: &OpenFileStates,
+        shared: &SharedCopies,
+        threads: PidTranslation<'_>,
+    ) -> Result<(), CaptureError> {
+        let Some(contents) = &pool.inflight.file_states else { return Ok(()) };
+        let own = std::process::id().cast_signed();
+        let infos = FdDirectory::open_infos(own).map_err(CaptureError::reading(own, "the open files"))?;
+        let fds = self.mark_inflight_streams(pool, own);
+        let (files, refusals) = (ProcessFiles::default(), Vec::new());
+        let mut builder = FileTableBuilder {
+            pid,
+            fd_pid: own,
+            root,
+            fds: &fds,
+            file_states: contents,
+            tree_states: pool,
+            shared_copies: shared,
+            pids: threads,
+            process_files: files,
+            table: self,
+            refusals,
+            are_inflight: true,
+        };
+        let mut index = 0;
+        while index < builder.table.files.len() {
+            if let Some(inode) = builder.table.sockets.get(&(index as u32)).copied() {
+                builder.link_messages(index, inode, &infos)?;
+            }
+            index += 1;
+        }
+        if builder.refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(pid, builder.refusals)) }
+    }
+
+    /// Those that lead to standard streams are these.
+    fn mark_inflight_streams(&self, pool: &OpenFileStates, own: i32) -> Vec<OpenFd> {
+        let is_standard =
+            |fd: &OpenFd| self.streams().is_some_and(|streams| streams.matching_streams(own, fd).next().is_some());
+        pool.inflight.fds.values().map(|fd| OpenFd { is_standard_stream: is_standard(fd), ..fd.clone() }).collect()
+    }
+}
+
+impl FileTableBuilder<'_> {
+    fn link_messages(&mut self, index: usize, inode: u64, infos: &FdDirectory) -> Result<(), CaptureError> {
+        let Some(arrived) = self.tree_states.sockets.get(&inode).map(|socket| &socket.receive_queue) else {
+            return Ok(());
+        };
+        let mut files = Vec::with_capacity(arrived.len());
+        for message in arrived {
+            let numbers = message.files.iter().map(|file| file.as_raw_fd().cast_unsigned());
+            files.push(numbers.map(|number| self.inflight_index(number, infos)).collect::<Result<Vec<u32>, _>>()?);
+        }
+        if let OpenFile::Socket(socket) = &mut self.table.files[index] {
+            socket.received_messages.iter_mut().zip(files).for_each(|(message, files)| message.files = files);
+        }
+        Ok(())
+    }
+
+    /// The open file that one of our copies leads to.
+    fn inflight_index(&mut self, number: u32, infos: &FdDirectory) -> Result<u32, CaptureError> {
+        let place = self.fds.binary_search_by_key(&number, |fd| fd.number);
+        let fd =
+            &self.fds[place.map_err(|_| CaptureError::Unstable { pid: self.pid, what: INFLIGHT_FD.to_owned() })?];
+        let kept = match fd.kind {
+            FdKind::Epoll => Some("epoll instances are not carried there".to_owned()),
+            FdKind::Terminal | FdKind::TerminalMaster if !fd.is_standard_stream => {
+                Some("terminals are not carried there".to_owned())
+            }
+            _ => fd.refusal(),
+        };
+        if let Some(reason) = kept {
+            return Err(CaptureError::refused(self.pid, vec![Refusal::new(self.fd_name(fd), reason)]));
+        }
+        let unread = CaptureError::reading(self.pid, INFLIGHT_FD);
+        let info = infos.info(number).map_err(unread)?;
+        let known = self.table.files.len();
+        let index = self.index_of(fd, &info)?;
+        let holds = self.file_states.fdinfo.get(&number).is_some_and(|info| !info.locks.is_empty())
+            || self.file_states.signal_owners.contains_key(&number);
+        if index as usize == known && holds {
+            let reason = "it has a lock, or tells somebody of its readiness, which is not carried there";
+            self.refusals.push(Refusal::new(self.fd_name(fd), reason));
+        }
+        Ok(index)
+    }
+
+    /// What a message about a descriptor names.
+    pub(super) fn fd_name(&self, fd: &OpenFd) -> String {
+        if self.are_inflight {
+            let link = String::from_utf8_lossy(&fd.link);
+            return format!("pid {}, {link}, {INFLIGHT_FD}", self.pid);
+        }
+        fd_object(self.pid, fd.number)
+    }
+}
+
+const INFLIGHT_FD: &str = "a descriptor on its way in a socket";

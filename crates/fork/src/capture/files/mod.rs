@@ -1,0 +1,388 @@
+//! Open files: what they are, which are refused, what the pause must read of them, and how they stand in a descriptor.
+//!
+//! fork(2) copies the table of descriptors but shares the open files: position, counter, pipe content go on changing
+//! once the parent runs. So all of it is read inside the pause: contents ([`Contents`]) while the process is cloned, the rest
+//! when those of the whole tree are known.
+
+mod anon_inode;
+mod builder;
+mod fd_kind;
+mod inflight;
+mod inotify_watches;
+mod open_file_index;
+pub(super) mod path_identity;
+mod running_check;
+mod sockets;
+mod standard_streams;
+mod states;
+mod terminal;
+pub(super) mod tree_files;
+pub(super) mod versions;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use farfork_sys::process::{FdDirectory, FdInfo};
+use farfork_sys::sock_diag::SockDiag;
+use farfork_sys::{pidfd, process};
+use farfork_wire::descriptor::FileIdentity;
+use rustix::fs::{fstat, readlinkat};
+
+pub(super) use builder::{OpenFileTable, PidTranslation, ProcessFiles};
+pub(super) use fd_kind::{DELETED_SUFFIX, FdKind, NO_PATH_REASON, SHARED_MEMORY_PREFIX};
+pub(super) use inflight::InflightFiles;
+pub(super) use running_check::{CheckedProcess, RunningFileCheck};
+pub(super) use standard_streams::TreeStreams;
+pub(super) use states::OpenFileStates;
+pub(super) use terminal::{
+    SessionMember, describe_terminals, foreground_groups, refuse_unpaired as unpaired_terminals,
+};
+
+use super::error::{CaptureError, Refusal};
+use super::state::tree_root::TreeRoot;
+use fd_kind::Inode;
+
+/// Most links of `/proc` are shorter, in bytes; others are read once more.
+const LINK_BYTES_GUESS: usize = 128;
+
+/// A process's connections to the daemon, by the inodes of its ends. A child gets others in their place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DaemonSockets {
+    /// The one at which the process waits to be told whether it is the parent or a child.
+    pub caller: Option<u64>,
+    /// The others; a child finds them at their end.
+    pub eof_in_child: Vec<u64>,
+    /// Whether files that the process can read are copied in the pause, as deleted ones are.
+    pub copies_files: bool,
+}
+
+/// A descriptor of another process, without the state of its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OpenFd {
+    pub(super) number: u32,
+    /// Where its link in /proc leads.
+    pub(super) link: Vec<u8>,
+    pub(super) kind: FdKind,
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    mount: u64,
+    is_deleted: bool,
+    /// What it was when this was read, of a regular file that its path leads to.
+    version: Option<FileIdentity>,
+    /// One of the standard streams, or a file that leads where one of them does.
+    pub(super) is_standard_stream: bool,
+}
+
+/// Every descriptor of a process, ascending. One that is closed meanwhile is left out. `streams`: of the tree whose first
+/// process it is not.
+pub(super) fn list_open_fds(
+    pid: i32,
+    sockets: &DaemonSockets,
+    streams: Option<&TreeStreams>,
+) -> Result<Vec<OpenFd>, CaptureError> {
+    let unread = || CaptureError::reading(pid, "the open files");
+    let links = FdDirectory::open_links(pid).map_err(unread())?;
+    let numbers = links.numbers().map_err(unread())?;
+    let mut fds = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        match OpenFd::read(&links, number) {
+            Ok(fd) => fds.push(OpenFd { kind: sockets.override_kind(&fd, &links).unwrap_or(fd.kind), ..fd }),
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CaptureError::reading(pid, format!("fd {number}"))(source)),
+        }
+    }
+    let own = streams.is_none().then(|| TreeStreams::from_fds(pid, &fds));
+    if let Some(streams) = streams.or(own.as_ref()) {
+        streams.mark_standard(pid, &mut fds);
+    }
+    Ok(fds)
+}
+
+/// Why a descriptor was not read; where it has been closed since, the process is to be looked at again.
+fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
+    match source.kind() {
+        io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
+        _ => CaptureError::reading(pid, format!("fd {number}"))(source),
+    }
+}
+
+impl DaemonSockets {
+    /// The same for a process that descends from the one that may be waiting.
+    pub(super) fn for_descendant(&self) -> Self {
+        Self {
+            caller: None,
+            eof_in_child: self.eof_in_child.iter().copied().chain(self.caller).collect(),
+            copies_files: self.copies_files,
+        }
+    }
+
+    /// The kind of a socket that is one of these, and of a file that is to be copied.
+    fn override_kind(&self, fd: &OpenFd, links: &FdDirectory) -> Option<FdKind> {
+        if fd.kind == FdKind::Regular && self.copies_files && versions::is_readable_by_owner(fd, links) {
+            return Some(FdKind::Memory);
+        }
+        let is_caller = self.caller == Some(fd.inode);
+        let is_known = fd.kind == FdKind::Socket && (is_caller || self.eof_in_child.contains(&fd.inode));
+        is_known.then_some(FdKind::DaemonSocket { is_caller })
+    }
+}
+
+impl OpenFd {
+    pub(super) fn read(links: &FdDirectory, number: u32) -> io::Result<Self> {
+        Self::read_known(links, number, None)
+    }
+
+    /// Where `known` tells what it is, only that it is still that.
+    fn read_known(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
+        let name = number.to_string();
+        let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
+        let inode = Inode::read((links, &name), &link)?;
+        let is_known = |known: &&Self| {
+            (known.device, known.inode, known.mount, &known.link) == (inode.device, inode.number, inode.mount, &link)
+        };
+        let mut kind = fd_kind::detect_kind((links, &name), &link, &inode);
+        match known.filter(is_known) {
+            Some(known) if kind.has_path() => kind = known.kind.clone(),
+            _ => kind = fd_kind::kind_without_path(&kind, links, &link, &inode).unwrap_or(kind),
+        }
+        if kind == FdKind::Memory && inode.may_be_pseudo_file(&link) {
+            kind = fd_kind::pseudo_file_kind(links, &name, &link).unwrap_or(kind);
+        }
+        Ok(Self {
+            number,
+            device: inode.device,
+            inode: inode.number,
+            mount: inode.mount,
+            is_deleted: inode.links == 0,
+            version: (kind == FdKind::Regular).then(|| inode.identity()),
+            is_standard_stream: false,
+            link,
+            kind,
+        })
+    }
+
+    /// One of a process that stands, of which `fdinfo` tells `info`. `known` is the same from shortly before, which is not looked at
+    /// again where that cannot tell anything else; then `links` are needed, and kept.
+    fn reuse_known(
+        (pid, number): (i32, u32),
+        known: Option<&Self>,
+        info: &FdInfo,
+        (sockets, links): (&DaemonSockets, &mut Option<FdDirectory>),
+    ) -> io::Result<Self> {
+        if let Some(known) = known.filter(|known| known.matches_fdinfo(info)) {
+            return Ok(known.clone());
+        }
+        let links = match links {
+            Some(links) => links,
+            None => links.insert(FdDirectory::open_links(pid)?),
+        };
+        let fd = Self::read_known(links, number, known)?;
+        let is_standard = known.is_some_and(|known| known.is_standard_stream && known.has_same_inode(&fd));
+        Ok(Self { kind: sockets.override_kind(&fd, links).unwrap_or(fd.kind), is_standard_stream: is_standard, ..fd })
+    }
+
+    fn has_same_inode(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+
+    /// Whether it leads where it did, by what `fdinfo` tells. Inodes without a path are never used twice, and neither
+    /// moves what a device's path leads to; files may be renamed or removed meanwhile, and objects of the kernel share an inode.
+    fn matches_fdinfo(&self, info: &FdInfo) -> bool {
+        let is_lasting = match self.kind {
+            // A named one has been deleted.
+            FdKind::Pipe => !self.link.starts_with(b"/"),
+            FdKind::Socket | FdKind::DaemonSocket { .. } | FdKind::Device | FdKind::Terminal => true,
+            _ => false,
+        };
+        is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
+    }
+
+    /// Whether its number leads where it did.
+    fn is_unchanged(&self, pid: i32) -> bool {
+        let now = FdDirectory::open_links(pid).and_then(|links| Self::read(&links, self.number));
+        now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
+    }
+
+    /// A copy of it; NotFound where its number was used again meanwhile.
+    fn duplicate(&self, process: &OwnedFd) -> io::Result<OwnedFd> {
+        let copy = pidfd::get_fd(process, self.number)?;
+        let found = fstat(&copy)?;
+        let is_it = (found.st_dev, found.st_ino) == (self.device, self.inode);
+        is_it.then_some(copy).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Whether its file's state is shared by fork and goes on changing.
+    pub(super) fn has_shared_state(&self) -> bool {
+        match self.kind {
+            FdKind::Regular
+            | FdKind::Directory
+            | FdKind::DeletedDirectory(_)
+            | FdKind::Pipe
+            | FdKind::NamedPipe
+            | FdKind::EventFd
+            | FdKind::Epoll
+            | FdKind::TimerFd
+            | FdKind::SignalFd
+            | FdKind::Inotify
+            | FdKind::PidFd
+            | FdKind::Socket
+            | FdKind::Terminal
+            | FdKind::TerminalMaster
+            | FdKind::Memory => !self.is_standard_stream,
+            FdKind::Device | FdKind::DaemonSocket { .. } | FdKind::Other(_) => false,
+        }
+    }
+
+    /// Whether it is a directory that its children find by its path.
+    pub(super) fn is_directory_with_path(&self) -> bool {
+        self.kind == FdKind::Directory && !self.is_standard_stream
+    }
+
+    /// Kinds whose openings lead to the same stream when their inode is the same.
+    fn has_one_stream_per_inode(&self) -> bool {
+        matches!(self.kind, FdKind::Pipe | FdKind::NamedPipe | FdKind::Terminal | FdKind::Socket)
+    }
+
+    fn refusal(&self) -> Option<String> {
+        if self.is_standard_stream {
+            return None;
+        }
+        let link = String::from_utf8_lossy(&self.link);
+        match &self.kind {
+            FdKind::Regular if self.is_deleted => {
+                Some(format!("{link} was deleted, so that no other node can open it; close it first"))
+            }
+            FdKind::Regular | FdKind::Directory | FdKind::NamedPipe if str::from_utf8(&self.link).is_err() => {
+                Some(format!("the path {link} is not UTF-8"))
+            }
+            FdKind::Other(what) => Some(what.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// What of the open files of a process cannot be carried, by name. `root` shows the tree's files.
+pub(super) fn refuse_open_files((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut refusals = Vec::new();
+    for fd in fds {
+        refusals.extend(fd.refusal().map(|reason| Refusal::new(fd_object(pid, fd.number), reason)));
+    }
+    refusals.extend(refuse_unsupported_sockets(pid, fds)?);
+    refusals.extend(terminal::refuse_terminals((pid, root), fds)?);
+    Ok(refusals)
+}
+
+/// A process that asked for its own capture waits at a socket, where its children will be answered: if it has none of
+/// that inode, it was another process that asked.
+pub(super) fn check_caller_socket(pid: i32, fds: &[OpenFd], sockets: &DaemonSockets) -> Option<Refusal> {
+    let inode = sockets.caller?;
+    let waits = fds.iter().any(|fd| fd.kind == FdKind::DaemonSocket { is_caller: true } && !fd.is_standard_stream);
+    let reason = format!("it does not wait at the socket (inode {inode}) that a checkpoint was asked for at");
+    (!waits).then(|| Refusal::new(format!("pid {pid}"), reason))
+}
+
+fn fd_object(pid: i32, number: u32) -> String {
+    format!("pid {pid}, fd {number}")
+}
+
+/// Pidfds of processes that are not of the tree whose first process is `first`: they are not in a child's container.
+pub(super) fn refuse_foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut refusals = Vec::new();
+    for fd in fds.iter().filter(|fd| fd.kind == FdKind::PidFd && !fd.is_standard_stream) {
+        let stands_for = match process::FdInfo::read(pid, fd.number) {
+            Ok(info) => info.process,
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
+        };
+        if !stands_for.is_some_and(|other| descends_from(other, first)) {
+            refusals.push(Refusal::new(fd_object(pid, fd.number), FOREIGN_PIDFD_REASON));
+        }
+    }
+    Ok(refusals)
+}
+
+const FOREIGN_PIDFD_REASON: &str =
+    "it is a pidfd of another process, which does not descend from the one captured: not carried; close it first";
+
+fn descends_from(mut pid: i32, first: i32) -> bool {
+    while pid > 0 && pid != first {
+        pid = process::ProcStat::read(pid).map_or(0, |stat| stat.parent);
+    }
+    pid == first
+}
+
+/// Sockets of kinds that are not carried, whatever they are doing.
+fn refuse_unsupported_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut refusals = Vec::new();
+    for (fd, copy) in open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))? {
+        let reason =
+            sockets::spec_refusal(copy.as_fd()).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
+        refusals.extend(reason.map(|reason| Refusal::new(fd_object(pid, fd.number), reason)));
+    }
+    Ok(refusals)
+}
+
+/// Numbers of sockets that have an address of an interface of their network.
+pub(super) fn list_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32>, CaptureError> {
+    let mut numbers = Vec::new();
+    for (fd, copy) in open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))? {
+        let unread = CaptureError::reading(pid, format!("fd {}", fd.number));
+        numbers.extend(sockets::has_interface_address(copy.as_fd()).map_err(unread)?.then_some(fd.number));
+    }
+    Ok(numbers)
+}
+
+/// Asks the kernel about sockets of a process, where it has such whose other end only the kernel knows.
+pub(super) fn open_socket_diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<SockDiag>, CaptureError> {
+    let mut all = open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))?;
+    if !all.any(|(_, copy)| sockets::needs_diagnosis(copy.as_fd())) {
+        return Ok(None);
+    }
+    SockDiag::open(pid).map(Some).map_err(CaptureError::reading(pid, "the sockets"))
+}
+
+/// The sockets beyond the standard streams, each with a copy of the descriptor. One that is closed meanwhile is left out; since the
+/// process may go on, and what it closes is open as long as a copy is, each is to be dropped before the next.
+fn open_sockets(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&OpenFd, OwnedFd)>> {
+    let mut wanted = fds.iter().filter(|fd| fd.kind == FdKind::Socket && !fd.is_standard_stream).peekable();
+    let process = wanted.peek().map(|_| pidfd::open(pid)).transpose()?;
+    Ok(wanted.filter_map(move |fd| Some((fd, fd.duplicate(process.as_ref()?).ok()?))))
+}
+
+/// What a person should know of the open files of processes, the first one's first, although all of them are carried.
+pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
+    let mut ends = Vec::new();
+    for (pid, fds) in processes {
+        ends.extend(list_pipe_fds(*pid, fds)?.into_iter().map(|(fd, access)| (*pid, fd, access)));
+    }
+    let has = |inode: u64, mode: u32| ends.iter().any(|(_, fd, access)| fd.inode == inode && *access == mode);
+    let is_two_way = |inode: u64| has(inode, O_RDWR);
+    let leads_out = |(_, fd, _): &&(i32, &OpenFd, u32)| {
+        !is_two_way(fd.inode) && (!has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY))
+    };
+    let first = processes.first().map(|(pid, _)| *pid);
+    let note = |(pid, fd, _): &(i32, &OpenFd, u32)| {
+        let (number, link) = (fd.number, String::from_utf8_lossy(&fd.link));
+        let whose = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
+        format!("{whose}fd {number}: {link} leads out of the process; its children find the other end closed")
+    };
+    Ok(ends.iter().filter(leads_out).map(note).collect())
+}
+
+/// Descriptors of pipes beyond the standard streams, with their access mode.
+fn list_pipe_fds(pid: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
+    let mut ends = Vec::new();
+    for fd in fds.iter().filter(|fd| matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && !fd.is_standard_stream) {
+        match process::FdInfo::read(pid, fd.number) {
+            Ok(info) => ends.push((fd, info.flags & O_ACCMODE)),
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
+        }
+    }
+    Ok(ends)
+}
+
+pub(super) const O_ACCMODE: u32 = 3;
+pub(super) const O_RDONLY: u32 = 0;
+pub(super) const O_WRONLY: u32 = 1;
+pub(super) const O_RDWR: u32 = 2;

@@ -1,0 +1,101 @@
+//! What a capture would refuse of the open files of a process that runs, by the functions that decide when it stands. What waits in pipes,
+//! sockets and terminals is not looked at: the process goes on with it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use farfork_sys::pidfd;
+use farfork_sys::process::{FdDirectory, FdInfo};
+use rustix::time::timerfd_gettime;
+
+use super::anon_inode::LockHolder;
+use super::builder::{FOREIGN_OWNER_REASON, PidTranslation};
+use super::open_file_index::OpenFileIndex;
+use super::states::O_ASYNC;
+use super::{FdKind, OpenFd, anon_inode, fd_object, fd_read_error};
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::state::tree_root::TreeRoot;
+use crate::capture::survey::ThreadProfile;
+
+/// The open files of a tree, looked at one process after the other.
+#[derive(Debug, Default)]
+pub(in crate::capture) struct RunningFileCheck {
+    /// An open file is looked at where it is met first, as in a capture.
+    index: OpenFileIndex,
+}
+
+/// A process whose files are looked at.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::capture) struct CheckedProcess<'a> {
+    pub(in crate::capture) pid: i32,
+    /// What shows the tree's files.
+    pub(in crate::capture) root: TreeRoot,
+    pub(in crate::capture) fds: &'a [OpenFd],
+    pub(in crate::capture) profiles: &'a BTreeMap<i32, ThreadProfile>,
+}
+
+impl RunningFileCheck {
+    /// What of the files of one more process would be refused.
+    pub(in crate::capture) fn refusals(&mut self, of: CheckedProcess<'_>) -> Result<Vec<Refusal>, CaptureError> {
+        let pid = of.pid;
+        let infos = FdDirectory::open_infos(pid).map_err(CaptureError::reading(pid, "the open files"))?;
+        let links = FdDirectory::open_links(pid).map_err(CaptureError::reading(pid, "the open files"))?;
+        let process = pidfd::open(pid).map_err(CaptureError::reading(pid, "the open files"))?;
+        let mut refusals = Vec::new();
+        for fd in of.fds.iter().filter(|fd| !fd.is_standard_stream) {
+            let reasons = match infos.info(fd.number) {
+                Ok(info) => self.fd_refusals((of, fd), info, (&infos, &links, &process)),
+                Err(error) => Err(error),
+            };
+            match reasons {
+                Ok(reasons) => {
+                    refusals.extend(reasons.into_iter().map(|why| Refusal::new(fd_object(pid, fd.number), why)))
+                }
+                // It was closed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(fd_read_error(pid, fd.number, error)),
+            }
+        }
+        Ok(refusals)
+    }
+
+    fn fd_refusals(
+        &mut self,
+        (of, fd): (CheckedProcess<'_>, &OpenFd),
+        mut info: FdInfo,
+        (infos, links, process): (&FdDirectory, &FdDirectory, &OwnedFd),
+    ) -> io::Result<Vec<String>> {
+        let (identity, descriptor) = (fd.open_file_key(&info), (of.pid, fd.number));
+        match self.index.find(identity, descriptor) {
+            Ok(_) => return Ok(Vec::new()),
+            Err(place) => self.index.insert(identity, place, (descriptor, 0)),
+        }
+        let holder = LockHolder::new(of.pid, of.profiles);
+        let mut reasons: Vec<String> =
+            info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).err()).collect();
+        if fd.has_shared_state() && info.flags & O_ASYNC != 0 {
+            let owner = farfork_sys::fd_owner::read_fd_owner(fd.duplicate(process)?.as_fd())?;
+            let threads = PidTranslation { pid: of.pid, profiles: of.profiles, inner_ids: &BTreeMap::new() };
+            reasons
+                .extend(threads.translate_owner(fd.number, &owner).is_none().then(|| FOREIGN_OWNER_REASON.to_owned()));
+        }
+        // Opened since the table was read, where it is not there.
+        let is_open = |number: u32, inode: u64| {
+            of.fds.iter().any(|other| (other.number, other.inode) == (number, inode))
+                || OpenFd::read(links, number).is_ok_and(|now| now.inode == inode)
+        };
+        match fd.kind {
+            FdKind::TimerFd => {
+                timerfd_gettime(fd.duplicate(process)?)?;
+                info = infos.info(fd.number)?;
+                reasons.extend(anon_inode::build_timer_fd(&info, info.flags).err());
+            }
+            FdKind::SignalFd => reasons.extend(anon_inode::build_signal_fd(&info, info.flags).err()),
+            FdKind::Inotify => reasons.extend(anon_inode::build_inotify(of.root, &info, 0, info.flags).err()),
+            FdKind::Epoll => reasons.extend(anon_inode::find_closed_targets(&info, is_open)),
+            _ => {}
+        }
+        Ok(reasons)
+    }
+}

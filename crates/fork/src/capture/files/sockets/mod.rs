@@ -1,0 +1,341 @@
+//! Sockets: what they are, who is at their other ends, what waits in them.
+//!
+//! What goes on changing where the process shares a socket with others (states, addresses, queues) is read of all sockets first, options
+//! afterwards. A connection whose two ends the process has is carried with what is on its way; of one with anybody else the child
+//! finds the other end gone.
+
+mod netlink;
+mod options;
+mod tcp;
+mod unix;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use farfork_sys::sock_diag::{SockDiag, UnixSocket};
+use farfork_sys::socket;
+use farfork_wire::descriptor::{Socket, SocketFile, SocketMessage, SocketState, parse_internet_address};
+
+use netlink::NETLINK;
+pub(super) use options::{SocketDefaultsCache, read_options};
+use tcp::TcpState;
+pub(super) use unix::QueuedMessage;
+
+const UNIX: u32 = 1;
+const INET: u32 = 2;
+const INET6: u32 = 10;
+const STREAM: u32 = 1;
+const DATAGRAM: u32 = 2;
+const RAW: u32 = 3;
+const SEQUENCED: u32 = 5;
+const TCP: u32 = 6;
+const UDP: u32 = 17;
+
+const SOL_SOCKET: u32 = 1;
+
+const URGENT_DATA_REASON: &str = "urgent data waits in it (MSG_OOB), which is not carried; let it read that first";
+
+/// TCP_*, which all sockets have as states.
+const CONNECTED: u8 = 1;
+const CLOSED: u8 = 7;
+const LISTENING: u8 = 10;
+
+/// What a socket is by birth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SocketSpec {
+    family: u32,
+    socket_type: u32,
+    protocol: u32,
+}
+
+impl SocketSpec {
+    fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        const SO_TYPE: u32 = 3;
+        const SO_PROTOCOL: u32 = 38;
+        const SO_DOMAIN: u32 = 39;
+        let number = |name| socket::read_number_option(fd, SOL_SOCKET, name).map(i32::cast_unsigned);
+        Ok(Self { family: number(SO_DOMAIN)?, socket_type: number(SO_TYPE)?, protocol: number(SO_PROTOCOL)? })
+    }
+
+    fn refusal(self) -> Option<String> {
+        match (self.family, self.socket_type, self.protocol) {
+            (UNIX, STREAM | DATAGRAM | SEQUENCED, _) | (INET | INET6, STREAM, TCP) | (INET | INET6, DATAGRAM, UDP) => {
+                None
+            }
+            (NETLINK, DATAGRAM | RAW, protocol) if netlink::is_supported_protocol(protocol) => None,
+            (family, kind, protocol) => Some(format!(
+                "sockets of its kind (family {family}, type {kind}, protocol {protocol}) are not carried; close it first"
+            )),
+        }
+    }
+}
+
+/// Why a socket cannot be carried, as far as that shows from its birth.
+pub(super) fn spec_refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
+    Ok(SocketSpec::read(fd)?.refusal())
+}
+
+/// Whether a socket has an address that only its network's interfaces have: every network has the loopback's.
+pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    if !matches!(SocketSpec::read(fd)?.family, INET | INET6) {
+        return Ok(false);
+    }
+    let address = parse_internet_address(&socket::local_address(fd)?);
+    let of_interface = |address: IpAddr| !address.is_unspecified() && !address.is_loopback();
+    Ok(address.is_some_and(|address| of_interface(address.ip())))
+}
+
+/// Whether the kernel must be asked for a socket's other end, or for the ways that are shut down.
+pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
+    let is_connected = || socket::peer_address(fd).is_ok();
+    SocketSpec::read(fd).is_ok_and(|birth| match (birth.family, birth.socket_type) {
+        (UNIX, _) => true,
+        (INET | INET6, DATAGRAM) => is_connected(),
+        _ => tcp::is_over_loopback(fd, birth),
+    })
+}
+
+/// Whether a socket was made by a process for itself: it listens, or is one of a pair of Unix sockets whose other end that process made.
+pub(super) fn is_created_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
+    const SO_PEERCRED: u32 = 17;
+    const SO_ACCEPTCONN: u32 = 30;
+    let peer = || socket::read_option(fd, SOL_SOCKET, SO_PEERCRED);
+    let listens = socket::read_number_option(fd, SOL_SOCKET, SO_ACCEPTCONN)? != 0;
+    Ok(listens || (SocketSpec::read(fd)?.family == UNIX && peer()?.starts_with(&pid.to_ne_bytes())))
+}
+
+/// A socket as it stood.
+#[derive(Debug)]
+pub(in super::super) struct SocketContents {
+    spec: SocketSpec,
+    address: Vec<u8>,
+    /// Of the internet, whether it gets a port with its connection alone (IP_BIND_ADDRESS_NO_PORT): it may be bound without one.
+    lacks_port: bool,
+    peer: Option<Vec<u8>>,
+    state: u8,
+    backlog: u32,
+    unix: Option<UnixSocket>,
+    /// Of a Unix socket, what it is bound to; its path as we see it.
+    file: Option<SocketFile>,
+    /// Of a TCP socket.
+    tcp: Option<TcpState>,
+    pub(super) receive_queue: Vec<QueuedMessage>,
+    shutdown: u32,
+    /// Of a Unix socket without a known other end, what that has not read.
+    unread_bytes: u32,
+    /// Of a Unix socket, whether its other end was closed before it had read all, which nobody has heard of yet.
+    is_reset: bool,
+    /// Why it cannot be carried.
+    refusal: Option<String>,
+}
+
+/// Reads a socket of a process that stands still.
+pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<SocketContents> {
+    let fd = fd.as_fd();
+    let birth = SocketSpec::read(fd)?;
+    let mut contents = SocketContents {
+        spec: birth,
+        address: socket::local_address(fd)?,
+        lacks_port: matches!(birth.family, INET | INET6) && lacks_port(fd)?,
+        peer: socket::peer_address(fd).ok(),
+        state: CLOSED,
+        backlog: 0,
+        unix: None,
+        file: None,
+        tcp: None,
+        receive_queue: Vec::new(),
+        shutdown: 0,
+        unread_bytes: 0,
+        is_reset: false,
+        refusal: birth.refusal(),
+    };
+    match birth.family {
+        UNIX => contents.read_unix(fd, inode, diagnosis)?,
+        INET | INET6 if birth.socket_type == STREAM => contents.read_tcp(fd, diagnosis)?,
+        INET | INET6 => contents.read_udp_shutdown(fd, diagnosis)?,
+        NETLINK => contents.read_netlink(fd)?,
+        _ => {}
+    }
+    Ok(contents)
+}
+
+fn lacks_port(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    const SOL_IP: u32 = 0;
+    const IP_BIND_ADDRESS_NO_PORT: u32 = 24;
+    Ok(socket::read_number_option(fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT)? != 0)
+}
+
+impl SocketContents {
+    fn set_refusal(&mut self, reason: String) {
+        self.refusal.get_or_insert(reason);
+    }
+
+    /// Which ways of UDP are shut down; only a socket that is connected can be told to.
+    fn read_udp_shutdown(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
+        const SO_COOKIE: u32 = 57;
+        let ends = (parse_internet_address(&self.address), self.peer.as_deref().and_then(parse_internet_address));
+        if let (Some(diagnosis), (Some(own), Some(peer))) = (diagnosis, ends) {
+            let cookie = socket::read_option(fd, SOL_SOCKET, SO_COOKIE)?;
+            let cookie = u64::from_ne_bytes(cookie.try_into().map_err(|_| io::ErrorKind::InvalidData)?);
+            // A kernel without CONFIG_INET_UDP_DIAG does not tell.
+            let told = diagnosis.udp_shutdown(own, peer, cookie).unwrap_or_default();
+            self.shutdown = told.unwrap_or(0).into();
+        }
+        Ok(())
+    }
+}
+
+/// The sockets of a process, by inode, and how its pairs are numbered. Files and senders of messages are added by others.
+#[derive(Debug)]
+pub(super) struct SocketTable<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
+
+impl SocketTable<'_> {
+    /// A socket as a descriptor holds it, without its options; or why it cannot be carried.
+    pub(super) fn build_socket(&self, (inode, contents): (u64, &SocketContents), flags: u32) -> Result<Socket, String> {
+        if let Some(reason) = &contents.refusal {
+            return Err(reason.clone());
+        }
+        let SocketSpec { family, socket_type: kind, protocol } = contents.spec;
+        let state = self.state(inode, contents)?;
+        let keeps_queue = !matches!(state, SocketState::Listening { .. });
+        let message = |one: &QueuedMessage| SocketMessage { bytes: one.bytes.clone(), ..SocketMessage::default() };
+        let received: Vec<SocketMessage> =
+            if keeps_queue { contents.receive_queue.iter().map(message).collect() } else { Vec::new() };
+        if matches!(state, SocketState::Unconnected { .. }) && !received.is_empty() {
+            return Err("messages wait in it, whose senders are not carried; let it read them first".to_owned());
+        }
+        let (options, shut_down) = (Vec::new(), contents.shutdown);
+        let mut socket = Socket {
+            family,
+            kind,
+            protocol,
+            flags,
+            state,
+            file: None,
+            options,
+            received_messages: received,
+            shutdown_flags: shut_down,
+        };
+        socket.file = socket.bind_path().and(contents.file.clone());
+        Ok(socket)
+    }
+
+    fn state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
+        let is_datagram = contents.spec.socket_type == DATAGRAM;
+        if let Some(waiting) = self.pending_state(inode, contents) {
+            return waiting;
+        }
+        if contents.state == LISTENING {
+            return Ok(SocketState::Listening { address: contents.bound_address(), backlog: contents.backlog });
+        }
+        if let Some((other, peer)) = self.mutual_peer(inode, contents) {
+            return self.build_paired((inode, contents), (other, peer));
+        }
+        match contents.spec.family {
+            UNIX if is_datagram && contents.has_unnamed_peer() => {
+                Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
+            }
+            UNIX if is_datagram && self.is_own_address(contents) => Ok(SocketState::Unconnected {
+                address: contents.bound_address(),
+                peer: contents.peer.clone().unwrap_or_default(),
+            }),
+            UNIX if contents.has_unnamed_peer() && contents.state != CONNECTED => {
+                Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
+            }
+            UNIX => Ok(SocketState::PeerOutside { is_reset: contents.is_reset }),
+            NETLINK => Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() }),
+            _ if is_datagram => Ok(SocketState::Unconnected {
+                address: contents.bound_address(),
+                peer: contents.peer.clone().unwrap_or_default(),
+            }),
+            _ if contents.has_ended() => Ok(SocketState::ShutDown { address: contents.bound_address() }),
+            _ if contents.state == CLOSED && contents.shutdown == 0 => {
+                Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
+            }
+            _ => self.tcp_state(inode, contents),
+        }
+    }
+
+    /// The socket at the other end, when that has this one at its.
+    fn mutual_peer(&self, inode: u64, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
+        let peer_of = |contents: &SocketContents| contents.unix.as_ref()?.peer.map(u64::from).filter(|peer| *peer != 0);
+        let peer = peer_of(contents)?;
+        let other = self.0.get(&peer)?;
+        // One that is connected with itself is no pair.
+        (peer_of(other) == Some(inode) && peer != inode).then_some((peer, other))
+    }
+
+    /// Of a connection the accepted end has the name of the listener. Others have names that they were bound to.
+    fn build_paired(
+        &self,
+        (inode, contents): (u64, &SocketContents),
+        (other, peer): (u64, &SocketContents),
+    ) -> Result<SocketState, String> {
+        let pair = inode.min(other) as u32;
+        let was_accepted = |end: &SocketContents| {
+            contents.spec.socket_type != DATAGRAM && self.is_listener_address(&end.bound_address())
+        };
+        let (through, is_first, address) = match (was_accepted(contents), was_accepted(peer)) {
+            (false, false) => {
+                if ![contents, peer].iter().all(|end| self.can_rebind(end)) {
+                    return Err("it is connected with another of the process by a name that nobody listens at any \
+                                more: not carried; close it first"
+                        .to_owned());
+                }
+                (Vec::new(), inode < other, contents.bound_address())
+            }
+            (true, false) => (contents.bound_address(), false, Vec::new()),
+            (false, true) => (peer.bound_address(), true, contents.bound_address()),
+            (true, true) => {
+                return Err("it is connected with another of the process, and both have names that others listen at: \
+                            not carried; close it first"
+                    .to_owned());
+            }
+        };
+        Ok(SocketState::UnixPaired { pair, end: u32::from(!is_first), through, address })
+    }
+
+    fn is_listener_address(&self, name: &[u8]) -> bool {
+        !name.is_empty() && self.0.values().any(|socket| socket.state == LISTENING && socket.bound_address() == name)
+    }
+
+    /// Whether the name of an end that nobody listens at is its own: of datagrams it is; of connections, where the kernel has chosen it
+    /// for its end (unix(7), autobind), and no other has it. Another may be that of a socket that had listened.
+    fn can_rebind(&self, end: &SocketContents) -> bool {
+        /// A family, a zero, and five digits.
+        const AUTOBIND_BYTES: usize = 8;
+        let name = end.bound_address();
+        let is_chosen = || name.len() == AUTOBIND_BYTES && name[2] == 0 && name[3..].iter().all(u8::is_ascii_hexdigit);
+        let is_alone = || self.0.values().filter(|socket| socket.bound_address() == name).count() == 1;
+        name.is_empty() || end.spec.socket_type == DATAGRAM || (is_chosen() && is_alone())
+    }
+
+    fn is_own_address(&self, contents: &SocketContents) -> bool {
+        let peer = contents.peer.as_deref().unwrap_or_default();
+        self.0.values().any(|socket| !socket.bound_address().is_empty() && socket.address == peer)
+    }
+}
+
+impl SocketContents {
+    fn has_unnamed_peer(&self) -> bool {
+        self.unix.as_ref().is_none_or(|unix| unix.peer.is_none())
+    }
+
+    fn has_wildcard_address(&self) -> bool {
+        parse_internet_address(&self.address).is_none_or(|address| address.ip().is_unspecified())
+    }
+
+    /// Its address, where it was given one: more than a family; of the internet, a port, or an address that waits for one.
+    fn bound_address(&self) -> Vec<u8> {
+        const FAMILY_BYTES: usize = 2;
+        let port = self.address.get(FAMILY_BYTES..FAMILY_BYTES + 2);
+        let is_bound = match self.spec.family {
+            UNIX => self.address.len() > FAMILY_BYTES,
+            NETLINK => netlink::has_port(&self.address),
+            _ => port.is_some_and(|port| port != [0, 0]) || (self.lacks_port && !self.has_wildcard_address()),
+        };
+        if is_bound { self.address.clone() } else { Vec::new() }
+    }
+}

@@ -1,0 +1,247 @@
+//! What fork(2) shares of open files, read inside the pause: positions, counters, pipe contents, what epolls watch.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+
+use farfork_sys::fd_owner::FdOwner;
+use farfork_sys::pidfd;
+use farfork_sys::process::{FdDirectory, FdInfo};
+use farfork_sys::sock_diag::SockDiag;
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
+use rustix::time::timerfd_gettime;
+
+use super::inflight::InflightFiles;
+use super::sockets::{self, SocketContents};
+use super::terminal::{self, ProcessTerminalEnd, TerminalEnd};
+use super::{DaemonSockets, FdKind, O_ACCMODE, O_WRONLY, OpenFd};
+use crate::capture::error::CaptureError;
+
+/// A pipe as it was inside the pause.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PipeState {
+    pub(crate) capacity: u32,
+    pub(crate) content: Vec<u8>,
+    /// How the content is divided; one piece, unless its writer is in packet mode (O_DIRECT).
+    pub(crate) packets: Vec<u32>,
+}
+
+/// The shared state of open files at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct OpenFileStates {
+    /// All descriptors of the process, ascending, with what `fdinfo` tells of them.
+    fds: Vec<(OpenFd, FdInfo)>,
+    /// The same of those whose files' state was read, by descriptor number.
+    pub(super) fdinfo: BTreeMap<u32, FdInfo>,
+    /// By inode.
+    pub(super) pipes: BTreeMap<u64, PipeState>,
+    /// Bytes of events in the queue of each inotify, by descriptor number.
+    pub(super) unread_bytes: BTreeMap<u32, u64>,
+    /// Who is told of readiness, by descriptor number.
+    pub(super) signal_owners: BTreeMap<u32, FdOwner>,
+    /// By inode.
+    pub(super) sockets: BTreeMap<u64, SocketContents>,
+    /// Ends of pseudo-terminals, by descriptor number.
+    pub(super) terminals: BTreeMap<u32, TerminalEnd>,
+    /// Files on their way in its sockets.
+    pub(super) inflight: InflightFiles,
+    /// The process, opened when copies of its descriptors are wanted.
+    pidfd: Option<OwnedFd>,
+}
+
+impl PipeState {
+    /// A pipe as pipe(2) makes it: 16 pages.
+    pub(crate) const EMPTY: Self = Self { capacity: 65_536, content: Vec::new(), packets: Vec::new() };
+}
+
+impl OpenFileStates {
+    /// Reads what is shared. The process stands still; `surveyed` says what its descriptors were shortly before, so
+    /// that only new ones, and those that may lead elsewhere by now, must be looked at in full. `sockets` are its connections.
+    pub(crate) fn read(
+        pid: i32,
+        (surveyed, sockets): (&[OpenFd], &DaemonSockets),
+        diagnosis: Option<&SockDiag>,
+    ) -> Result<Self, CaptureError> {
+        let mut contents = Self::default();
+        let unread = || CaptureError::reading(pid, "the open files");
+        let infos = FdDirectory::open_infos(pid).map_err(unread())?;
+        let numbers = infos.numbers().map_err(unread())?;
+        // Opened where one is needed.
+        let mut links = None;
+        for number in numbers {
+            let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
+            let found = infos.info(number).and_then(|info| {
+                let fd = OpenFd::reuse_known((pid, number), known, &info, (sockets, &mut links))?;
+                let info = contents.read_fd(pid, &infos, (&fd, info), diagnosis)?;
+                Ok((fd, info))
+            });
+            contents.fds.push(found.map_err(|error| {
+                // What the kernel says of a number that was used again since the survey depends on what it leads to now.
+                let is_another = known.is_some_and(|known| !known.is_unchanged(pid));
+                super::fd_read_error(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
+            })?);
+        }
+        contents.read_inflight(diagnosis).map_err(CaptureError::reading(pid, "what is on its way in its sockets"))?;
+        Ok(contents)
+    }
+
+    /// All descriptors of the process, with what `fdinfo` tells of them; once.
+    pub(crate) fn take_fds(&mut self) -> (Vec<OpenFd>, Vec<FdInfo>) {
+        std::mem::take(&mut self.fds).into_iter().unzip()
+    }
+
+    /// Reads the state of a file. `info` was told of its descriptor a moment ago; gives what is told of it with that state.
+    pub(super) fn read_fd(
+        &mut self,
+        pid: i32,
+        infos: &FdDirectory,
+        (fd, mut info): (&OpenFd, FdInfo),
+        diagnosis: Option<&SockDiag>,
+    ) -> io::Result<FdInfo> {
+        if !fd.has_shared_state() {
+            return Ok(info);
+        }
+        if fd.kind == FdKind::TimerFd {
+            // What went off since it was last read is counted only when somebody asks.
+            timerfd_gettime(self.duplicate_fd(pid, fd)?)?;
+            info = infos.info(fd.number)?;
+        }
+        // Of a number that was used again meanwhile nothing is read.
+        let is_pipe = matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && fd.inode == info.inode;
+        if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
+            let copy = self.duplicate_fd(pid, fd)?;
+            self.pipes.insert(info.inode, read_pipe(&copy)?);
+        }
+        if fd.kind == FdKind::Socket && !self.sockets.contains_key(&info.inode) {
+            let copy = self.duplicate_fd(pid, fd)?;
+            self.sockets.insert(info.inode, sockets::read_socket(&copy, info.inode, diagnosis)?);
+        }
+        if fd.kind == FdKind::Inotify {
+            let unread = rustix::io::ioctl_fionread(self.duplicate_fd(pid, fd)?)?;
+            self.unread_bytes.insert(fd.number, unread);
+        }
+        if matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) {
+            let copy = self.duplicate_fd(pid, fd)?;
+            self.terminals.insert(fd.number, terminal::read_terminal_end(&copy, &fd.kind)?);
+        }
+        if info.flags & O_ASYNC != 0 {
+            let owner = farfork_sys::fd_owner::read_fd_owner(self.duplicate_fd(pid, fd)?.as_fd())?;
+            self.signal_owners.insert(fd.number, owner);
+        }
+        self.fdinfo.insert(fd.number, info.clone());
+        Ok(info)
+    }
+
+    /// The ends of pseudo-terminals that a process has.
+    pub(crate) fn terminals(&self, pid: i32) -> impl Iterator<Item = ProcessTerminalEnd<'_>> + Clone {
+        self.terminals.iter().map(move |(number, end)| (pid, *number, end))
+    }
+
+    /// Takes on what another process of the tree has, by inode: pipes and sockets are between them.
+    pub(crate) fn merge(&mut self, other: &mut Self) {
+        self.pipes.append(&mut other.pipes);
+        self.sockets.append(&mut other.sockets);
+        self.inflight.merge(&mut other.inflight);
+    }
+
+    /// A copy of a descriptor of the process.
+    fn duplicate_fd(&mut self, pid: i32, fd: &OpenFd) -> io::Result<OwnedFd> {
+        if self.pidfd.is_none() {
+            self.pidfd = Some(pidfd::open(pid)?);
+        }
+        let process = self.pidfd.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        fd.duplicate(process)
+    }
+}
+
+/// A file tells of its readiness by a signal.
+pub(super) const O_ASYNC: u32 = 0o20_000;
+
+/// Copies what is in a pipe and leaves it there: tee(2) into a pipe of ours that is as large. The source is the process's own
+/// open file: one of ours would tell those who watch the pipe (O_ASYNC) when it is closed.
+fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
+    let capacity = fcntl_getpipe_size(source)?;
+    if rustix::io::ioctl_fionread(source)? == 0 {
+        return Ok(PipeState { capacity: capacity as u32, ..PipeState::default() });
+    }
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    if fcntl_getpipe_size(&writer)? < capacity {
+        fcntl_setpipe_size(&writer, capacity)?;
+    }
+    let (mut content, mut packets) = (Vec::new(), Vec::new());
+    match tee(source, &writer, capacity, SpliceFlags::NONBLOCK) {
+        Ok(_) => {
+            drop(writer);
+            let (mut reader, mut piece) = (File::from(reader), vec![0; capacity]);
+            while let length @ 1.. = reader.read(&mut piece)? {
+                content.extend_from_slice(&piece[..length]);
+                packets.push(length as u32);
+            }
+        }
+        // Empty.
+        Err(rustix::io::Errno::AGAIN) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    Ok(PipeState { capacity: capacity as u32, content, packets })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use crate::capture::state::tree_root::TreeRoot;
+
+    #[test]
+    fn a_pipe_is_copied_and_keeps_its_content() {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(b"one").unwrap();
+        writer.write_all(&[7; 9000]).unwrap();
+        let state = read_pipe(&reader.try_clone().unwrap().into()).unwrap();
+        assert_eq!((state.capacity, state.content.len(), &state.content[..4]), (65536, 9003, &b"one\x07"[..]));
+        let mut again = [0; 3];
+        reader.read_exact(&mut again).unwrap();
+        assert_eq!(&again, b"one");
+    }
+
+    #[test]
+    fn an_empty_pipe_is_empty() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let state = read_pipe(&reader.into()).unwrap();
+        assert_eq!(state.content, b"");
+    }
+
+    #[test]
+    fn a_number_that_leads_elsewhere_since_the_survey_is_looked_at_again() {
+        let (_held, input) = std::io::pipe().map(|(reader, writer)| (writer, reader)).unwrap();
+        let mut sleeper =
+            Command::new("sleep").arg("60").stdin(Stdio::from(input)).stdout(Stdio::null()).spawn().unwrap();
+        let pid = sleeper.id().cast_signed();
+        // It opens and closes libraries until it sleeps.
+        rustix::process::kill_process(rustix::process::Pid::from_child(&sleeper), rustix::process::Signal::STOP)
+            .unwrap();
+        while farfork_sys::process::ProcStat::read(pid).unwrap().state != 'T' {
+            std::thread::yield_now();
+        }
+        let links = FdDirectory::open_links(pid).unwrap();
+        let now = OpenFd::read(&links, 0).unwrap();
+        let outcome_if_it_was = |kind: FdKind| {
+            let link = format!("{kind:?}").into_bytes();
+            let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
+            let refusals = super::super::refuse_open_files((pid, TreeRoot::find(pid).unwrap()), &before);
+            (OpenFileStates::read(pid, (&before, &DaemonSockets::default()), None), refusals)
+        };
+        let outcomes = [FdKind::Pipe, FdKind::Socket, FdKind::TimerFd, FdKind::TerminalMaster].map(outcome_if_it_was);
+        let known = OpenFileStates::read(pid, (std::slice::from_ref(&now), &DaemonSockets::default()), None);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        for (read, refusals) in outcomes.into_iter().chain([(known, Ok(Vec::new()))]) {
+            let mut contents = read.unwrap();
+            assert_eq!(contents.pipes.keys().copied().collect::<Vec<_>>(), [now.inode]);
+            assert_eq!(contents.take_fds().0[0], now);
+            assert!(refusals.as_ref().is_ok_and(Vec::is_empty), "{refusals:?}");
+        }
+    }
+}

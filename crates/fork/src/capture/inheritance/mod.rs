@@ -1,0 +1,112 @@
+//! A process that is a child itself, or was forked by one: what it never touched is still with the seeds that own it, and
+//! only its pager knows which pages these are.
+//!
+//! ```text
+//!  before the pause   which number will the clone's space have, at least?
+//!  in the pause       clone ─ which space is it?          the kernel told the pager before the clone was complete
+//!  after it           its map ─ leave it                  from now on the template is a process like any other
+//!  then               map, less what the template has: what is inherited (`pages`)
+//! ```
+//!
+//! Where anything of this goes wrong, areas of the template are still registered, and it is refused for that.
+
+mod pages;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use farfork_wire::ChildId;
+use farfork_wire::descriptor::LAYERS_MAX;
+
+pub(super) use pages::InheritedPages;
+
+use super::error::{CaptureError, Refusal};
+use super::injection::pages::InjectionPages;
+use super::memory::TemplateMemory;
+use crate::pager::{ClientError, MapSegment, MemoryPlan, PagerClient};
+
+/// Who serves the missing pages of a process.
+#[derive(Debug, Clone)]
+pub struct ServingPager {
+    /// What asks its pager.
+    pub pager: PagerClient,
+    /// The child that it is, or that forked it.
+    pub child: ChildId,
+    /// The child's directory, with the memory plan.
+    pub directory: PathBuf,
+    /// Where other nodes read the seeds of this one.
+    pub address: SocketAddr,
+}
+
+/// The search for the template among the spaces of a child.
+#[derive(Debug)]
+pub(super) struct TemplateSearch {
+    pager: ServingPager,
+    pid: i32,
+    first_number: u32,
+}
+
+/// What a template was seen to lack, as its pager knows it.
+#[derive(Debug)]
+pub(super) struct MissingPages {
+    plan: MemoryPlan,
+    segments: Vec<MapSegment>,
+    address: SocketAddr,
+}
+
+impl ServingPager {
+    /// Before the pause.
+    pub(super) fn start_search(&self, pid: i32) -> Result<TemplateSearch, CaptureError> {
+        let since = self.pager.next_space_id(&self.child).map_err(pager_error(pid))?;
+        Ok(TemplateSearch { pager: self.clone(), pid, first_number: since })
+    }
+}
+
+impl TemplateSearch {
+    /// The clone of another process was found, which may look like this one's: it is an older space.
+    pub(super) fn skip_address_space(&mut self, found: u32) {
+        self.first_number = self.first_number.max(found + 1);
+    }
+
+    /// In the pause: the template's space; `None` where the process is not served, since it executes another program or has
+    /// all of its pages.
+    pub(super) fn find_address_space(&self, lifeline: &InjectionPages) -> Result<Option<u32>, CaptureError> {
+        let ServingPager { pager, child, .. } = &self.pager;
+        match pager.find_space(child, self.first_number, lifeline.mapped_range().start) {
+            Ok(space) => Ok(space),
+            // Another process of the child forked at the same moment.
+            Err(ClientError::Refused(what)) => Err(CaptureError::Unstable { pid: self.pid, what }),
+            Err(error) => Err(pager_error(self.pid)(error)),
+        }
+    }
+
+    /// After the pause: what the template of this space lacks. It is not served any more then.
+    pub(super) fn release_address_space(&self, space: u32) -> Result<MissingPages, CaptureError> {
+        let ServingPager { pager, child, directory, address } = &self.pager;
+        let segments = pager.list_segments(child, space).map_err(pager_error(self.pid))?;
+        pager.close_space(child, space).map_err(pager_error(self.pid))?;
+        let plan = MemoryPlan::read(directory)
+            .map_err(|source| CaptureError::Plan { pid: self.pid, source: source.into() })?;
+        Ok(MissingPages { plan, segments, address: *address })
+    }
+}
+
+impl MissingPages {
+    /// What the template inherits: what it lacks and does not have.
+    pub(super) fn inherited_pages(&self, pid: i32, space: &TemplateMemory) -> Result<InheritedPages, CaptureError> {
+        let held: Vec<_> = space.populated_ranges().collect();
+        let inheritance = InheritedPages::from_plan(&self.plan, &self.segments, &held, self.address);
+        let seeds = inheritance.layers().len();
+        if seeds <= LAYERS_MAX {
+            return Ok(inheritance);
+        }
+        let reason = format!(
+            "it has pages of {seeds} seeds, {LAYERS_MAX} at most; have it take them all first (`farfork settle`)"
+        );
+        Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]))
+    }
+}
+
+fn pager_error(pid: i32) -> impl FnOnce(ClientError) -> CaptureError {
+    move |source| CaptureError::Pager { pid, source: source.into() }
+}

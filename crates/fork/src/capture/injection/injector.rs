@@ -1,0 +1,342 @@
+//! System calls made by a stopped thread on our behalf, in two ways:
+//!
+//! ```text
+//!  call    registers → vdso's `syscall` ─ PTRACE_SYSCALL ─▶ entry ─ INTERRUPT, CONT ─▶ PTRACE_EVENT_STOP
+//!  script  registers → our own code     ─ CONT ─▶ all calls ─ tgkill(itself) ─▶ stop before that signal's delivery
+//! ```
+//!
+//! Single steps would be simpler, but the SIGTRAP that ends one is forced by the kernel: it resets a disposition of the
+//! parent where that signal is ignored or blocked, and kills the parent when the tracer dies. Neither stop above does
+//! harm when we die, and from both the kernel restarts an interrupted call by itself once the old registers are back.
+//!
+//! What was begun is never abandoned: a thread let go inside it would run on with registers that are not its own. Where
+//! it outlasts the deadline (a fork of a huge process, a freezer that came between) it is waited for all the same, and
+//! the attempt fails afterwards; who asked for the capture is told in time by [`owner`](crate::capture::tracer::owner).
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farfork_sys::process::MapEntry;
+use farfork_sys::process_memory::read_process;
+use farfork_sys::ptrace::{self, EVENT_STOP, Registers, TraceeEvent};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::script::RunningScript;
+use super::sigreturn_frame::SigreturnFrame;
+use crate::capture::error::CaptureError;
+use crate::capture::tracer::deadline::{Deadline, WaitError};
+use crate::capture::tracer::executor::PauseExecutor;
+
+/// A stop at a system call, under PTRACE_O_TRACESYSGOOD.
+const SYSCALL_STOP: i32 = 5 | 0x80;
+
+/// Errors of system calls lie in −4095..0.
+const ERRNO_MAX: u64 = 4095;
+
+/// A system call of x86-64.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::capture) struct InjectedCall {
+    pub(in crate::capture) name: &'static str,
+    pub(in crate::capture) number: u64,
+    pub(in crate::capture) arguments: [u64; 6],
+    /// Any value may be its result, for it never fails.
+    never_fails: bool,
+}
+
+impl InjectedCall {
+    pub(in crate::capture) fn new<const N: usize>(name: &'static str, number: u64, arguments: [u64; N]) -> Self {
+        let mut all = [0; 6];
+        all[..N].copy_from_slice(&arguments);
+        Self { name, number, arguments: all, never_fails: false }
+    }
+
+    /// The same of a call that never fails, and may give what would be an error of others.
+    pub(in crate::capture) fn never_failing(self) -> Self {
+        Self { never_fails: true, ..self }
+    }
+
+    /// Registers with which a thread whose other registers are `base` makes the call at `syscall_at`.
+    fn registers(&self, base: &Registers, syscall_at: u64) -> Registers {
+        let [rdi, rsi, rdx, r10, r8, r9] = self.arguments;
+        // orig_rax −1: the kernel shall not take the old call for one to restart.
+        let (rax, orig_rax, rip) = (self.number, u64::MAX, syscall_at);
+        Registers { rax, orig_rax, rip, rdi, rsi, rdx, r10, r8, r9, ..*base }
+    }
+
+    /// What the call gave; small negative values are mostly errors.
+    pub(in crate::capture) fn check_result(&self, tid: i32, value: u64) -> Result<u64, CaptureError> {
+        let errno = value.wrapping_neg();
+        if !self.never_fails && (1..=ERRNO_MAX).contains(&errno) {
+            let source = io::Error::from_raw_os_error(errno as i32);
+            return Err(CaptureError::InjectedCall { call: self.name, tid, source });
+        }
+        Ok(value)
+    }
+}
+
+/// Makes stopped threads execute system calls, and sorts what waiting for them brings up. Their signals are blocked.
+#[derive(Debug)]
+pub(in crate::capture) struct Injector<'a> {
+    pid: i32,
+    /// Address of a `syscall` instruction, in the vdso.
+    syscall_address: u64,
+    deadline: &'a Deadline,
+    /// A tracee that appeared by itself: the newborn of a clone with CLONE_PTRACE.
+    new_clone: Option<i32>,
+    /// Who has the reports, where other processes of the tree stand, too; else each wait is one of this thread.
+    executor: Option<&'a PauseExecutor<'a>>,
+    /// Signals that arrived meanwhile (those that cannot be blocked), to be sent again when the thread is let go.
+    pub(in crate::capture) withheld_signals: Vec<(i32, i32)>,
+}
+
+impl<'a> Injector<'a> {
+    pub(in crate::capture) fn new(pid: i32, syscall_at: u64, deadline: &'a Deadline) -> Self {
+        Self {
+            pid,
+            syscall_address: syscall_at,
+            deadline,
+            new_clone: None,
+            executor: None,
+            withheld_signals: Vec::new(),
+        }
+    }
+
+    /// The same on a way beside others.
+    pub(in crate::capture) fn with_executor(pid: i32, syscall_at: u64, post: &'a PauseExecutor<'a>) -> Self {
+        let mut alone = Self::new(pid, syscall_at, post.deadline());
+        alone.executor = Some(post);
+        alone
+    }
+
+    /// When the attempt must be over.
+    pub(in crate::capture) fn deadline(&self) -> &'a Deadline {
+        self.deadline
+    }
+
+    /// Address of the `syscall` instruction.
+    pub(in crate::capture) fn syscall_address(&self) -> u64 {
+        self.syscall_address
+    }
+
+    /// Makes one call in one thread, whose other registers are `base`, and gives its result.
+    pub(in crate::capture) async fn call(
+        &mut self,
+        tid: i32,
+        base: &Registers,
+        call: InjectedCall,
+    ) -> Result<u64, CaptureError> {
+        let registers = call.registers(base, self.syscall_address);
+        self.execute(tid, &registers, call).await
+    }
+
+    /// The same, with something that brings the thread back should we die meanwhile. The thread's registers still lead there
+    /// when this returns: it is for the caller to disarm, once they lead elsewhere.
+    pub(in crate::capture) async fn call_with_frame(
+        &mut self,
+        (tid, base): (i32, &Registers),
+        call: InjectedCall,
+        rescue: Option<&SigreturnFrame>,
+        mem: &File,
+    ) -> Result<u64, CaptureError> {
+        let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) else {
+            return self.call(tid, base, call).await;
+        };
+        let registers = rescue.redirect_call(call.registers(base, self.syscall_address));
+        self.execute(tid, &registers, call).await
+    }
+
+    async fn execute(&mut self, tid: i32, registers: &Registers, call: InjectedCall) -> Result<u64, CaptureError> {
+        let resume = |gone: io::Result<()>| gone.map_err(CaptureError::tracing("resume", tid));
+        ptrace::write_registers(tid, registers).map_err(CaptureError::tracing("set the registers of", tid))?;
+        resume(ptrace::resume_to_syscall(tid))?;
+        let mut has_entered = false;
+        let mut in_time = Ok(());
+        loop {
+            let (signal, event) = self.next_stop(tid, &mut in_time).await?;
+            match (has_entered, signal, event) {
+                (false, SYSCALL_STOP, 0) => {
+                    has_entered = true;
+                    resume(ptrace::interrupt(tid).and_then(|()| ptrace::resume(tid, 0)))?;
+                }
+                (true, _, EVENT_STOP) => break,
+                // It would fault there for ever.
+                (false, signal, event) if RunningScript::is_fault_stop(signal, event) => {
+                    let cause = io::Error::other("its vdso is not where it was");
+                    return Err(CaptureError::tracing("make calls in", tid)(cause));
+                }
+                // A group stop, or a signal that cannot be blocked: the kernel, or we, repeat it at the end.
+                (_, signal, event) => {
+                    self.withheld_signals.extend((event == 0).then_some((tid, signal)));
+                    resume(if has_entered { ptrace::resume(tid, 0) } else { ptrace::resume_to_syscall(tid) })?;
+                }
+            }
+        }
+        let value = read_registers(tid)?.rax;
+        in_time.and_then(|()| call.check_result(tid, value))
+    }
+
+    /// Lets a thread run its script.
+    pub(in crate::capture) fn start_script(
+        &self,
+        running: &RunningScript,
+        base: &Registers,
+    ) -> Result<(), CaptureError> {
+        self.point_to_script(running, base)?;
+        self.resume(running)
+    }
+
+    /// Has a thread's registers lead to its script: from here on that brings it back.
+    pub(in crate::capture) fn point_to_script(
+        &self,
+        running: &RunningScript,
+        base: &Registers,
+    ) -> Result<(), CaptureError> {
+        let (tid, registers) = (running.tid(), running.start_registers(base));
+        ptrace::write_registers(tid, &registers).map_err(CaptureError::tracing("set the registers of", tid))
+    }
+
+    /// Lets a thread go where its registers lead.
+    pub(in crate::capture) fn resume(&self, running: &RunningScript) -> Result<(), CaptureError> {
+        ptrace::resume(running.tid(), 0).map_err(CaptureError::tracing("resume", running.tid()))
+    }
+
+    /// Waits until the scripts have ended for which `must` says so; those and others that have are taken out. The registers of
+    /// their threads lead home then: the desks are free.
+    pub(in crate::capture) async fn wait_scripts(
+        &mut self,
+        running: &mut Vec<RunningScript>,
+        must: impl Fn(&RunningScript) -> bool,
+    ) -> Result<(), CaptureError> {
+        let (mut in_time, mut failed) = (Ok(()), Ok(()));
+        while running.iter().any(&must) {
+            let Some((tid, report)) = self.next_report(&mut in_time).await? else { continue };
+            let Some(at) = running.iter().position(|one| one.tid() == tid) else {
+                self.record_report(tid, report)?;
+                continue;
+            };
+            let TraceeEvent::Stopped { signal, event } = report else {
+                return Err(CaptureError::ProcessGone { pid: self.pid });
+            };
+            let registers = read_registers(tid)?;
+            if running[at].is_end_stop(signal, event, &registers) {
+                let home = running.swap_remove(at).sigreturn_registers(&registers);
+                ptrace::write_registers(tid, &home).map_err(CaptureError::tracing("set the registers of", tid))?;
+                continue;
+            }
+            if RunningScript::is_fault_stop(signal, event) {
+                running.swap_remove(at);
+                failed =
+                    Err(CaptureError::tracing("make calls in", tid)(io::Error::other("its own pages are in the way")));
+                continue;
+            }
+            self.withheld_signals.extend((event == 0).then_some((tid, signal)));
+            ptrace::resume(tid, 0).map_err(CaptureError::tracing("resume", tid))?;
+        }
+        in_time.and(failed)
+    }
+
+    /// Waits for the newborn of a clone.
+    pub(in crate::capture) async fn wait_clone(&mut self) -> Result<i32, CaptureError> {
+        let mut in_time = Ok(());
+        loop {
+            if let Some(newborn) = self.new_clone.take() {
+                return Ok(newborn);
+            }
+            if let Some((tid, report)) = self.next_report(&mut in_time).await? {
+                self.record_report(tid, report)?;
+            }
+            std::mem::replace(&mut in_time, Ok(()))?;
+        }
+    }
+
+    /// The next stop of one thread.
+    async fn next_stop(
+        &mut self,
+        tid: i32,
+        in_time: &mut Result<(), CaptureError>,
+    ) -> Result<(i32, i32), CaptureError> {
+        loop {
+            match self.next_report(in_time).await? {
+                Some((from, TraceeEvent::Stopped { signal, event })) if from == tid => return Ok((signal, event)),
+                Some((from, report)) => self.record_report(from, report)?,
+                None => {}
+            }
+        }
+    }
+
+    /// The next report; `None`, and `in_time` an error, each time that the deadline is found to be over.
+    async fn next_report(
+        &self,
+        in_time: &mut Result<(), CaptureError>,
+    ) -> Result<Option<(i32, TraceeEvent)>, CaptureError> {
+        let next = match self.executor {
+            Some(post) => post.next_report(self.pid).await,
+            None => self.deadline.wait_report(),
+        };
+        match next {
+            Ok(report) => Ok(Some(report)),
+            Err(WaitError::TimedOut) => {
+                let (limit, phase) = (self.deadline.limit(), "system calls made on its behalf");
+                *in_time = Err(CaptureError::TimedOut { pid: self.pid, limit, phase });
+                Ok(None)
+            }
+            Err(WaitError::NoTracee) => Err(CaptureError::ProcessGone { pid: self.pid }),
+        }
+    }
+
+    /// A report of a thread that nothing is under way in: the newborn's first stop, or an end.
+    fn record_report(&mut self, tid: i32, report: TraceeEvent) -> Result<(), CaptureError> {
+        match report {
+            // A clone that somebody has killed: who uses it will find that. The threads at work must not be left for it, and the
+            // kernel tells of it until it is taken.
+            TraceeEvent::Ended if self.executor.is_some_and(|post| !post.contains(tid)) => {
+                let _ = ptrace::reap(tid);
+                self.new_clone.get_or_insert(tid);
+                Ok(())
+            }
+            TraceeEvent::Ended => Err(CaptureError::ProcessGone { pid: self.pid }),
+            // It stands again: somebody has sent it a signal that stops or continues.
+            TraceeEvent::Stopped { .. } if self.executor.is_some_and(|post| post.contains(tid)) => Ok(()),
+            TraceeEvent::Stopped { .. } => {
+                self.new_clone = Some(tid);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Injector<'_> {
+    /// A newborn that nobody took: its parent was killed meanwhile.
+    fn drop(&mut self) {
+        if let Some(pid) = self.new_clone.and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// The general registers of a stopped thread, which must run 64-bit code.
+pub(in crate::capture) fn read_registers(tid: i32) -> Result<Registers, CaptureError> {
+    let registers = ptrace::read_registers(tid).map_err(CaptureError::tracing("read the registers of", tid))?;
+    registers.ok_or_else(|| CaptureError::Trace {
+        operation: "use",
+        tid,
+        source: io::Error::other("it runs 32-bit code, which farfork does not carry"),
+    })
+}
+
+/// Where a process's vdso has a `syscall` instruction. The kernel maps the same one into most processes: the place of the
+/// last one's is looked at first.
+pub(in crate::capture) fn find_vdso_syscall(pid: i32, vdso: &MapEntry) -> io::Result<Option<u64>> {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    static LAST_OFFSET: AtomicU64 = AtomicU64::new(0);
+    let (last, mut there) = (LAST_OFFSET.load(Ordering::Relaxed), [0; SYSCALL.len()]);
+    if last < vdso.bytes() && read_process(pid, vdso.start + last, &mut there).is_ok() && there == SYSCALL {
+        return Ok(Some(vdso.start + last));
+    }
+    let mut code = vec![0; vdso.bytes() as usize];
+    read_process(pid, vdso.start, &mut code)?;
+    let Some(at) = code.windows(SYSCALL.len()).position(|window| window == SYSCALL) else { return Ok(None) };
+    LAST_OFFSET.store(at as u64, Ordering::Relaxed);
+    Ok(Some(vdso.start + at as u64))
+}

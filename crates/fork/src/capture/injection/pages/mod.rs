@@ -1,0 +1,232 @@
+//! Pages mapped in the parent for the pause: the program that makes its threads' system calls, what it reads and writes,
+//! and what brings the threads back if we die while they stand with registers that are not their own.
+//!
+//! ```text
+//!  ┌──────┬──────────────────────────┬─────────┬───────────┬─────────┬───
+//!  │ code │ desk 0: script, answers  │ desk 1  │ …  frame 0 │ frame 1 │ …      whole pages
+//!  └──────┴──────────────────────────┴─────────┴───────────┴─────────┴───
+//! ```
+//!
+//! A thread's script ends in a stop. As long as we live, it gets its registers back there. If we die, the kernel lets it
+//! go, and the next thing in its script is rt_sigreturn(2) with its signal frame, which loads all that it had: registers,
+//! extended state, signal mask. Nothing is ever written to the parent's own memory.
+//!
+//! The two calls that map and unmap the pages have a [`Rescue`] of their own.
+
+mod offered;
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::ptrace::Registers;
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::AltStack;
+
+pub use offered::OfferedPages;
+
+use super::injector::{InjectedCall, Injector};
+use super::script::{self, CODE, ENTRY_BYTES, EndSignal, RunningScript, TRAILER_ENTRIES};
+use super::sigreturn_frame::SigreturnFrame;
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::state::ThreadExtendedState;
+use crate::capture::stop::stop_guard::{ProcessSnapshot, StoppedThread};
+use crate::restore::signal_frame::{SignalFrameState, encode_frame, frame_bytes};
+
+/// Where the desks begin: behind the code.
+const SLOTS_OFFSET: u64 = 64;
+
+const _: () = assert!(CODE.len() <= SLOTS_OFFSET as usize);
+
+/// Most calls of its own that a thread makes in the pause.
+const CALLS_MAX: usize = 9;
+
+/// Where the answers of a thread begin on its desk, and their size.
+const SLOT_ANSWERS_OFFSET: u64 = ((CALLS_MAX + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
+pub(in crate::capture) const ANSWER_BYTES: u64 = 192;
+const SLOT_BYTES: u64 = SLOT_ANSWERS_OFFSET + ANSWER_BYTES;
+
+/// Least room for desks: what [`crate::capture::state::inherited`] asks of the template.
+pub(in crate::capture) const SLOTS_BYTES_MIN: u64 = 12 << 10;
+
+/// The pages, at the same place in the parent and in its template.
+#[derive(Debug, Clone)]
+pub(in crate::capture) struct InjectionPages {
+    code: u64,
+    /// What desks and frames are counted from.
+    base: u64,
+    layout: InjectionLayout,
+    /// What was mapped for the pause, to be unmapped; nothing where the process has offered its own.
+    mapped_range: Range<u64>,
+    end_signal: EndSignal,
+}
+
+/// How much is needed, in bytes from the start.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::capture) struct InjectionLayout {
+    /// Where the frames begin, and how large each is.
+    frames_offset: u64,
+    frame_bytes: u64,
+    total_bytes: u64,
+}
+
+impl InjectionLayout {
+    /// That of these threads.
+    pub(in crate::capture) fn for_threads(standing: &[ThreadExtendedState]) -> Self {
+        let count = standing.len() as u64;
+        let frames = (SLOTS_OFFSET + (count * SLOT_BYTES).max(SLOTS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
+        let frame_bytes = frame_bytes(standing.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
+        Self { frames_offset: frames, frame_bytes, total_bytes: frames + count * frame_bytes }
+    }
+}
+
+/// What a thread is to do, and which its ids are in its pid namespace.
+#[derive(Debug)]
+pub(in crate::capture) struct ThreadScript {
+    pub(in crate::capture) calls: Vec<InjectedCall>,
+    pub(in crate::capture) inner_id: u32,
+}
+
+impl InjectionPages {
+    /// Maps the pages, in the leader, whose signals are blocked.
+    pub(in crate::capture) async fn map(
+        snapshot: &ProcessSnapshot,
+        room: InjectionLayout,
+        end: EndSignal,
+        (rescue, mem): (Option<&SigreturnFrame>, &File),
+        injector: &mut Injector<'_>,
+    ) -> Result<Self, CaptureError> {
+        const MMAP: u64 = 9;
+        const READ_WRITE_EXECUTE: u64 = 7;
+        const PRIVATE_ANONYMOUS: u64 = 0x22;
+        let leader = snapshot.leader();
+        let call =
+            InjectedCall::new("mmap", MMAP, [0, room.total_bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
+        let start = injector.call_with_frame((leader.tid, &leader.registers), call, rescue, mem).await;
+        let start = start.map_err(|error| explain_denied_mmap(snapshot.pid, error))?;
+        Ok(Self {
+            code: start,
+            base: start,
+            layout: room,
+            mapped_range: start..start + room.total_bytes,
+            end_signal: end,
+        })
+    }
+
+    /// Writes code, scripts and frames.
+    pub(in crate::capture) fn write(
+        &self,
+        snapshot: &ProcessSnapshot,
+        standing: &[ThreadExtendedState],
+        tasks: &[ThreadScript],
+        mem: &File,
+    ) -> Result<(), CaptureError> {
+        let leader = tasks[0].inner_id;
+        // Pages of which nothing is used are not there: neither are they copied by the clone.
+        let (mut desks, mut frames) = (Vec::new(), Vec::new());
+        for (index, task) in tasks.iter().enumerate() {
+            debug_assert!(task.calls.len() <= CALLS_MAX);
+            desks.resize((self.slot_address(index) - self.slot_address(0)) as usize, 0);
+            desks.extend(script::encode(&task.calls, (leader, task.inner_id), self.end_signal));
+            frames.resize((self.frame_address(index) - self.frame_address(0)) as usize, 0);
+            frames.extend(self.encode_frame(index, &snapshot.threads[index], &standing[index]));
+        }
+        let code = if self.has_code(mem) { Ok(()) } else { mem.write_all_at(&CODE, self.code) };
+        let written = code
+            .and_then(|()| mem.write_all_at(&desks, self.slot_address(0)))
+            .and_then(|()| mem.write_all_at(&frames, self.frame_address(0)));
+        written.map_err(CaptureError::tracing("write to memory mapped for", snapshot.pid))
+    }
+
+    fn encode_frame(&self, index: usize, thread: &StoppedThread, standing: &ThreadExtendedState) -> Vec<u8> {
+        // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
+        let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
+        let registers = thread.restart_registers().to_words();
+        let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
+        let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
+        encode_frame(&state, self.frame_address(index), self.layout.frame_bytes, standing.xcr0())
+    }
+
+    /// Thread `index` with its script of `count` calls.
+    pub(in crate::capture) fn script_of(&self, index: usize, tid: i32, count: usize) -> RunningScript {
+        // rt_sigreturn finds the frame behind the return address, which a handler's `ret` would have taken.
+        const RETURN_ADDRESS_BYTES: u64 = 8;
+        let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
+        RunningScript::new(tid, self.code, (self.slot_address(index), count), rsp, self.end_signal)
+    }
+
+    /// The same where threads make their calls one after the other, so that each has the first desk.
+    pub(in crate::capture) fn script_in_first_slot(&self, index: usize, tid: i32, count: usize) -> RunningScript {
+        const RETURN_ADDRESS_BYTES: u64 = 8;
+        let rsp = self.frame_address(index) + RETURN_ADDRESS_BYTES;
+        RunningScript::new(tid, self.code, (self.slot_address(0), count), rsp, self.end_signal)
+    }
+
+    /// Where thread `index` has its answers written.
+    pub(in crate::capture) fn answers_address(&self, index: usize) -> u64 {
+        self.slot_address(index) + SLOT_ANSWERS_OFFSET
+    }
+
+    /// Reads the scripts, with their results, and the answers of so many threads.
+    pub(in crate::capture) fn read_slots(&self, count: usize, mem: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut desks = vec![0; count * SLOT_BYTES as usize];
+        mem.read_exact_at(&mut desks, self.slot_address(0))?;
+        let parted = |desk: &[u8]| {
+            let (script, answers) = desk.split_at(SLOT_ANSWERS_OFFSET as usize);
+            (script.to_vec(), answers.to_vec())
+        };
+        Ok(desks.chunks_exact(SLOT_BYTES as usize).map(parted).collect())
+    }
+
+    /// The addresses of pages that are no process's own; none where they are.
+    pub(in crate::capture) fn mapped_range(&self) -> Range<u64> {
+        self.mapped_range.clone()
+    }
+
+    /// Whether the pages were mapped for the pause, and must go.
+    pub(in crate::capture) fn is_mapped(&self) -> bool {
+        !self.mapped_range.is_empty()
+    }
+
+    /// The signal that scripts end with.
+    pub(in crate::capture) fn end_signal(&self) -> EndSignal {
+        self.end_signal
+    }
+
+    /// Where thread `index` has its script; that of the leader has all of the room when it is alone.
+    pub(in crate::capture) fn slot_address(&self, index: usize) -> u64 {
+        self.base + SLOTS_OFFSET + index as u64 * SLOT_BYTES
+    }
+
+    fn frame_address(&self, index: usize) -> u64 {
+        self.base + self.layout.frames_offset + index as u64 * self.layout.frame_bytes
+    }
+
+    /// Unmaps the pages, in the parent or in its template, where they were mapped.
+    pub(in crate::capture) async fn unmap(
+        &self,
+        thread: (i32, &Registers),
+        (rescue, mem): (Option<&SigreturnFrame>, &File),
+        injector: &mut Injector<'_>,
+    ) -> Result<(), CaptureError> {
+        const MUNMAP: u64 = 11;
+        if !self.is_mapped() {
+            return Ok(());
+        }
+        let call = InjectedCall::new("munmap", MUNMAP, [self.mapped_range.start, self.layout.total_bytes]);
+        injector.call_with_frame(thread, call, rescue, mem).await.map(drop)
+    }
+}
+
+/// A process may be denied memory that is writable and executable.
+fn explain_denied_mmap(pid: i32, error: CaptureError) -> CaptureError {
+    match error {
+        CaptureError::InjectedCall { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            let reason = "it may not have memory that is writable and executable (PR_SET_MDWE, or SELinux's execmem), \
+                          which a capture needs for a moment";
+            CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)])
+        }
+        other => other,
+    }
+}

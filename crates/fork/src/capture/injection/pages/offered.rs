@@ -1,0 +1,132 @@
+//! Pages that a process offers for the calls of its capture, when it asks for that itself: then none are mapped in it, and
+//! unmapped again, at two stops each.
+//!
+//! ```text
+//!  ┌──────┬───────────────────────────────┬───────┬─────────┬───
+//!  │ code │ mark, desk 0: script, answers │ desk 1 │ frame 0 │ …        as in a lifeline, which this becomes
+//!  └──────┴───────────────────────────────┴───────┴─────────┴───
+//!    r-x    rw-
+//! ```
+//!
+//! It says where they are and is not believed: pages that are anything but private memory without a file, of just these
+//! rights, that bear the mark and hold no other code, are left alone, and some are mapped as for any process. So they are while
+//! a thread is on them: whoever captured the process before has died, and what is there brings that thread back. They stay: a
+//! child has what its parent has there, and what calls made in a template leave is undone ([`Lifeline::leftovers`]).
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::process::MapEntry;
+use farfork_sys::ptrace::Registers;
+use farfork_wire::PAGE_SIZE;
+
+use super::{InjectionLayout, InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::injection::script::{CODE, EndSignal};
+use crate::capture::stop::stop_guard::ProcessSnapshot;
+
+/// Rights as `/proc` shows them.
+const READ_WRITE: u8 = 3;
+const READ_EXECUTE: u8 = 5;
+
+/// What a process offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferedPages {
+    /// The pages.
+    pub pages: Range<u64>,
+    /// What the second of them must begin with: nobody writes to a process's memory by mistake.
+    pub mark: Vec<u8>,
+    /// The thread, by its own id, that has kept itself to one CPU for the capture and else may run on all.
+    pub pinned_thread: Option<u32>,
+}
+
+impl OfferedPages {
+    /// The others, if they are as many bytes as are needed and may be used. `maps` is the process's, which stands still, from
+    /// shortly before.
+    fn usable_page(&self, bytes: u64, maps: &[MapEntry], mem: &File) -> Option<u64> {
+        let Range { start, end } = self.pages;
+        let is_whole = start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE);
+        let second = start.checked_add(PAGE_SIZE).filter(|second| is_whole && end.saturating_sub(*second) >= bytes)?;
+        let is_plain = |range: Range<u64>, protection: u8| {
+            let holds = |entry: &&MapEntry| entry.start <= range.start && range.end <= entry.end;
+            let is_own = |entry: &MapEntry| !entry.is_shared && entry.inode == 0 && entry.path.is_empty();
+            maps.iter().find(holds).is_some_and(|entry| is_own(entry) && entry.protection == protection)
+        };
+        let is_mapped = is_plain(start..second, READ_EXECUTE) && is_plain(second..end, READ_WRITE);
+        (is_mapped && self.is_marked(second, mem) && is_code_page_usable(start, mem)).then_some(second)
+    }
+
+    /// Whether a thread runs there, or has its stack there.
+    fn is_occupied(&self, snapshot: &ProcessSnapshot) -> bool {
+        let is_there = |one: &Registers| self.pages.contains(&one.rip) || self.pages.contains(&one.rsp);
+        snapshot.threads.iter().any(|thread| is_there(&thread.registers))
+    }
+
+    fn is_marked(&self, page: u64, mem: &File) -> bool {
+        let mut mark = vec![0; self.mark.len()];
+        mem.read_exact_at(&mut mark, page).is_ok() && mark == self.mark
+    }
+}
+
+impl InjectionPages {
+    /// On pages that the process offers; `None` where those cannot be used.
+    pub(in crate::capture) fn from_offer(
+        offer: &OfferedPages,
+        room: InjectionLayout,
+        end: EndSignal,
+        (snapshot, maps, mem): (&ProcessSnapshot, &[MapEntry], &File),
+    ) -> Option<Self> {
+        let start = offer.usable_page(room.total_bytes, maps, mem).filter(|_| !offer.is_occupied(snapshot))?;
+        Some(Self { code: offer.pages.start, base: start, layout: room, mapped_range: 0..0, end_signal: end })
+    }
+
+    /// Whether the code is there already: what a process has offered before has it.
+    pub(super) fn has_code(&self, mem: &File) -> bool {
+        !self.is_mapped() && read_code(self.code, mem) == Some(CODE)
+    }
+
+    /// What the desks of a template must hold in the end if its pages stay: what the process has there. `told` is what the
+    /// process's threads have on theirs; elsewhere it is what the template was born with.
+    pub(in crate::capture) fn final_contents(
+        &self,
+        told: &[(Vec<u8>, Vec<u8>)],
+        (pid, mem): (i32, &File),
+    ) -> Result<Vec<u8>, CaptureError> {
+        if self.is_mapped() {
+            return Ok(Vec::new());
+        }
+        if read_code(self.code, mem) != Some(CODE) {
+            let reason = "the pages that it offers for a capture are not inherited (madvise); offer others";
+            return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
+        }
+        let mut desks = self.save_slots(mem).map_err(CaptureError::reading(pid, "the pages that it offers"))?;
+        let own: Vec<u8> = told.iter().flat_map(|(script, answers)| [script, answers]).flatten().copied().collect();
+        desks.resize(desks.len().max(own.len()), 0);
+        desks[..own.len()].copy_from_slice(&own);
+        Ok(desks)
+    }
+
+    /// What is on the desks that a large script takes; to be given back.
+    pub(in crate::capture) fn save_slots(&self, mem: &File) -> io::Result<Vec<u8>> {
+        let mut desks = if self.is_mapped() { Vec::new() } else { vec![0; SLOTS_BYTES_MIN as usize] };
+        mem.read_exact_at(&mut desks, self.slot_address(0)).map(|()| desks)
+    }
+
+    /// Gives it back.
+    pub(in crate::capture) fn restore_slots(&self, desks: &[u8], mem: &File) -> io::Result<()> {
+        mem.write_all_at(desks, self.slot_address(0))
+    }
+}
+
+/// Whether a page holds our code, or none yet.
+fn is_code_page_usable(page: u64, mem: &File) -> bool {
+    read_code(page, mem).is_some_and(|code| code == CODE || code == [0; CODE.len()])
+}
+
+/// What stands where the code should.
+fn read_code(page: u64, mem: &File) -> Option<[u8; CODE.len()]> {
+    let mut code = [0; CODE.len()];
+    mem.read_exact_at(&mut code, page).ok().map(|()| code)
+}

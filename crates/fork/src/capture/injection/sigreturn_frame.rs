@@ -1,0 +1,210 @@
+//! The lifeline's own lifeline: the calls that map and unmap it, and the one that reaps a template, are made with a signal
+//! frame of the thread on its own stack.
+//!
+//! ```text
+//!  rip ─▶ syscall; ret                rsp ─▶ ┌────────────────────┐  below the red zone of the thread's stack,
+//!         (libc's, such as getpid)           │ rt_sigreturn (libc's) │  saved before and put back after
+//!                                            │ signal frame       │
+//!                                            └────────────────────┘
+//! ```
+//!
+//! As long as we live, the thread is stopped behind the call. If we die it returns into rt_sigreturn(2), which loads
+//! everything that it had. So the frame stays until the thread's registers lead elsewhere: to its script, or back. Where the
+//! program has no such code (or no such stack) the call is made in the vdso, without.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+
+use farfork_sys::process::MapEntry;
+use farfork_sys::process_memory::read_process;
+use farfork_sys::ptrace::{self, Registers};
+use farfork_wire::descriptor::AltStack;
+use memchr::memmem;
+
+use super::script::EndSignal;
+use crate::capture::error::CaptureError;
+use crate::capture::state::ThreadExtendedState;
+use crate::capture::stop::stop_guard::StoppedThread;
+use crate::restore::signal_frame::{SignalFrameState, encode_frame, frame_bytes};
+
+/// Largest mapping of code that is searched, in bytes: a libc has two mebibytes.
+const CODE_BYTES_MAX: u64 = 8 << 20;
+
+/// Most mappings that are searched: beyond, it would take longer than the capture.
+const SEARCHES_MAX: usize = 4;
+
+/// `syscall; ret`.
+const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
+/// `mov $15, %rax; syscall`, and with `%eax`: what a signal handler returns to.
+const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+
+/// Addresses of the two pieces of code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::capture) struct Gadgets {
+    syscall_return: u64,
+    sigreturn: u64,
+}
+
+impl Gadgets {
+    /// Finds them in a process's code. What was found in a file is remembered.
+    pub(in crate::capture) fn find(pid: i32, maps: &[MapEntry]) -> Option<Self> {
+        /// By device, inode and offset of a mapping.
+        static GADGET_CACHE: Mutex<BTreeMap<(u64, u64, u64), Option<Gadgets>>> = Mutex::new(BTreeMap::new());
+        const READ_EXECUTE: u8 = 5;
+        let is_code = |entry: &&MapEntry| {
+            entry.protection == READ_EXECUTE && entry.inode != 0 && !entry.is_shared && entry.bytes() <= CODE_BYTES_MAX
+        };
+        // Where there is a libc, it is there; a static program is its own.
+        let mut candidates: Vec<&MapEntry> = maps.iter().filter(is_code).collect();
+        candidates.sort_by_key(|entry| memmem::find(&entry.path, b"/libc").is_none());
+        candidates.truncate(SEARCHES_MAX);
+        candidates.into_iter().find_map(|entry| {
+            let key = (entry.device, entry.inode, entry.offset);
+            let known = GADGET_CACHE.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+            let offsets = known.unwrap_or_else(|| {
+                let offsets = Self::find_in_mapping(pid, entry);
+                GADGET_CACHE.lock().unwrap_or_else(PoisonError::into_inner).insert(key, offsets);
+                offsets
+            })?;
+            let here = offsets.rebase(entry.start);
+            // The file may have been another when it was searched.
+            here.is_present(pid).then_some(here)
+        })
+    }
+
+    /// Offsets in one mapping.
+    fn find_in_mapping(pid: i32, entry: &MapEntry) -> Option<Self> {
+        let mut code = vec![0; entry.bytes() as usize];
+        let read = read_process(pid, entry.start, &mut code).ok()?;
+        let code = &code[..read];
+        let offset = |pattern: &[u8]| memmem::find(code, pattern);
+        let sigreturn = SIGRETURN.iter().find_map(|pattern| offset(pattern))?;
+        Some(Self { syscall_return: offset(SYSCALL_RETURN)? as u64, sigreturn: sigreturn as u64 })
+    }
+
+    fn rebase(self, start: u64) -> Self {
+        Self { syscall_return: start + self.syscall_return, sigreturn: start + self.sigreturn }
+    }
+
+    fn is_present(self, pid: i32) -> bool {
+        let holds = |address: u64, pattern: &[u8]| {
+            let mut bytes = vec![0; pattern.len()];
+            read_process(pid, address, &mut bytes).is_ok() && bytes == pattern
+        };
+        holds(self.syscall_return, SYSCALL_RETURN) && SIGRETURN.iter().any(|pattern| holds(self.sigreturn, pattern))
+    }
+}
+
+/// A thread's signal frame, ready to be put onto its stack.
+#[derive(Debug)]
+pub(in crate::capture) struct SigreturnFrame {
+    gadgets: Gadgets,
+    stack_address: u64,
+    frame: Vec<u8>,
+    /// What is there otherwise.
+    saved_stack: Vec<u8>,
+    is_armed: Cell<bool>,
+}
+
+impl SigreturnFrame {
+    /// Prepares the frame; `None` where the program has no code for it, or no stack.
+    pub(in crate::capture) fn prepare(
+        thread: &StoppedThread,
+        standing: &ThreadExtendedState,
+        gadgets: Option<Gadgets>,
+        maps: &[MapEntry],
+        mem: &File,
+    ) -> Option<Self> {
+        const RED_ZONE_BYTES: u64 = 128;
+        const FRAME_ALIGNMENT: u64 = 64;
+        const READ_WRITE: u8 = 3;
+        let gadgets = gadgets?;
+        let bytes = frame_bytes(standing.xstate().len());
+        let address = thread.registers.rsp.checked_sub(RED_ZONE_BYTES + bytes)? & !(FRAME_ALIGNMENT - 1);
+        let is_stack = |entry: &MapEntry| {
+            let holds = entry.start <= address && address + bytes <= entry.end;
+            holds && entry.protection & READ_WRITE == READ_WRITE && !entry.is_shared
+        };
+        if !maps.iter().any(is_stack) {
+            return None;
+        }
+        let mut saved = vec![0; bytes as usize];
+        mem.read_exact_at(&mut saved, address).ok()?;
+        let registers = thread.restart_registers().to_words();
+        // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
+        let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
+        let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
+        let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
+        let mut frame = encode_frame(&state, address, bytes, standing.xcr0());
+        frame[..8].copy_from_slice(&gadgets.sigreturn.to_ne_bytes());
+        Some(Self { gadgets, stack_address: address, frame, saved_stack: saved, is_armed: Cell::new(false) })
+    }
+
+    /// Puts the frame onto the stack. Not while a clone is made, which would have it too.
+    pub(in crate::capture) fn arm(&self, mem: &File) -> bool {
+        if !self.is_armed.get() {
+            self.is_armed.set(mem.write_all_at(&self.frame, self.stack_address).is_ok());
+        }
+        self.is_armed.get()
+    }
+
+    /// Puts back what was there. Not while the thread's registers lead to the frame.
+    pub(in crate::capture) fn disarm(&self, mem: &File) {
+        // The process can only have been killed: nothing left to put back.
+        let _ = mem.write_all_at(&self.saved_stack, self.stack_address);
+        self.is_armed.set(false);
+    }
+
+    /// Where the thread loads everything that it had.
+    fn sigreturn_registers(&self, registers: &Registers) -> Registers {
+        const RETURN_ADDRESS_BYTES: u64 = 8;
+        let (rip, rsp) = (self.gadgets.sigreturn, self.stack_address + RETURN_ADDRESS_BYTES);
+        Registers { rip, rsp, orig_rax: u64::MAX, ..*registers }
+    }
+
+    /// Where to make a call, and with which stack pointer.
+    pub(in crate::capture) fn redirect_call(&self, registers: Registers) -> Registers {
+        Registers { rip: self.gadgets.syscall_return, rsp: self.stack_address, ..registers }
+    }
+}
+
+/// Has the leader's registers lead to its rescue, and then blocks its signals: who is killed in between leaves no thread whose
+/// signals nobody unblocks. To be followed by [`leave`], whatever comes of it.
+pub(in crate::capture) fn arm_leader(
+    leader: &StoppedThread,
+    end: EndSignal,
+    (rescue, mem): (Option<&SigreturnFrame>, &File),
+) -> Result<(), CaptureError> {
+    if let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) {
+        let home = rescue.sigreturn_registers(&leader.registers);
+        ptrace::write_registers(leader.tid, &home)
+            .map_err(CaptureError::tracing("set the registers of", leader.tid))?;
+    }
+    leader.block_signals(end)
+}
+
+/// Has the leader's registers lead away from its rescue, which is of no use then.
+pub(in crate::capture) fn disarm_leader(leader: &StoppedThread, (rescue, mem): (Option<&SigreturnFrame>, &File)) {
+    leader.restore();
+    if let Some(rescue) = rescue {
+        rescue.disarm(mem);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farfork_sys::process;
+
+    #[test]
+    fn our_own_libc_has_both() {
+        let pid = std::process::id() as i32;
+        let maps = process::read_maps(pid).unwrap();
+        let gadgets = Gadgets::find(pid, &maps).expect("this program uses glibc");
+        assert!(gadgets.is_present(pid));
+        assert_eq!(Gadgets::find(pid, &maps), Some(gadgets));
+    }
+}

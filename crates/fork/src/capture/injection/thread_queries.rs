@@ -1,0 +1,197 @@
+//! What only the process itself can ask the kernel for: system calls that its threads make inside the pause, all at the
+//! same time.
+//!
+//! ```text
+//!  the leader     personality(-1)   prctl(PR_GET_TIMERSLACK)
+//!                 prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
+//!  the others     personality(-1)   prctl(PR_GET_SECUREBITS)
+//!                 sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
+//!                                                (the leader's are inherited: its template is asked, at leisure)
+//!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
+//! ```
+
+use farfork_wire::descriptor::{AltStack, IntervalTimer};
+
+use super::injector::InjectedCall;
+use super::pages::{ANSWER_BYTES, InjectionPages, ThreadScript};
+use super::script::{self, read_word};
+use crate::capture::state::ThreadExtendedState;
+use crate::capture::state::glibc;
+use crate::capture::state::timers::{self, TIME_BYTES};
+use crate::capture::stop::stop_guard::{ProcessSnapshot, StoppedThread};
+use crate::capture::survey::{Survey, ThreadProfile};
+
+/// What one thread answered.
+#[derive(Debug, Clone, Default)]
+pub(in crate::capture) struct ThreadAnswers {
+    pub(in crate::capture) alt_stack: AltStack,
+    pub(in crate::capture) clear_child_tid: u64,
+    /// Whether it is stopped at reading the processor's time stamps.
+    pub(in crate::capture) is_tsc_forbidden: bool,
+    /// Asked of the leader only.
+    pub(in crate::capture) parent_death_signal: u32,
+    /// Asked of the leader only: those that are armed.
+    pub(in crate::capture) interval_timers: Vec<IntervalTimer>,
+    /// Asked of the leader only; a clone has it not.
+    pub(in crate::capture) is_subreaper: bool,
+    pub(in crate::capture) personality: u32,
+    /// Not asked of the leader: its template has inherited them.
+    pub(in crate::capture) securebits: Option<u32>,
+    /// Asked of the leader only: a template's own is lost when it is scheduled before others.
+    pub(in crate::capture) timer_slack_ns: u64,
+}
+
+/// Places of those among a thread's calls whose results are the answers.
+const PERSONALITY_INDEX: usize = 0;
+/// Of the leader.
+const TIMER_SLACK_INDEX: usize = 1;
+/// Of others.
+const SECUREBITS_INDEX: usize = 1;
+
+/// Where the answers lie among those of a thread.
+const ALT_STACK_OFFSET: u64 = 0;
+const TID_ADDRESS_OFFSET: u64 = 24;
+/// Of others than the leader.
+const TSC_MODE_OFFSET: u64 = 32;
+/// Of the leader.
+const DEATH_SIGNAL_OFFSET: u64 = 32;
+const TIMERS_OFFSET: u64 = 40;
+
+/// ITIMER_REAL, ITIMER_VIRTUAL and ITIMER_PROF.
+const TIMERS_COUNT: usize = 3;
+
+const SUBREAPER_OFFSET: u64 = interval_timer_offset(TIMERS_COUNT);
+
+const _: () = assert!(SUBREAPER_OFFSET + 8 <= ANSWER_BYTES);
+
+/// What the threads have to ask, the leader first, and what needs not be asked: addresses of thread ids.
+pub(in crate::capture) fn build_scripts(
+    snapshot: &ProcessSnapshot,
+    standing: &[ThreadExtendedState],
+    survey: &Survey,
+    lifeline: &InjectionPages,
+) -> (Vec<ThreadScript>, Vec<Option<u64>>) {
+    let inner_id = |thread: &StoppedThread| survey.profiles.get(&thread.tid).map_or(0, ThreadProfile::inner_id);
+    let threads = snapshot.threads.iter();
+    let known = threads.clone().zip(standing).map(|(one, standing)| (one, inner_id(one), standing.robust_list_head()));
+    let tid_addresses = glibc::tid_addresses(snapshot.pid, known);
+    let task = |(index, (thread, tid_address)): (usize, (&StoppedThread, &Option<u64>))| {
+        let calls = thread_calls(thread, survey, lifeline.answers_address(index), *tid_address);
+        ThreadScript { calls, inner_id: inner_id(thread) }
+    };
+    (threads.zip(&tid_addresses).enumerate().map(task).collect(), tid_addresses)
+}
+
+fn thread_calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_address: Option<u64>) -> Vec<InjectedCall> {
+    let mut calls = if thread.tid == survey.pid {
+        leader_calls(answers)
+    } else {
+        vec![
+            personality_call(),
+            securebits_call(),
+            alt_stack_call(answers + ALT_STACK_OFFSET),
+            tsc_mode_call(answers + TSC_MODE_OFFSET),
+        ]
+    };
+    calls.extend(tid_address.is_none().then(|| tid_address_call(answers)));
+    calls
+}
+
+/// The call that writes a thread's alternate stack (`stack_t`) to `address`.
+pub(in crate::capture) fn alt_stack_call(address: u64) -> InjectedCall {
+    const SIGALTSTACK: u64 = 131;
+    InjectedCall::new("sigaltstack", SIGALTSTACK, [0, address])
+}
+
+/// The call that writes to `address` whether a thread may read the processor's time stamps (`int`).
+pub(in crate::capture) fn tsc_mode_call(address: u64) -> InjectedCall {
+    const PR_GET_TSC: u64 = 25;
+    InjectedCall::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address])
+}
+
+/// The call that gives what a thread has forbidden itself by [`capabilities(7)`]'s secure bits.
+///
+/// [`capabilities(7)`]: https://man7.org/linux/man-pages/man7/capabilities.7.html
+pub(in crate::capture) fn securebits_call() -> InjectedCall {
+    const PR_GET_SECUREBITS: u64 = 27;
+    InjectedCall::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS])
+}
+
+fn personality_call() -> InjectedCall {
+    const PERSONALITY: u64 = 135;
+    const PERSONALITY_QUERY: u64 = 0xffff_ffff;
+    InjectedCall::new("personality", PERSONALITY, [PERSONALITY_QUERY])
+}
+
+/// prctl(2).
+pub(in crate::capture) const PRCTL: u64 = 157;
+
+fn tid_address_call(answers: u64) -> InjectedCall {
+    const PR_GET_TID_ADDRESS: u64 = 40;
+    InjectedCall::new("prctl(PR_GET_TID_ADDRESS)", PRCTL, [PR_GET_TID_ADDRESS, answers + TID_ADDRESS_OFFSET])
+}
+
+fn leader_calls(answers: u64) -> Vec<InjectedCall> {
+    const PR_GET_PDEATHSIG: u64 = 2;
+    const PR_GET_CHILD_SUBREAPER: u64 = 37;
+    const PR_GET_TIMERSLACK: u64 = 30;
+    const GETITIMER: u64 = 36;
+    let mut calls = vec![
+        personality_call(),
+        InjectedCall::new("prctl(PR_GET_TIMERSLACK)", PRCTL, [PR_GET_TIMERSLACK]).never_failing(),
+        InjectedCall::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, answers + DEATH_SIGNAL_OFFSET]),
+    ];
+    let ask = |which: usize| {
+        InjectedCall::new("getitimer", GETITIMER, [which as u64, answers + interval_timer_offset(which)])
+    };
+    calls.extend((0..TIMERS_COUNT).map(ask));
+    calls.push(InjectedCall::new(
+        "prctl(PR_GET_CHILD_SUBREAPER)",
+        PRCTL,
+        [PR_GET_CHILD_SUBREAPER, answers + SUBREAPER_OFFSET],
+    ));
+    calls
+}
+
+const fn interval_timer_offset(which: usize) -> u64 {
+    TIMERS_OFFSET + (which * TIME_BYTES) as u64
+}
+
+impl ThreadAnswers {
+    /// From a thread's script, which has ended, and answers; `tid_address` is what needed not be asked.
+    pub(in crate::capture) fn parse(
+        (script, bytes): (&[u8], &[u8]),
+        is_leader: bool,
+        tid_address: Option<u64>,
+    ) -> Self {
+        let of_leader = |call: usize| if is_leader { script::result_of(script, call) } else { 0 };
+        Self {
+            alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
+            clear_child_tid: tid_address.unwrap_or_else(|| read_word(bytes, TID_ADDRESS_OFFSET as usize)),
+            is_tsc_forbidden: !is_leader && parse_tsc_forbidden(bytes, TSC_MODE_OFFSET as usize),
+            interval_timers: if is_leader { parse_interval_timers(bytes) } else { Vec::new() },
+            parent_death_signal: if is_leader { read_word(bytes, DEATH_SIGNAL_OFFSET as usize) as u32 } else { 0 },
+            personality: script::result_of(script, PERSONALITY_INDEX) as u32,
+            securebits: (!is_leader).then(|| script::result_of(script, SECUREBITS_INDEX) as u32),
+            timer_slack_ns: of_leader(TIMER_SLACK_INDEX),
+            is_subreaper: is_leader && read_word(bytes, SUBREAPER_OFFSET as usize) as u32 != 0,
+        }
+    }
+}
+
+fn parse_interval_timers(bytes: &[u8]) -> Vec<IntervalTimer> {
+    let timer = |which| timers::parse_interval_timer(which, bytes, interval_timer_offset(which) as usize);
+    (0..TIMERS_COUNT).filter_map(timer).collect()
+}
+
+/// `stack_t`: pointer, flags (and padding), size. That the thread runs on it is no property of the stack.
+pub(in crate::capture) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
+    const SS_ONSTACK: u32 = 1;
+    AltStack { base: read_word(bytes, 0), flags: read_word(bytes, 8) as u32 & !SS_ONSTACK, bytes: read_word(bytes, 16) }
+}
+
+/// What [`time_stamps_call`] wrote.
+pub(in crate::capture) fn parse_tsc_forbidden(bytes: &[u8], at: usize) -> bool {
+    const PR_TSC_SIGSEGV: u32 = 2;
+    read_word(bytes, at) as u32 == PR_TSC_SIGSEGV
+}

@@ -1,0 +1,192 @@
+//! Private memory in huge pages of hugetlbfs, which a clone must not keep: while it shared them, a write of the parent would take a
+//! huge page more, and where none is free, the kernel takes the page from the clone, or ends the parent where it has reserved none.
+//!
+//! So the clone gets ordinary memory in their place while the parent still stands, and the contents are copied:
+//!
+//! ```text
+//!  clone   mmap(MAP_FIXED) over each area ─ madvise(MADV_HUGEPAGE) ─ contents, from the parent
+//! ```
+//!
+//! First all areas, then all contents: from the first moment that could fail, nothing is shared.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::hugetlbfs;
+use farfork_sys::pagemap::{PageRegion, PageTables, ScanDetail};
+use farfork_sys::process::{self, MapEntry};
+use farfork_sys::process_memory::{read_process_exact, write_process_exact};
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::USER_SPACE_END;
+
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::injection::injector::{InjectedCall, Injector};
+use crate::capture::survey::Survey;
+use crate::capture::template::TemplateClone;
+use crate::capture::tracer::deadline::Deadline;
+use crate::capture::{memory, open_memory};
+
+/// Bytes copied between two looks at the clock: one huge page, as most are.
+const CHUNK_BYTES: usize = 2 << 20;
+
+const MMAP: u64 = 9;
+const MUNMAP: u64 = 11;
+const MADVISE: u64 = 28;
+
+/// Replaces such memory of a clone of a process that stands, with so much mapped and this lifeline; `outdone` is a clone before it,
+/// which loses it.
+pub(in crate::capture) async fn replace_hugetlb(
+    (survey, mem): (&Survey, &File),
+    (mapped_bytes, lifeline): (u64, Range<u64>),
+    (clone, outdone): (&TemplateClone, Option<&TemplateClone>),
+    injector: &mut Injector<'_>,
+) -> Result<(), CaptureError> {
+    if !may_have_hugetlb(survey, (mapped_bytes, lifeline)) {
+        return Ok(());
+    }
+    let mut maps = process::read_maps(clone.pid).map_err(CaptureError::reading(survey.pid, "the memory map"))?;
+    survey.file_systems.clone().mark_mappings(survey.pid, &mut maps);
+    let areas: Vec<&MapEntry> = maps.iter().filter(|entry| memory::is_private_hugetlb(entry)).collect();
+    for area in &areas {
+        let replaced = injector.call(clone.pid, &clone.registers, map_anonymous_call(area)).await;
+        replaced.map_err(|error| explain_failure(survey.pid, area, error))?;
+        if let Some(outdone) = outdone {
+            let unmap = InjectedCall::new("munmap", MUNMAP, [area.start, area.bytes()]);
+            injector.call(outdone.pid, &outdone.registers, unmap).await?;
+        }
+    }
+    for (area, advice) in areas.iter().flat_map(|area| list_advice(survey, area).map(move |advice| (area, advice))) {
+        let call = InjectedCall::new("madvise", MADVISE, [area.start, area.bytes(), advice]);
+        match injector.call(clone.pid, &clone.registers, call).await {
+            // A kernel without transparent huge pages.
+            Ok(_) | Err(CaptureError::InjectedCall { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut copy = HugePageCopier::new((survey.pid, mem), clone.pid, injector.deadline())?;
+    areas.into_iter().try_for_each(|area| copy.copy_mapping(area))
+}
+
+/// Whether there may be such memory: there was some when the process was looked at, or it has mapped or unmapped something since.
+fn may_have_hugetlb(survey: &Survey, (mapped_bytes, lifeline): (u64, Range<u64>)) -> bool {
+    let own = survey.maps.iter().filter(|entry| entry.start < USER_SPACE_END);
+    let surveyed: u64 = own.map(MapEntry::bytes).sum();
+    !survey.hugetlb.is_empty() || surveyed + (lifeline.end - lifeline.start) != mapped_bytes
+}
+
+/// What the kernel is told of the ordinary memory in the place of an area.
+fn list_advice(survey: &Survey, area: &MapEntry) -> impl Iterator<Item = u64> {
+    const MADV_HUGEPAGE: u64 = 14;
+    const ADVICE_BY_FLAG: [(&str, u64); 3] = [("dd", 16), ("sr", 2), ("rr", 1)];
+    let before = survey.hugetlb.iter().find(|before| before.start <= area.start && area.end <= before.end);
+    let again = ADVICE_BY_FLAG.into_iter().filter(move |(flag, _)| before.is_some_and(|before| before.has_flag(flag)));
+    std::iter::once(MADV_HUGEPAGE).chain(again.map(|(_, advice)| advice))
+}
+
+/// The call that maps ordinary memory over an area. Nothing is reserved for what the area may never hold.
+fn map_anonymous_call(area: &MapEntry) -> InjectedCall {
+    const MAP_PRIVATE: u64 = 0x02;
+    const MAP_FIXED: u64 = 0x10;
+    const MAP_ANONYMOUS: u64 = 0x20;
+    const MAP_NORESERVE: u64 = 0x4000;
+    let flags = MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
+    InjectedCall::new("mmap", MMAP, [area.start, area.bytes(), u64::from(area.protection), flags, u64::MAX, 0])
+}
+
+/// A sealed area, for one, cannot be replaced.
+fn explain_failure(pid: i32, area: &MapEntry, error: CaptureError) -> CaptureError {
+    let CaptureError::InjectedCall { source, .. } = error else { return error };
+    let object =
+        format!("pid {pid}, mapping {:#x}-{:#x} {}", area.start, area.end, String::from_utf8_lossy(&area.path));
+    let reason =
+        format!("it is in huge pages of hugetlbfs, in whose place its copy can have no ordinary ones: {source}");
+    CaptureError::refused(pid, vec![Refusal::new(object, reason)])
+}
+
+/// The copying of areas of a process that stands to its clone.
+struct HugePageCopier<'a> {
+    pid: i32,
+    mem: &'a File,
+    tables: PageTables,
+    clone_pid: i32,
+    clone_mem: File,
+    deadline: &'a Deadline,
+    chunk: Vec<u8>,
+}
+
+impl<'a> HugePageCopier<'a> {
+    fn new((pid, mem): (i32, &'a File), clone: i32, deadline: &'a Deadline) -> Result<Self, CaptureError> {
+        let tables = PageTables::open(pid).map_err(CaptureError::reading(pid, "the page map"))?;
+        Ok(Self {
+            pid,
+            mem,
+            tables,
+            clone_pid: clone,
+            clone_mem: open_memory(clone)?,
+            deadline,
+            chunk: vec![0; CHUNK_BYTES],
+        })
+    }
+
+    /// Copies what the process has touched of an area, and what else its file has. Of what is neither, nothing must be read: that
+    /// would take huge pages.
+    fn copy_mapping(&mut self, area: &MapEntry) -> Result<(), CaptureError> {
+        let mut touched = Vec::<PageRegion>::new();
+        let found = self.tables.scan_populated(area.start, area.end, ScanDetail::Populated, &mut touched);
+        found.map_err(CaptureError::reading(self.pid, "the page map"))?;
+        for at in touched.iter().flat_map(|region| split_chunks(region.start..region.end)) {
+            self.check_deadline()?;
+            let read = self.read_chunk(at.clone());
+            read.and_then(|()| self.write_chunk(&at)).map_err(self.copy_error())?;
+        }
+        let file = self.open_file(area).map_err(self.copy_error())?;
+        let is_touched = |at: u64| touched.iter().any(|region| (region.start..region.end).contains(&at));
+        let parts = file.data.iter().filter_map(|part| memory::mapped_range_of(area, part)).flat_map(split_chunks);
+        for at in parts.filter(|at| !is_touched(at.start)) {
+            self.check_deadline()?;
+            let chunk = &mut self.chunk[..(at.end - at.start) as usize];
+            let read = file.file.read_exact_at(chunk, area.offset + at.start - area.start);
+            read.and_then(|()| self.write_chunk(&at)).map_err(self.copy_error())?;
+        }
+        Ok(())
+    }
+
+    fn check_deadline(&self) -> Result<(), CaptureError> {
+        let (pid, limit, phase) = (self.pid, self.deadline.limit(), "copying its memory in huge pages of hugetlbfs");
+        if self.deadline.is_over() { Err(CaptureError::TimedOut { pid, limit, phase }) } else { Ok(()) }
+    }
+
+    fn copy_error(&self) -> impl FnOnce(io::Error) -> CaptureError + use<> {
+        CaptureError::reading(self.pid, "its memory in huge pages of hugetlbfs")
+    }
+
+    /// Of a page that the process shares with a child of its own, process_vm_readv(2) would have the kernel make a copy first.
+    fn read_chunk(&mut self, at: Range<u64>) -> io::Result<()> {
+        let chunk = &mut self.chunk[..(at.end - at.start) as usize];
+        if self.tables.is_any_shared(at.start, at.start + PAGE_SIZE)? {
+            return self.mem.read_exact_at(chunk, at.start);
+        }
+        read_process_exact(self.pid, self.mem, at.start, chunk)
+    }
+
+    fn write_chunk(&self, at: &Range<u64>) -> io::Result<()> {
+        write_process_exact(self.clone_pid, &self.clone_mem, at.start, &self.chunk[..(at.end - at.start) as usize])
+    }
+
+    fn open_file(&self, area: &MapEntry) -> io::Result<SparseFile> {
+        let file = File::open(format!("/proc/{}/map_files/{}", self.pid, area.range_name()))?;
+        Ok(SparseFile { data: hugetlbfs::find_present_ranges(&file)?, file })
+    }
+}
+
+/// A file, and where it has data.
+struct SparseFile {
+    file: File,
+    data: Vec<Range<u64>>,
+}
+
+fn split_chunks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    range.clone().step_by(CHUNK_BYTES).map(move |at| at..range.end.min(at + CHUNK_BYTES as u64))
+}

@@ -1,0 +1,224 @@
+//! The memory map: what each area is, which are refused, and how they stand in a descriptor.
+
+mod builder;
+pub(super) mod eager;
+mod file_systems;
+pub(super) mod hugetlb;
+pub(super) mod seals;
+pub(super) mod stale_mappings;
+mod template_memory;
+mod writable_files;
+
+use std::io;
+use std::ops::Range;
+
+use farfork_sys::process::MapEntry;
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
+
+pub(super) use builder::MemoryMap;
+pub(super) use file_systems::FileSystemCache;
+pub(super) use template_memory::TemplateMemory;
+pub(super) use writable_files::{WrittenMappings, link_writable_files};
+
+use super::error::Refusal;
+use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
+use super::shared::SEGMENT_PREFIX;
+use file_systems::{HUGETLB_FLAG, OWN_FILE_FLAG};
+
+/// What an area of the address space is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MappingKind {
+    /// `[vsyscall]`: each process has it at the same place.
+    Vsyscall,
+    Special(SpecialMapping),
+    /// Private and without a file that another node could have.
+    Anonymous,
+    /// A private mapping of a file that its path leads to.
+    PrivateFile,
+    /// A shared mapping of a file that its path leads to.
+    SharedFile,
+    /// A shared mapping of memory that no path leads to.
+    SharedObject,
+}
+
+/// What `entry` is, or why it cannot be carried.
+pub(super) fn classify_mapping(entry: &MapEntry) -> Result<MappingKind, &'static str> {
+    check_flags(entry)?;
+    check_name(entry)?;
+    Ok(match entry.path.as_slice() {
+        _ if entry.start >= USER_SPACE_END => MappingKind::Vsyscall,
+        b"[vdso]" => MappingKind::Special(SpecialMapping::Vdso),
+        b"[vvar]" => MappingKind::Special(SpecialMapping::Vvar),
+        b"[vvar_vclock]" => MappingKind::Special(SpecialMapping::VvarVclock),
+        path if entry.is_shared => {
+            let is_without_path = is_deleted(path) || path.starts_with(SHARED_MEMORY_PREFIX);
+            if is_without_path || is_hugetlb(entry) || entry.has_flag(OWN_FILE_FLAG) {
+                MappingKind::SharedObject
+            } else {
+                MappingKind::SharedFile
+            }
+        }
+        _ if is_hugetlb(entry) => MappingKind::Anonymous,
+        // A private mapping of /dev/zero is anonymous memory.
+        path if entry.inode == 0 || !path.starts_with(b"/") || is_deleted(path) || path == b"/dev/zero" => {
+            MappingKind::Anonymous
+        }
+        _ => MappingKind::PrivateFile,
+    })
+}
+
+/// Whether a mapping is of shared memory that no path leads to.
+pub(super) fn is_shared_object(entry: &MapEntry) -> bool {
+    classify_mapping(entry) == Ok(MappingKind::SharedObject)
+}
+
+/// The kernel appends this to the path of a file that is no longer where it was opened.
+fn is_deleted(path: &[u8]) -> bool {
+    path.ends_with(DELETED_SUFFIX)
+}
+
+/// Whether an area is in huge pages of hugetlbfs, as a map tells that [`FileSystems`] has marked.
+fn is_hugetlb(entry: &MapEntry) -> bool {
+    entry.has_flag(HUGETLB_FLAG)
+}
+
+/// Whether an area is private memory in huge pages of hugetlbfs: a clone gets ordinary ones in their place (`huge`).
+pub(super) fn is_private_hugetlb(entry: &MapEntry) -> bool {
+    !entry.is_shared && is_hugetlb(entry)
+}
+
+/// Where an area has a part of its file mapped.
+pub(super) fn mapped_range_of(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
+    let (first, behind) = (part.start.max(entry.offset), part.end.min(entry.offset + entry.bytes()));
+    (first < behind).then(|| entry.start + first - entry.offset..entry.start + behind - entry.offset)
+}
+
+/// By VmFlags (proc_pid_smaps(5)), where they are known.
+fn check_flags(entry: &MapEntry) -> Result<(), &'static str> {
+    const REFUSED_FLAGS: [(&str, &str); 5] = [
+        ("um", "another process serves its page faults (userfaultfd); let that finish first"),
+        ("uw", "another process tracks its writes (userfaultfd); let that finish first"),
+        ("ui", "another process serves its page faults (userfaultfd); let that finish first"),
+        ("ss", "it is a shadow stack, which is not carried yet"),
+        ("sl", "it is sealed (mseal), and a sealed area cannot be rebuilt"),
+    ];
+    let is_kernels = entry.path.starts_with(b"[v");
+    if !is_kernels && (entry.has_flag("pf") || entry.has_flag("io")) {
+        return Err("it maps a device");
+    }
+    REFUSED_FLAGS.iter().find(|(flag, _)| entry.has_flag(flag)).map_or(Ok(()), |(_, reason)| Err(reason))
+}
+
+fn check_name(entry: &MapEntry) -> Result<(), &'static str> {
+    let path = entry.path.as_slice();
+    if path.starts_with(b"/[aio]") {
+        return Err(
+            "it is the ring of an asynchronous I/O context (io_setup), which belongs to its process alone; destroy it first",
+        );
+    }
+    if path.starts_with(b"/secretmem") {
+        return Err("it is secret memory (memfd_secret), which nobody else may read");
+    }
+    if path.starts_with(b"anon_inode:") {
+        return Err("it maps an object of the kernel that cannot be carried");
+    }
+    if entry.is_shared && !path.starts_with(b"/") && !path.starts_with(b"[v") {
+        return Err("it is a shared mapping of an unknown kind");
+    }
+    let is_device = path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/") && !path.starts_with(b"/dev/zero");
+    if is_device && !is_deleted(path) && !is_hugetlb(entry) {
+        return Err("it maps a device");
+    }
+    Ok(())
+}
+
+/// What of a memory map cannot be carried, by name.
+pub(super) fn refuse_mappings<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
+    let refusal = |entry: &MapEntry| {
+        let reason = classify_mapping(entry).err()?;
+        let name = String::from_utf8_lossy(&entry.path);
+        let object = format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end);
+        Some(Refusal::new(object.trim_end(), reason))
+    };
+    maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
+}
+
+/// The same by what is behind an area, which the process may unmap meanwhile.
+pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
+    let refusal = |entry: &MapEntry| {
+        let bytes = || std::fs::metadata(format!("/proc/{pid}/map_files/{}", entry.range_name())).ok();
+        let reason = match classify_mapping(entry).ok()? {
+            MappingKind::SharedFile => check_path(entry).err()?,
+            MappingKind::SharedObject if entry.path.starts_with(SEGMENT_PREFIX) => {
+                check_segment_size(entry, bytes()?.len()).err()?
+            }
+            _ => return None,
+        };
+        Some(Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x}", entry.start, entry.end), reason))
+    };
+    maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
+}
+
+/// A file that is mapped is opened by its path.
+fn check_path(entry: &MapEntry) -> Result<&str, &'static str> {
+    str::from_utf8(&entry.path).map_err(|_| "the path of its file is not UTF-8")
+}
+
+/// A segment of so many bytes is attached as a whole; what was unmapped of it could not be.
+fn check_segment_size(entry: &MapEntry, segment_bytes: u64) -> Result<(), &'static str> {
+    let is_whole = entry.offset == 0 && entry.bytes() == segment_bytes.next_multiple_of(PAGE_SIZE);
+    let reason = "it is a part of a segment of System V shared memory, whose rest was unmapped";
+    is_whole.then_some(()).ok_or(reason)
+}
+
+/// Whether children lack an area that its flags tell of: it is marked MADV_DONTFORK, and is no private memory
+/// without a file, or is marked MADV_DONTDUMP as well (decision 014).
+pub(super) fn is_dontfork(entry: &MapEntry) -> bool {
+    entry.has_flag("dc") && (entry.has_flag("dd") || !is_private_anonymous(entry))
+}
+
+/// Whether an area is private memory that has no file.
+pub(super) fn is_private_anonymous(entry: &MapEntry) -> bool {
+    classify_mapping(entry) == Ok(MappingKind::Anonymous) && entry.inode == 0
+}
+
+/// Runs in ascending order, with those that touch or overlap made one.
+pub(super) fn merge_runs(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun> {
+    let mut merged: Vec<PageRun> = Vec::new();
+    for run in runs.into_iter().filter(|run| run.count > 0) {
+        match merged.last_mut() {
+            Some(last) if run.first <= last.first + last.count => {
+                let end = (last.first + last.count).max(run.first + run.count);
+                last.count = end - last.first;
+            }
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// For messages: an error about a mapping's file.
+fn mapping_error(entry: &MapEntry, source: &io::Error) -> String {
+    format!("its file {} cannot be looked at: {source}", String::from_utf8_lossy(&entry.path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn merged_runs_hold_the_same_pages_and_never_touch(mut firsts in prop::collection::vec((0_u64..200, 0_u64..9), 0..40)) {
+            firsts.sort_unstable();
+            let runs: Vec<PageRun> = firsts.iter().map(|(first, count)| PageRun { first: *first, count: *count }).collect();
+            let merged = merge_runs(runs.iter().copied());
+            let holds = |runs: &[PageRun], page: u64| runs.iter().any(|run| (run.first..run.first + run.count).contains(&page));
+            for page in 0..210 {
+                prop_assert_eq!(holds(&runs, page), holds(&merged, page));
+            }
+            prop_assert!(merged.windows(2).all(|pair| pair[0].first + pair[0].count < pair[1].first));
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What fork(2) hands down and only system calls tell: asked of the template when the answer is out, since nothing of it is
+//! refused. What comes before the answer is that it is set [`Apart`]: it gets a session of its own, so that no
+//! kill(0) or terminal reaches it; its areas are probed ([`crate::capture::memory::seals`]) on the same occasion. The parent's table of descriptors,
+//! which it shares, it leaves as soon as the answer is out: the first that it does when it is asked.
+//!
+//! The calls are scripts on the leader's desk of the lifeline:
+//!
+//! ```text
+//!  desk   calls          answers   0         24    64 + 32 × (signal − 1)
+//!         with results             stack_t   int   struct sigaction of each signal
+//! ```
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::ptrace::Registers;
+use farfork_wire::descriptor::{AltStack, SignalAction};
+
+use crate::capture::error::CaptureError;
+use crate::capture::injection::injector::{InjectedCall, Injector};
+use crate::capture::injection::pages::{InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::injection::script::{self, ENTRY_BYTES, RunningScript, TRAILER_ENTRIES, read_word};
+use crate::capture::injection::thread_queries::{
+    PRCTL, alt_stack_call, parse_alt_stack, parse_tsc_forbidden, securebits_call, tsc_mode_call,
+};
+use crate::capture::tracer::executor::run_ready;
+
+/// Calls beside those for signals.
+const FIXED_CALLS: usize = 7;
+
+/// Where among the calls some stand whose results matter.
+const BRK_INDEX: usize = 1;
+const DUMPABLE_INDEX: usize = 2;
+const INHERITED_SECUREBITS_INDEX: usize = 3;
+const MEMBARRIER_INDEX: usize = 5;
+
+/// Most calls of [`crate::capture::memory::seals`] that one script makes: as many as a desk has room for, beside setsid.
+pub(in crate::capture) const PROBES_MAX: usize = SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1;
+
+/// Where the answers begin.
+const ANSWERS_OFFSET: u64 = ((FIXED_CALLS + SIGNALS as usize + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
+
+/// Where it stands whether time stamps may be read.
+const TSC_MODE_OFFSET: u64 = 24;
+
+/// Where the dispositions begin, and the size of one.
+const ACTIONS_OFFSET: u64 = 64;
+const ACTION_BYTES: u64 = 32;
+const SIGNALS: u64 = 64;
+
+const _: () = assert!(ANSWERS_OFFSET + ACTIONS_OFFSET + SIGNALS * ACTION_BYTES <= SLOTS_BYTES_MIN);
+
+/// The process that stands for the parent after the pause: its template, or itself in freeze mode.
+pub(in crate::capture) struct InjectionTarget<'a> {
+    pub(in crate::capture) pid: i32,
+    /// Registers for calls made in it.
+    pub(in crate::capture) registers: &'a Registers,
+    /// Its id in its pid namespace.
+    pub(in crate::capture) inner_id: u32,
+    pub(in crate::capture) mem: &'a File,
+}
+
+/// What calls made in the subject tell.
+#[derive(Debug, Default)]
+pub(in crate::capture) struct InheritedState {
+    pub(in crate::capture) brk: u64,
+    pub(in crate::capture) securebits: u32,
+    /// Registrations for membarrier(2).
+    pub(in crate::capture) memory_barriers: u32,
+    pub(in crate::capture) dumpable: u32,
+    /// The leader's.
+    pub(in crate::capture) alt_stack: AltStack,
+    /// Whether the leader is stopped at reading the processor's time stamps.
+    pub(in crate::capture) is_tsc_forbidden: bool,
+    /// Dispositions that differ from the default.
+    pub(in crate::capture) signal_actions: Vec<SignalAction>,
+}
+
+/// A subject that is being asked.
+pub(in crate::capture) struct InheritedStateQuery {
+    running: RunningScript,
+    calls: Vec<InjectedCall>,
+}
+
+impl InheritedStateQuery {
+    /// Asks the subject, which has inherited all of this from the parent. One that `is_clone` leaves the parent's table of descriptors first.
+    pub(in crate::capture) fn start(
+        subject: &InjectionTarget<'_>,
+        is_clone: bool,
+        (lifeline, injector): (&InjectionPages, &Injector<'_>),
+    ) -> Result<Self, CaptureError> {
+        let calls = query_calls(lifeline.slot_address(0) + ANSWERS_OFFSET, is_clone);
+        Ok(Self { running: subject.start_script(&calls, lifeline, injector)?, calls })
+    }
+
+    /// Waits for its answers.
+    pub(in crate::capture) fn finish(
+        self,
+        subject: &InjectionTarget<'_>,
+        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+    ) -> Result<InheritedState, CaptureError> {
+        let Self { running, calls } = self;
+        let desk = subject.finish_script(running, SLOTS_BYTES_MIN as usize, lifeline, injector)?;
+        let answers = &desk[ANSWERS_OFFSET as usize..];
+        let result = |index: usize| calls[index].check_result(subject.pid, script::result_of(&desk, index));
+        for index in (0..calls.len()).filter(|index| *index != MEMBARRIER_INDEX) {
+            result(index)?;
+        }
+        Ok(InheritedState {
+            brk: result(BRK_INDEX)?,
+            dumpable: result(DUMPABLE_INDEX)? as u32,
+            securebits: result(INHERITED_SECUREBITS_INDEX)? as u32,
+            // Before Linux 6.3 nobody can tell.
+            memory_barriers: result(MEMBARRIER_INDEX).unwrap_or(0) as u32,
+            alt_stack: parse_alt_stack(answers),
+            is_tsc_forbidden: parse_tsc_forbidden(answers, TSC_MODE_OFFSET as usize),
+            signal_actions: (1..=SIGNALS as u32).filter_map(|signal| parse_action(answers, signal)).collect(),
+        })
+    }
+}
+
+/// A template that is getting a session of its own.
+pub(in crate::capture) struct SessionDetach {
+    running: RunningScript,
+    calls: Vec<InjectedCall>,
+}
+
+impl SessionDetach {
+    /// Has a template make itself a session, and then `probes`.
+    pub(in crate::capture) fn start(
+        template: &InjectionTarget<'_>,
+        probes: &[InjectedCall],
+        (lifeline, injector): (&InjectionPages, &Injector<'_>),
+    ) -> Result<Self, CaptureError> {
+        const SETSID: u64 = 112;
+        debug_assert!(probes.len() <= PROBES_MAX);
+        let calls: Vec<InjectedCall> =
+            [InjectedCall::new("setsid", SETSID, [])].into_iter().chain(probes.iter().copied()).collect();
+        Ok(Self { running: template.start_script(&calls, lifeline, injector)?, calls })
+    }
+
+    /// Waits until it has. Gives the results of the probes.
+    pub(in crate::capture) fn finish(
+        self,
+        template: &InjectionTarget<'_>,
+        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+    ) -> Result<Vec<u64>, CaptureError> {
+        let desk = template.finish_script(self.running, self.calls.len() * ENTRY_BYTES, lifeline, injector)?;
+        self.calls[0].check_result(template.pid, script::result_of(&desk, 0))?;
+        Ok((1..self.calls.len()).map(|index| script::result_of(&desk, index)).collect())
+    }
+}
+
+impl InjectionTarget<'_> {
+    /// Makes calls in the subject, and gives its desk afterwards.
+    pub(in crate::capture) fn run_script(
+        &self,
+        calls: &[InjectedCall],
+        lifeline: &InjectionPages,
+        injector: &mut Injector<'_>,
+    ) -> Result<Vec<u8>, CaptureError> {
+        let running = self.start_script(calls, lifeline, injector)?;
+        self.finish_script(running, SLOTS_BYTES_MIN as usize, lifeline, injector)
+    }
+
+    fn start_script(
+        &self,
+        calls: &[InjectedCall],
+        lifeline: &InjectionPages,
+        injector: &Injector<'_>,
+    ) -> Result<RunningScript, CaptureError> {
+        let script = script::encode(calls, (self.inner_id, self.inner_id), lifeline.end_signal());
+        let written = self.mem.write_all_at(&script, lifeline.slot_address(0));
+        written.map_err(CaptureError::tracing("write the calls of", self.pid))?;
+        let running = lifeline.script_of(0, self.pid, calls.len());
+        injector.start_script(&running, self.registers)?;
+        Ok(running)
+    }
+
+    fn finish_script(
+        &self,
+        running: RunningScript,
+        bytes: usize,
+        lifeline: &InjectionPages,
+        injector: &mut Injector<'_>,
+    ) -> Result<Vec<u8>, CaptureError> {
+        run_ready(injector.wait_scripts(&mut vec![running], |_| true))?;
+        let mut desk = vec![0; bytes];
+        self.mem
+            .read_exact_at(&mut desk, lifeline.slot_address(0))
+            .map_err(CaptureError::tracing("read the answers of", self.pid))?;
+        Ok(desk)
+    }
+}
+
+/// Has a template leave the parent's table of descriptors for an empty one: no file is closed by that, nor flushed. A parent keeps its own:
+/// in the call's place stands one that does nothing.
+fn leave_files_call(is_clone: bool) -> InjectedCall {
+    const CLOSE_RANGE: u64 = 436;
+    const CLOSE_RANGE_UNSHARE: u64 = 2;
+    const GETPID: u64 = 39;
+    if is_clone {
+        InjectedCall::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), CLOSE_RANGE_UNSHARE])
+    } else {
+        InjectedCall::new("getpid", GETPID, [])
+    }
+}
+
+/// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from
+/// `/proc` which matter.
+fn query_calls(answers: u64, is_clone: bool) -> Vec<InjectedCall> {
+    const BRK: u64 = 12;
+    const RT_SIGACTION: u64 = 13;
+    const MEMBARRIER: u64 = 324;
+    const MEMBARRIER_CMD_GET_REGISTRATIONS: u64 = 1 << 9;
+    const PR_GET_DUMPABLE: u64 = 3;
+    const SIGNAL_SET_BYTES: u64 = 8;
+    let mut calls = vec![
+        leave_files_call(is_clone),
+        InjectedCall::new("brk", BRK, [0]),
+        InjectedCall::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]),
+        securebits_call(),
+        alt_stack_call(answers),
+        InjectedCall::new("membarrier", MEMBARRIER, [MEMBARRIER_CMD_GET_REGISTRATIONS, 0, 0]),
+        tsc_mode_call(answers + TSC_MODE_OFFSET),
+    ];
+    let action = |signal: u64| {
+        let arguments = [signal, 0, answers + action_offset(signal as u32), SIGNAL_SET_BYTES];
+        InjectedCall::new("rt_sigaction", RT_SIGACTION, arguments)
+    };
+    calls.extend((1..=SIGNALS).map(action));
+    calls
+}
+
+fn action_offset(signal: u32) -> u64 {
+    ACTIONS_OFFSET + u64::from(signal - 1) * ACTION_BYTES
+}
+
+/// The kernel's `struct sigaction`: handler, flags, restorer, mask.
+fn parse_action(answers: &[u8], signal: u32) -> Option<SignalAction> {
+    let field = |index: usize| read_word(answers, action_offset(signal) as usize + index * 8);
+    let action = SignalAction { signal, handler: field(0), flags: field(1), restorer: field(2), mask: field(3) };
+    (action.handler != 0 || action.flags != 0).then_some(action)
+}

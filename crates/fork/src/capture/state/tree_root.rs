@@ -1,0 +1,110 @@
+//! Where the paths of a tree begin: where the kernel's do, at the root of its mount namespace, as its children's do at that of their
+//! container. Who has taken a directory for its own root (chroot(2)) has a path of that from there.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use farfork_sys::namespace;
+use farfork_sys::process::ProcStat;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, open, openat2, statx};
+
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::files::{NO_PATH_REASON, path_identity};
+use crate::capture::state::proc_link::read_proc_link;
+
+/// What shows a tree's files: a process in its mount namespace, with the root of that.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::capture) struct TreeRoot {
+    pub(in crate::capture) pid: i32,
+}
+
+impl TreeRoot {
+    /// That of the tree whose first process this is: the nearest of it, its ancestors and us.
+    pub(in crate::capture) fn find(first: i32) -> Result<Self, CaptureError> {
+        let is_whole = |pid: i32| read_proc_link(pid, pid, "root").is_ok_and(|root| root == ROOT_PATH);
+        if is_whole(first) {
+            return Ok(Self { pid: first });
+        }
+        let namespace = |pid: i32| read_proc_link(pid, pid, "ns/mnt");
+        let wanted = namespace(first)?;
+        let parent = |pid: &i32| ProcStat::read(*pid).ok().map(|stat| stat.parent).filter(|parent| *parent > 0);
+        let others = std::iter::successors(parent(&first), parent).chain([std::process::id().cast_signed()]);
+        let shows = |pid: &i32| is_whole(*pid) && namespace(*pid).is_ok_and(|found| found == wanted);
+        others.into_iter().find(shows).map(|pid| Self { pid }).ok_or_else(|| {
+            let reason = "it has a root of its own (chroot) in a mount namespace whose root no ancestor of it has; that is not carried";
+            CaptureError::refused(first, vec![Refusal::new(format!("pid {first}"), reason)])
+        })
+    }
+
+    /// Where we find what the tree has at a path without links.
+    pub(in crate::capture) fn resolve(&self, path: &Path) -> PathBuf {
+        Path::new(&format!("/proc/{}/root", self.pid)).join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Whether the tree finds a directory at a path, whatever links lead there.
+    pub(in crate::capture) fn has_directory(&self, path: &Path) -> bool {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(self.resolve(Path::new(ROOT_PATH)), flags, Mode::empty());
+        root.is_ok_and(|root| openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).is_ok())
+    }
+
+    /// Why the tree does not find what a process of it takes for its root, to which its link in /proc leads.
+    pub(in crate::capture) fn refusal(&self, pid: i32, link: &str) -> Option<Refusal> {
+        if link == ROOT_PATH {
+            return None;
+        }
+        let own = directory_identity(Path::new(&format!("/proc/{pid}/root")));
+        let is_there =
+            matches!((directory_identity(&self.resolve(Path::new(link))), own), (Ok(found), Ok(own)) if found == own);
+        let reason = format!(
+            "its root {link} (chroot) was removed, or is covered by a mount, so that no path leads there; that is not carried"
+        );
+        (!is_there).then(|| Refusal::new(format!("pid {pid}"), reason))
+    }
+}
+
+/// Why a process's current directory is not where its path leads, if it is not; of one that sees other mounts than we do nobody asks. One that
+/// was removed is carried.
+pub(in crate::capture) fn refuse_current_directory(pid: i32) -> Option<Refusal> {
+    let refuse = |reason: String| Some(Refusal::new(format!("pid {pid}, current directory"), reason));
+    let place = format!("/proc/{pid}/cwd");
+    let path = fs::read_link(&place).ok()?;
+    let found = statx(CWD, &place, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()?;
+    if found.stx_nlink == 0 {
+        return None;
+    }
+    if path.to_str().is_none() {
+        return refuse(format!("the path {} is not UTF-8", path.display()));
+    }
+    let is_ours = namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt"));
+    if is_ours && !path_identity::is_at_path(path.as_os_str().as_bytes(), &found) {
+        return refuse(format!("{} {NO_PATH_REASON}", path.display()));
+    }
+    None
+}
+
+/// The root of who has not taken another.
+pub(in crate::capture) const ROOT_PATH: &str = "/";
+
+/// A directory, and the mount that it is reached by.
+fn directory_identity(path: &Path) -> io::Result<(u32, u32, u64, u64)> {
+    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::INO | StatxFlags::MNT_ID)?;
+    Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_ino, found.stx_mnt_id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_must_be_where_its_path_leads() {
+        let pid = std::process::id().cast_signed();
+        let root = TreeRoot::find(pid).unwrap();
+        assert_eq!(root.refusal(pid, "/"), None);
+        for elsewhere in ["/proc", "/nowhere"] {
+            assert!(root.refusal(pid, elsewhere).unwrap().to_string().contains("no path leads there"));
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Calls whose wait a prepare does not keep exactly, as a look at a running thread shows them: `farfork check` names them before a prepare.
+//! The kernel does not show how much a call has moved so far, so neither is its result known.
+
+use std::os::fd::AsFd;
+
+use farfork_sys::process::SystemCall;
+use farfork_sys::socket;
+use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
+
+use super::call_timeouts::{SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, duplicate_fd, read_socket_timeout};
+
+/// A person reads no more of them.
+const THREADS_MAX: usize = 8;
+
+const SO_TYPE: u32 = 3;
+const SOCK_STREAM: i32 = 1;
+
+/// What keeps a wait from being kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum InexactReason {
+    /// It may be a terminal's that has a time limit.
+    TerminalRead,
+    /// Its own limit is counted from where it is made again.
+    CallLimit,
+    /// It goes on when it has moved a part, which is all that it gives when it is interrupted then.
+    PartialTransfer { option: u32, needs_stream: bool },
+}
+
+/// A call that a thread may wait in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct InexactCall {
+    name: &'static str,
+    fd: u64,
+    reason: InexactReason,
+}
+
+/// Of each of these threads that waits in such a call: which, and why.
+pub(in crate::capture) fn inexact_notes(threads: impl Iterator<Item = i32>) -> Vec<String> {
+    let mut notes: Vec<String> = threads.filter_map(inexact_note).collect();
+    let more = notes.len().saturating_sub(THREADS_MAX);
+    if more > 0 {
+        notes.truncate(THREADS_MAX);
+        notes.push(format!("{more} more threads wait in calls whose time a prepare does not keep exactly"));
+    }
+    notes
+}
+
+fn inexact_note(tid: i32) -> Option<String> {
+    let call = SystemCall::read(tid).ok()??;
+    let InexactCall { name, fd, reason } = InexactCall::from_arguments(call.number, &call.arguments)?;
+    let why = match reason {
+        InexactReason::TerminalRead => has_terminal_timeout(tid, fd)
+            .then_some("a terminal with a time limit (VTIME), which begins anew at a prepare and in each child"),
+        InexactReason::CallLimit => {
+            Some("with a time limit of its own, which begins anew at a prepare and in each child")
+        }
+        InexactReason::PartialTransfer { option, needs_stream } => {
+            let is_it = read_socket_timeout(tid, fd, option).is_some() && (!needs_stream || is_stream_socket(tid, fd));
+            let of_option = if option == SO_RCVTIMEO {
+                "a socket with a time limit (SO_RCVTIMEO): where it has moved a part by a prepare, it gives that alone, in the parent and in each child"
+            } else {
+                "a socket with a time limit (SO_SNDTIMEO): where it has moved a part by a prepare, it gives that alone, in the parent and in each child"
+            };
+            is_it.then_some(of_option)
+        }
+    }?;
+    Some(format!("thread {tid} waits in {name}(2) on fd {fd}, {why}"))
+}
+
+impl InexactCall {
+    /// The call with this number and these arguments, as far as they tell.
+    fn from_arguments(number: u64, arguments: &[u64; 6]) -> Option<Self> {
+        const MSG_WAITALL: u64 = 0x100;
+        let [fd, _, third, fourth, fifth, _] = *arguments;
+        let sends = |name, needs_stream| (name, InexactReason::PartialTransfer { option: SO_SNDTIMEO, needs_stream });
+        let waits_for_all = InexactReason::PartialTransfer { option: SO_RCVTIMEO, needs_stream: true };
+        let (name, reason) = match number {
+            0 => ("read", InexactReason::TerminalRead),
+            19 => ("readv", InexactReason::TerminalRead),
+            45 if fourth & MSG_WAITALL != 0 => ("recvfrom", waits_for_all),
+            47 if third & MSG_WAITALL != 0 => ("recvmsg", waits_for_all),
+            299 if fifth != 0 => ("recvmmsg", InexactReason::CallLimit),
+            299 => ("recvmmsg", InexactReason::PartialTransfer { option: SO_RCVTIMEO, needs_stream: false }),
+            1 => sends("write", true),
+            20 => sends("writev", true),
+            40 => sends("sendfile", true),
+            44 => sends("sendto", true),
+            46 => sends("sendmsg", true),
+            307 => sends("sendmmsg", false),
+            _ => return None,
+        };
+        Some(Self { name, fd, reason })
+    }
+}
+
+/// Whether reads of a terminal give what there is, if anything, when its time is over. Where they wait for a first byte (VMIN) no time passes before it.
+fn has_terminal_timeout(tid: i32, fd: u64) -> bool {
+    let settings = duplicate_fd(tid, fd).and_then(|terminal| tcgetattr(&terminal).ok());
+    settings.is_some_and(|settings| {
+        let code = |index| settings.special_codes[index];
+        let is_by_line = settings.local_modes.contains(LocalModes::ICANON);
+        !is_by_line && code(SpecialCodeIndex::VMIN) == 0 && code(SpecialCodeIndex::VTIME) > 0
+    })
+}
+
+fn is_stream_socket(tid: i32, fd: u64) -> bool {
+    let kind =
+        duplicate_fd(tid, fd).and_then(|socket| socket::read_number_option(socket.as_fd(), SOL_SOCKET, SO_TYPE).ok());
+    kind == Some(SOCK_STREAM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_known_by_its_number_and_arguments() {
+        let named = |number, arguments: [u64; 6]| {
+            InexactCall::from_arguments(number, &arguments).map(|call| (call.name, call.reason))
+        };
+        let moves = |option, needs_stream| InexactReason::PartialTransfer { option, needs_stream };
+        assert_eq!(named(45, [3, 0, 0, 0, 0, 0]), None, "recv(2) of what there is");
+        assert_eq!(named(45, [3, 0, 0, 0x100, 0, 0]), Some(("recvfrom", moves(SO_RCVTIMEO, true))));
+        assert_eq!(named(47, [3, 0, 0x100, 0, 0, 0]), Some(("recvmsg", moves(SO_RCVTIMEO, true))));
+        assert_eq!(named(299, [3, 0, 2, 0, 0x1000, 0]), Some(("recvmmsg", InexactReason::CallLimit)));
+        assert_eq!(named(299, [3, 0, 2, 0, 0, 0]), Some(("recvmmsg", moves(SO_RCVTIMEO, false))));
+        assert_eq!(named(232, [3, 0, 1, 200, 0, 0]), None, "epoll_wait(2), whose end is kept");
+    }
+}

@@ -1,0 +1,146 @@
+//! System calls with a time limit that a stop has interrupted, and how much of their time is left.
+//!
+//! ```text
+//!  look ─ the process runs ─▶ note ─ at each stop ─▶ settle ─ the process runs again
+//!  where each thread sleeps    which call it is in    when it entered, what is left ─▶ call timer, descriptor
+//! ```
+//!
+//! A call that the kernel restarts with its whole limit has a mark ([`CallMark`]); the [call timer](crate::call_timer) ends it when
+//! its time is over. A record across captures keeps the end of each, so that interruptions do not add up.
+//! All of this is of the thread that traces: what it has noted is its own.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use farfork_sys::ptrace::Registers;
+use farfork_sys::{clock, process};
+use farfork_wire::descriptor::RestartableCall;
+
+use super::call_entry::{ProcessorClocks, SleepingCall, StoppedCall};
+use super::call_timeouts::{LimitedCall, TimeLimit};
+use super::restart::{self, CallMark};
+use crate::call_timer::{self, CallExpiry, CallSite};
+
+/// Most calls whose ends are kept; beyond, those that are over are dropped.
+const CALL_ENDS_MAX: usize = 4096;
+
+/// How long an end is kept that is over: a call that lasts longer was restarted by somebody else.
+const KEEP_END_NS: u64 = 60_000_000_000;
+
+/// By how much a wait may be longer than its limit for want of a stop.
+const NEGLIGIBLE_NS: u64 = 3_000_000;
+
+/// A call that was interrupted.
+#[derive(Debug, Clone, Copy)]
+struct InterruptedCall {
+    tid: i32,
+    call: LimitedCall,
+    /// The limit, unless it is a socket's.
+    limit: Option<TimeLimit>,
+    site: CallSite,
+    /// The mark of a call that would lose time.
+    mark: Option<CallMark>,
+    /// Whether it was interrupted before.
+    is_interrupted_again: bool,
+    stopped_call: Option<StoppedCall>,
+    stopped_at_ns: u64,
+}
+
+thread_local! {
+    /// Threads as they looked before they were stopped.
+    static SEEN: RefCell<BTreeMap<i32, SleepingCall>> = const { RefCell::new(BTreeMap::new()) };
+    /// Calls that were interrupted and have not been settled.
+    static INTERRUPTED: RefCell<Vec<InterruptedCall>> = const { RefCell::new(Vec::new()) };
+}
+
+/// When calls end that were interrupted before, by thread.
+static CALL_ENDS: Mutex<BTreeMap<i32, (CallSite, u64)>> = Mutex::new(BTreeMap::new());
+
+/// Looks at a thread that runs, or sleeps, and is to be stopped.
+pub(in crate::capture) fn observe_thread(tid: i32) {
+    if let Some(seen) = SleepingCall::observe(tid) {
+        SEEN.with_borrow_mut(|all| all.insert(tid, seen));
+    }
+}
+
+/// Notes that a thread is told to stop after this.
+pub(in crate::capture) fn mark_interrupted(tid: i32) {
+    SEEN.with_borrow_mut(|all| all.get_mut(&tid).into_iter().for_each(SleepingCall::mark_interrupted));
+}
+
+/// Looks at all threads of a process.
+pub(in crate::capture) fn observe_process(pid: i32) {
+    process::thread_ids(pid).unwrap_or_default().into_iter().for_each(observe_thread);
+}
+
+/// Notes the call of a thread that has just stopped. `before` are its registers at the stop, `restartable` those that it goes on with.
+pub(in crate::capture) fn record_interrupted(tid: i32, before: &Registers, restartable: &Registers) {
+    let loses_time = restart::restarts_full_timeout(before);
+    if !loses_time && !restart::uses_restart_block(before) {
+        return;
+    }
+    let named = restart::resolve_restart(before, |address| super::stop_guard::read_call_site(tid, address));
+    let Some(call) = LimitedCall::from_registers(&named) else { return };
+    let limit = if call.is_socket_limit() { None } else { call.read_limit(tid) };
+    if limit.is_none() && !call.is_socket_limit() {
+        return;
+    }
+    let mark = CallMark::from_registers(restartable);
+    let seen = SEEN.with_borrow(|all| all.get(&tid).copied());
+    let interrupted = InterruptedCall {
+        tid,
+        call,
+        limit,
+        site: CallSite { number: restart::call_number(&named), mark, rsp: before.rsp, rip: before.rip },
+        mark,
+        is_interrupted_again: CallMark::from_registers(before).is_some()
+            || restart::call_number(before) != restart::call_number(&named),
+        stopped_call: seen.and_then(|seen| seen.to_stopped(tid, before.rsp, before.rip)),
+        stopped_at_ns: clock::monotonic_ns(),
+    };
+    INTERRUPTED.with_borrow_mut(|all| all.push(interrupted));
+}
+
+/// Has the call timer end calls that go on, when their time is over; gives what each had left when it was stopped, by thread.
+pub(in crate::capture) fn settle_calls() -> BTreeMap<i32, RestartableCall> {
+    SEEN.with_borrow_mut(BTreeMap::clear);
+    let (all, mut clocks) = (INTERRUPTED.take(), ProcessorClocks::default());
+    all.into_iter().filter_map(|one| Some((one.tid, one.settle(&mut clocks)?))).collect()
+}
+
+impl InterruptedCall {
+    fn settle(self, clocks: &mut ProcessorClocks) -> Option<RestartableCall> {
+        let TimeLimit { limit, result } = self.limit.or_else(|| self.call.read_limit(self.tid))?;
+        let limit_ns = u64::try_from(limit.as_nanos()).ok()?;
+        let end_ns = self.remembered_end().unwrap_or_else(|| {
+            let entered = self.stopped_call.and_then(|stopped| stopped.entered_at_ns(clocks));
+            entered.unwrap_or(u64::MAX).min(self.stopped_at_ns).saturating_add(limit_ns)
+        });
+        self.remember_end(end_ns);
+        // With its whole limit from now on it would end hardly later: no stop is worth that.
+        if self.stopped_at_ns.saturating_add(limit_ns) < end_ns.saturating_add(NEGLIGIBLE_NS) {
+            return None;
+        }
+        if self.mark.is_some() {
+            call_timer::watch_call(self.tid, self.site, CallExpiry { deadline_ns: end_ns, result });
+        }
+        Some(RestartableCall { remaining_ns: end_ns.saturating_sub(self.stopped_at_ns), timeout_result: result })
+    }
+
+    /// The end of a call that was interrupted before.
+    fn remembered_end(&self) -> Option<u64> {
+        let ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (site, end_ns) = ends.get(&self.tid)?;
+        (self.is_interrupted_again && *site == self.site).then_some(*end_ns)
+    }
+
+    fn remember_end(&self, end_ns: u64) {
+        let mut ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        if ends.len() >= CALL_ENDS_MAX {
+            let now_ns = clock::monotonic_ns();
+            ends.retain(|_, (_, end_ns)| end_ns.saturating_add(KEEP_END_NS) > now_ns);
+        }
+        ends.insert(self.tid, (self.site, end_ns));
+    }
+}

@@ -1,0 +1,257 @@
+//! Stopping every thread of a process, or saying why that cannot be.
+//!
+//! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
+//! ones stand. What has not stopped cannot be let go either: that takes the end of the tracing thread.
+
+pub(crate) mod call_entry;
+pub(crate) mod call_timeouts;
+pub(super) mod freezer;
+pub(super) mod inexact_waits;
+pub(super) mod interrupted_calls;
+pub(crate) mod queries;
+pub(crate) mod restart;
+pub(super) mod stop_guard;
+pub(crate) mod stopped_process;
+pub(super) mod tracers;
+pub(super) mod vfork;
+
+use std::io;
+use std::time::Duration;
+
+use farfork_sys::process::{self, ProcStatus};
+use farfork_sys::ptrace::{self, EVENT_STOP, TraceeEvent};
+
+use stop_guard::mark_interrupted_call;
+
+use super::error::{CaptureError, Refusal};
+use super::tracer::deadline::{Deadline, WaitError};
+
+/// How long threads may take to stop that are let go at once.
+const RELEASE_LIMIT: Duration = Duration::from_millis(100);
+
+/// Threads that were told to stop before they are waited for: all processes of a tree take the time of one.
+#[derive(Debug, Default)]
+pub(super) struct PendingStops {
+    awaited: Vec<i32>,
+    stopped: Vec<i32>,
+}
+
+impl PendingStops {
+    /// Has the threads of a process stop. What does not work out is found when it is waited for.
+    pub(super) fn interrupt_process(&mut self, pid: i32) {
+        for tid in list_threads(pid).unwrap_or_default() {
+            if matches!(seize_thread(pid, tid), Ok(true)) {
+                let _ = interrupt_thread(tid);
+                self.awaited.push(tid);
+            }
+        }
+    }
+
+    /// Whether a thread was told to stop, and nobody has heard of its end.
+    pub(super) fn contains(&self, tid: i32) -> bool {
+        self.stopped.contains(&tid) || self.awaited.contains(&tid)
+    }
+
+    /// Whether a thread stands already, or was told to stop; then it is for the caller to wait for.
+    fn remove(&mut self, tid: i32) -> Option<StopProgress> {
+        let taken = |tids: &mut Vec<i32>| tids.iter().position(|known| *known == tid).map(|at| tids.swap_remove(at));
+        match (taken(&mut self.stopped), taken(&mut self.awaited)) {
+            (Some(_), _) => Some(StopProgress::Stopped),
+            (None, Some(_)) => Some(StopProgress::Interrupted),
+            (None, None) => None,
+        }
+    }
+
+    /// Hears of a thread that somebody else waits for.
+    fn record_report(&mut self, tid: i32, report: TraceeEvent) {
+        let known = self.awaited.contains(&tid);
+        if known && matches!(report, TraceeEvent::Stopped { event: EVENT_STOP, .. }) {
+            mark_interrupted_call(tid);
+        }
+        self.awaited.retain(|other| {
+            *other != tid || !matches!(report, TraceeEvent::Ended | TraceeEvent::Stopped { event: EVENT_STOP, .. })
+        });
+        if known && matches!(report, TraceeEvent::Stopped { event: EVENT_STOP, .. }) {
+            self.stopped.push(tid);
+        }
+    }
+
+    /// Lets go of all that nobody has waited for, and that go on as they were.
+    pub(super) fn release(&mut self) {
+        // A timer costs more than to look.
+        let deadline = (!self.awaited.is_empty()).then(|| Deadline::after(RELEASE_LIMIT));
+        while let Some(deadline) = deadline.as_ref().filter(|_| !self.awaited.is_empty()) {
+            match deadline.wait_report() {
+                Ok((tid, TraceeEvent::Ended)) if self.awaited.contains(&tid) => {
+                    // Until it is taken, the kernel tells of this end in the place of others' stops.
+                    let _ = ptrace::reap(tid);
+                    self.record_report(tid, TraceeEvent::Ended);
+                }
+                Ok((tid, report @ TraceeEvent::Stopped { signal, event: 0 })) if self.awaited.contains(&tid) => {
+                    self.record_report(tid, report);
+                    drop(ptrace::resume(tid, signal));
+                }
+                Ok((tid, report)) => self.record_report(tid, report),
+                Err(_) => break,
+            }
+        }
+        self.stopped.drain(..).for_each(|tid| drop(ptrace::detach(tid)));
+    }
+}
+
+/// How far a thread has come that was told to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StopProgress {
+    Interrupted,
+    Stopped,
+}
+
+/// Seizes and interrupts every thread, and waits until all stand.
+pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, CaptureError> {
+    finish_stop(pid, deadline, &mut PendingStops::default())
+}
+
+/// The same of a process whose threads may have been told to stop.
+pub(super) fn finish_stop(pid: i32, deadline: &Deadline, told: &mut PendingStops) -> Result<Vec<i32>, CaptureError> {
+    let mut standing: Vec<i32> = Vec::new();
+    let mut ended: Vec<i32> = Vec::new();
+    let mut all = list_threads(pid)?;
+    loop {
+        let is_new = |tid: &i32| !standing.contains(tid) && !ended.contains(tid);
+        let new: Vec<i32> = all.into_iter().filter(is_new).collect();
+        if new.is_empty() {
+            break;
+        }
+        let (mut awaited, mut seized) = (Vec::with_capacity(new.len()), Vec::with_capacity(new.len()));
+        for tid in new {
+            match told.remove(tid) {
+                Some(StopProgress::Stopped) => standing.push(tid),
+                Some(StopProgress::Interrupted) => awaited.push(tid),
+                None if seize_thread(pid, tid)? => seized.push(tid),
+                None => ended.push(tid),
+            }
+        }
+        for tid in &seized {
+            // ESRCH: it has ended meanwhile, which the wait reports.
+            let _ = interrupt_thread(*tid);
+        }
+        awaited.append(&mut seized);
+        wait_stops(pid, awaited, deadline, (&mut standing, &mut ended), told)?;
+        // Who stands makes no other: where the kernel counts as many, there is none.
+        if process::thread_count(pid).is_ok_and(|count| count == standing.len()) {
+            break;
+        }
+        all = list_proc_threads(pid)?;
+    }
+    // The leader first, as everywhere.
+    standing.sort_unstable_by_key(|tid| (*tid != pid, *tid));
+    Ok(standing)
+}
+
+/// The threads of a process; one needs no list.
+fn list_threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
+    if matches!(process::thread_count(pid), Ok(1)) { Ok(vec![pid]) } else { list_proc_threads(pid) }
+}
+
+fn list_proc_threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
+    process::thread_ids(pid).map_err(|_| CaptureError::ProcessGone { pid })
+}
+
+/// Seizes and interrupts one thread alone, the others run on.
+pub(super) fn stop_thread(tid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
+    if !seize_thread(tid, tid)? {
+        return Err(CaptureError::ProcessGone { pid: tid });
+    }
+    interrupt_thread(tid).map_err(CaptureError::tracing("interrupt", tid))?;
+    wait_stops(tid, vec![tid], deadline, (&mut Vec::new(), &mut Vec::new()), &mut PendingStops::default())
+}
+
+fn interrupt_thread(tid: i32) -> io::Result<()> {
+    interrupted_calls::mark_interrupted(tid);
+    ptrace::interrupt(tid)
+}
+
+/// Whether a thread was seized; not if it has ended meanwhile.
+fn seize_thread(pid: i32, tid: i32) -> Result<bool, CaptureError> {
+    let Err(source) = tracers::seize(tid) else { return Ok(true) };
+    let Ok(status) = ProcStatus::read(tid) else {
+        return if tid == pid { Err(CaptureError::ProcessGone { pid }) } else { Ok(false) };
+    };
+    let is_dead = matches!(status.state.as_str(), "Z" | "X");
+    if is_dead && tid != pid {
+        return Ok(false);
+    }
+    if is_dead {
+        let object = format!("pid {pid}, thread {tid}");
+        let reason = "its main thread has ended while others go on; prepare it before that";
+        return Err(CaptureError::refused(pid, vec![Refusal::new(object, reason)]));
+    }
+    if status.tracer != 0 {
+        return Err(CaptureError::refused(pid, vec![tracers::refusal(tid, status.tracer)]));
+    }
+    Err(CaptureError::Trace { operation: "attach to", tid, source })
+}
+
+fn wait_stops(
+    pid: i32,
+    mut awaited: Vec<i32>,
+    deadline: &Deadline,
+    (standing, ended): (&mut Vec<i32>, &mut Vec<i32>),
+    told: &mut PendingStops,
+) -> Result<(), CaptureError> {
+    while !awaited.is_empty() {
+        let next = if awaited.len() + told.awaited.len() > 1 {
+            deadline.poll_or_wait_report()
+        } else {
+            deadline.wait_report()
+        };
+        let (tid, report) = match next {
+            Ok(report) => report,
+            Err(WaitError::TimedOut) => return Err(not_stopped_error(pid, awaited[0], deadline)),
+            Err(WaitError::NoTracee) => return Err(CaptureError::ProcessGone { pid }),
+        };
+        if !awaited.contains(&tid) && !standing.contains(&tid) {
+            told.record_report(tid, report);
+        }
+        match report {
+            // The kernel passes the leader's end on to its parent when we are gone.
+            TraceeEvent::Ended if tid == pid => return Err(CaptureError::ProcessGone { pid }),
+            TraceeEvent::Ended => {
+                let _ = ptrace::reap(tid);
+                awaited.retain(|other| *other != tid);
+                standing.retain(|other| *other != tid);
+                ended.push(tid);
+            }
+            TraceeEvent::Stopped { event: EVENT_STOP, .. } => {
+                // Those of other processes of the tree stand already.
+                if awaited.contains(&tid) {
+                    mark_interrupted_call(tid);
+                    awaited.retain(|other| *other != tid);
+                    standing.push(tid);
+                }
+            }
+            // A signal came first: it is delivered, and the stop follows.
+            TraceeEvent::Stopped { signal, event: 0 } => drop(ptrace::resume(tid, signal)),
+            TraceeEvent::Stopped { .. } => drop(ptrace::resume(tid, 0)),
+        }
+    }
+    Ok(())
+}
+
+/// Says in which state a thread is that did not stop, why that is so, and what to do.
+fn not_stopped_error(pid: i32, tid: i32, deadline: &Deadline) -> CaptureError {
+    let state = ProcStatus::read(tid).map_or_else(|_| "?".to_owned(), |status| status.state);
+    let state = if let Some(group) = freezer::freezing_group(pid) {
+        format!("it is frozen by the control group {}; thaw that first", group.display())
+    } else if vfork::is_in_vfork(tid) {
+        "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has".to_owned()
+    } else if state == "D" {
+        let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+        format!(
+            "it is in uninterruptible sleep (state D, in `{place}`), mostly for a disk or a network file system; try again later"
+        )
+    } else {
+        format!("it is in state {state}; is the machine overloaded? try again")
+    };
+    CaptureError::NotStopped { pid, tid, waited: deadline.limit(), state }
+}

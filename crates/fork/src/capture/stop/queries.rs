@@ -1,0 +1,207 @@
+//! Questions that only a stopped process itself can ask the kernel: system calls that read, made in its threads one after the
+//! other, in pages that are mapped for it as for a capture.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use farfork_sys::process::{self, ProcStatus};
+
+use super::stop_guard::ProcessSnapshot;
+use super::stopped_process::StoppedProcess;
+use crate::capture::error::CaptureError;
+use crate::capture::injection::injector::{self, InjectedCall, Injector};
+use crate::capture::injection::pages::{InjectionLayout, InjectionPages, SLOTS_BYTES_MIN, ThreadScript};
+use crate::capture::injection::script::{self, ENTRY_BYTES, EndSignal, TRAILER_ENTRIES};
+use crate::capture::injection::sigreturn_frame::{self, Gadgets, SigreturnFrame};
+use crate::capture::open_memory;
+use crate::capture::state::{ThreadExtendedState, seccomp};
+use crate::capture::survey::ThreadProfile;
+use crate::capture::tracer::deadline::Deadline;
+use crate::capture::tracer::executor::run_ready;
+
+/// For all threads to ask all.
+const QUERIES_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Most bytes of one answer, so that many questions fit into one script.
+const RESULT_BUFFER_BYTES: u64 = 64;
+
+/// Questions of one script: each has an entry and room for an answer.
+const QUERIES_PER_SCRIPT: usize =
+    (SLOTS_BYTES_MIN as usize - TRAILER_ENTRIES * ENTRY_BYTES) / (ENTRY_BYTES + RESULT_BUFFER_BYTES as usize);
+
+/// An argument of a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueryArgument {
+    /// This number.
+    Number(u64),
+    /// Where the kernel is to write the answer, which has 64 bytes at most.
+    ResultBuffer,
+}
+
+/// A system call that reads, and changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueryCall {
+    /// Its number on x86-64.
+    pub number: u64,
+    /// What it is given.
+    pub arguments: [QueryArgument; 6],
+}
+
+/// What a call gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueryResult {
+    /// Its result; small negative values are mostly errors.
+    pub result: i64,
+    /// What the kernel wrote, and zeroes.
+    pub bytes: Vec<u8>,
+}
+
+/// Which threads are to ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueryThreads {
+    /// The main thread alone: what is the process's.
+    MainThread,
+    /// Each.
+    AllThreads,
+}
+
+impl StoppedProcess {
+    /// Has threads ask these questions; the answers of each, in order, the main thread first.
+    ///
+    /// # Errors
+    /// The process may have no memory that can be executed, or does not make its calls in time.
+    pub fn run_queries(
+        &mut self,
+        who: QueryThreads,
+        questions: &[QueryCall],
+    ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
+        let stopped = &mut self.stopped;
+        let snapshot = stopped.snapshot.clone();
+        let pid = snapshot.pid;
+        let maps = process::read_maps(pid).map_err(CaptureError::reading(pid, "the memory map"))?;
+        let vdso = maps.iter().find(|entry| entry.path == b"[vdso]").ok_or(CaptureError::ProcessGone { pid })?;
+        let syscall_at = injector::find_vdso_syscall(pid, vdso).map_err(CaptureError::reading(pid, "the vdso"))?;
+        let syscall_at = syscall_at.ok_or(CaptureError::ProcessGone { pid })?;
+        let mem = open_memory(pid)?;
+        let standing: Result<Vec<ThreadExtendedState>, _> =
+            snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
+        let standing = standing?;
+        let gadgets = Gadgets::find(pid, &maps);
+        let rescue = SigreturnFrame::prepare(snapshot.leader(), &standing[0], gadgets, &maps, &mem);
+        let deadline = Deadline::after(QUERIES_TIMEOUT);
+        let mut injector = Injector::new(pid, syscall_at, &deadline);
+        let questioning =
+            QuerySession { snapshot: &snapshot, extended_states: &standing, frame: rescue.as_ref(), mem: &mem };
+        let answers = questioning.run(who, questions, &mut injector);
+        stopped.add_withheld(&mut injector.withheld_signals);
+        answers
+    }
+}
+
+/// What is needed to have the threads ask.
+struct QuerySession<'a> {
+    snapshot: &'a ProcessSnapshot,
+    extended_states: &'a [ThreadExtendedState],
+    frame: Option<&'a SigreturnFrame>,
+    mem: &'a File,
+}
+
+impl QuerySession<'_> {
+    fn run(
+        &self,
+        who: QueryThreads,
+        questions: &[QueryCall],
+        injector: &mut Injector<'_>,
+    ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
+        let leader = self.snapshot.leader();
+        let mut inner_ids = Vec::with_capacity(self.snapshot.threads.len());
+        for thread in &self.snapshot.threads {
+            let profile = ThreadProfile::read(self.snapshot.pid, thread.tid);
+            let profile = profile.map_err(CaptureError::reading(self.snapshot.pid, "a thread"))?;
+            seccomp::suspend(thread.tid, &profile.status)?;
+            inner_ids.push(profile.inner_id());
+        }
+        let status = ProcStatus::read(leader.tid).map_err(CaptureError::reading(leader.tid, "status"))?;
+        let end = EndSignal::choose(&status, self.snapshot);
+        let rescued = (self.frame, self.mem);
+        let entered = sigreturn_frame::arm_leader(leader, end, rescued);
+        let mapped = entered.and_then(|()| {
+            let room = InjectionLayout::for_threads(self.extended_states);
+            run_ready(InjectionPages::map(self.snapshot, room, end, rescued, injector))
+        });
+        let answers = mapped.and_then(|lifeline| {
+            let answers = self.query_threads(who, questions, &inner_ids, (&lifeline, injector));
+            let unmapped = run_ready(lifeline.unmap((leader.tid, &leader.registers), rescued, injector));
+            answers.and_then(|answers| unmapped.map(|()| answers))
+        });
+        self.snapshot.threads.iter().skip(1).for_each(super::stop_guard::StoppedThread::restore);
+        sigreturn_frame::disarm_leader(leader, rescued);
+        answers
+    }
+
+    fn query_threads(
+        &self,
+        who: QueryThreads,
+        questions: &[QueryCall],
+        inner_ids: &[u32],
+        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+    ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
+        // Code, and the frames that lead home.
+        let tasks: Vec<ThreadScript> =
+            inner_ids.iter().map(|id| ThreadScript { calls: Vec::new(), inner_id: *id }).collect();
+        lifeline.write(self.snapshot, self.extended_states, &tasks, self.mem)?;
+        let count = if who == QueryThreads::MainThread { 1 } else { inner_ids.len() };
+        let mut all = vec![Vec::with_capacity(questions.len()); count];
+        for (index, answers) in all.iter_mut().enumerate() {
+            for some in questions.chunks(QUERIES_PER_SCRIPT) {
+                answers.extend(self.query_thread(index, some, inner_ids, (lifeline, injector))?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// One script of one thread, on the first desk, which has all of the room.
+    fn query_thread(
+        &self,
+        index: usize,
+        questions: &[QueryCall],
+        inner_ids: &[u32],
+        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+    ) -> Result<Vec<QueryResult>, CaptureError> {
+        let (thread, desk) = (&self.snapshot.threads[index], lifeline.slot_address(0));
+        let answers_at = ((questions.len() + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
+        let calls: Vec<InjectedCall> = questions
+            .iter()
+            .zip(0..)
+            .map(|(one, at)| injected_call(one, desk + answers_at + at * RESULT_BUFFER_BYTES))
+            .collect();
+        let mut bytes = script::encode(&calls, (inner_ids[0], inner_ids[index]), lifeline.end_signal());
+        bytes.resize(answers_at as usize + questions.len() * RESULT_BUFFER_BYTES as usize, 0);
+        let failed = |operation| CaptureError::tracing(operation, thread.tid);
+        self.mem.write_all_at(&bytes, desk).map_err(failed("write the calls of"))?;
+        let running = lifeline.script_in_first_slot(index, thread.tid, calls.len());
+        injector.point_to_script(&running, &thread.registers)?;
+        thread.block_signals(lifeline.end_signal())?;
+        if let Some(rescue) = self.frame.filter(|_| index == 0) {
+            rescue.disarm(self.mem);
+        }
+        injector.resume(&running)?;
+        run_ready(injector.wait_scripts(&mut vec![running], |_| true))?;
+        self.mem.read_exact_at(&mut bytes, desk).map_err(failed("read the answers of"))?;
+        let answer = |at: usize| {
+            let start = answers_at as usize + at * RESULT_BUFFER_BYTES as usize;
+            let answer = bytes[start..start + RESULT_BUFFER_BYTES as usize].to_vec();
+            QueryResult { result: script::result_of(&bytes, at).cast_signed(), bytes: answer }
+        };
+        Ok((0..questions.len()).map(answer).collect())
+    }
+}
+
+fn injected_call(question: &QueryCall, answer_at: u64) -> InjectedCall {
+    let argument = |argument: QueryArgument| match argument {
+        QueryArgument::Number(number) => number,
+        QueryArgument::ResultBuffer => answer_at,
+    };
+    InjectedCall::new("a question", question.number, question.arguments.map(argument)).never_failing()
+}

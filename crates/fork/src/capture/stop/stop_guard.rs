@@ -1,0 +1,290 @@
+//! A process that stands still, and how it goes on.
+//!
+//! [`Stopped`] owns the stop: dropping it puts registers and signal masks back and lets go, whatever went wrong.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_sys::process::{ProcStat, ProcStatus};
+use farfork_sys::ptrace::{self, Registers, SignalQueue};
+use farfork_wire::descriptor::RestartableCall;
+use rustix::process::{Pid, Signal};
+
+use super::restart::CallMark;
+use super::{interrupted_calls, restart};
+use crate::capture::error::CaptureError;
+use crate::capture::injection::injector::read_registers;
+use crate::capture::injection::script::EndSignal;
+
+/// How long killed threads may take to end: as long as tearing down the memory of the last of them.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// Between two looks whether they have.
+const END_INTERVAL: Duration = Duration::from_micros(200);
+
+/// A thread that stands still.
+#[derive(Debug, Clone)]
+pub(in crate::capture) struct StoppedThread {
+    pub(in crate::capture) tid: i32,
+    /// What it goes on with: its registers at the stop, after the rules of [`restart`].
+    pub(in crate::capture) registers: Registers,
+    /// Its blocked signals, outside of sigsuspend(2) and the like.
+    pub(in crate::capture) signal_mask: u64,
+    pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
+    pub(in crate::capture) rseq: Option<ptrace::RseqConfiguration>,
+    /// How much time its call had left, where it is known.
+    pub(in crate::capture) pending_call: Option<RestartableCall>,
+    /// Whether a signal is pending that it does not block.
+    has_deliverable_signal: bool,
+}
+
+/// A process as it stood, the leader first.
+#[derive(Debug, Clone, Default)]
+pub(in crate::capture) struct ProcessSnapshot {
+    pub(in crate::capture) pid: i32,
+    pub(in crate::capture) threads: Vec<StoppedThread>,
+    /// Signals pending for the process.
+    pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
+}
+
+/// A process that stands still. Dropping it lets it go on as it was.
+#[derive(Debug)]
+pub(in crate::capture) struct StopGuard {
+    pub(in crate::capture) snapshot: ProcessSnapshot,
+    withheld_signals: Vec<(i32, i32)>,
+    are_others_restored: bool,
+    is_leader_restored: bool,
+}
+
+impl StopGuard {
+    /// Reads, of threads that stand, what decides how they go on. From here on the drop restores them.
+    pub(in crate::capture) fn new(pid: i32, tids: &[i32]) -> Result<Self, CaptureError> {
+        let pending = ptrace::read_pending_signals(pid, SignalQueue::Process)
+            .map_err(CaptureError::tracing("read the pending signals of", pid))?;
+        let mut threads = Vec::with_capacity(tids.len());
+        for tid in tids {
+            threads.push(StoppedThread::read(*tid, &pending)?);
+        }
+        let snapshot = ProcessSnapshot { pid, threads, pending_signals: pending };
+        Ok(Self { snapshot, withheld_signals: Vec::new(), are_others_restored: false, is_leader_restored: false })
+    }
+
+    /// Stop signals to be sent again when the threads are let go.
+    pub(in crate::capture) fn add_withheld(&mut self, signals: &mut Vec<(i32, i32)>) {
+        self.withheld_signals.append(signals);
+    }
+
+    /// Puts registers and signal masks back, without letting go.
+    pub(in crate::capture) fn restore(&mut self) {
+        self.restore_others();
+        if let Some(leader) = self.snapshot.threads.first().filter(|_| !self.is_leader_restored) {
+            leader.restore();
+        }
+    }
+
+    /// The leader has its registers and its signal mask again, and makes no more calls.
+    pub(in crate::capture) fn mark_leader_restored(&mut self) {
+        self.is_leader_restored = true;
+    }
+
+    /// Signals that have come for the process since it was stopped: a timer's, whose expiration nobody else tells.
+    pub(in crate::capture) fn read_late_signals(&mut self) -> Result<(), CaptureError> {
+        let pid = self.snapshot.pid;
+        let pending = ptrace::read_pending_signals(pid, SignalQueue::Process);
+        self.snapshot.pending_signals = pending.map_err(CaptureError::tracing("read the pending signals of", pid))?;
+        Ok(())
+    }
+
+    /// The same for all but the leader, which is not done with yet.
+    pub(in crate::capture) fn restore_others(&mut self) {
+        if !std::mem::replace(&mut self.are_others_restored, true) {
+            self.snapshot.threads.iter().skip(1).for_each(StoppedThread::restore);
+        }
+    }
+}
+
+impl ProcessSnapshot {
+    /// The main thread.
+    pub(in crate::capture) fn leader(&self) -> &StoppedThread {
+        &self.threads[0]
+    }
+
+    /// Whether a signal waits in any queue.
+    pub(in crate::capture) fn has_pending(&self, signal: i32) -> bool {
+        let mut all = self.pending_signals.iter().chain(self.threads.iter().flat_map(|one| &one.pending_signals));
+        all.any(|info| signal_number(info) == signal)
+    }
+}
+
+impl StopGuard {
+    /// Lets go, and tells how it stood.
+    pub(in crate::capture) fn release(mut self) -> ProcessSnapshot {
+        self.detach_all();
+        std::mem::take(&mut self.snapshot)
+    }
+
+    fn detach_all(&mut self) {
+        self.restore();
+        let tids = self.snapshot.threads.iter().map(|thread| thread.tid);
+        let mut killed: Vec<i32> = tids.filter(|tid| ptrace::detach(*tid).is_err()).collect();
+        // The end of a child of our own is for who started it.
+        killed.retain(|tid| *tid != self.snapshot.pid || !is_own_child(*tid));
+        reap_killed(killed);
+        for (_, signal) in &self.withheld_signals {
+            if let (Some(pid), Some(signal)) = (Pid::from_raw(self.snapshot.pid), Signal::from_named_raw(*signal)) {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+fn is_own_child(pid: i32) -> bool {
+    ProcStat::read(pid).is_ok_and(|stat| stat.parent == std::process::id() as i32)
+}
+
+/// Threads that were killed while they stood still cannot be let go. Their ends must be taken: whoever waits for the process
+/// hears nothing of its end before, and this thread may live as long as a seed.
+fn reap_killed(mut killed: Vec<i32>) {
+    let begun = Instant::now();
+    loop {
+        // Who is no tracee any more was taken, or has been let go after all.
+        killed.retain(|tid| matches!(ptrace::reap(*tid), Ok(false)));
+        if killed.is_empty() {
+            return;
+        }
+        if begun.elapsed() > END_LIMIT {
+            return tracing::warn!(
+                "threads {killed:?} were killed in their capture and have not ended within {END_LIMIT:?}"
+            );
+        }
+        thread::sleep(END_INTERVAL);
+    }
+}
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        self.detach_all();
+    }
+}
+
+impl StoppedThread {
+    fn read(tid: i32, process_pending: &[[u8; ptrace::SIGINFO_BYTES]]) -> Result<Self, CaptureError> {
+        let registers = restart::resolve_restart(&read_registers(tid)?, |address| read_call_site(tid, address));
+        let trace = |operation| CaptureError::tracing(operation, tid);
+        let signal_mask = ptrace::read_signal_mask(tid).map_err(trace("read the signal mask of"))?;
+        let own =
+            ptrace::read_pending_signals(tid, SignalQueue::Thread).map_err(trace("read the pending signals of"))?;
+        let rseq = ptrace::read_rseq(tid).map_err(trace("read the rseq registration of"))?;
+        let signal_waits = has_deliverable(tid, signal_mask, own.iter().chain(process_pending));
+        let is_in_call = restart::is_in_call(&registers);
+        let mut registers = restart::parent_registers(&registers);
+        // No sequence makes system calls (rseq(2)).
+        if let Some(rseq) = rseq.filter(|_| !is_in_call) {
+            registers = abort_rseq(tid, rseq.address, &registers);
+        }
+        Ok(Self {
+            tid,
+            registers,
+            signal_mask,
+            pending_signals: own,
+            rseq,
+            pending_call: None,
+            has_deliverable_signal: signal_waits,
+        })
+    }
+
+    /// Registers of a thread that a kernel lets begin which has not seen its system call.
+    pub(in crate::capture) fn restart_registers(&self) -> Registers {
+        restart::child_registers(&self.registers, self.has_deliverable_signal)
+    }
+
+    /// The same for a child: a call that is made again with less time than its limit has a mark, and that time.
+    pub(in crate::capture) fn child_state(&self) -> (Registers, Option<RestartableCall>) {
+        let child = self.restart_registers();
+        match self.pending_call.filter(|_| restart::restarts_call(&self.registers, &child)) {
+            Some(left) => (Registers { rax: CallMark::new().apply_to(child.rax), ..child }, Some(left)),
+            None => (child, None),
+        }
+    }
+
+    /// Blocks its signals, so that no handler runs on our behalf; but the one that ends scripts.
+    pub(in crate::capture) fn block_signals(&self, end: EndSignal) -> Result<(), CaptureError> {
+        ptrace::write_signal_mask(self.tid, end.blocked_mask())
+            .map_err(CaptureError::tracing("block the signals of", self.tid))
+    }
+
+    /// Puts its signal mask and registers back. The registers last: until then they lead to what puts back both, should we die.
+    pub(in crate::capture) fn restore(&self) {
+        // A thread that was killed meanwhile has nothing left to restore.
+        let _ = ptrace::write_signal_mask(self.tid, self.signal_mask);
+        let _ = ptrace::write_registers(self.tid, &self.registers);
+    }
+}
+
+/// Signals that do nothing where they have no handler, and that wait only while a process is traced: SIGCHLD, SIGCONT, SIGURG,
+/// SIGWINCH. Bit N−1 is signal N.
+const DEFAULT_IGNORED_SIGNALS: u64 = 1 << 16 | 1 << 17 | 1 << 22 | 1 << 27;
+
+/// Has a call of a thread that has just stopped restarted whatever becomes of its tracer: the first that is done with it.
+pub(in crate::capture) fn mark_interrupted_call(tid: i32) {
+    // What cannot be read now is told when it is read again.
+    let Ok(Some(registers)) = ptrace::read_registers(tid) else { return };
+    let restartable = restart::parent_registers(&registers);
+    interrupted_calls::record_interrupted(tid, &registers, &restartable);
+    if restartable != registers {
+        let _ = ptrace::write_registers(tid, &restartable);
+    }
+}
+
+/// Whether one of the signals is neither blocked nor ignored. Within sigsuspend(2) and the like another mask holds than the one that
+/// ptrace tells; only /proc knows it.
+fn has_deliverable<'a>(
+    tid: i32,
+    mask: u64,
+    mut signals: impl Iterator<Item = &'a [u8; ptrace::SIGINFO_BYTES]>,
+) -> bool {
+    let mut first = signals.next();
+    if first.is_none() {
+        return false;
+    }
+    let (mask, ignored) = ProcStatus::read(tid).map_or((mask, 0), |status| {
+        (status.signals_blocked, status.signals_ignored | (DEFAULT_IGNORED_SIGNALS & !status.signals_caught))
+    });
+    while let Some(info) = first {
+        let bit = (signal_number(info) - 1).clamp(0, 63);
+        if (mask | ignored) & (1 << bit) == 0 {
+            return true;
+        }
+        first = signals.next();
+    }
+    false
+}
+
+pub(super) fn read_call_site(tid: i32, address: u64) -> Option<[u8; restart::CALL_BYTES]> {
+    let mut code = [0; restart::CALL_BYTES];
+    let read = farfork_sys::process_memory::read_process(tid, address, &mut code).ok()?;
+    (read == code.len()).then_some(code)
+}
+
+/// The first word of a siginfo_t.
+fn signal_number(info: &[u8; ptrace::SIGINFO_BYTES]) -> i32 {
+    i32::from_ne_bytes([info[0], info[1], info[2], info[3]])
+}
+
+/// The rule for restartable sequences: our system calls would make the kernel forget the sequence under way, and the
+/// thread would go on inside it unprotected. So it goes on at the abort handler, in parent and child.
+fn abort_rseq(tid: i32, area: u64, registers: &Registers) -> Registers {
+    /// Offset of the pointer `rseq_cs` in `struct rseq`.
+    const RSEQ_CS_OFFSET: u64 = 8;
+    let read = |address: u64, into: &mut [u8]| -> io::Result<()> {
+        let read = farfork_sys::process_memory::read_process(tid, address, into)?;
+        if read == into.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    };
+    let mut pointer = [0; 8];
+    let mut sequence = [0; restart::SEQUENCE_BYTES];
+    let under_way = read(area + RSEQ_CS_OFFSET, &mut pointer).is_ok()
+        && u64::from_ne_bytes(pointer) != 0
+        && read(u64::from_ne_bytes(pointer), &mut sequence).is_ok();
+    if under_way { restart::RseqCriticalSection::parse(&sequence).abort_registers(registers) } else { *registers }
+}

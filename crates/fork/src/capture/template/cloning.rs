@@ -1,0 +1,117 @@
+//! The clone that the leader makes in the pause; a second one where the first lacks what the process keeps from fork(2).
+
+use std::ops::Range;
+
+use farfork_sys::ptrace;
+
+use super::dontfork::{DontforkMemory, address_space_bytes};
+use crate::capture::error::CaptureError;
+use crate::capture::inheritance::TemplateSearch;
+use crate::capture::injection::injector::Injector;
+use crate::capture::injection::pages::{InjectionPages, ThreadScript};
+use crate::capture::injection::script;
+use crate::capture::memory::hugetlb;
+use crate::capture::pause::PreparedProcess;
+use crate::capture::stop::stop_guard::StoppedThread;
+use crate::capture::survey::Survey;
+use crate::capture::template::TemplateClone;
+use crate::phase;
+
+/// The clone, and what came of making it. Who has it ends its clones when all processes of the tree have gone through the pause:
+/// to wait for an end takes others' reports.
+pub(in crate::capture) struct CloneOutcome {
+    /// `None` in freeze mode.
+    pub(in crate::capture) clone: Option<TemplateClone>,
+    /// One before it, which lacked what a fork does not hand down; to be ended.
+    pub(in crate::capture) discarded: Option<TemplateClone>,
+    /// What that is.
+    pub(in crate::capture) dontfork_ranges: Result<Vec<Range<u64>>, CaptureError>,
+    /// What the desks hold in the process, where more was written to them for a second clone.
+    pub(in crate::capture) saved_slots: Option<Vec<u8>>,
+    /// The number that the process's pager has for the clone, where it has one.
+    pub(in crate::capture) address_space: Result<Option<u32>, CaptureError>,
+}
+
+impl CloneOutcome {
+    /// Nothing lacks in what there is: in freeze mode, no clone.
+    pub(in crate::capture) fn without_dontfork(clone: Option<TemplateClone>) -> Self {
+        Self { clone, discarded: None, dontfork_ranges: Ok(Vec::new()), saved_slots: None, address_space: Ok(None) }
+    }
+
+    /// The clone that the leader made with the last call of its task, and another where that lacks something.
+    pub(in crate::capture) async fn finish_clone(
+        (task, script): (&ThreadScript, &[u8]),
+        leader: &StoppedThread,
+        prepared: &mut PreparedProcess,
+        lifeline: &InjectionPages,
+        injector: &mut Injector<'_>,
+    ) -> Result<Self, CaptureError> {
+        let last = task.calls.len() - 1;
+        let inner_pid = task.calls[last].check_result(prepared.survey.pid, script::result_of(script, last))?;
+        let first = adopt_clone(inner_pid, &prepared.survey, injector).await?;
+        let mut born = Self::without_dontfork(Some(first));
+        born.address_space = find_address_space(prepared, lifeline);
+        born.dontfork_ranges = match address_space_bytes(leader.tid) {
+            Ok(mapped) => {
+                let unforked = born.clone_again((leader, mapped), prepared, lifeline, injector).await;
+                let replaced = born.replace_hugetlb((mapped, lifeline), prepared, injector).await;
+                unforked.and_then(|areas| replaced.map(|()| areas))
+            }
+            Err(error) => Err(error),
+        };
+        Ok(born)
+    }
+
+    /// Makes the second clone, where it takes one: what it has that the first lacks.
+    async fn clone_again(
+        &mut self,
+        (leader, mapped_bytes): (&StoppedThread, u64),
+        prepared: &mut PreparedProcess,
+        lifeline: &InjectionPages,
+        injector: &mut Injector<'_>,
+    ) -> Result<Vec<Range<u64>>, CaptureError> {
+        let Some(first) = &self.clone else { return Ok(Vec::new()) };
+        let Some(unforked) = DontforkMemory::find((leader.tid, mapped_bytes), first.pid)? else {
+            return Ok(Vec::new());
+        };
+        if let (Some(search), Ok(Some(space))) = (&mut prepared.template_search, &self.address_space) {
+            search.skip_address_space(*space);
+        }
+        let whose = (leader, prepared.survey.inner_id());
+        let made = unforked.clone_again(whose, (lifeline, &prepared.mem), injector);
+        let second = phase!(await "prepare.again", made)?;
+        let clone = adopt_clone(second.inner_pid, &prepared.survey, injector).await?;
+        self.discarded = self.clone.replace(clone);
+        self.saved_slots = Some(second.saved_slots);
+        self.address_space = find_address_space(prepared, lifeline);
+        second.remark_result.map(|()| unforked.ranges)
+    }
+
+    /// What no clone may keep is replaced in all there are, whatever came of making them.
+    async fn replace_hugetlb(
+        &self,
+        (mapped_bytes, lifeline): (u64, &InjectionPages),
+        prepared: &PreparedProcess,
+        injector: &mut Injector<'_>,
+    ) -> Result<(), CaptureError> {
+        let Some(clone) = &self.clone else { return Ok(()) };
+        let (mapped, clones) = ((mapped_bytes, lifeline.mapped_range()), (clone, self.discarded.as_ref()));
+        phase!(await "prepare.huge", hugetlb::replace_hugetlb((&prepared.survey, &prepared.mem), mapped, clones, injector))
+    }
+}
+
+/// Which space the process's pager has for the clone that was made last.
+fn find_address_space(prepared: &PreparedProcess, lifeline: &InjectionPages) -> Result<Option<u32>, CaptureError> {
+    let find = |search: &TemplateSearch| phase!("prepare.lineage", search.find_address_space(lifeline));
+    prepared.template_search.as_ref().map_or(Ok(None), find)
+}
+
+async fn adopt_clone(
+    inner_pid: u64,
+    survey: &Survey,
+    injector: &mut Injector<'_>,
+) -> Result<TemplateClone, CaptureError> {
+    let is_filtered = survey.profiles.get(&survey.pid).is_some_and(|leader| leader.status.seccomp != 0);
+    let options = if is_filtered { ptrace::OPTION_SUSPEND_SECCOMP } else { 0 };
+    TemplateClone::adopt(inner_pid, survey.pid, survey.stat.start_ticks, options, injector).await
+}

@@ -1,0 +1,153 @@
+//! What a process keeps from fork(2) by MADV_DONTFORK, and a seed has all the same: it is a copy of the process, and a program
+//! such as Node.js, whose heap is marked so, is nothing without (decision 014).
+//!
+//! A clone that lacks something is smaller than the process, which the kernel tells at once. Only then are the two maps
+//! compared; what the clone lacks is what is marked, for both stand. The leader clones itself once more, within one script:
+//!
+//! ```text
+//!  madvise(MADV_DOFORK) of each run ─ clone ─ madvise(MADV_DONTFORK) of each run
+//! ```
+//!
+//! If we die, it runs the script to its end, and has its marks as before. Where the kernel allows no MADV_DOFORK (what a driver
+//! maps), an area stays absent.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::process::{self, MapEntry};
+use farfork_wire::PAGE_SIZE;
+
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::injection::injector::{InjectedCall, Injector};
+use crate::capture::injection::pages::{InjectionPages, SLOTS_BYTES_MIN};
+use crate::capture::injection::script::{self, ENTRY_BYTES, TRAILER_ENTRIES};
+use crate::capture::memory;
+use crate::capture::stop::stop_guard::StoppedThread;
+use crate::capture::template::clone_call;
+
+/// Most runs: what one script has room for, with two calls each. One that ran in several would leave marks lost if we died
+/// between two of them.
+const RUNS_MAX: usize = (SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1) / 2;
+
+/// What a process keeps from fork(2) and is to be carried.
+pub(in crate::capture) struct DontforkMemory {
+    /// Area by area, ascending.
+    pub(in crate::capture) ranges: Vec<Range<u64>>,
+    runs: Vec<MappingRun>,
+}
+
+/// What came of a second clone.
+pub(in crate::capture) struct SecondClone {
+    /// Its id in the leader's pid namespace.
+    pub(in crate::capture) inner_pid: u64,
+    /// Whether all in the leader is marked as before.
+    pub(in crate::capture) remark_result: Result<(), CaptureError>,
+    /// What the leader's desks hold, which the clone's do not.
+    pub(in crate::capture) saved_slots: Vec<u8>,
+}
+
+/// Areas with nothing between them but addresses at which nothing is mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct MappingRun {
+    range: Range<u64>,
+    has_holes: bool,
+}
+
+impl DontforkMemory {
+    /// What a clone lacks of a process that stands, with so much mapped; `None` where that is nothing.
+    pub(in crate::capture) fn find((pid, mapped): (i32, u64), clone: i32) -> Result<Option<Self>, CaptureError> {
+        if mapped == address_space_bytes(clone)? {
+            return Ok(None);
+        }
+        let map = |pid: i32| process::read_maps(pid).map_err(CaptureError::reading(pid, "the memory map"));
+        let (own, cloned) = (map(pid)?, map(clone)?);
+        let has: BTreeSet<u64> = cloned.iter().map(|entry| entry.start).collect();
+        let is_wanted = |entry: &MapEntry| !has.contains(&entry.start) && memory::is_private_anonymous(entry);
+        let (areas, runs) = (own.iter().filter(|entry| is_wanted(entry)), merge_mappings(&own, is_wanted));
+        let areas: Vec<Range<u64>> = areas.map(|entry| entry.start..entry.end).collect();
+        if runs.len() > RUNS_MAX {
+            let reason =
+                format!("it keeps memory from fork(2) (MADV_DONTFORK) at {} places, {RUNS_MAX} at most", runs.len());
+            return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
+        }
+        Ok((!areas.is_empty()).then_some(Self { ranges: areas, runs }))
+    }
+
+    /// Has the leader make a clone with all of it.
+    pub(in crate::capture) async fn clone_again(
+        &self,
+        (leader, leader_id): (&StoppedThread, u32),
+        (lifeline, mem): (&InjectionPages, &File),
+        injector: &mut Injector<'_>,
+    ) -> Result<SecondClone, CaptureError> {
+        let calls = self.script_calls();
+        let failed = |operation| CaptureError::tracing(operation, leader.tid);
+        let script = script::encode(&calls, (leader_id, leader_id), lifeline.end_signal());
+        let desks_before = lifeline.save_slots(mem).map_err(failed("read the calls of"))?;
+        mem.write_all_at(&script, lifeline.slot_address(0)).map_err(failed("write the calls of"))?;
+        let mut running = vec![lifeline.script_of(0, leader.tid, calls.len())];
+        injector.start_script(&running[0], &leader.registers)?;
+        injector.wait_scripts(&mut running, |_| true).await?;
+        let mut desk = vec![0; calls.len() * ENTRY_BYTES];
+        mem.read_exact_at(&mut desk, lifeline.slot_address(0)).map_err(failed("read the calls of"))?;
+        lifeline.restore_slots(&desks_before, mem).map_err(failed("write the calls of"))?;
+        let (at, marked) = (self.runs.len(), self.check_marks(leader.tid, &calls, &desk));
+        let inner_pid = calls[at].check_result(leader.tid, script::result_of(&desk, at))?;
+        Ok(SecondClone { inner_pid, remark_result: marked, saved_slots: desks_before })
+    }
+
+    fn script_calls(&self) -> Vec<InjectedCall> {
+        const MADVISE: u64 = 28;
+        const MADV_DONTFORK: u64 = 10;
+        const MADV_DOFORK: u64 = 11;
+        let advise = |name, advice| {
+            move |run: &MappingRun| {
+                InjectedCall::new(name, MADVISE, [run.range.start, run.range.end - run.range.start, advice])
+            }
+        };
+        let before = self.runs.iter().map(advise("madvise(MADV_DOFORK)", MADV_DOFORK));
+        let behind = self.runs.iter().map(advise("madvise(MADV_DONTFORK)", MADV_DONTFORK));
+        before.chain([clone_call()]).chain(behind).collect()
+    }
+
+    /// What was marked must be marked again. That an area cannot be handed down leaves it absent.
+    fn check_marks(&self, tid: i32, calls: &[InjectedCall], desk: &[u8]) -> Result<(), CaptureError> {
+        for (index, run) in self.runs.iter().enumerate() {
+            let result = script::result_of(desk, self.runs.len() + 1 + index);
+            if !(run.has_holes && result == UNMAPPED_RESULT) {
+                calls[self.runs.len() + 1 + index].check_result(tid, result)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What madvise(2) says when it has done its work and has come over addresses at which nothing is mapped.
+const UNMAPPED_RESULT: u64 = (rustix::io::Errno::NOMEM.raw_os_error() as u64).wrapping_neg();
+
+/// Areas that are wanted, as few runs.
+fn merge_mappings(map: &[MapEntry], is_wanted: impl Fn(&MapEntry) -> bool) -> Vec<MappingRun> {
+    let mut runs: Vec<MappingRun> = Vec::new();
+    let mut goes_on = false;
+    for entry in map {
+        let is_next = is_wanted(entry);
+        match runs.last_mut() {
+            Some(run) if is_next && goes_on => {
+                run.has_holes |= run.range.end != entry.start;
+                run.range.end = entry.end;
+            }
+            _ if is_next => runs.push(MappingRun { range: entry.start..entry.end, has_holes: false }),
+            _ => {}
+        }
+        goes_on = is_next;
+    }
+    runs
+}
+
+/// How much address space a process has.
+pub(in crate::capture) fn address_space_bytes(pid: i32) -> Result<u64, CaptureError> {
+    let line = process::read_line(&format!("/proc/{pid}/statm")).map_err(CaptureError::reading(pid, "statm"))?;
+    Ok(line.split_whitespace().next().and_then(|pages| pages.parse().ok()).map_or(0, |pages: u64| pages * PAGE_SIZE))
+}

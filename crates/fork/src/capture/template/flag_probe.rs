@@ -1,0 +1,92 @@
+//! The kernel's flags of a template's areas. They stand in `smaps` alone, which counts all pages of an area to print them:
+//! 20 ms a GiB, for which the first fork would wait. A process with the same areas and next to no pages tells the same in
+//! no time: a twin of the template, made while its large areas are marked to be wiped on fork, and ended at once.
+//!
+//! ```text
+//!  template   madvise(large area, MADV_WIPEONFORK) … ─ clone ─────────────────────────── wait4(twin)
+//!  twin                                                 └ born stopped ─ its smaps ─ killed
+//! ```
+//!
+//! The template keeps the marks: it is never forked again, and its pages stay. An area with pages cannot have had the mark
+//! in the parent, since fork(2) would have wiped it.
+
+use std::fs::File;
+
+use farfork_sys::process::{self, MapEntry};
+use farfork_sys::ptrace::{self, TraceeEvent};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::capture::error::CaptureError;
+use crate::capture::injection::injector::{InjectedCall, Injector};
+use crate::capture::injection::pages::InjectionPages;
+use crate::capture::injection::script;
+use crate::capture::state::inherited_state::InjectionTarget;
+use crate::capture::template::{TemplateClone, clone_call, reap_call};
+use crate::capture::tracer::deadline::Deadline;
+use crate::capture::tracer::executor::run_ready;
+
+/// Most areas that are marked: what a script has room for. Others are few and small, or their pages are copied.
+pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
+
+/// The areas of `clone`, with their flags, of which those in `large` have the mark `wf`.
+///
+/// # Errors
+/// A limit stands against one more process; the flags are still to be had of the template itself.
+pub(in crate::capture) fn read_flags(
+    clone: &TemplateClone,
+    large: &[&MapEntry],
+    (lifeline, mem): (&InjectionPages, &File),
+    injector: &mut Injector<'_>,
+) -> Result<Vec<MapEntry>, CaptureError> {
+    let subject = InjectionTarget { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
+    let calls: Vec<InjectedCall> = large.iter().map(|entry| wipe_on_fork_call(entry)).chain([clone_call()]).collect();
+    let desk = subject.run_script(&calls, lifeline, injector)?;
+    let result = |index: usize| calls[index].check_result(clone.pid, script::result_of(&desk, index));
+    let inner_id = result(large.len())?;
+    let twin = FlagProbe(run_ready(injector.wait_clone())?);
+    ptrace::set_options(twin.0, ptrace::OPTION_EXIT_KILL)
+        .map_err(CaptureError::tracing("set the options of", twin.0))?;
+    // The marks are judged when the twin is sure to end.
+    let marked: Result<Vec<u64>, _> = (0..large.len()).map(result).collect();
+    let areas = process::read_smaps(twin.0).map_err(CaptureError::reading(clone.pid, "the memory map"));
+    twin.kill_and_reap(injector.deadline());
+    run_ready(injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
+    marked.and(areas)
+}
+
+fn wipe_on_fork_call(entry: &MapEntry) -> InjectedCall {
+    const MADVISE: u64 = 28;
+    const MADV_WIPEONFORK: u64 = 18;
+    InjectedCall::new("madvise(MADV_WIPEONFORK)", MADVISE, [entry.start, entry.bytes(), MADV_WIPEONFORK])
+}
+
+/// A twin by its process id; 0 when it has ended.
+struct FlagProbe(i32);
+
+impl FlagProbe {
+    /// Kills it, and waits until it has ended.
+    fn kill_and_reap(mut self, deadline: &Deadline) {
+        self.kill();
+        while let Ok((tid, report)) = deadline.wait_report() {
+            if (tid, report) == (self.0, TraceeEvent::Ended) {
+                let _ = ptrace::reap(tid);
+                // Its number may be another's from now on.
+                self.0 = 0;
+                return;
+            }
+        }
+    }
+
+    fn kill(&self) {
+        if let Some(pid) = Pid::from_raw(self.0) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for FlagProbe {
+    /// One whose flags were not read must not stay.
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

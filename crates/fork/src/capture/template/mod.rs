@@ -1,0 +1,238 @@
+//! The template: a copy-on-write clone of a stopped process that never runs.
+//!
+//! ```text
+//!  born ─▶ apart (own session) ─▶ without files ─▶ described ─▶ parked (OOM order, callback's cgroup) ─▶ killed, reaped
+//! ```
+//!
+//! It is cloned with CLONE_PTRACE: frozen from its first moment, traced by the thread that traces the parent; and with CLONE_FILES:
+//! a table of its own would hold the parent's files open, whatever the parent closes (see [`open`](crate::capture::files::open)). It has no
+//! exit signal: the parent's waitpid(-1) does not see it. Its stack pointer is where nothing is mapped and its signals
+//! are blocked: let go by a tracer that died, it would die at its first instruction. Dead, it stays a zombie of the
+//! parent until the parent waits for it: [`Template::end`] makes it do so, in a pause of its main thread alone.
+
+pub(super) mod cloning;
+pub(super) mod dontfork;
+pub(super) mod flag_probe;
+
+use std::fs;
+use std::time::Duration;
+
+use farfork_container::OOM_SCORE_ADJUSTMENT;
+use farfork_sys::priority;
+use farfork_sys::process::{self, ProcStat, ProcStatus};
+use farfork_sys::ptrace::{self, Registers, TraceeEvent};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::error::CaptureError;
+use super::injection::injector::{InjectedCall, Injector, read_registers};
+use super::injection::script::EndSignal;
+use super::injection::sigreturn_frame::{self, Gadgets, SigreturnFrame};
+use super::open_memory;
+use super::state::ThreadExtendedState;
+use super::state::seccomp;
+use super::stop::stop_guard::StopGuard;
+use super::stop::{freezer, interrupted_calls, stop_thread};
+use super::tracer::deadline::{Deadline, WaitError};
+use super::tracer::executor::run_ready;
+use super::tracer::trace_lock::TraceLock;
+
+/// How long the end of a killed template is awaited.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long the parent's main thread may take to stop for reaping a template; beyond, the zombie stays until the
+/// parent ends.
+const REAP_LIMIT: Duration = Duration::from_millis(500);
+
+/// An address that is never mapped (vm.mmap_min_addr): a template's stack pointer.
+const UNMAPPED_STACK: u64 = 0x10;
+
+const CLONE: u64 = 56;
+const CLONE_FILES: u64 = 0x400;
+const CLONE_PTRACE: u64 = 0x2000;
+
+/// A clone that never runs. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct TemplateClone {
+    pub(super) pid: i32,
+    /// Its id in the parent's innermost pid namespace.
+    inner_pid: u64,
+    /// Registers for calls made in it.
+    pub(super) registers: Registers,
+    parent_pid: i32,
+    parent_start_ticks: u64,
+    syscall_address: u64,
+    has_ended: bool,
+}
+
+/// The call that makes a template.
+pub(super) fn clone_call() -> InjectedCall {
+    InjectedCall::new("clone", CLONE, [CLONE_PTRACE | CLONE_FILES, UNMAPPED_STACK])
+}
+
+/// The call that reaps a dead child of the caller, which knows it as `inner_id`; it never waits.
+pub(super) fn reap_call(inner_id: u64) -> InjectedCall {
+    const WAIT4: u64 = 61;
+    const WNOHANG: u64 = 1;
+    /// Also children without an exit signal.
+    const WAIT_ALL: u64 = 0x4000_0000;
+    InjectedCall::new("wait4", WAIT4, [inner_id, 0, WAIT_ALL | WNOHANG, 0])
+}
+
+impl TemplateClone {
+    /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`; `options` of ptrace are those that
+    /// it needs beside its own.
+    pub(super) async fn adopt(
+        inner_pid: u64,
+        parent: i32,
+        parent_start_ticks: u64,
+        options: usize,
+        injector: &mut Injector<'_>,
+    ) -> Result<Self, CaptureError> {
+        let pid = injector.wait_clone().await?;
+        ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
+            .map_err(CaptureError::tracing("set the options of template", pid))?;
+        // It runs for a moment only where we make it, and we wait for that. Without the right to, so be it.
+        let _ = priority::make_real_time(pid);
+        let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_address());
+        Ok(Self {
+            pid,
+            inner_pid,
+            registers,
+            parent_pid: parent,
+            parent_start_ticks,
+            syscall_address: syscall_at,
+            has_ended: false,
+        })
+    }
+
+    /// Its id in the parent's innermost pid namespace.
+    pub(super) fn inner_id(&self) -> u32 {
+        self.inner_pid as u32
+    }
+
+    /// Nothing more is made in it: an ordinary process, as control groups want it.
+    pub(super) fn clear_options(&self) {
+        let _ = priority::make_ordinary(self.pid);
+    }
+
+    /// Gives it a place in the OOM order.
+    pub(super) fn raise_oom_score(&self) -> Result<(), CaptureError> {
+        let path = format!("/proc/{}/oom_score_adj", self.pid);
+        let now: i32 = process::read_line(&path).ok().and_then(|line| line.parse().ok()).unwrap_or(0);
+        let wanted = template_oom_score(now);
+        if now < wanted {
+            fs::write(&path, wanted.to_string()).map_err(CaptureError::reading(self.pid, "oom_score_adj"))?;
+        }
+        Ok(())
+    }
+
+    /// Kills and reaps it, within limits. The zombie that remains in the parent is reaped by the parent's main thread.
+    /// `turn` is the parent's, where the caller has it.
+    pub(super) fn kill(&mut self, turn: Option<&TraceLock>) {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return;
+        }
+        // Its memory is torn down by itself, which takes long where it is large: nobody shall have to wait for that.
+        let _ = priority::make_ordinary(self.pid);
+        if let Some(pid) = Pid::from_raw(self.pid) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        if !self.wait_end() {
+            tracing::warn!(template = self.pid, "a killed template has not ended within {KILL_LIMIT:?}");
+            return;
+        }
+        match self.reap_in_parent(turn) {
+            Ok(()) => {}
+            Err(CaptureError::ProcessGone { .. }) => {}
+            Err(error) => {
+                tracing::debug!(template = self.pid, parent = self.parent_pid, %error, "a template stays a zombie until its parent ends");
+            }
+        }
+    }
+
+    fn wait_end(&self) -> bool {
+        let deadline = Deadline::after(KILL_LIMIT);
+        // Its end may have been taken before, when it was killed by somebody else.
+        if !matches!(ptrace::reap(self.pid), Ok(false)) {
+            return true;
+        }
+        while !deadline.is_over() {
+            match deadline.wait_report() {
+                Ok((tid, TraceeEvent::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
+                // Its last stop, told late.
+                Ok(_) => {}
+                Err(WaitError::TimedOut) => return false,
+                Err(WaitError::NoTracee) => return true,
+            }
+        }
+        false
+    }
+
+    /// Makes the parent's main thread wait for the dead template.
+    fn reap_in_parent(&self, turn: Option<&TraceLock>) -> Result<(), CaptureError> {
+        let pid = self.parent_pid;
+        let is_zombie = |stat: ProcStat| stat.state == 'Z' && stat.parent == pid;
+        if !ProcStat::read(self.pid).is_ok_and(is_zombie) {
+            return Ok(());
+        }
+        let _turn = match turn {
+            Some(_) => None,
+            None => Some(TraceLock::acquire(pid, REAP_LIMIT).ok_or(CaptureError::ProcessGone { pid })?),
+        };
+        let deadline = Deadline::after(REAP_LIMIT);
+        let is_parent = |stat: ProcStat| stat.start_ticks == self.parent_start_ticks;
+        if !ProcStat::read(pid).is_ok_and(is_parent) || freezer::freezing_group(pid).is_some() {
+            return Err(CaptureError::ProcessGone { pid });
+        }
+        interrupted_calls::observe_thread(pid);
+        let reaped = self.reap_in_stopped_parent(pid, &deadline);
+        interrupted_calls::settle_calls();
+        reaped
+    }
+
+    /// The same of a parent whose main thread alone is stopped for it.
+    fn reap_in_stopped_parent(&self, pid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
+        stop_thread(pid, deadline)?;
+        let mut stopped = StopGuard::new(pid, &[pid])?;
+        let status = ProcStatus::read(pid).map_err(CaptureError::reading(pid, "status"))?;
+        let (maps, mem) = (process::read_maps(pid), open_memory(pid));
+        let (maps, mem) = (maps.map_err(CaptureError::reading(pid, "the memory map"))?, mem?);
+        let leader = stopped.snapshot.leader();
+        let standing = ThreadExtendedState::read(pid)?;
+        let rescue = SigreturnFrame::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
+        let mut injector = Injector::new(pid, self.syscall_address, deadline);
+        seccomp::suspend(pid, &status)?;
+        let (rescued, end) = ((rescue.as_ref(), &mem), EndSignal::choose(&status, &stopped.snapshot));
+        let call = reap_call(self.inner_pid);
+        let reaped = sigreturn_frame::arm_leader(leader, end, rescued)
+            .and_then(|()| run_ready(injector.call_with_frame((pid, &leader.registers), call, rescue.as_ref(), &mem)));
+        sigreturn_frame::disarm_leader(leader, rescued);
+        stopped.add_withheld(&mut injector.withheld_signals);
+        reaped.map(drop)
+    }
+}
+
+impl Drop for TemplateClone {
+    fn drop(&mut self) {
+        self.kill(None);
+    }
+}
+
+/// Where a template is in the kernel's order of victims: half-way between the seed's children and its parent, or what has the
+/// default of 0. The kernel adds a thousandth of the memory for each point to what a process holds, so that a process goes
+/// before one that holds more only by less than their distance: a template holds as much as its parent, and often more
+/// than a child.
+fn template_oom_score(parents: i32) -> i32 {
+    if parents < OOM_SCORE_ADJUSTMENT { i32::midpoint(parents.max(0), OOM_SCORE_ADJUSTMENT) } else { parents }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::template_oom_score;
+
+    #[test]
+    fn a_template_goes_before_its_parent_and_after_children() {
+        assert_eq!((template_oom_score(0), template_oom_score(-1000), template_oom_score(500)), (450, 450, 700));
+        assert_eq!((template_oom_score(900), template_oom_score(1000)), (900, 1000), "of a child that is forked on");
+    }
+}

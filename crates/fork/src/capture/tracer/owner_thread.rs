@@ -1,0 +1,289 @@
+//! The thread that captures, and then owns the template until the seed is dropped: ptrace ties a tracee to a thread.
+//! Where a daemon keeps some ready, it is one of [`ready`](super::ready)'s.
+//!
+//! ```text
+//!  start ── thread ─▶ attempt ── begun ─▶ describe ── completed ─▶ parked ◀── Template dropped ── end, reap ─▶ thread ends
+//!                      └─ error: thread ends, and with it the kernel lets go of whatever did not stop
+//! ```
+//!
+//! A template that ends by itself (that of a child's seed does with the child) is reaped at once, whoever still has the seed: the
+//! kernel ends no pid namespace, and so no child, before all in it are.
+
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsFd as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use farfork_sys::companion::{self, CriticalSection};
+use farfork_sys::{pidfd, poll};
+
+use super::deadline::Deadline;
+use super::thread_pool;
+use crate::capture::attempt::{self, CaptureAttempt, CapturedProcess, SharedTreeState, TemplateProcess};
+use crate::capture::describe::{self, DescribedTree, LeftoverPages};
+use crate::capture::error::CaptureError;
+use crate::capture::stop::interrupted_calls;
+use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
+
+/// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
+/// hangs in a system call of the kernel's own making (a file of /proc whose lock is held). A look before the pause, or behind it, has no
+/// limit of its own, and takes seconds where some dozen others want each processor.
+pub const TIMEOUT_GRACE: Duration = Duration::from_secs(20);
+
+/// How long the end of a template may take: its kill and its reaping have limits that add up to less.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Stack of a tracer, in bytes; one is parked for each seed.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Stack of the thread that waits for a tracer's end, in bytes.
+const WAITER_STACK_BYTES: usize = 64 << 10;
+
+/// The name of a tracer.
+pub(super) const TRACER_NAME: &str = "tracer";
+
+/// The process that holds a seed's memory. Dropping it ends a template; a frozen parent runs on.
+#[derive(Debug)]
+pub struct Template {
+    /// Of each process, in the order of the descriptor's.
+    pids: Vec<i32>,
+    owner: ThreadId,
+    /// Its end lets the owner thread go on.
+    release_pipe: Option<PipeWriter>,
+    /// Ends with the owner thread.
+    owner_ended: Mutex<Receiver<()>>,
+}
+
+impl Template {
+    /// The template of the first process.
+    pub fn pid(&self) -> i32 {
+        self.pids[0]
+    }
+
+    /// The processes whose memory the seed's extents name, by their numbers.
+    pub fn pids(&self) -> &[i32] {
+        &self.pids
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        drop(self.release_pipe.take());
+        // An observer that does not want it: its thread ends it when it comes back.
+        if thread::current().id() == self.owner {
+            return;
+        }
+        let ended = self.owner_ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(END_LIMIT) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(template = self.pid(), "a template did not end within {END_LIMIT:?}");
+        }
+    }
+}
+
+/// A process that was captured as far as it is concerned: it runs, and nothing of it is refused any more but what only
+/// the kernel's own flags of an area tell. What its descriptor lacks is read of the template then.
+#[derive(Debug, Clone)]
+pub struct ReadyTemplate {
+    /// The process that holds the memory.
+    pub template_pid: i32,
+    /// The process's program and arguments.
+    pub arguments: Vec<String>,
+    /// Pages of its own that the template holds, in bytes.
+    pub populated_bytes: u64,
+    /// What is good to know of its children: what stays behind, what will differ.
+    pub notes: Vec<String>,
+    /// How long it took so far.
+    pub times: CaptureTimes,
+}
+
+/// Hears how a capture goes, in the thread that makes it: each hand-over to another would be one more wake-up on the way
+/// to the answer.
+pub trait CaptureCallbacks: Send {
+    /// It was begun, or failed. Tells whether the seed is wanted; else the template is ended, and nothing follows.
+    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool;
+
+    /// It was completed, or failed after all; then the template has ended already.
+    fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>);
+}
+
+/// A capture that a thread is to make.
+pub(in crate::capture) struct CaptureJob {
+    pid: i32,
+    options: CaptureOptions,
+    /// The phases of an attempt are parts of what the thread is in that asks for it.
+    phase: tracing::Span,
+    callbacks: Box<dyn CaptureCallbacks>,
+}
+
+/// Captures `pid` in a thread of its own.
+pub(in crate::capture) fn start_job(
+    pid: i32,
+    options: CaptureOptions,
+    observer: Box<dyn CaptureCallbacks>,
+) -> Result<(), CaptureError> {
+    let phase = tracing::debug_span!(target: "farfork::phase", "prepare.capture");
+    match thread_pool::submit(CaptureJob { pid, options, phase, callbacks: observer }) {
+        Ok(()) => Ok(()),
+        Err(job) => spawn_tracer(TRACER_NAME, move || run_owner(*job, || ())).map_err(CaptureError::ThreadStart),
+    }
+}
+
+/// The same in the calling thread, which then holds the template until it is dropped.
+pub(in crate::capture) fn run_job(pid: i32, options: CaptureOptions, observer: Box<dyn CaptureCallbacks>) {
+    run_owner(CaptureJob { pid, options, phase: tracing::Span::none(), callbacks: observer }, || ());
+}
+
+/// Starts a tracer: a [companion] of this process, so that who is stopped when this one is killed is let go as if nothing had happened.
+pub(in crate::capture) fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let attend = move || {
+        if let Err(error) = companion::run_companion(STACK_BYTES, life) {
+            tracing::error!(%error, "a tracer was ended: its seed is lost, or a process was let go in the middle of its capture");
+        }
+    };
+    let attendant = thread::Builder::new().name(name.to_owned()).stack_size(WAITER_STACK_BYTES);
+    // Tracers ask for others in their places.
+    companion::spawn_in_owner(attendant, attend)
+}
+
+/// The same, and waits for the end.
+pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
+    /// Passes the outcome on, and before it, as `None`, that the process was captured.
+    struct ChannelCallbacks(SyncSender<Option<Result<CapturedTree, CaptureError>>>);
+
+    impl CaptureCallbacks for ChannelCallbacks {
+        fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
+            let wanted = begun.is_ok();
+            drop(self.0.send(begun.err().map(Err)));
+            wanted
+        }
+
+        fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
+            // Where nobody waits any more, it comes back in the error and is dropped here.
+            drop(self.0.send(Some(captured)));
+        }
+    }
+
+    let limit = options.timeout;
+    let (answer, answered) = mpsc::sync_channel(2);
+    start_job(pid, options, Box::new(ChannelCallbacks(answer)))?;
+    let mut heard = answered.recv_timeout(limit + TIMEOUT_GRACE);
+    if matches!(heard, Ok(None)) {
+        heard = answered.recv_timeout(limit + TIMEOUT_GRACE);
+    }
+    match heard {
+        Ok(Some(captured)) => captured,
+        Ok(None) => Err(CaptureError::TracerLost { pid }),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(CaptureError::TimedOut { pid, limit, phase: "reading its state from the kernel" })
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(CaptureError::TracerLost { pid }),
+    }
+}
+
+/// The life of an owner thread. `is_done` is called when nobody waits for the capture any more, nor for what follows its answer.
+pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
+    let CaptureJob { pid, mut options, phase, callbacks: mut observer } = job;
+    let (kept, keep) = match thread_pool::take_pipe() {
+        Ok(ends) => ends,
+        Err(error) => {
+            observer.template_ready(Err(CaptureError::ThreadStart(error)));
+            return is_done();
+        }
+    };
+    // Who is stopped goes on, and is told of to the call timer, also where this process is killed meanwhile.
+    let pause = CriticalSection::enter();
+    let attempt = || phase.in_scope(|| attempt::capture_tree(pid, &options));
+    let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
+    drop(phase);
+    let CaptureAttempt { templates: mut held, processes: mut taken, shared, times } = match captured {
+        Ok(attempted) => attempted,
+        Err(error) => {
+            interrupted_calls::settle_calls();
+            drop(pause);
+            observer.template_ready(Err(error));
+            return is_done();
+        }
+    };
+    let begun = ReadyTemplate {
+        template_pid: held[0].pid(),
+        arguments: taken[0].arguments.clone(),
+        populated_bytes: shared.relations.with_own_memory(&taken).map(CapturedProcess::populated_bytes).sum(),
+        notes: attempt::collect_notes(&taken),
+        times,
+    };
+    // First of all: who hears that it has begun may wait for a thread of this process, or for a lock, and that may be killed meanwhile.
+    let left = interrupted_calls::settle_calls();
+    drop(pause);
+    let is_wanted = observer.template_ready(Ok(begun));
+    let threads = taken.iter_mut().flat_map(|one| &mut one.snapshot.threads);
+    threads.for_each(|thread| thread.pending_call = left.get(&thread.tid).copied());
+    if !is_wanted {
+        is_done();
+        let all = held.into_iter().zip(&taken);
+        return all.for_each(|(held, taken)| held.abort(&taken.pages, taken.survey.syscall_address, None));
+    }
+    let (ends_with_us, ended) = mpsc::channel();
+    let pids = held.iter().map(TemplateProcess::pid).collect();
+    let template =
+        Template { pids, owner: thread::current().id(), release_pipe: Some(keep), owner_ended: Mutex::new(ended) };
+    // What is left has the limit for itself: the process runs, and its seed is promised.
+    let deadline = Deadline::after(options.timeout);
+    let completed = complete_capture(&options, &mut held, (taken, shared), &deadline, (template, times));
+    let leftovers = match completed {
+        Ok((captured, leftovers)) => {
+            observer.capture_completed(Ok(captured));
+            leftovers
+        }
+        Err(error) => {
+            held.iter_mut().for_each(|held| held.release(None));
+            observer.capture_completed(Err(error));
+            return is_done();
+        }
+    };
+    drop(observer);
+    is_done();
+    leftovers.unmap(&held, &deadline);
+    drop(deadline);
+    park_templates(&mut options, &held, &kept);
+    held.iter_mut().for_each(|held| held.release(None));
+    drop(held);
+    drop(ends_with_us);
+}
+
+/// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
+fn complete_capture(
+    options: &CaptureOptions,
+    held: &mut [TemplateProcess],
+    (taken, shared): (Vec<CapturedProcess>, SharedTreeState),
+    deadline: &Deadline,
+    (template, times): (Template, CaptureTimes),
+) -> Result<(CapturedTree, LeftoverPages), CaptureError> {
+    let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
+    let describe = || describe::describe_tree(options, held, taken, shared, deadline);
+    let described = catch_unwind(AssertUnwindSafe(describe));
+    let DescribedTree { descriptor, shared_copies, held_files, leftovers } =
+        described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
+    let times = CaptureTimes { describe: begun.elapsed(), ..times };
+    Ok((CapturedTree { descriptor, template, shared_copies, held_files, times }, leftovers))
+}
+
+/// Holds the templates until nobody wants them any more, or the first has ended.
+fn park_templates(options: &mut CaptureOptions, held: &[TemplateProcess], kept: &PipeReader) {
+    for clone in held.iter().filter_map(TemplateProcess::as_clone) {
+        clone.clear_options();
+        if let Some(on_template) = &mut options.on_template {
+            on_template(clone.pid);
+        }
+    }
+    // Nothing is ever written: this is the end of `keep`.
+    let waited = match pidfd::open(held[0].pid()) {
+        Ok(template) => poll::wait_either(template.as_fd(), kept.as_fd()),
+        Err(_) => poll::wait_either(kept.as_fd(), kept.as_fd()),
+    };
+    if let Err(error) = waited {
+        tracing::warn!(template = held[0].pid(), %error, "a template is given up, since it cannot be waited for");
+    }
+}

@@ -1,0 +1,292 @@
+//! Who is whose child, in which group and in which session, by the ids that the processes themselves know.
+//!
+//! The session and the group of the first process are not in a child's container: there it leads its own, and who shared
+//! them with it shares these. A process can be born into the session that its parent has, or had before it began one; or into that of
+//! a child of its parent which has ended since, and left it to that.
+
+use std::collections::BTreeMap;
+
+use farfork_sys::process::{ProcStat, ProcStatus};
+use farfork_wire::descriptor::{ProcessRelations, Zombie};
+
+use super::shared_tables::SharedTables;
+use super::{ProcessTree, StopReport, TreeProcess, UnreapedChild};
+use crate::capture::error::Refusal;
+use crate::capture::files::SessionMember;
+
+/// How the processes of a tree belong together.
+#[derive(Debug, Default)]
+pub(in super::super) struct TreeRelations {
+    /// Of each process but the first.
+    pub(super) kinships: Vec<ProcessRelations>,
+    /// Whether a signal had stopped each of them, and whether its parent had waited for that.
+    pub(super) stop_reports: Vec<Option<StopReport>>,
+    pub(super) zombies: Vec<Zombie>,
+    /// The ids that processes know, by those that we do.
+    pub(in super::super) inner_ids: BTreeMap<i32, u32>,
+    /// For whose a terminal is: of the living by their numbers, then of those who have ended.
+    pub(in super::super) session_members: Vec<SessionMember>,
+    /// Groups whose leaders have ended and were waited for, with their sessions.
+    leaderless_groups: BTreeMap<u32, u32>,
+}
+
+impl TreeRelations {
+    /// Those of a tree that stood; or what cannot be made again.
+    pub(in super::super) fn from_tree(family: &ProcessTree) -> Result<Self, Vec<Refusal>> {
+        let ProcessTree { processes: relatives, unreaped: dead, .. } = family;
+        let living = relatives.iter().map(|one| (one.pid(), one.prepared.survey.inner_id()));
+        let ids: BTreeMap<i32, u32> = living.chain(dead.iter().map(|one| (one.pid, one.inner_id))).collect();
+        let mut kin = Self { inner_ids: ids, ..Self::default() };
+        let (first, others) = relatives.split_at(1);
+        let first = (first[0].pid(), &first[0].stat);
+        let own = kin.inner_ids[&first.0];
+        kin.session_members.push(session_member(first, own, own));
+        let mut refusals = Vec::new();
+        for one in others {
+            let status = one.prepared.survey.profiles.get(&one.pid()).map(|leader| &leader.status);
+            match kin.build_kinship(first, (one.pid(), &one.stat, status), one.parent) {
+                Ok(kinship) => {
+                    let SharedTables { directory, files, memory, handlers } = one.shared_tables;
+                    kin.session_members.push(session_member((one.pid(), &one.stat), kinship.session, kinship.group));
+                    kin.kinships.push(ProcessRelations {
+                        shares_fs: directory,
+                        shares_files: files,
+                        shares_memory: memory,
+                        shares_handlers: handlers,
+                        ..kinship
+                    });
+                }
+                Err(refusal) => refusals.push(refusal),
+            }
+            kin.stop_reports.push(one.stop_report);
+        }
+        for one in dead {
+            match kin.build_kinship(first, (one.pid, &one.stat, None), one.parent) {
+                Ok(kinship) => {
+                    let ended = session_member((one.pid, &one.stat), kinship.session, kinship.group);
+                    kin.session_members.push(SessionMember { has_ended: true, ..ended });
+                    kin.zombies.push(build_zombie(one, kinship));
+                }
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+        if refusals.is_empty() {
+            kin.check_sessions(family, &mut refusals);
+            kin.add_group_leaders(family, &mut refusals);
+            kin.check_shared_memory_sessions(family, &mut refusals);
+        }
+        if refusals.is_empty() { Ok(kin) } else { Err(refusals) }
+    }
+
+    /// Of something of each process, that of those whose memory is not their parents'.
+    pub(in super::super) fn with_own_memory<'a, T>(&'a self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
+        let (first, others) = all.split_at(1);
+        let others = others.iter().zip(&self.kinships).filter(|(_, kinship)| !kinship.shares_memory);
+        first.iter().chain(others.map(|(one, _)| one))
+    }
+
+    /// `status` is known of the living.
+    fn build_kinship(
+        &mut self,
+        first: (i32, &ProcStat),
+        (pid, stat, status): (i32, &ProcStat, Option<&ProcStatus>),
+        parent: usize,
+    ) -> Result<ProcessRelations, Refusal> {
+        let known = |id: i32, of_first: i32| {
+            let known = if id == of_first { self.inner_ids.get(&first.0) } else { self.inner_ids.get(&id) };
+            known.copied()
+        };
+        let refuse = |what: &str, id: i32| {
+            let reason =
+                format!("the process that leads its {what} ({id}) has ended, or is no descendant of pid {}", first.0);
+            Refusal::new(format!("pid {pid}"), reason)
+        };
+        let session = known(stat.session, first.1.session);
+        let session = session.or_else(|| inner_id_of_ended_leader(stat.session, &status?.session_ids));
+        let session = session.ok_or_else(|| refuse("session", stat.session))?;
+        let group = match known(stat.group, first.1.group) {
+            Some(group) => group,
+            None => {
+                let group = status.and_then(|status| inner_id_of_ended_leader(stat.group, &status.group_ids));
+                let group = group.ok_or_else(|| refuse("process group", stat.group))?;
+                self.leaderless_groups.insert(group, session);
+                group
+            }
+        };
+        Ok(ProcessRelations { exit_signal: stat.exit_signal, ..bare_kinship(parent as u32, group, session) })
+    }
+
+    /// A group whose leader has ended needs somebody to lead it for a moment, until others have joined it: a child of who leads its
+    /// session, or of anybody in that.
+    fn add_group_leaders(&mut self, family: &ProcessTree, refusals: &mut Vec<Refusal>) {
+        for (group, session) in std::mem::take(&mut self.leaderless_groups) {
+            // Who made the session leads its first group, too.
+            if self.zombies.iter().any(|zombie| zombie.pid == group) {
+                continue;
+            }
+            let leads = |one: &TreeProcess| self.inner_ids.get(&one.pid()) == Some(&session);
+            let is_inside =
+                || self.kinships.iter().position(|kinship| kinship.session == session).map(|index| index + 1);
+            let Some(parent) = family.processes.iter().position(leads).or_else(is_inside) else {
+                let reason = format!("nobody is in its session {session} who could make it again");
+                refusals.push(Refusal::new(format!("process group {group}"), reason));
+                continue;
+            };
+            self.zombies.push(short_lived_leader(group, bare_kinship(parent as u32, group, session)));
+        }
+    }
+
+    /// A group may be in the foreground of a session's terminal still when all of it have ended and were waited for: until that is so
+    /// again, a child of who leads the session leads it. Its number is known only where processes know the ids that we do.
+    pub(in super::super) fn add_foreground_leader(&mut self, session: i32, group: i32) {
+        let leader = self.session_members.iter().position(|seat| (seat.pid, seat.has_ended) == (session, false));
+        let Some(parent) = leader.filter(|number| *number == 0 || !self.kinships[number - 1].shares_memory) else {
+            return;
+        };
+        let (inner_session, inner_group) = (self.session_members[parent].session.1, group.unsigned_abs());
+        let knows_ours = inner_session == session.unsigned_abs() && group > 0;
+        let is_taken = self.session_members.iter().any(|seat| seat.group.0 == group)
+            || self
+                .inner_ids
+                .values()
+                .chain(self.zombies.iter().map(|zombie| &zombie.pid))
+                .any(|id| *id == inner_group);
+        if knows_ours && !is_taken {
+            let (session, group) = ((session, inner_session), (group, inner_group));
+            self.session_members.push(SessionMember { pid: group.0, session, group, terminal: None, has_ended: true });
+            self.zombies.push(short_lived_leader(group.1, bare_kinship(parent as u32, group.1, session.1)));
+        }
+    }
+
+    /// Whether each process can be born into its session. Where who made that has ended, one who ends again does, and leaves those
+    /// who inherited it to its parent.
+    fn check_sessions(&mut self, family: &ProcessTree, refusals: &mut Vec<Refusal>) {
+        // By number: the session that a process is born into, and the one that it has.
+        let mut sessions = vec![(0, self.inner_ids[&family.processes[0].pid()])];
+        for (index, one) in family.processes[1..].iter().enumerate() {
+            let (pid, mut kinship) = (self.inner_ids[&one.pid()], self.kinships[index]);
+            kinship.is_session_orphan =
+                !can_have_session(&kinship, pid, &sessions) && self.can_inherit_session(&kinship);
+            self.kinships[index] = kinship;
+            let (_, has) = sessions[kinship.parent as usize];
+            if kinship.is_session_orphan {
+                sessions.push((kinship.session, kinship.session));
+                continue;
+            }
+            if !can_have_session(&kinship, pid, &sessions) {
+                refusals.push(session_refusal(one.pid(), &kinship));
+            }
+            let birth = if kinship.session == pid || kinship.session == has {
+                has
+            } else {
+                sessions[kinship.parent as usize].0
+            };
+            sessions.push((birth, kinship.session));
+        }
+        for (zombie, dead) in self.zombies.iter().zip(&family.unreaped) {
+            if !can_have_session(&zombie.relations, zombie.pid, &sessions) {
+                refusals.push(session_refusal(dead.pid, &zombie.relations));
+            }
+        }
+    }
+
+    /// Whether who has its parent's memory can be born when that is there: into the session that its parent has by then. What it
+    /// forked with memory of its own is refused before; what has ended since, here.
+    fn check_shared_memory_sessions(&self, family: &ProcessTree, refusals: &mut Vec<Refusal>) {
+        let session_of = |number: u32| match number.checked_sub(1) {
+            Some(member) => self.kinships[member as usize].session,
+            None => self.inner_ids[&family.processes[0].pid()],
+        };
+        let has_parents_memory = |number: u32| family.processes[number as usize].shares_memory();
+        for (one, kinship) in
+            family.processes[1..].iter().zip(&self.kinships).filter(|(_, kinship)| kinship.shares_memory)
+        {
+            if ![self.inner_ids[&one.pid()], session_of(kinship.parent)].contains(&kinship.session) {
+                refusals.push(session_refusal(one.pid(), kinship));
+            }
+        }
+        for zombie in self.zombies.iter().filter(|zombie| has_parents_memory(zombie.relations.parent)) {
+            let parent = family.processes[zombie.relations.parent as usize].pid();
+            let reason = format!(
+                "it has ended, and its parent, pid {parent}, has its address space from another (CLONE_VM); that is not carried"
+            );
+            refusals.push(Refusal::new(format!("pid {}", zombie.pid), reason));
+        }
+    }
+
+    /// Whether who led a process's session, and has ended, was a child of its parent, and can have left it to that.
+    fn can_inherit_session(&mut self, heir: &ProcessRelations) -> bool {
+        if heir.shares_fs || heir.shares_files || heir.shares_memory {
+            return false;
+        }
+        if let Some(leader) = self.zombies.iter().find(|zombie| zombie.pid == heir.session) {
+            return leader.relations.parent == heir.parent && leader.relations.session == leader.pid;
+        }
+        let is_alive = self.inner_ids.values().any(|id| *id == heir.session);
+        if !is_alive {
+            self.zombies.push(short_lived_leader(heir.session, bare_kinship(heir.parent, heir.session, heir.session)));
+        }
+        !is_alive
+    }
+
+    /// Whether those who inherited sessions go to their parents when those who leave them end. `reapers`: of each process its id,
+    /// and whether others' children come to it.
+    pub(in super::super) fn check_reapers(&self, reapers: &[(u32, bool)]) -> Result<(), Vec<Refusal>> {
+        let heirs = self.kinships.iter().zip(&reapers[1..]).filter(|(kinship, _)| kinship.is_session_orphan);
+        let lost = heirs.filter(|(kinship, _)| !reapers[kinship.parent as usize].1);
+        let refusals: Vec<Refusal> = lost.map(|(kinship, (heir, _))| session_refusal(*heir as i32, kinship)).collect();
+        if refusals.is_empty() { Ok(()) } else { Err(refusals) }
+    }
+}
+
+/// Somebody without anything in common with its parent.
+fn bare_kinship(parent: u32, group: u32, session: u32) -> ProcessRelations {
+    ProcessRelations {
+        parent,
+        group,
+        session,
+        exit_signal: 0,
+        shares_fs: false,
+        shares_files: false,
+        shares_memory: false,
+        shares_handlers: false,
+        is_session_orphan: false,
+    }
+}
+
+/// The id of a group or session, as its members know it, whose leader has ended: `ids` are what its id is in each pid namespace.
+fn inner_id_of_ended_leader(id: i32, ids: &[u32]) -> Option<u32> {
+    let inner = ids.last().filter(|inner| **inner != 0)?;
+    (ids.first() == Some(&id.unsigned_abs())).then_some(*inner)
+}
+
+/// Whether a process makes its session, or has it from its parent, who had it when it was born or has it now.
+fn can_have_session(kinship: &ProcessRelations, pid: u32, sessions: &[(u32, u32)]) -> bool {
+    let (born, has) = sessions[kinship.parent as usize];
+    [pid, born, has].contains(&kinship.session)
+}
+
+fn session_refusal(pid: i32, kinship: &ProcessRelations) -> Refusal {
+    let reason = format!("its session {} is not its parent's: what made it so cannot be done again", kinship.session);
+    Refusal::new(format!("pid {pid}"), reason)
+}
+
+/// Somebody who has ended, and of whom only an id is left, that of a group or a session.
+fn short_lived_leader(pid: u32, kinship: ProcessRelations) -> Zombie {
+    Zombie { pid, relations: kinship, status: 0, name: Vec::new(), is_reaped: true }
+}
+
+fn session_member((pid, stat): (i32, &ProcStat), session: u32, group: u32) -> SessionMember {
+    SessionMember {
+        pid,
+        session: (stat.session, session),
+        group: (stat.group, group),
+        terminal: stat.terminal,
+        has_ended: false,
+    }
+}
+
+fn build_zombie(dead: &UnreapedChild, kinship: ProcessRelations) -> Zombie {
+    let (pid, status, name) = (dead.inner_id, dead.stat.exit_code, dead.stat.name.clone());
+    Zombie { pid, relations: kinship, status, name, is_reaped: false }
+}

@@ -1,0 +1,114 @@
+//! Which areas of memory a core file has, and what of them: as the kernel's own (core(5), coredump_filter 0x33 less shared
+//! files). What a program marked with MADV_DONTDUMP is left out.
+
+use std::ops::Range;
+
+use farfork_sys::pagemap::{PageRegion, PageTables, ScanDetail};
+use farfork_sys::process::{self, MapEntry};
+use farfork_sys::process_memory::read_process;
+use farfork_wire::PAGE_SIZE;
+
+use super::CoreError;
+
+const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
+
+/// What of an area is in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SegmentContents {
+    /// Nothing: it is on a disk, or is not to be told.
+    Omitted,
+    /// The first page, which says which file it is.
+    FirstPage,
+    /// Pages that are there; the others are zero.
+    Populated,
+    /// All that can be read.
+    All,
+}
+
+/// An area.
+#[derive(Debug)]
+pub(super) struct CoreSegment {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// PROT_* bits.
+    pub(super) protection: u8,
+    pub(super) contents: SegmentContents,
+    /// Pages that are there, where that matters.
+    populated_ranges: Vec<Range<u64>>,
+    /// Path of the file that it maps, and the offset in it.
+    pub(super) file: Option<(Vec<u8>, u64)>,
+}
+
+impl CoreSegment {
+    /// How many bytes of it stand in the file, holes included.
+    pub(super) fn file_bytes(&self) -> u64 {
+        match self.contents {
+            SegmentContents::Omitted => 0,
+            SegmentContents::FirstPage => PAGE_SIZE,
+            SegmentContents::Populated | SegmentContents::All => self.end - self.start,
+        }
+    }
+
+    /// What is to be read.
+    pub(super) fn readable_ranges(&self) -> Vec<Range<u64>> {
+        match self.contents {
+            SegmentContents::Populated => self.populated_ranges.clone(),
+            _ => std::iter::once(self.start..self.start + self.file_bytes()).collect(),
+        }
+    }
+}
+
+/// The areas of a process that stands still.
+pub(super) fn read_segments(pid: i32) -> Result<Vec<CoreSegment>, CoreError> {
+    let entries = process::read_smaps(pid).map_err(CoreError::read_error("memory map"))?;
+    let mut tables = PageTables::open(pid).map_err(CoreError::read_error("page tables"))?;
+    let mut areas = Vec::with_capacity(entries.len());
+    for entry in entries {
+        // The kernel's own pages, which nobody else can read.
+        if entry.path.starts_with(b"[vvar") || entry.path == b"[vsyscall]" {
+            continue;
+        }
+        let mut regions = Vec::new();
+        let scanned = tables.scan_populated(entry.start, entry.end, ScanDetail::Owner, &mut regions);
+        scanned.map_err(CoreError::read_error("page tables"))?;
+        areas.push(CoreSegment {
+            contents: select_contents(pid, &entry, &regions),
+            start: entry.start,
+            end: entry.end,
+            protection: entry.protection,
+            populated_ranges: regions.iter().map(|region| region.start..region.end).collect(),
+            file: is_file_mapping(&entry).then(|| (entry.path.clone(), entry.offset)),
+        });
+    }
+    Ok(areas)
+}
+
+fn is_file_mapping(entry: &MapEntry) -> bool {
+    entry.inode != 0 && entry.path.first() == Some(&b'/')
+}
+
+/// Memory that has the form of a file, and no path leads to.
+fn is_unlinked(entry: &MapEntry) -> bool {
+    let starts: [&[u8]; 3] = [b"/memfd:", b"/dev/zero", b"/SYSV"];
+    starts.iter().any(|start| entry.path.starts_with(start)) || entry.path.ends_with(b" (deleted)")
+}
+
+fn select_contents(pid: i32, entry: &MapEntry, regions: &[PageRegion]) -> SegmentContents {
+    let is_told = !["dd", "io", "pf"].iter().any(|flag| entry.has_flag(flag));
+    let is_written = regions.iter().any(|region| !region.is_file());
+    match (is_told, is_file_mapping(entry)) {
+        (false, _) => SegmentContents::Omitted,
+        (true, false) if entry.path == b"[vdso]" => SegmentContents::All,
+        (true, false) => SegmentContents::Populated,
+        (true, true) if entry.is_shared && !is_unlinked(entry) => SegmentContents::Omitted,
+        (true, true) if entry.is_shared || is_written || is_unlinked(entry) => SegmentContents::All,
+        (true, true) if starts_with_elf_header(pid, entry) => SegmentContents::FirstPage,
+        (true, true) => SegmentContents::Omitted,
+    }
+}
+
+/// Whether the area begins with the header of a program or library, in which its build id is found.
+fn starts_with_elf_header(pid: i32, entry: &MapEntry) -> bool {
+    let mut magic = [0; ELF_MAGIC.len()];
+    entry.offset == 0 && read_process(pid, entry.start, &mut magic).is_ok() && magic == *ELF_MAGIC
+}

@@ -1,0 +1,156 @@
+//! Huge pages for a process that runs: small pages of which nearly 2 MiB are there become one huge page, in the background,
+//! by MADV_COLLAPSE from outside. No program need ask for it, and the machine's settings need not change.
+//!
+//! What for: a fork, and so a prepare, copies an entry for each page, and a huge page has one where small ones have 512.
+//! `docs/decisions/012-huge-pages.md` has what it costs. What is shared with a fork of the process, unless
+//! its tender is told otherwise, or was said to stay small (MADV_NOHUGEPAGE), stays as it is. Which processes are tended, and
+//! when, is their callers' business.
+
+mod candidates;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use farfork_sys::huge_page::{HUGE_PAGE_BYTES, collapse_huge_page};
+use farfork_sys::pagemap::{PageTables, ScanDetail};
+use farfork_sys::pidfd::wait_exit;
+use farfork_sys::process::{MapEntry, read_maps};
+use farfork_sys::process_identity::ProcessIdentity;
+
+/// Rest after each huge page, as a multiple of the time that it took: the process has at least four fifths of the time in
+/// which it may change its memory map, and a CPU as much.
+const REST_FACTOR: u32 = 4;
+
+/// Shortest and longest pause between two rounds: while pages are found, and while there were none for long.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(4);
+
+/// A unit that stayed small is tried again after so many rounds: what keeps it so may pass.
+const RETRY_ROUNDS: u32 = 16;
+
+/// Tends one process.
+#[derive(Debug)]
+pub struct HugePageCollapser {
+    process: ProcessIdentity,
+    pidfd: OwnedFd,
+    /// Whether what it shares with its forks is put together too.
+    includes_shared: bool,
+    /// Units that stayed small.
+    failed_units: BTreeSet<u64>,
+    round_count: u32,
+    pause: Duration,
+}
+
+impl HugePageCollapser {
+    /// One for a process; `None` where it has ended.
+    ///
+    /// # Errors
+    /// As pidfd_open(2).
+    pub fn open(process: ProcessIdentity) -> io::Result<Option<Self>> {
+        let tender = |pidfd| Self {
+            process,
+            pidfd,
+            includes_shared: false,
+            failed_units: BTreeSet::new(),
+            round_count: 0,
+            pause: PAUSE_MIN,
+        };
+        Ok(process.open()?.map(tender))
+    }
+
+    /// The same, which puts together what the process shares with its forks too: they keep the small pages, as long as they live.
+    pub fn include_shared(self) -> Self {
+        Self { includes_shared: true, ..self }
+    }
+
+    /// Tends it until it ends.
+    ///
+    /// # Errors
+    /// EPERM without CAP_SYS_NICE and the right to trace it.
+    pub fn run(mut self) -> io::Result<()> {
+        while !wait_exit(&self.pidfd, self.pause)? {
+            self.run_round(PAUSE_MAX)?;
+        }
+        Ok(())
+    }
+
+    /// How long to wait before the next round.
+    pub fn pause(&self) -> Duration {
+        self.pause
+    }
+
+    /// Goes once through its memory, for at most about `limit`; gives how many huge pages came of it. One whose memory is
+    /// gone has none.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_round(&mut self, limit: Duration) -> io::Result<usize> {
+        self.round_count += 1;
+        if self.round_count.is_multiple_of(RETRY_ROUNDS) {
+            self.failed_units.clear();
+        }
+        let made = match self.collapse_candidates(limit) {
+            Err(error) if is_process_gone(&error) => 0,
+            round => round?,
+        };
+        self.pause = if made > 0 { PAUSE_MIN } else { (2 * self.pause).min(PAUSE_MAX) };
+        Ok(made)
+    }
+
+    fn collapse_candidates(&mut self, limit: Duration) -> io::Result<usize> {
+        // Opened anew each time: the process may be another program by now.
+        let mut tables = PageTables::open(self.process.pid)?;
+        let (began, mut made) = (Instant::now(), 0);
+        for unit in find_candidates(self.process.pid, &mut tables)? {
+            if began.elapsed() >= limit {
+                break;
+            }
+            let stays =
+                || Ok::<_, io::Error>(!self.includes_shared && tables.is_any_shared(unit, unit + HUGE_PAGE_BYTES)?);
+            if self.failed_units.contains(&unit) || stays()? {
+                continue;
+            }
+            let started = Instant::now();
+            if collapse_huge_page(self.pidfd.as_fd(), unit)? {
+                made += 1;
+            } else {
+                self.failed_units.insert(unit);
+            }
+            if wait_exit(&self.pidfd, REST_FACTOR * started.elapsed())? {
+                break;
+            }
+        }
+        Ok(made)
+    }
+}
+
+/// The units of a process that could become huge pages now.
+fn find_candidates(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
+    let (mut units, mut regions) = (Vec::new(), Vec::new());
+    for area in read_maps(pid)?.iter().filter(|area| can_be_huge(area)) {
+        regions.clear();
+        tables.scan_populated(area.start, area.end, ScanDetail::Populated, &mut regions)?;
+        let small = regions.iter().filter(|region| !region.is_huge() && !region.is_guard());
+        units.extend(candidates::find_collapsible_units(
+            area.start..area.end,
+            small.map(|region| region.start..region.end),
+        ));
+    }
+    Ok(units)
+}
+
+/// Private memory without a file, with room for a huge page.
+fn can_be_huge(area: &MapEntry) -> bool {
+    let first_unit = area.start.next_multiple_of(HUGE_PAGE_BYTES);
+    !area.is_shared && area.inode == 0 && first_unit + HUGE_PAGE_BYTES <= area.end && !area.path.starts_with(b"[v")
+}
+
+/// Whether it says that the process, or its memory, is gone.
+fn is_process_gone(error: &io::Error) -> bool {
+    let ended = rustix::io::Errno::SRCH.raw_os_error();
+    error.kind() == io::ErrorKind::NotFound
+        || error.kind() == io::ErrorKind::UnexpectedEof
+        || error.raw_os_error() == Some(ended)
+}

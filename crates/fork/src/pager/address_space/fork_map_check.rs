@@ -1,0 +1,140 @@
+//! What a space knows of its last changes and of its fork, and its kernel as the witness of that (`fork_order`).
+
+use farfork_sys::userfaultfd::{RangeError, RangeErrorCause};
+use farfork_wire::PAGE_SIZE;
+
+use super::AddressSpace;
+use crate::pager::address_space::install::InstallOutcome;
+use crate::pager::address_space::slot_bitmap::SlotBitmap;
+use crate::pager::journal::AddressSpaceId;
+use crate::pager::page_map::fork_order::{self, ForkMapCheck, MapChange, UnresolvedFork};
+use crate::pager::page_map::{MapSegment, PageMap};
+use crate::pager::plan::slot_index::SlotIndex;
+
+impl AddressSpace {
+    /// Doubts what it has of its parent's last changes.
+    pub(in crate::pager) fn set_unresolved_fork(&mut self, parent: AddressSpaceId, parents_recent: &[MapChange]) {
+        self.unresolved_fork = Some(Box::new(UnresolvedFork::new(parent, parents_recent.to_vec())));
+    }
+
+    /// What is to be found out of it, if anything is.
+    pub(in crate::pager) fn unresolved_fork_mut(&mut self) -> Option<&mut UnresolvedFork> {
+        self.unresolved_fork.as_deref_mut()
+    }
+
+    /// Whether its map is known. If not, nothing is installed.
+    pub(in crate::pager) fn is_map_certain(&self) -> bool {
+        self.unresolved_fork.is_none() && !self.page_map.has_displaced_ranges()
+    }
+
+    /// The same; looks whether there is anything to be heard, where that is the question.
+    pub(in crate::pager) fn check_map_certain(&mut self) -> bool {
+        if !self.is_map_certain() {
+            self.clear_if_quiet();
+        }
+        self.is_map_certain()
+    }
+
+    /// Changes of its map that a fork of its may not have.
+    pub(in crate::pager) fn recent_changes(&self) -> &[MapChange] {
+        &self.recent_changes
+    }
+
+    /// Where nothing is to be heard of it, forgets its last changes: all forks have them that are still to be heard of.
+    pub(in crate::pager) fn clear_if_quiet(&mut self) {
+        let is_any = !self.recent_changes.is_empty() || self.page_map.has_late_events();
+        if is_any && self.unresolved_fork.is_none() && self.uffd.has_no_pending_events() {
+            self.clear_recent_changes();
+        }
+    }
+
+    fn clear_recent_changes(&mut self) {
+        self.recent_changes.clear();
+        self.kernel_filled.clear();
+        self.page_map.clear_late_events();
+    }
+
+    /// The same, where a page could be installed: no change was to be heard of then. What was discarded may be there once more, so
+    /// that a fork which has it says nothing of the discard.
+    pub(super) fn clear_after_install(&mut self, outcome: &InstallOutcome) {
+        if matches!(outcome, InstallOutcome::Complete) && self.is_map_certain() {
+            self.clear_recent_changes();
+        }
+    }
+
+    /// Asks the kernel what it has of its parent's changes, all of which were heard. Its map at the fork, where that is another than was
+    /// thought; its own changes are to be made to that again.
+    ///
+    /// # Errors
+    /// [`Cause::Changing`] where a change of its own is to be heard first; [`Cause::Gone`].
+    pub(in crate::pager) fn resolve_fork_map(&self, populated: &SlotIndex) -> Result<Option<PageMap>, RangeErrorCause> {
+        let Some(doubt) = self.unresolved_fork.as_ref().filter(|doubt| doubt.has_changes()) else { return Ok(None) };
+        let mut map = self.page_map.clone();
+        MapChange::revert_all(&self.recent_changes, &mut map);
+        doubt.resolve(&map, KernelForkCheck { space: self, populated })
+    }
+
+    /// Is in no doubt any more. What its parent was still to tell is told to nobody else.
+    pub(in crate::pager) fn accept_map(&mut self) {
+        self.unresolved_fork = None;
+        let mut map = std::mem::take(&mut self.page_map);
+        MapChange::revert_all(&self.recent_changes, &mut map);
+        self.rebase_on_map(map);
+    }
+
+    /// Had this map when it was forked.
+    pub(in crate::pager) fn rebase_on_map(&mut self, mut map: PageMap) {
+        map.clear_late_events();
+        self.page_map = map;
+        MapChange::apply_all(&mut self.recent_changes, &mut self.page_map);
+    }
+}
+
+/// A forked process's kernel.
+struct KernelForkCheck<'a> {
+    space: &'a AddressSpace,
+    populated: &'a SlotIndex,
+}
+
+impl KernelForkCheck<'_> {
+    /// Where the first page of a segment is that has come.
+    fn first_installed_in(&self, segment: &MapSegment) -> Option<u64> {
+        let pages = segment.first_page..segment.first_page + segment.pages();
+        let slots = self.populated.slots_of(segment.extent, pages);
+        let first = self.space.installed.runs_not_in(&SlotBitmap::default(), slots).next()?.start;
+        let run = self.populated.runs_of(first..first + 1).next()?;
+        Some(segment.start + (run.first_page - segment.first_page) * PAGE_SIZE)
+    }
+}
+
+impl ForkMapCheck for KernelForkCheck<'_> {
+    type Error = RangeErrorCause;
+
+    fn is_registered(&mut self, address: u64) -> Result<Option<bool>, RangeErrorCause> {
+        let now = fork_order::current_address(address, &self.space.recent_changes);
+        now.map(|address| self.space.uffd.is_registered(address)).transpose()
+    }
+
+    fn is_mapping_start(&mut self, address: u64) -> Result<Option<bool>, RangeErrorCause> {
+        let Some(now) = fork_order::current_address(address, &self.space.recent_changes) else { return Ok(None) };
+        let reaches_there = self.space.uffd.is_in_one_mapping(now - PAGE_SIZE, 2 * PAGE_SIZE)?;
+        Ok(Some(!reaches_there))
+    }
+
+    fn first_installed(&self, segments: &[MapSegment]) -> Option<u64> {
+        segments.iter().find_map(|segment| self.first_installed_in(segment))
+    }
+
+    fn probe_page(&mut self, address: u64) -> Result<Option<bool>, RangeErrorCause> {
+        let Some(now) = fork_order::current_page_address(address, &self.space.recent_changes) else { return Ok(None) };
+        // Where it is not there it was discarded, or moved away, and is zero.
+        match self.space.uffd.zero(now, PAGE_SIZE) {
+            Ok(()) => Ok(Some(false)),
+            Err(RangeError { cause: RangeErrorCause::AlreadyPresent, .. }) => Ok(Some(true)),
+            Err(RangeError {
+                cause: cause @ (RangeErrorCause::MapChanging | RangeErrorCause::ProcessGone), ..
+            }) => Err(cause),
+            Err(_) => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! One address space that is being paged: a child's, or that of a process it forked.
+//!
+//! Its state is the page map, which follows the kernel's messages, and two sets of slots: done with (installed
+//! here, or gone from the map before they came), and on their way. The order of things keeps them true: all messages are applied before a fault is judged, and while a message
+//! that was not yet read would change the map, the kernel refuses to fill any page (`Installed::Later`).
+//!
+//! Pages are filled in `install`, in which `page_set` says what came, and `zero_runs` how many empty ones at once. `witness` asks the kernel what a fork
+//! has; `lent` is memory that is left to the kernel.
+
+mod fork_map_check;
+pub(super) mod install;
+mod kernel_filled;
+pub(super) mod slot_bitmap;
+mod zero_fill;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+use farfork_sys::userfaultfd::{UffdEvent, Userfaultfd};
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::USER_SPACE_END;
+
+use super::journal::AddressSpaceId;
+use super::page_map::fork_order::{MapChange, UnresolvedFork};
+use super::page_map::{MapSegment, PageMap};
+use super::plan::slot_index::{SlotIndex, SlotRun};
+use super::readahead::{FaultState, PrefetchRanges, ReadaheadState};
+use install::{GapPolicy, InstallOutcome, fill_range};
+use slot_bitmap::SlotBitmap;
+use zero_fill::ZeroFillWindow;
+
+/// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
+const USER_SPACE_START: u64 = 64 << 10;
+
+/// Longest gap of empty pages that is filled along with the pages around it.
+const GAP_PAGES_MAX: u64 = 16;
+
+/// Most changes that are kept in mind of a process that is never quiet: more than its threads make while one of them is late to
+/// say that it forked.
+const RECENT_CHANGES_MAX: usize = 64;
+
+/// An address space that is being paged.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    /// Never closed by a drop: a pager that panics, or hands over, leaves it open in the shared table.
+    uffd: ManuallyDrop<Userfaultfd>,
+    page_map: PageMap,
+    installed: SlotBitmap,
+    in_flight: SlotBitmap,
+    readahead: ReadaheadState,
+    zero_runs: ZeroFillWindow,
+    /// The last changes of its map, of which a fork that is still to be heard of may have none: those since it was quiet.
+    recent_changes: Vec<MapChange>,
+    /// Ranges that the kernel fills by itself until it has told of their move (`lent`).
+    kernel_filled: Vec<Range<u64>>,
+    /// It was asked what was wiped in it when it was forked (`wiped`).
+    pub(super) is_wipe_checked: bool,
+    /// It was forked, and which changes of its parent's it has is not known yet. Its map is then as it is most likely.
+    unresolved_fork: Option<Box<UnresolvedFork>>,
+}
+
+/// What a fault needs.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum FaultAction {
+    /// Zeroes, from the page of the fault on.
+    Zeroes {
+        /// How many pages at most.
+        pages: u64,
+    },
+    /// A page of the seed.
+    Fetch {
+        /// The page.
+        slot: u64,
+        /// What is worth fetching with it.
+        ahead: PrefetchRanges,
+    },
+    /// A page that is on its way.
+    InFlight {
+        /// The page.
+        slot: u64,
+        /// What is worth fetching behind it.
+        ahead: PrefetchRanges,
+    },
+}
+
+impl AddressSpace {
+    /// The space behind a userfaultfd, in which nothing is known to be installed.
+    pub(super) fn new(uffd: Userfaultfd, map: PageMap, populated: &SlotIndex, window_slots_max: u64) -> Self {
+        let slots = populated.slot_count();
+        Self {
+            uffd: ManuallyDrop::new(uffd),
+            page_map: map,
+            installed: SlotBitmap::new(slots),
+            in_flight: SlotBitmap::new(slots),
+            readahead: ReadaheadState::new(slots, window_slots_max),
+            zero_runs: ZeroFillWindow::default(),
+            recent_changes: Vec::new(),
+            kernel_filled: Vec::new(),
+            is_wipe_checked: false,
+            unresolved_fork: None,
+        }
+    }
+
+    /// The space of a process that this one's forked, at the moment of the fork: in no doubt yet.
+    pub(super) fn new_forked(&self, uffd: Userfaultfd, slots: u64) -> Self {
+        let mut readahead = self.readahead.clone();
+        self.in_flight.runs_not_in(&self.installed, 0..slots).for_each(|expected| readahead.note_dropped(expected));
+        Self {
+            uffd: ManuallyDrop::new(uffd),
+            page_map: self.page_map.clone(),
+            installed: self.installed.clone(),
+            in_flight: SlotBitmap::new(slots),
+            readahead,
+            zero_runs: self.zero_runs.clone(),
+            recent_changes: Vec::new(),
+            kernel_filled: Vec::new(),
+            is_wipe_checked: false,
+            unresolved_fork: None,
+        }
+    }
+
+    /// The same space, asked for anew by whoever serves it from now on, where spaces have numbers that are lower by `lower`: what was
+    /// on its way comes to nobody.
+    pub(super) fn moved_to_child(mut self, slots: u64, lower: AddressSpaceId) -> Self {
+        self.note_dropped(0..slots);
+        if let Some(doubt) = &mut self.unresolved_fork {
+            doubt.parent = doubt.parent.saturating_sub(lower);
+        }
+        self
+    }
+
+    /// Closes the userfaultfd of a space that is gone.
+    pub(super) fn close(self) {
+        drop(ManuallyDrop::into_inner(self.uffd));
+    }
+
+    /// Its userfaultfd.
+    pub(super) fn uffd(&self) -> &Userfaultfd {
+        &self.uffd
+    }
+
+    /// Its userfaultfd's number in the shared table.
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.uffd.as_raw_fd()
+    }
+
+    /// Its page map.
+    pub(super) fn segments(&self) -> impl Iterator<Item = &MapSegment> {
+        self.page_map.segments()
+    }
+
+    /// Follows a change of the memory map, and has whoever waits in the ranges concerned ask again.
+    pub(super) fn apply_event(&mut self, message: &UffdEvent) {
+        if !matches!(message, UffdEvent::Fault { .. } | UffdEvent::Fork { .. }) {
+            self.recent_changes.push(MapChange::apply(*message, &mut self.page_map));
+            if self.recent_changes.len() > RECENT_CHANGES_MAX && self.is_map_certain() {
+                self.recent_changes.remove(0);
+            }
+        }
+        match *message {
+            UffdEvent::Remap { from, to, bytes } => {
+                self.kernel_filled.retain(|lent| lent.start != to + bytes);
+                self.wake_range(from, bytes);
+                self.wake_range(to, bytes);
+            }
+            UffdEvent::Remove { start, end } | UffdEvent::Unmap { start, end } => self.wake_range(start, end - start),
+            UffdEvent::Fault { .. } | UffdEvent::Fork { .. } => {}
+        }
+    }
+
+    /// Has every waiting thread ask again.
+    pub(super) fn wake_all(&self) {
+        self.wake_range(USER_SPACE_START, USER_SPACE_END - USER_SPACE_START);
+    }
+
+    fn wake_range(&self, start: u64, bytes: u64) {
+        // It fails only for ranges outside of user space, in which nobody waits.
+        let _ = self.uffd.wake(start, bytes);
+    }
+
+    /// What the fault at `address` needs, and at its first judgement what is worth fetching with it. The map must be up to
+    /// date.
+    pub(super) fn classify_fault(&mut self, address: u64, is_first: bool, populated: &SlotIndex) -> FaultAction {
+        let Some(segment) = self.page_map.segment_at(address) else {
+            let limit = self.page_map.next_segment_start(address).unwrap_or(USER_SPACE_END);
+            return self.zero_fill_action(address, limit);
+        };
+        let page = segment.page_at(address);
+        let Some(slot) = populated.slot_of(segment.extent, page) else {
+            let next = populated.next_populated_page(segment.extent, page).unwrap_or(u64::MAX);
+            let limit = segment.end.min(address.saturating_add((next - page).saturating_mul(PAGE_SIZE)));
+            return self.zero_fill_action(address, limit);
+        };
+        let found = if self.in_flight.contains(slot) { FaultState::InFlight } else { FaultState::NotRequested };
+        if found == FaultState::NotRequested {
+            self.note_missing(slot);
+        }
+        let follows = slot.checked_sub(1).is_some_and(|before| self.installed.contains(before));
+        let ahead = if is_first { self.readahead.on_fault(slot, found, follows) } else { PrefetchRanges::NONE };
+        match found {
+            FaultState::InFlight => FaultAction::InFlight { slot, ahead },
+            FaultState::NotRequested => FaultAction::Fetch { slot, ahead },
+        }
+    }
+
+    /// Whether the page at an address came, and is missing all the same.
+    pub(super) fn is_installed_missing(&self, address: u64, populated: &SlotIndex) -> bool {
+        let slot =
+            self.page_map.segment_at(address).and_then(|found| populated.slot_of(found.extent, found.page_at(address)));
+        slot.is_some_and(|slot| self.installed.contains(slot))
+    }
+
+    /// Somebody waits for a slot that nobody asked for: it is not here, whatever was noted, or it would not be asked for.
+    fn note_missing(&mut self, slot: u64) {
+        if self.installed.contains(slot) {
+            self.installed.remove(slot..slot + 1);
+            self.readahead.note_dropped(slot..slot + 1);
+        }
+    }
+
+    fn zero_fill_action(&mut self, address: u64, limit: u64) -> FaultAction {
+        let pages = self.zero_runs.next_window(address);
+        FaultAction::Zeroes { pages: pages.min((limit - address) / PAGE_SIZE).max(1) }
+    }
+
+    /// The first slots of `range`, at most `slots_max`, that are neither here nor on their way; and what of the range
+    /// lies behind them.
+    pub(super) fn missing_slots_in(&self, range: Range<u64>, slots_max: u64) -> (Vec<Range<u64>>, Range<u64>) {
+        self.collect_missing_slots(std::iter::once(range.clone()), range, slots_max)
+    }
+
+    /// The same of the slots that come from one source.
+    pub(super) fn missing_slots_from(
+        &self,
+        (source, populated): (usize, &SlotIndex),
+        range: Range<u64>,
+        slots_max: u64,
+    ) -> (Vec<Range<u64>>, Range<u64>) {
+        self.collect_missing_slots(populated.slots_from_source(source, range.clone()), range, slots_max)
+    }
+
+    /// Takes from `slots` the first, at most `slots_max`, that come from one source and are neither here nor on their way.
+    pub(super) fn take_missing_slots(
+        &self,
+        (source, populated): (usize, &SlotIndex),
+        slots: &mut VecDeque<Range<u64>>,
+        slots_max: u64,
+    ) -> Vec<Range<u64>> {
+        let (mut wanted, mut room) = (Vec::new(), slots_max);
+        while room > 0
+            && let Some(range) = slots.pop_front()
+        {
+            let (some, rest) = self.missing_slots_from((source, populated), range, room);
+            room -= some.iter().map(|run| run.end - run.start).sum::<u64>();
+            wanted.extend(some);
+            if !rest.is_empty() {
+                slots.push_front(rest);
+            }
+        }
+        wanted
+    }
+
+    fn collect_missing_slots(
+        &self,
+        parts: impl Iterator<Item = Range<u64>>,
+        range: Range<u64>,
+        slots_max: u64,
+    ) -> (Vec<Range<u64>>, Range<u64>) {
+        let mut wanted = Vec::new();
+        let mut room = slots_max;
+        for run in parts.flat_map(|part| self.installed.runs_in_neither(&self.in_flight, part)) {
+            let taken = run.start..run.end.min(run.start + room);
+            room -= taken.end - taken.start;
+            let behind = taken.end;
+            wanted.push(taken);
+            if room == 0 {
+                return (wanted, behind..range.end);
+            }
+        }
+        (wanted, range.end..range.end)
+    }
+
+    /// Notes that slots were asked for.
+    pub(super) fn note_requested(&mut self, slots: &[Range<u64>]) {
+        for range in slots {
+            self.installed
+                .runs_in_neither(&self.in_flight, range.clone())
+                .for_each(|new| self.readahead.note_requested(new));
+            self.in_flight.insert(range.clone());
+        }
+    }
+
+    /// Notes that slots that were asked for will not come, or have nowhere to go.
+    pub(super) fn note_dropped(&mut self, slots: Range<u64>) {
+        self.in_flight.runs_not_in(&self.installed, slots.clone()).for_each(|lost| self.readahead.note_dropped(lost));
+        self.in_flight.remove(slots);
+    }
+
+    /// Has pages that somebody waits for asked for alone from now on: what would have come along cannot be had.
+    pub(super) fn disable_fault_around(&mut self) {
+        self.readahead.disable_fault_around();
+    }
+
+    /// Nothing of the seed is missing any more: what is not there is zero from now on.
+    pub(super) fn mark_settled(&mut self) {
+        self.page_map = PageMap::default();
+        self.recent_changes.clear();
+    }
+
+    /// How many slots below `slots` are not done with.
+    pub(super) fn count_missing_slots(&self, slots: u64) -> u64 {
+        let none = SlotBitmap::default();
+        self.installed.runs_in_neither(&none, 0..slots).map(|run| run.end - run.start).sum()
+    }
+
+    /// Whether slots are on their way.
+    pub(super) fn has_slots_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// The segment that covers an address.
+    pub(super) fn segment_at(&self, address: u64) -> Option<&MapSegment> {
+        self.page_map.segment_at(address)
+    }
+
+    /// Whether a page that the map shows holds no data.
+    pub(super) fn is_empty_at(&self, address: u64, populated: &SlotIndex) -> bool {
+        let shown = self.page_map.segment_at(address);
+        shown.is_some_and(|segment| populated.slot_of(segment.extent, segment.page_at(address)).is_none())
+    }
+
+    /// The addresses, multiples of `bytes`, of units of that size of which something is here.
+    pub(super) fn partly_filled_units(&self, bytes: u64, populated: &SlotIndex) -> BTreeSet<u64> {
+        let none = SlotBitmap::default();
+        let here =
+            self.installed.runs_not_in(&none, 0..populated.slot_count()).flat_map(|slots| populated.runs_of(slots));
+        let units = here.filter_map(|run| {
+            let (address, pages) = self.page_map.address_of(run.extent, run.first_page)?;
+            let end = address + pages.min(run.count) * PAGE_SIZE;
+            Some((address - address % bytes..end).step_by(bytes as usize))
+        });
+        units.flatten().collect()
+    }
+
+    /// Of slots that are wanted, those that belong somewhere; the others are done with.
+    pub(super) fn retain_mapped_slots(&mut self, wanted: Vec<Range<u64>>, populated: &SlotIndex) -> Vec<Range<u64>> {
+        let mut placed: Vec<Range<u64>> = Vec::new();
+        for run in wanted.into_iter().flat_map(|slots| populated.runs_of(slots)) {
+            let mut page = 0;
+            while page < run.count {
+                let place = self.page_map.address_of(run.extent, run.first_page + page);
+                let pages = place.map_or(1, |(_, pages)| pages.min(run.count - page));
+                let slots = run.first_slot + page..run.first_slot + page + pages;
+                match placed.last_mut() {
+                    _ if place.is_none() => self.installed.insert(slots),
+                    Some(last) if last.end == slots.start => last.end = slots.end,
+                    _ => placed.push(slots),
+                }
+                page += pages;
+            }
+        }
+        placed
+    }
+
+    /// Maps zeroes from `address` on.
+    pub(super) fn map_zeroes(&mut self, address: u64, pages: u64, filled: &mut u64) -> InstallOutcome {
+        let fill = |from, bytes| self.uffd.zero(address + from, bytes);
+        let outcome = fill_range(&self.uffd, address, pages * PAGE_SIZE, GapPolicy::Stop, filled, fill);
+        self.clear_after_install(&outcome);
+        outcome
+    }
+
+    /// Makes one page raise SIGBUS.
+    pub(super) fn poison_page(&self, address: u64) -> InstallOutcome {
+        fill_range(&self.uffd, address, PAGE_SIZE, GapPolicy::Stop, &mut 0, |from, bytes| {
+            self.uffd.poison(address + from, bytes)
+        })
+    }
+
+    /// Installs a run of pages wherever they belong now; `data` has them all. What belongs nowhere any more is dropped.
+    pub(super) fn install_run(&mut self, run: &SlotRun, data: &[u8], filled: &mut u64) -> InstallOutcome {
+        let mut page = 0;
+        while page < run.count {
+            if !self.check_map_certain() {
+                return InstallOutcome::Retry { from: page * PAGE_SIZE, pause: Duration::ZERO };
+            }
+            let Some((address, pages)) = self.page_map.address_of(run.extent, run.first_page + page) else {
+                // It will not be wanted again: memory that is gone does not come back.
+                let slot = run.first_slot + page;
+                self.in_flight.remove(slot..slot + 1);
+                self.installed.insert(slot..slot + 1);
+                page += 1;
+                continue;
+            };
+            let pages = pages.min(run.count - page);
+            let bytes = &data[(page * PAGE_SIZE) as usize..((page + pages) * PAGE_SIZE) as usize];
+            let fill = |at: u64, size: u64| self.uffd.copy(address + at, &bytes[at as usize..(at + size) as usize]);
+            let outcome = fill_range(&self.uffd, address, pages * PAGE_SIZE, GapPolicy::Skip, filled, fill);
+            self.clear_after_install(&outcome);
+            let done = match &outcome {
+                InstallOutcome::Complete => pages,
+                InstallOutcome::Retry { from, .. } => from / PAGE_SIZE,
+                InstallOutcome::ProcessGone | InstallOutcome::Failed(_) => return outcome,
+            };
+            let slots = run.first_slot + page..run.first_slot + page + done;
+            self.in_flight.remove(slots.clone());
+            self.installed.insert(slots);
+            page += done;
+            if let InstallOutcome::Retry { pause, .. } = outcome {
+                return InstallOutcome::Retry { from: page * PAGE_SIZE, pause };
+            }
+        }
+        InstallOutcome::Complete
+    }
+}
+
+impl AddressSpace {
+    /// Maps zeroes behind a run of pages, up to the next page that holds data, where that is near: single empty pages
+    /// among full ones would cost a fault each. It is only a help, whatever stops it.
+    pub(super) fn zero_following_gap(&mut self, run: &SlotRun, populated: &SlotIndex, filled: &mut u64) {
+        let first = run.first_page + run.count;
+        let gap = populated.next_populated_page(run.extent, first).map_or(0, |next| next - first);
+        if !(1..=GAP_PAGES_MAX).contains(&gap) {
+            return;
+        }
+        if let Some((address, pages)) = self.page_map.address_of(run.extent, first) {
+            let _ = self.map_zeroes(address, pages.min(gap), filled);
+        }
+    }
+}
+
+impl AsFd for AddressSpace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_sys::userfaultfd::UffdFeatures;
+    use farfork_wire::descriptor::ExtentId;
+
+    use super::*;
+    use crate::pager::plan::origin::{PageOrigin, PopulatedRun};
+
+    #[test]
+    fn a_page_that_somebody_waits_for_is_wanted_whatever_became_of_it() {
+        let (start, extent, bytes) = (1 << 40, ExtentId(1), PAGE_SIZE);
+        let map = PageMap::from_segments([MapSegment { start, end: start + bytes, extent, first_page: 0 }]);
+        let runs = [PopulatedRun { first: 0, count: 1, origin: PageOrigin { source: 0, extent, page: 0 } }];
+        let populated = SlotIndex::from_extents([(extent, &runs[..])]);
+        let uffd = Userfaultfd::create().unwrap();
+        uffd.enable(UffdFeatures::ALL_EVENTS).unwrap();
+        let mut space = AddressSpace::new(uffd, map, &populated, 512);
+        let slots: Vec<Range<u64>> = std::iter::once(0..1).collect();
+        space.note_requested(&slots);
+        // No area is there: the page is dropped.
+        let run = populated.runs_of(0..1).next().unwrap();
+        assert!(matches!(space.install_run(&run, &[1; 4096], &mut 0), InstallOutcome::Complete));
+        assert_eq!(space.count_missing_slots(1), 0);
+        assert!(matches!(space.classify_fault(start, true, &populated), FaultAction::Fetch { slot: 0, .. }));
+        assert_eq!(space.missing_slots_in(0..1, 32).0, slots);
+        space.note_requested(&slots);
+        assert!(matches!(space.classify_fault(start, false, &populated), FaultAction::InFlight { slot: 0, .. }));
+    }
+}

@@ -1,0 +1,155 @@
+//! What the stub of a child's container holds for it: filled while the child is served, and taken back where keeper, pager and
+//! holder were killed together.
+//!
+//! The journal tells which address spaces there were and what their maps show; the queue has the userfaultfds. What the journal
+//! tells of and the queue lacks was forked in the moment of the kill, after the kernel had told of it and before it was put there:
+//! a process that has read zeroes since. The daemon ends such a child.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use farfork_sys::userfaultfd::{UffdEvent, Userfaultfd};
+use farfork_wire::ChildId;
+
+use super::stub_queue::StubQueue;
+use super::{Child, ChildError};
+use crate::pager::address_space::AddressSpace;
+use crate::pager::control::protocol::PagerReply;
+use crate::pager::journal::replay::{self, ReplayResult};
+use crate::pager::journal::{AddressSpaceId, AddressSpaceSnapshot, AdoptionState, Journal, JournalSnapshot};
+use crate::pager::plan::MemoryPlan;
+use crate::pager::server::PagerServer;
+
+impl Child {
+    /// Notes the queue of its stub, where one came and none is known.
+    pub(in crate::pager) fn set_stub_queue(&mut self, queue: Option<OwnedFd>) {
+        if let Some(queue) = queue.filter(|_| self.stub_queue.is_none()) {
+            let queue = StubQueue::new(queue);
+            self.journal.record_stub_queue(queue.raw_fd());
+            self.stub_queue = Some(queue);
+        }
+    }
+
+    /// As [`Self::note_stub_queue`], of a queue in which nothing is yet.
+    pub(super) fn fill_stub_queue(&mut self, queue: OwnedFd) -> io::Result<()> {
+        if self.stub_queue.is_some() {
+            return Ok(());
+        }
+        self.set_stub_queue(Some(queue));
+        let Some(queue) = &mut self.stub_queue else { return Ok(()) };
+        self.spaces.iter().try_for_each(|(number, space)| queue.add(*number, space.as_fd()))
+    }
+
+    /// Has the stub hold what was just forked, before anything else is done: the forking thread runs again.
+    pub(super) fn queue_forked_userfaultfds(&mut self, messages: &[UffdEvent]) {
+        let Some(queue) = &mut self.stub_queue else { return };
+        let forked = messages.iter().filter_map(|message| match message {
+            UffdEvent::Fork { number } => Some(*number),
+            _ => None,
+        });
+        for (space, number) in (self.next_space..).zip(forked) {
+            if let Err(error) = queue.add_by_number(space, number) {
+                tracing::error!("child {}: its stub does not hold space {space}: {error}", self.id);
+            }
+        }
+    }
+
+    /// Takes what has ended out of the queue, where there may be much of it.
+    fn prune_stub_queue_if_due(&mut self) {
+        if self.stub_queue.as_ref().is_some_and(StubQueue::needs_pruning) {
+            self.prune_stub_queue();
+        }
+    }
+
+    /// Takes out of the queue what this pager does not serve.
+    pub(super) fn prune_stub_queue(&mut self) {
+        let Some(queue) = &mut self.stub_queue else { return };
+        let (spaces, own) = (&self.spaces, self.planned_maps.len() as AddressSpaceId);
+        let are_all_there = self.uffd_socket.is_none();
+        // One of its own may be on its way here.
+        let is_wanted = |space: AddressSpaceId| spaces.contains_key(&space) || (!are_all_there && space < own);
+        if let Err(error) = queue.prune(is_wanted) {
+            tracing::error!("child {}: what its stub holds cannot be sorted: {error}", self.id);
+        }
+    }
+
+    /// Goes on with a child of which only its files and its stub's queue are left; gives also how many of its processes were
+    /// lost.
+    ///
+    /// # Errors
+    /// [`ChildError`].
+    fn reclaim(id: ChildId, dir: &Path, queue: OwnedFd) -> Result<(Self, usize), ChildError> {
+        let journal_error = |source| ChildError::Journal { dir: dir.to_owned(), source };
+        let plan = MemoryPlan::read(dir)?;
+        let (journal, replay) = Journal::open(dir).map_err(journal_error)?;
+        let counters = replay.counters;
+        let mut child = Self::from_plan(id, dir, plan, journal);
+        let ReplayResult { mut spaces, next_space } = replay::replay_journal(replay, &child.planned_maps);
+        let mut queue = StubQueue::new(queue);
+        let held = queue.duplicate_userfaultfds().map_err(journal_error)?;
+        // The journal may not have heard of one that was on its way.
+        for (number, map) in child.planned_maps.iter().enumerate() {
+            spaces.entry(number as AddressSpaceId).or_insert_with(|| (-1, map.clone()));
+        }
+        let own = child.planned_maps.len() as AddressSpaceId;
+        for (number, uffd) in held {
+            let Ok(uffd) = Userfaultfd::from_fd(uffd) else { continue };
+            let Some((_, map)) = spaces.remove(&number) else { continue };
+            if !uffd.is_process_gone() {
+                let space = AddressSpace::new(uffd, map, &child.populated, child.strategy.window_slots_max());
+                child.spaces.insert(number, space);
+            }
+        }
+        let lost = spaces.range(own..).count();
+        (child.counters, child.next_space, child.awaited_processes) = (counters, next_space, 0);
+        let snapshot = JournalSnapshot {
+            spaces: child
+                .spaces
+                .iter()
+                .map(|(number, space)| AddressSpaceSnapshot {
+                    id: *number,
+                    uffd: space.raw_fd(),
+                    segments: space.segments().copied().collect(),
+                })
+                .collect(),
+            next_space,
+        };
+        let uffd = child.spaces.get(&0).map_or(-1, AddressSpace::raw_fd);
+        child.journal =
+            Journal::create_with_snapshot(dir, AdoptionState::Active { uffd }, &snapshot).map_err(journal_error)?;
+        child.save_counters();
+        child.journal.record_stub_queue(queue.raw_fd());
+        child.stub_queue = Some(queue);
+        Ok((child, lost))
+    }
+}
+
+impl PagerServer<'_> {
+    /// Takes what has ended out of the queue of a child's stub, where there may be much of it.
+    pub(in crate::pager) fn prune_stub_queue(&mut self, key: u64) {
+        self.children.get_mut(&key).into_iter().for_each(|served| served.child.prune_stub_queue_if_due());
+    }
+
+    /// Serves a child again whose pager, keeper and holder were killed together.
+    pub(in crate::pager) fn handle_reclaim(&mut self, id: ChildId, dir: &Path, queue: Option<OwnedFd>) -> PagerReply {
+        if self.child_key(&id).is_some() {
+            return PagerReply::Reclaimed { lost: 0 }; // Asked again, because a reply was lost.
+        }
+        let refused =
+            |error: &dyn std::fmt::Display| PagerReply::Refused(format!("child {id} cannot be served again: {error}"));
+        let Some(queue) = queue else { return refused(&"what its stub holds did not come along") };
+        let (child, lost) = match Child::reclaim(id.clone(), dir, queue) {
+            Ok(reclaimed) => reclaimed,
+            Err(error) => return refused(&error),
+        };
+        let count = child.spaces.len();
+        if let Err(error) = self.context.registry().insert(&id, dir).and_then(|()| self.serve_child(child)) {
+            return refused(&error);
+        }
+        let served = self.child_key(&id).and_then(|key| self.children.get(&key));
+        served.into_iter().flat_map(|served| served.child.spaces.values()).for_each(AddressSpace::wake_all);
+        tracing::warn!("child {id} is served again, {count} processes of it, {lost} lost");
+        PagerReply::Reclaimed { lost }
+    }
+}

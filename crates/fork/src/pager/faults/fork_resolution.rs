@@ -1,0 +1,113 @@
+//! Forked processes of which it is not known yet what they have of their parent's last changes (`fork_order`): when the kernel is
+//! asked, and what follows from its answer. Until then their faults wait, and nothing is fetched for them.
+//!
+//! The parent has to be quiet, so that all changes were heard that the fork may have: it is, unless others of its threads change
+//! the map as well, as soon as the thread that forked goes on, which is before the forked process begins. Who was forked by somebody in
+//! doubt waits for that one.
+
+use std::time::Duration;
+
+use farfork_sys::userfaultfd::{RangeErrorCause, UffdEvent};
+
+use super::retry_queue::RetryTask;
+use crate::pager::address_space::AddressSpace;
+use crate::pager::child::Child;
+use crate::pager::journal::AddressSpaceId;
+use crate::pager::page_map::PageMap;
+use crate::pager::server::PagerServer;
+
+/// How a doubt stands.
+enum ForkResolution {
+    /// There is none.
+    Resolved,
+    /// Something is to be heard first.
+    Pending,
+    /// The process is gone.
+    ProcessGone,
+}
+
+impl Child {
+    /// Follows what the kernel told of a space.
+    pub(in crate::pager) fn apply_map_event(&mut self, number: AddressSpaceId, message: &UffdEvent) {
+        let Some(space) = self.spaces.get_mut(&number) else { return };
+        space.apply_event(message);
+        for forked in self.unresolved_forks.iter() {
+            let doubt = self.spaces.get_mut(forked).and_then(|space| space.unresolved_fork_mut());
+            if let Some(doubt) = doubt.filter(|doubt| doubt.parent == number) {
+                doubt.add_event(*message);
+            }
+        }
+    }
+
+    /// Whether a process that forks changes nothing meanwhile that matters: one that has all of its memory, or a zygote.
+    pub(in crate::pager) fn is_fork_unambiguous(&self, parent: AddressSpaceId) -> bool {
+        self.settling.is_settled() || self.zygote_copies.is_some() && parent == 0
+    }
+
+    fn resolve_fork(&mut self, number: AddressSpaceId) -> ForkResolution {
+        let Some(parent) =
+            self.spaces.get_mut(&number).and_then(|space| space.unresolved_fork_mut()).map(|doubt| doubt.parent)
+        else {
+            return ForkResolution::Resolved;
+        };
+        if let Some(parent) = self.spaces.get_mut(&parent) {
+            parent.clear_if_quiet();
+        }
+        // Who is gone has nothing to tell any more.
+        let is_heard = |parent: &AddressSpace| parent.is_map_certain() && parent.uffd().has_no_pending_events();
+        if !self.spaces.get(&parent).is_none_or(is_heard) {
+            return ForkResolution::Pending;
+        }
+        let Some(space) = self.spaces.get_mut(&number) else { return ForkResolution::ProcessGone };
+        let found = match space.resolve_fork_map(&self.populated) {
+            Err(RangeErrorCause::MapChanging) => return ForkResolution::Pending,
+            Err(RangeErrorCause::ProcessGone) => return ForkResolution::ProcessGone,
+            // No kernel answers otherwise; then it is as it is most likely.
+            Err(_) => None,
+            Ok(found) => found,
+        };
+        space.accept_map();
+        self.unresolved_forks.remove(&number);
+        if let Some(map) = found {
+            tracing::info!(
+                "child {}: a fork overtook a change of the memory map: space {number} is corrected",
+                self.id
+            );
+            self.correct_forked_map(number, map);
+            self.compact_journal();
+        }
+        ForkResolution::Resolved
+    }
+
+    /// A process was forked with another map than was thought, and so was what it has forked meanwhile.
+    fn correct_forked_map(&mut self, number: AddressSpaceId, map: PageMap) {
+        let mut forks = Vec::new();
+        for forked in self.unresolved_forks.clone() {
+            if let Some(doubt) = self.spaces.get_mut(&forked).and_then(|space| space.unresolved_fork_mut())
+                && doubt.parent == number
+            {
+                let mut map = map.clone();
+                crate::pager::page_map::fork_order::MapChange::apply_all(&mut doubt.changes_before, &mut map);
+                forks.push((forked, map));
+            }
+        }
+        if let Some(space) = self.spaces.get_mut(&number) {
+            space.rebase_on_map(map);
+        }
+        forks.into_iter().for_each(|(forked, map)| self.correct_forked_map(forked, map));
+    }
+}
+
+impl PagerServer<'_> {
+    /// Finds out what a forked process has, now or as soon as may be.
+    pub(in crate::pager) fn resolve_fork(&mut self, key: u64, space: AddressSpaceId) {
+        let Some(served) = self.children.get_mut(&key) else { return };
+        match served.child.resolve_fork(space) {
+            ForkResolution::Resolved => {}
+            ForkResolution::Pending => {
+                self.retries.push(RetryTask::ResolveFork { child: key, space }, self.now, Duration::ZERO, 0)
+            }
+            ForkResolution::ProcessGone => self.close_space(key, space),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Locked memory that one mremap(2) moves and makes longer: its new end is filled by the kernel.
+//!
+//! ```text
+//!  mremap(2)   under the lock of the map: the area moves     until this was told, no page of the process can be installed
+//!              without: touches each page of the new end     a fault, which cannot be answered
+//!              tells that the area has moved                 is not reached
+//! ```
+//!
+//! A thread that would wait for ever so is told from one that waits for somebody else's change by what it does: page faults say whose they
+//! are, and who waits for a page in mremap(2), which looks at no memory of its caller's, waits for one of the new end. What is new is zero, and
+//! the kernel fills it by itself where it is not registered. So it is *lent* until the move is told: it is registered again before anything is read,
+//! and so before its thread goes on, which finds one area, as it expects.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use farfork_sys::process::SystemCall;
+
+use super::faulting_threads;
+use super::retry_queue::PageFault;
+use crate::pager::address_space::AddressSpace;
+use crate::pager::child::Child;
+use crate::pager::journal::AddressSpaceId;
+use crate::pager::server::PagerServer;
+
+/// How long a page could not be installed before it is asked why. Changes are told sooner, but for those of threads that wait for
+/// their turn.
+const GROWTH_CHECK_DELAY: Duration = Duration::from_millis(10);
+
+/// The questions of a child take no more than one part in so many of the pager's time, however many of its threads wait.
+const GROWTH_CHECK_SHARE: u32 = 5;
+
+/// Number of the system call mremap(2).
+const SYS_MREMAP: u64 = 25;
+/// MREMAP_MAYMOVE.
+const MREMAP_MAYMOVE: u64 = 1;
+/// MREMAP_FIXED.
+const MREMAP_FIXED: u64 = 2;
+
+/// An mremap(2) that moves memory and makes it longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MremapGrowth {
+    old_bytes: u64,
+    new_bytes: u64,
+    /// Where to, if the caller says so.
+    fixed_address: Option<u64>,
+}
+
+impl MremapGrowth {
+    /// If a system call is one.
+    fn from_system_call(call: &SystemCall) -> Option<Self> {
+        let [_, old_bytes, new_bytes, flags, to, _] = call.arguments;
+        let is_one = call.number == SYS_MREMAP && flags & MREMAP_MAYMOVE != 0 && 0 < old_bytes;
+        let aligned = |bytes: u64| bytes.checked_next_multiple_of(farfork_wire::PAGE_SIZE);
+        let (old_bytes, new_bytes) = (aligned(old_bytes)?, aligned(new_bytes)?);
+        let to = (flags & MREMAP_FIXED != 0).then_some(to);
+        (is_one && old_bytes < new_bytes).then_some(Self { old_bytes, new_bytes, fixed_address: to })
+    }
+
+    /// Where the memory is now, if the first page that it waits for is at this address.
+    fn new_range(&self, address: u64) -> Option<Range<u64>> {
+        let start = address.checked_sub(self.old_bytes)?;
+        let end = start.checked_add(self.new_bytes)?;
+        self.fixed_address.is_none_or(|to| to == start).then_some(start..end)
+    }
+
+    /// What of a space is to be lent to the kernel, where this waits for the page at an address. Nothing of the seed is known to be where
+    /// the memory is now: its move was not told.
+    fn range_to_unregister(&self, address: u64, space: &AddressSpace) -> Option<Range<u64>> {
+        let place = self.new_range(address).filter(|place| !space.has_segment_in(place));
+        space.kernel_filled_from(address).or(place.map(|place| address..place.end))
+    }
+}
+
+impl PageFault {
+    /// One that was just heard, of a space: its address, and the thread.
+    pub(super) fn new((child, space): (u64, AddressSpaceId), (address, thread): (u64, u32), now: Instant) -> Self {
+        Self {
+            child,
+            space,
+            address,
+            is_first: true,
+            thread,
+            received_at: now,
+            growth_check_at: now + GROWTH_CHECK_DELAY,
+        }
+    }
+}
+
+impl PagerServer<'_> {
+    /// Whether a fault that cannot be answered was one of memory that is being made longer: its thread goes on then.
+    pub(super) fn unregister_growing_memory(&mut self, fault: &mut PageFault) -> bool {
+        let Some(child) = self.children.get_mut(&fault.child).map(|served| &mut served.child) else { return false };
+        if self.now < fault.growth_check_at || child.next_growth_check.is_some_and(|next| self.now < next) {
+            return false;
+        }
+        fault.growth_check_at = self.now + self.now.saturating_duration_since(fault.received_at);
+        let began = Instant::now();
+        let found = child.find_growing_range(fault);
+        child.next_growth_check = Some(self.now + GROWTH_CHECK_SHARE * began.elapsed());
+        if let Some((space, range)) = child.spaces.get_mut(&fault.space).zip(found.clone()) {
+            space.unregister_range(range);
+        }
+        found.is_some()
+    }
+}
+
+impl Child {
+    /// What a fault's thread makes longer, if that is what it waits for.
+    fn find_growing_range(&self, fault: &PageFault) -> Option<Range<u64>> {
+        let space = self.spaces.get(&fault.space)?;
+        faulting_threads::find_faulting_threads(self.pid, fault.thread).find_map(|tid| {
+            let call = SystemCall::read(tid).ok().flatten()?;
+            MremapGrowth::from_system_call(&call)?.range_to_unregister(fault.address, space)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(old_bytes: u64, new_bytes: u64, flags: u64) -> SystemCall {
+        let arguments = [0x10_0000, old_bytes, new_bytes, flags, 0x90_0000, 0];
+        SystemCall { number: SYS_MREMAP, arguments, ..SystemCall::default() }
+    }
+
+    #[test]
+    fn only_what_moves_and_grows_is_one() {
+        assert_eq!(MremapGrowth::from_system_call(&call(0x3000, 0x2000, MREMAP_MAYMOVE)), None);
+        assert_eq!(MremapGrowth::from_system_call(&call(0x2000, 0x3000, 0)), None);
+        assert_eq!(MremapGrowth::from_system_call(&call(0, 0x3000, MREMAP_MAYMOVE)), None);
+        assert_eq!(
+            MremapGrowth::from_system_call(&SystemCall { number: 0, ..call(0x1000, 0x3000, MREMAP_MAYMOVE) }),
+            None
+        );
+        let grown = MremapGrowth::from_system_call(&call(0x1001, 0x3001, MREMAP_MAYMOVE)).unwrap();
+        assert_eq!(grown.new_range(0x50_2000), Some(0x50_0000..0x50_4000));
+    }
+
+    #[test]
+    fn who_says_where_to_waits_there() {
+        let grown = MremapGrowth::from_system_call(&call(0x1000, 0x3000, MREMAP_MAYMOVE | MREMAP_FIXED)).unwrap();
+        assert_eq!(grown.new_range(0x90_1000), Some(0x90_0000..0x90_3000));
+        assert_eq!(grown.new_range(0x90_2000), None);
+        // What a thread asks for next may be anything.
+        let endless = MremapGrowth::from_system_call(&call(0x1000, u64::MAX << 12, MREMAP_MAYMOVE)).unwrap();
+        assert_eq!(endless.new_range(0x90_1000), None);
+    }
+}

@@ -1,0 +1,49 @@
+//! Memory that a child marks itself to be wiped on fork (MADV_WIPEONFORK): the kernel tells nobody.
+//!
+//! Such memory begins empty in a forked process, where it is missing, and what is missing is fetched. But a page that had come to the
+//! process that forked has no other reason to be missing there. Then the kernel is asked which areas are marked: `smaps` is
+//! too dear to be read at each fork (20 ms a GiB, for which all children would wait).
+
+use std::iter;
+use std::time::Instant;
+
+use farfork_sys::process::{self, MapEntry};
+use farfork_sys::userfaultfd::UffdEvent;
+
+use super::faulting_threads;
+use super::retry_queue::PageFault;
+use crate::pager::child::Child;
+
+impl Child {
+    /// Where a page that had come is missing in a forked process, what was wiped there shows nothing of the seed from now on. False where
+    /// the fault's thread does not sleep yet, so that it cannot be told from others: it is to be asked again.
+    pub(super) fn discard_wiped_memory(&mut self, fault: &PageFault, now: Instant) -> bool {
+        let Child { spaces, populated, planned_maps: maps, .. } = self;
+        let is_forked = fault.is_first && fault.space as usize >= maps.len();
+        let Some(space) = spaces.get_mut(&fault.space).filter(|_| is_forked) else { return true };
+        if space.is_wipe_checked || !space.is_installed_missing(fault.address, populated) {
+            return true;
+        }
+        let is_around =
+            |wiped: &Vec<(u64, u64)>| wiped.iter().any(|(start, end)| (*start..*end).contains(&fault.address));
+        let mut areas = faulting_threads::find_faulting_threads(self.pid, fault.thread)
+            .filter_map(|tid| process::read_smaps(tid).ok());
+        let Some(found) = areas.next() else {
+            space.is_wipe_checked = fault.growth_check_at <= now;
+            return space.is_wipe_checked;
+        };
+        // What is marked since makes no difference: one look tells all.
+        space.is_wipe_checked = true;
+        let wiped = iter::once(found).chain(areas).map(|areas| wipe_on_fork_ranges(&areas)).find(is_around);
+        if let Some(wiped) = wiped {
+            wiped.into_iter().for_each(|(start, end)| space.apply_event(&UffdEvent::Remove { start, end }));
+            self.compact_journal();
+        }
+        true
+    }
+}
+
+/// The areas that are marked.
+fn wipe_on_fork_ranges(areas: &[MapEntry]) -> Vec<(u64, u64)> {
+    areas.iter().filter(|area| area.has_flag("wf")).map(|area| (area.start, area.end)).collect()
+}

@@ -1,0 +1,263 @@
+//! What keeper and pager have in common and a successor finds in place: the run directory, its lock, the control
+//! socket, and the descriptors that were there before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit};
+
+use super::PagerConfig;
+use super::fd_holder::ProcessTitle;
+use super::registry::ChildRegistry;
+use super::roles::{ProcessRole, RoleTable};
+use super::trust_policy::TrustPolicy;
+use crate::pager::cache;
+
+/// Name of the control socket in the run directory.
+pub const SOCKET_FILE: &str = "pager.sock";
+
+/// Name of the lock in the run directory.
+const LOCK_FILE: &str = "pager.lock";
+
+/// Descriptors that forked processes leave free in the table: for clients, for what children are adopted with, and for a
+/// successor, which would otherwise find no room to begin in.
+const RESERVED_DESCRIPTORS: u64 = 64;
+
+/// Connections that wait to be accepted, also while no pager runs: the daemon's threads.
+const BACKLOG: i32 = 64;
+
+/// Why there is no pager.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// Another one serves this run directory.
+    #[error("a pager already runs in {}: stop it first", run_dir.display())]
+    AlreadyRunning {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// A file of the run directory cannot be made.
+    #[error("{} cannot be made: {source}", path.display())]
+    RunDir {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A system call failed that has no reason to.
+    #[error("the pager cannot {action}: {source}")]
+    System {
+        /// What it could not do.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What keeper and pager have in common.
+#[derive(Debug)]
+pub(in crate::pager) struct KeeperContext {
+    registry: ChildRegistry,
+    socket_path: PathBuf,
+    listener: OwnedFd,
+    lock: File,
+    /// The process that is the keeper. Never closed by a drop: in the holder's memory the number is an old one, and may
+    /// stand for something else by now. The next pager closes it with all that nobody knows.
+    keeper: ManuallyDrop<OwnedFd>,
+    roles: RoleTable,
+    /// Descriptors of the process from before.
+    preexisting_fds: Vec<RawFd>,
+    /// Whom its keeper was started to trust.
+    startup_trust_policy: TrustPolicy,
+    /// What its keeper was shown as when it began.
+    process_title: Option<ProcessTitle>,
+}
+
+impl KeeperContext {
+    /// Takes a run directory, as its only pager.
+    ///
+    /// # Errors
+    /// [`PagerError`].
+    pub(in crate::pager) fn open(config: &PagerConfig) -> Result<Self, PagerError> {
+        let PagerConfig { run_dir, credentials } = config;
+        let inherited = list_open_fds().map_err(system_error("list its descriptors"))?;
+        set_fd_limit(0);
+        let lock = lock_run_dir(run_dir)?;
+        let at = |path: PathBuf| move |source| PagerError::RunDir { path, source };
+        let registry = ChildRegistry::open(run_dir).map_err(at(run_dir.to_owned()))?;
+        let socket_path = run_dir.join(SOCKET_FILE);
+        let listener = bind_control_socket(&socket_path).map_err(at(socket_path.clone()))?;
+        let keeper = ManuallyDrop::new(open_own_pidfd()?);
+        let roles = RoleTable::new().map_err(system_error("map what its processes share"))?;
+        roles.assign(ProcessRole::Keeper, keeper.as_raw_fd());
+        TrustPolicy::remove_file(run_dir);
+        let trusting = TrustPolicy::from_credentials(credentials.as_ref());
+        let shown = ProcessTitle::read().ok();
+        Ok(Self {
+            registry,
+            socket_path,
+            listener,
+            lock,
+            keeper,
+            roles,
+            preexisting_fds: inherited,
+            startup_trust_policy: trusting,
+            process_title: shown,
+        })
+    }
+
+    /// Whom a pager that begins now is to trust.
+    ///
+    /// # Errors
+    /// What the daemon said of that cannot be read.
+    pub(in crate::pager) fn load_trust_policy(&self) -> io::Result<TrustPolicy> {
+        let told = TrustPolicy::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
+        Ok(told.unwrap_or_else(|| self.startup_trust_policy.clone()))
+    }
+
+    /// Most bytes that its cache of pages may take.
+    pub(in crate::pager) fn cache_bytes_max(&self) -> u64 {
+        cache::limit::read_cache_limit(self.socket_path.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Makes this process the keeper in place of one that is gone.
+    ///
+    /// # Errors
+    /// [`PagerError::System`].
+    pub(in crate::pager) fn become_keeper(&mut self) -> Result<(), PagerError> {
+        set_fd_limit(0);
+        self.keeper = ManuallyDrop::new(open_own_pidfd()?);
+        self.roles.assign(ProcessRole::Keeper, self.keeper.as_raw_fd());
+        if self.roles.is_fd_holder() {
+            self.roles.assign(ProcessRole::FdHolder, 0);
+        }
+        Ok(())
+    }
+
+    /// This process, the pager, closes nothing any more that it does not know.
+    pub(in crate::pager) fn set_pager_ready(&self) {
+        self.roles.set_pager_ready();
+    }
+
+    /// Which descriptor leads to the holder.
+    pub(in crate::pager) fn fd_holder_pidfd(&self) -> RawFd {
+        self.roles.pidfd_number(ProcessRole::FdHolder)
+    }
+
+    /// Closes what led to processes of these that are gone. For the pager, which alone opens and closes descriptors beside them.
+    pub(in crate::pager) fn close_dead_pidfds(&self) -> io::Result<()> {
+        let known = self.descriptors();
+        let numbers = list_open_fds()?.into_iter().filter(|number| !known.contains(number));
+        let reaped = numbers.filter(|number| farfork_sys::pidfd::has_exited_raw(*number));
+        reaped.for_each(|number| drop(farfork_sys::fork::adopt_raw_fd(number)));
+        Ok(())
+    }
+
+    /// What its keeper is shown as, where that can be read.
+    pub(super) fn process_title(&self) -> Option<&ProcessTitle> {
+        self.process_title.as_ref()
+    }
+
+    /// Who is keeper, pager and holder.
+    pub(super) fn roles(&self) -> &RoleTable {
+        &self.roles
+    }
+
+    /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserve`].
+    pub(in crate::pager) fn reserve_fds(&self) {
+        set_fd_limit(RESERVED_DESCRIPTORS);
+    }
+
+    /// Does what may use the reserved descriptors.
+    pub(in crate::pager) fn with_reserved_fds<T>(&self, act: impl FnOnce(&Self) -> T) -> T {
+        set_fd_limit(0);
+        let done = act(self);
+        set_fd_limit(RESERVED_DESCRIPTORS);
+        done
+    }
+
+    /// Whether anybody can still reach the control socket: the run directory may have been removed.
+    pub(in crate::pager) fn is_reachable(&self) -> bool {
+        self.socket_path.exists()
+    }
+
+    pub(in crate::pager) fn registry(&self) -> &ChildRegistry {
+        &self.registry
+    }
+
+    pub(in crate::pager) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// The keeper, by descriptor: readable when it is gone.
+    pub(in crate::pager) fn keeper(&self) -> BorrowedFd<'_> {
+        self.keeper.as_fd()
+    }
+
+    /// The descriptors that no successor may close.
+    pub(in crate::pager) fn descriptors(&self) -> Vec<RawFd> {
+        let own = [self.listener.as_raw_fd(), self.lock.as_raw_fd(), self.keeper.as_raw_fd()];
+        self.preexisting_fds.iter().copied().chain(own).chain(self.roles.descriptors()).collect()
+    }
+
+    /// Removes the control socket: nobody serves it any more.
+    pub(in crate::pager) fn remove_socket(self) {
+        let _ = fs::remove_file(&self.socket_path);
+    }
+}
+
+/// Says in an error what could not be done.
+fn system_error(action: &'static str) -> impl Fn(io::Error) -> PagerError {
+    move |source| PagerError::System { action, source }
+}
+
+fn open_own_pidfd() -> Result<OwnedFd, PagerError> {
+    farfork_sys::pidfd::open(std::process::id() as i32).map_err(system_error("hold its own process"))
+}
+
+fn lock_run_dir(run_dir: &Path) -> Result<File, PagerError> {
+    let path = run_dir.join(LOCK_FILE);
+    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = made.map_err(|source| PagerError::RunDir { path: path.clone(), source })?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(PagerError::AlreadyRunning { run_dir: run_dir.to_owned() }),
+        Err(errno) => Err(PagerError::RunDir { path, source: errno.into() }),
+    }
+}
+
+fn bind_control_socket(path: &Path) -> io::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let bound = rustix::net::bind(&socket, &SocketAddrUnix::new(path)?);
+    rustix::process::umask(before);
+    bound?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn list_open_fds() -> io::Result<Vec<RawFd>> {
+    let listed: Vec<RawFd> =
+        fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    // The descriptor that the listing itself used is closed by now.
+    Ok(listed.into_iter().filter(|number| fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect())
+}
+
+/// Every process of every child has a descriptor here, so that this process takes all that it may have, less a reserve.
+fn set_fd_limit(reserve: u64) {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let current = limit.maximum.map(|maximum| maximum.saturating_sub(reserve));
+    if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }) {
+        tracing::warn!("the limit on descriptors stays at {:?}: {errno}", limit.current);
+    }
+}

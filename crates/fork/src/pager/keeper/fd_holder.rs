@@ -1,0 +1,157 @@
+//! The holder: a third process with the common table of descriptors, which does nothing but wait.
+//!
+//! The kernel puts the userfaultfd of a forked process into the table of whoever reads the fork event, and lets the
+//! forking thread go on after that (userfaultfd_ctx_read: `resolve_userfault_fork`, then `userfaultfd_event_complete`). So
+//! the holder has it before the new process runs, with no message that a kill could come before. Keeper and pager may be
+//! killed together at any moment: the holder is the keeper then.
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use farfork_sys::fork::{ForkedSide, fork_sharing_files};
+use farfork_sys::{pidfd, process_memory};
+
+use super::reap_process;
+use super::roles::{ProcessRole, RoleTable};
+
+/// How often the holder looks who lives, beside being woken: the number of a pidfd that it waits for may come to mean
+/// another descriptor in the moment before it waits.
+const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the holder is called in /proc/PID/comm, and instead of `pager` on its command line.
+const HOLDER_COMM: &CStr = c"farfork-holder";
+const HOLDER_COMMAND: &str = "holder";
+/// What the keeper's command is called there.
+const KEEPER_COMMAND: &str = "pager";
+
+/// Why a holder holds no longer.
+pub(super) enum FdHolderExit {
+    /// A client has stopped the pager, or another process is the holder.
+    NotNeeded,
+    /// Keeper and pager are gone: this process has to be the keeper now.
+    KeeperAndPagerGone,
+}
+
+/// Clones a holder in the place of one that is gone. It is init's child, so that no keeper has to reap it.
+///
+/// # Errors
+/// As clone3(2).
+pub(super) fn start_fd_holder(roles: &RoleTable) -> io::Result<ForkedSide> {
+    match fork_sharing_files(None)? {
+        ForkedSide::Parent { pid } => {
+            reap_process(pid);
+            Ok(ForkedSide::Parent { pid })
+        }
+        ForkedSide::Child => match fork_sharing_files(roles.pidfd_slot(ProcessRole::FdHolder)) {
+            Ok(ForkedSide::Child) => Ok(ForkedSide::Child),
+            Ok(ForkedSide::Parent { .. }) => std::process::exit(0),
+            Err(error) => {
+                tracing::error!("the holder cannot be started: {error}");
+                std::process::exit(1)
+            }
+        },
+    }
+}
+
+/// The holder's life.
+pub(super) fn run_fd_holder(roles: &RoleTable, shown: Option<&ProcessTitle>) -> FdHolderExit {
+    roles.set_fd_holder();
+    if let Err(error) = shown.map_or(Ok(()), ProcessTitle::set_fd_holder) {
+        tracing::debug!("the holder is called as its keeper is: {error}");
+    }
+    let end = wait_until_orphaned(roles);
+    // Those that it clones as the keeper are no holders.
+    let _ = shown.map_or(Ok(()), ProcessTitle::restore);
+    end
+}
+
+fn wait_until_orphaned(roles: &RoleTable) -> FdHolderExit {
+    loop {
+        if roles.is_stopped() || !roles.is_fd_holder() {
+            return FdHolderExit::NotNeeded;
+        }
+        match roles.first_alive(&[ProcessRole::Keeper, ProcessRole::Pager]) {
+            Some(number) => drop(pidfd::wait_any_exit_raw(&[number], LIVENESS_CHECK_INTERVAL)),
+            None if roles.is_stopped() => return FdHolderExit::NotNeeded,
+            None => return FdHolderExit::KeeperAndPagerGone,
+        }
+    }
+}
+
+/// Ends the holder, where there is one: nobody needs the table any more.
+pub(super) fn stop_fd_holder(roles: &RoleTable) {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let Some(number) = roles.first_alive(&[ProcessRole::FdHolder]) else { return };
+    // It looks again when it is woken, or after a while; nothing is lost by a kill.
+    let _ = pidfd::send_signal_raw(number, rustix::process::Signal::KILL.as_raw());
+    pidfd::wait_any_exit_raw(&[number], LIMIT);
+}
+
+/// What `ps` shows a process as. It is read before there is a pager, and told without a descriptor (`roles`).
+#[derive(Debug)]
+pub(super) struct ProcessTitle {
+    comm: CString,
+    command_line: Vec<u8>,
+    /// Address of the command line.
+    arg_start: u64,
+}
+
+impl ProcessTitle {
+    /// Of this process.
+    ///
+    /// # Errors
+    /// As open(2) of files of proc(5).
+    pub(super) fn read() -> io::Result<Self> {
+        let stat = fs::read_to_string("/proc/self/stat")?;
+        // arg_start is field 48 of proc_pid_stat(5); the first behind the name is field 3.
+        let start = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(48 - 3)?.parse().ok());
+        let start = start.ok_or(io::ErrorKind::InvalidData)?;
+        let comm = CString::new(fs::read("/proc/self/comm")?.trim_ascii_end())?;
+        Ok(Self { comm, command_line: fs::read("/proc/self/cmdline")?, arg_start: start })
+    }
+
+    fn set_fd_holder(&self) -> io::Result<()> {
+        rustix::thread::set_name(HOLDER_COMM)?;
+        fd_holder_command_line(&self.command_line).map_or(Ok(()), |told| self.write_command_line(&told))
+    }
+
+    fn restore(&self) -> io::Result<()> {
+        rustix::thread::set_name(&self.comm)?;
+        self.write_command_line(&self.command_line)
+    }
+
+    fn write_command_line(&self, command_line: &[u8]) -> io::Result<()> {
+        process_memory::write_process(std::process::id() as i32, self.arg_start, command_line)
+    }
+}
+
+/// The keeper's command line with another command, of the same length; `None` where it is of another program, as in tests.
+fn fd_holder_command_line(keepers: &[u8]) -> Option<Vec<u8>> {
+    let mut words = keepers.strip_suffix(b"\0")?.split(|byte| *byte == 0);
+    let (_, command) = (words.next()?, words.next()?);
+    if command != KEEPER_COMMAND.as_bytes() {
+        return None;
+    }
+    let told: Vec<&[u8]> = [b"farfork".as_slice(), HOLDER_COMMAND.as_bytes()].into_iter().chain(words).collect();
+    let mut told = told.join(&0);
+    if told.len() >= keepers.len() {
+        return None;
+    }
+    told.resize(keepers.len(), 0);
+    Some(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_command_line_says_holder_in_the_place_that_there_is() {
+        let told = fd_holder_command_line(b"/proc/self/exe\0pager\0--run-dir\0/run/x\0").unwrap();
+        assert_eq!(told, b"farfork\0holder\0--run-dir\0/run/x\0\0\0\0\0\0\0");
+        assert_eq!(fd_holder_command_line(b"/usr/bin/test\0--exact\0"), None);
+        assert_eq!(fd_holder_command_line(b"f\0pager\0"), None, "it does not fit");
+    }
+}

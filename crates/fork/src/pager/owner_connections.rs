@@ -1,0 +1,441 @@
+//! The owners that pages come from: two connections to each, shared by all children, and what was asked on them. The
+//! connections outlive the last child for a while, so that the next one of any seed of that owner finds them made.
+//!
+//! Pages that a thread waits for have a connection of their own (the demand lane), so that no stream of pages that may
+//! be wanted soon (the bulk lane) delays them. Bulk reads wait here in a queue, few of them are on their way at a time.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{
+    Address, Buffer, Completion, Connection, MessageRequest, ReadMode, ReadRequest, SeedKey, Span, SubmitError,
+};
+use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::journal::AddressSpaceId;
+use super::plan::slot_index::SlotIndex;
+use super::working_set::PrewarmBatch;
+
+/// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
+pub(super) const BULK_SLOTS: u64 = 32;
+
+/// Bulk reads on their way to one owner: the next are asked for while some arrive. No more than so many that arrived wait
+/// to be installed when further ones are asked for.
+pub(super) const BULK_READS_MAX: usize = 4;
+
+/// With no more than so many on their way, others are asked for, in one go: a message costs as much as five pages.
+const BULK_READS_LOW: usize = 2;
+
+/// How long a connection is kept that nobody uses, by a pager and by its node: as long as a user may think before the next fork.
+pub(crate) const OWNER_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Most owners whose connections are kept so; the one that was left first goes first. Each has a few descriptors.
+const IDLE_OWNERS_MAX: usize = 8;
+
+/// A connection of an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Lane {
+    /// A thread waits.
+    Demand,
+    /// Likely wanted soon.
+    Bulk,
+}
+
+/// An owner's key in [`Owners`].
+pub(super) type OwnerKey = u64;
+
+/// Slots of an address space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PrefetchRequest {
+    /// The child.
+    pub(super) child: u64,
+    /// The space.
+    pub(super) space: AddressSpaceId,
+    /// Which of the child's sources, this owner's: only pages that come from it are meant.
+    pub(super) source: usize,
+    /// The slots, in the order in which they are wanted.
+    pub(super) slots: VecDeque<Range<u64>>,
+    /// An earlier child wanted them: nothing was seen of this one.
+    pub(super) is_from_set: bool,
+}
+
+impl PrefetchRequest {
+    /// Has a slot come first, what is wanted before it last. Tells whether it is wanted at all.
+    fn rotate_to(&mut self, slot: u64) -> bool {
+        let Some(at) = self.slots.iter().position(|slots| slots.contains(&slot)) else { return false };
+        self.slots.rotate_left(at);
+        if let Some(first) = self.slots.front_mut()
+            && first.start < slot
+        {
+            let before = first.start..slot;
+            first.start = slot;
+            self.slots.push_back(before);
+        }
+        true
+    }
+}
+
+/// A question that is not about a child's pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum AuxiliaryRequest {
+    /// Whether the owner has this seed.
+    SeedExists(SeedId),
+    /// The working set of this child's seed.
+    ChildWorkingSet(u64),
+    /// The working set of this seed, to be put into the cache.
+    PrewarmWorkingSet(SeedId),
+    /// Pages of that set.
+    PrewarmPages(SeedId, PrewarmBatch),
+    /// None: something was told.
+    Message,
+}
+
+/// A read on its way.
+#[derive(Debug, Clone)]
+pub(super) struct PageRead {
+    /// The child.
+    pub(super) child: u64,
+    /// The space.
+    pub(super) space: AddressSpaceId,
+    /// The slots, in the order of the reply's bytes.
+    pub(super) slots: Vec<Range<u64>>,
+    /// Which of the child's sources they come from.
+    pub(super) source: usize,
+    /// Who was asked.
+    pub(super) owner: OwnerKey,
+    /// How.
+    pub(super) lane: Lane,
+    /// When.
+    pub(super) submitted_at: Instant,
+}
+
+impl PageRead {
+    /// Whether it is for more than one page that somebody waits for.
+    pub(super) fn is_speculative(&self) -> bool {
+        self.lane == Lane::Bulk || self.slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() > 1
+    }
+}
+
+struct OwnerConnection {
+    address: Address,
+    node: NodeName,
+    demand: Box<dyn Connection>,
+    bulk: Box<dyn Connection>,
+    bulk_reads: usize,
+    /// Whether further ones are asked for.
+    is_refilling: bool,
+    queue: VecDeque<PrefetchRequest>,
+    users: usize,
+    /// When the last user went.
+    idle_since: Option<Instant>,
+}
+
+impl OwnerConnection {
+    /// Whether another bulk read may be on its way.
+    fn can_submit_bulk(&self) -> bool {
+        self.bulk_reads <= BULK_READS_LOW || self.is_refilling && self.bulk_reads < BULK_READS_MAX
+    }
+
+    /// Takes note of how many bulk reads are on their way now.
+    fn set_bulk_reads(&mut self, bulk_reads: usize) {
+        self.bulk_reads = bulk_reads;
+        if bulk_reads <= BULK_READS_LOW {
+            self.is_refilling = true;
+        } else if bulk_reads >= BULK_READS_MAX {
+            self.is_refilling = false;
+        }
+    }
+
+    fn connection_mut(&mut self, lane: Lane) -> &mut Box<dyn Connection> {
+        match lane {
+            Lane::Demand => &mut self.demand,
+            Lane::Bulk => &mut self.bulk,
+        }
+    }
+}
+
+/// Makes a connection to an owner; it is not waited for.
+pub(super) type OwnerConnector = Box<dyn Fn(&Address, &NodeName) -> io::Result<Box<dyn Connection>>>;
+
+/// All owners and all reads.
+pub(super) struct OwnerConnections {
+    connect: OwnerConnector,
+    owners: BTreeMap<OwnerKey, OwnerConnection>,
+    reads: HashMap<u64, PageRead>,
+    auxiliary_requests: HashMap<u64, (OwnerKey, AuxiliaryRequest)>,
+    next_tag: u64,
+    next_key: OwnerKey,
+}
+
+impl OwnerConnections {
+    /// None yet, and how they will be reached.
+    pub(super) fn new(connect: OwnerConnector) -> Self {
+        Self {
+            connect,
+            owners: BTreeMap::new(),
+            reads: HashMap::new(),
+            auxiliary_requests: HashMap::new(),
+            next_tag: 0,
+            next_key: 0,
+        }
+    }
+
+    /// The node at this address, for one more user; tells whether it is new, so that its connections are to be watched.
+    ///
+    /// # Errors
+    /// As [`Connect`].
+    pub(super) fn attach(&mut self, address: &Address, node: &NodeName) -> io::Result<(OwnerKey, bool)> {
+        let is_it = |owner: &OwnerConnection| owner.address == *address && owner.node == *node;
+        if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| is_it(owner)) {
+            owner.users += 1;
+            owner.idle_since = None;
+            return Ok((*key, false));
+        }
+        let (demand, bulk) = ((self.connect)(address, node)?, (self.connect)(address, node)?);
+        let key = self.next_key;
+        self.next_key += 1;
+        let (address, node, queue) = (address.clone(), node.clone(), VecDeque::new());
+        let owner = OwnerConnection {
+            address,
+            node,
+            demand,
+            bulk,
+            bulk_reads: 0,
+            is_refilling: true,
+            queue,
+            users: 1,
+            idle_since: None,
+        };
+        self.owners.insert(key, owner);
+        Ok((key, true))
+    }
+
+    /// Ends one user's use.
+    pub(super) fn detach(&mut self, key: OwnerKey, now: Instant) {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        owner.users -= 1;
+        if owner.users == 0 {
+            owner.idle_since = Some(now);
+            owner.queue.clear();
+        }
+    }
+
+    /// Closes the connections that were idle for too long, or are too many; gives their owners.
+    pub(super) fn close_idle(&mut self, now: Instant) -> Vec<OwnerKey> {
+        let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.idle_since?, *key)));
+        let mut idle: Vec<(Instant, OwnerKey)> = idle.collect();
+        idle.sort_unstable();
+        let too_many = idle.len().saturating_sub(IDLE_OWNERS_MAX);
+        let is_over =
+            |at: usize, left: Instant| at < too_many || now.saturating_duration_since(left) >= OWNER_IDLE_TIMEOUT;
+        let over = idle.iter().enumerate().filter(|(at, (left, _))| is_over(*at, *left));
+        let closed: Vec<OwnerKey> = over.map(|(_, (_, key))| *key).collect();
+        self.owners.retain(|key, _| !closed.contains(key));
+        self.reads.retain(|_, read| !closed.contains(&read.owner));
+        self.auxiliary_requests.retain(|_, (owner, _)| !closed.contains(owner));
+        closed
+    }
+
+    /// What tells that a lane has something to say.
+    pub(super) fn descriptor(&self, key: OwnerKey, lane: Lane) -> Option<BorrowedFd<'_>> {
+        let owner = self.owners.get(&key)?;
+        Some(match lane {
+            Lane::Demand => owner.demand.poll_fd()?,
+            Lane::Bulk => owner.bulk.poll_fd()?,
+        })
+    }
+
+    /// The owners there are.
+    pub(super) fn keys(&self) -> Vec<OwnerKey> {
+        self.owners.keys().copied().collect()
+    }
+
+    /// Asks for slots. They are sent with the next [`Self::poll`].
+    ///
+    /// # Errors
+    /// [`SubmitError::Full`]: too much is on its way.
+    pub(super) fn submit_read(
+        &mut self,
+        read: PageRead,
+        key: &Arc<SeedKey>,
+        populated: &SlotIndex,
+        deadline: Instant,
+    ) -> Result<(), SubmitError> {
+        let Some(owner) = self.owners.get_mut(&read.owner) else { return Ok(()) };
+        let runs = read.slots.iter().flat_map(|slots| populated.runs_of(slots.clone()));
+        let spans = runs.map(|run| Span {
+            extent: run.origin.extent,
+            offset: run.origin.page * PAGE_SIZE,
+            bytes: (run.count * PAGE_SIZE) as u32,
+        });
+        let (tag, key, mode, spans) = (self.next_tag, key.clone(), ReadMode::Exact, spans.collect());
+        owner.connection_mut(read.lane).submit_read(ReadRequest { tag, key, mode, spans, deadline })?;
+        if read.lane == Lane::Bulk {
+            owner.set_bulk_reads(owner.bulk_reads + 1);
+        }
+        self.next_tag += 1;
+        self.reads.insert(tag, read);
+        Ok(())
+    }
+
+    /// Asks something aside, in a read of the bulk lane; it is sent with the next [`Self::poll`]. Tells whether it is asked,
+    /// which it is not where too much is on its way.
+    pub(super) fn submit_auxiliary(
+        &mut self,
+        key: OwnerKey,
+        (seed, mode, spans): (&Arc<SeedKey>, ReadMode, Vec<Span>),
+        deadline: Instant,
+        aside: AuxiliaryRequest,
+    ) -> bool {
+        let Some(owner) = self.owners.get_mut(&key) else { return false };
+        let tag = self.next_tag;
+        if owner.bulk.submit_read(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_err() {
+            return false;
+        }
+        owner.set_bulk_reads(owner.bulk_reads + 1);
+        self.next_tag += 1;
+        self.auxiliary_requests.insert(tag, (key, aside));
+        true
+    }
+
+    /// Tells an owner something, by the bulk lane, with the next [`Self::poll`]. Where too much is on its way it is not
+    /// told.
+    pub(super) fn send_message(&mut self, key: OwnerKey, bytes: Vec<u8>, deadline: Instant) {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        let tag = self.next_tag;
+        if owner.bulk.submit_message(MessageRequest { tag, bytes, deadline }).is_ok() {
+            self.next_tag += 1;
+            self.auxiliary_requests.insert(tag, (key, AuxiliaryRequest::Message));
+        }
+    }
+
+    /// The question that a completion answers, if it does.
+    pub(super) fn take_auxiliary(&mut self, tag: u64) -> Option<AuxiliaryRequest> {
+        self.auxiliary_requests.remove(&tag).map(|(_, aside)| aside)
+    }
+
+    /// Puts slots at the end of the bulk lane's queue, so that all children have their turn.
+    pub(super) fn queue_prefetch(&mut self, key: OwnerKey, wish: PrefetchRequest) {
+        if let Some(owner) = self.owners.get_mut(&key) {
+            owner.queue.push_back(wish);
+        }
+    }
+
+    /// Has what an earlier child wanted of this space and source go on at this slot, where it waits in the queue: what was wanted before it
+    /// comes last.
+    pub(super) fn advance_prefetch(
+        &mut self,
+        key: OwnerKey,
+        (child, space, source): (u64, AddressSpaceId, usize),
+        slot: u64,
+    ) -> Option<&mut PrefetchRequest> {
+        let queue = &mut self.owners.get_mut(&key)?.queue;
+        let is_meant = |wish: &&mut PrefetchRequest| {
+            wish.is_from_set && (wish.child, wish.space, wish.source) == (child, space, source)
+        };
+        queue.iter_mut().filter(is_meant).find_map(|wish| wish.rotate_to(slot).then_some(wish))
+    }
+
+    /// Whether slots of this child wait in a queue.
+    pub(super) fn has_queued_prefetch(&self, child: u64) -> bool {
+        self.owners.values().any(|owner| owner.queue.iter().any(|wish| wish.child == child))
+    }
+
+    /// Whether the working set of this child's seed is still to be told.
+    pub(super) fn is_awaiting_set(&self, child: u64) -> bool {
+        self.auxiliary_requests.values().any(|(_, aside)| *aside == AuxiliaryRequest::ChildWorkingSet(child))
+    }
+
+    /// The next wish of the bulk lane, when another read may be on its way.
+    pub(super) fn next_prefetch(&mut self, key: OwnerKey) -> Option<PrefetchRequest> {
+        let owner = self.owners.get_mut(&key)?;
+        if owner.can_submit_bulk() { owner.queue.pop_front() } else { None }
+    }
+
+    /// Whether another bulk read may be on its way.
+    pub(super) fn has_bulk_capacity(&self, key: OwnerKey) -> bool {
+        self.owners.get(&key).is_some_and(OwnerConnection::can_submit_bulk)
+    }
+
+    /// Sends and receives on a lane.
+    pub(super) fn poll(&mut self, key: OwnerKey, lane: Lane, now: Instant, completions: &mut Vec<Completion>) {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        let before = completions.len();
+        owner.connection_mut(lane).poll(now, completions);
+        if lane == Lane::Bulk {
+            let is_told = |completion: &&Completion| {
+                matches!(self.auxiliary_requests.get(&completion.tag), Some((_, AuxiliaryRequest::Message)))
+            };
+            let told = completions[before..].iter().filter(is_told).count();
+            owner.set_bulk_reads(owner.bulk_reads + before + told - completions.len());
+        }
+    }
+
+    /// Whether a page that somebody waits for is on its way from this owner.
+    pub(super) fn has_demand_read(&self, key: OwnerKey) -> bool {
+        self.reads.values().any(|read| read.owner == key && read.lane == Lane::Demand)
+    }
+
+    /// Whether a stream is on its way to another child than this one.
+    pub(super) fn has_bulk_read_for_others(&self, child: u64) -> bool {
+        self.reads.values().any(|read| read.lane == Lane::Bulk && read.child != child)
+    }
+
+    /// Sleeps until a lane has something to say, at most for so long.
+    pub(super) fn wait_readable(&self, key: OwnerKey, lane: Lane, limit: Duration) {
+        let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+        if let Some(fd) = self.descriptor(key, lane) {
+            // Whoever is interrupted looks sooner.
+            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
+        }
+    }
+
+    /// Whether a stream is on its way from anybody.
+    pub(super) fn has_bulk_reads(&self) -> bool {
+        self.owners.values().any(|owner| owner.bulk_reads > 0)
+    }
+
+    /// The CPU on which an owner's stream was taken from the network last, where that is known.
+    pub(super) fn incoming_cpu(&self, key: OwnerKey) -> Option<u32> {
+        self.owners.get(&key)?.bulk.incoming_cpu()
+    }
+
+    /// The read that a completion ends; `None` when nobody is interested any more.
+    pub(super) fn take_read(&mut self, tag: u64) -> Option<PageRead> {
+        self.reads.remove(&tag)
+    }
+
+    /// Gives a reply's memory back to where it came from.
+    pub(super) fn recycle(&mut self, key: OwnerKey, lane: Lane, buffer: Buffer) {
+        if let Some(owner) = self.owners.get_mut(&key) {
+            owner.connection_mut(lane).recycle_buffer(buffer);
+        }
+    }
+
+    /// When a lane is to be polled even if its descriptor stays silent.
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        let lanes = self.owners.values().flat_map(|owner| [&owner.demand, &owner.bulk]);
+        lanes.filter_map(|lane| lane.next_timeout()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_goes_on_where_its_child_is() {
+        let slots = VecDeque::from([7..9, 20..24, 3..5]);
+        let mut wish = PrefetchRequest { child: 1, space: 0, source: 0, slots, is_from_set: true };
+        assert!(!wish.rotate_to(5), "it is not wanted");
+        assert!(wish.rotate_to(22));
+        assert_eq!(wish.slots, [22..24, 3..5, 7..9, 20..22]);
+        assert!(wish.rotate_to(3));
+        assert_eq!(wish.slots, [3..5, 7..9, 20..22, 22..24]);
+    }
+}

@@ -1,0 +1,488 @@
+//! Which changes of its parent's memory map a forked process has: the kernel is asked, for its messages tell no order.
+//!
+//! ```text
+//!  kernel   under the lock of the map:   … change ── fork ── change …
+//!           when the lock is free again: each thread queues what it did, and waits until that was read
+//!  pager    hears:                       … change, change, fork …     or     … fork, change, change …
+//! ```
+//!
+//! A thread that is late to queue its message is overtaken: a change that the fork has may be heard behind it, and one that it
+//! has not before it. As long as a message is to come the kernel says so (EAGAIN: the space is not *quiet*). So a change is in question
+//! where the parent was not quiet between it and the fork, in either order; and when the parent is quiet, all of them were heard.
+//!
+//! Changes of the same memory are a *chain*, in the order in which they were heard: the fork has the first few of each. How many says which places
+//! are registered in the forked process: a move leaves one and makes another, an unmapping leaves one. What agrees with the kernel best is
+//! taken, and of several that do not contradict it what was heard before the fork, or what is nearest to that.
+//!
+//! A move with MREMAP_DONTUNMAP leaves its place registered, and nobody tells that it was unmapped: which move is one is known when all were heard.
+//! Onto a place that was registered before, both places are registered before it and behind it. So it is asked besides whether
+//! pages that had come are where they were, or where they were moved to; only of those that nobody would have to fetch there.
+//!
+//! A place that was unmapped may be registered all the same: the memory in front of it has grown there, of which nobody tells. Then the pages that had
+//! come tell; where none had, the unmapping that was heard before the fork is taken for made.
+//!
+//! So may a place to which something is moved behind the fork: the forked process has grown something there by then. An area that begins
+//! before that place tells.
+//!
+//! Pages that are discarded (MADV_DONTNEED and the like) are told of before they go. So a discard that was heard behind the fork the forked
+//! process has not. Of one that was heard before it, it is asked whether it has one of the pages that were there. Where none was there nobody can
+//! tell, and the discard is taken for made.
+//!
+//! Pure: who asks the kernel is `space`, and when, `child`.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use farfork_sys::userfaultfd::UffdEvent;
+
+use super::fork_page_probes::{MemoizedCheck, ProbeResults, probe_pages};
+use super::{AppliedChange, MapSegment, PageMap};
+use crate::pager::journal::AddressSpaceId;
+
+/// Most changes heard behind a fork that are in question: a thread is late by a turn of some milliseconds, in which others make a
+/// change in some ten microseconds.
+const LATE_CHANGES_MAX: usize = 512;
+
+/// What it weighs that a place or a page is as it cannot be: more than all that is only less likely.
+pub(super) const CONTRADICTION_COST: u32 = 1 << 16;
+
+/// A change of a memory map that was heard.
+#[derive(Debug, Clone)]
+pub(in crate::pager) struct MapChange {
+    pub(super) message: UffdEvent,
+    /// What the page map lost by it, and what undoes that.
+    pub(super) applied: AppliedChange,
+    /// An address by which it can be told whether it was made: where something was moved to, or was before.
+    probe_address: Option<u64>,
+    /// What it moved, where that was before.
+    pub(super) moved_segments: Vec<MapSegment>,
+    /// Whether what it moved was not known to be mapped.
+    is_source_unknown: bool,
+}
+
+impl MapChange {
+    /// Has a map follow a message.
+    pub(in crate::pager) fn apply(message: UffdEvent, map: &mut PageMap) -> Self {
+        let is_of_unknown =
+            matches!(message, UffdEvent::Remap { from, bytes, .. } if !map.has_any_in(from..from + bytes));
+        let followed = map.apply_event(&message);
+        let left = followed.removed.first().map(|segment| segment.start);
+        let place = match message {
+            UffdEvent::Remap { to, bytes, .. } => map.first_mapped_in(to, to + bytes).or(left).or(Some(to)),
+            _ => left,
+        };
+        let moved = match message {
+            UffdEvent::Remap { from, to, bytes } => {
+                let moved = map.segments_in(to, to + bytes);
+                moved.map(|it| MapSegment { start: it.start - to + from, end: it.end - to + from, ..it }).collect()
+            }
+            _ => Vec::new(),
+        };
+        Self {
+            message,
+            applied: followed,
+            probe_address: place,
+            moved_segments: moved,
+            is_source_unknown: is_of_unknown,
+        }
+    }
+
+    /// The addresses of which it says whether they are registered.
+    fn probe_addresses(&self) -> impl Iterator<Item = u64> {
+        let origin = match self.message {
+            UffdEvent::Remap { from, to, .. } => self.probe_address.map(|place| place - to + from),
+            _ => None,
+        };
+        self.probe_address.filter(|_| !self.is_discard()).into_iter().chain(origin)
+    }
+
+    /// The place that a move has left.
+    fn source_range(&self) -> Option<Range<u64>> {
+        match self.message {
+            UffdEvent::Remap { from, bytes, .. } => Some(from..from + bytes),
+            _ => None,
+        }
+    }
+
+    /// The place that something was moved to.
+    fn target_range(&self) -> Option<Range<u64>> {
+        match self.message {
+            UffdEvent::Remap { to, bytes, .. } => Some(to..to + bytes),
+            _ => None,
+        }
+    }
+
+    fn is_discard(&self) -> bool {
+        matches!(self.message, UffdEvent::Remove { .. })
+    }
+
+    /// What it says of an address before it, and behind it, if anything; what is expected of a place that it has left is given.
+    fn expectations_at(
+        &self,
+        address: u64,
+        left: ExpectedRegistration,
+    ) -> Option<(ExpectedRegistration, ExpectedRegistration)> {
+        match self.message {
+            UffdEvent::Remap { to, bytes, .. } if (to..to + bytes).contains(&address) => {
+                Some((ExpectedRegistration::Unregistered, ExpectedRegistration::Registered))
+            }
+            UffdEvent::Remap { from, bytes, .. } if (from..from + bytes).contains(&address) => Some((
+                if self.is_source_unknown {
+                    ExpectedRegistration::RegisteredUnlessGrown
+                } else {
+                    ExpectedRegistration::Registered
+                },
+                left,
+            )),
+            UffdEvent::Unmap { start, end } if (start..end).contains(&address) => {
+                let was_seen =
+                    self.applied.removed.iter().any(|segment| (segment.start..segment.end).contains(&address));
+                Some((if was_seen { ExpectedRegistration::Registered } else { ExpectedRegistration::Unknown }, left))
+            }
+            _ => None,
+        }
+    }
+
+    /// Has a map follow the messages of these changes, in order.
+    pub(in crate::pager) fn apply_all(changes: &mut [MapChange], map: &mut PageMap) {
+        changes.iter_mut().for_each(|change| *change = Self::apply(change.message, map));
+    }
+
+    /// Has a map be as it was before these changes, the last it followed.
+    pub(in crate::pager) fn revert_all(changes: &[MapChange], map: &mut PageMap) {
+        changes.iter().rev().for_each(|change| map.revert_event(&change.message, &change.applied));
+    }
+}
+
+/// What is expected of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ExpectedRegistration {
+    Registered,
+    Unregistered,
+    /// Unregistered, unless the move left it as it was, but empty (MREMAP_DONTUNMAP), and somebody else has unmapped it since.
+    UnregisteredAfterMove,
+    /// Registered, unless who moved it has ended before all was told.
+    RegisteredAfterMove,
+    /// Unregistered, unless the area before it has grown there since: the kernel tells of no growth.
+    UnregisteredUnlessGrown,
+    /// Registered, unless the area before it grew there later: the kernel tells of no growth.
+    RegisteredUnlessGrown,
+    Unknown,
+}
+
+impl ExpectedRegistration {
+    /// How badly it agrees with what is.
+    fn mismatch_cost(self, is_registered: bool) -> u32 {
+        match (self, is_registered) {
+            (Self::Registered, false) | (Self::Unregistered, true) => CONTRADICTION_COST,
+            (Self::UnregisteredAfterMove, true) | (Self::RegisteredAfterMove, false) => 1,
+            (Self::UnregisteredUnlessGrown, true) | (Self::RegisteredUnlessGrown, false) => 2,
+            _ => 0,
+        }
+    }
+}
+
+/// What the kernel is asked of a forked process, as it was at the fork; `None` where that cannot be known any more.
+pub(in crate::pager) trait ForkMapCheck {
+    /// Why it does not answer.
+    type Error;
+
+    /// Whether an address was registered.
+    fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
+
+    /// Whether an area began at an address that was registered. Where none did, the area before it reached there: it may have grown since the fork.
+    fn is_mapping_start(&mut self, _address: u64) -> Result<Option<bool>, Self::Error> {
+        Ok(None)
+    }
+
+    /// Whether the page at an address was there. One that was not is filled with zeroes.
+    fn probe_page(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
+
+    /// The address of a page of these that had come, where they are.
+    fn first_installed(&self, segments: &[MapSegment]) -> Option<u64>;
+
+    /// Whether it had the pages that had come of these, before they were discarded.
+    fn has_discarded_pages(&mut self, discarded: &[MapSegment]) -> Result<Option<bool>, Self::Error> {
+        self.first_installed(discarded).map_or(Ok(None), |address| self.probe_page(address))
+    }
+}
+
+/// What is to be found out of a forked process.
+#[derive(Debug)]
+pub(in crate::pager) struct UnresolvedFork {
+    /// The space of the process that forked it.
+    pub(in crate::pager) parent: AddressSpaceId,
+    /// Changes that were heard before the fork, and of which it may have none: the last of its map.
+    pub(in crate::pager) changes_before: Vec<MapChange>,
+    /// Changes that were heard since, of which it may have some.
+    messages_after: Vec<UffdEvent>,
+    /// Whether pages were there, by address: where one was not there is one when that was asked.
+    probe_results: ProbeResults,
+}
+
+impl UnresolvedFork {
+    /// Of a process that was forked when its parent's last changes were these.
+    pub(in crate::pager) fn new(parent: AddressSpaceId, before: Vec<MapChange>) -> Self {
+        Self { parent, changes_before: before, messages_after: Vec::new(), probe_results: ProbeResults::default() }
+    }
+
+    /// Its parent told of a change.
+    pub(in crate::pager) fn add_event(&mut self, message: UffdEvent) {
+        let is_in_question = matches!(message, UffdEvent::Remap { .. } | UffdEvent::Unmap { .. });
+        if is_in_question && self.messages_after.len() < LATE_CHANGES_MAX {
+            self.messages_after.push(message);
+        }
+    }
+
+    /// Whether any change is in question.
+    pub(in crate::pager) fn has_changes(&self) -> bool {
+        !self.changes_before.is_empty() || !self.messages_after.is_empty()
+    }
+
+    /// Of each change what is expected of a place that it has left. All was heard that there is to hear.
+    fn vacated_expectations(&self, changes: &[MapChange]) -> Vec<ExpectedRegistration> {
+        let was_heard_behind = |index: usize| index >= self.changes_before.len();
+        let is_all_known = self.messages_after.len() < LATE_CHANGES_MAX;
+        let left_by_move = if is_all_known {
+            ExpectedRegistration::RegisteredAfterMove
+        } else {
+            ExpectedRegistration::UnregisteredAfterMove
+        };
+        // What is in front of memory that was unmapped may have grown there since, of which nobody tells.
+        let left_by =
+            |change: &MapChange| change.source_range().map_or(ExpectedRegistration::Unknown, |_| left_by_move);
+        let mut left: Vec<ExpectedRegistration> = changes.iter().map(left_by).collect();
+        for (index, change) in changes.iter().enumerate() {
+            let UffdEvent::Unmap { start, end } = change.message else { continue };
+            let is_of_it = |earlier: &usize| {
+                left[*earlier] == left_by_move && changes[*earlier].source_range() == Some(start..end)
+            };
+            if let Some(earlier) = (0..index).rev().find(is_of_it) {
+                // Where the fork was heard between the two, the process that forked may have unmapped it later, by itself; and what moves there next
+                // unmaps it, too.
+                let is_between = was_heard_behind(index) && !was_heard_behind(earlier);
+                let moves_there = |next: &MapChange| next.target_range() == Some(start..end);
+                let is_certain = !is_between && !changes.get(index + 1).is_some_and(moves_there);
+                left[earlier] = if is_certain {
+                    ExpectedRegistration::UnregisteredAfterMove
+                } else {
+                    ExpectedRegistration::Unknown
+                };
+                left[index] = ExpectedRegistration::UnregisteredUnlessGrown;
+            }
+        }
+        left
+    }
+
+    /// The map at the fork, where it is not `map`, which has all that was heard before the fork and nothing else.
+    ///
+    /// # Errors
+    /// Those of the witness.
+    pub(in crate::pager) fn resolve<W: ForkMapCheck>(
+        &self,
+        map: &PageMap,
+        witness: W,
+    ) -> Result<Option<PageMap>, W::Error> {
+        let mut witness = MemoizedCheck::new(witness, &self.probe_results);
+        let mut late = map.clone();
+        let after = self.messages_after.iter().map(|message| MapChange::apply(*message, &mut late));
+        let changes: Vec<MapChange> = self.changes_before.iter().cloned().chain(after).collect();
+        let was_heard = |index: usize| index < self.changes_before.len();
+        let mut has: Vec<bool> = (0..changes.len()).map(was_heard).collect();
+        let mut base = map.clone();
+        MapChange::revert_all(&self.changes_before, &mut base);
+        let left = self.vacated_expectations(&changes);
+        for chain in group_by_memory(&changes) {
+            let heard = chain.iter().filter(|index| was_heard(**index)).count();
+            let link = |index: &usize| ChainLink { change: &changes[*index], after_leaving: left[*index] };
+            let links: Vec<ChainLink<'_>> = chain.iter().map(link).collect();
+            let made = count_made_links(&links, heard, &base, &mut witness)?;
+            chain.iter().enumerate().for_each(|(link, index)| has[*index] = link < made);
+        }
+        // A discard that was heard behind what the fork has not was begun behind the fork, unless the kernel says otherwise.
+        if let Some(first) = (0..changes.len()).find(|index| !has[*index] && !changes[*index].is_discard()) {
+            for index in (first..changes.len()).filter(|index| changes[*index].is_discard()) {
+                if check_discarded_pages(&changes, &has, index, &mut witness)? != Some(false) {
+                    revert_discard(&changes, &mut has, index);
+                }
+            }
+        }
+        check_discards(&changes, &mut has, &mut witness)?;
+        if (0..changes.len()).all(|index| has[index] == was_heard(index)) {
+            return Ok(None);
+        }
+        let mut found = base;
+        changes
+            .iter()
+            .zip(has)
+            .filter(|(_, has)| *has)
+            .for_each(|(change, _)| drop(found.apply_event(&change.message)));
+        Ok(Some(found))
+    }
+}
+
+/// A change among those of the same memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChainLink<'a> {
+    pub(super) change: &'a MapChange,
+    /// What is expected of a place that it has left.
+    after_leaving: ExpectedRegistration,
+}
+
+impl ChainLink<'_> {
+    fn expectations_at(&self, address: u64) -> Option<(ExpectedRegistration, ExpectedRegistration)> {
+        self.change.expectations_at(address, self.after_leaving)
+    }
+
+    /// Whether it is a move, and another change the first of what the same system call has told: what was at the new place is unmapped. No fork comes
+    /// between the two.
+    fn is_preceded_by_own_unmap(&self, other: &ChainLink<'_>) -> bool {
+        let UffdEvent::Unmap { start, end } = other.change.message else { return false };
+        let is_of_earlier_move = other.change.applied.was_expected;
+        !is_of_earlier_move && self.change.target_range() == Some(start..end)
+    }
+}
+
+/// Takes discards back of which pages are there that had come.
+fn check_discards<W: ForkMapCheck>(changes: &[MapChange], has: &mut [bool], witness: &mut W) -> Result<(), W::Error> {
+    let discards = (0..changes.len()).filter(|index| has[*index] && changes[*index].is_discard());
+    for index in discards.collect::<Vec<usize>>() {
+        match check_discarded_pages(changes, has, index, witness)? {
+            Some(true) => revert_discard(changes, has, index),
+            Some(false) => has[index] = true,
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether pages are there that had come before they were discarded; `None` where nothing tells.
+fn check_discarded_pages<W: ForkMapCheck>(
+    changes: &[MapChange],
+    has: &[bool],
+    discard: usize,
+    witness: &mut W,
+) -> Result<Option<bool>, W::Error> {
+    let MapChange { message, applied: followed, .. } = &changes[discard];
+    // Where something was moved since, there is nothing left to ask for.
+    let is_moved = |later: usize| has[later] && matches!(changes[later].message, UffdEvent::Remap { .. });
+    if (discard + 1..changes.len()).any(|later| is_moved(later) && events_overlap(&changes[later].message, message)) {
+        return Ok(None);
+    }
+    witness.has_discarded_pages(&followed.removed)
+}
+
+/// Notes that a discard was not made, nor what takes away later what it left.
+fn revert_discard(changes: &[MapChange], has: &mut [bool], discard: usize) {
+    let takes_away = |later: &usize| {
+        let message = &changes[*later].message;
+        !matches!(message, UffdEvent::Remap { .. }) && events_overlap(message, &changes[discard].message)
+    };
+    (discard..changes.len()).filter(takes_away).for_each(|index| has[index] = false);
+}
+
+/// The changes, by number, that have to do with the same memory, in order.
+fn group_by_memory(changes: &[MapChange]) -> Vec<Vec<usize>> {
+    let mut chains: Vec<Vec<usize>> = Vec::new();
+    for (index, change) in changes.iter().enumerate() {
+        let has_to_do = |other: &usize| events_overlap(&changes[*other].message, &change.message);
+        let mut chain: Vec<usize> = chains.extract_if(.., |chain| chain.iter().any(has_to_do)).flatten().collect();
+        chain.push(index);
+        chain.sort_unstable();
+        chains.push(chain);
+    }
+    chains
+}
+
+/// How many links of a chain were made, of which so many were heard before the fork. Of two that are as likely it is the greater: that a fork
+/// overtook the last change takes less than that several overtook the fork.
+fn count_made_links<W: ForkMapCheck>(
+    links: &[ChainLink<'_>],
+    heard: usize,
+    base: &PageMap,
+    witness: &mut W,
+) -> Result<usize, W::Error> {
+    let mut costs = vec![0; links.len() + 1];
+    let places: BTreeSet<u64> = links.iter().flat_map(|link| link.change.probe_addresses()).collect();
+    for place in places {
+        if let Some(is_registered) = witness.is_registered(place)?
+            && !(is_registered && is_grown_mapping(links, place, witness)?)
+        {
+            (0..).zip(&mut costs).for_each(|(made, cost)| {
+                *cost += expected_registration(links, made, place).mismatch_cost(is_registered)
+            });
+        }
+    }
+    let is_within_call = |made: usize| {
+        let (before, behind) = (made.checked_sub(1).and_then(|last| links.get(last)), links.get(made));
+        before.zip(behind).is_some_and(|(before, behind)| behind.is_preceded_by_own_unmap(before))
+    };
+    (0..).zip(&mut costs).for_each(|(made, cost)| *cost += u32::from(is_within_call(made)));
+    probe_pages((links, heard), base, witness, &mut costs)?;
+    let least = costs.iter().min().copied().unwrap_or_default();
+    let is_possible =
+        |made: usize| costs.get(made).is_some_and(|cost| cost / CONTRADICTION_COST == least / CONTRADICTION_COST);
+    // A fork that was heard within a call was before that call or behind it.
+    let is_beside_call = || is_possible(heard + 1) || heard.checked_sub(1).is_some_and(is_possible);
+    // Of a process with one thread what was heard always is what was made.
+    if is_possible(heard) && !(is_within_call(heard) && is_beside_call()) {
+        return Ok(heard);
+    }
+    let best = (0..=links.len()).rev().min_by_key(|made| (costs[*made], made.abs_diff(heard)));
+    Ok(best.unwrap_or(heard))
+}
+
+/// Whether a place that moves lead to is in an area that begins before it. None of them was made, then: the forked process has grown something
+/// there since, of which nobody tells.
+fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], place: u64, witness: &mut W) -> Result<bool, W::Error> {
+    for start in links.iter().filter_map(|link| link.change.target_range()).filter(|to| to.contains(&place)) {
+        if witness.is_mapping_start(start.start)? == Some(false) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// What is expected of an address when so many links were made.
+fn expected_registration(links: &[ChainLink<'_>], made: usize, address: u64) -> ExpectedRegistration {
+    let behind = links[..made].iter().rev().find_map(|link| Some(link.expectations_at(address)?.1));
+    let before = || links[made..].iter().find_map(|link| Some(link.expectations_at(address)?.0));
+    behind.or_else(before).unwrap_or(ExpectedRegistration::Unknown)
+}
+
+/// Where an address is after these changes; `None` where something else may be there.
+pub(in crate::pager) fn current_address(address: u64, changes: &[MapChange]) -> Option<u64> {
+    changes.iter().try_fold(address, |address, change| match change.message {
+        UffdEvent::Remap { from, to, bytes } if (from..from + bytes).contains(&address) => Some(address - from + to),
+        UffdEvent::Remap { to, bytes, .. } if (to..to + bytes).contains(&address) => None,
+        UffdEvent::Unmap { start, end } if (start..end).contains(&address) => None,
+        _ => Some(address),
+    })
+}
+
+/// The same, of a page that is gone where it was discarded.
+pub(in crate::pager) fn current_page_address(address: u64, changes: &[MapChange]) -> Option<u64> {
+    changes.iter().enumerate().try_fold(address, |address, (index, change)| match change.message {
+        UffdEvent::Remove { start, end } if (start..end).contains(&address) => None,
+        _ => current_address(address, &changes[index..=index]),
+    })
+}
+
+/// The addresses that a change is about.
+fn affected_ranges(message: &UffdEvent) -> Vec<Range<u64>> {
+    match *message {
+        UffdEvent::Remap { from, to, bytes } => vec![from..from + bytes, to..to + bytes],
+        UffdEvent::Remove { start, end } | UffdEvent::Unmap { start, end } => std::iter::once(start..end).collect(),
+        UffdEvent::Fault { .. } | UffdEvent::Fork { .. } => Vec::new(),
+    }
+}
+
+fn events_overlap(one: &UffdEvent, other: &UffdEvent) -> bool {
+    let others = affected_ranges(other);
+    affected_ranges(one)
+        .iter()
+        .any(|range| others.iter().any(|other| range.start < other.end && other.start < range.end))
+}
+
+#[cfg(test)]
+mod tests;

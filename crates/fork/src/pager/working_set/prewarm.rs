@@ -1,0 +1,200 @@
+//! Warming up: a seed's working set is put into this node's cache before any child of it is here.
+//!
+//! ```text
+//!  asked ─▶ set from the owner ─▶ pages of it, some reads at a time ─▶ done: all children of the seed use the cache
+//!                     └────────────────────┴─▶ failed: what came stays
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+use farfork_fabric::{FabricError, READ_BYTES_MAX, ReadMode, Reply, Span};
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::{PAGE_SIZE, SeedId};
+
+use super::{MarkedRun, SET_PAGES_MAX, decode_set};
+use crate::pager::child::ChildSource;
+use crate::pager::control::protocol::{PagerReply as Answer, PrewarmProgress, PrewarmState};
+use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey};
+use crate::pager::plan::MemoryPlan;
+use crate::pager::plan::slot_index::SlotIndex;
+use crate::pager::server::PagerServer;
+
+/// Reads on their way for one seed: less than a lane takes, so that children have their turn.
+const PREWARM_READS_MAX: usize = 2;
+
+/// Seeds that are warmed up at once; each takes some hundred KiB.
+const PREWARM_JOBS_MAX: usize = 64;
+
+/// For an owner to answer a read.
+const PREWARM_READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Slots of one source that are asked for together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::pager) struct PrewarmBatch {
+    source: usize,
+    slots: Vec<Range<u64>>,
+}
+
+/// A seed that is being warmed up, or was.
+#[derive(Debug)]
+pub(in crate::pager) struct PrewarmJob {
+    sources: Vec<ChildSource>,
+    owners: Vec<OwnerKey>,
+    populated: SlotIndex,
+    pending_batches: VecDeque<PrewarmBatch>,
+    reads_in_flight: usize,
+    progress: PrewarmProgress,
+}
+
+impl PagerServer<'_> {
+    /// Has a seed warmed up whose plan stands in `dir`, or tells how far it is. What is over is told once.
+    pub(in crate::pager) fn handle_prewarm(&mut self, seed: &SeedId, dir: &Path) -> Answer {
+        if !self.prewarm_jobs.contains_key(seed)
+            && let Err(reason) = self.start_prewarm(seed, dir)
+        {
+            return Answer::Refused(format!("seed {seed} is not warmed up: {reason}"));
+        }
+        let Some(progress) = self.prewarm_jobs.get(seed).map(|warming| warming.progress.clone()) else {
+            return Answer::Refused(format!("seed {seed} is not warmed up"));
+        };
+        if progress.state != PrewarmState::Running {
+            self.prewarm_jobs.remove(seed);
+        }
+        Answer::PrewarmProgress(progress)
+    }
+
+    fn start_prewarm(&mut self, seed: &SeedId, dir: &Path) -> Result<(), String> {
+        self.prewarm_jobs.retain(|_, warming| warming.progress.state == PrewarmState::Running);
+        if self.prewarm_jobs.len() >= PREWARM_JOBS_MAX {
+            return Err(format!("{PREWARM_JOBS_MAX} others are; try again when one is done"));
+        }
+        let plan = MemoryPlan::read(dir).map_err(|error| error.to_string())?;
+        let sources: Vec<ChildSource> = plan.sources.into_iter().map(ChildSource::from_page_source).collect();
+        let owners = self.attach_owners(&sources).map_err(|error| error.to_string())?;
+        let populated = SlotIndex::from_extents(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..])));
+        let progress = PrewarmProgress { set_pages: 0, cached_pages: 0, state: PrewarmState::Running };
+        let span = Span { extent: ExtentId::WORKING_SET, offset: 0, bytes: READ_BYTES_MAX as u32 };
+        let (owner, key) = (owners[0], sources[0].key.clone());
+        let warming =
+            PrewarmJob { sources, owners, populated, pending_batches: VecDeque::new(), reads_in_flight: 0, progress };
+        self.prewarm_jobs.insert(seed.clone(), warming);
+        let aside = AuxiliaryRequest::PrewarmWorkingSet(seed.clone());
+        self.submit_prewarm_read(seed, owner, (&key, ReadMode::Clip, vec![span]), aside);
+        Ok(())
+    }
+
+    fn submit_prewarm_read(
+        &mut self,
+        seed: &SeedId,
+        owner: OwnerKey,
+        read: (&std::sync::Arc<farfork_fabric::SeedKey>, ReadMode, Vec<Span>),
+        aside: AuxiliaryRequest,
+    ) {
+        if self.owners.submit_auxiliary(owner, read, self.now + PREWARM_READ_TIMEOUT, aside) {
+            self.lanes_to_poll.insert((owner, Lane::Bulk));
+        } else {
+            self.finish_prewarm(seed, PrewarmState::Failed("too much is asked of its owner; try again".into()));
+        }
+    }
+
+    /// Takes a working set whose pages are to come.
+    pub(in crate::pager) fn handle_prewarm_set(&mut self, seed: &SeedId, reply: Result<Reply, FabricError>) {
+        let Some(warming) = self.prewarm_jobs.get_mut(seed) else { return };
+        let set = match reply {
+            Ok(reply) => decode_set(&reply.data),
+            Err(error) => return self.finish_prewarm(seed, PrewarmState::Failed(error.to_string())),
+        };
+        let mut open: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
+        for (extent, page, _) in MarkedRun::iter_pages(&set).take(SET_PAGES_MAX as usize) {
+            let Some(slot) = warming.populated.slot_of(extent, page) else { continue };
+            warming.progress.set_pages += 1;
+            let index = warming.populated.source_of(slot);
+            let (source, run) = (&warming.sources[index], warming.populated.runs_of(slot..slot + 1).next());
+            let Some(run) = run.filter(|_| !source.is_on_this_host()) else { continue };
+            if self.cache.contains(&source.key, run.origin.extent, run.origin.page) {
+                warming.progress.cached_pages += 1;
+                continue;
+            }
+            let slots = open.entry(index).or_default();
+            match slots.last_mut().filter(|last| last.end == slot) {
+                Some(last) => last.end += 1,
+                None => slots.push(slot..slot + 1),
+            }
+            if slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() >= BULK_SLOTS {
+                warming.pending_batches.push_back(PrewarmBatch { source: index, slots: std::mem::take(slots) });
+            }
+        }
+        let rest = open.into_iter().filter(|(_, slots)| !slots.is_empty());
+        warming.pending_batches.extend(rest.map(|(source, slots)| PrewarmBatch { source, slots }));
+        self.continue_prewarm(seed);
+    }
+
+    /// Takes pages of a set.
+    pub(in crate::pager) fn handle_prewarm_pages(
+        &mut self,
+        seed: &SeedId,
+        batch: &PrewarmBatch,
+        reply: Result<Reply, FabricError>,
+    ) {
+        let Some(warming) = self.prewarm_jobs.get_mut(seed) else { return };
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(error) => return self.finish_prewarm(seed, PrewarmState::Failed(error.to_string())),
+        };
+        warming.reads_in_flight -= 1;
+        let source = &warming.sources[batch.source];
+        let mut data = &reply.data[..];
+        for run in batch.slots.iter().flat_map(|slots| warming.populated.runs_of(slots.clone())) {
+            let Some((pages, behind)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { break };
+            data = behind;
+            self.cache.insert(&source.key, &source.owner, (run.origin.extent, run.origin.page), pages, self.now);
+            warming.progress.cached_pages += run.count;
+        }
+        self.continue_prewarm(seed);
+    }
+
+    fn continue_prewarm(&mut self, seed: &SeedId) {
+        while let Some(warming) = self.prewarm_jobs.get_mut(seed)
+            && warming.progress.state == PrewarmState::Running
+            && warming.reads_in_flight < PREWARM_READS_MAX
+        {
+            let Some(batch) = warming.pending_batches.pop_front() else {
+                if warming.reads_in_flight == 0 {
+                    self.finish_prewarm(seed, PrewarmState::Done);
+                }
+                return;
+            };
+            let runs = batch.slots.iter().flat_map(|slots| warming.populated.runs_of(slots.clone()));
+            let spans = runs.map(|run| Span {
+                extent: run.origin.extent,
+                offset: run.origin.page * PAGE_SIZE,
+                bytes: (run.count * PAGE_SIZE) as u32,
+            });
+            let spans = spans.collect();
+            let (owner, key) = (warming.owners[batch.source], warming.sources[batch.source].key.clone());
+            warming.reads_in_flight += 1;
+            self.submit_prewarm_read(
+                seed,
+                owner,
+                (&key, ReadMode::Exact, spans),
+                AuxiliaryRequest::PrewarmPages(seed.clone(), batch),
+            );
+        }
+    }
+
+    fn finish_prewarm(&mut self, seed: &SeedId, state: PrewarmState) {
+        let Some(warming) = self.prewarm_jobs.get_mut(seed) else { return };
+        if state == PrewarmState::Done {
+            for source in warming.sources.iter().filter(|source| !source.is_on_this_host()) {
+                self.cache.share_seed(&source.key, &source.owner, self.now);
+            }
+        }
+        warming.progress.state = state;
+        warming.pending_batches.clear();
+        let owners = std::mem::take(&mut warming.owners);
+        self.detach_owners(owners);
+    }
+}

@@ -1,0 +1,249 @@
+//! Habits: what children of a process's seed were seen to touch, handed on to the next seed of the same process. Who calls functions in
+//! children again and again makes a seed for each call; without this, the children of each would find out anew what those before
+//! them knew. The same memory may be other pages of other extents there, so sets are handed on by address.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use farfork_fabric::SeedKey;
+use farfork_sys::process_identity::ProcessIdentity;
+use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, Process};
+use farfork_wire::{Descriptor, PAGE_SIZE};
+
+use super::{AccessReport, MarkedRun, SET_PAGES_MAX, SharedWorkingSet};
+
+/// Most processes whose habits are kept, and most pages of all their sets: the oldest go first.
+const PROCESSES_TRACKED_MAX: usize = 64;
+const HISTORY_PAGES_MAX: u64 = 4 * SET_PAGES_MAX;
+
+/// What is known of processes of which there were seeds, the latest last.
+#[derive(Debug, Default)]
+pub struct ProcessHistory(VecDeque<Arc<ProcessWorkingSet>>);
+
+/// What is known of one.
+#[derive(Debug)]
+pub struct ProcessWorkingSet {
+    process: ProcessIdentity,
+    /// Its latest seed, which may have been dropped by now.
+    seed: Arc<SeedKey>,
+    layout: ExtentLayout,
+    set: Arc<SharedWorkingSet>,
+}
+
+impl ProcessHistory {
+    /// A process has a new seed: its set begins with what is known. Gives the seed before it, where that was of the same program.
+    pub fn add_seed(
+        &mut self,
+        process: ProcessIdentity,
+        (seed, descriptor): (&Arc<SeedKey>, &Descriptor),
+        set: &Arc<SharedWorkingSet>,
+    ) -> Option<Arc<SeedKey>> {
+        self.insert_seed(process, seed, ExtentLayout::from_descriptor(descriptor), set)
+    }
+
+    fn insert_seed(
+        &mut self,
+        process: ProcessIdentity,
+        seed: &Arc<SeedKey>,
+        layout: ExtentLayout,
+        set: &Arc<SharedWorkingSet>,
+    ) -> Option<Arc<SeedKey>> {
+        let before = self.0.iter().position(|known| known.process == process).and_then(|place| self.0.remove(place));
+        let before = before.filter(|known| known.layout.program == layout.program);
+        if let Some(known) = &before {
+            set.inherit(known.set.parts().map(|part| layout.translate(&known.layout, &part)));
+        }
+        self.0.push_back(Arc::new(ProcessWorkingSet { process, seed: seed.clone(), layout, set: set.clone() }));
+        let mut pages: u64 = self.0.iter().map(|known| known.set.page_count()).sum();
+        while self.0.len() > PROCESSES_TRACKED_MAX || (pages > HISTORY_PAGES_MAX && self.0.len() > 1) {
+            pages -= self.0.pop_front().map_or(0, |oldest| oldest.set.page_count());
+        }
+        before.map(|known| known.seed.clone())
+    }
+
+    /// What a report of a child is of, whose seed may have been dropped with its end.
+    pub fn find_by_report(&self, report: &AccessReport) -> Option<Arc<ProcessWorkingSet>> {
+        let is_meant =
+            |known: &&Arc<ProcessWorkingSet>| (&known.seed.seed, &known.seed.token) == (&report.seed, &report.token);
+        self.0.iter().find(is_meant).cloned()
+    }
+}
+
+impl ProcessWorkingSet {
+    /// Takes what was seen of a child.
+    pub fn apply_report(&self, report: &AccessReport) {
+        self.set.apply_report(report, |extent, page| self.layout.contains(extent, page));
+    }
+}
+
+/// Where the pages of a seed's extents are in the memory of its processes.
+#[derive(Debug)]
+struct ExtentLayout {
+    program: ProgramIdentity,
+    /// By the number of the extent; none for what is of no process alone.
+    locations: Vec<Option<ExtentLocation>>,
+    ascending: Vec<(ExtentLocation, ExtentId)>,
+}
+
+/// What differs when a process has executed another program since: where that was loaded, and its arguments are.
+#[derive(Debug, PartialEq, Eq)]
+struct ProgramIdentity([u64; 3]);
+
+/// Where an extent begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct ExtentLocation {
+    /// The process's id, as it sees it.
+    pid: u32,
+    address: u64,
+    bytes: u64,
+}
+
+impl ExtentLayout {
+    fn from_descriptor(descriptor: &Descriptor) -> Self {
+        let pids: Vec<u32> = descriptor.processes().map(|process| process.pid).collect();
+        let place = |extent: &Extent| match extent.source {
+            ExtentSource::Template { process, address } => {
+                Some(ExtentLocation { pid: *pids.get(process as usize)?, address, bytes: extent.bytes })
+            }
+            ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
+        };
+        Self::new(ProgramIdentity::from_process(&descriptor.process), descriptor.extents.iter().map(place).collect())
+    }
+
+    fn new(program: ProgramIdentity, places: Vec<Option<ExtentLocation>>) -> Self {
+        let numbered = (0..).map(ExtentId).zip(&places);
+        let mut ascending: Vec<_> = numbered.filter_map(|(extent, place)| Some(((*place)?, extent))).collect();
+        ascending.sort_unstable();
+        Self { program, locations: places, ascending }
+    }
+
+    fn location(&self, extent: ExtentId) -> Option<ExtentLocation> {
+        self.locations.get(extent.0 as usize).copied().flatten()
+    }
+
+    fn contains(&self, extent: ExtentId, page: u64) -> bool {
+        self.location(extent).is_some_and(|place| page < place.bytes / PAGE_SIZE)
+    }
+
+    /// The pages of a set of another layout, where this one has their addresses.
+    fn translate(&self, other: &Self, set: &[MarkedRun]) -> Vec<MarkedRun> {
+        let mut pages = Vec::new();
+        for run in set {
+            let Some(place) = other.location(run.extent) else { continue };
+            let begin = place.address + run.first * PAGE_SIZE;
+            let there = ExtentLocation { address: begin, bytes: u64::from(run.count) * PAGE_SIZE, ..place };
+            pages.extend(self.pages_at(there).map(|(extent, first, count)| MarkedRun { extent, first, count, ..*run }));
+        }
+        pages
+    }
+
+    /// The pages that are somewhere: their extent, the number of the first, and how many.
+    fn pages_at(&self, there: ExtentLocation) -> impl Iterator<Item = (ExtentId, u64, u32)> {
+        let first = self.ascending.partition_point(|(place, _)| (place.pid, place.end()) <= (there.pid, there.address));
+        let begun = self.ascending[first..].iter();
+        begun.take_while(move |(place, _)| (place.pid, place.address) < (there.pid, there.end())).map(
+            move |(place, extent)| {
+                let begin = there.address.max(place.address);
+                let pages = (there.end().min(place.end()) - begin) / PAGE_SIZE;
+                (*extent, (begin - place.address) / PAGE_SIZE, u32::try_from(pages).unwrap_or(u32::MAX))
+            },
+        )
+    }
+}
+
+impl ExtentLocation {
+    fn end(&self) -> u64 {
+        self.address + self.bytes
+    }
+}
+
+impl ProgramIdentity {
+    fn from_process(process: &Process) -> Self {
+        Self([process.mm.start_code, process.mm.arg_start, process.mm.arg_end])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_wire::Token;
+
+    use super::super::codec::decode_set;
+    use super::*;
+
+    const LOADED_AT: u64 = 0x40_0000;
+
+    fn layout(loaded_at: u64, places: &[(u32, u64, u64)]) -> ExtentLayout {
+        let place = |&(pid, page, pages): &(u32, u64, u64)| {
+            (pages > 0).then_some(ExtentLocation { pid, address: page * PAGE_SIZE, bytes: pages * PAGE_SIZE })
+        };
+        ExtentLayout::new(ProgramIdentity([loaded_at, 1, 2]), places.iter().map(place).collect())
+    }
+
+    fn run(extent: u32, first: u64, count: u32, mark: bool) -> MarkedRun {
+        MarkedRun { extent: ExtentId(extent), first, count, mark }
+    }
+
+    #[test]
+    fn pages_are_found_by_their_addresses() {
+        let before = layout(LOADED_AT, &[(7, 100, 50), (7, 0, 0), (9, 100, 10)]);
+        let set =
+            [run(2, 4, 2, true), run(0, 10, 30, false), run(1, 0, 1, false), run(0, 48, 2, false), run(5, 0, 1, false)];
+        assert_eq!(
+            before.translate(&before, &set),
+            [set[0], set[1], set[3]],
+            "what is of no process, or nowhere, is nobody's"
+        );
+        // One extent has become two with a hole between them, and another one is before them.
+        let next = layout(LOADED_AT, &[(7, 20, 5), (9, 102, 10), (7, 90, 30), (7, 125, 24)]);
+        let there = [run(1, 2, 2, true), run(2, 20, 10, false), run(3, 0, 15, false), run(3, 23, 1, false)];
+        assert_eq!(next.translate(&before, &set), there);
+    }
+
+    fn key(number: u8) -> Arc<SeedKey> {
+        let seed = format!("n1.s{number:016x}").parse().unwrap();
+        Arc::new(SeedKey { seed, token: Token::from_bytes([number; 16]) })
+    }
+
+    fn report(number: u8, page: u64) -> AccessReport {
+        let SeedKey { seed, token } = &*key(number);
+        let (seed, token, pages) = (seed.clone(), *token, vec![run(0, page, 1, true)]);
+        AccessReport { seed, token, after: None, pages, untouched_trials: Vec::new(), is_last: true }
+    }
+
+    /// What the seed of a process begins with.
+    fn begun(habits: &mut ProcessHistory, pid: i32, number: u8, layout: ExtentLayout) -> Vec<MarkedRun> {
+        let set = Arc::default();
+        habits.insert_seed(ProcessIdentity { pid, start_ticks: 1 }, &key(number), layout, &set);
+        decode_set(&set.encoded_bytes())
+    }
+
+    #[test]
+    fn the_next_seed_of_a_process_begins_with_what_is_known() {
+        let (mut habits, same) = (ProcessHistory::default(), || layout(LOADED_AT, &[(7, 100, 50)]));
+        assert_eq!(begun(&mut habits, 1, 1, same()), []);
+        habits.find_by_report(&report(1, 3)).unwrap().apply_report(&report(1, 3));
+        assert!(habits.find_by_report(&report(2, 4)).is_none());
+        assert!(habits.find_by_report(&AccessReport { token: Token::from_bytes([9; 16]), ..report(1, 4) }).is_none());
+        assert_eq!(begun(&mut habits, 2, 3, same()), [], "another process");
+        assert_eq!(begun(&mut habits, 1, 4, same()), [run(0, 3, 1, false)]);
+        habits.find_by_report(&report(4, 7)).unwrap().apply_report(&report(4, 7));
+        assert_eq!(begun(&mut habits, 1, 5, same()), [run(0, 7, 1, false), run(0, 3, 1, false)], "and hands on all");
+        assert_eq!(begun(&mut habits, 1, 6, layout(LOADED_AT + 1, &[(7, 100, 50)])), [], "another program");
+        assert_eq!(begun(&mut habits, 1, 7, same()), []);
+    }
+
+    #[test]
+    fn no_more_is_kept_than_is_good() {
+        let mut habits = ProcessHistory::default();
+        for pid in 0..1000 {
+            begun(&mut habits, pid, 1, layout(LOADED_AT, &[(7, 0, 1 << 20)]));
+        }
+        assert_eq!(habits.0.len(), PROCESSES_TRACKED_MAX);
+        for known in &habits.0 {
+            let report = AccessReport { pages: vec![run(0, 0, SET_PAGES_MAX as u32, true)], ..report(1, 0) };
+            known.set.apply_report(&report, |_, _| true);
+        }
+        begun(&mut habits, 1000, 1, layout(LOADED_AT, &[]));
+        assert_eq!(habits.0.len() as u64, HISTORY_PAGES_MAX / SET_PAGES_MAX + 1);
+    }
+}

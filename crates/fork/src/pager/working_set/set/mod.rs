@@ -1,0 +1,268 @@
+//! A seed's working set, as its owner keeps it: pages in the order in which children touch them, what is known of each,
+//! and what new reports make of it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use farfork_wire::descriptor::ExtentId;
+
+use super::codec::{decode_set, encode_set};
+use super::{AccessReport, MarkedRun, SET_PAGES_MAX, TRIAL_FRACTION};
+
+/// A page on trial that so many children in a row did not touch leaves the set: one may have ended early.
+const UNTOUCHED_TRIALS_MAX: u8 = 2;
+
+/// Most faults that are risked for one child: half a millisecond in all. Readahead may need hardly more for a whole set
+/// that was recorded page by page.
+const TRIAL_FAULTS_MAX: usize = 8;
+
+/// Most neighbours that are on trial together: as many as the readahead fetches at the second fault of a region.
+const TRIAL_GROUP_MAX: usize = 32;
+
+/// Most pages that are on trial together.
+const ON_TRIAL_MAX: usize = TRIAL_FAULTS_MAX * TRIAL_GROUP_MAX;
+
+type ExtentPage = (ExtentId, u64);
+
+/// A page of the set.
+#[derive(Debug, Clone, Copy)]
+struct SetEntry {
+    page: ExtentPage,
+    /// A child was seen to touch it; else it was only fetched.
+    was_touched: bool,
+    /// How many children had ended when it was last seen to be touched, or fetched together with such a page.
+    last_seen: u64,
+    /// How many children did not touch it since, of those for which it was on trial.
+    untouched_trials: u8,
+}
+
+/// A seed's working set.
+#[derive(Debug, Default)]
+pub(super) struct WorkingSet {
+    entries: Vec<SetEntry>,
+    /// Where in `entries` a page stands.
+    index_by_page: HashMap<ExtentPage, usize>,
+    children_ended: u64,
+    /// Of another seed, and not sorted in yet.
+    inherited_parts: SetParts,
+    /// As children read it; made when one does.
+    encoded: Option<EncodedSet>,
+}
+
+/// Pages that children were seen to touch, and those that only came along.
+pub(super) type SetParts = [Vec<MarkedRun>; 2];
+
+/// A set as children read it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct EncodedSet {
+    pub(super) bytes: Arc<Vec<u8>>,
+    /// How many pages it has.
+    pub(super) pages: u64,
+}
+
+impl EncodedSet {
+    pub(super) fn from_parts([mut touched, came_along]: SetParts) -> Self {
+        if !came_along.is_empty() {
+            touched.push(MarkedRun::SEPARATOR);
+            touched.extend(came_along);
+        }
+        let pages = touched.iter().map(|run| u64::from(run.count)).sum();
+        Self { bytes: Arc::new(encode_set(&touched)), pages }
+    }
+
+    pub(super) fn parts(&self) -> SetParts {
+        let set = decode_set(&self.bytes);
+        let [touched, came_along] = split_parts(&set);
+        [touched.to_vec(), came_along.to_vec()]
+    }
+}
+
+/// The pages of a set that children were seen to touch, and those that only came along.
+pub(super) fn split_parts(set: &[MarkedRun]) -> [&[MarkedRun]; 2] {
+    let border = set.iter().position(|run| *run == MarkedRun::SEPARATOR);
+    border.map_or([set, &[]], |border| [&set[..border], &set[border + 1..]])
+}
+
+impl WorkingSet {
+    /// Takes what was seen of a child, as far as the seed `has` the pages.
+    pub(super) fn apply_report(&mut self, report: &AccessReport, has: impl Fn(ExtentId, u64) -> bool) {
+        self.merge_inherited(&has);
+        let new = self.update_touched(MarkedRun::iter_pages(&report.pages), report.after, has);
+        let is_changed = self.count_untouched_trials(report) || !new.is_empty();
+        if is_changed {
+            self.merge_entries(new);
+        }
+        self.children_ended += u64::from(report.is_last);
+        self.encoded = None;
+    }
+
+    /// Takes the pages of a set of another seed; they are sorted in when the first report comes.
+    pub(super) fn inherit(&mut self, known: SetParts) {
+        self.inherited_parts = known;
+    }
+
+    fn merge_inherited(&mut self, has: impl Fn(ExtentId, u64) -> bool) {
+        let known = std::mem::take(&mut self.inherited_parts);
+        if known.iter().all(Vec::is_empty) {
+            return;
+        }
+        let each = known.iter().zip([true, false]).flat_map(|(part, is_sure)| {
+            MarkedRun::iter_pages(part).map(move |(extent, page, _)| (extent, page, is_sure))
+        });
+        let new = self.update_touched(each, None, has);
+        self.merge_entries(new);
+    }
+
+    /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that came along, or were on trial
+    /// then, are the ones of which least was known.
+    pub(super) fn restore(&mut self, kept: &[MarkedRun], has: impl Fn(ExtentId, u64) -> bool) {
+        let each = split_parts(kept).into_iter().zip([true, false]).flat_map(|(part, was_touched)| {
+            MarkedRun::iter_pages(part).map(move |(extent, page, on_trial)| (extent, page, was_touched && !on_trial))
+        });
+        let new = self.update_touched(each, None, has);
+        self.merge_entries(new);
+        self.encoded = None;
+    }
+
+    /// As children read it: the pages that were touched, in order, then those that only came along, which else stand between them and
+    /// come before who is touched next; those marked that are on trial.
+    pub(super) fn encode(&mut self) -> EncodedSet {
+        if self.encoded.is_none() {
+            let on_trial = self.choose_trials();
+            let mut parts = SetParts::default();
+            for (place, SetEntry { page: (extent, page), was_touched: is_sure, .. }) in self.entries.iter().enumerate()
+            {
+                MarkedRun::push_page(&mut parts[usize::from(!is_sure)], *extent, *page, on_trial[place]);
+            }
+            self.encoded = Some(EncodedSet::from_parts(parts));
+        }
+        self.encoded.clone().unwrap_or_default()
+    }
+
+    /// Notes pages that are in the set already, as far as the seed `has` them, and no more than a set may have. Gives the others, by
+    /// the place in the set behind which they belong.
+    fn update_touched(
+        &mut self,
+        pages: impl Iterator<Item = (ExtentId, u64, bool)>,
+        behind: Option<ExtentPage>,
+        has: impl Fn(ExtentId, u64) -> bool,
+    ) -> BTreeMap<usize, Vec<SetEntry>> {
+        let mut new: BTreeMap<usize, Vec<SetEntry>> = BTreeMap::new();
+        let mut known: HashMap<ExtentPage, (usize, usize)> = HashMap::new();
+        let mut place = behind.and_then(|page| self.index_by_page.get(&page)).map_or(0, |place| place + 1);
+        for (extent, page, is_sure) in
+            pages.take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page))
+        {
+            let page = (extent, page);
+            match self.index_by_page.get(&page) {
+                Some(found) => {
+                    let entry = &mut self.entries[*found];
+                    entry.was_touched |= is_sure;
+                    entry.last_seen = self.children_ended;
+                    if is_sure {
+                        entry.untouched_trials = 0;
+                        place = found + 1;
+                    }
+                }
+                None => {
+                    let (place, index) = *known.entry(page).or_insert_with(|| {
+                        let entries: &mut Vec<SetEntry> = new.entry(place).or_default();
+                        entries.push(SetEntry {
+                            page,
+                            was_touched: is_sure,
+                            last_seen: self.children_ended,
+                            untouched_trials: 0,
+                        });
+                        (place, entries.len() - 1)
+                    });
+                    // It may have been fetched first, and touched then.
+                    new.entry(place).or_default()[index].was_touched |= is_sure;
+                }
+            }
+        }
+        new
+    }
+
+    /// Notes what a child did not touch; tells whether anything is to leave.
+    fn count_untouched_trials(&mut self, report: &AccessReport) -> bool {
+        let mut is_over = false;
+        for (extent, page, _) in MarkedRun::iter_pages(&report.untouched_trials).take(SET_PAGES_MAX as usize) {
+            if let Some(place) = self.index_by_page.get(&(extent, page)) {
+                let entry = &mut self.entries[*place];
+                entry.untouched_trials = entry.untouched_trials.saturating_add(1);
+                is_over |= entry.untouched_trials >= UNTOUCHED_TRIALS_MAX;
+            }
+        }
+        is_over
+    }
+
+    /// Lets new pages in, and others out.
+    fn merge_entries(&mut self, mut new: BTreeMap<usize, Vec<SetEntry>>) {
+        let mut entries = new.remove(&0).unwrap_or_default();
+        for (place, entry) in std::mem::take(&mut self.entries).into_iter().enumerate() {
+            if entry.untouched_trials < UNTOUCHED_TRIALS_MAX {
+                entries.push(entry);
+            }
+            entries.extend(new.remove(&(place + 1)).into_iter().flatten());
+        }
+        self.entries = entries;
+        self.truncate();
+        self.index_by_page = self.entries.iter().enumerate().map(|(place, entry)| (entry.page, place)).collect();
+    }
+
+    /// Where there are too many, those stay that are surest to be touched, and touched first.
+    fn truncate(&mut self) {
+        if self.entries.len() as u64 <= SET_PAGES_MAX {
+            return;
+        }
+        let mut places: Vec<usize> = (0..self.entries.len()).collect();
+        places.sort_by_key(|place| {
+            let entry = &self.entries[*place];
+            (!entry.was_touched, Reverse(entry.last_seen), *place)
+        });
+        places.truncate(SET_PAGES_MAX as usize);
+        places.sort_unstable();
+        self.entries = places.into_iter().map(|place| self.entries[place]).collect();
+    }
+
+    /// Which pages are on trial, by place: those of which least is known. Neighbours that were only fetched are on trial
+    /// together, as the fault that one of them costs brings the others.
+    fn choose_trials(&self) -> Vec<bool> {
+        let sure = self.entries.iter().filter(|entry| entry.was_touched).count();
+        let mut faults_left = (sure / TRIAL_FRACTION).min(TRIAL_FAULTS_MAX);
+        let mut places: Vec<usize> = (0..self.entries.len()).collect();
+        let least_known = |place: &usize| (self.entries[*place].was_touched, self.entries[*place].last_seen, *place);
+        // Each child's report leads here, and few are chosen: the others need no order.
+        if places.len() > ON_TRIAL_MAX {
+            places.select_nth_unstable_by_key(ON_TRIAL_MAX, least_known);
+            places.truncate(ON_TRIAL_MAX);
+        }
+        places.sort_unstable_by_key(least_known);
+        let (mut is_chosen, mut group) = (vec![false; self.entries.len()], 0..0);
+        for place in places {
+            let goes_on = place == group.end && group.len() < TRIAL_GROUP_MAX && self.continues_fetched_run(place);
+            if !goes_on && faults_left == 0 {
+                break;
+            }
+            if goes_on {
+                group.end += 1;
+            } else {
+                faults_left -= 1;
+                group = place..place + 1;
+            }
+            is_chosen[place] = true;
+        }
+        is_chosen
+    }
+
+    /// Whether a page and the one before it in the set were only fetched, and are neighbours in memory.
+    fn continues_fetched_run(&self, place: usize) -> bool {
+        let Some(before) = place.checked_sub(1).map(|before| &self.entries[before]) else { return false };
+        let SetEntry { page: (extent, page), was_touched: is_sure, .. } = self.entries[place];
+        !is_sure && !before.was_touched && before.page == (extent, page.wrapping_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests;

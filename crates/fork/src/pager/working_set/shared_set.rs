@@ -1,0 +1,137 @@
+//! A seed's working set for many threads: who serves it never waits for who learns, and learning, which takes some
+//! milliseconds, is done by a thread of its own.
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
+
+use farfork_wire::descriptor::ExtentId;
+
+use super::codec::{AccessReport, decode_set};
+use super::set::{EncodedSet, SetParts, WorkingSet};
+
+/// Most reports that wait to be learnt. What comes beyond is refused: the next child's report says the same.
+const REPORTS_MAX: usize = 64;
+
+/// A seed's working set.
+#[derive(Debug, Default)]
+pub struct SharedWorkingSet {
+    set: Mutex<WorkingSet>,
+    /// As children read it.
+    served: RwLock<EncodedSet>,
+}
+
+impl SharedWorkingSet {
+    /// Takes what was seen of a child, as far as the seed `has` the pages; tells whether children read another set now.
+    pub fn apply_report(&self, report: &AccessReport, has: impl Fn(ExtentId, u64) -> bool) -> bool {
+        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        set.apply_report(report, has);
+        self.publish(&mut set)
+    }
+
+    /// One that was kept, as [`Remembered::bytes`] gave it, as far as the seed `has` the pages. How often pages were doubted is
+    /// forgotten: it is found out again.
+    pub fn from_saved(kept: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
+        let found = Self::default();
+        let mut set = found.set.lock().unwrap_or_else(PoisonError::into_inner);
+        set.restore(&decode_set(kept), has);
+        found.publish(&mut set);
+        drop(set);
+        found
+    }
+
+    /// Begins with what is known of another seed of the same process. Children read that at once; it is sorted in when the first
+    /// report comes.
+    pub(super) fn inherit(&self, known: SetParts) {
+        let now = EncodedSet::from_parts(known.clone());
+        self.set.lock().unwrap_or_else(PoisonError::into_inner).inherit(known);
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    fn publish(&self, set: &mut WorkingSet) -> bool {
+        let now = set.encode();
+        let mut served = self.served.write().unwrap_or_else(PoisonError::into_inner);
+        let is_another = *served != now;
+        *served = now;
+        is_another
+    }
+
+    fn published(&self) -> EncodedSet {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How many pages it has.
+    pub fn page_count(&self) -> u64 {
+        self.published().pages
+    }
+
+    /// As children read it.
+    pub fn encoded_bytes(&self) -> Arc<Vec<u8>> {
+        self.published().bytes
+    }
+
+    /// The pages that were touched, and those that only came along, in order.
+    pub(super) fn parts(&self) -> SetParts {
+        self.published().parts()
+    }
+
+    /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and
+    /// with zeroes behind that.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let set = self.encoded_bytes();
+        let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
+        let count = rest.len().min(into.len());
+        into[..count].copy_from_slice(&rest[..count]);
+        into[count..].fill(0);
+    }
+}
+
+type LearnJob = Box<dyn FnOnce() + Send>;
+
+/// The thread that learns. It ends with this value, once what waits is learnt.
+pub struct LearnerThread(Mutex<Option<SyncSender<LearnJob>>>);
+
+impl LearnerThread {
+    /// None runs yet.
+    pub fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// Has something learnt, at leisure; tells whether there was room.
+    pub fn submit(&self, lesson: impl FnOnce() + Send + 'static) -> bool {
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sender.is_none() {
+            *sender = spawn_learner().inspect_err(|error| tracing::warn!("no working set is learnt: {error}")).ok();
+        }
+        let Some(lessons) = &*sender else { return false };
+        match lessons.try_send(Box::new(lesson)) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => false,
+            // The thread is gone; the next one comes with the next lesson.
+            Err(TrySendError::Disconnected(_)) => {
+                *sender = None;
+                false
+            }
+        }
+    }
+}
+
+impl Default for LearnerThread {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for LearnerThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Learner")
+    }
+}
+
+fn spawn_learner() -> io::Result<SyncSender<LearnJob>> {
+    let (sender, lessons) = sync_channel::<LearnJob>(REPORTS_MAX);
+    thread::Builder::new().name("working-sets".to_owned()).spawn(move || lessons.iter().for_each(|lesson| lesson()))?;
+    Ok(sender)
+}

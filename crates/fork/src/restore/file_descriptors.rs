@@ -1,0 +1,166 @@
+//! The child's file descriptors, as the restorer is to place them.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, SharedObjectKind};
+use rustix::fs::OFlags;
+
+use super::RestoreError;
+use super::passed_objects::PassedObjects;
+use super::plan_layout::{
+    DESCRIPTOR_DUPLICATE, DESCRIPTOR_EPOLL, DESCRIPTOR_FROM_PROCESS, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED,
+    PlanDescriptor, PlanEpoll,
+};
+use super::plan_writer::PlanWriter;
+use super::process_tree::TreePosition;
+use super::syscalls::{CreatedFiles, O_ASYNC};
+
+/// Flags that belong to the act of opening, not to the open file; and O_ASYNC, which open(2) only pretends to set.
+const OPEN_TIME_FLAGS: OFlags = OFlags::CREATE
+    .union(OFlags::EXCL)
+    .union(OFlags::TRUNC)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::from_bits_retain(O_ASYNC));
+
+/// Name of the payload in the container's private directory.
+pub const PAYLOAD_NAME: &str = "payload";
+
+/// Number under which a child finds its payload open, unless its parent used that number, for something else than a payload of its own.
+pub const PAYLOAD_FD: u32 = 1000;
+
+/// Descriptors ascending, and the registrations of epolls.
+pub(super) fn build_fd_tables(
+    descriptor: &Descriptor,
+    (objects, made, place): (&PassedObjects, &CreatedFiles, &TreePosition<'_>),
+    payload: Option<&Path>,
+    writer: &mut PlanWriter,
+) -> Result<(Vec<PlanDescriptor>, Vec<PlanEpoll>), RestoreError> {
+    let mut first_of: HashMap<u32, u32> = HashMap::new();
+    let (mut descriptors, mut epolls) = (Vec::new(), Vec::new());
+    for entry in &descriptor.file_descriptors {
+        let mut planned = PlanDescriptor {
+            number: entry.number,
+            kind: DESCRIPTOR_DUPLICATE,
+            source: 0,
+            flags: 0,
+            offset: 0,
+            close_on_exec: entry.close_on_exec.into(),
+            reserved: 0,
+        };
+        if let Some(first) = first_of.get(&entry.open_file) {
+            planned.source = *first;
+        } else if let Some((pid, number)) =
+            place.fd_source(entry.open_file).filter(|_| objects.slot_of_open_file(entry.open_file).is_none())
+        {
+            planned.kind = DESCRIPTOR_FROM_PROCESS;
+            planned.source = pid;
+            planned.flags = number;
+        } else {
+            first_of.insert(entry.open_file, entry.number);
+            let file = &descriptor.open_files[entry.open_file as usize];
+            let aside = objects.slot_of_open_file(entry.open_file).or(made.slot_of_open_file(entry.open_file));
+            fill_fd_row(&mut planned, (descriptor, file), aside, writer)?;
+            if let OpenFile::Epoll { targets, .. } = file {
+                epolls.extend(targets.iter().map(|target| PlanEpoll {
+                    epoll: entry.number,
+                    target: target.number,
+                    events: target.events,
+                    reserved: 0,
+                    data: target.data,
+                }));
+            }
+        }
+        descriptors.push(planned);
+    }
+    if let Some(path) = payload {
+        add_payload(&mut descriptors, descriptor, path, writer)?;
+    }
+    Ok((descriptors, epolls))
+}
+
+fn add_payload(
+    descriptors: &mut Vec<PlanDescriptor>,
+    descriptor: &Descriptor,
+    path: &Path,
+    writer: &mut PlanWriter,
+) -> Result<(), RestoreError> {
+    let place = descriptors.binary_search_by_key(&PAYLOAD_FD, |planned| planned.number);
+    if place.is_ok() && !has_payload_open(descriptor) {
+        return Ok(());
+    }
+    let source = writer.write_text(&path.to_string_lossy())?;
+    let flags = (OFlags::RDONLY | OFlags::NOCTTY).bits();
+    let kind = DESCRIPTOR_OPEN;
+    let planned = PlanDescriptor { number: PAYLOAD_FD, kind, source, flags, offset: 0, close_on_exec: 0, reserved: 0 };
+    match place {
+        Ok(place) => descriptors[place] = planned,
+        Err(place) => descriptors.insert(place, planned),
+    }
+    Ok(())
+}
+
+/// Whether the parent is a child that still had its own payload there, which it was not to keep: it is a file of its container's.
+fn has_payload_open(descriptor: &Descriptor) -> bool {
+    let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == PAYLOAD_FD);
+    let Some(OpenFile::MemFd { object, .. }) = entry.map(|entry| &descriptor.open_files[entry.open_file as usize])
+    else {
+        return false;
+    };
+    let object = &descriptor.shared_objects[*object as usize];
+    object.name == PAYLOAD_NAME && matches!(object.kind, SharedObjectKind::DeletedFile(_))
+}
+
+fn fill_fd_row(
+    planned: &mut PlanDescriptor,
+    (descriptor, file): (&Descriptor, &OpenFile),
+    aside: Option<u32>,
+    writer: &mut PlanWriter,
+) -> Result<(), RestoreError> {
+    if let Some(slot) = aside {
+        planned.kind = DESCRIPTOR_PASSED;
+        planned.source = slot;
+        return Ok(());
+    }
+    match file {
+        OpenFile::Regular { path, flags, offset } | OpenFile::Directory { path, flags, offset } => {
+            planned.kind = DESCRIPTOR_OPEN;
+            planned.source = writer.write_text(path)?;
+            planned.flags = reopen_flags(*flags);
+            planned.offset = *offset;
+        }
+        OpenFile::Device { path, flags } => {
+            planned.kind = DESCRIPTOR_OPEN;
+            planned.source = writer.write_text(path)?;
+            planned.flags = reopen_flags(*flags);
+        }
+        OpenFile::MemFd { object, flags, offset } => {
+            let SharedObjectKind::PosixShm { path, .. } = &descriptor.shared_objects[*object as usize].kind else {
+                return Err(RestoreError::UnsupportedOpenFile { number: planned.number });
+            };
+            planned.kind = DESCRIPTOR_OPEN;
+            planned.source = writer.write_text(path)?;
+            planned.flags = reopen_flags(*flags);
+            planned.offset = *offset;
+        }
+        OpenFile::Epoll { .. } => planned.kind = DESCRIPTOR_EPOLL,
+        OpenFile::Pipe { .. }
+        | OpenFile::EventFd { .. }
+        | OpenFile::CheckpointSocket { .. }
+        | OpenFile::DeletedDirectory { .. }
+        | OpenFile::NamedPipe { .. }
+        | OpenFile::TimerFd { .. }
+        | OpenFile::SignalFd { .. }
+        | OpenFile::Inotify { .. }
+        | OpenFile::PidFd { .. }
+        | OpenFile::Terminal { .. }
+        | OpenFile::Socket(_)
+        | OpenFile::StandardStream(_) => return Err(RestoreError::UnsupportedOpenFile { number: planned.number }),
+    }
+    Ok(())
+}
+
+pub(super) fn reopen_flags(flags: u32) -> u32 {
+    ((OFlags::from_bits_retain(flags) - OPEN_TIME_FLAGS) | OFlags::NOCTTY).bits()
+}

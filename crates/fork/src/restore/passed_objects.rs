@@ -1,0 +1,425 @@
+//! Kernel objects without a path that a child gets from the daemon: pipes, eventfds, memfds, standard streams. They are
+//! made here, in the daemon, and passed to the stub; what has a path is opened by the restorer, inside the container.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedObjectKind, WrittenRun};
+use rustix::event::EventfdFlags;
+use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+use super::RestoreError;
+use super::plan_layout::PASSED_RESERVED_COUNT;
+use super::{inotify_overflow, pseudo_terminals};
+use crate::file_identity;
+
+/// What open(2) adds to the flags on 64-bit machines; rustix has no name for its number.
+const O_LARGEFILE: u32 = 0o100_000;
+
+/// The standard streams of a child.
+#[derive(Debug)]
+pub struct StandardStreams {
+    /// Becomes the child's standard input.
+    pub input: OwnedFd,
+    /// Becomes its standard output.
+    pub output: OwnedFd,
+    /// Becomes its standard error.
+    pub error: OwnedFd,
+}
+
+/// Memory that is complete before a child runs.
+#[derive(Debug, Default)]
+pub struct SharedContents {
+    /// Of each shared object a memfd, in the descriptor's order.
+    pub objects: Vec<File>,
+    /// The pages that lie over those of files that are mapped privately, where there are any ([`Descriptor::written_runs`]).
+    pub written_pages: Option<File>,
+}
+
+/// Objects to pass, and where among the passed descriptors each one stands.
+#[derive(Debug)]
+pub(super) struct PassedObjects {
+    fds: Vec<OwnedFd>,
+    by_open_file: HashMap<u32, u32>,
+    shared_objects: Vec<u32>,
+    /// Where the pages stand that were written through private mappings of files, and which these are.
+    written_pages: Option<(u32, Vec<WrittenRun>)>,
+    /// A page that all processes of a tree map.
+    barrier: Option<u32>,
+    /// By the leaders of sessions: the terminals that control them.
+    controlling_terminals: HashMap<u32, u32>,
+    roots: RootPaths,
+}
+
+impl PassedObjects {
+    /// Makes all objects of a descriptor. `caller` stands for the socket at which the parent waited to be told what it is.
+    pub(super) fn create(
+        descriptor: &Descriptor,
+        streams: StandardStreams,
+        SharedContents { objects: shared, written_pages: written }: SharedContents,
+        caller: Option<OwnedFd>,
+        views: RootPaths,
+    ) -> Result<Self, RestoreError> {
+        let mut objects = Self { roots: views, ..Self::empty() };
+        objects.create_barrier(descriptor)?;
+        let standard = [streams.input, streams.output, streams.error].map(|stream| objects.add(stream));
+        for (index, memfd) in (0..).zip(&shared) {
+            // What is executed, nobody may have open to write to it.
+            let passed = if is_executed(descriptor, index) {
+                reopen_memfd(memfd, 0, 0)
+            } else {
+                memfd.try_clone().map(OwnedFd::from)
+            };
+            let passed = objects.add(passed.map_err(|e| RestoreError::from_object_error("shared memory", e))?);
+            objects.shared_objects.push(passed);
+        }
+        let mut making = ObjectBuilder {
+            descriptor,
+            shared: &shared,
+            checkpoint_socket: caller,
+            pipes: HashMap::new(),
+            opened_memfds: HashSet::new(),
+        };
+        for (index, file) in (0..).zip(&descriptor.open_files) {
+            let passed = match file {
+                OpenFile::StandardStream(stream) => Some(standard[*stream as usize]),
+                _ => making.create_object(file)?.map(|made| objects.add(made)),
+            };
+            objects.by_open_file.extend(passed.map(|passed| (index, passed)));
+        }
+        finalize_shared_memory(descriptor, &shared)?;
+        objects.create_terminals(descriptor)?;
+        objects.written_pages = written.map(|file| (objects.add(file.into()), descriptor.written_runs()));
+        Ok(objects)
+    }
+
+    /// None, for what has none.
+    pub(super) fn empty() -> Self {
+        let nowhere = RootPaths { node_root: PathBuf::new(), container_root: PathBuf::new(), is_origin_machine: false };
+        let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
+        let shared = Vec::new();
+        Self {
+            fds: Vec::new(),
+            by_open_file,
+            shared_objects: shared,
+            written_pages: None,
+            barrier: None,
+            controlling_terminals: controlling,
+            roots: nowhere,
+        }
+    }
+
+    fn create_barrier(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
+        if !descriptor.descendants.is_empty() {
+            let made = farfork_sys::memfd::create("farfork-gate", false);
+            let gate = made.and_then(|gate| gate.set_len(farfork_wire::PAGE_SIZE).map(|()| gate));
+            let gate = gate.map_err(|e| RestoreError::from_object_error("the gate of its processes", e))?;
+            self.barrier = Some(self.add(gate.into()));
+        }
+        Ok(())
+    }
+
+    fn create_terminals(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
+        let made = pseudo_terminals::create_terminals(descriptor, &self.roots)?;
+        for (made, terminal) in made.into_iter().zip(&descriptor.terminals) {
+            let master = self.add(made.master);
+            self.by_open_file.insert(made.open_file, master);
+            if let (Some(session), Some(slave)) = (terminal.session, made.slave) {
+                let slave = self.add(slave);
+                self.controlling_terminals.insert(session.leader, slave);
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, fd: OwnedFd) -> u32 {
+        self.fds.push(fd);
+        PASSED_RESERVED_COUNT + self.fds.len() as u32 - 1
+    }
+
+    /// Passes something of the container's, too, and tells where it stands.
+    pub(super) fn add_borrowed(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
+        Ok(self.add(fd.try_clone_to_owned()?))
+    }
+
+    /// Where the terminal stands that controls the session of the process that leads it, by that one's id.
+    pub(super) fn controlling_terminal(&self, leader: u32) -> Option<u32> {
+        self.controlling_terminals.get(&leader).copied()
+    }
+
+    /// Whether what the child writes at a path is its own. What is shared is left as it is.
+    pub(super) fn is_private_path(&self, path: &str) -> bool {
+        self.roots.is_private_path(path)
+    }
+
+    /// Whether a path leads to a file of the capture that is longer by now.
+    pub(super) fn has_grown(&self, path: &str, then: &FileIdentity) -> bool {
+        let now = file_identity::stat_path_identity(&self.roots.node_root.join(path.trim_start_matches('/')));
+        let is_it = |now: &FileIdentity| (now.device, now.inode) == (then.device, then.inode);
+        self.roots.is_origin_machine && now.is_ok_and(|now| is_it(&now) && now.bytes > then.bytes)
+    }
+
+    /// Where the object of an open file stands among the passed descriptors; `None` for what the restorer opens.
+    pub(super) fn slot_of_open_file(&self, index: u32) -> Option<u32> {
+        self.by_open_file.get(&index).copied()
+    }
+
+    /// Where the gate of a tree stands.
+    pub(super) fn barrier(&self) -> Option<u32> {
+        self.barrier
+    }
+
+    /// Where a shared object stands.
+    pub(super) fn slot_of_shared_object(&self, index: u32) -> u32 {
+        self.shared_objects[index as usize]
+    }
+
+    /// Where the pages stand that a process has written through private mappings of files, and which these are.
+    pub(super) fn written_pages(&self, process: u32) -> Option<(u32, impl Iterator<Item = &WrittenRun>)> {
+        let (passed, runs) = self.written_pages.as_ref()?;
+        Some((*passed, runs.iter().filter(move |run| run.process == process)))
+    }
+
+    /// All of them, in the order in which they are passed behind farfork's own.
+    pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.fds.iter().map(AsFd::as_fd)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.fds.len()
+    }
+}
+
+/// What objects of open files are made of.
+struct ObjectBuilder<'a> {
+    descriptor: &'a Descriptor,
+    shared: &'a [File],
+    /// Until it is given to the open file that it is for.
+    checkpoint_socket: Option<OwnedFd>,
+    pipes: PipeTable,
+    /// Objects whose first open file was given.
+    opened_memfds: HashSet<u32>,
+}
+
+impl ObjectBuilder<'_> {
+    /// The object of an open file; `None` where the restorer opens or makes it.
+    fn create_object(&mut self, file: &OpenFile) -> Result<Option<OwnedFd>, RestoreError> {
+        let (what, made) = match file {
+            OpenFile::Pipe { .. } => ("a pipe", open_pipe_end(file, &mut self.pipes, self.descriptor)),
+            OpenFile::EventFd { count, semaphore, flags } => ("an eventfd", create_eventfd(*count, *semaphore, *flags)),
+            OpenFile::MemFd { object, .. } if has_path(self.descriptor, *object) => return Ok(None),
+            OpenFile::MemFd { object, flags, offset } => ("a memfd", self.open_memory(*object, *flags, *offset)),
+            OpenFile::CheckpointSocket { is_caller, flags } => {
+                let caller = if *is_caller { self.checkpoint_socket.take() } else { None };
+                ("a connection to the daemon", create_program_socket(*flags, caller))
+            }
+            OpenFile::Inotify { has_lost: true, flags, .. } => {
+                ("an inotify that has lost events", inotify_overflow::create_overflowed_inotify(*flags))
+            }
+            OpenFile::StandardStream(_)
+            | OpenFile::Regular { .. }
+            | OpenFile::Directory { .. }
+            | OpenFile::DeletedDirectory { .. }
+            | OpenFile::Device { .. }
+            | OpenFile::Epoll { .. }
+            | OpenFile::NamedPipe { .. }
+            | OpenFile::TimerFd { .. }
+            | OpenFile::SignalFd { .. }
+            | OpenFile::Inotify { .. }
+            | OpenFile::PidFd { .. }
+            | OpenFile::Terminal { .. }
+            | OpenFile::Socket(_) => return Ok(None),
+        };
+        made.map(Some).map_err(|cause| RestoreError::from_object_error(what, cause))
+    }
+}
+
+impl ObjectBuilder<'_> {
+    /// An open file of shared memory. The first of a memfd is as memfd_create(2) made it: only what was opened later keeps others from
+    /// executing it (ETXTBSY).
+    fn open_memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
+        let memfd = &self.shared[object as usize];
+        let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedObjectKind::MemFd(_));
+        let wanted = OFlags::from_bits_retain(flags);
+        if !is_memfd || wanted & OFlags::RWMODE != OFlags::RDWR || !self.opened_memfds.insert(object) {
+            return reopen_memfd(memfd, flags, offset);
+        }
+        let mut first = memfd.try_clone()?;
+        fcntl_setfl(&first, wanted & (OFlags::APPEND | OFlags::NONBLOCK))?;
+        first.seek(SeekFrom::Start(offset))?;
+        Ok(first.into())
+    }
+}
+
+/// The roots of the node and of the child's container, as this process reaches them.
+#[derive(Debug, Clone)]
+pub(super) struct RootPaths {
+    pub(super) node_root: PathBuf,
+    pub(super) container_root: PathBuf,
+    /// Whether the seed was made on this machine.
+    pub(super) is_origin_machine: bool,
+}
+
+impl RootPaths {
+    /// Whether the directory of a path is another one in the container, which covers the node's.
+    pub(super) fn is_private_path(&self, path: &str) -> bool {
+        // Links are followed here: an absolute one inside the container would lead out of it, seen from here.
+        let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
+        let real = self.node_root.join(directory.strip_prefix("/").unwrap_or(directory)).canonicalize();
+        let Ok(node) = real else { return false };
+        let below = node.strip_prefix(&self.node_root).unwrap_or(&node);
+        let device = |directory: &Path| directory.metadata().map(|found| found.dev());
+        match (device(&node), device(&self.container_root.join(below))) {
+            (Ok(node), Ok(container)) => node != container,
+            // It is on one side only, or cannot be looked at.
+            _ => false,
+        }
+    }
+}
+
+/// Whether shared memory is a file that the child opens by its path.
+pub(super) fn has_path(descriptor: &Descriptor, object: u32) -> bool {
+    matches!(descriptor.shared_objects[object as usize].kind, SharedObjectKind::PosixShm { .. })
+}
+
+/// Whether seals come when all is mapped: this one keeps writers of before, and takes no new ones.
+pub(super) fn is_deferred_seal(seals: u32) -> bool {
+    const F_SEAL_FUTURE_WRITE: u32 = 0x10;
+    seals & F_SEAL_FUTURE_WRITE != 0
+}
+
+/// Whether a process of a seed executes a shared object.
+fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
+    descriptor.processes().any(|process| process.exe_object == Some(object))
+}
+
+/// What nobody could open or write any more, had it come before.
+fn finalize_shared_memory(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
+    for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
+        if let SharedObjectKind::MemFd(status) | SharedObjectKind::DeletedFile(status) = object.kind {
+            set_file_status(memfd, status)
+                .map_err(|e| RestoreError::from_object_error("a memfd's mode and owner", e))?;
+        }
+        if let Some(seals) = object.seals.filter(|seals| !is_deferred_seal(*seals)) {
+            farfork_sys::memfd::seal(memfd, seals)
+                .map_err(|e| RestoreError::from_object_error("a memfd's seals", e))?;
+        }
+    }
+    Ok(())
+}
+
+fn set_file_status(memfd: &File, status: FileStatus) -> io::Result<()> {
+    let FileStatus { mode, uid, gid } = status;
+    rustix::fs::fchown(memfd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+    Ok(rustix::fs::fchmod(memfd, Mode::from_raw_mode(mode))?)
+}
+
+/// A connection to a daemon: the one that the child is told at what it is, or one that has come to its end.
+fn create_program_socket(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
+    let end = match caller {
+        Some(caller) => caller,
+        None => farfork_sys::fd_passing::seqpacket_pair()?.0,
+    };
+    fcntl_setfl(&end, OFlags::from_bits_retain(flags) & OFlags::NONBLOCK)?;
+    Ok(end)
+}
+
+/// A pipe that was made and filled; its two ends, until the last open file of it has got its own.
+struct PipePair {
+    ends: (OwnedFd, OwnedFd),
+    is_end_used: [bool; 2],
+    remaining_files: usize,
+}
+
+type PipeTable = HashMap<u64, PipePair>;
+
+/// One end of a pipe; the pipe is made, and filled, when its first end is asked for.
+fn open_pipe_end(file: &OpenFile, pipes: &mut PipeTable, descriptor: &Descriptor) -> io::Result<OwnedFd> {
+    let OpenFile::Pipe { pipe, is_write_end, flags, .. } = file else { unreachable!("asked for pipes only") };
+    if !pipes.contains_key(pipe) {
+        let is_of_it = |file: &&OpenFile| matches!(file, OpenFile::Pipe { pipe: of, .. } if of == pipe);
+        let files: Vec<&OpenFile> = descriptor.open_files.iter().filter(is_of_it).collect();
+        pipes.insert(
+            *pipe,
+            PipePair { ends: create_filled_pipe(&files)?, is_end_used: [false; 2], remaining_files: files.len() },
+        );
+    }
+    let made = pipes.get_mut(pipe).expect("it was made");
+    let end = duplicate_pipe_end(made, *is_write_end, *flags)?;
+    made.remaining_files -= 1;
+    if made.remaining_files == 0 {
+        pipes.remove(pipe);
+    }
+    Ok(end)
+}
+
+fn duplicate_pipe_end(made: &mut PipePair, is_write_end: bool, flags: u32) -> io::Result<OwnedFd> {
+    let end = if is_write_end { &made.ends.1 } else { &made.ends.0 };
+    let flags = OFlags::from_bits_retain(flags);
+    // Each open file has a description of its own, so that O_NONBLOCK of one is not another's: the first gets the pipe's, if it
+    // was born with the pipe; others are opened by its name, which shows in their flags.
+    let was_opened = flags.contains(OFlags::from_bits_retain(O_LARGEFILE));
+    let end = if !was_opened && !std::mem::replace(&mut made.is_end_used[usize::from(is_write_end)], true) {
+        end.try_clone()?
+    } else {
+        let path = format!("/proc/self/fd/{}", end.as_raw_fd());
+        let access = flags & OFlags::RWMODE;
+        rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, rustix::fs::Mode::empty())?
+    };
+    fcntl_setfl(&end, flags & (OFlags::NONBLOCK | OFlags::DIRECT))?;
+    Ok(end)
+}
+
+/// The pipe of these open files.
+fn create_filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let has_packets = |file: &&OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
+    if files.iter().any(has_packets) {
+        fcntl_setfl(&write, OFlags::NONBLOCK | OFlags::DIRECT)?;
+    }
+    for file in files {
+        if let OpenFile::Pipe { is_write_end: false, capacity, content, packets, .. } = file {
+            fcntl_setpipe_size(&write, *capacity as usize)?;
+            write_packets(&write, content, packets)?;
+        }
+    }
+    Ok((read, write))
+}
+
+/// One write(2) for each packet: in packet mode they stay apart.
+fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
+    let mut rest = content;
+    for length in packets {
+        let (packet, others) = rest.split_at_checked(*length as usize).ok_or(io::ErrorKind::InvalidData)?;
+        File::from(write.try_clone()?).write_all(packet)?;
+        rest = others;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+fn create_eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd> {
+    let mut wanted = EventfdFlags::CLOEXEC;
+    wanted.set(EventfdFlags::SEMAPHORE, semaphore);
+    wanted.set(EventfdFlags::NONBLOCK, OFlags::from_bits_retain(flags).contains(OFlags::NONBLOCK));
+    let made = rustix::event::eventfd(0, wanted)?;
+    if count > 0 {
+        rustix::io::write(&made, &count.to_ne_bytes())?;
+    }
+    Ok(made)
+}
+
+/// A description of its own over the same memory.
+fn reopen_memfd(memfd: &File, flags: u32, offset: u64) -> io::Result<OwnedFd> {
+    let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK);
+    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
+    let mut file: File = rustix::fs::open(path, kept | OFlags::CLOEXEC, rustix::fs::Mode::empty())?.into();
+    file.seek(SeekFrom::Start(offset))?;
+    Ok(file.into())
+}

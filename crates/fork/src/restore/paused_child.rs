@@ -1,0 +1,96 @@
+//! The gate of a child that stands, complete, and waits for a word before its first instruction: whose user has it wait, or one that was
+//! made ahead of need.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use farfork_sys::fd_passing;
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{Backing, OpenFile, SharedObjectKind};
+use rustix::fs::OFlags;
+
+use super::plan_layout::{COMMAND_START, COMMAND_START_AND_REPORT};
+use super::{RestoreError, RestoredProcess, stub};
+
+/// Lets a paused child go.
+///
+/// # Errors
+/// As sendmsg(2): EPIPE when the child is gone.
+pub fn unpause(control: BorrowedFd<'_>) -> io::Result<()> {
+    send_command(control, COMMAND_START)
+}
+
+/// Lets a child go that says when: [`wait_gone`] hears it.
+///
+/// # Errors
+/// As sendmsg(2): EPIPE when the child is gone. It has not run.
+pub fn unpause_with_report(control: BorrowedFd<'_>) -> io::Result<()> {
+    send_command(control, COMMAND_START_AND_REPORT)
+}
+
+/// Waits, at most `limit`, until a child says that it goes, which is the last thing before its first instruction.
+///
+/// # Errors
+/// It may have run.
+pub fn wait_unpaused(
+    control: BorrowedFd<'_>,
+    descriptor: &Descriptor,
+    limit: Duration,
+) -> Result<RestoredProcess, RestoreError> {
+    stub::wait_restored(control, limit, descriptor).map(RestoredProcess::from)
+}
+
+fn send_command(control: BorrowedFd<'_>, word: u32) -> io::Result<()> {
+    fd_passing::send(control, &word.to_ne_bytes(), &[])
+}
+
+/// Why a child of a seed is not to stand complete before anybody asks for it: what it has that others would notice, that goes on while
+/// it waits, or that shows the node's files as they were then. `None`: nobody can tell.
+pub fn find_prestart_obstacle(descriptor: &Descriptor) -> Option<&'static str> {
+    let process = &descriptor.process;
+    if !(process.interval_timers.is_empty() && process.posix_timers.is_empty()) {
+        return Some("its timers would go on");
+    }
+    if !(descriptor.file_locks.is_empty() && descriptor.file_owners.is_empty()) {
+        return Some("it holds locks of files, or is told of their readiness");
+    }
+    if descriptor.threads.iter().any(|thread| thread.scheduling.deadline.is_some()) {
+        return Some("it has a share of the processor set aside");
+    }
+    if descriptor.shared_objects.iter().any(|object| matches!(object.kind, SharedObjectKind::PosixShm { .. })) {
+        return Some("it has shared memory that others find by its name");
+    }
+    let is_shown = |mapping: &Backing| matches!(mapping, Backing::SharedFile { writable: true, .. });
+    if descriptor.mappings.iter().any(|mapping| is_shown(&mapping.backing) || mapping.flags.locked) {
+        return Some("it maps a file that it may write to, or locks memory");
+    }
+    if descriptor.open_files.iter().any(|file| !is_unshared_file(file)) {
+        return Some("it has files that others have, too");
+    }
+    None
+}
+
+/// Whether nobody else has a part of an open file, or the child has only a look at it.
+fn is_unshared_file(file: &OpenFile) -> bool {
+    match file {
+        OpenFile::StandardStream(_)
+        | OpenFile::Device { .. }
+        | OpenFile::Directory { .. }
+        | OpenFile::DeletedDirectory { .. }
+        | OpenFile::Pipe { .. }
+        | OpenFile::EventFd { .. }
+        | OpenFile::Epoll { .. }
+        | OpenFile::MemFd { .. }
+        | OpenFile::SignalFd { .. }
+        | OpenFile::CheckpointSocket { .. }
+        | OpenFile::Socket(_) => true,
+        // An overlay makes a copy of what is opened to be written to.
+        OpenFile::Regular { flags, .. } => OFlags::from_bits_retain(*flags) & OFlags::RWMODE == OFlags::RDONLY,
+        OpenFile::NamedPipe { .. }
+        | OpenFile::TimerFd { .. }
+        | OpenFile::Inotify { .. }
+        | OpenFile::PidFd { .. }
+        | OpenFile::Terminal { .. } => false,
+    }
+}

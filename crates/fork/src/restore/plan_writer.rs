@@ -1,0 +1,76 @@
+//! Writes the tables and texts of a plan one behind the other.
+
+use zerocopy::{Immutable, IntoBytes};
+
+use super::RestoreError;
+use super::plan_layout::{PlanHeader, Span};
+
+/// Tables hold 64-bit words.
+const ALIGNMENT: usize = 8;
+
+/// A plan in the making; the header's place is kept free at the start.
+#[derive(Debug)]
+pub(super) struct PlanWriter {
+    bytes: Vec<u8>,
+    /// Words that are to hold addresses, and what each points to, as offsets.
+    relocations: Vec<(u32, u32)>,
+}
+
+impl PlanWriter {
+    pub(super) fn new() -> Self {
+        Self { bytes: vec![0; size_of::<PlanHeader>()], relocations: Vec::new() }
+    }
+
+    /// Appends a table.
+    pub(super) fn write_table<T: IntoBytes + Immutable>(&mut self, rows: &[T]) -> Result<Span, RestoreError> {
+        let offset = self.write_bytes(rows.as_bytes())?;
+        Ok(Span { offset, count: rows.len() as u32 })
+    }
+
+    /// Appends bytes, aligned; gives where they stand.
+    pub(super) fn write_bytes(&mut self, bytes: &[u8]) -> Result<u32, RestoreError> {
+        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
+        let offset = u32::try_from(self.bytes.len()).map_err(|_| RestoreError::PlanTooLarge)?;
+        self.bytes.extend_from_slice(bytes);
+        u32::try_from(self.bytes.len()).map_err(|_| RestoreError::PlanTooLarge)?;
+        Ok(offset)
+    }
+
+    /// Appends a text with its terminating zero.
+    pub(super) fn write_text(&mut self, text: &str) -> Result<u32, RestoreError> {
+        if text.as_bytes().contains(&0) {
+            return Err(RestoreError::InvalidPath { path: text.replace('\0', "\\0") });
+        }
+        let offset = self.write_bytes(text.as_bytes())?;
+        self.bytes.push(0);
+        Ok(offset)
+    }
+
+    /// Has the word at `offset` point to what stands at another.
+    pub(super) fn add_relocation(&mut self, offset: u32, to: u32) {
+        self.relocations.push((offset, to));
+    }
+
+    /// Gives those words their values, now that it is known at which address the plan will be.
+    pub(super) fn relocate(&mut self, address: u64) {
+        for (offset, to) in std::mem::take(&mut self.relocations) {
+            self.overwrite(offset, &(address + u64::from(to)).to_ne_bytes());
+        }
+    }
+
+    /// How long it is by now.
+    pub(super) fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Overwrites what stands at `offset`.
+    pub(super) fn overwrite(&mut self, offset: u32, bytes: &[u8]) {
+        let start = offset as usize;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(super) fn finish(mut self, header: &PlanHeader) -> Vec<u8> {
+        self.overwrite(0, header.as_bytes());
+        self.bytes
+    }
+}

@@ -1,0 +1,213 @@
+//! A child that is planned, checked and ready to begin.
+
+use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use farfork_sys::clock::Clocks;
+use farfork_sys::fd_passing;
+use farfork_sys::user_namespace::IdRange;
+use farfork_wire::Descriptor;
+
+use super::address_space::PlanScope;
+use super::clocks;
+use super::kernel_compatibility;
+use super::passed_objects::{PassedObjects, RootPaths, SharedContents, StandardStreams};
+use super::plan::{PlanOptions, UserNamespaceTarget};
+use super::privileged_forker::ContainerInit;
+use super::process_tree::{self, TreePlan};
+use super::processor_compatibility;
+use super::report;
+use super::required_files;
+use super::stub::{self, RestoreReport, RestoreRequest};
+use super::stub_map::StubMap;
+use super::zygote::{self, ZygoteRegion};
+use super::{LocalNode, RestoreError, privileged_forker};
+use crate::phase;
+
+/// What a child is made from.
+#[derive(Debug)]
+pub struct ChildSpec<'a> {
+    /// The seed's state, validated.
+    pub descriptor: &'a Descriptor,
+    /// This node.
+    pub node: &'a LocalNode,
+    /// Pid, as this process sees it, of the stub that forks the child.
+    pub stub_pid: i32,
+    /// The daemon's end of the stub's socket.
+    pub control: BorrowedFd<'a>,
+    /// The child's standard streams.
+    pub streams: StandardStreams,
+    /// Contents of the shared objects.
+    pub shared: SharedContents,
+    /// Stands for the socket at which the parent waited to be told what it is, with the answer in it.
+    pub checkpoint_socket: Option<OwnedFd>,
+    /// Path of the payload inside the container, which the child also finds open as [`PAYLOAD_FD`].
+    pub payload: Option<&'a Path>,
+    /// Whether the child waits, complete, before its first instruction.
+    pub paused: bool,
+    /// The zygote that it is to be a copy of.
+    pub zygote_region: Option<ZygoteRegion>,
+    /// Whether it can write nothing of /proc. What else an untrusted child lacks, its descriptor lacks.
+    pub untrusted: bool,
+    /// The container's first process, where another forks the child, and what the child's users are outside.
+    pub user_namespace: Option<(ContainerInit<'a>, IdRange)>,
+}
+
+/// A child that is planned but not yet begun.
+#[derive(Debug)]
+pub struct PlannedChild<'a> {
+    pub(super) descriptor: &'a Descriptor,
+    pub(super) control: BorrowedFd<'a>,
+    pub(super) plans: TreePlan,
+    pub(super) objects: PassedObjects,
+    stub_pid: i32,
+    container_init: Option<ContainerInit<'a>>,
+}
+
+/// A child that stands.
+#[derive(Debug, Clone, Copy)]
+pub struct RestoredProcess {
+    /// Its pid as this process sees it.
+    pub pid: i32,
+    /// When all of it stood, CLOCK_REALTIME, in nanoseconds: the last thing before its first instruction.
+    pub realtime_ns: u64,
+}
+
+impl From<RestoreReport> for RestoredProcess {
+    fn from(started: RestoreReport) -> Self {
+        Self { pid: started.pid, realtime_ns: started.realtime_ns }
+    }
+}
+
+impl<'a> PlannedChild<'a> {
+    /// Checks that this node can hold the child, and compiles its plan.
+    ///
+    /// # Errors
+    /// A mismatch of CPU, kernel or files; nothing was started.
+    pub fn new(wanted: ChildSpec<'a>) -> Result<Self, RestoreError> {
+        let ChildSpec {
+            descriptor, node, stub_pid, control, streams, shared, checkpoint_socket: caller, payload, ..
+        } = wanted;
+        let ChildSpec { paused, zygote_region: zygote, untrusted, user_namespace: users, .. } = wanted;
+        processor_compatibility::check_processor(&descriptor.origin, node)?;
+        let bridge = kernel_compatibility::build_bridge_if_needed(&descriptor.origin, node)?;
+        phase!("resume.check", required_files::check_paths(descriptor, node))?;
+        stub::wait_stub_started(control).map_err(RestoreError::StubIo)?;
+        let read = || phase!("resume.stub", StubMap::read(stub_pid));
+        let (stub, part) = match zygote {
+            None => (read()?, PlanScope::Whole),
+            Some(ZygoteRegion(zygote)) => {
+                (StubMap::from_zygote(&descriptor.mappings, zygote), PlanScope::ZygoteCopy { zygote_region: zygote })
+            }
+        };
+        let are_its_machine = node.is_origin_machine(&descriptor.origin);
+        let views = RootPaths {
+            node_root: node.root.clone(),
+            container_root: format!("/proc/{stub_pid}/root").into(),
+            is_origin_machine: are_its_machine,
+        };
+        let mut objects = phase!("resume.objects", PassedObjects::create(descriptor, streams, shared, caller, views))?;
+        let enter = |(first, numbers): (ContainerInit<'_>, IdRange)| {
+            let passed = objects
+                .add_borrowed(first.pidfd)
+                .map_err(|e| RestoreError::from_object_error("a way to its user namespace", e))?;
+            Ok(UserNamespaceTarget { passed_index: passed, id_map: numbers })
+        };
+        let numbered = users.map(enter).transpose()?;
+        let wishes =
+            PlanOptions { payload, paused, untrusted, user_namespace: numbered, bridge: bridge.as_ref(), scope: part };
+        let plans = phase!("resume.plan", process_tree::compile(descriptor, node, &stub, &objects, &wishes))?;
+        Ok(Self { descriptor, control, plans, objects, stub_pid, container_init: users.map(|(first, _)| first) })
+    }
+
+    /// The addresses whose pages the pager must serve, ascending, of each process.
+    pub fn userfaultfd_ranges(&self) -> Vec<&[Range<u64>]> {
+        self.plans.userfaultfd_ranges.iter().map(|ranges| &ranges[..]).collect()
+    }
+
+    /// Begins the child, of which is heard within `limit`. `pager_socket` is where its userfaultfd goes, `status_file` where the stub leaves
+    /// its wait status.
+    ///
+    /// # Errors
+    /// What could not be made or asked for; the container is of no use any more.
+    pub fn start<'b>(
+        &mut self,
+        pager_socket: BorrowedFd<'_>,
+        status_file: BorrowedFd<'b>,
+        limit: Duration,
+    ) -> Result<PendingRestore<'b>, RestoreError>
+    where
+        'a: 'b,
+    {
+        let plan =
+            stub::create_plan_file(&self.plans.bytes).map_err(|e| RestoreError::from_object_error("the plan", e))?;
+        // A bearer is given another, with its first process's.
+        let queue = fd_passing::self_connected_socket()
+            .map_err(|e| RestoreError::from_object_error("its userfaultfd's socket", e))?;
+        let request = RestoreRequest {
+            plan: &plan,
+            pager_or_init: pager_socket,
+            status_or_control: status_file,
+            objects: &self.objects,
+            cgroup_or_queue: self.container_init.is_none().then(|| queue.as_fd()),
+            pid: self.descriptor.process.pid,
+            intermediate_pid: self.container_init.map_or(0, |_| zygote::find_free_pid(self.descriptor)),
+            fd_limit: self.plans.fd_limit,
+            time_offsets: &clocks::format_timens_offsets(&self.descriptor.origin, Clocks::now()),
+        };
+        fd_passing::enable_sender_pid(self.control).map_err(RestoreError::StubIo)?;
+        let (asked_ns, until) = (report::realtime_ns(), Instant::now() + limit);
+        let keep = match self.container_init {
+            Some(first) => Some((
+                first,
+                privileged_forker::send_forker_request(self.control, first, (request, self.descriptor), limit)?,
+            )),
+            None => stub::send_request(self.control, &request, self.descriptor).map(|()| None)?,
+        };
+        drop(plan);
+        // The child's alone: an end of a pipe that is held here would show.
+        self.objects = PassedObjects::empty();
+        let Self { descriptor, control, stub_pid, .. } = *self;
+        Ok(PendingRestore {
+            descriptor,
+            control,
+            stub_pid,
+            init_and_queue: keep,
+            status_file,
+            requested_ns: asked_ns,
+            deadline: until,
+        })
+    }
+}
+
+/// A child that its stub was asked for.
+#[derive(Debug)]
+pub struct PendingRestore<'a> {
+    descriptor: &'a Descriptor,
+    control: BorrowedFd<'a>,
+    stub_pid: i32,
+    init_and_queue: Option<(ContainerInit<'a>, OwnedFd)>,
+    status_file: BorrowedFd<'a>,
+    requested_ns: u64,
+    deadline: Instant,
+}
+
+impl PendingRestore<'_> {
+    /// Waits until the child stands.
+    ///
+    /// # Errors
+    /// What the restorer could not do; the container is of no use any more.
+    pub fn wait_restored(self) -> Result<RestoredProcess, RestoreError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let started = match self.init_and_queue {
+            Some((first, keep)) => {
+                privileged_forker::finish_start(self.control, (first, self.status_file, keep), self.descriptor, left)?
+            }
+            None => stub::wait_restored_or_stopped(self.stub_pid, self.control, left, self.descriptor)?,
+        };
+        report::trace_phases(self.requested_ns, &started.marks_ns, started.realtime_ns);
+        Ok(started.into())
+    }
+}

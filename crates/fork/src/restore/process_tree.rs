@@ -1,0 +1,332 @@
+//! The plans of a tree of processes: who forks whom and when, and who takes which open file from whom.
+//!
+//! ```text
+//!  memfd   plan of the first ┊ plan of process 1 ┊ plan of process 2 ┊ …     each begins on a page
+//!            └ kin: 1, 2        └ kin: a zombie                               where the plan of each child stands
+//! ```
+//!
+//! A process alone is a tree, too: its memfd is its plan.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{
+    Backing, DescendantProcess, Descriptor, FileDescriptor, Mapping, PendingSignal, Process, ProcessRelations, Zombie,
+};
+use rustix::process::Signal;
+use zerocopy::IntoBytes;
+
+use super::file_descriptors::PAYLOAD_FD;
+use super::passed_objects::PassedObjects;
+use super::plan::{self, PlanOptions, ProcessPlan};
+use super::plan_layout::{
+    CHILD_AFTER_SESSION, CHILD_CORE_DUMPED, CHILD_GROUP_LEADER, CHILD_REAPED, CHILD_REPARENTED, CHILD_SESSION_LEADER,
+    CHILD_SHARES_DIRECTORY, CHILD_SHARES_FILES, CHILD_SHARES_HANDLERS, CHILD_SHARES_MEMORY, CHILD_STOP_UNREPORTED,
+    CHILD_STOPPED, CHILD_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_SHARES_MEMORY, PLAN_STOPPED,
+    PLAN_SUBREAPER, PLAN_TREE_SHARES_FILES, PlanKin,
+};
+use super::stub_map::StubMap;
+use super::{LocalNode, RestoreError};
+
+/// First number for farfork's own descriptors while it restores, when the processes have few.
+const FD_BASE_MIN: u32 = 64;
+
+/// In a wait status: a core was written.
+const CORE_BIT: u32 = 0x80;
+
+/// Whether a core that is written on this node is a file of its directory, by a name that the restorer knows.
+fn has_plain_core_pattern() -> bool {
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern");
+    pattern.is_ok_and(|pattern| matches!(pattern.trim_end(), "core" | "core.%p"))
+}
+
+/// Where a process stands in its tree.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TreePosition<'a> {
+    /// Its number.
+    pub(super) process_index: u32,
+    /// First number for farfork's own descriptors while they are restored.
+    pub(super) fd_base: u32,
+    tree: &'a Descriptor,
+    /// Open files that the first process has made by calls, by the descriptors that it has for them.
+    created_fds: &'a HashMap<u32, u32>,
+    /// The addresses, start and end, at which something is in the memory that it has from its parent, restorers of others too.
+    pub(super) occupied: &'a [(u64, u64)],
+}
+
+/// The plans of all processes, in one file.
+#[derive(Debug)]
+pub(super) struct TreePlan {
+    /// What the stub, and the processes it becomes, map.
+    pub(super) bytes: Vec<u8>,
+    /// All numbers that open files have while they are made are below this.
+    pub(super) fd_limit: u32,
+    /// The addresses that each process registers with userfaultfd.
+    pub(super) userfaultfd_ranges: Vec<Vec<Range<u64>>>,
+    /// Where the first one's restorer is: start and length.
+    pub(super) region: (u64, u64),
+}
+
+/// Compiles the plans of a descriptor's processes for the stub whose map is `stub`.
+pub(super) fn compile(
+    descriptor: &Descriptor,
+    node: &LocalNode,
+    stub: &StubMap,
+    objects: &PassedObjects,
+    wishes: &PlanOptions<'_>,
+) -> Result<TreePlan, RestoreError> {
+    let nothing = HashMap::new();
+    let fd_base = reserved_fd_base(descriptor, wishes.payload.is_some(), objects.count() as u32);
+    let place = TreePosition { process_index: 0, fd_base, tree: descriptor, created_fds: &nothing, occupied: &[] };
+    let mut first = plan::compile(descriptor, node, stub, objects, (wishes, &place))?;
+    let made = std::mem::take(&mut first.created_fds);
+    let mut plans = vec![first];
+    // The payload is for the first.
+    let wishes = PlanOptions { payload: None, paused: false, ..*wishes };
+    for (member, number) in descriptor.descendants.iter().zip(1..) {
+        let holder = descriptor.address_space_owner(number);
+        let has_own = holder == number;
+        let occupied = if has_own { &[][..] } else { &plans[holder as usize].occupied };
+        let place = TreePosition { process_index: number, fd_base, tree: descriptor, created_fds: &made, occupied };
+        // Where the functions of another kernel's vdso lead is a matter of who builds the memory.
+        let wishes = PlanOptions { bridge: wishes.bridge.filter(|_| has_own), ..wishes };
+        let plan = plan::compile(&descriptor.rooted_at(member), node, stub, objects, (&wishes, &place))?;
+        if !has_own {
+            let (start, bytes) = plan.region;
+            plans[holder as usize].occupied.push((start, start + bytes));
+        }
+        plans.push(plan);
+    }
+    Ok(concatenate_plans(plans, descriptor))
+}
+
+/// Above all that any of the processes will have, and above where a stub gets what it is `passed`: it is one number for all, as they may
+/// have one table.
+fn reserved_fd_base(descriptor: &Descriptor, has_payload: bool, passed: u32) -> u32 {
+    let tables = descriptor.descendants.iter().map(|member| &member.file_descriptors);
+    let last = |table: &Vec<FileDescriptor>| table.last().map_or(0, |entry| entry.number + 1);
+    let own = std::iter::once(&descriptor.file_descriptors).chain(tables).map(last).max().unwrap_or(0);
+    own.max(if has_payload { PAYLOAD_FD + 1 } else { 0 }).max(FD_BASE_MIN + passed)
+}
+
+/// Puts plans behind one another, and into each where those of its children stand.
+fn concatenate_plans(mut plans: Vec<ProcessPlan>, descriptor: &Descriptor) -> TreePlan {
+    let mut places = Vec::with_capacity(plans.len());
+    let mut end = 0_u64;
+    for plan in &plans {
+        places.push(end);
+        end = (end + plan.bytes.len() as u64).next_multiple_of(PAGE_SIZE);
+    }
+    for (number, plan) in plans.iter_mut().enumerate() {
+        for (index, child) in live_children(descriptor, number as u32).enumerate() {
+            let at = plan.children.offset as usize + index * size_of::<PlanKin>();
+            plan.bytes[at..at + size_of::<u64>()].copy_from_slice(places[child].as_bytes());
+        }
+    }
+    let region = plans[0].region;
+    // Their own plan is behind what is passed for as long as they are born.
+    let descriptors = plans.iter().map(|plan| plan.fd_limit + 1).max().unwrap_or(0);
+    let mut bytes = Vec::with_capacity(end as usize);
+    let mut registered = Vec::with_capacity(plans.len());
+    for (plan, place) in plans.into_iter().zip(places) {
+        bytes.resize(place as usize, 0);
+        bytes.extend_from_slice(&plan.bytes);
+        registered.push(plan.userfaultfd_ranges);
+    }
+    TreePlan { bytes, fd_limit: descriptors, userfaultfd_ranges: registered, region }
+}
+
+/// What a process has in common with its parent.
+fn sharing_flags(kinship: &ProcessRelations) -> u32 {
+    [
+        (kinship.shares_fs, CHILD_SHARES_DIRECTORY),
+        (kinship.shares_files, CHILD_SHARES_FILES),
+        (kinship.shares_memory, CHILD_SHARES_MEMORY),
+        (kinship.shares_handlers, CHILD_SHARES_HANDLERS),
+    ]
+    .into_iter()
+    .filter(|(is_shared, _)| *is_shared)
+    .fold(0, |flags, (_, flag)| flags | flag)
+}
+
+/// The numbers of a process's children that live.
+fn live_children(descriptor: &Descriptor, number: u32) -> impl Iterator<Item = usize> {
+    let members = descriptor.descendants.iter().enumerate();
+    members.filter(move |(_, member)| member.relations.parent == number).map(|(index, _)| index + 1)
+}
+
+impl TreePosition<'_> {
+    /// How many processes there are.
+    pub(super) fn process_count(&self) -> u32 {
+        self.tree.process_count() as u32
+    }
+
+    /// All of them.
+    pub(super) fn tree_descriptor(&self) -> &Descriptor {
+        self.tree
+    }
+
+    fn member(&self) -> Option<&DescendantProcess> {
+        self.tree.descendants.get((self.process_index as usize).checked_sub(1)?)
+    }
+
+    fn process(&self) -> &Process {
+        self.member().map_or(&self.tree.process, |member| &member.process)
+    }
+
+    /// The number of the process that places its descriptors: of those who have them in common, the first.
+    pub(super) fn fd_table_owner(&self) -> u32 {
+        self.tree.fd_table_owner(self.process_index)
+    }
+
+    /// How many processes have its descriptors.
+    pub(super) fn fd_table_users(&self) -> u32 {
+        let table = self.fd_table_owner();
+        (0..self.process_count()).filter(|number| self.tree.fd_table_owner(*number) == table).count() as u32
+    }
+
+    /// How many processes build an address space.
+    pub(super) fn address_space_count(&self) -> u32 {
+        (0..self.process_count()).filter(|number| self.tree.address_space_owner(*number) == *number).count() as u32
+    }
+
+    /// The processes that have its descriptors, but do not place them.
+    pub(super) fn fd_table_sharers(&self) -> impl Iterator<Item = &DescendantProcess> {
+        let members = self.tree.descendants.iter().zip(1..);
+        members
+            .filter(|(_, number)| {
+                *number != self.process_index && self.tree.fd_table_owner(*number) == self.process_index
+            })
+            .map(|(member, _)| member)
+    }
+
+    /// How it begins. The session and group that the first process had are not in the container: it leads its own.
+    pub(super) fn plan_flags(&self) -> u32 {
+        let process = self.process();
+        let (session, group) = self.member().map_or((process.pid, process.pid), |member| {
+            let ProcessRelations { session, group, .. } = member.relations;
+            (session, group)
+        });
+        let mut flags = if process.is_subreaper { PLAN_SUBREAPER } else { 0 };
+        if session == process.pid {
+            flags |= PLAN_SESSION_LEADER;
+        } else if group == process.pid {
+            flags |= PLAN_GROUP_LEADER;
+        }
+        if self.member().is_some_and(starts_stopped) {
+            flags |= PLAN_STOPPED;
+        }
+        if self.tree.descendants.iter().any(|member| member.relations.shares_files) {
+            flags |= PLAN_TREE_SHARES_FILES;
+        }
+        if self.member().is_some_and(|member| member.relations.shares_memory) {
+            flags |= PLAN_SHARES_MEMORY;
+        }
+        flags
+    }
+
+    /// The process group that it joins; 0 where it leads one.
+    pub(super) fn joined_group(&self) -> u32 {
+        let of_other = |member: &&DescendantProcess| member.relations.group != member.process.pid;
+        self.member().filter(of_other).map_or(0, |member| member.relations.group)
+    }
+
+    /// Its children, the living first; where their plans stand is filled in later.
+    pub(super) fn build_child_table(&self) -> Vec<PlanKin> {
+        let living = live_children(self.tree, self.process_index)
+            .map(|child| self.plan_live_child(&self.tree.descendants[child - 1]));
+        let zombies = self.tree.zombies.iter().filter(|zombie| zombie.relations.parent == self.process_index);
+        living.chain(zombies.map(|zombie| self.plan_zombie(zombie))).collect()
+    }
+
+    fn plan_live_child(&self, member: &DescendantProcess) -> PlanKin {
+        let pid = member.process.pid;
+        let mut flags = self.session_flag(pid, &member.relations) | sharing_flags(&member.relations);
+        if member.relations.is_session_orphan {
+            flags |= CHILD_REPARENTED;
+        }
+        if starts_stopped(member) {
+            // A stop that has not come yet was not waited for.
+            let unheard = if member.has_unreported_stop || !member.is_stopped { CHILD_STOP_UNREPORTED } else { 0 };
+            flags |= CHILD_STOPPED | unheard;
+        }
+        let group = if member.relations.is_session_orphan { member.relations.session } else { 0 };
+        PlanKin {
+            plan_at: 0,
+            pid,
+            exit_signal: member.relations.exit_signal,
+            flags,
+            status: 0,
+            group,
+            name: [0; 16],
+            reserved: 0,
+        }
+    }
+
+    fn plan_zombie(&self, zombie: &Zombie) -> PlanKin {
+        let Zombie { pid, relations: kinship, status, name: text, is_reaped: is_forgotten } = zombie;
+        let mut name = [0; 16];
+        name[..text.len()].copy_from_slice(text);
+        let (leads_session, leads_group) = (kinship.session == *pid, kinship.group == *pid);
+        let core = if status & CORE_BIT != 0 && has_plain_core_pattern() { CHILD_CORE_DUMPED } else { 0 };
+        let forgotten = if *is_forgotten { CHILD_REAPED } else { 0 };
+        let flags = self.session_flag(*pid, kinship) | CHILD_ZOMBIE | core | forgotten;
+        let own =
+            if leads_session { CHILD_SESSION_LEADER } else { 0 } | if leads_group { CHILD_GROUP_LEADER } else { 0 };
+        PlanKin {
+            plan_at: 0,
+            pid: *pid,
+            exit_signal: kinship.exit_signal,
+            flags: flags | own,
+            status: *status,
+            group: if leads_group { 0 } else { kinship.group },
+            name,
+            reserved: 0,
+        }
+    }
+
+    /// Into the session that this process has, where it is not of the one that this was born into.
+    fn session_flag(&self, pid: u32, kinship: &ProcessRelations) -> u32 {
+        let session = self.member().map_or(self.tree.process.pid, |member| member.relations.session);
+        let is_after = kinship.session == session || kinship.session == pid;
+        if is_after { CHILD_AFTER_SESSION } else { 0 }
+    }
+
+    /// Whether no earlier process has a shared object mapped, and this one has, or nobody.
+    pub(super) fn is_first_to_attach(&self, object: u32) -> bool {
+        let is_it = |mapping: &Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
+        let members = self.tree.descendants.iter().map(|member| &member.mappings);
+        let first = std::iter::once(&self.tree.mappings).chain(members).position(|all| all.iter().any(is_it));
+        first.unwrap_or(0) == self.process_index as usize
+    }
+
+    /// The process, by its id, that this one takes an open file from, and its number there; `None` where it has its own way.
+    pub(super) fn fd_source(&self, open_file: u32) -> Option<(u32, u32)> {
+        if self.process_index == 0 {
+            return None;
+        }
+        if let Some(number) = self.created_fds.get(&open_file) {
+            return Some((self.tree.process.pid, *number));
+        }
+        let has =
+            |files: &[FileDescriptor]| files.iter().find(|file| file.open_file == open_file).map(|file| file.number);
+        if let Some(number) = has(&self.tree.file_descriptors) {
+            return Some((self.tree.process.pid, number));
+        }
+        let older = &self.tree.descendants[..self.process_index as usize - 1];
+        older.iter().find_map(|member| Some((member.process.pid, has(&member.file_descriptors)?)))
+    }
+}
+
+/// Whether a process is stopped when it is complete: it was, or had not yet taken the signal that stops it.
+pub(super) fn starts_stopped(member: &DescendantProcess) -> bool {
+    let of_threads = member.threads.iter().flat_map(|thread| &thread.pending_signals);
+    member.is_stopped || member.process.pending_signals.iter().chain(of_threads).any(is_sigstop)
+}
+
+/// Whether a pending signal is SIGSTOP.
+pub(super) fn is_sigstop(signal: &PendingSignal) -> bool {
+    let number = signal.siginfo.first_chunk().map(|word| i32::from_ne_bytes(*word));
+    number == Some(Signal::STOP.as_raw())
+}

@@ -1,0 +1,89 @@
+//! Pseudo-terminals are made outside, in the child's own `/dev/pts`, before any process of it is born: a session has its
+//! controlling terminal in common only with processes that are born into it afterwards (tty_ioctl(4), TIOCSCTTY). What is set of
+//! them, the child does itself (`calls/terminal.rs`).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use farfork_sys::terminal;
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::OpenFile;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
+use super::RestoreError;
+use super::passed_objects::RootPaths;
+
+/// Where programs find them.
+pub(super) const PTS_DIRECTORY: &str = "/dev/pts";
+
+const PTMX_PATH: &str = "/dev/pts/ptmx";
+
+/// A terminal of the child.
+#[derive(Debug)]
+pub(super) struct TerminalPair {
+    /// The end that drives it.
+    pub(super) master: OwnedFd,
+    /// Index of its open file.
+    pub(super) open_file: u32,
+    /// Its other end, where it controls a session: whoever leads that takes it at birth.
+    pub(super) slave: Option<OwnedFd>,
+}
+
+/// Makes the terminals of a descriptor, in its order: ascending, since numbers are given from 0 on where nobody has any yet.
+pub(super) fn create_terminals(descriptor: &Descriptor, views: &RootPaths) -> Result<Vec<TerminalPair>, RestoreError> {
+    let Some(last) = descriptor.terminals.last() else { return Ok(Vec::new()) };
+    if !views.is_private_path(&format!("{PTS_DIRECTORY}/{}", last.number)) {
+        return Err(RestoreError::SharedTerminal { number: last.number });
+    }
+    let made = |error| RestoreError::from_object_error("a terminal", error);
+    let root = rustix::fs::open(&views.container_root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let root = root.map_err(io::Error::from).map_err(made)?;
+    // Terminals that the program has closed: as long as they are open, their numbers are not given again.
+    let mut closed = Vec::new();
+    let mut terminals = Vec::with_capacity(descriptor.terminals.len());
+    for (index, wanted) in descriptor.terminals.iter().enumerate() {
+        let next = (closed.len() + terminals.len()) as u32;
+        for _ in next..wanted.number {
+            closed.push(open_in_root(&root, PTMX_PATH, OFlags::RDWR.bits()).map_err(made)?);
+        }
+        let (open_file, path, flags) = find_master(descriptor, index as u32)?;
+        let master = open_in_root(&root, path, flags).map_err(made)?;
+        let slave = open_slave(&master, wanted.number, wanted.session.is_some()).map_err(made)?;
+        terminals.push(TerminalPair { master, open_file, slave });
+    }
+    Ok(terminals)
+}
+
+/// The open file that drives a terminal: index, path, flags.
+fn find_master(descriptor: &Descriptor, wanted: u32) -> Result<(u32, &str, u32), RestoreError> {
+    let found = descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
+        OpenFile::Terminal { terminal, path, is_master: true, flags } if *terminal == wanted => {
+            Some((index as u32, path.as_str(), *flags))
+        }
+        _ => None,
+    });
+    found.ok_or(RestoreError::UnsupportedOpenFile { number: 0 })
+}
+
+/// Opens a path of the container, whose links do not lead out of it.
+fn open_in_root(root: &OwnedFd, path: &str, flags: u32) -> io::Result<OwnedFd> {
+    let inside = Path::new(path).strip_prefix("/").unwrap_or(Path::new(path));
+    Ok(openat2(root, inside, open_flags(flags), Mode::empty(), ResolveFlags::IN_ROOT)?)
+}
+
+/// How an end is opened that is open with `flags`.
+pub(super) fn open_flags(flags: u32) -> OFlags {
+    let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::NONBLOCK | OFlags::APPEND);
+    kept | OFlags::NOCTTY | OFlags::CLOEXEC
+}
+
+/// Lets the other end be opened, and opens it for a session that it is to control.
+fn open_slave(master: &OwnedFd, number: u32, controls: bool) -> io::Result<Option<OwnedFd>> {
+    let given = terminal::read_master(master.as_fd())?.number;
+    if given != number {
+        return Err(io::Error::other(format!("it was given number {given} in place of {number}")));
+    }
+    terminal::unlock(master.as_fd())?;
+    if controls { terminal::open_peer(master.as_fd()).map(Some) } else { Ok(None) }
+}

@@ -1,0 +1,150 @@
+//! Messages with open files, or with their senders' credentials (sendmsg(2)): sent when all that may be on its way in a socket
+//! has been made, sockets among them. A socket that has one such message gets all of its messages then, in their order.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{MessageSender, OpenFile, SharedObjectKind, Socket, SocketMessage};
+
+use super::super::RestoreError;
+use super::super::file_descriptors::reopen_flags;
+use super::super::passed_objects::PassedObjects;
+use super::super::plan_layout::STEP_SOCKET;
+use super::open_files::OpenFileBuilder;
+use super::socket::{self, MSG_DONTWAIT_NOSIGNAL};
+use super::{abi, value};
+
+const SOL_SOCKET: u32 = 1;
+const SCM_RIGHTS: u32 = 1;
+const SCM_CREDENTIALS: u32 = 2;
+
+/// Bytes of `struct cmsghdr`, and what its data are aligned to.
+const CMSGHDR_BYTES: usize = 16;
+const CMSG_ALIGNMENT: usize = 8;
+
+/// Two ends that stand, and what is still to be sent between them.
+#[derive(Debug)]
+pub(super) struct DeferredPair<'a> {
+    /// For messages.
+    pub(super) index: u32,
+    /// The ends, by descriptors, each with the socket that it is; `None` for one that is closed when it has sent.
+    pub(super) ends: [(u32, Option<&'a Socket>); 2],
+}
+
+/// Whether a socket's messages must wait until all else is there.
+pub(super) fn has_ancillary_messages(socket: &Socket) -> bool {
+    socket.received_messages.iter().any(|message| !message.files.is_empty() || message.sender.is_some())
+}
+
+/// Opens what has a path and is on its way in a socket; what else there is, is made by others.
+pub(super) fn open_passed_files(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
+    let sockets = descriptor.open_files.iter().filter_map(|file| match file {
+        OpenFile::Socket(socket) => Some(socket),
+        _ => None,
+    });
+    let mut wanted: Vec<u32> =
+        sockets.flat_map(|socket| &socket.received_messages).flat_map(|one| &one.files).copied().collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    for index in wanted {
+        let (path, flags, offset) = match &descriptor.open_files[index as usize] {
+            OpenFile::Regular { path, flags, offset } | OpenFile::Directory { path, flags, offset } => {
+                (path, *flags, *offset)
+            }
+            OpenFile::Device { path, flags } => (path, *flags, 0),
+            OpenFile::MemFd { object, flags, offset } => match &descriptor.shared_objects[*object as usize].kind {
+                SharedObjectKind::PosixShm { path, .. } => (path, *flags, *offset),
+                _ => continue,
+            },
+            _ => continue,
+        };
+        bench.set_step(STEP_SOCKET, index);
+        let path = bench.syscalls.text_argument(path)?;
+        bench.syscalls.call_expecting(0, abi::OPEN, &[path, value(reopen_flags(flags)), value(0_u32)]);
+        if offset != 0 {
+            bench.syscalls.call_expecting(offset, abi::LSEEK, &[value(0_u32), value(offset), value(0_u32)]);
+        }
+        bench.store_open_file(0, index);
+    }
+    Ok(())
+}
+
+/// Sends what is still to be sent. Options come after it, as sizes of buffers are among them.
+pub(super) fn send_deferred(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    objects: &PassedObjects,
+    late: &[DeferredPair<'_>],
+) -> Result<(), RestoreError> {
+    for DeferredPair { index, ends: [one, other] } in late {
+        bench.set_step(STEP_SOCKET, *index);
+        for ((from, _), (_, to)) in [(other, one), (one, other)] {
+            let Some(to) = to else { continue };
+            socket::grow_send_buffer(bench.syscalls, *from, to)?;
+            to.received_messages.iter().try_for_each(|message| send_message(bench, objects, *from, message))?;
+        }
+        let known = || [one, other].into_iter().filter_map(|(fd, socket)| Some((*fd, (*socket)?)));
+        known().try_for_each(|(fd, socket)| socket::send_unread_byte(bench.syscalls, fd, socket))?;
+        known().for_each(|(fd, socket)| socket::shutdown_socket(bench.syscalls, fd, socket));
+        for (fd, socket) in [one, other] {
+            match socket {
+                Some(socket) => socket::set_options(bench.syscalls, *fd, socket, |_| true)?,
+                None => bench.syscalls.call_expecting(0, abi::CLOSE, &[value(*fd)]),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `struct msghdr`: no name; the bytes, in one piece; what comes along; no flags.
+fn send_message(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    objects: &PassedObjects,
+    from: u32,
+    message: &SocketMessage,
+) -> Result<(), RestoreError> {
+    let control = encode_control(bench, objects, message)?;
+    let writer = &mut *bench.syscalls.writer;
+    let (bytes, control_at) = (writer.write_bytes(&message.bytes)?, writer.write_bytes(&control)?);
+    let vector = writer.write_bytes(&encode_words(&[0, message.bytes.len() as u64]))?;
+    writer.add_relocation(vector, bytes);
+    let header = writer.write_bytes(&encode_words(&[0, 0, 0, 1, 0, control.len() as u64, 0]))?;
+    writer.add_relocation(header + 16, vector);
+    if !control.is_empty() {
+        writer.add_relocation(header + 32, control_at);
+    }
+    let arguments = [value(from), super::SyscallArgument::PlanOffset(header), value(MSG_DONTWAIT_NOSIGNAL)];
+    bench.syscalls.call_expecting(message.bytes.len() as u64, abi::SENDMSG, &arguments);
+    Ok(())
+}
+
+fn encode_words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// Descriptors and credentials, each behind a `struct cmsghdr`: length, level, type.
+fn encode_control(
+    bench: &OpenFileBuilder<'_, '_>,
+    objects: &PassedObjects,
+    message: &SocketMessage,
+) -> Result<Vec<u8>, RestoreError> {
+    let mut control = Vec::new();
+    let mut add = |kind: u32, data: &[u32]| {
+        let bytes = CMSGHDR_BYTES + size_of_val(data);
+        control.extend(encode_words(&[bytes as u64]));
+        [SOL_SOCKET, kind].iter().chain(data).for_each(|word| control.extend(word.to_ne_bytes()));
+        control.resize(control.len().next_multiple_of(CMSG_ALIGNMENT), 0);
+    };
+    if !message.files.is_empty() {
+        let place = |file: &u32| {
+            let own =
+                bench.slot_fd(*file).or_else(|| objects.slot_of_open_file(*file).map(|slot| bench.fd_base + slot));
+            own.ok_or(RestoreError::UnsupportedOpenFile { number: *file })
+        };
+        add(SCM_RIGHTS, &message.files.iter().map(place).collect::<Result<Vec<u32>, _>>()?);
+    }
+    if let Some(MessageSender { pid, uid, gid }) = message.sender {
+        add(SCM_CREDENTIALS, &[pid, uid, gid]);
+    }
+    Ok(control)
+}

@@ -1,0 +1,99 @@
+//! What the child holds by its files: locks, and who is told of their readiness.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::plan_layout::{STEP_FILE_OWNER, STEP_LOCK};
+use super::{SyscallArgument, SyscallBuilder, abi, value};
+
+/// Takes all locks again, of the child's own files. Where somebody else has one (the parent, of a path that is shared) the
+/// child does not start: it believes that it has it.
+pub(super) fn take_locks(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+    for lock in &descriptor.file_locks {
+        script.set_step(STEP_LOCK, lock.number);
+        let command = match lock.kind {
+            FileLockKind::Flock => {
+                script.call_expecting(0, abi::FLOCK, &[value(lock.number), value(flock_operation(lock))]);
+                continue;
+            }
+            FileLockKind::Lease => {
+                let reading = value(F_RDLCK as u32);
+                script.call_expecting(0, abi::FCNTL, &[value(lock.number), value(abi::F_SETLEASE), reading]);
+                continue;
+            }
+            FileLockKind::Posix => abi::F_SETLK,
+            FileLockKind::OpenFileDescription => abi::F_OFD_SETLK,
+        };
+        let range = script.words_argument(&encode_flock(lock))?;
+        script.call_expecting(0, abi::FCNTL, &[value(lock.number), value(command), range]);
+    }
+    Ok(())
+}
+
+/// F_RDLCK.
+const F_RDLCK: u64 = 0;
+
+fn flock_operation(lock: &FileLock) -> u32 {
+    const LOCK_SH: u32 = 1;
+    const LOCK_EX: u32 = 2;
+    const LOCK_NB: u32 = 4;
+    LOCK_NB | if lock.is_exclusive { LOCK_EX } else { LOCK_SH }
+}
+
+/// `struct flock`: type and whence (16 bits each), start, length, pid; counted from the file's start.
+fn encode_flock(lock: &FileLock) -> [u64; 4] {
+    const F_WRLCK: u64 = 1;
+    [if lock.is_exclusive { F_WRLCK } else { F_RDLCK }, lock.start, lock.bytes, 0]
+}
+
+/// Says who is told, and by which signal; only then that somebody is (O_ASYNC).
+pub(super) fn set_file_owners(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+    const F_OWNER_TID: u32 = 0;
+    const F_OWNER_PID: u32 = 1;
+    for owner in &descriptor.file_owners {
+        script.set_step(STEP_FILE_OWNER, owner.number);
+        let (kind, id) = if owner.tid == 0 { (F_OWNER_PID, descriptor.process.pid) } else { (F_OWNER_TID, owner.tid) };
+        let who = script.words_argument(&[u64::from(kind) | u64::from(id) << 32])?;
+        script.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETOWN_EX), who]);
+        let signal = [value(owner.number), value(abi::F_SETSIG), value(owner.signal)];
+        script.call_expecting(0, abi::FCNTL, &signal);
+        let flags =
+            OFlags::from_bits_retain(open_file_flags(descriptor, owner.number)) | OFlags::from_bits_retain(O_ASYNC);
+        script.call_expecting(
+            0,
+            abi::FCNTL,
+            &[value(owner.number), value(abi::F_SETFL), SyscallArgument::Value(flags.bits().into())],
+        );
+    }
+    Ok(())
+}
+
+/// A file tells of its readiness by a signal; rustix has no name for it.
+pub(in super::super) const O_ASYNC: u32 = 0o20_000;
+
+fn open_file_flags(descriptor: &Descriptor, number: u32) -> u32 {
+    let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == number);
+    match entry.and_then(|entry| descriptor.open_files.get(entry.open_file as usize)) {
+        Some(
+            OpenFile::Regular { flags, .. }
+            | OpenFile::Directory { flags, .. }
+            | OpenFile::DeletedDirectory { flags, .. }
+            | OpenFile::Device { flags, .. }
+            | OpenFile::Pipe { flags, .. }
+            | OpenFile::NamedPipe { flags, .. }
+            | OpenFile::EventFd { flags, .. }
+            | OpenFile::Epoll { flags, .. }
+            | OpenFile::MemFd { flags, .. }
+            | OpenFile::TimerFd { flags, .. }
+            | OpenFile::SignalFd { flags, .. }
+            | OpenFile::Inotify { flags, .. }
+            | OpenFile::PidFd { flags, .. }
+            | OpenFile::Terminal { flags, .. }
+            | OpenFile::CheckpointSocket { flags, .. },
+        ) => *flags,
+        Some(OpenFile::Socket(socket)) => socket.flags,
+        Some(OpenFile::StandardStream(_)) | None => 0,
+    }
+}

@@ -1,0 +1,46 @@
+//! inotify(7): watches with the numbers that the program knows.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::OpenFile;
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::plan_layout::STEP_INOTIFY;
+use super::open_files::OpenFileBuilder;
+use super::{abi, value};
+
+/// Says which number the next watch is to have; a kernel that can checkpoint lets one say. Without, they are numbered from 1 on.
+const INOTIFY_IOC_SETNEXTWD: u32 = 0x4004_4900;
+
+/// One that the daemon has not made, without watches.
+pub(super) fn create_inotify(bench: &mut OpenFileBuilder<'_, '_>, open_file: u32, flags: u32) {
+    let nonblocking = OFlags::NONBLOCK.bits();
+    bench.set_step(STEP_INOTIFY, open_file);
+    bench.syscalls.call_expecting(0, abi::INOTIFY_INIT1, &[value(flags & nonblocking | OFlags::CLOEXEC.bits())]);
+    bench.store_open_file(0, open_file);
+}
+
+/// Watches of all of them, which stand where they were put aside or at the descriptor that is `passed`. Behind all steps that make or remove files:
+/// a watch tells of what the program does, not of what the restorer did.
+pub(super) fn add_watches(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    passed: impl Fn(u32) -> Option<u32>,
+) -> Result<(), RestoreError> {
+    for (index, file) in (0..).zip(&descriptor.open_files) {
+        let OpenFile::Inotify { watches, .. } = file else { continue };
+        bench.set_step(STEP_INOTIFY, index);
+        let place = passed(index).or_else(|| bench.slot_fd(index));
+        let notify = value(place.ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?);
+        for watch in watches {
+            bench.syscalls.call_may_fail(abi::IOCTL, &[notify, value(INOTIFY_IOC_SETNEXTWD), value(watch.number)]);
+            let path = bench.syscalls.text_argument(&watch.path)?;
+            let added = [notify, path, value(watch.mask & !FS_EVENT_ON_CHILD)];
+            bench.syscalls.call_expecting(watch.number.into(), abi::INOTIFY_ADD_WATCH, &added);
+        }
+    }
+    Ok(())
+}
+
+/// FS_EVENT_ON_CHILD, which the kernel shows and does not take.
+const FS_EVENT_ON_CHILD: u32 = 0x0800_0000;

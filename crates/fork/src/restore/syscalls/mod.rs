@@ -1,0 +1,255 @@
+//! System calls that a child makes for itself, before its threads go on: what makes its timers, pipes with names, sockets
+//! and the like. The restorer carries the list out, one call after the other, without judging.
+//!
+//! ```text
+//!  before maps    shared memory that has a name; of a tree, the first process makes it before others attach it
+//!  before files   objects      each made as descriptor 0, as nothing is open yet, and put aside above all that the child
+//!                              will have; then placed like those that the daemon passes
+//!  behind paths   the process's own root: no process of the tree opens anything by a path any more
+//!  at last        timers, locks, who is told of what: with the child's own threads, files and credentials
+//! ```
+//!
+//! Nothing in a descriptor chooses a call: the numbers are all in [`number`], and values only come from outside.
+
+mod abi;
+mod accept_queue;
+mod ancillary_messages;
+mod append_only_files;
+mod deleted_directory;
+mod file_locks;
+mod inotify;
+mod named_pipe;
+mod open_files;
+mod process_settings;
+mod reuse_port;
+mod shared_memory;
+mod socket;
+mod socket_file;
+mod system_v_ipc;
+mod tcp_connection;
+mod terminal_settings;
+mod timers;
+mod unix_datagram;
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+use farfork_wire::Descriptor;
+
+use super::RestoreError;
+use super::passed_objects::PassedObjects;
+use super::plan_layout::{PASSED_RESERVED_COUNT, PlanCall, SYSCALL_ANY_RESULT, SYSCALL_MAY_FAIL, Span};
+use super::plan_writer::PlanWriter;
+use super::process_tree::TreePosition;
+
+use socket::SocketContext;
+pub(super) use socket::SocketOwner;
+
+pub(super) use file_locks::O_ASYNC;
+pub(super) use shared_memory::is_mapped_by_shmat;
+
+/// The calls of a plan.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SyscallLists {
+    pub(super) before_mappings: Span,
+    pub(super) before_files: Span,
+    pub(super) after_paths: Span,
+    pub(super) before_start: Span,
+}
+
+/// The parts of an address space that calls change.
+pub(super) struct PatchedMemory<'a> {
+    /// Where a bridge's vdso stands.
+    pub(super) vdso_range: Option<Range<u64>>,
+    /// First addresses of private mappings of files.
+    pub(super) overlaid_mappings: &'a BTreeSet<u64>,
+}
+
+/// Where objects that the child makes stand, in the same count as those that are passed to it.
+#[derive(Debug)]
+pub(super) struct CreatedFiles {
+    slots: HashMap<u32, u32>,
+    /// Slots up to here are taken, also by what must only stay open until the child runs.
+    next_slot: u32,
+}
+
+impl CreatedFiles {
+    /// Where the objects stand that a process has made, by their open files.
+    pub(super) fn slots(&self) -> &HashMap<u32, u32> {
+        &self.slots
+    }
+
+    /// The first slot that nothing has.
+    pub(super) fn next_slot(&self) -> u32 {
+        self.next_slot
+    }
+
+    /// Where the object of an open file stands; `None` for what is not made by calls.
+    pub(super) fn slot_of_open_file(&self, index: u32) -> Option<u32> {
+        self.slots.get(&index).copied()
+    }
+}
+
+impl SyscallLists {
+    /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
+    /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says. `vdso` is where
+    /// a bridge stands, `overlaid` what has pages of its own over those of a file; `is_copy`: it is forked from a zygote; `untrusted`: it can write nothing of /proc; `has_users`: of its
+    /// own, in a user namespace that it enters behind the calls before files.
+    pub(super) fn compile(
+        descriptor: &Descriptor,
+        (objects, fd_base): (&PassedObjects, u32),
+        owner: Option<SocketOwner<'_>>,
+        (is_first, memory, is_copy, (untrusted, has_users)): (bool, PatchedMemory<'_>, bool, (bool, bool)),
+        place: &TreePosition<'_>,
+        writer: &mut PlanWriter,
+    ) -> Result<(Self, CreatedFiles), RestoreError> {
+        let passed = PASSED_RESERVED_COUNT + objects.count() as u32;
+        let mut script = SyscallBuilder::new(writer);
+        process_settings::disable_huge_pages(descriptor, &mut script);
+        if is_first {
+            shared_memory::create_shared_memory(descriptor, (objects, fd_base), place, &mut script)?;
+        } else if place.process_index > 0 {
+            shared_memory::attach_segments(descriptor, place, &mut script);
+        }
+        let before_maps = script.finish()?;
+        let PatchedMemory { vdso_range: vdso, overlaid_mappings: overlaid } = memory;
+        let mut script = SyscallBuilder::new(writer);
+        if let Some(place) = vdso {
+            shared_memory::protect_vdso_code(&place, &mut script);
+        }
+        shared_memory::write_private_pages((objects, fd_base), place, overlaid, &mut script);
+        if is_first {
+            shared_memory::add_deferred_seals(descriptor, (objects, fd_base), &mut script);
+            shared_memory::set_times(descriptor, (objects, fd_base), &mut script)?;
+        }
+        // Whoever has its descriptors from another lets that one open files.
+        if place.fd_table_owner() == place.process_index {
+            process_settings::set_oom_scores(descriptor, place, is_copy, &mut script)?;
+        }
+        deleted_directory::enter_deleted_directory(descriptor, &mut script)?;
+        let made = match is_first {
+            true => {
+                system_v_ipc::create_ipc_objects(descriptor, &mut script)?;
+                open_files::create_open_files(
+                    descriptor,
+                    fd_base,
+                    passed,
+                    SocketContext { objects, owner },
+                    &mut script,
+                )?
+            }
+            false => CreatedFiles { slots: HashMap::new(), next_slot: passed },
+        };
+        if is_first && untrusted {
+            process_settings::make_proc_read_only(&mut script)?;
+        }
+        if has_users {
+            process_settings::raise_scheduling_limits(descriptor, &mut script)?;
+        }
+        let before_files = script.finish()?;
+        let mut script = SyscallBuilder::new(writer);
+        process_settings::enter_root(descriptor, &mut script)?;
+        let behind_paths = script.finish()?;
+        let mut script = SyscallBuilder::new(writer);
+        append_only_files::truncate_append_only_files(descriptor, objects, place, &mut script);
+        file_locks::take_locks(descriptor, &mut script)?;
+        file_locks::set_file_owners(descriptor, &mut script)?;
+        process_settings::register_membarriers(descriptor, &mut script);
+        process_settings::set_cpu_affinity(descriptor, &mut script)?;
+        timers::create_timers(descriptor, &mut script)?;
+        terminal_settings::set_foreground_group(
+            place.tree_descriptor(),
+            (objects, fd_base),
+            descriptor.process.pid,
+            &mut script,
+        )?;
+        Ok((
+            Self {
+                before_mappings: before_maps,
+                before_files,
+                after_paths: behind_paths,
+                before_start: script.finish()?,
+            },
+            made,
+        ))
+    }
+}
+
+/// An argument of a call.
+#[derive(Debug, Clone, Copy)]
+enum SyscallArgument {
+    Value(u64),
+    /// What stands at this offset of the plan.
+    PlanOffset(u32),
+}
+
+/// The calls of one moment, in the making.
+#[derive(Debug)]
+struct SyscallBuilder<'a> {
+    writer: &'a mut PlanWriter,
+    syscalls: Vec<PlanCall>,
+    /// For messages: what they are about.
+    step_and_object: (u32, u32),
+}
+
+impl<'a> SyscallBuilder<'a> {
+    fn new(writer: &'a mut PlanWriter) -> Self {
+        Self { writer, syscalls: Vec::new(), step_and_object: (0, 0) }
+    }
+
+    /// What the calls from here on are about: a step, and the number of its object.
+    fn set_step(&mut self, step: u32, object: u32) {
+        self.step_and_object = (step, object);
+    }
+
+    /// A call that must give `expected`.
+    fn call_expecting(&mut self, expected: u64, number: u32, arguments: &[SyscallArgument]) {
+        let (step, object) = self.step_and_object;
+        let mut row = PlanCall { arguments: [0; 6], expected, number, pointers: 0, step, object };
+        for (index, argument) in arguments.iter().enumerate() {
+            row.arguments[index] = match *argument {
+                SyscallArgument::Value(value) => value,
+                SyscallArgument::PlanOffset(offset) => {
+                    row.pointers |= 1 << index;
+                    u64::from(offset)
+                }
+            };
+        }
+        self.syscalls.push(row);
+    }
+
+    /// A call that must succeed.
+    fn call(&mut self, number: u32, arguments: &[SyscallArgument]) {
+        self.call_expecting(SYSCALL_ANY_RESULT, number, arguments);
+    }
+
+    /// A call whose failure changes nothing.
+    fn call_may_fail(&mut self, number: u32, arguments: &[SyscallArgument]) {
+        self.call_expecting(SYSCALL_MAY_FAIL, number, arguments);
+    }
+
+    /// A text for a call to point to.
+    fn text_argument(&mut self, text: &str) -> Result<SyscallArgument, RestoreError> {
+        Ok(SyscallArgument::PlanOffset(self.writer.write_text(text)?))
+    }
+
+    /// Bytes for a call to point to.
+    fn bytes_argument(&mut self, bytes: &[u8]) -> Result<SyscallArgument, RestoreError> {
+        Ok(SyscallArgument::PlanOffset(self.writer.write_bytes(bytes)?))
+    }
+
+    /// Words for a call to point to.
+    fn words_argument(&mut self, words: &[u64]) -> Result<SyscallArgument, RestoreError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.bytes_argument(&bytes)
+    }
+
+    fn finish(self) -> Result<Span, RestoreError> {
+        self.writer.write_table(&self.syscalls)
+    }
+}
+
+/// For short lists of arguments.
+fn value(value: impl Into<u64>) -> SyscallArgument {
+    SyscallArgument::Value(value.into())
+}

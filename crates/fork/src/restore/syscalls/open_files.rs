@@ -1,0 +1,171 @@
+//! Open files that a child makes itself, because they tell of it, or live in its own namespaces.
+
+use std::collections::HashMap;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, TimerSpec};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::plan_layout::{STEP_PIDFD, STEP_SIGNAL_FD, STEP_TIMER_FD};
+use super::super::report::realtime_ns;
+use super::socket::{self, SocketContext};
+use super::timers::encode_itimerspec;
+use super::{
+    CreatedFiles, SyscallArgument, SyscallBuilder, abi, ancillary_messages, deleted_directory, inotify, named_pipe,
+    terminal_settings, value,
+};
+
+/// Makes objects and puts them aside.
+#[derive(Debug)]
+pub(super) struct OpenFileBuilder<'s, 'w> {
+    pub(super) syscalls: &'s mut SyscallBuilder<'w>,
+    pub(super) fd_base: u32,
+    next_slot: u32,
+    slots: HashMap<u32, u32>,
+    /// Of each open file the first descriptor that leads to it.
+    first_fds: HashMap<u32, u32>,
+}
+
+impl OpenFileBuilder<'_, '_> {
+    /// The first descriptor that leads to an open file: what a message names.
+    pub(super) fn first_fd(&self, open_file: u32) -> u32 {
+        self.first_fds.get(&open_file).copied().unwrap_or(0)
+    }
+
+    /// The calls that follow are a step of making an open file.
+    pub(super) fn set_step(&mut self, step: u32, open_file: u32) {
+        self.syscalls.set_step(step, self.first_fd(open_file));
+    }
+
+    /// The descriptor under which an open file's object was put aside.
+    pub(super) fn slot_fd(&self, open_file: u32) -> Option<u32> {
+        self.slots.get(&open_file).map(|slot| self.fd_base + slot)
+    }
+
+    /// Puts descriptor `from` aside as the object of an open file, and closes it.
+    pub(super) fn store_open_file(&mut self, from: u32, open_file: u32) {
+        self.slots.insert(open_file, self.next_slot);
+        self.store_descriptor(from);
+    }
+
+    /// Where the next object will be put aside.
+    pub(super) fn next_slot_fd(&self) -> u32 {
+        self.fd_base + self.next_slot
+    }
+
+    /// Keeps descriptor `from` open until the child runs, out of the way. Gives where.
+    pub(super) fn store_descriptor(&mut self, from: u32) -> u32 {
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        let place = u64::from(self.fd_base) + u64::from(slot);
+        let close_on_exec = OFlags::CLOEXEC.bits();
+        self.syscalls.call_expecting(place, abi::DUP3, &[value(from), value(place), value(close_on_exec)]);
+        self.syscalls.call_expecting(0, abi::CLOSE, &[value(from)]);
+        self.fd_base + slot
+    }
+}
+
+/// Makes all of them, in the order of the open files.
+pub(super) fn create_open_files(
+    descriptor: &Descriptor,
+    fd_base: u32,
+    passed: u32,
+    around: SocketContext<'_>,
+    script: &mut SyscallBuilder<'_>,
+) -> Result<CreatedFiles, RestoreError> {
+    let mut numbers = HashMap::with_capacity(descriptor.open_files.len());
+    for entry in &descriptor.file_descriptors {
+        numbers.entry(entry.open_file).or_insert(entry.number);
+    }
+    let passed_at = |index| around.objects.slot_of_open_file(index).map(|slot| fd_base + slot);
+    let mut bench =
+        OpenFileBuilder { syscalls: script, fd_base, next_slot: passed, slots: HashMap::new(), first_fds: numbers };
+    for (index, file) in descriptor.open_files.iter().enumerate() {
+        let index = index as u32;
+        let number = bench.first_fd(index);
+        match file {
+            OpenFile::TimerFd { clock, flags, ticks, time, is_cancelled_by_clock } => {
+                bench.set_step(STEP_TIMER_FD, index);
+                bench.syscalls.call_expecting(0, abi::TIMERFD_CREATE, &[value(*clock), value(creation_flags(*flags))]);
+                set_timerfd(bench.syscalls, *time, *is_cancelled_by_clock)?;
+                set_timerfd_ticks(bench.syscalls, *ticks)?;
+                bench.store_open_file(0, index);
+            }
+            OpenFile::DeletedDirectory { status, flags } => {
+                deleted_directory::open_deleted_directory(&mut bench, (index, number), *status, *flags)?;
+            }
+            OpenFile::SignalFd { mask, flags } => {
+                const SIGNAL_SET_BYTES: u32 = 8;
+                bench.set_step(STEP_SIGNAL_FD, index);
+                let mask = bench.syscalls.words_argument(&[*mask])?;
+                let arguments =
+                    [SyscallArgument::Value(u64::MAX), mask, value(SIGNAL_SET_BYTES), value(creation_flags(*flags))];
+                bench.syscalls.call_expecting(0, abi::SIGNALFD4, &arguments);
+                bench.store_open_file(0, index);
+            }
+            OpenFile::PidFd { pid, flags } => {
+                bench.set_step(STEP_PIDFD, index);
+                let arguments = [value(*pid), value(nonblocking_flag(*flags))];
+                bench.syscalls.call_expecting(0, abi::PIDFD_OPEN, &arguments);
+                bench.store_open_file(0, index);
+            }
+            OpenFile::Inotify { flags, .. } if passed_at(index).is_none() => {
+                inotify::create_inotify(&mut bench, index, *flags);
+            }
+            OpenFile::NamedPipe { path, .. } if !bench.slots.contains_key(&index) => {
+                named_pipe::create_named_pipe(&mut bench, descriptor, path)?;
+            }
+            _ => {}
+        }
+    }
+    ancillary_messages::open_passed_files(&mut bench, descriptor)?;
+    terminal_settings::configure_terminals(&mut bench, descriptor, around.objects)?;
+    socket::create_sockets(&mut bench, descriptor, around)?;
+    inotify::add_watches(&mut bench, descriptor, passed_at)?;
+    Ok(CreatedFiles { slots: bench.slots, next_slot: bench.next_slot })
+}
+
+fn nonblocking_flag(flags: u32) -> u32 {
+    (OFlags::from_bits_retain(flags) & OFlags::NONBLOCK).bits()
+}
+
+/// The flags that calls which make a descriptor take.
+fn creation_flags(flags: u32) -> u32 {
+    nonblocking_flag(flags) | OFlags::CLOEXEC.bits()
+}
+
+/// Descriptor 0, with the time that is left. One that whoever sets the wall clock cancels is set to the time of day that this will
+/// be, and is cancelled so when it is disarmed, too.
+fn set_timerfd(
+    script: &mut SyscallBuilder<'_>,
+    time: TimerSpec,
+    is_cancelled_by_clock: bool,
+) -> Result<(), RestoreError> {
+    /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET.
+    const TFD_CANCEL_ON_SET_FLAGS: u32 = 1 | 2;
+    let is_armed = time != TimerSpec::default();
+    let (flags, time) = match (is_cancelled_by_clock, is_armed) {
+        (false, false) => return Ok(()),
+        (false, true) => (0, encode_itimerspec(time)),
+        (true, false) => (TFD_CANCEL_ON_SET_FLAGS, [0; 4]),
+        (true, true) => (
+            TFD_CANCEL_ON_SET_FLAGS,
+            encode_itimerspec(TimerSpec { remaining_ns: realtime_ns().saturating_add(time.remaining_ns), ..time }),
+        ),
+    };
+    let time = script.words_argument(&time)?;
+    script.call_expecting(0, abi::TIMERFD_SETTIME, &[value(0_u32), value(flags), time, value(0_u32)]);
+    Ok(())
+}
+
+/// Expirations of descriptor 0 that nobody has read.
+fn set_timerfd_ticks(script: &mut SyscallBuilder<'_>, ticks: u64) -> Result<(), RestoreError> {
+    /// `_IOW('T', 0, u64)`; needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
+    const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
+    if ticks > 0 {
+        let ticks = script.words_argument(&[ticks])?;
+        script.call_expecting(0, abi::IOCTL, &[value(0_u32), SyscallArgument::Value(TFD_IOC_SET_TICKS), ticks]);
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Listening sockets that came by one port together (SO_REUSEPORT) and have the option no more: each has it while all of them are made.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
+
+use super::super::RestoreError;
+use super::super::plan_layout::STEP_SOCKET;
+use super::open_files::OpenFileBuilder;
+use super::{SyscallBuilder, abi, value};
+
+const SOL_SOCKET: u32 = 1;
+const SO_REUSEPORT: u32 = 15;
+
+/// Whether a listening socket needs the option to be bound, and does not have it.
+pub(super) fn needs_reuse_port(descriptor: &Descriptor, (index, socket): (u32, &Socket)) -> bool {
+    let has_option = socket.options.iter().any(|option| (option.level, option.name) == (SOL_SOCKET, SO_REUSEPORT));
+    let Some(port) = socket.internet_bind_address().map(|address| address.port()).filter(|_| !has_option) else {
+        return false;
+    };
+    listening_sockets(descriptor).any(|(other, socket)| {
+        other != index && socket.internet_bind_address().is_some_and(|address| address.port() == port)
+    })
+}
+
+/// Of descriptor `fd`.
+pub(super) fn set_reuse_port(script: &mut SyscallBuilder<'_>, fd: u32, is_on: bool) -> Result<(), RestoreError> {
+    let word = script.bytes_argument(&u32::from(is_on).to_ne_bytes())?;
+    let set = [value(fd), value(SOL_SOCKET), value(SO_REUSEPORT), word, value(4_u32)];
+    script.call_expecting(0, abi::SETSOCKOPT, &set);
+    Ok(())
+}
+
+/// All are bound.
+pub(super) fn clear_reuse_port(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
+    for (index, socket) in listening_sockets(descriptor) {
+        if needs_reuse_port(descriptor, (index, socket)) {
+            bench.set_step(STEP_SOCKET, index);
+            let place =
+                bench.slot_fd(index).ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?;
+            set_reuse_port(bench.syscalls, place, false)?;
+        }
+    }
+    Ok(())
+}
+
+fn listening_sockets(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket)> {
+    descriptor.open_files.iter().zip(0..).filter_map(|(file, index)| match file {
+        OpenFile::Socket(socket) if matches!(socket.state, SocketState::Listening { .. }) => Some((index, socket)),
+        _ => None,
+    })
+}

@@ -1,0 +1,240 @@
+//! Shared memory that has a name: POSIX shared memory, which is a file, and System V segments.
+//!
+//! Both are filled from a memfd that the daemon passes, before anything is mapped.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use farfork_wire::descriptor::{Backing, FileStatus, FileTimes, Mapping, SharedObjectKind};
+use farfork_wire::{Descriptor, PAGE_SIZE};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::passed_objects::{PassedObjects, is_deferred_seal};
+use super::super::plan_layout::{STEP_SHARED_MEMORY, STEP_VDSO_BRIDGE, STEP_WRITTEN_PAGES};
+use super::super::process_tree::TreePosition;
+use super::{SyscallBuilder, abi, value};
+
+/// Most bytes of one call that copies: the kernel's MAX_RW_COUNT.
+const COPY_BYTES_MAX: u64 = 0x7fff_f000;
+
+/// The calls for all of it; `fd_base` is where passed descriptors begin. It is made by the first process of a tree.
+pub(super) fn create_shared_memory(
+    descriptor: &Descriptor,
+    (objects, fd_base): (&PassedObjects, u32),
+    place: &TreePosition<'_>,
+    script: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        script.set_step(STEP_SHARED_MEMORY, index as u32);
+        let source = (fd_base + objects.slot_of_shared_object(index as u32), object.bytes);
+        match &object.kind {
+            SharedObjectKind::Anonymous | SharedObjectKind::MemFd(_) | SharedObjectKind::DeletedFile(_) => {}
+            SharedObjectKind::PosixShm { path, status } => {
+                if objects.is_private_path(path) {
+                    fill_shared_file(source, (path, *status, object.times), script)?;
+                }
+            }
+            SharedObjectKind::SystemV { key, id, status, .. } => {
+                let attached = segment_mappings(descriptor, index as u32);
+                create_segment(source, (*key, *id, *status), &attached, script)?;
+            }
+        }
+    }
+    attach_segments(descriptor, place, script);
+    Ok(())
+}
+
+/// Attaches the segments that a process has, where the first has made them. One that goes with the last who has it is removed as
+/// soon as somebody has: others can still attach it.
+pub(super) fn attach_segments(descriptor: &Descriptor, place: &TreePosition<'_>, script: &mut SyscallBuilder<'_>) {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        let SharedObjectKind::SystemV { id, is_removed, .. } = object.kind else { continue };
+        script.set_step(STEP_SHARED_MEMORY, index as u32);
+        for mapping in segment_mappings(descriptor, index as u32) {
+            let at = value(mapping.start);
+            script.call_expecting(mapping.start, abi::SHMAT, &[value(id), at, value(shmat_flags(mapping))]);
+            let length = (mapping.end - mapping.start).next_multiple_of(PAGE_SIZE);
+            let protect = [at, value(length), value(u32::from(mapping.protection))];
+            script.call_expecting(0, abi::MPROTECT, &protect);
+        }
+        if is_removed && place.is_first_to_attach(index as u32) {
+            script.call_expecting(0, abi::SHMCTL, &[value(id), value(IPC_RMID), value(0_u32)]);
+        }
+    }
+}
+
+/// Pages that a process has written through private mappings of files, over those of the files. Nobody else sees them: a page is copied as it is
+/// written.
+pub(super) fn write_private_pages(
+    (objects, fd_base): (&PassedObjects, u32),
+    place: &TreePosition<'_>,
+    overlaid: &BTreeSet<u64>,
+    script: &mut SyscallBuilder<'_>,
+) {
+    const PROT_READ_WRITE: u8 = 3;
+    let Some((passed, runs)) = objects.written_pages(place.process_index) else { return };
+    script.set_step(STEP_WRITTEN_PAGES, 0);
+    let source = fd_base + passed;
+    for run in runs.filter(|run| overlaid.contains(&run.mapping.0)) {
+        let (start, end) = run.mapping;
+        // All of a mapping: the kernel counts what may be written once, and parts that are counted otherwise stay parts.
+        let protect = [PROT_READ_WRITE, run.protection].map(|protection| [start, end - start, protection.into()]);
+        let is_writable = run.protection & PROT_READ_WRITE == PROT_READ_WRITE;
+        if !is_writable {
+            script.call_expecting(0, abi::MPROTECT, &protect[0].map(value));
+        }
+        for offset in (0..run.bytes).step_by(COPY_BYTES_MAX as usize) {
+            let length = (run.bytes - offset).min(COPY_BYTES_MAX);
+            let read = [value(source), value(run.address + offset), value(length), value(run.file_offset + offset)];
+            script.call_expecting(length, abi::PREAD64, &read);
+        }
+        if !is_writable {
+            script.call_expecting(0, abi::MPROTECT, &protect[1].map(value));
+        }
+    }
+}
+
+/// What has been written is code from now on.
+pub(super) fn protect_vdso_code(place: &Range<u64>, script: &mut SyscallBuilder<'_>) {
+    const PROT_READ_EXEC: u32 = 5;
+    script.set_step(STEP_VDSO_BRIDGE, 0);
+    script.call_expecting(
+        0,
+        abi::MPROTECT,
+        &[value(place.start), value(place.end - place.start), value(PROT_READ_EXEC)],
+    );
+}
+
+/// Seals that only what is mapped by then may break.
+pub(super) fn add_deferred_seals(
+    descriptor: &Descriptor,
+    (objects, fd_base): (&PassedObjects, u32),
+    script: &mut SyscallBuilder<'_>,
+) {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        if let Some(seals) = object.seals.filter(|seals| is_deferred_seal(*seals)) {
+            script.set_step(STEP_SHARED_MEMORY, index as u32);
+            let memfd = fd_base + objects.slot_of_shared_object(index as u32);
+            script.call_expecting(0, abi::FCNTL, &[value(memfd), value(abi::F_ADD_SEALS), value(seals)]);
+        }
+    }
+}
+
+/// The file may be there, as the node's own: in the child's layer it is another.
+fn fill_shared_file(
+    (source, bytes): (u32, u64),
+    (path, status, times): (&str, FileStatus, FileTimes),
+    script: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
+    let path = script.text_argument(path)?;
+    let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW).bits();
+    script.call_expecting(0, abi::OPEN, &[path, value(flags), value(status.mode)]);
+    script.call_expecting(0, abi::FCHMOD, &[value(0_u32), value(status.mode)]);
+    script.call_expecting(0, abi::FCHOWN, &[value(0_u32), value(status.uid), value(status.gid)]);
+    for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
+        let (from, length) = (script.words_argument(&[offset])?, (bytes - offset).min(COPY_BYTES_MAX));
+        script.call_expecting(length, abi::SENDFILE, &[value(0_u32), value(source), from, value(length)]);
+    }
+    set_file_times(0, times, script)?;
+    script.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+    Ok(())
+}
+
+/// Behind all that changes them: to map a file is to access it.
+pub(super) fn set_times(
+    descriptor: &Descriptor,
+    (objects, fd_base): (&PassedObjects, u32),
+    script: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        if matches!(object.kind, SharedObjectKind::MemFd(_) | SharedObjectKind::DeletedFile(_)) {
+            script.set_step(STEP_SHARED_MEMORY, index as u32);
+            set_file_times(fd_base + objects.slot_of_shared_object(index as u32), object.times, script)?;
+        }
+    }
+    Ok(())
+}
+
+/// utimensat(2), of st_atime and st_mtime; the kernel has the third, st_ctime, by itself.
+fn set_file_times(file: u32, times: FileTimes, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+    const NS_PER_SECOND: i64 = 1_000_000_000;
+    let words =
+        [times.accessed_ns, times.modified_ns].map(|ns| [ns.div_euclid(NS_PER_SECOND), ns.rem_euclid(NS_PER_SECOND)]);
+    let times = script.words_argument(&words.concat().into_iter().map(i64::cast_unsigned).collect::<Vec<u64>>())?;
+    script.call_expecting(0, abi::UTIMENSAT, &[value(file), value(0_u32), times, value(0_u32)]);
+    Ok(())
+}
+
+/// Where a segment is attached.
+fn segment_mappings(descriptor: &Descriptor, object: u32) -> Vec<&Mapping> {
+    let is_it =
+        |mapping: &&Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
+    descriptor.mappings.iter().filter(is_it).collect()
+}
+
+pub(super) const IPC_CREAT: u32 = 0o1000;
+pub(super) const IPC_EXCL: u32 = 0o2000;
+const IPC_RMID: u32 = 0;
+pub(super) const IPC_SET: u32 = 1;
+
+/// Where a segment is attached to be filled that the child has not attached: while nothing of the child's is mapped yet, and far
+/// above the restorer's region. Were something there, the call would fail.
+const SEGMENT_FILL_ADDRESS: u64 = 0x4000_0000_0000;
+
+fn create_segment(
+    (source, bytes): (u32, u64),
+    (key, id, status): (u32, u32, FileStatus),
+    attached: &[&Mapping],
+    script: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
+    set_next_ipc_id("/proc/sys/kernel/shm_next_id", id, script)?;
+    let flags = status.mode | IPC_CREAT | IPC_EXCL;
+    script.call_expecting(id.into(), abi::SHMGET, &[value(key), value(bytes), value(flags)]);
+    let owner = script.words_argument(&encode_shmid_ds(key, status))?;
+    script.call_expecting(0, abi::SHMCTL, &[value(id), value(IPC_SET), owner]);
+    if bytes > 0 {
+        let place = attached.first().map_or(SEGMENT_FILL_ADDRESS, |first| first.start);
+        script.call_expecting(place, abi::SHMAT, &[value(id), value(place), value(0_u32)]);
+        for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
+            let length = (bytes - offset).min(COPY_BYTES_MAX);
+            let read = [value(source), value(place + offset), value(length), value(offset)];
+            script.call_expecting(length, abi::PREAD64, &read);
+        }
+        script.call_expecting(0, abi::SHMDT, &[value(place)]);
+    }
+    Ok(())
+}
+
+fn shmat_flags(mapping: &Mapping) -> u32 {
+    const SHM_RDONLY: u32 = 0o10_000;
+    const SHM_EXEC: u32 = 0o100_000;
+    const PROT_WRITE: u8 = 2;
+    const PROT_EXEC: u8 = 4;
+    let has = |bit: u8, flag: u32| if mapping.protection & bit != 0 { flag } else { 0 };
+    (SHM_RDONLY ^ has(PROT_WRITE, SHM_RDONLY)) | has(PROT_EXEC, SHM_EXEC)
+}
+
+/// The number that the namespace gives next; a kernel that can checkpoint lets one say.
+pub(super) fn set_next_ipc_id(file: &str, id: u32, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+    let (path, text) = (script.text_argument(file)?, id.to_string());
+    let (bytes, length) = (script.bytes_argument(text.as_bytes())?, text.len() as u64);
+    script.call_expecting(0, abi::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
+    script.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
+    script.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+    Ok(())
+}
+
+/// `struct shmid64_ds` as far as IPC_SET reads it: key, uid, gid, two creators, mode (32 bits each); 112 bytes in all.
+fn encode_shmid_ds(key: u32, status: FileStatus) -> [u64; 14] {
+    let mut words = [0; 14];
+    words[0] = u64::from(key) | u64::from(status.uid) << 32;
+    words[1] = status.gid.into();
+    words[2] = u64::from(status.mode) << 32;
+    words
+}
+
+/// Whether a passed object is mapped by a call of these, and by nothing else.
+pub(in super::super) fn is_mapped_by_shmat(kind: &SharedObjectKind) -> bool {
+    matches!(kind, SharedObjectKind::SystemV { .. })
+}

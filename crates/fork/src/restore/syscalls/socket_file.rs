@@ -1,0 +1,93 @@
+//! Files of Unix sockets. bind(2) makes each where the socket's name says, which getsockname(2) then tells; from there it is
+//! renamed to where it was when the process was captured, as by the program. Something else may have its first name by now.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, Socket, SocketFile, SocketState};
+
+use super::super::RestoreError;
+use super::super::passed_objects::PassedObjects;
+use super::super::plan_layout::STEP_SOCKET;
+use super::open_files::OpenFileBuilder;
+use super::{SyscallArgument, SyscallBuilder, abi, value};
+
+/// AT_FDCWD.
+const AT_FDCWD: SyscallArgument = SyscallArgument::Value((-100_i32).cast_unsigned() as u64);
+const RENAME_NOREPLACE: SyscallArgument = SyscallArgument::Value(1);
+
+/// Binds descriptor 0, the socket of open file `index`, by the arguments `bound`.
+pub(super) fn bind_socket_file(
+    script: &mut SyscallBuilder<'_>,
+    (index, path, file): (u32, &[u8], &SocketFile),
+    bound: &[SyscallArgument],
+    objects: &PassedObjects,
+) -> Result<(), RestoreError> {
+    let name = str::from_utf8(path).map_err(|error| RestoreError::InvalidPath { path: error.to_string() })?;
+    let place = current_path(index, name, file);
+    for path in [name, &place] {
+        if !path.starts_with('/') || !objects.is_private_path(path) {
+            return Err(RestoreError::SharedSocketPath { path: path.to_owned() });
+        }
+    }
+    let (at, to) = (script.text_argument(name)?, script.text_argument(&place)?);
+    if place == name {
+        // As the parent's; in the child's layer it is another.
+        script.call_may_fail(abi::UNLINK, &[at]);
+        script.call_expecting(0, abi::BIND, bound);
+    } else {
+        let aside = script.text_argument(&sibling_path(name, "aside"))?;
+        script.call_may_fail(abi::RENAME, &[at, aside]);
+        script.call_expecting(0, abi::BIND, bound);
+        script.call_expecting(0, abi::RENAME, &[at, to]);
+        // Where the two are one place by way of a link, the new one has it.
+        script.call_may_fail(abi::RENAMEAT2, &[AT_FDCWD, aside, AT_FDCWD, at, RENAME_NOREPLACE]);
+        script.call_may_fail(abi::UNLINK, &[aside]);
+    }
+    script.call_expecting(0, abi::CHOWN, &[to, value(file.status.uid), value(file.status.gid)]);
+    script.call_expecting(0, abi::CHMOD, &[to, value(file.status.mode)]);
+    Ok(())
+}
+
+/// Where a socket of this kind and address is reached, while sockets are made: by its file, wherever that is.
+pub(super) fn resolve_socket_address(descriptor: &Descriptor, kind: u32, address: &[u8]) -> Vec<u8> {
+    let is_it = |socket: &Socket| socket.kind == kind && socket.bind_address() == address;
+    let found = || socket_files(descriptor).filter(|(_, socket, ..)| is_it(socket));
+    let listens = |socket: &Socket| matches!(socket.state, SocketState::Listening { .. });
+    let Some((index, _, name, file)) = found().find(|(_, socket, ..)| listens(socket)).or_else(|| found().next())
+    else {
+        return address.to_vec();
+    };
+    let place = current_path(index, &String::from_utf8_lossy(name), file);
+    if place.as_bytes() == name { address.to_vec() } else { [&address[..2], place.as_bytes()].concat() }
+}
+
+/// Takes files away that the parent had removed, when all that goes through them is connected.
+pub(super) fn remove_unlinked_files(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
+    for (index, _, name, file) in socket_files(descriptor).filter(|(.., file)| file.path.is_none()) {
+        bench.set_step(STEP_SOCKET, index);
+        let place = bench.syscalls.text_argument(&current_path(index, &String::from_utf8_lossy(name), file))?;
+        bench.syscalls.call_expecting(0, abi::UNLINK, &[place]);
+    }
+    Ok(())
+}
+
+/// Sockets that have files: by which open file, with what name, and with which.
+fn socket_files(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket, &[u8], &SocketFile)> {
+    descriptor.open_files.iter().zip(0..).filter_map(|(file, index)| match file {
+        OpenFile::Socket(socket) => Some((index, socket, socket.bind_path()?, socket.file.as_ref()?)),
+        _ => None,
+    })
+}
+
+/// Where a file stands while sockets are made: where it was, or out of everybody's way if it was removed.
+fn current_path(index: u32, name: &str, file: &SocketFile) -> String {
+    file.path.clone().unwrap_or_else(|| sibling_path(name, &index.to_string()))
+}
+
+/// In the same directory, so that it can be renamed.
+fn sibling_path(name: &str, what: &str) -> String {
+    let directory = name.rsplit_once('/').map_or("", |(directory, _)| directory);
+    format!("{directory}/.farfork-{what}")
+}

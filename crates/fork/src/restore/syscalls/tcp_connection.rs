@@ -1,0 +1,253 @@
+//! TCP connections whose two ends the child has: each end is told that it is connected (TCP_REPAIR, tcp(7)), without a word
+//! on the network. No listening socket is needed, and nobody else can come between.
+
+use std::collections::HashSet;
+use std::io;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, Socket, SocketOption, SocketState, parse_internet_address};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::plan_layout::STEP_SOCKET;
+use super::open_files::OpenFileBuilder;
+use super::socket::{TCP_MAXSEG, loopback_address, send_received, set_nonblocking, set_options, shutdown_socket};
+use super::{SyscallBuilder, abi, value};
+
+const AF_INET6: u32 = 10;
+const IPPROTO_TCP: u32 = 6;
+const SOL_SOCKET: u32 = 1;
+const SO_RCVBUFFORCE: u32 = 33;
+const SO_BUF_LOCK: u32 = 72;
+const TCP_REPAIR: u32 = 19;
+const TCP_REPAIR_QUEUE: u32 = 20;
+const TCP_QUEUE_SEQ: u32 = 21;
+const TCP_REPAIR_OPTIONS: u32 = 22;
+const TCP_REPAIR_WINDOW: u32 = 29;
+const TCP_RECV_QUEUE: u32 = 1;
+const TCP_SEND_QUEUE: u32 = 2;
+
+/// IPV6_V6ONLY, which only a socket without an address takes.
+const IPV6_V6ONLY: (u32, u32) = (41, 26);
+
+/// TCP_FASTOPEN, which means nothing to one that is connected.
+const TCP_FASTOPEN: (u32, u32) = (IPPROTO_TCP, 23);
+
+/// In service again, and nothing is sent about it.
+const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
+
+/// A kernel's usual first window, in bytes, and the scale of later ones.
+const WINDOW_BYTES: u32 = 65_536;
+const WINDOW_SCALE: u32 = 7;
+
+/// What fits into a new socket's buffer for receiving.
+const RECEIVE_BUFFER_BYTES: u32 = 32 << 10;
+
+/// One end of a connection.
+struct TcpEnd<'a> {
+    index: u32,
+    socket: &'a Socket,
+    address: &'a [u8],
+    peer: &'a [u8],
+}
+
+/// All of them, when all sockets that listen or are bound stand: an end in repair may have a port that another has.
+pub(super) fn create_tcp_connections(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
+    for (pair, end) in connection_ends(descriptor, 0) {
+        bench.set_step(STEP_SOCKET, end.index);
+        let other = connection_ends(descriptor, 1).find(|(other, _)| *other == pair);
+        let (_, other) = other.ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(end.index) })?;
+        let mut numbers = [0; 8];
+        getrandom::fill(&mut numbers)
+            .map_err(|error| RestoreError::from_object_error("a connection", io::Error::from(error)))?;
+        let [one, two] = [0, 4].map(|at| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| numbers[at + byte])));
+        connect_in_repair(bench.syscalls, 0, (&end, &other), (one, two))?;
+        connect_in_repair(bench.syscalls, 1, (&other, &end), (two, one))?;
+        for fd in [0, 1] {
+            set_u32_option(bench.syscalls, fd, (IPPROTO_TCP, TCP_REPAIR), TCP_REPAIR_OFF_NO_WP)?;
+        }
+        for (from, to) in [(1, end.socket), (0, other.socket)] {
+            send_received(bench.syscalls, from, to)?;
+        }
+        for (fd, end) in [(0, &end), (1, &other)] {
+            // From here on the kernel sizes its buffers, unless the program did.
+            set_u32_option(bench.syscalls, fd, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
+            set_options(bench.syscalls, fd, end.socket, |option| ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option))?;
+            set_nonblocking(bench.syscalls, fd, end.socket);
+        }
+        // Behind all else: each tells the other of it.
+        shutdown_socket(bench.syscalls, 0, end.socket);
+        shutdown_socket(bench.syscalls, 1, other.socket);
+        bench.store_open_file(1, other.index);
+        bench.store_open_file(0, end.index);
+    }
+    create_closed_connections(bench, descriptor)
+}
+
+/// Those that both ends have shut down: made with an other end that sends what had arrived, shuts down, and goes.
+fn create_closed_connections(bench: &mut OpenFileBuilder<'_, '_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
+    let mut ports = free_ports(descriptor);
+    let mut free_port = |index| ports.next().ok_or(RestoreError::UnsupportedOpenFile { number: index });
+    for (index, socket) in sockets(descriptor) {
+        let SocketState::ShutDown { address } = &socket.state else { continue };
+        bench.set_step(STEP_SOCKET, index);
+        let address = match parse_internet_address(address).filter(|own| own.ip().is_loopback() && own.port() != 0) {
+            Some(_) => address.clone(),
+            None => with_port(&loopback_address(socket.family), free_port(index)?),
+        };
+        let peer = with_port(&address, free_port(index)?);
+        let silent = Socket { received_messages: Vec::new(), ..socket.clone() };
+        let end = TcpEnd { index, socket, address: &address, peer: &peer };
+        let other = TcpEnd { index, socket: &silent, address: &peer, peer: &address };
+        connect_in_repair(bench.syscalls, 0, (&end, &other), (INITIAL_SEQUENCE, INITIAL_SEQUENCE))?;
+        connect_in_repair(bench.syscalls, 1, (&other, &end), (INITIAL_SEQUENCE, INITIAL_SEQUENCE))?;
+        for fd in [0, 1] {
+            set_u32_option(bench.syscalls, fd, (IPPROTO_TCP, TCP_REPAIR), TCP_REPAIR_OFF_NO_WP)?;
+        }
+        send_received(bench.syscalls, 1, socket)?;
+        set_u32_option(bench.syscalls, 0, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
+        set_options(bench.syscalls, 0, socket, |option| ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option))?;
+        set_nonblocking(bench.syscalls, 0, socket);
+        for fd in [0_u32, 1] {
+            bench.syscalls.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(SHUT_WR)]);
+        }
+        bench.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+        bench.store_open_file(0, index);
+    }
+    Ok(())
+}
+
+/// SHUT_WR.
+const SHUT_WR: u32 = 1;
+
+/// Where a connection counts its bytes from that nobody sends any more in.
+const INITIAL_SEQUENCE: u32 = 1;
+
+/// Ports above those that the kernel chooses by itself, which no socket of the descriptor has.
+fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
+    const PORT_MIN: u16 = 61_000;
+    let addresses = sockets(descriptor).flat_map(|(_, socket)| match &socket.state {
+        SocketState::Unconnected { address, peer } | SocketState::TcpPaired { address, peer, .. } => {
+            vec![address, peer]
+        }
+        SocketState::Listening { address, .. } | SocketState::ShutDown { address } => vec![address],
+        SocketState::PendingAccept { address, through, .. } => vec![address, through],
+        SocketState::UnixPaired { .. } | SocketState::PeerOutside { .. } => Vec::new(),
+    });
+    let taken: HashSet<u16> = addresses.filter_map(|address| Some(parse_internet_address(address)?.port())).collect();
+    (PORT_MIN..=u16::MAX).filter(move |port| !taken.contains(port))
+}
+
+/// The same address with another port.
+fn with_port(address: &[u8], port: u16) -> Vec<u8> {
+    const PORT_OFFSET: usize = 2;
+    let mut address = address.to_vec();
+    address[PORT_OFFSET..PORT_OFFSET + 2].copy_from_slice(&port.to_be_bytes());
+    address
+}
+
+fn sockets(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket)> {
+    descriptor.open_files.iter().enumerate().filter_map(|(index, file)| match file {
+        OpenFile::Socket(socket) => Some((index as u32, socket)),
+        _ => None,
+    })
+}
+
+/// The first or second ends of all connections.
+fn connection_ends(descriptor: &Descriptor, wanted: u32) -> impl Iterator<Item = (u32, TcpEnd<'_>)> {
+    sockets(descriptor).filter_map(move |(index, socket)| match &socket.state {
+        SocketState::TcpPaired { pair, end, address, peer } if *end == wanted => {
+            Some((*pair, TcpEnd { index, socket, address, peer }))
+        }
+        _ => None,
+    })
+}
+
+/// Descriptor `fd`, still in repair, with room for all that had arrived: the numbers of its next bytes to send and to receive
+/// are given.
+fn connect_in_repair(
+    script: &mut SyscallBuilder<'_>,
+    fd: u32,
+    (end, other): (&TcpEnd<'_>, &TcpEnd<'_>),
+    (sends, receives): (u32, u32),
+) -> Result<(), RestoreError> {
+    let Socket { family, kind, protocol, .. } = end.socket;
+    let kind = kind | OFlags::CLOEXEC.bits();
+    script.call_expecting(fd.into(), abi::SOCKET, &[value(*family), value(kind), value(*protocol)]);
+    set_options(script, fd, end.socket, |option| option == IPV6_V6ONLY)?;
+    set_u32_option(script, fd, (IPPROTO_TCP, TCP_REPAIR), 1)?;
+    let (address, peer) = (script.bytes_argument(end.address)?, script.bytes_argument(end.peer)?);
+    script.call_expecting(0, abi::BIND, &[value(fd), address, value(end.address.len() as u64)]);
+    set_u32_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_QUEUE), TCP_SEND_QUEUE)?;
+    set_u32_option(script, fd, (IPPROTO_TCP, TCP_QUEUE_SEQ), sends)?;
+    set_u32_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_QUEUE), TCP_RECV_QUEUE)?;
+    set_u32_option(script, fd, (IPPROTO_TCP, TCP_QUEUE_SEQ), receives)?;
+    if end.received_bytes() > RECEIVE_BUFFER_BYTES {
+        set_u32_option(script, fd, (SOL_SOCKET, SO_RCVBUFFORCE), end.window_bytes())?;
+    }
+    set_u32_option(script, fd, TCP_MAXSEG, end.segment_bytes())?;
+    script.call_expecting(0, abi::CONNECT, &[value(fd), peer, value(end.peer.len() as u64)]);
+    set_repair_options(script, fd, *family)?;
+    // struct tcp_repair_window: what was last heard, the other's window, its largest, the own one, and up to where it was told.
+    let (theirs, own) = (other.window_bytes(), end.window_bytes());
+    set_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_WINDOW), &encode_words(&[receives, theirs, theirs, own, receives]))
+}
+
+impl TcpEnd<'_> {
+    /// The largest segment that it sends, with the room for a time stamp, as far as the kernel has one chosen.
+    fn segment_bytes(&self) -> u32 {
+        const MSS_MAX: u32 = 32_767;
+        const MSS_MIN: u32 = 88;
+        const TIMESTAMP_OPTION_BYTES: u32 = 12;
+        let is_it = |option: &&SocketOption| (option.level, option.name) == TCP_MAXSEG;
+        let known = self.socket.options.iter().find(is_it).and_then(|option| option.value.first_chunk());
+        let bytes = known.map_or(MSS_MAX, |bytes| u32::from_ne_bytes(*bytes).saturating_add(TIMESTAMP_OPTION_BYTES));
+        bytes.clamp(MSS_MIN, MSS_MAX)
+    }
+
+    fn received_bytes(&self) -> u32 {
+        let bytes: usize = self.socket.received_messages.iter().map(|message| message.bytes.len()).sum();
+        u32::try_from(bytes).unwrap_or(u32::MAX)
+    }
+
+    /// What this end has promised to take, in bytes: all that had arrived, and more.
+    fn window_bytes(&self) -> u32 {
+        let wanted = self.received_bytes().saturating_add(WINDOW_BYTES);
+        wanted.min(u32::from(u16::MAX) << WINDOW_SCALE).next_multiple_of(1 << WINDOW_SCALE)
+    }
+}
+
+/// What the two ends would have agreed upon over the loopback: struct tcp_repair_opt, four times.
+fn set_repair_options(script: &mut SyscallBuilder<'_>, fd: u32, family: u32) -> Result<(), RestoreError> {
+    const TCPOPT_MSS: u32 = 2;
+    const TCPOPT_WINDOW: u32 = 3;
+    const TCPOPT_SACK_PERM: u32 = 4;
+    const TCPOPT_TIMESTAMP: u32 = 8;
+    // As the loopback's packets of 64 KiB leave room for, behind the headers.
+    let segment_bytes = if family == AF_INET6 { 65_476 } else { 65_495 };
+    let scales = WINDOW_SCALE | WINDOW_SCALE << 16;
+    let options = [TCPOPT_MSS, segment_bytes, TCPOPT_WINDOW, scales, TCPOPT_SACK_PERM, 0, TCPOPT_TIMESTAMP, 0];
+    set_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_OPTIONS), &encode_words(&options))
+}
+
+fn encode_words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn set_u32_option(script: &mut SyscallBuilder<'_>, fd: u32, option: (u32, u32), word: u32) -> Result<(), RestoreError> {
+    set_option(script, fd, option, &word.to_ne_bytes())
+}
+
+fn set_option(
+    script: &mut SyscallBuilder<'_>,
+    fd: u32,
+    (level, name): (u32, u32),
+    bytes: &[u8],
+) -> Result<(), RestoreError> {
+    let (at, length) = (script.bytes_argument(bytes)?, bytes.len() as u64);
+    script.call_expecting(0, abi::SETSOCKOPT, &[value(fd), value(level), value(name), at, value(length)]);
+    Ok(())
+}

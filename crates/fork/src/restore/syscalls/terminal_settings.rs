@@ -1,0 +1,127 @@
+//! What is set of pseudo-terminals, and their other ends: in the child's own `/dev/pts`, with the numbers that the program knows.
+//! The ends that drive them are passed (`terminals.rs`).
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, PseudoTerminal};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::passed_objects::PassedObjects;
+use super::super::plan_layout::STEP_TERMINAL;
+use super::super::pseudo_terminals::{PTS_DIRECTORY, open_flags};
+use super::open_files::OpenFileBuilder;
+use super::{SyscallBuilder, abi, value};
+
+/// From asm-generic/ioctls.h.
+const TCSETS2: u64 = 0x402c_542b;
+const TIOCEXCL: u64 = 0x540c;
+const TIOCSPGRP: u64 = 0x5410;
+const TIOCSWINSZ: u64 = 0x5414;
+const TIOCPKT: u64 = 0x5420;
+const TIOCSPTLCK: u64 = 0x4004_5431;
+
+/// All of them. A zygote has none.
+pub(super) fn configure_terminals(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    objects: &PassedObjects,
+) -> Result<(), RestoreError> {
+    for (index, terminal) in descriptor.terminals.iter().enumerate() {
+        let ends = TerminalFiles::find(descriptor, index as u32);
+        let here = ends.master.and_then(|master| Some((master, objects.slot_of_open_file(master)?)));
+        let Some((master, slot)) = here else { continue };
+        bench.set_step(STEP_TERMINAL, master);
+        configure_terminal(bench, terminal, bench.fd_base + slot, &ends)?;
+    }
+    Ok(())
+}
+
+/// Of the process that leads the session that a terminal controls: which group is in its foreground. All groups are there.
+pub(super) fn set_foreground_group(
+    descriptor: &Descriptor,
+    (objects, fd_base): (&PassedObjects, u32),
+    process: u32,
+    script: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
+    let Some(slot) = objects.controlling_terminal(process) else { return Ok(()) };
+    let sessions = descriptor.terminals.iter().filter_map(|terminal| terminal.session);
+    for session in sessions.filter(|session| session.leader == process && session.foreground != process) {
+        script.set_step(STEP_TERMINAL, 0);
+        ioctl_u32(script, fd_base + slot, TIOCSPGRP, session.foreground)?;
+    }
+    Ok(())
+}
+
+/// The open files of a terminal.
+struct TerminalFiles {
+    /// Index.
+    master: Option<u32>,
+    /// Index and flags.
+    slaves: Vec<(u32, u32)>,
+}
+
+impl TerminalFiles {
+    fn find(descriptor: &Descriptor, wanted: u32) -> Self {
+        let mut ends = Self { master: None, slaves: Vec::new() };
+        for (index, file) in descriptor.open_files.iter().enumerate() {
+            match file {
+                OpenFile::Terminal { terminal, is_master: true, .. } if *terminal == wanted => {
+                    ends.master = Some(index as u32);
+                }
+                OpenFile::Terminal { terminal, flags, .. } if *terminal == wanted => {
+                    ends.slaves.push((index as u32, *flags));
+                }
+                _ => {}
+            }
+        }
+        ends
+    }
+}
+
+/// The other ends as descriptor 0, one after the other. Where all are closed, one is opened for a moment: it was, and is
+/// closed.
+fn configure_terminal(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    terminal: &PseudoTerminal,
+    master: u32,
+    ends: &TerminalFiles,
+) -> Result<(), RestoreError> {
+    let slave = bench.syscalls.text_argument(&format!("{PTS_DIRECTORY}/{}", terminal.number))?;
+    for (index, flags) in &ends.slaves {
+        bench.syscalls.call_expecting(0, abi::OPEN, &[slave, value(open_flags(*flags).bits())]);
+        bench.store_open_file(0, *index);
+    }
+    let script = &mut *bench.syscalls;
+    if terminal.is_hung_up {
+        script.call_expecting(0, abi::OPEN, &[slave, value(open_flags(OFlags::RDWR.bits()).bits())]);
+        script.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+    }
+    let settings = script.bytes_argument(&terminal.settings)?;
+    script.call_expecting(0, abi::IOCTL, &[value(master), value(TCSETS2), settings]);
+    let window: Vec<u8> = terminal.window.iter().flat_map(|count| count.to_ne_bytes()).collect();
+    let window = script.bytes_argument(&window)?;
+    script.call_expecting(0, abi::IOCTL, &[value(master), value(TIOCSWINSZ), window]);
+    if terminal.is_packet_mode {
+        ioctl_u32(script, master, TIOCPKT, 1)?;
+    }
+    if terminal.is_locked {
+        ioctl_u32(script, master, TIOCSPTLCK, 1)?;
+    }
+    if let Some(status) = terminal.status {
+        script.call_expecting(0, abi::CHOWN, &[slave, value(status.uid), value(status.gid)]);
+        script.call_expecting(0, abi::CHMOD, &[slave, value(status.mode)]);
+    }
+    if let Some(place) = ends.slaves.first().and_then(|(index, _)| bench.slot_fd(*index))
+        && terminal.is_exclusive
+    {
+        bench.syscalls.call_expecting(0, abi::IOCTL, &[value(place), value(TIOCEXCL), value(0_u32)]);
+    }
+    Ok(())
+}
+
+/// A request that is told by a number.
+fn ioctl_u32(script: &mut SyscallBuilder<'_>, fd: u32, request: u64, word: u32) -> Result<(), RestoreError> {
+    let word = script.bytes_argument(&word.to_ne_bytes())?;
+    script.call_expecting(0, abi::IOCTL, &[value(fd), value(request), word]);
+    Ok(())
+}

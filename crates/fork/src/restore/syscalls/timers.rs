@@ -1,0 +1,110 @@
+//! Interval timers and POSIX timers: they go on with the time that was left.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{PosixTimer, TimerSpec};
+
+use super::super::RestoreError;
+use super::super::plan_layout::STEP_TIMER;
+use super::{SyscallBuilder, abi, value};
+
+const NS_PER_SECOND: u64 = 1_000_000_000;
+const NS_PER_US: u64 = 1000;
+
+/// Up to here a timer's number is reached by making all lower ones, which any kernel can; beyond, it is asked for, which
+/// takes Linux 6.15.
+const SEQUENTIAL_ID_MAX: u32 = 1000;
+
+/// All of them. A timer that goes off before the child runs finds its signals blocked, and the signal waits.
+pub(super) fn create_timers(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+    create_posix_timers(&descriptor.process.posix_timers, script)?;
+    for timer in &descriptor.process.interval_timers {
+        script.set_step(STEP_TIMER, timer.which);
+        let TimerSpec { remaining_ns: left_ns, interval_ns } = timer.time;
+        let [seconds, us, interval_seconds, interval_us] = split_times(left_ns, interval_ns, NS_PER_US);
+        let time = script.words_argument(&[interval_seconds, interval_us, seconds, us])?;
+        script.call_expecting(0, abi::SETITIMER, &[value(timer.which), time, value(0_u32)]);
+    }
+    Ok(())
+}
+
+fn create_posix_timers(timers: &[PosixTimer], script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+    const PR_TIMER_CREATE_RESTORE_IDS: u32 = 77;
+    let by_asking = timers.last().is_some_and(|timer| timer.id > SEQUENTIAL_ID_MAX);
+    if by_asking {
+        script.set_step(STEP_TIMER, timers.last().map_or(0, |timer| timer.id));
+        script.call_expecting(0, abi::PRCTL, &[value(PR_TIMER_CREATE_RESTORE_IDS), value(1_u32)]);
+    }
+    let mut next = 0;
+    for timer in timers {
+        script.set_step(STEP_TIMER, timer.id);
+        while !by_asking && next < timer.id {
+            let id = script.words_argument(&[0])?;
+            let event = script.words_argument(&encode_sigevent(None))?;
+            script.call_expecting(0, abi::TIMER_CREATE, &[value(0_u32), event, id]);
+            script.call_expecting(0, abi::TIMER_DELETE, &[value(next)]);
+            next += 1;
+        }
+        let (id, told) =
+            (script.words_argument(&[timer.id.into()])?, script.words_argument(&encode_sigevent(Some(timer)))?);
+        script.call_expecting(0, abi::TIMER_CREATE, &[value(timer.clock), told, id]);
+        // Only a timer of that number takes it: had the kernel given another, the child would not start.
+        if timer.time == TimerSpec::default() {
+            script.call_expecting(0, abi::TIMER_GETOVERRUN, &[value(timer.id)]);
+        } else {
+            let time = script.words_argument(&encode_itimerspec(timer.time))?;
+            script.call_expecting(0, abi::TIMER_SETTIME, &[value(timer.id), value(0_u32), time, value(0_u32)]);
+        }
+        next = timer.id + 1;
+    }
+    if by_asking {
+        script.call_expecting(0, abi::PRCTL, &[value(PR_TIMER_CREATE_RESTORE_IDS), value(0_u32)]);
+    }
+    Ok(())
+}
+
+/// `struct sigevent`: value; signal and way (32 bits each); thread; 64 bytes in all.
+fn encode_sigevent(timer: Option<&PosixTimer>) -> [u64; 8] {
+    const SIGEV_SIGNAL: u64 = 0;
+    const SIGEV_NONE: u64 = 1;
+    const SIGEV_THREAD_ID: u64 = 4;
+    let (value, signal, way, tid) = match timer {
+        Some(timer) if timer.signal != 0 => {
+            let way = if timer.tid != 0 { SIGEV_THREAD_ID } else { SIGEV_SIGNAL };
+            (timer.value, timer.signal, way, timer.tid)
+        }
+        Some(timer) => (timer.value, 0, SIGEV_NONE, 0),
+        None => (0, 0, SIGEV_NONE, 0),
+    };
+    [value, u64::from(signal) | way << 32, tid.into(), 0, 0, 0, 0, 0]
+}
+
+/// `struct itimerspec`: interval, then what is left.
+pub(super) fn encode_itimerspec(time: TimerSpec) -> [u64; 4] {
+    let [seconds, nanoseconds, interval_seconds, interval_ns] = split_times(time.remaining_ns, time.interval_ns, 1);
+    [interval_seconds, interval_ns, seconds, nanoseconds]
+}
+
+/// Seconds and the rest in units of so many nanoseconds, of both times. A timer that is due, or nearly so, goes off with
+/// the smallest unit: zero would disarm it.
+fn split_times(left_ns: u64, interval_ns: u64, unit_ns: u64) -> [u64; 4] {
+    let left_ns = left_ns.max(unit_ns);
+    let parts = |ns: u64| [ns / NS_PER_SECOND, ns % NS_PER_SECOND / unit_ns];
+    let ([seconds, rest], [interval_seconds, interval_rest]) = (parts(left_ns), parts(interval_ns));
+    [seconds, rest, interval_seconds, interval_rest]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_split_and_never_disarm() {
+        assert_eq!(
+            encode_itimerspec(TimerSpec { remaining_ns: 3_000_000_004, interval_ns: 5_000_000_006 }),
+            [5, 6, 3, 4]
+        );
+        assert_eq!(encode_itimerspec(TimerSpec { remaining_ns: 0, interval_ns: 7 }), [0, 7, 0, 1]);
+        assert_eq!(split_times(2_000_003_500, 400, NS_PER_US), [2, 3, 0, 0]);
+        assert_eq!(split_times(1, 0, NS_PER_US), [0, 1, 0, 0]);
+    }
+}

@@ -1,0 +1,50 @@
+//! Unix datagram sockets that send to one of the process's own: connected when all of them are bound.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
+
+use super::super::RestoreError;
+use super::super::plan_layout::STEP_SOCKET;
+use super::open_files::OpenFileBuilder;
+use super::socket::AF_UNIX;
+use super::{abi, socket, socket_file, value};
+
+/// A socket that is still to be connected.
+struct DatagramSender<'a> {
+    index: u32,
+    socket: &'a Socket,
+    peer: &'a [u8],
+}
+
+/// The kernel lets nobody connect to a socket that is connected with a third: whom others send to comes behind these.
+pub(super) fn connect_datagram_sockets(
+    bench: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
+    let mut left: Vec<DatagramSender<'_>> = unconnected_senders(descriptor).collect();
+    while !left.is_empty() {
+        let is_awaited = |one: &DatagramSender<'_>| {
+            left.iter().any(|other| other.index != one.index && other.peer == one.socket.bind_address())
+        };
+        // Two may send to each other.
+        let next = left.iter().position(|one| !is_awaited(one)).unwrap_or(0);
+        let DatagramSender { index, socket, peer } = left.swap_remove(next);
+        bench.set_step(STEP_SOCKET, index);
+        let place = bench.slot_fd(index).ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?;
+        let peer = socket_file::resolve_socket_address(descriptor, socket.kind, peer);
+        let bytes = bench.syscalls.bytes_argument(&peer)?;
+        bench.syscalls.call_expecting(0, abi::CONNECT, &[value(place), bytes, value(peer.len() as u64)]);
+        socket::shutdown_socket(bench.syscalls, place, socket);
+    }
+    Ok(())
+}
+
+fn unconnected_senders(descriptor: &Descriptor) -> impl Iterator<Item = DatagramSender<'_>> {
+    descriptor.open_files.iter().zip(0..).filter_map(|(file, index)| match file {
+        OpenFile::Socket(socket) if socket.family == AF_UNIX => match &socket.state {
+            SocketState::Unconnected { peer, .. } if !peer.is_empty() => Some(DatagramSender { index, socket, peer }),
+            _ => None,
+        },
+        _ => None,
+    })
+}

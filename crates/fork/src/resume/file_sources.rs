@@ -1,0 +1,377 @@
+//! The files of a seed at a fork: each one that its processes have open, map or execute is the one of the capture, or a child gets that one from the
+//! owner, or the fork is refused by name. What a path shows to a child that opens it later is the node's business.
+//!
+//! ```text
+//!  the path leads to     the same, unchanged    opened by its path
+//!                        the same, changed      refused; one that is only written to is opened, and cut to its length of then
+//!                        another, or nothing    the owner holds the file, unchanged: a copy in memory, or pages where it is only read
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{
+    Backing, ExtentId, FileIdentity, FileReference, FileState, FileTimes, FileVersion, Mapping, OpenFile, SharedObject,
+    SharedObjectKind,
+};
+
+use super::error::ResumeError;
+use super::seed_source::SeedSource;
+use crate::file_identity::{self, CHANGED_MARKER_NS, FileComparison};
+use crate::file_use::{FileKey, FileUse, SeedFile, collect_file_uses};
+use crate::restore::LocalNode;
+
+/// One look is good for so long, for one fork: children of one fan-out are started one after the other, each of them within that time of a look or two.
+const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
+
+/// The owner's answer is bytes in its memory, and a look at some files.
+const FILE_STATES_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the last look at the files of a seed has shown.
+#[derive(Debug, Default)]
+pub(super) struct FileCheckCache(Mutex<FileCheck>);
+
+#[derive(Debug, Default)]
+struct FileCheck {
+    /// When nothing had to be taken from the owner.
+    clean_at: Option<Instant>,
+    /// Of files of another machine than the seed's, by their places: what this node has, which was found to be alike.
+    matching: BTreeMap<usize, FileIdentity>,
+}
+
+/// What a user wants of files that were changed.
+#[derive(Debug, Clone, Copy)]
+pub struct FilePolicy<'a> {
+    /// Files that were changed in place are taken as they are.
+    pub allow_changed: bool,
+    /// Paths below which a child finds what its user shows it.
+    pub overridden_paths: &'a [PathBuf],
+    /// When the fork was asked for: an earlier look says nothing of what its user has changed before.
+    pub requested_at: Instant,
+}
+
+impl FilePolicy<'_> {
+    fn is_overridden(&self, path: &str) -> bool {
+        self.overridden_paths.iter().any(|shown| Path::new(path).starts_with(shown))
+    }
+}
+
+/// Where a child's file comes from.
+#[derive(Debug, PartialEq, Eq)]
+enum FileSource {
+    Node,
+    Owner,
+    Refused(&'static str),
+}
+
+const REASON_CHANGED: &str = "was changed in place since the seed was prepared";
+const REASON_PAGES_LOST: &str = "was changed in place since the seed was prepared, and memory that was mapped from it and written may be lost with that";
+const REASON_NOT_HELD: &str =
+    "was replaced or removed since the seed was prepared, and its owner has no copy of it for a child";
+
+/// What a fork decides by.
+struct FileSelector<'a> {
+    node: &'a LocalNode,
+    policy: &'a FilePolicy<'a>,
+    is_origin_machine: bool,
+}
+
+impl FileSelector<'_> {
+    /// Whether a file is certainly the one of the capture, or was `alike` before: one statx(2).
+    fn is_unchanged(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
+        let Some(then) = (if self.is_origin_machine { Some(file.identity()) } else { alike }) else { return false };
+        let now = file_identity::stat_path_identity(&self.node.resolve_path(file.path()));
+        now.is_ok_and(|now| file_identity::compare(then, &now) == FileComparison::Same)
+    }
+
+    /// Where a file comes from, by what its path leads to `now`.
+    fn select_source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
+        let (then, path) = (file.identity(), self.node.resolve_path(file.path()));
+        if self.policy.is_overridden(file.path()) {
+            return FileSource::Node;
+        }
+        let is_allowed = self.policy.allow_changed && !used.has_written_pages;
+        if then.modified_ns == CHANGED_MARKER_NS && !is_allowed {
+            return FileSource::Refused(REASON_CHANGED);
+        }
+        if self.is_origin_machine {
+            let is_there = now.as_ref().is_some_and(|now| FileUse::file_key(now) == FileUse::file_key(then));
+            return match now {
+                Some(now) if is_there => self.select_changed_source(&path, (then, &now), used),
+                // The same package was installed again. Of a mapping with written pages the others come from the file of then, which may have changed.
+                _ if matches!(file, SeedFile::Mapped { .. })
+                    && !used.has_written_pages
+                    && file_identity::is_same_file(&path, then, true) =>
+                {
+                    FileSource::Node
+                }
+                _ => FileSource::Owner,
+            };
+        }
+        let is_only_read = !used.is_written && !used.is_read_and_appended;
+        let is_alike = |now: &FileIdentity| {
+            let is_known = then.build_id.is_some() || then.digest.is_some();
+            let is_mapped_privately = matches!(file, SeedFile::Mapped { .. });
+            let looks_the_same = (now.bytes, now.modified_ns) == (then.bytes, then.modified_ns);
+            (!is_known && !is_mapped_privately && looks_the_same) || file_identity::is_same_file(&path, then, false)
+        };
+        match now {
+            _ if !is_only_read => FileSource::Node,
+            Some(now) if is_alike(&now) => FileSource::Node,
+            _ => FileSource::Owner,
+        }
+    }
+
+    /// The files that come from the owner. What is alike on another machine is noted in `alike`.
+    fn select_owner_files<'f>(
+        &self,
+        descriptor: &'f Descriptor,
+        touched: Vec<SeedFile<'f>>,
+        alike: &mut BTreeMap<usize, FileIdentity>,
+    ) -> Result<Vec<SeedFile<'f>>, ResumeError> {
+        let (uses, mut owners) = (collect_file_uses(descriptor), Vec::new());
+        for file in touched {
+            let now = file_identity::stat_path_identity(&self.node.resolve_path(file.path())).ok();
+            match self.select_source(file, now.clone(), uses[&FileUse::file_key(file.identity())]) {
+                FileSource::Node if self.is_origin_machine || self.policy.is_overridden(file.path()) => {}
+                FileSource::Node => {
+                    alike.extend(now.map(|now| (file.state_index(descriptor), now)));
+                }
+                FileSource::Owner => owners.push(file),
+                FileSource::Refused(reason) => return Err(refusal_error(file.path(), reason)),
+            }
+        }
+        Ok(owners)
+    }
+
+    /// The very file is at its path, and was changed.
+    fn select_changed_source(
+        &self,
+        path: &Path,
+        (then, now): (&FileIdentity, &FileIdentity),
+        used: FileUse,
+    ) -> FileSource {
+        if used.has_written_pages {
+            return FileSource::Refused(REASON_PAGES_LOST);
+        }
+        let is_kept = now.bytes >= then.bytes;
+        let may_change = !used.is_read && (is_kept || !used.is_read_and_appended);
+        match may_change || self.policy.allow_changed || file_identity::has_same_digest(path, then) {
+            true => FileSource::Node,
+            false => FileSource::Refused(REASON_CHANGED),
+        }
+    }
+}
+
+impl SeedSource {
+    /// The seed with the files of the capture for a child that is started now on `node`; `None` where all are at their paths.
+    ///
+    /// # Errors
+    /// [`ResumeError::File`] names the file that cannot be had as it was.
+    pub fn with_captured_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
+        let asked = Instant::now();
+        let descriptor = &*self.descriptor;
+        let mut seen = self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen
+            .clean_at
+            .is_some_and(|at| at >= policy.requested_at && asked.saturating_duration_since(at) < FILE_CHECK_TTL)
+        {
+            return Ok(None);
+        }
+        let is_its_machine = node.is_origin_machine(&descriptor.origin);
+        let decision = FileSelector { node, policy, is_origin_machine: is_its_machine };
+        let touched: Vec<SeedFile<'_>> = SeedFile::iter(descriptor)
+            .filter(|file| !decision.is_unchanged(*file, seen.matching.get(&file.state_index(descriptor))))
+            .collect();
+        if touched.is_empty() {
+            seen.clean_at = Some(asked);
+            return Ok(None);
+        }
+        let owners = decision.select_owner_files(descriptor, touched, &mut seen.matching)?;
+        drop(seen);
+        let taken = if owners.is_empty() { None } else { self.with_owner_files(&owners)? };
+        if taken.is_none() && policy.overridden_paths.is_empty() && !policy.allow_changed {
+            self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(asked);
+        }
+        Ok(taken)
+    }
+
+    /// The seed with these files from its owner; `None` where only pages of private mappings come from there, as a plan has it anyway.
+    fn with_owner_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
+        let states = self.fetch_file_states()?;
+        for file in owners {
+            match FileState::from_byte(states[file.state_index(&self.descriptor)]) {
+                FileState::Unchanged => {}
+                FileState::Changed => return Err(refusal_error(file.path(), REASON_CHANGED)),
+                FileState::NotHeld => return Err(refusal_error(file.path(), REASON_NOT_HELD)),
+            }
+        }
+        let mut taken =
+            PatchedDescriptor { descriptor: (*self.descriptor).clone(), objects: BTreeMap::new(), is_changed: false };
+        taken.replace_files(owners)?;
+        let PatchedDescriptor { descriptor, is_changed: is_any, .. } = taken;
+        Ok(is_any.then(|| {
+            let mut source = self.clone();
+            (source.descriptor, source.file_checks) = (descriptor.into(), Arc::default());
+            source
+        }))
+    }
+
+    /// What the owner says of each file.
+    fn fetch_file_states(&self) -> Result<Vec<u8>, ResumeError> {
+        let mut states = vec![0; self.descriptor.file_count()];
+        let deadline = Instant::now() + FILE_STATES_TIMEOUT;
+        self.connections.with_connection(&self.owner, self.key.seed.node(), |connection| {
+            farfork_fabric::read_blocking(connection, &self.key, ExtentId::FILE_STATES, 0, &mut states, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "the state of the seed's files", cause })
+        })?;
+        Ok(states)
+    }
+}
+
+fn refusal_error(path: &str, reason: &'static str) -> ResumeError {
+    ResumeError::UnavailableFile { path: path.to_owned(), reason }
+}
+
+/// A descriptor in which files of the owner's are put in the place of the node's.
+struct PatchedDescriptor {
+    descriptor: Descriptor,
+    /// Shared objects that are copies of files.
+    objects: BTreeMap<FileKey, u32>,
+    /// Whether anything was put.
+    is_changed: bool,
+}
+
+impl PatchedDescriptor {
+    fn replace_files(&mut self, files: &[SeedFile<'_>]) -> Result<(), ResumeError> {
+        for file in files {
+            if let SeedFile::Version { version, path, .. } = file {
+                self.replace_version(version, path)?;
+                self.is_changed = true;
+            }
+        }
+        let mapped: BTreeSet<u32> = files
+            .iter()
+            .filter_map(|file| match file {
+                SeedFile::Mapped { index, .. } => Some(*index),
+                SeedFile::Version { .. } => None,
+            })
+            .collect();
+        let Self { descriptor, objects, is_changed: is_any } = self;
+        let files = &descriptor.mapped_files;
+        let members = descriptor.descendants.iter_mut().flat_map(|member| &mut member.mappings);
+        for mapping in descriptor.mappings.iter_mut().chain(members) {
+            let (Backing::SharedFile { file, .. } | Backing::PrivateWritableFile { file, .. }) = mapping.backing else {
+                continue;
+            };
+            if mapped.contains(&file) {
+                let (path, object) =
+                    (&files[file as usize].path, objects.get(&FileUse::file_key(&files[file as usize].identity)));
+                let backing =
+                    owner_backing(mapping, object.copied()).ok_or_else(|| refusal_error(path, REASON_NOT_HELD))?;
+                *is_any |= backing != mapping.backing;
+                mapping.backing = backing;
+            }
+        }
+        Ok(())
+    }
+
+    fn replace_version(&mut self, version: &FileVersion, path: &str) -> Result<(), ResumeError> {
+        let object = self.shared_object_for(version, path)?;
+        match version.reference {
+            FileReference::OpenFile(index) => {
+                let file = &mut self.descriptor.open_files[index as usize];
+                if let OpenFile::Regular { flags, offset, .. } = *file {
+                    *file = OpenFile::MemFd { object, flags, offset };
+                }
+            }
+            // Its mappings are taken with all that are mapped.
+            FileReference::MappedFile(_) => {}
+            FileReference::Executable(0) => self.descriptor.process.exe_object = Some(object),
+            FileReference::Executable(number) => {
+                self.descriptor.descendants[number as usize - 1].process.exe_object = Some(object);
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_object_for(&mut self, version: &FileVersion, path: &str) -> Result<u32, ResumeError> {
+        let identity = &version.identity;
+        if let Some(known) = self.objects.get(&FileUse::file_key(identity)) {
+            return Ok(*known);
+        }
+        let extent = version.extent.ok_or_else(|| refusal_error(path, REASON_NOT_HELD))?;
+        let objects = &mut self.descriptor.shared_objects;
+        let name = path.rsplit('/').next().unwrap_or(path).to_owned();
+        let kind = SharedObjectKind::DeletedFile(identity.status);
+        // When it was read last, the owner does not tell.
+        let times = FileTimes { accessed_ns: identity.modified_ns, modified_ns: identity.modified_ns };
+        objects.push(SharedObject { name, bytes: identity.bytes, seals: None, kind, times, extent });
+        let index = objects.len() as u32 - 1;
+        self.objects.insert(FileUse::file_key(identity), index);
+        Ok(index)
+    }
+}
+
+/// A mapping of a file of the owner's: of the copy, where there is one; else pages, which nobody can write to, or which a plan has of a private
+/// mapping anyway.
+fn owner_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
+    match (mapping.backing, object) {
+        (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),
+        (Backing::SharedFile { extent: Some(extent), .. }, None) => Some(Backing::Anonymous { extent: Some(extent) }),
+        (Backing::PrivateWritableFile { offset, written, .. }, Some(object)) => {
+            Some(Backing::PrivateObject { object, offset, written })
+        }
+        (Backing::PrivateWritableFile { .. }, None) => Some(mapping.backing),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// What a fork decides on a file `/file` below `root` that has these bytes, or is missing.
+    fn decided(here: Option<&[u8]>, used: FileUse, is_its_machine: bool) -> FileSource {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, b"before").unwrap();
+        let mut identity = file_identity::read_identity(&path).unwrap();
+        identity.digest = file_identity::compute_digest(&fs::File::open(&path).unwrap()).unwrap();
+        fs::remove_file(&path).unwrap();
+        if let Some(bytes) = here {
+            // The inode of before may be used again.
+            let _other = tempfile::NamedTempFile::new_in(directory.path()).unwrap();
+            fs::write(&path, bytes).unwrap();
+            identity.inode += 1_000_000;
+        }
+        let version = FileVersion { reference: FileReference::OpenFile(0), identity, extent: None };
+        let node = LocalNode { root: directory.path().into(), ..LocalNode::detect().unwrap() };
+        let policy = FilePolicy { allow_changed: false, overridden_paths: &[], requested_at: Instant::now() };
+        let decision = FileSelector { node: &node, policy: &policy, is_origin_machine: is_its_machine };
+        let now = file_identity::stat_path_identity(&path).ok();
+        decision.select_source(SeedFile::Version { index: 0, path: "/file", version: &version }, now, used)
+    }
+
+    #[test]
+    fn another_machine_gives_a_file_of_equal_bytes_and_what_is_written_to() {
+        let (read, written) =
+            (FileUse { is_read: true, ..FileUse::default() }, FileUse { is_written: true, ..FileUse::default() });
+        assert_eq!(decided(Some(b"before"), read, false), FileSource::Node);
+        assert_eq!(decided(Some(b"behind"), read, false), FileSource::Owner);
+        assert_eq!(decided(None, read, false), FileSource::Owner);
+        assert_eq!(decided(None, written, false), FileSource::Node);
+    }
+
+    #[test]
+    fn on_its_machine_another_file_at_the_path_is_not_the_one() {
+        let read = FileUse { is_read: true, ..FileUse::default() };
+        assert_eq!(decided(Some(b"before"), read, true), FileSource::Owner);
+        assert_eq!(decided(None, read, true), FileSource::Owner);
+    }
+}

@@ -1,0 +1,148 @@
+//! Files that a seed's owner holds: what became of each since the capture, and its bytes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{PoisonError, RwLockReadGuard};
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{ExtentId, ExtentSource, FileIdentity, FileState, FileVersion};
+
+use super::{Seed, SeedMemory, SeedTemplate};
+use crate::capture::HeldFile;
+use crate::file_identity::{self, CHANGED_MARKER_NS};
+
+/// Most bytes of files that no path leads to any more that one seed keeps on disk: as much as may be copied of shared memory.
+const HELD_BYTES_MAX: u64 = 16 << 30;
+
+/// What the files of a seed keep on the owner's disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HeldFileUsage {
+    /// How many files are held.
+    pub files: u64,
+    /// Bytes of those that no path leads to any more.
+    pub bytes: u64,
+}
+
+impl Seed {
+    /// What became of each file: of those that are mapped, then of the others.
+    pub(super) fn file_states(&self) -> Vec<FileState> {
+        let held = match &self.memory {
+            SeedMemory::Template(held) => held,
+            // All that the image has was read, and not changed, when it was written.
+            SeedMemory::Image(_) => return vec![FileState::Unchanged; self.descriptor.file_count()],
+        };
+        let mapped = self.descriptor.mapped_files.iter().map(|file| {
+            let Some(template) = held.processes.get(file.owner_range.process as usize) else {
+                return FileState::NotHeld;
+            };
+            let link =
+                format!("/proc/{}/map_files/{:x}-{:x}", template.pid, file.owner_range.start, file.owner_range.end);
+            // Equal bytes do not bring back what a truncation has taken.
+            let then = FileIdentity {
+                digest: file.identity.digest.filter(|_| !file.has_written_pages),
+                ..file.identity.clone()
+            };
+            file_state((&then, file_identity::stat_path_identity(Path::new(&link))), || File::open(&link))
+        });
+        let files = held.read_held_files();
+        let versions = (0..).zip(&self.descriptor.file_versions).map(|(index, version)| {
+            let holder = version.extent.and_then(|extent| self.version_of_extent(extent)).unwrap_or(index);
+            match &files[holder as usize] {
+                Some(file) => file_state((&version.identity, file_identity::stat_identity(file)), || file.reopen()),
+                None => FileState::NotHeld,
+            }
+        });
+        mapped.chain(versions).collect()
+    }
+
+    /// The version whose file an extent is of: several may lead to one file.
+    fn version_of_extent(&self, extent: ExtentId) -> Option<u32> {
+        match self.descriptor.extents.get(extent.0 as usize)?.source {
+            ExtentSource::File { version } => Some(version),
+            _ => None,
+        }
+    }
+
+    /// Lets go of files that no path leads to any more, where they take more room than one seed may keep; forks that need them are refused then.
+    pub fn release_excess_files(&self) {
+        let SeedMemory::Template(held) = &self.memory else { return };
+        if self.held_file_usage().bytes <= HELD_BYTES_MAX {
+            return;
+        }
+        let mut files = held.held_files.write().unwrap_or_else(PoisonError::into_inner);
+        let is_unnamed = |file: &HeldFile| file_identity::stat_identity(file).is_ok_and(|found| found.links == 0);
+        files.iter_mut().for_each(|file| drop(file.take_if(|file| is_unnamed(file))));
+        tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are not kept for its children any longer: they take too much room");
+    }
+
+    /// A file that was changed since is not in an image: whoever forks the image's seed finds the file of then at its path, or is refused.
+    pub(super) fn exclude_changed_files(&self, whole: &mut Descriptor) {
+        let states = self.file_states();
+        let (mapped, versions) = states.split_at(whole.mapped_files.len());
+        for (file, _) in whole.mapped_files.iter_mut().zip(mapped).filter(|(_, state)| **state != FileState::Unchanged)
+        {
+            file.identity.modified_ns = CHANGED_MARKER_NS;
+        }
+        for (version, _) in
+            whole.file_versions.iter_mut().zip(versions).filter(|(_, state)| **state != FileState::Unchanged)
+        {
+            if let Some(extent) = version.extent.take() {
+                whole.extents[extent.0 as usize].populated.clear();
+            }
+        }
+    }
+
+    /// What it keeps on disk.
+    pub fn held_file_usage(&self) -> HeldFileUsage {
+        let SeedMemory::Template(held) = &self.memory else { return HeldFileUsage::default() };
+        let files = held.read_held_files();
+        let found: Vec<_> = files.iter().flatten().filter_map(|file| file_identity::stat_identity(file).ok()).collect();
+        let pinned = found.iter().filter(|file| file.links == 0);
+        HeldFileUsage { files: found.len() as u64, bytes: pinned.map(|file| file.bytes).sum() }
+    }
+}
+
+impl SeedTemplate {
+    fn read_held_files(&self) -> RwLockReadGuard<'_, Vec<Option<HeldFile>>> {
+        self.held_files.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fills `into` from an offset of a file that is held, which is as it was.
+    pub(super) fn read_held_file(
+        &self,
+        version: &FileVersion,
+        index: u32,
+        (offset, into): (u64, &mut [u8]),
+    ) -> io::Result<()> {
+        let files = self.read_held_files();
+        let file = files[index as usize].as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let opened = file.reopen()?;
+        let length = version.identity.bytes.saturating_sub(offset).min(into.len() as u64) as usize;
+        opened.read_exact_at(&mut into[..length], offset)?;
+        into[length..].fill(0);
+        match file_state((&version.identity, file_identity::stat_identity(file)), || file.reopen()) {
+            FileState::Unchanged => Ok(()),
+            _ => Err(io::Error::other("a file that is held was changed in place")),
+        }
+    }
+}
+
+/// What became of a file, by what it is `now`; where that does not tell, by its bytes.
+fn file_state(
+    (then, now): (&FileIdentity, io::Result<FileIdentity>),
+    open: impl Fn() -> io::Result<File>,
+) -> FileState {
+    match now {
+        Err(_) => FileState::NotHeld,
+        Ok(now) if file_identity::has_same_content(then, &now) => FileState::Unchanged,
+        Ok(_) => {
+            let digest = || open().and_then(|file| file_identity::compute_digest(&file)).ok().flatten();
+            match then.digest.is_some() && digest() == then.digest {
+                true => FileState::Unchanged,
+                false => FileState::Changed,
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Seeds of a node: what was captured, and the memory that the fabric serves of it.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use farfork_fabric::{Exporter, LocalTemplate, Refusal, Region, SeedKey, TemplateMemory};
+use farfork_sys::pidfd;
+use farfork_sys::process_identity::ProcessIdentity;
+use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
+use farfork_wire::{Descriptor, PAGE_SIZE, SeedId, Token};
+
+use crate::capture::{CaptureTimes, CapturedTree, HeldFile, SharedCopy, Template};
+use crate::image::{self, Image, ImageError, ImageHeader, ImageProgress};
+use crate::pager::{AccessReport, LearnerThread, ProcessHistory, SharedWorkingSet};
+use crate::resume::LayerReader;
+
+/// A seed: a descriptor, and the template or the image that holds its memory. Dropping it ends the template; an image stays.
+#[derive(Debug)]
+pub struct Seed {
+    key: Arc<SeedKey>,
+    descriptor: Arc<Descriptor>,
+    encoded_descriptor: Vec<u8>,
+    memory: SeedMemory,
+    times: CaptureTimes,
+    working_set: Arc<SharedWorkingSet>,
+}
+
+/// What holds a seed's memory.
+#[derive(Debug)]
+enum SeedMemory {
+    Template(SeedTemplate),
+    Image(Box<Image>),
+}
+
+mod held_files;
+
+/// A template, and what fork shares rather than copies.
+#[derive(Debug)]
+struct SeedTemplate {
+    shared_copies: Vec<SharedCopy>,
+    /// In the order of the descriptor's file versions; what takes too much room is let go of.
+    held_files: RwLock<Vec<Option<HeldFile>>>,
+    /// By the number of the process.
+    processes: Vec<ProcessTemplate>,
+    /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
+    _template: Mutex<Template>,
+}
+
+/// The template of one process.
+#[derive(Debug)]
+struct ProcessTemplate {
+    memory: TemplateMemory,
+    pid: i32,
+    pidfd: OwnedFd,
+}
+
+impl ProcessTemplate {
+    fn open(pid: i32) -> io::Result<Self> {
+        let pidfd = pidfd::open(pid)?;
+        Ok(Self { memory: TemplateMemory::new(pidfd.try_clone()?)?, pid, pidfd })
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(pidfd::wait_exit(&self.pidfd, Duration::ZERO), Ok(true))
+    }
+}
+
+impl Seed {
+    /// Takes what was captured. `token` is random, and opens the seed.
+    ///
+    /// # Errors
+    /// When the template has ended already.
+    pub fn new(id: SeedId, token: Token, captured: CapturedTree) -> io::Result<Self> {
+        let CapturedTree { descriptor, template, shared_copies, held_files, times } = captured;
+        let files = RwLock::new(held_files);
+        let templates = template.pids().iter().map(|pid| ProcessTemplate::open(*pid)).collect::<io::Result<_>>()?;
+        let held =
+            SeedTemplate { shared_copies, held_files: files, processes: templates, _template: Mutex::new(template) };
+        let key = Arc::new(SeedKey { seed: id, token });
+        let (encoded, working_set) = (encode(&descriptor), Arc::default());
+        let descriptor = Arc::new(descriptor);
+        Ok(Self {
+            key,
+            encoded_descriptor: encoded,
+            descriptor,
+            memory: SeedMemory::Template(held),
+            times,
+            working_set,
+        })
+    }
+
+    /// The seed of an image, with the working set that is kept beside it.
+    pub fn from_image(image: Image) -> Self {
+        let descriptor = image.descriptor();
+        let working_set =
+            SharedWorkingSet::from_saved(&image.load_working_set(), |extent, page| has_data(descriptor, extent, page));
+        Self::with_image(image, Arc::new(working_set))
+    }
+
+    fn with_image(image: Image, working_set: Arc<SharedWorkingSet>) -> Self {
+        let head = image.head();
+        Self {
+            key: Arc::new(SeedKey { seed: head.seed.clone(), token: head.token }),
+            descriptor: Arc::new(image.descriptor().clone()),
+            encoded_descriptor: head.descriptor.clone(),
+            memory: SeedMemory::Image(Box::new(image)),
+            times: CaptureTimes::default(),
+            working_set,
+        }
+    }
+
+    /// Writes the seed's image, with what the daemon wants to know again; and opens it. What it inherits is read by way of
+    /// `others`, and is its own in there. Blocks.
+    ///
+    /// # Errors
+    /// [`ImageError`]; nothing is left then.
+    pub fn seal(
+        &self,
+        others: &LayerReader,
+        about: Vec<u8>,
+        path: &Path,
+        progress: &ImageProgress,
+    ) -> Result<Image, ImageError> {
+        let (seed, token, mut whole) = (self.key.seed.clone(), self.key.token, image::flatten_layers(&self.descriptor));
+        self.exclude_changed_files(&mut whole);
+        let head = ImageHeader { seed, token, descriptor: encode(&whole), daemon_state: about };
+        let read = |extent, offset, into: &mut [u8]| self.read_with_layers(others, extent, offset, into);
+        image::write_image(&read, &whole, &head, path, progress)?;
+        Image::open(path)
+    }
+
+    /// Reads pages that the seed has or inherits.
+    fn read_with_layers(
+        &self,
+        others: &LayerReader,
+        extent: ExtentId,
+        offset: u64,
+        mut into: &mut [u8],
+    ) -> Result<(), ImageError> {
+        let pages = offset / PAGE_SIZE..(offset + into.len() as u64) / PAGE_SIZE;
+        for piece in image::split_by_owner(&self.descriptor.extents[extent.0 as usize], pages) {
+            let bytes = (piece.pages.end - piece.pages.start) * PAGE_SIZE;
+            let (part, rest) = into.split_at_mut(bytes as usize);
+            into = rest;
+            let Some(run) = piece.inherited else {
+                let read = self.read(extent, piece.pages.start * PAGE_SIZE, part);
+                read.map_err(|source| ImageError::ReadMemory { source })?;
+                continue;
+            };
+            let layer = &self.descriptor.layers[run.layer as usize];
+            let there = (run.layer_page + piece.pages.start - run.first) * PAGE_SIZE;
+            let failed = |cause| ImageError::ReadLayer { seed: layer.seed.clone(), cause: Box::new(cause) };
+            others.read_layer(layer, run.extent, there, part).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// The same seed, whose memory is in its image now.
+    pub fn to_sealed(&self, image: Image) -> Self {
+        let moved = Self::with_image(image, self.working_set.clone());
+        moved.save_working_set();
+        moved
+    }
+
+    /// Its id and what opens it.
+    pub fn key(&self) -> &Arc<SeedKey> {
+        &self.key
+    }
+
+    /// Its state.
+    pub fn descriptor(&self) -> &Arc<Descriptor> {
+        &self.descriptor
+    }
+
+    /// The template of the first process, as this process sees it; `None` where an image has its place.
+    pub fn template_pid(&self) -> Option<i32> {
+        match &self.memory {
+            SeedMemory::Template(held) => held.processes.first().map(|one| one.pid),
+            SeedMemory::Image(_) => None,
+        }
+    }
+
+    /// Whether its memory is there: a template may be killed, and that of a child's seed ends with the child's pid namespace.
+    pub fn has_memory(&self) -> bool {
+        match &self.memory {
+            SeedMemory::Template(held) => !held.processes.iter().any(ProcessTemplate::has_ended),
+            SeedMemory::Image(_) => true,
+        }
+    }
+
+    /// Its image, where that has its memory.
+    pub fn image(&self) -> Option<&Image> {
+        match &self.memory {
+            SeedMemory::Template(_) => None,
+            SeedMemory::Image(image) => Some(image),
+        }
+    }
+
+    /// How long its capture took; nothing is known of it where it comes from an image.
+    pub fn times(&self) -> &CaptureTimes {
+        &self.times
+    }
+}
+
+impl Seed {
+    /// How many pages its children are known to touch, and get at once.
+    pub fn working_set_pages(&self) -> u64 {
+        self.working_set.page_count()
+    }
+
+    /// Takes what was seen of a child.
+    fn learn_working_set(&self, report: &AccessReport) {
+        if self.working_set.apply_report(report, |extent, page| has_data(&self.descriptor, extent, page)) {
+            self.save_working_set();
+        }
+    }
+
+    /// Beside its image, if it has one, for whoever serves it next.
+    fn save_working_set(&self) {
+        let SeedMemory::Image(image) = &self.memory else { return };
+        let set = self.working_set.encoded_bytes();
+        if !set.is_empty()
+            && let Err(error) = image.save_working_set(&set)
+        {
+            tracing::warn!(seed = %self.key.seed, %error, "a working set is not kept: the node's next daemon learns it anew");
+        }
+    }
+}
+
+fn has_data(descriptor: &Descriptor, extent: ExtentId, page: u64) -> bool {
+    descriptor.extents.get(extent.0 as usize).is_some_and(|extent| extent.has_data(page))
+}
+
+impl Region for Seed {
+    fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
+        if extent == ExtentId::WORKING_SET {
+            return Some(self.working_set.encoded_bytes().len() as u64);
+        }
+        if extent == ExtentId::DESCRIPTOR {
+            return Some(self.encoded_descriptor.len() as u64);
+        }
+        if extent == ExtentId::FILE_STATES {
+            return Some(self.descriptor.file_count() as u64);
+        }
+        self.descriptor.extents.get(extent.0 as usize).map(|known| known.bytes)
+    }
+
+    fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if extent == ExtentId::WORKING_SET {
+            self.working_set.read(offset, into);
+            return Ok(());
+        }
+        if extent == ExtentId::DESCRIPTOR {
+            let from = offset as usize;
+            into.copy_from_slice(&self.encoded_descriptor[from..from + into.len()]);
+            return Ok(());
+        }
+        if extent == ExtentId::FILE_STATES {
+            let states = self.file_states();
+            let from = offset as usize;
+            into.iter_mut().zip(&states[from..]).for_each(|(byte, state)| *byte = state.to_byte());
+            return Ok(());
+        }
+        let held = match &self.memory {
+            SeedMemory::Template(held) => held,
+            SeedMemory::Image(image) => return image.read(extent, offset, into),
+        };
+        match self.descriptor.extents[extent.0 as usize].source {
+            ExtentSource::Template { process, address } => {
+                held.processes[process as usize].memory.read(address + offset, into)
+            }
+            ExtentSource::SharedObject { object } => {
+                held.shared_copies[object as usize].read_at(offset, into);
+                Ok(())
+            }
+            ExtentSource::File { version } => {
+                held.read_held_file(&self.descriptor.file_versions[version as usize], version, (offset, into))
+            }
+        }
+    }
+
+    fn local_template(&self) -> Option<LocalTemplate> {
+        let SeedMemory::Template(held) = &self.memory else { return None };
+        // One process can be given: the first. What others have is read through the owner.
+        let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
+            ExtentSource::Template { process: 0, address } => Some((ExtentId(index as u32), address)),
+            ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
+        };
+        let template = held.processes.first()?.pidfd.try_clone().ok()?;
+        let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
+        Some(LocalTemplate { template, extents })
+    }
+}
+
+/// The seeds of a node, by id.
+#[derive(Debug, Default)]
+pub struct SeedTable {
+    seeds: RwLock<HashMap<SeedId, Arc<Seed>>>,
+    /// What learns which pages children touch.
+    learner: LearnerThread,
+    /// What was learnt of processes of which there were seeds.
+    habits: Mutex<ProcessHistory>,
+}
+
+impl SeedTable {
+    /// Adds a seed, in place of one of the same id; from now on it is served.
+    pub fn insert(&self, seed: Arc<Seed>) {
+        let mut seeds = self.seeds.write().unwrap_or_else(PoisonError::into_inner);
+        seeds.insert(seed.key.seed.clone(), seed);
+    }
+
+    /// Adds a seed of a process of this machine, whose children are given at once what those of its seed before this one touched.
+    /// Gives that one, which may have been dropped.
+    pub fn insert_successor(&self, process: ProcessIdentity, seed: Arc<Seed>) -> Option<Arc<SeedKey>> {
+        let before = self.lock_habits().add_seed(process, (&seed.key, &seed.descriptor), &seed.working_set);
+        self.insert(seed);
+        before
+    }
+
+    fn lock_habits(&self) -> MutexGuard<'_, ProcessHistory> {
+        self.habits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a seed out; from now on it is unknown. Its template ends with the last reference.
+    pub fn remove(&self, id: &SeedId) -> Option<Arc<Seed>> {
+        self.seeds.write().unwrap_or_else(PoisonError::into_inner).remove(id)
+    }
+
+    /// Looks one up.
+    pub fn get(&self, id: &SeedId) -> Option<Arc<Seed>> {
+        self.seeds.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+}
+
+impl Exporter for SeedTable {
+    fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        let known = self.get(seed).ok_or(Refusal::UnknownSeed)?;
+        if known.key.token == *token { Ok(known) } else { Err(Refusal::WrongToken) }
+    }
+
+    fn deliver_message(&self, _from: &str, message: &[u8]) -> Result<(), Refusal> {
+        let report = AccessReport::decode_set(message).ok_or(Refusal::NoReceiver)?;
+        let lesson: Box<dyn FnOnce() + Send> = match self.get(&report.seed) {
+            Some(known) if known.key.token != report.token => return Err(Refusal::WrongToken),
+            Some(known) => Box::new(move || known.learn_working_set(&report)),
+            // It may have been dropped with the child's end: its parent's next one is to know.
+            None => {
+                let habit = self.lock_habits().find_by_report(&report).ok_or(Refusal::UnknownSeed)?;
+                Box::new(move || habit.apply_report(&report))
+            }
+        };
+        if self.learner.submit(lesson) { Ok(()) } else { Err(Refusal::MessageQueueFull) }
+    }
+}

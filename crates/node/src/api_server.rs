@@ -1,0 +1,91 @@
+//! Serves the API at both doors: users at the Unix socket, users and nodes at the control port.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::api::v1::cluster_server::ClusterServer;
+use crate::api::v1::node_server::NodeServer;
+use crate::api::v1::peer_server::PeerServer;
+use crate::auth::RequestAuthorizer;
+use crate::control_port::accept_connections;
+use crate::daemon::DaemonError;
+use crate::limits::{
+    ANONYMOUS_MESSAGE_BYTES_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT,
+};
+use crate::node::Node;
+use crate::service::{ControlService, PeerService};
+use crate::trust::ClusterService;
+
+/// The sockets that requests come in at.
+pub(crate) struct ApiListeners {
+    socket: tokio::net::UnixListener,
+    network: tokio::net::TcpListener,
+}
+
+impl ApiListeners {
+    /// Must be called within the runtime.
+    ///
+    /// # Errors
+    /// The runtime cannot watch them.
+    pub(crate) fn new(socket: UnixListener, network: TcpListener) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        network.set_nonblocking(true)?;
+        Ok(Self { socket: socket.try_into()?, network: network.try_into()? })
+    }
+}
+
+/// Serves until `stopped` turns true; requests under way then have [`SHUTDOWN_TIMEOUT`] left.
+///
+/// # Errors
+/// A server failed; the other is stopped too.
+pub(crate) async fn serve_api(
+    node: &Arc<Node>,
+    listeners: ApiListeners,
+    mut stopped: watch::Receiver<bool>,
+) -> Result<(), DaemonError> {
+    let stop = |mut stopped: watch::Receiver<bool>| async move {
+        let _ = stopped.wait_for(|is_stopped| *is_stopped).await;
+    };
+    let control = || {
+        NodeServer::new(ControlService(node.clone()))
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    };
+    let peer = PeerServer::new(PeerService(node.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()))
+        .max_decoding_message_size(ANONYMOUS_MESSAGE_BYTES_MAX);
+    let credentials = node.peers.security().credentials().cloned();
+    // Of whom the kernel tells when it is gone: one that stands still, for who stopped it or reads what it writes, is not gone.
+    let at_socket = Server::builder()
+        .layer(RequestAuthorizer::Socket)
+        .add_service(control())
+        .add_service(cluster.clone())
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listeners.socket), stop(stopped.clone()));
+    let at_port = Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .layer(RequestAuthorizer::Network { credentials: credentials.clone(), denial_log: Arc::default() })
+        .add_service(control())
+        .add_service(peer)
+        .add_service(cluster)
+        .serve_with_incoming_shutdown(accept_connections(listeners.network, credentials), stop(stopped.clone()));
+    let both = async { tokio::try_join!(at_socket, at_port).map(drop) };
+    let overdue = async {
+        let _ = stopped.wait_for(|is_stopped| *is_stopped).await;
+        // Streams without an end of their own (logs, attach) keep a server open: they are cut off.
+        let _ = timeout(SHUTDOWN_TIMEOUT, std::future::pending::<()>()).await;
+    };
+    tokio::select! {
+        served = both => Ok(served?),
+        () = overdue => Ok(()),
+    }
+}

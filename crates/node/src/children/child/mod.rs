@@ -1,0 +1,377 @@
+//! One child of this node: what it is, what it is doing, and what can be done to it.
+
+mod pause;
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use farfork_container::ContainerCgroup;
+use farfork_fork::pager::{LOST_FILE, MemoryPlan, PagerCounters, SETTLED_FILE, SettleProgress, SettleState};
+use farfork_sys::process::{self, ResidentMemory};
+use farfork_sys::process_identity::ProcessIdentity;
+use farfork_wire::PAGE_SIZE;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tonic::Code;
+
+use super::kill_limit::KillSource;
+use super::{ChildRecord, ExitRecord, OutputReader, OutputWatcher};
+use crate::api::v1;
+use crate::failure::Failure;
+use crate::pager_link::PagerLink;
+
+/// What kills a child: it cannot be caught.
+pub(super) const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
+
+/// What a child gets that touches a page for which there is no room, or which is lost.
+pub(super) const SIGBUS: u32 = rustix::process::Signal::BUS.as_raw().unsigned_abs();
+
+/// What a child is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ChildStatus {
+    /// It stands still, before its first step or later.
+    Paused,
+    /// It runs.
+    Running,
+    /// It has ended.
+    Ended(ExitRecord),
+}
+
+/// A file that a child writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OutputStream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// What a child of a program that asked for its own checkpoint gives as its result.
+    Result,
+}
+
+/// A child of this node.
+#[derive(Debug)]
+pub(crate) struct Child {
+    record: ChildRecord,
+    directory: PathBuf,
+    status: watch::Sender<ChildStatus>,
+    /// Whether nothing is left of its container, and the pager has forgotten it.
+    is_cleaned_up: watch::Sender<bool>,
+    /// Our end of its standard input, until somebody attaches.
+    stdin: Mutex<Option<pipe::Sender>>,
+    /// The socket that a child waits at which was started paused. Held while it is paused and let go on.
+    unpause_socket: Mutex<Option<OwnedFd>>,
+    /// Its container's, where that has not ended.
+    cgroup: Option<ContainerCgroup>,
+    /// Who has killed it, if that went through this daemon.
+    kill_source: OnceLock<KillSource>,
+    /// Whether it was sent SIGKILL.
+    is_killed: watch::Sender<bool>,
+    /// Whether the root of its container is to be nobody's after it.
+    is_root_reuse_disabled: AtomicBool,
+}
+
+impl Child {
+    /// A child that was just started: `gate` where it is paused, `stdin` where somebody will attach. `cgroup` is its
+    /// container's.
+    pub(super) fn from_started(
+        record: ChildRecord,
+        directory: PathBuf,
+        stdin: Option<pipe::Sender>,
+        gate: Option<OwnedFd>,
+        cgroup: Option<ContainerCgroup>,
+    ) -> Self {
+        let status = if gate.is_some() { ChildStatus::Paused } else { ChildStatus::Running };
+        let (stdin, gate) = (Mutex::new(stdin), Mutex::new(gate));
+        let (status, is_settled) = (watch::Sender::new(status), watch::Sender::new(false));
+        let (killer, is_killed, withholds_root) = (OnceLock::new(), watch::Sender::new(false), AtomicBool::new(false));
+        Self {
+            record,
+            directory,
+            status,
+            is_cleaned_up: is_settled,
+            stdin,
+            unpause_socket: gate,
+            cgroup,
+            kill_source: killer,
+            is_killed,
+            is_root_reuse_disabled: withholds_root,
+        }
+    }
+
+    /// Has nobody have its container's root after it.
+    pub(crate) fn disable_root_reuse(&self) {
+        self.is_root_reuse_disabled.store(true, Ordering::Release);
+    }
+
+    /// Whether nobody is to have that.
+    pub(super) fn is_root_reuse_disabled(&self) -> bool {
+        self.is_root_reuse_disabled.load(Ordering::Acquire)
+    }
+
+    /// A child that an earlier daemon started. One that waited for its first step then has ended with that daemon; one that
+    /// was paused later is so still.
+    pub(super) fn from_record(record: ChildRecord, directory: PathBuf, cgroup: Option<ContainerCgroup>) -> Self {
+        let child = Self::from_started(record, directory, None, None, cgroup);
+        if child.is_frozen() {
+            child.status.send_replace(ChildStatus::Paused);
+        }
+        if let Some(ended) = child.record.ended.clone() {
+            child.status.send_replace(ChildStatus::Ended(ended));
+        }
+        child
+    }
+
+    /// What it is.
+    pub(crate) fn record(&self) -> &ChildRecord {
+        &self.record
+    }
+
+    /// The number of its own process on this node, which may have ended.
+    pub(super) fn pid(&self) -> Option<i32> {
+        Some(self.record.process.parse::<ProcessIdentity>().ok()?.pid)
+    }
+
+    /// Its directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What it is doing, now and from now on.
+    pub(crate) fn status(&self) -> watch::Receiver<ChildStatus> {
+        self.status.subscribe()
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn exit_record(&self) -> Option<ExitRecord> {
+        match &*self.status.borrow() {
+            ChildStatus::Ended(ended) => Some(ended.clone()),
+            ChildStatus::Paused | ChildStatus::Running => None,
+        }
+    }
+
+    /// Whether it has not ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        !matches!(*self.status.borrow(), ChildStatus::Ended(_))
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn wait_exit(&self) -> ExitRecord {
+        let mut status = self.status();
+        let ended = status.wait_for(|status| matches!(status, ChildStatus::Ended(_))).await;
+        match ended.as_deref() {
+            Ok(ChildStatus::Ended(ended)) => ended.clone(),
+            _ => unreachable!("the sender lives as long as the child"),
+        }
+    }
+
+    /// Why its memory is lost, if it is: a sentence of the pager's.
+    pub(crate) fn memory_loss_cause(&self) -> Option<String> {
+        let text = fs::read_to_string(self.directory.join(LOST_FILE)).ok()?;
+        Some(text.trim_end().to_owned())
+    }
+
+    /// Whether it has all of its memory, and needs its seed no more.
+    pub(crate) fn is_memory_settled(&self) -> bool {
+        self.directory.join(SETTLED_FILE).exists()
+    }
+
+    /// Its process on the host.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub(crate) fn host_pid(&self) -> Result<i32, Failure> {
+        let process: ProcessIdentity =
+            self.record.process.parse().map_err(|error: io::Error| self.process_failure(&error))?;
+        let is_there = process.open().map_err(|error| self.process_failure(&error))?.is_some();
+        if is_there { Ok(process.pid) } else { Err(self.ended_failure()) }
+    }
+
+    /// What who wants something of a living child is told.
+    pub(crate) fn ended_failure(&self) -> Failure {
+        self.failure(Code::FailedPrecondition, "it has ended")
+            .with_next_step("forget it with `farfork rm`, or see how it ended with `farfork inspect`")
+    }
+
+    /// Has the pager fetch the rest of its memory, where `begin` says so, and tells how far that is. Blocks.
+    ///
+    /// # Errors
+    /// The pager does not serve it.
+    pub(crate) fn settle_memory(&self, pager: &PagerLink, begin: bool) -> Result<SettleProgress, Failure> {
+        match pager.client().settle(&self.record.id, begin, self.host_pid()?) {
+            Ok(progress) => Ok(progress),
+            // A pager that was started anew knows nothing of those who need none.
+            Err(_) if self.is_memory_settled() => {
+                Ok(SettleProgress { total_pages: 0, missing_pages: 0, state: SettleState::Settled })
+            }
+            Err(error) => Err(self.failure(Code::FailedPrecondition, error).with_next_step("see the node's log")),
+        }
+    }
+
+    /// Where its memory is. Blocks: the kernel looks at each of its pages.
+    pub(crate) fn memory_use(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
+        let process = self.record.process.parse().ok().filter(|_| self.is_alive());
+        let pid = process.map(|process: ProcessIdentity| process.pid);
+        let residence = pid.and_then(|pid| ResidentMemory::read(pid).ok());
+        let status = pid.and_then(|pid| process::ProcStatus::read(pid).ok());
+        let seen = MemoryPlan::read(&self.directory).ok().map(|plan| plan.populated_bytes());
+        let fetched = counted.map(|counted| (counted.pages_fetched + counted.pages_cached) * PAGE_SIZE);
+        v1::MemoryUse {
+            shared_bytes: residence.map(|residence| residence.shared_bytes),
+            private_bytes: residence.map(|residence| residence.private_bytes),
+            remote_bytes: match self.is_memory_settled() {
+                true => Some(0),
+                false => seen.zip(fetched).map(|(seen, fetched)| seen.saturating_sub(fetched)),
+            },
+            file_bytes: status.map(|status| status.file_bytes),
+        }
+    }
+
+    /// Takes our end of its standard input: one caller feeds it.
+    pub(crate) fn take_stdin(&self) -> Option<pipe::Sender> {
+        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether somebody may attach who feeds it.
+    pub(super) fn has_stdin(&self) -> bool {
+        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Whether it gave something as its result.
+    pub(crate) fn has_result(&self) -> bool {
+        fs::metadata(self.directory.join(OutputStream::Result.file_name())).is_ok_and(|file| file.len() > 0)
+    }
+
+    /// Whether it may give a result: its program asked for its own checkpoint.
+    pub(crate) fn can_have_result(&self) -> bool {
+        self.directory.join(OutputStream::Result.file_name()).exists()
+    }
+
+    /// Reads what it wrote, and, with a watch, what it goes on to write.
+    ///
+    /// # Errors
+    /// The file cannot be read or watched.
+    pub(crate) fn open_output(
+        &self,
+        stream: OutputStream,
+        follow: Option<&Arc<OutputWatcher>>,
+    ) -> Result<OutputReader, Failure> {
+        let path = self.directory.join(stream.file_name());
+        let opened = match follow {
+            Some(watch) if self.is_alive() => OutputReader::follow(&path, watch, self.status()),
+            _ => OutputReader::open(&path),
+        };
+        opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
+    }
+
+    /// Who has killed it, if that went through this daemon.
+    pub(super) fn kill_source(&self) -> Option<KillSource> {
+        self.kill_source.get().copied()
+    }
+
+    /// Waits until it is sent SIGKILL through this daemon.
+    pub(super) async fn wait_killed(&self) {
+        // The sender lives as long as the child.
+        let _ = self.is_killed.subscribe().wait_for(|is_killed| *is_killed).await;
+    }
+
+    /// Nothing is left of its container, and the pager has forgotten it.
+    pub(super) fn mark_cleaned_up(&self) {
+        self.is_cleaned_up.send_replace(true);
+    }
+
+    /// Whether it has settled.
+    pub(super) fn is_cleaned_up(&self) -> bool {
+        *self.is_cleaned_up.borrow()
+    }
+
+    /// Waits until a child that has ended is settled, at most `limit`; tells whether it is.
+    pub(super) async fn wait_cleaned_up(&self, limit: Duration) -> bool {
+        let mut is_settled = self.is_cleaned_up.subscribe();
+        timeout(limit, is_settled.wait_for(|is_settled| *is_settled)).await.is_ok()
+    }
+
+    /// It has ended: tells everyone who waits, and writes it down.
+    pub(super) fn mark_ended(&self, ended: ExitRecord) {
+        let record = ChildRecord { ended: Some(ended.clone()), ..self.record.clone() };
+        if let Err(error) = record.write(&self.directory) {
+            tracing::warn!(child = %self.record.id, %error, "its end cannot be written down");
+        }
+        drop(self.take_stdin());
+        self.status.send_replace(ChildStatus::Ended(ended));
+    }
+
+    /// A failure about this child.
+    pub(crate) fn failure(&self, code: Code, cause: impl std::fmt::Display) -> Failure {
+        Failure::new(code, format!("child {}", self.record.id), cause)
+    }
+
+    fn process_failure(&self, error: &io::Error) -> Failure {
+        self.failure(Code::Internal, format!("its process cannot be reached: {error}"))
+    }
+}
+
+impl OutputStream {
+    /// Name of the file in the child's directory.
+    pub(crate) fn file_name(self) -> &'static str {
+        match self {
+            OutputStream::Stdout => "stdout",
+            OutputStream::Stderr => "stderr",
+            OutputStream::Result => "result",
+        }
+    }
+}
+
+impl From<&Child> for v1::Child {
+    fn from(child: &Child) -> Self {
+        let memory_lost = child.memory_loss_cause().unwrap_or_default();
+        Self { memory_lost, is_settled: child.is_memory_settled(), ..child.to_started_view() }
+    }
+}
+
+impl Child {
+    /// What it is and does; of its memory that it is neither settled nor lost, as of one that was just started and fetches what it touches.
+    pub(crate) fn to_started_view(&self) -> v1::Child {
+        let ChildRecord { id, seed, command, process, resume_us, started_unix_ms, .. } = self.record();
+        let ChildRecord { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = self.record();
+        let ChildRecord { untrusted, user_namespace, read_only, network, publish, egress, .. } = self.record();
+        let (state, ended) = match &*self.status.borrow() {
+            ChildStatus::Paused => (v1::ChildState::Paused, None),
+            ChildStatus::Running => (v1::ChildState::Running, None),
+            ChildStatus::Ended(ended) => match ended.exit {
+                super::Exit::Lost(_) => (v1::ChildState::Lost, Some(ended.clone())),
+                _ => (v1::ChildState::Exited, Some(ended.clone())),
+            },
+        };
+        let pid = process.split_once('@').and_then(|(pid, _)| pid.parse().ok());
+        v1::Child {
+            id: id.to_string(),
+            node: id.node().to_string(),
+            seed: seed.to_string(),
+            pid: pid.unwrap_or(0),
+            state: state.into(),
+            ended_unix_ms: ended.as_ref().map_or(0, |ended| ended.unix_ms),
+            exit: ended.map(v1::Exit::from),
+            resume_us: *resume_us,
+            started_unix_ms: *started_unix_ms,
+            command: command.clone(),
+            memory_lost: String::new(),
+            is_settled: false,
+            memory_bytes_max: memory_bytes_max.unwrap_or(0),
+            cpu_millicores_max: cpu_millicores_max.unwrap_or(0),
+            processes_max: processes_max.unwrap_or(0),
+            inherits: inherits.iter().map(ToString::to_string).collect(),
+            untrusted: *untrusted,
+            user_namespace: *user_namespace,
+            read_only: *read_only,
+            network: v1::Network::from(*network).into(),
+            publish: publish.iter().copied().map(Into::into).collect(),
+            egress: egress.to_strings(),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A child that stands still, is let go on, and hears signals meanwhile.
+//!
+//! One that was started paused waits at a gate before its first step. Any other is paused by its container's control group,
+//! with all that it has forked, and with the container's init, which reaps it: so what ends while it is paused has to be let
+//! go on, or nobody would hear of the end. A daemon that starts anew finds the group frozen still.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use farfork_fork::restore;
+use farfork_sys::pidfd;
+use farfork_sys::process_identity::ProcessIdentity;
+use tonic::Code;
+
+use super::super::kill_limit::KillSource;
+use super::{Child, ChildStatus, SIGKILL};
+use crate::failure::Failure;
+
+/// For all threads of a child to stand: less than a client waits for an answer. A system call that waits for a page of a slow
+/// link stands only when that has come.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Child {
+    /// Stops it where it is, with all that it has forked; what is paused stays so. Blocks.
+    ///
+    /// # Errors
+    /// It has ended, or does not stop; then it runs on.
+    pub(crate) fn pause(&self) -> Result<(), Failure> {
+        // Held all the time: pauses and their ends come one after the other.
+        let gate = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_alive()?;
+        if gate.is_some() {
+            return Ok(());
+        }
+        let group = self.cgroup.as_ref().ok_or_else(|| self.ended_failure())?;
+        let refused = |error| {
+            let step = "it runs on; `farfork inspect` tells how its memory comes";
+            self.failure(Code::FailedPrecondition, error).with_next_step(step)
+        };
+        self.disable_root_reuse();
+        group.freeze(PAUSE_TIMEOUT).map_err(refused)?;
+        if self.has_exited() {
+            self.thaw_to_exit();
+            return Err(self.ended_failure());
+        }
+        self.transition_status(ChildStatus::Running, ChildStatus::Paused);
+        Ok(())
+    }
+
+    /// Lets it go on, or make its first step; what runs goes on as it does.
+    ///
+    /// # Errors
+    /// It has ended, or cannot be reached.
+    pub(crate) fn unpause(&self) -> Result<(), Failure> {
+        let mut gate = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_alive()?;
+        match (gate.take(), &self.cgroup) {
+            (Some(gate), _) => restore::unpause(gate.as_fd()).map_err(|error| self.process_failure(&error))?,
+            (None, Some(group)) if *self.status.borrow() == ChildStatus::Paused => {
+                group.thaw().map_err(|error| self.failure(Code::Internal, error))?;
+            }
+            (None, _) => {}
+        }
+        self.transition_status(ChildStatus::Paused, ChildStatus::Running);
+        Ok(())
+    }
+
+    /// Whether it was paused where it was, rather than before its first step.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(|group| group.is_frozen())
+    }
+
+    /// Sends it a signal. One that is paused finds it when it goes on; SIGKILL ends it at once.
+    ///
+    /// # Errors
+    /// It has ended, or the number is no signal.
+    pub(crate) fn kill(&self, signal: u32) -> Result<(), Failure> {
+        if signal == SIGKILL {
+            // Of two, the first one kills.
+            let _ = self.kill_source.set(KillSource::Request);
+        }
+        self.send_signal(signal)
+    }
+
+    /// Kills it, because its time is over. It may just have ended.
+    pub(in crate::children) fn kill_on_deadline(&self) {
+        let _ = self.kill_source.set(KillSource::Deadline);
+        let _ = self.send_signal(SIGKILL);
+    }
+
+    /// Kills it, as its memory is lost.
+    pub(in crate::children) fn kill_memory_lost(&self) {
+        let _ = self.send_signal(SIGKILL);
+    }
+
+    fn send_signal(&self, signal: u32) -> Result<(), Failure> {
+        let has_ended = || self.ended_failure();
+        self.check_alive()?;
+        let identity: ProcessIdentity =
+            self.record.process.parse().map_err(|error: io::Error| self.process_failure(&error))?;
+        let process = identity.open().map_err(|error| self.process_failure(&error))?.ok_or_else(has_ended)?;
+        match pidfd::send_signal(&process, signal.cast_signed()) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Err(self.failure(Code::InvalidArgument, format!("{signal} is no signal")))
+            }
+            // ESRCH: it ended a moment ago.
+            Err(_) => Err(has_ended()),
+            Ok(()) => {
+                if signal == SIGKILL {
+                    self.is_killed.send_replace(true);
+                    self.thaw_to_exit();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether its process is one no more, reaped or not.
+    fn has_exited(&self) -> bool {
+        let process =
+            self.record.process.parse().ok().and_then(|process: ProcessIdentity| process.open().ok().flatten());
+        process.is_none_or(|process| pidfd::wait_exit(&process, Duration::ZERO).unwrap_or(false))
+    }
+
+    /// Lets what was killed, or has ended, come to its end.
+    fn thaw_to_exit(&self) {
+        if let Some(group) = &self.cgroup
+            && let Err(error) = group.thaw()
+        {
+            // Its container may have been removed the moment before.
+            tracing::debug!(child = %self.record.id, %error, "what was killed is not let go on");
+        }
+        self.transition_status(ChildStatus::Paused, ChildStatus::Running);
+    }
+
+    /// Where it has ended meanwhile, that stands.
+    fn transition_status(&self, from: ChildStatus, to: ChildStatus) {
+        self.status.send_if_modified(|status| {
+            let changes = *status == from;
+            if changes {
+                *status = to;
+            }
+            changes
+        });
+    }
+
+    fn check_alive(&self) -> Result<(), Failure> {
+        if self.is_alive() { Ok(()) } else { Err(self.ended_failure()) }
+    }
+}

@@ -1,0 +1,139 @@
+//! Watches over a child from its start to its end: keeps its time limit, leads connections to it, hears when its container ends; then cleans up.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_container::{OomCause, RunningContainer};
+use farfork_fork::resume::STATUS_FILE;
+
+use super::{Child, Exit, ExitRecord, kill_limit};
+use crate::async_fd::watch_readable;
+use crate::clock;
+use crate::limits::ATTACH_GRACE;
+use crate::network::ChildForwarding;
+use crate::pager_link::PagerLink;
+
+/// Who lives for longer leaves no root: to hold it costs the daemon a descriptor, and to make the next one is little beside such a life.
+const ROOT_REUSE_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// For the end of a child that was killed to be told by its container's init, which reaps it and says how it ended. An init that stands
+/// still, as one that a child traces, does not: then all that is in the container is killed.
+const KILLED_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A container's init, as something to wait for: its pidfd is readable once it has ended.
+struct ContainerInit(Arc<RunningContainer>);
+
+impl AsFd for ContainerInit {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.init().as_fd()
+    }
+}
+
+/// Watches until the first process of the child's container has ended; gives what is left of that.
+pub(super) async fn watch_until_exit(
+    child: &Child,
+    container: RunningContainer,
+    doors: ChildForwarding,
+) -> Arc<RunningContainer> {
+    let container = Arc::new(container);
+    tokio::select! {
+        () = wait_container_exit(&container) => {}
+        () = enforce_time_limits(child, &container) => {}
+        () = doors.serve(container.clone()) => {}
+    }
+    container
+}
+
+/// A child whose container ended while no daemon was there; `memory_end`: the kernel killed a process of it.
+pub(super) fn record_past_exit(child: &Child, memory_end: Option<OomCause>, pager: &PagerLink) {
+    if child.is_alive() {
+        let file = child.directory().join(STATUS_FILE);
+        let modified = fs::metadata(&file).and_then(|metadata| metadata.modified());
+        let unix_ms = modified.map_or_else(|_| clock::unix_ms_now(), clock::unix_ms);
+        let exit = Exit::read(&file);
+        let limit_met = memory_end.and_then(|end| kill_limit::find_past_kill_limit(child, &exit, end));
+        let exit = exit.adjust_for_kill(limit_met.is_some());
+        child.mark_ended(ExitRecord { exit, limit_met, unix_ms, pager: pager.counters(&child.record().id) });
+    }
+    pager.release(&child.record().id);
+    child.mark_cleaned_up();
+}
+
+async fn wait_container_exit(container: &Arc<RunningContainer>) {
+    match watch_readable(ContainerInit(container.clone())) {
+        Ok(init) => match init.readable().await {
+            Ok(_) => {}
+            Err(error) => poll_container_exit(container, &error).await,
+        },
+        Err(error) => poll_container_exit(container, &error).await,
+    }
+}
+
+/// Where the kernel cannot tell us (no memory for another watch), we ask.
+async fn poll_container_exit(container: &RunningContainer, error: &std::io::Error) {
+    const POLL_INTERVAL: Duration = Duration::from_millis(50);
+    tracing::warn!(container = container.id(), %error, "its end has to be polled for");
+    while matches!(farfork_sys::pidfd::wait_exit(container.init(), Duration::ZERO), Ok(false)) {
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// What time does to a child that runs: never returns.
+async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
+    let deadline = async {
+        let record = child.record();
+        match (record.deadline_boot_ms, record.deadline_unix_ms) {
+            (Some(deadline), _) => tokio::time::sleep(clock::duration_until(deadline, clock::boot_ms_now())).await,
+            (None, Some(deadline)) => tokio::time::sleep(clock::duration_until(deadline, clock::unix_ms_now())).await,
+            (None, None) => std::future::pending().await,
+        }
+        tracing::info!(child = %child.record().id, "killed: its time is over");
+        child.kill_on_deadline();
+    };
+    let nobody_attached = async {
+        if child.has_stdin() {
+            tokio::time::sleep(ATTACH_GRACE).await;
+            drop(child.take_stdin());
+        }
+    };
+    let killed = async {
+        child.wait_killed().await;
+        tokio::time::sleep(KILLED_EXIT_TIMEOUT).await;
+        let waited_s = KILLED_EXIT_TIMEOUT.as_secs();
+        tracing::warn!(child = %child.record().id, waited_s, "was killed, and its container's first process does not tell its end: the container is killed");
+        container.kill();
+    };
+    let no_heirs = async {
+        tokio::time::sleep(ROOT_REUSE_AGE_MAX).await;
+        container.discard_root();
+    };
+    tokio::join!(deadline, nobody_attached, no_heirs, killed);
+    std::future::pending().await
+}
+
+/// Has nothing left of the container of a child that has ended. The figures are taken before the end is told, so that who waits for the end
+/// can ask for them. Blocks.
+pub(super) fn clean_up(child: &Child, container: &RunningContainer, pager: &PagerLink) {
+    let id = &child.record().id;
+    let exit = Exit::read(&child.directory().join(STATUS_FILE));
+    let limit_met = kill_limit::find_kill_limit(child, &exit, container.cgroup());
+    let exit = exit.adjust_for_kill(limit_met.is_some() || child.kill_source().is_some());
+    // With its first process all others have ended: one question is enough, but where something still looks at their memory.
+    let released = pager.release_now(id);
+    let counts = released.unwrap_or_else(|| pager.counters(id));
+    child.mark_ended(ExitRecord { exit, limit_met, unix_ms: clock::unix_ms_now(), pager: counts });
+    if child.is_root_reuse_disabled() {
+        container.discard_root();
+    }
+    match container.remove() {
+        Ok(()) => {
+            if released.is_none() {
+                pager.release(id);
+            }
+            child.mark_cleaned_up();
+        }
+        Err(error) => tracing::warn!(child = %id, %error, "the container of a child that ended is not removed"),
+    }
+}

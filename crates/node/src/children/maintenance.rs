@@ -1,0 +1,88 @@
+//! Huge pages of the parent become huge pages of the child again, where it lives long enough for that to be worth while: its
+//! memory comes in small pages, and what is whole is put together in the background (`farfork_fork::huge`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use farfork_fork::huge_pages::HugePageCollapser;
+use farfork_wire::ChildId;
+
+use super::Child;
+use crate::clock;
+use crate::limits::EVICTED_PER_ROUND_MAX;
+use crate::node::Node;
+
+/// Between two looks at all children.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A child is left alone for so long, in milliseconds: most end sooner, and a huge page costs more than the pages that it is
+/// made of did.
+const AGE_MS_MIN: u64 = 3_000;
+
+/// For one child at a time, so that all have their turn.
+const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
+
+/// The children that are tended.
+#[derive(Default)]
+struct HugePageCollapse {
+    /// None for a child that cannot be.
+    targets: BTreeMap<ChildId, Option<CollapseTarget>>,
+}
+
+struct CollapseTarget {
+    collapser: HugePageCollapser,
+    due: Instant,
+}
+
+/// Tends all children until the daemon ends.
+pub(crate) async fn run_child_maintenance(node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tending = HugePageCollapse::default();
+    loop {
+        ticks.tick().await;
+        let here = node.clone();
+        let round = tokio::task::spawn_blocking(move || {
+            tending.collapse_due(&here.children.all_alive());
+            here.children.evict_ended(EVICTED_PER_ROUND_MAX);
+            tending
+        });
+        tending = round.await.unwrap_or_default();
+    }
+}
+
+impl HugePageCollapse {
+    fn collapse_due(&mut self, children: &[Arc<Child>]) {
+        let now_ms = clock::unix_ms(SystemTime::now());
+        let is_worth_while = |child: &&Arc<Child>| {
+            let record = child.record();
+            record.wants_huge_pages && now_ms.saturating_sub(record.started_unix_ms) >= AGE_MS_MIN
+        };
+        let wanted: Vec<_> = children.iter().filter(is_worth_while).filter(|child| child.is_alive()).collect();
+        self.targets.retain(|id, _| wanted.iter().any(|child| child.record().id == *id));
+        for child in wanted {
+            let tended = self.targets.entry(child.record().id.clone()).or_insert_with(|| open_target(child));
+            if let Some(due) = tended.as_mut().filter(|tended| tended.due <= Instant::now())
+                && let Err(error) = due.collapse()
+            {
+                tracing::warn!(child = %child.record().id, %error, "it gets no huge pages");
+                *tended = None;
+            }
+        }
+    }
+}
+
+impl CollapseTarget {
+    fn collapse(&mut self) -> io::Result<()> {
+        self.collapser.run_round(COLLAPSE_TIME_MAX)?;
+        self.due = Instant::now() + self.collapser.pause();
+        Ok(())
+    }
+}
+
+fn open_target(child: &Child) -> Option<CollapseTarget> {
+    let tender = child.record().process.parse().and_then(HugePageCollapser::open).ok().flatten()?;
+    Some(CollapseTarget { collapser: tender, due: Instant::now() })
+}

@@ -1,0 +1,219 @@
+//! What connects to the control port. Each peer has a short time to show who it is; those that have not yet are few, and
+//! the one that has taken longest makes room, so that whoever connects and says nothing keeps nobody out.
+//!
+//! ```text
+//!  accept ─▶ handshake, at most HANDSHAKES_MAX at a time, each within HANDSHAKE_LIMIT ─▶ arrivals ─▶ tonic
+//!                │ refused: a line in the log, which names the peer                        members: CONNECTIONS_MAX
+//!                └ the oldest, when there are too many                                     strangers: STRANGERS_MAX,
+//!                                                                                          each for STRANGER_LIMIT
+//! ```
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use farfork_trust::{AuthenticatedPeer, Credentials};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+use super::rate_limited_log::RateLimitedLog;
+use super::revalidated_stream::RevalidatedStream;
+use super::stream::{ControlStream, explain_tls_error};
+
+/// For a peer to show who it is: a slow link and a busy machine together need a second.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Handshakes at a time: all nodes of a large cluster that come at once, some kilobytes each.
+const HANDSHAKES_MAX: usize = 512;
+
+/// Connections of members at a time: one of each node of the largest cluster, and as many of clients.
+const CONNECTIONS_MAX: usize = 2048;
+
+/// Connections at a time that showed no certificate: machines that join.
+const ANONYMOUS_CONNECTIONS_MAX: usize = 32;
+
+/// How long such a connection may last: joining takes milliseconds.
+const ANONYMOUS_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections that wait for the server to take them.
+const ACCEPT_QUEUE_MAX: usize = 64;
+
+/// After accept(2) failed for want of descriptors or memory.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// A connection that may ask.
+#[derive(Debug)]
+pub(crate) struct AcceptedConnection {
+    stream: RevalidatedStream,
+    info: ConnectionInfo,
+    /// When it ends, whatever it does.
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// Its place among the connections.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Who came, from where.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionInfo {
+    /// Who it proved to be; nobody where it showed no certificate, or where nobody asks for one.
+    pub(crate) peer: Option<AuthenticatedPeer>,
+    /// Where it came from.
+    pub(crate) address: SocketAddr,
+}
+
+impl Connected for AcceptedConnection {
+    type ConnectInfo = ConnectionInfo;
+
+    fn connect_info(&self) -> ConnectionInfo {
+        self.info.clone()
+    }
+}
+
+/// The connections of a listener, for a server to take. They end with the stream.
+pub(crate) fn accept_connections(
+    listener: TcpListener,
+    credentials: Option<Credentials>,
+) -> ReceiverStream<io::Result<AcceptedConnection>> {
+    let (sink, arrivals) = mpsc::channel(ACCEPT_QUEUE_MAX);
+    let entry = Arc::new(MtlsAcceptor {
+        credentials,
+        sink,
+        member_permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        anonymous_permits: Arc::new(Semaphore::new(ANONYMOUS_CONNECTIONS_MAX)),
+        rejection_log: RateLimitedLog::default(),
+    });
+    tokio::spawn(entry.run(listener));
+    ReceiverStream::new(arrivals)
+}
+
+struct MtlsAcceptor {
+    /// Absent where everybody is trusted.
+    credentials: Option<Credentials>,
+    sink: mpsc::Sender<io::Result<AcceptedConnection>>,
+    member_permits: Arc<Semaphore>,
+    anonymous_permits: Arc<Semaphore>,
+    rejection_log: RateLimitedLog,
+}
+
+impl MtlsAcceptor {
+    async fn run(self: Arc<Self>, listener: TcpListener) {
+        let mut handshakes = JoinSet::new();
+        let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.sink.closed() => return,
+            };
+            while handshakes.try_join_next().is_some() {}
+            oldest.retain(|handshake| !handshake.is_finished());
+            match accepted {
+                Ok((stream, address)) => {
+                    if oldest.len() >= HANDSHAKES_MAX
+                        && let Some(handshake) = oldest.pop_front()
+                    {
+                        self.rejection_log
+                            .warn(|| "too many connections at once say nothing: the oldest is closed".into());
+                        handshake.abort();
+                    }
+                    oldest.push_back(handshakes.spawn(self.clone().handle_connection(stream, address)));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the control port cannot take connections for now");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
+                }
+            }
+        }
+    }
+
+    async fn handle_connection(self: Arc<Self>, stream: TcpStream, address: SocketAddr) {
+        match self.authenticate(stream, address).await {
+            // Who is gone by the time the server stops needs no answer.
+            Ok(arrival) => drop(self.sink.send(Ok(arrival)).await),
+            Err(cause) => self.rejection_log.warn(|| format!("a connection from {address} is not let in: {cause}")),
+        }
+    }
+
+    async fn authenticate(&self, stream: TcpStream, address: SocketAddr) -> Result<AcceptedConnection, String> {
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let Some(credentials) = &self.credentials else {
+            let info = ConnectionInfo { peer: None, address };
+            return admit_connection(
+                RevalidatedStream::unchecked(ControlStream::Plain(stream)),
+                info,
+                &self.member_permits,
+                None,
+            );
+        };
+        let shaken =
+            timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(credentials.control_server_config()).accept(stream)).await;
+        let silent = |_| format!("it did not show who it is within {} s", HANDSHAKE_TIMEOUT.as_secs());
+        let stream = shaken.map_err(silent)?.map_err(|error| explain_tls_error(error).to_string())?;
+        let chain = stream.get_ref().1.peer_certificates();
+        let peer = Credentials::peer_from_chain(chain);
+        let is_stranger = peer.is_none();
+        let info = ConnectionInfo { peer, address };
+        let shown = chain.and_then(|chain| chain.first()).cloned();
+        let stream = RevalidatedStream::with_check(credentials, shown, ControlStream::Tls(Box::new(stream.into())));
+        if is_stranger {
+            admit_connection(stream, info, &self.anonymous_permits, Some(Instant::now() + ANONYMOUS_CONNECTION_TIMEOUT))
+        } else {
+            admit_connection(stream, info, &self.member_permits, None)
+        }
+    }
+}
+
+fn admit_connection(
+    stream: RevalidatedStream,
+    info: ConnectionInfo,
+    places: &Arc<Semaphore>,
+    until: Option<Instant>,
+) -> Result<AcceptedConnection, String> {
+    let place =
+        places.clone().try_acquire_owned().map_err(|_| "there are too many connections of its kind".to_owned())?;
+    Ok(AcceptedConnection { stream, info, deadline: until.map(|until| Box::pin(sleep_until(until))), _permit: place })
+}
+
+impl AsyncRead for AcceptedConnection {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.deadline.as_mut().is_some_and(|until| until.as_mut().poll(context).is_ready()) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for AcceptedConnection {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,91 @@
+//! What a child of a program that asked for its own checkpoint is told: the answer to the request that it still waits
+//! for lies in its socket before it runs, with a file for its result and its payload.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use farfork_program::Reply;
+use farfork_sys::{fd_passing, memfd};
+use farfork_wire::descriptor::OpenFile;
+use farfork_wire::{ChildId, Descriptor, SeedId};
+
+use crate::children::OutputStream;
+
+/// A child, as it is told of itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChildIdentity<'a> {
+    pub(super) child: &'a ChildId,
+    pub(super) seed: &'a SeedId,
+    /// Its position among the children of its fork.
+    pub(super) index: u32,
+}
+
+/// Where a child will hear what it is, before that is known of it.
+#[derive(Debug)]
+pub(super) struct CheckpointReply {
+    socket: OwnedFd,
+    /// The file for its result.
+    result: File,
+}
+
+/// The socket for a child whose parent waited to be told what it is, and our end of it, which leads nowhere until it was answered;
+/// `None` where the parent did not wait.
+///
+/// # Errors
+/// As the calls that make a socket and a file.
+pub(super) fn open_reply_socket(
+    descriptor: &Descriptor,
+    directory: &Path,
+) -> io::Result<Option<(CheckpointReply, OwnedFd)>> {
+    let waits = |file: &OpenFile| matches!(file, OpenFile::CheckpointSocket { is_caller: true, .. });
+    if !descriptor.open_files.iter().any(waits) {
+        return Ok(None);
+    }
+    let result = OpenOptions::new()
+        .create_new(true)
+        .append(true)
+        .mode(0o600)
+        .open(directory.join(OutputStream::Result.file_name()))?;
+    let (ours, childs) = fd_passing::seqpacket_pair()?;
+    Ok(Some((CheckpointReply { socket: ours, result }, childs)))
+}
+
+impl CheckpointReply {
+    /// Leaves the answer for the child, which reads it, and then the end.
+    ///
+    /// # Errors
+    /// As the calls that make a file and send it.
+    pub(super) fn send(self, identity: ChildIdentity<'_>, payload: Option<&[u8]>) -> io::Result<()> {
+        let ChildIdentity { child, seed, index } = identity;
+        let payload = payload.map(create_sealed_memfd).transpose()?;
+        let mut fds = vec![self.result.as_fd()];
+        fds.extend(payload.as_ref().map(File::as_fd));
+        let answer = Reply::Child { child, seed, index, has_payload: payload.is_some() }.encode();
+        fd_passing::send(self.socket.as_fd(), &answer, &fds)
+    }
+}
+
+/// A file of memory with these contents, open for reading.
+fn create_sealed_memfd(contents: &[u8]) -> io::Result<File> {
+    let mut memfd = memfd::create("payload", true)?;
+    memfd.write_all(contents)?;
+    memfd::seal_read_only(&memfd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::create_sealed_memfd;
+    use std::io::{Read as _, Write as _};
+
+    #[test]
+    fn a_payload_can_be_read_and_never_written() {
+        let mut payload = create_sealed_memfd(b"12").unwrap();
+        let mut text = String::new();
+        payload.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "12");
+        assert!(payload.write_all(b"x").is_err());
+    }
+}

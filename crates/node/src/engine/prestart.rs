@@ -1,0 +1,403 @@
+//! Children that stand by: copies of zygotes that are made ahead of need, complete, and wait at their gates for whoever asks for the
+//! next child. Such a one is told what it is, given its payload, and let go.
+//!
+//! ```text
+//!  a child was started,                                  a child is asked for
+//!  and nobody waits ────▶ making ─┬─▶ ready ─┬─────────────────────────▶ told, let go, recorded
+//!                                 │          └─▶ dropped: not asked for in time, its seed is gone, its container is out of date
+//!                                 └─▶ none: why
+//! ```
+//!
+//! Two for each seed that is forked child by child; fan-outs make their copies as fast as they can. It is nobody's until somebody asks, and
+//! nothing is left of one that nobody asks for. It has run no instruction of its program, so that who gets it cannot tell; but its clocks go
+//! on from its parent's since it stands. Which seeds may have one, is `farfork_fork::restore::unfit_to_wait`'s to say.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_fork::phase;
+use farfork_fork::restore::{self, PAYLOAD_NAME, PathSnapshot, find_prestart_obstacle};
+use farfork_fork::resume::SeedSource;
+use farfork_wire::{SeedId, Token};
+
+use super::start::{Assignment, ChildAssignment, RestoredChild, StartProgress, StartRequest};
+use super::{Engine, SeedAccess, StartOptions, checkpoint_reply};
+use crate::children::StartedChild;
+use crate::failure::Failure;
+use crate::limits::{PRESTARTED_PER_SEED_MAX, START_TIMEOUT};
+use crate::network::{FanOutNetwork, NetworkMode};
+
+/// One that is not asked for goes after this: by so much its clocks are ahead, and the files that it has open are those of then.
+const PRESTART_AGE_MAX: Duration = Duration::from_secs(3);
+/// For one that is being made, when somebody asks for it: longer than any takes, but on a machine that does not come to it.
+const PRESTART_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Which children one may become.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct PrestartKey {
+    token: Token,
+    /// Of them the time limit does not matter before it runs.
+    options: StartOptions,
+    has_payload: bool,
+}
+
+/// A child that stands by.
+#[derive(Debug)]
+struct PrestartedChild {
+    child: RestoredChild,
+    restored_at: Instant,
+    /// What it was made with.
+    files: PathSnapshot,
+}
+
+/// What stands by of a seed.
+#[derive(Debug)]
+struct PrestartQueue {
+    /// Who makes one knows by this that the row is still the same.
+    number: u64,
+    key: PrestartKey,
+    /// The oldest first.
+    ready: VecDeque<PrestartedChild>,
+    /// How many are being made, and how many wait for one of these.
+    in_progress: usize,
+    waiters: usize,
+}
+
+/// The children of a node that stand by.
+#[derive(Debug, Default)]
+pub(super) struct PrestartPool {
+    table: Mutex<BTreeMap<SeedId, PrestartQueue>>,
+    changed: Condvar,
+    /// How many rows there were.
+    queues_created: AtomicU64,
+    /// None is given to anybody.
+    is_suspended: AtomicBool,
+}
+
+/// The place of one that is being made: however that ends, nobody waits for it any longer.
+#[derive(Debug)]
+struct PrestartReservation<'a> {
+    pool: &'a PrestartPool,
+    seed: &'a SeedId,
+    queue: u64,
+    ready: Option<PrestartedChild>,
+}
+
+impl Drop for PrestartReservation<'_> {
+    fn drop(&mut self) {
+        self.pool.complete_reservation(self.seed, self.queue, self.ready.take());
+    }
+}
+
+impl PrestartKey {
+    /// Of a child that is started so; `None` where none stands by. Where all of a fan-out share a network, it would be of none yet.
+    fn for_start(source: &SeedSource, options: &StartOptions, has_payload: bool) -> Option<Self> {
+        let is_plain = !options.paused
+            && options.publish.is_empty()
+            && options.egress.is_none()
+            && options.network != NetworkMode::Shared
+            && super::zygote_cache::has_copyable_options(options);
+        let options = || StartOptions { timeout: None, ..options.clone() };
+        is_plain.then(|| Self { token: source.key.token, options: options(), has_payload })
+    }
+}
+
+impl PrestartedChild {
+    /// Whether it may still be given to somebody.
+    fn is_current(&self) -> bool {
+        self.restored_at.elapsed() < PRESTART_AGE_MAX && self.child.container.is_current()
+    }
+}
+
+impl PrestartQueue {
+    fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.in_progress == 0
+    }
+
+    /// Takes out those that are too old.
+    fn take_stale(&mut self) -> Vec<PrestartedChild> {
+        let (current, stale): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.ready).into_iter().partition(PrestartedChild::is_current);
+        self.ready = current;
+        stale.into()
+    }
+}
+
+impl PrestartPool {
+    /// Whether there are any of a seed to be had, or are going to be.
+    fn has_seed(&self, seed: &SeedId) -> bool {
+        !self.is_suspended.load(Ordering::Acquire) && self.table().contains_key(seed)
+    }
+
+    /// Gives none to anybody, or does so again.
+    pub(super) fn set_suspended(&self, is_held: bool) {
+        self.is_suspended.store(is_held, Ordering::Release);
+    }
+
+    /// Takes one of a seed, if they are of this kind. Who finds none waits for one that is being made, if nobody else does.
+    fn take(&self, seed: &SeedId, kind: &PrestartKey) -> Option<PrestartedChild> {
+        let until = Instant::now() + PRESTART_WAIT_TIMEOUT;
+        let (mut table, mut awaited) = (self.table(), None);
+        loop {
+            let row = table
+                .get_mut(seed)
+                .filter(|row| row.key == *kind && awaited.is_none_or(|number| number == row.number))?;
+            if awaited.take().is_some() {
+                row.waiters -= 1;
+            }
+            // One that is too old goes when nobody waits for that.
+            if let Some(place) = row.ready.iter().position(PrestartedChild::is_current) {
+                return row.ready.remove(place);
+            }
+            let left = until.checked_duration_since(Instant::now())?;
+            if row.in_progress <= row.waiters {
+                return None;
+            }
+            row.waiters += 1;
+            awaited = Some(row.number);
+            table = self.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The place of a seed's next one, for who is to make it; `None` where there are enough, and as long as there are any of another kind: they
+    /// would be made in vain where one kind follows the other.
+    fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &PrestartKey, most: usize) -> Option<PrestartReservation<'a>> {
+        let mut table = self.table();
+        let row = table.entry(seed.clone()).or_insert_with(|| self.new_queue(kind));
+        let stale = row.take_stale();
+        if row.key != *kind && row.is_empty() {
+            *row = self.new_queue(kind);
+        }
+        let is_wanted = row.key == *kind && row.ready.len() + row.in_progress < most.min(PRESTARTED_PER_SEED_MAX);
+        let number = row.number;
+        row.in_progress += usize::from(is_wanted);
+        drop(table);
+        // Their ends take a while: not under the lock.
+        drop(stale);
+        // Not before it is known: to drop one gives a place back.
+        is_wanted.then(|| PrestartReservation { pool: self, seed, queue: number, ready: None })
+    }
+
+    fn new_queue(&self, kind: &PrestartKey) -> PrestartQueue {
+        let number = self.queues_created.fetch_add(1, Ordering::Relaxed);
+        PrestartQueue { number, key: kind.clone(), ready: VecDeque::new(), in_progress: 0, waiters: 0 }
+    }
+
+    /// Enters what came of the making of one, unless its seed was forgotten meanwhile.
+    fn complete_reservation(&self, seed: &SeedId, row: u64, ready: Option<PrestartedChild>) {
+        let mut table = self.table();
+        let unwanted = match table.get_mut(seed).filter(|found| found.number == row) {
+            Some(found) => {
+                found.in_progress -= 1;
+                found.ready.extend(ready);
+                if found.is_empty() {
+                    table.remove(seed);
+                }
+                None
+            }
+            None => ready,
+        };
+        drop(table);
+        self.changed.notify_all();
+        drop(unwanted);
+    }
+
+    /// Lets go of those of a seed.
+    pub(super) fn remove_seed(&self, seed: &SeedId) {
+        let gone = self.table().remove(seed);
+        self.changed.notify_all();
+        drop(gone);
+    }
+
+    /// Lets go of those that nobody asked for in time.
+    pub(super) fn drop_stale(&self) {
+        let mut table = self.table();
+        let stale: Vec<PrestartedChild> = table.values_mut().flat_map(PrestartQueue::take_stale).collect();
+        table.retain(|_, row| !row.is_empty());
+        drop(table);
+        drop(stale);
+    }
+
+    /// Lets go of all.
+    pub(super) fn clear(&self) {
+        let all = std::mem::take(&mut *self.table());
+        self.changed.notify_all();
+        drop(all);
+    }
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.table().is_empty()
+    }
+
+    /// Every change is complete under its lock.
+    fn table(&self) -> MutexGuard<'_, BTreeMap<SeedId, PrestartQueue>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Starts a child by letting one go that stands by; `None` where there is none, and where it was of no use.
+    pub(super) fn start_prestarted(
+        &self,
+        asked: StartRequest<'_>,
+        lot: ChildAssignment<'_>,
+    ) -> Option<Result<StartedChild, Failure>> {
+        let StartRequest { source, options, requested_at: requested, .. } = asked;
+        if !self.prestart_pool.has_seed(&source.key.seed) {
+            return None;
+        }
+        let kind = PrestartKey::for_start(source, options, lot.payload.is_some())?;
+        let taken = phase!("resume.standby", self.prestart_pool.take(&source.key.seed, &kind));
+        let PrestartedChild { child: mut standing, files, .. } = taken?;
+        if !files.is_current() {
+            tracing::debug!(seed = %source.key.seed, "a child that stood by has files that were replaced");
+            return None;
+        }
+        if let Err(error) = phase!("resume.tell", assign_and_release(&mut standing, source, lot)) {
+            tracing::debug!(seed = %source.key.seed, %error, "a child that stood by is of no use");
+            return None;
+        }
+        let gate = standing.release_socket.as_ref().expect("a copy of a zygote has one");
+        let left = START_TIMEOUT.saturating_sub(requested.elapsed());
+        let gone = phase!("resume.go", restore::wait_unpaused(gate.as_fd(), &source.descriptor, left));
+        let settled = match gone {
+            Ok(restored) => {
+                standing.restored = restored;
+                self.commit_start(standing, asked)
+            }
+            Err(error) => Err(self.start_failure(source, &error)),
+        };
+        if settled.is_ok() {
+            self.zygote_cache.record_prestarted_copy(&source.key.seed);
+        }
+        Some(settled.map_err(|broken| broken.failure))
+    }
+
+    /// Has so many children stand by for the next requests like this one, where its seed has a zygote of which there were copies, or that was
+    /// foretold.
+    pub(crate) fn prestart_children(
+        &self,
+        access: &SeedAccess,
+        options: &StartOptions,
+        has_payload: bool,
+        most: usize,
+    ) {
+        let Ok(source) = self.load_source(access, Instant::now()) else { return };
+        let Some(kind) = PrestartKey::for_start(&source, options, has_payload) else { return };
+        let Some(kept) = self.zygote_cache.find_for_prestart(&source, options) else { return };
+        if let Some(reason) = find_prestart_obstacle(&source.descriptor) {
+            return tracing::trace!(seed = %source.key.seed, reason, "no child of it stands by");
+        }
+        while let Some(mut place) = self.prestart_pool.reserve(&source.key.seed, &kind, most) {
+            let (since, files) = (Instant::now(), PathSnapshot::record(&source.descriptor, &self.node));
+            let asked = StartRequest {
+                source: &source,
+                options: &kind.options,
+                fan_out: &FanOutNetwork::default(),
+                requested_at: since,
+            };
+            let stood = self.restore_child(Some(&kept), asked, Assignment::Deferred { has_payload });
+            // It has taken of what is ready.
+            self.refill_child_dirs();
+            match stood {
+                Ok(standing) => place.ready = Some(PrestartedChild { child: standing, restored_at: since, files }),
+                Err(broken) => {
+                    tracing::debug!(failure = %broken.failure, "no child stands by");
+                    if broken.progress != StartProgress::NotBegun {
+                        self.retire_zygote(&source, &kept, broken.is_late);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Tells a child that stands by whose it is, and lets it go.
+///
+/// # Errors
+/// It has not run.
+fn assign_and_release(
+    standing: &mut RestoredChild,
+    source: &SeedSource,
+    lot: ChildAssignment<'_>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    if let Some(payload) = lot.payload {
+        standing.container.put_file(PAYLOAD_NAME, payload, 0o444)?;
+    }
+    if let Some(line) = standing.checkpoint_reply.take() {
+        let identity =
+            checkpoint_reply::ChildIdentity { child: standing.rollback.id(), seed: &source.key.seed, index: lot.index };
+        line.send(identity, lot.payload)?;
+    }
+    let gate = standing.release_socket.as_ref().expect("a copy of a zygote has one");
+    Ok(restore::unpause_with_report(gate.as_fd())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::{PRESTARTED_PER_SEED_MAX, PrestartKey, PrestartPool, SeedId, StartOptions, Token};
+    use crate::api::v1::ChildOptions;
+
+    fn kind(has_payload: bool) -> PrestartKey {
+        let options = StartOptions::try_from(ChildOptions::default()).unwrap();
+        PrestartKey { token: Token::from_bytes([7; 16]), options, has_payload }
+    }
+
+    fn seed() -> SeedId {
+        "n1.s0123456789abcdef".parse().unwrap()
+    }
+
+    #[test]
+    fn no_more_are_made_than_may_stand_by() {
+        let (standbys, seed, kind) = (PrestartPool::default(), seed(), kind(true));
+        for _ in 0..2 {
+            let places: Vec<_> = (0..PRESTARTED_PER_SEED_MAX)
+                .map(|_| standbys.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap())
+                .collect();
+            for _ in 0..3 {
+                assert!(standbys.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).is_none());
+            }
+            drop(places);
+            assert!(standbys.is_empty());
+        }
+    }
+
+    #[test]
+    fn one_that_is_being_made_is_waited_for_by_one_until_it_fails() {
+        let (standbys, seed, kind) = (PrestartPool::default(), seed(), kind(true));
+        assert!(standbys.take(&seed, &kind).is_none());
+        let place = standbys.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap();
+        thread::scope(|scope| {
+            let first = scope.spawn(|| standbys.take(&seed, &kind).is_none());
+            // It waits for a while, and the machine may be slower than that.
+            while standbys.table()[&seed].waiters == 0 && !first.is_finished() {
+                thread::yield_now();
+            }
+            assert!(standbys.take(&seed, &kind).is_none(), "another waits for it");
+            drop(place);
+            assert!(first.join().unwrap());
+        });
+        assert!(standbys.is_empty());
+    }
+
+    #[test]
+    fn what_was_forgotten_or_is_of_another_kind_is_not_taken_for_the_same() {
+        let (standbys, seed) = (PrestartPool::default(), seed());
+        let place = standbys.reserve(&seed, &kind(true), PRESTARTED_PER_SEED_MAX).unwrap();
+        assert!(standbys.take(&seed, &kind(false)).is_none());
+        assert!(standbys.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).is_none(), "it has the place");
+        standbys.remove_seed(&seed);
+        let other = standbys.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).unwrap();
+        drop(place);
+        assert_eq!(standbys.table()[&seed].in_progress, 1, "the other's place is its own");
+        drop(other);
+        assert!(standbys.is_empty());
+    }
+}

@@ -1,0 +1,46 @@
+//! A child that is being started: until it is finished, dropping this undoes what there is of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use farfork_wire::ChildId;
+
+use super::child_dir_pool;
+use crate::pager_link::PagerLink;
+
+/// A child's directory, and the pager's knowledge of it, before the child stands.
+#[derive(Debug)]
+pub(super) struct StartRollback {
+    id: ChildId,
+    directory: PathBuf,
+    /// Taken when it is finished.
+    pager: Option<Arc<PagerLink>>,
+}
+
+impl StartRollback {
+    /// A child of that name that is to live there.
+    pub(super) fn new(id: ChildId, directory: PathBuf, pager: &Arc<PagerLink>) -> Self {
+        Self { id, directory, pager: Some(pager.clone()) }
+    }
+
+    pub(super) fn id(&self) -> &ChildId {
+        &self.id
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The child stands: nothing is undone any more.
+    pub(super) fn disarm(mut self) {
+        self.pager = None;
+    }
+}
+
+impl Drop for StartRollback {
+    fn drop(&mut self) {
+        let Some(pager) = self.pager.take() else { return };
+        pager.release(&self.id);
+        child_dir_pool::remove_directory(&self.directory);
+    }
+}

@@ -1,0 +1,502 @@
+//! The zygotes of a node: which seeds have one, since when it was last used, and when it goes.
+//!
+//! ```text
+//!  first child stands, is
+//!  foretold, or a fan-out
+//!  begins ──────────────▶ hatching ─┬─▶ ready ─▶ copies … ─▶ retired: unused for long, room for another's, seed dropped,
+//!                                   └─▶ unfit: why              or a copy of it failed
+//! ```
+//!
+//! A zygote is the node's, in a directory of its own, and ends with the daemon. What an earlier daemon left is forgotten
+//! when the next one starts.
+
+use std::collections::{BTreeMap, btree_map};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_container::{ContainerLimits, ContainerPool, RootProtection};
+use farfork_fork::huge_pages::HugePageCollapser;
+use farfork_fork::pager::PagingMode;
+use farfork_fork::restore::{LocalNode, find_zygote_obstacle, has_bound_sockets};
+use farfork_fork::resume::SeedSource;
+use farfork_fork::zygote::{Zygote, is_late};
+use farfork_sys::process_identity::ProcessIdentity;
+use farfork_wire::{ChildId, NodeName, SeedId};
+use tokio::sync::Notify;
+
+use super::{StartOptions, next_step, random_id};
+use crate::api::v1::ZygoteUse;
+use crate::limits::START_TIMEOUT;
+use crate::network::NetworkMode;
+use crate::pager_link::PagerLink;
+use crate::run_dir::RunDir;
+
+/// An unused zygote goes after this: who forks a seed again later than that can wait a millisecond. No node is told that
+/// another's seed was dropped: for so long it keeps what is of no use.
+const IDLE_MAX: Duration = Duration::from_secs(20);
+/// A zygote is in use for so long after its last copy: its pager looks every second for what it lacks.
+const IN_USE_AGE_MAX: Duration = Duration::from_secs(3);
+/// For one look at what of a zygote's memory can become huge pages, and for making them.
+const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
+/// Before a seed gets another zygote where one took too long: the machine was too busy to run it, for some seconds at a time. Each try may
+/// delay a child by as much as it takes.
+const LATE_PAUSE: Duration = Duration::from_secs(10);
+/// Seeds of which it is remembered that they have none: more than a node works with at a time.
+const UNSUITABLE_MAX: usize = 64;
+
+/// The zygotes of a node.
+#[derive(Debug)]
+pub(crate) struct ZygoteCache {
+    node: NodeName,
+    run_dir: RunDir,
+    pager: Arc<PagerLink>,
+    /// Most that are kept; 0 for none at all.
+    max: usize,
+    table: Mutex<BTreeMap<SeedId, ZygoteState>>,
+    copies: AtomicU64,
+    /// Of these, those that were there when they were asked for.
+    prestarted_copies: AtomicU64,
+    /// Zygotes that were made before any child was asked for, and of these, those that children were made of.
+    speculative: AtomicU64,
+    speculative_used: AtomicU64,
+    /// Told whenever what is known of a seed's zygote changes.
+    changed: Notify,
+}
+
+/// Why a zygote is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ZygoteTrigger {
+    /// A child was asked for.
+    Requested,
+    /// One will be, as of the seed of its process before; or it is the first.
+    Speculative,
+}
+
+/// What is known of a seed's zygote.
+#[derive(Debug)]
+enum ZygoteState {
+    Creating,
+    Ready {
+        zygote: Arc<CachedZygote>,
+        used: Instant,
+    },
+    /// Its seed gets none, or none before this time.
+    Unsuitable {
+        until: Option<Instant>,
+    },
+}
+
+impl ZygoteState {
+    /// Of a seed whose zygote failed; `is_late`: because it took too long.
+    fn unfit(is_late: bool) -> Self {
+        Self::Unsuitable { until: is_late.then(|| Instant::now() + LATE_PAUSE) }
+    }
+}
+
+/// The place of a zygote that is being made. However its making ends, also in a panic, nobody waits for it any longer: what
+/// came of it is entered, and without a zygote the seed is to have none.
+#[derive(Debug)]
+struct ZygoteReservation<'a> {
+    cache: &'a ZygoteCache,
+    seed: &'a SeedId,
+    trigger: ZygoteTrigger,
+    outcome: ZygoteState,
+}
+
+impl ZygoteReservation<'_> {
+    fn complete(mut self, zygote: Zygote) {
+        let pager = self.cache.pager.clone();
+        let zygote = Arc::new(CachedZygote {
+            zygote: Some(zygote),
+            pager,
+            is_speculative: self.trigger == ZygoteTrigger::Speculative,
+            is_filled: AtomicBool::new(false),
+            is_proven: AtomicBool::new(false),
+        });
+        if zygote.is_speculative {
+            self.cache.speculative.fetch_add(1, Ordering::Relaxed);
+        }
+        self.outcome = ZygoteState::Ready { zygote, used: Instant::now() };
+    }
+}
+
+impl Drop for ZygoteReservation<'_> {
+    fn drop(&mut self) {
+        self.cache.complete_reservation(
+            self.seed,
+            std::mem::replace(&mut self.outcome, ZygoteState::Unsuitable { until: None }),
+        );
+    }
+}
+
+/// A zygote that goes, with all that is left of it, when nobody has it any more.
+#[derive(Debug)]
+pub(crate) struct CachedZygote {
+    /// Taken when it goes.
+    zygote: Option<Zygote>,
+    pager: Arc<PagerLink>,
+    /// It was made before any child was asked for.
+    is_speculative: bool,
+    /// It has what it was to be given when it was made.
+    is_filled: AtomicBool,
+    /// A child was made of it.
+    is_proven: AtomicBool,
+}
+
+impl CachedZygote {
+    /// The zygote.
+    pub(super) fn zygote(&self) -> &Zygote {
+        self.zygote.as_ref().expect("only a drop takes it")
+    }
+
+    /// Whether what it is to be given is still to come. One whose pager cannot tell is used as it is.
+    pub(crate) fn is_filling(&self) -> bool {
+        let is_filling = self.pager.client().is_zygote_filling(self.zygote().id()).unwrap_or(false);
+        self.is_filled.store(!is_filling, Ordering::Relaxed);
+        is_filling
+    }
+
+    /// Whether nobody has asked yet for what it was made for.
+    fn is_unused_speculation(&self) -> bool {
+        self.is_speculative && !self.is_proven.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for CachedZygote {
+    fn drop(&mut self) {
+        let Some(zygote) = self.zygote.take() else { return };
+        let (id, directory) = (zygote.id().clone(), zygote.directory().to_owned());
+        drop(zygote);
+        release_zygote(&self.pager, &id, &directory);
+    }
+}
+
+impl ZygoteCache {
+    /// None yet; what an earlier daemon left is forgotten.
+    pub(super) fn new(node: NodeName, run_dir: RunDir, pager: Arc<PagerLink>, max: usize) -> Self {
+        for entry in fs::read_dir(run_dir.zygotes_dir()).into_iter().flatten().flatten() {
+            match entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+                Some(id) => release_zygote(&pager, &id, &entry.path()),
+                None => remove_directory(&entry.path()),
+            }
+        }
+        Self {
+            node,
+            run_dir,
+            pager,
+            max,
+            table: Mutex::default(),
+            copies: AtomicU64::new(0),
+            prestarted_copies: AtomicU64::new(0),
+            speculative: AtomicU64::new(0),
+            speculative_used: AtomicU64::new(0),
+            changed: Notify::new(),
+        }
+    }
+
+    /// The zygote for a child that is to be started so.
+    pub(super) fn find(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
+        match self.table().get_mut(&source.key.seed) {
+            Some(ZygoteState::Ready { zygote, used }) if can_copy_zygote(source, options) => {
+                *used = Instant::now();
+                Some(zygote.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// As [`Self::of`], where children were made of it already, or are foretold, and it has what it is to be given.
+    pub(super) fn find_for_prestart(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
+        let is_proven = |kept: &Arc<CachedZygote>| kept.is_speculative || kept.is_proven.load(Ordering::Relaxed);
+        let kept = self.find(source, options).filter(is_proven)?;
+        let is_filled = kept.is_filled.load(Ordering::Relaxed) || !kept.is_filling();
+        is_filled.then_some(kept)
+    }
+
+    /// A child was made of one.
+    pub(super) fn record_copy(&self, kept: &CachedZygote) {
+        let is_first = !kept.is_proven.swap(true, Ordering::Relaxed);
+        self.speculative_used.fetch_add(u64::from(is_first && kept.is_speculative), Ordering::Relaxed);
+        self.copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A child was made of a seed's before anybody asked for it, and now somebody has.
+    pub(super) fn record_prestarted_copy(&self, seed: &SeedId) {
+        self.prestarted_copies.fetch_add(1, Ordering::Relaxed);
+        match self.table().get_mut(seed) {
+            Some(ZygoteState::Ready { zygote, used }) => {
+                *used = Instant::now();
+                self.record_copy(zygote);
+            }
+            // It went meanwhile.
+            _ => drop(self.copies.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// Whether there are any.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.max > 0
+    }
+
+    /// Waits until no zygote of a seed is being made.
+    pub(crate) async fn wait_created(&self, seed: &SeedId) {
+        loop {
+            let settled = self.changed.notified();
+            if !matches!(self.table().get(seed), Some(ZygoteState::Creating)) {
+                return;
+            }
+            settled.await;
+        }
+    }
+
+    /// A seed's zygote, where it is not known to have what it is to be given.
+    pub(crate) fn find_filling(&self, seed: &SeedId) -> Option<Arc<CachedZygote>> {
+        match self.table().get(seed) {
+            Some(ZygoteState::Ready { zygote, .. }) if !zygote.is_filled.load(Ordering::Relaxed) => {
+                Some(zygote.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// How many there are, and how many children were made of any.
+    pub(crate) fn counts(&self) -> ZygoteUse {
+        let kept = self.table().values().filter(|entry| matches!(entry, ZygoteState::Ready { .. })).count();
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let [children, stood_by, foretold, foretold_used] =
+            [&self.copies, &self.prestarted_copies, &self.speculative, &self.speculative_used]
+                .map(|count| count.load(Ordering::Relaxed));
+        ZygoteUse { kept: count(kept), kept_max: count(self.max), children, stood_by, foretold, foretold_used }
+    }
+
+    /// Whether nothing is known of a seed's.
+    pub(crate) fn has_no_entry(&self, seed: &SeedId) -> bool {
+        !self.table().contains_key(seed)
+    }
+
+    /// Whether it is known that a seed has one, or gets one, or is to have none.
+    pub(super) fn is_decided(&self, seed: &SeedId) -> bool {
+        self.max == 0 || self.table().contains_key(seed)
+    }
+
+    /// Makes a seed's zygote, where a child is started so that it would use one, and there is none. One that is only foretold takes nobody's
+    /// place.
+    pub(super) fn create(
+        &self,
+        source: &SeedSource,
+        options: &StartOptions,
+        (node, pool): (&LocalNode, &ContainerPool),
+        why: ZygoteTrigger,
+    ) {
+        let seed = &source.key.seed;
+        if self.max == 0 || !can_copy_zygote(source, options) {
+            return;
+        }
+        let Some(mut place) = self.reserve(seed, why) else { return };
+        if let Some(reason) = find_zygote_obstacle(&source.descriptor, node) {
+            tracing::debug!(%seed, reason, "it has no zygote");
+            return;
+        }
+        match self.fork_zygote(source, node, pool) {
+            Ok(zygote) => {
+                tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote stands");
+                place.complete(zygote);
+            }
+            Err(error) if why == ZygoteTrigger::Speculative => {
+                tracing::debug!(%seed, %error, "no zygote could be made of a seed that nobody has asked for");
+                drop(place);
+                // Most probably the seed is no more; else who asks for a child has another one made.
+                self.retire(seed);
+            }
+            Err(error) if next_step::is_missing_file(&*error) => {
+                tracing::debug!(%seed, %error, "it has no zygote: a file of it is not here any more");
+            }
+            Err(error) => {
+                place.outcome = ZygoteState::unfit(error.downcast_ref().is_some_and(is_late));
+                tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one");
+            }
+        }
+    }
+
+    fn fork_zygote(
+        &self,
+        source: &SeedSource,
+        node: &LocalNode,
+        pool: &ContainerPool,
+    ) -> Result<Zygote, Box<dyn std::error::Error>> {
+        let id = ChildId::new(self.node.clone(), random_id()?);
+        let directory = self.run_dir.zygotes_dir().join(id.to_string());
+        DirBuilder::new().mode(0o700).create(&directory)?;
+        let made = pool.start_host_init().map_err(Into::into).and_then(|process| {
+            let pager = (self.pager.client(), START_TIMEOUT);
+            Zygote::start((id.clone(), &directory), process, source, node, pager).map_err(Into::into)
+        });
+        if made.is_err() {
+            release_zygote(&self.pager, &id, &directory);
+        }
+        made
+    }
+
+    /// The place of a seed's zygote, for who is to make it; `None` where somebody does or did, and where one would have to go for it that is
+    /// only foretold.
+    fn reserve<'a>(&'a self, seed: &'a SeedId, why: ZygoteTrigger) -> Option<ZygoteReservation<'a>> {
+        let mut table = self.table();
+        let is_one = |entry: &&ZygoteState| !matches!(entry, ZygoteState::Unsuitable { .. });
+        if why == ZygoteTrigger::Speculative && table.values().filter(is_one).count() >= self.max {
+            return None;
+        }
+        match table.entry(seed.clone()) {
+            btree_map::Entry::Vacant(place) => place.insert(ZygoteState::Creating),
+            btree_map::Entry::Occupied(_) => return None,
+        };
+        Some(ZygoteReservation { cache: self, seed, trigger: why, outcome: ZygoteState::Unsuitable { until: None } })
+    }
+
+    /// Enters what came of a zygote, unless its seed was dropped meanwhile; one that is only foretold makes room, and else the one that was not
+    /// used for longest.
+    fn complete_reservation(&self, seed: &SeedId, entry: ZygoteState) {
+        let mut gone = Vec::new();
+        {
+            let mut table = self.table();
+            match table.get_mut(seed) {
+                Some(reserved) => *reserved = entry,
+                None => gone.push(entry),
+            }
+            let used = |entry: &ZygoteState| match entry {
+                ZygoteState::Ready { zygote, used } => Some((!zygote.is_unused_speculation(), *used)),
+                _ => None,
+            };
+            let ready = table.values().filter_map(used).count();
+            if ready > self.max
+                && let Some((_, oldest)) =
+                    table.iter().filter_map(|(seed, entry)| Some((used(entry)?, seed.clone()))).min()
+            {
+                gone.extend(table.remove(&oldest));
+            }
+            if table.len() - ready.min(table.len()) > UNSUITABLE_MAX {
+                table.retain(|_, entry| !matches!(entry, ZygoteState::Unsuitable { .. }));
+            }
+        }
+        self.changed.notify_waiters();
+        // Its end takes a while: not under the lock.
+        drop(gone);
+    }
+
+    /// Ends a seed's zygote. The seed may get another one at once.
+    pub(super) fn retire(&self, seed: &SeedId) {
+        let gone = self.table().remove(seed);
+        self.changed.notify_waiters();
+        drop(gone);
+    }
+
+    /// The same of a zygote that failed: the seed gets no other, or, where it only took too long, none for a while.
+    pub(super) fn retire_failed(&self, seed: &SeedId, is_late: bool) {
+        let gone = self.table().insert(seed.clone(), ZygoteState::unfit(is_late));
+        self.changed.notify_waiters();
+        drop(gone);
+    }
+
+    /// Whether nothing is known of any seed's.
+    pub(super) fn is_empty(&self) -> bool {
+        self.table().is_empty()
+    }
+
+    /// Ends zygotes that nobody used for long, those of seeds that are no more, and those that were foretold in vain.
+    pub(super) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
+        let is_over = |(seed, entry): &(&SeedId, &ZygoteState)| match entry {
+            _ if is_dropped(seed) => true,
+            ZygoteState::Ready { zygote, used } => {
+                used.elapsed() > IDLE_MAX || (zygote.is_unused_speculation() && is_in_vain(seed))
+            }
+            ZygoteState::Unsuitable { until } => until.is_some_and(|until| until <= Instant::now()),
+            ZygoteState::Creating => false,
+        };
+        let over: Vec<SeedId> = self.table().iter().filter(is_over).map(|(seed, _)| seed.clone()).collect();
+        over.iter().for_each(|seed| self.retire(seed));
+    }
+
+    /// Makes huge pages of what is whole of zygotes that are in use: a fork copies an entry for each small page. Tells of which seeds'
+    /// there are more now.
+    pub(super) fn collapse_huge_pages(&self) -> Vec<SeedId> {
+        // None is kept from going meanwhile.
+        let tenders: Vec<_> =
+            self.in_use().into_iter().map(|(seed, kept)| (seed, open_collapser(kept.zygote()))).collect();
+        let round = |(seed, tender): (SeedId, io::Result<Option<HugePageCollapser>>)| {
+            let made = tender.and_then(|tender| tender.map_or(Ok(0), |mut tender| tender.run_round(COLLAPSE_TIME_MAX)));
+            match &made {
+                Ok(0) => {}
+                Ok(made) => tracing::debug!(%seed, made, "huge pages of a zygote"),
+                Err(error) => tracing::debug!(%seed, %error, "a zygote gets no huge pages"),
+            }
+            matches!(made, Ok(1..)).then_some(seed)
+        };
+        tenders.into_iter().filter_map(round).collect()
+    }
+
+    fn in_use(&self) -> Vec<(SeedId, Arc<CachedZygote>)> {
+        let in_use = |(seed, entry): (&SeedId, &ZygoteState)| match entry {
+            ZygoteState::Ready { zygote, used } if used.elapsed() < IN_USE_AGE_MAX => {
+                Some((seed.clone(), zygote.clone()))
+            }
+            _ => None,
+        };
+        self.table().iter().filter_map(in_use).collect()
+    }
+
+    /// Ends all of them.
+    pub(super) fn clear(&self) {
+        let all = std::mem::take(&mut *self.table());
+        self.changed.notify_waiters();
+        drop(all);
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<SeedId, ZygoteState>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a child of a seed that is started so is to be a copy of a zygote. Where another may have its sockets' addresses already, it
+/// is refused as a child that is no copy is: that says nothing of the zygote.
+fn can_copy_zygote(source: &SeedSource, options: &StartOptions) -> bool {
+    has_copyable_options(options) && (options.network == NetworkMode::Private || !has_bound_sockets(&source.descriptor))
+}
+
+/// Whether a child that is started so can be a copy of a zygote, whatever its seed. Limits count what it did not touch itself
+/// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
+/// wants to see it. An untrusted one shares no memory with others.
+pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
+    let strategy = &options.strategy;
+    strategy.mode == PagingMode::Prefetch
+        && !strategy.ignores_working_set
+        && options.binds.is_empty()
+        && options.limits == ContainerLimits::default()
+        && options.protection == RootProtection::default()
+}
+
+/// What puts a zygote's memory together; `None` where it has ended.
+fn open_collapser(zygote: &Zygote) -> io::Result<Option<HugePageCollapser>> {
+    Ok(HugePageCollapser::open(ProcessIdentity::of(zygote.pid())?)?.map(HugePageCollapser::include_shared))
+}
+
+/// Has the pager forget a zygote that has ended, and removes its directory.
+fn release_zygote(pager: &PagerLink, id: &ChildId, directory: &Path) {
+    pager.release(id);
+    remove_directory(directory);
+}
+
+fn remove_directory(directory: &Path) {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(directory = %directory.display(), %error, "the directory of a zygote is not removed");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

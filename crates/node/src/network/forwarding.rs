@@ -1,0 +1,83 @@
+//! What leads into a child's network, and out of it: the daemon's, for as long as the child lives.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
+
+use farfork_container::RunningContainer;
+use farfork_sys::namespace;
+use farfork_sys::process_identity::ProcessIdentity;
+
+use super::ports::forward_ports;
+use super::{BoundPort, EgressPolicy, EgressProxy, FanOutNetwork, NetworkMode};
+
+/// Them. Dropping it closes them, but for a way out that others share.
+#[derive(Debug, Default)]
+pub(crate) struct ChildForwarding {
+    /// Ports of the node.
+    published: Vec<BoundPort>,
+    /// The way out.
+    egress_proxy: Option<Arc<EgressProxy>>,
+}
+
+impl ChildForwarding {
+    /// Opens a way out, where one is asked for, of the network that a child is to be in: that of the process, or of its fan-out. Must be called
+    /// within the runtime.
+    ///
+    /// # Errors
+    /// As [`Outlet::open`].
+    pub(crate) fn open(
+        published: Vec<BoundPort>,
+        egress: &EgressPolicy,
+        (network, process, fan_out): (NetworkMode, BorrowedFd<'_>, &FanOutNetwork),
+    ) -> io::Result<Self> {
+        let outlet = match network {
+            _ if egress.is_none() => None,
+            NetworkMode::Shared => Some(fan_out.egress_proxy(egress)?),
+            NetworkMode::Private | NetworkMode::Host => Some(Arc::new(open_proxy_in(egress, process)?)),
+        };
+        Ok(Self { published, egress_proxy: outlet })
+    }
+
+    /// Leads whoever comes. Never returns; what is under way ends when this is dropped.
+    pub(crate) async fn serve(self, container: Arc<RunningContainer>) {
+        let Self { published, egress_proxy: _open } = self;
+        forward_ports(published, &container).await;
+    }
+}
+
+fn open_proxy_in(egress: &EgressPolicy, process: BorrowedFd<'_>) -> io::Result<EgressProxy> {
+    EgressProxy::open(egress.clone(), || namespace::enter_network_of(process))
+}
+
+/// Doors of an earlier daemon's children, which are opened again: children that share a network share its way out.
+#[derive(Debug, Default)]
+pub(crate) struct ReopenedProxies(HashMap<u64, Arc<EgressProxy>>);
+
+impl ReopenedProxies {
+    /// Those of a child, which is the process of that identity. Where its way out cannot be opened, it has none. Must be called within the
+    /// runtime.
+    pub(crate) fn reopen(&mut self, published: Vec<BoundPort>, egress: &EgressPolicy, child: &str) -> ChildForwarding {
+        let outlet = if egress.is_none() { Ok(None) } else { self.reopen_proxy(egress, child).map(Some) };
+        let outlet = outlet.unwrap_or_else(|error| {
+            tracing::warn!(process = child, %error, "a child has no way out of its network any more");
+            None
+        });
+        ChildForwarding { published, egress_proxy: outlet }
+    }
+
+    fn reopen_proxy(&mut self, egress: &EgressPolicy, child: &str) -> io::Result<Arc<EgressProxy>> {
+        let child: ProcessIdentity = child.parse().map_err(|_| io::ErrorKind::InvalidData)?;
+        let number = fs::metadata(format!("/proc/{}/ns/net", child.pid))?.ino();
+        if let Some(outlet) = self.0.get(&number) {
+            return Ok(outlet.clone());
+        }
+        let process = child.open()?.ok_or(io::ErrorKind::NotFound)?;
+        let outlet = Arc::new(open_proxy_in(egress, process.as_fd())?);
+        self.0.insert(number, outlet.clone());
+        Ok(outlet)
+    }
+}

@@ -1,0 +1,120 @@
+//! Supervises the node's pager: sees that it answers, starts it again where keeper, pager and holder are all gone, and hands it back
+//! the children that it served. While it does not answer, the node is not ready, and says why.
+//!
+//! ```text
+//!             connection ends, or a look is due             answers
+//!   answers ────────────────────────────────────▶ asked ───────────────▶ answers: the node is ready
+//!                                                  │  ▲
+//!                             nobody listens there │  │ after a pause, longer each time
+//!                                                  ▼  │
+//!                                             started again ──▶ children handed back
+//! ```
+//!
+//! A pager that is killed alone is replaced by its keeper, and nothing is to be done here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::async_fd::watch_readable;
+use crate::node::Node;
+use crate::pager_link::PagerStatus;
+
+/// How often a pager is asked whether it answers though its connection stands: one that stands still is noticed so.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Shortest and longest pause before a pager is started whose start has just failed, or that did not live: a run directory that is full
+/// or lost does not come back in milliseconds, and nobody should wait long once it has.
+const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(50);
+const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(5);
+
+/// How long after a restart children are handed back that are listed late: they were being started when the pager before ended.
+const HAND_BACK_PERIOD: Duration = Duration::from_secs(60);
+
+/// A pager that lived for so long was well: the next is started at once.
+const HEALTHY_AFTER: Duration = Duration::from_secs(10);
+
+/// Least time between two looks: a pager that has many clients closes the connection of one that says nothing.
+const PROBE_INTERVAL_MIN: Duration = Duration::from_millis(20);
+
+/// Supervises until the daemon stops.
+pub(crate) async fn run(node: Arc<Node>) {
+    let mut pause = RESTART_BACKOFF_MIN;
+    // When a pager was last started, or was to be.
+    let mut started_at: Option<Instant> = None;
+    let mut was_started = true;
+    loop {
+        let here = node.clone();
+        let answer = tokio::task::spawn_blocking(move || here.pager.probe()).await;
+        match answer {
+            Ok(PagerStatus::Running) => {
+                if node.pager.set_ready() {
+                    tracing::info!("the pager answers again: this node takes children");
+                }
+                if started_at.is_some_and(|at| at.elapsed() < HAND_BACK_PERIOD) {
+                    let here = node.clone();
+                    let _ = tokio::task::spawn_blocking(move || here.children.hand_back_children()).await;
+                }
+                wait_for_change(&node).await;
+            }
+            Ok(PagerStatus::Unresponsive(reason)) => {
+                if node.pager.set_not_ready(&reason) {
+                    tracing::error!(%reason, "this node takes no children: its pager does not answer");
+                }
+                tokio::time::sleep(RESTART_BACKOFF_MAX).await;
+            }
+            Ok(PagerStatus::Gone) => {
+                let was_well = started_at.is_none_or(|at| at.elapsed() >= HEALTHY_AFTER);
+                if was_well {
+                    pause = RESTART_BACKOFF_MIN;
+                } else {
+                    if was_started {
+                        node.pager.set_not_ready("its pager ended soon after it was started");
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (2 * pause).min(RESTART_BACKOFF_MAX);
+                }
+                started_at = Some(Instant::now());
+                was_started = restart(&node).await;
+            }
+            Err(panic) => {
+                tracing::error!(%panic, "the pager cannot be looked after: it is tried again");
+                tokio::time::sleep(RESTART_BACKOFF_MAX).await;
+            }
+        }
+    }
+}
+
+/// Starts the pager again, and hands its children back. Tells whether it could be started.
+async fn restart(node: &Arc<Node>) -> bool {
+    tracing::error!("the pager is gone with its keeper and holder: it is started again");
+    let here = node.clone();
+    let restarted = tokio::task::spawn_blocking(move || {
+        // Their memory is served by nobody any more, and what would be forked from them neither.
+        here.engine.stop_zygotes();
+        here.pager.restart()?;
+        here.children.hand_back_children();
+        Ok::<(), crate::pager_link::PagerError>(())
+    });
+    let Ok(Err(error)) = restarted.await else { return true };
+    let reason = format!("its pager cannot be started: {error}");
+    if node.pager.set_not_ready(&reason) {
+        tracing::error!(%reason, "this node takes no children: it is tried again");
+    }
+    false
+}
+
+/// Waits until the pager's end of a connection is closed, or a look is due.
+async fn wait_for_change(node: &Arc<Node>) {
+    let due = tokio::time::sleep(PROBE_INTERVAL);
+    let ended = async {
+        match node.pager.connect().and_then(watch_readable) {
+            Ok(connection) => drop(connection.readable().await),
+            Err(error) => tracing::debug!(%error, "the pager is looked after by asking alone"),
+        }
+        tokio::time::sleep(PROBE_INTERVAL_MIN).await;
+    };
+    tokio::select! {
+        () = due => {}
+        () = ended => {}
+    }
+}

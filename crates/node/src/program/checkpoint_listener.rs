@@ -1,0 +1,331 @@
+//! The threads that wait for programs. A program that asks for a seed of itself with its first words is captured by the very
+//! thread that hears them, which tells it the outcome, too: each hand-over to another thread would be a wake-up that it
+//! waits for. Every other program is passed on to the asynchronous runtime, and this one as well when it has its answer.
+//!
+//! ```text
+//!  ready ── accept ─┬─ anything else ─▶ passed on ──▶ ready
+//!                   └─ checkpoint ─▶ captured ─▶ told, described, another thread made ready in its place ─▶ holds the template ─▶ ends
+//! ```
+//!
+//! A thread ends after every capture, as ptrace would have it: what did not stop for one is let go by its tracer's end.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_fork::capture::{self, CaptureCallbacks, CaptureError, CapturedTree, ReadyTemplate};
+use farfork_program::{CaptureOffer, REQUEST_BYTES_MAX, Request, RequestBody};
+use farfork_sys::fd_passing;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{Shutdown, SocketFlags};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tonic::Code;
+
+use super::connection::{AcceptedProgram, checkpoint_options, encode_failure_reply, encode_seed_reply};
+use super::socket_registry::{SocketRegistration, SocketRegistry};
+use crate::api::v1;
+use crate::failure::Failure;
+use crate::limits::PROGRAM_CONNECTIONS_MAX;
+use crate::node::Node;
+use crate::seeds::{SeedBuilder, check_name};
+
+/// Programs that come at the same time and find a thread each. Captures keep a processor busy, and few machines have two to
+/// spare.
+const LISTENER_THREADS_MAX: usize = 2;
+
+/// How long a program may take from its connection to its first words before it is passed on: it says them at once.
+const FIRST_MESSAGE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
+/// When a program is told that its capture takes too long. Its thread goes on: it may hang in the kernel.
+const CAPTURE_REPLY_TIMEOUT: Duration = capture::DEFAULT_TIMEOUT.saturating_add(capture::TIMEOUT_GRACE);
+
+/// Before a next attempt when a program cannot be accepted.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// The doors. Dropping this closes them; what goes on behind them goes on.
+#[derive(Debug)]
+pub(super) struct CheckpointListener(Arc<ListenerState>);
+
+/// What the threads share.
+#[derive(Debug)]
+struct ListenerState {
+    node: Arc<Node>,
+    registry: Arc<SocketRegistry>,
+    listener: OwnedFd,
+    accepted: mpsc::UnboundedSender<AcceptedProgram>,
+    runtime: Handle,
+    permits: Arc<Semaphore>,
+    /// Threads that wait for a program.
+    waiting_threads: AtomicUsize,
+    is_closed: AtomicBool,
+    pending: Mutex<Vec<Arc<PendingCheckpoint>>>,
+}
+
+/// A program that waits to be told of its seed.
+#[derive(Debug)]
+struct PendingCheckpoint {
+    pid: u32,
+    since: Instant,
+    socket: OwnedFd,
+    is_replied: AtomicBool,
+}
+
+impl CheckpointListener {
+    /// Opens them. Must be called within the runtime.
+    pub(super) fn start(
+        node: Arc<Node>,
+        registry: Arc<SocketRegistry>,
+        listener: OwnedFd,
+        arrivals: mpsc::UnboundedSender<AcceptedProgram>,
+    ) -> Self {
+        let hall = Arc::new(ListenerState {
+            node,
+            registry,
+            listener,
+            accepted: arrivals,
+            runtime: Handle::current(),
+            permits: Arc::new(Semaphore::new(PROGRAM_CONNECTIONS_MAX)),
+            waiting_threads: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+            pending: Mutex::default(),
+        });
+        (0..LISTENER_THREADS_MAX).for_each(|_| hall.spawn_thread());
+        Self(hall)
+    }
+
+    /// Tells programs whose capture takes too long, and sees to it that somebody waits for the next: those who did may hang.
+    pub(super) fn expire_overdue(&self) {
+        let hall = &self.0;
+        let is_overdue = |asking: &&Arc<PendingCheckpoint>| asking.since.elapsed() > CAPTURE_REPLY_TIMEOUT;
+        let overdue: Vec<Arc<PendingCheckpoint>> = hall.pending().iter().filter(is_overdue).cloned().collect();
+        for asking in overdue {
+            let failure = Failure::new(
+                Code::DeadlineExceeded,
+                format!("process {}", asking.pid),
+                "its state could not be read from the kernel in time",
+            );
+            asking
+                .reply_once(&encode_failure_reply(&failure.with_next_step("try again when the machine is less busy")));
+        }
+        if hall.waiting_threads.load(Ordering::Relaxed) == 0 && hall.permits.available_permits() > 0 {
+            hall.spawn_thread();
+        }
+    }
+}
+
+impl Drop for CheckpointListener {
+    fn drop(&mut self) {
+        self.0.is_closed.store(true, Ordering::Relaxed);
+        self.0.permits.close();
+        // Whoever waits in accept(2) is told so.
+        let _ = rustix::net::shutdown(&self.0.listener, Shutdown::Both);
+    }
+}
+
+impl ListenerState {
+    fn spawn_thread(self: &Arc<Self>) {
+        let hall = self.clone();
+        let started = capture::spawn_tracer("door", move || {
+            capture::warm_up_thread();
+            hall.run_thread();
+        });
+        if let Err(error) = started {
+            tracing::warn!(%error, "no thread waits for the next program");
+        }
+    }
+
+    /// The life of a thread, until it captures.
+    fn run_thread(self: Arc<Self>) {
+        // Others were made ready while this one was not.
+        while self.waiting_threads.load(Ordering::Relaxed) < LISTENER_THREADS_MAX {
+            let Ok(place) = self.runtime.block_on(self.permits.clone().acquire_owned()) else { return };
+            self.waiting_threads.fetch_add(1, Ordering::Relaxed);
+            let accepted = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+            self.waiting_threads.fetch_sub(1, Ordering::Relaxed);
+            match accepted {
+                Ok(socket) => {
+                    if let Some((socket, place, request)) = self.read_first_message(socket, place) {
+                        return self.capture_program(socket, place, request);
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) if self.is_closed.load(Ordering::Relaxed) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "a program could not connect");
+                    // EMFILE and the like pass.
+                    thread::sleep(ACCEPT_BACKOFF);
+                }
+            }
+        }
+    }
+
+    /// Hears a program's first words; it comes back if it asks for a seed of itself, else it is passed on.
+    fn read_first_message(
+        &self,
+        socket: OwnedFd,
+        place: OwnedSemaphorePermit,
+    ) -> Option<(OwnedFd, OwnedSemaphorePermit, CheckpointRequest)> {
+        let first = match receive_first_message(&socket) {
+            Ok(Some(message)) if message.is_empty() => return None,
+            Ok(first) => first,
+            Err(error) => {
+                tracing::debug!(%error, "a program went away at once");
+                return None;
+            }
+        };
+        let request = first.as_ref().and_then(|message| Request::decode(message).ok());
+        if let (
+            Some(Request { socket_inode, body: RequestBody::Checkpoint { name, ttl, offer: offered } }),
+            Ok(Some(pid)),
+        ) = (request, fd_passing::peer_pid(socket.as_fd()))
+        {
+            return Some((
+                socket,
+                place,
+                CheckpointRequest { pid: pid.unsigned_abs(), socket_inode, name, ttl, offered },
+            ));
+        }
+        self.hand_off(AcceptedProgram { socket, first_message: first, registration: None, permit: place });
+        None
+    }
+
+    /// Makes a seed of a program, which waits for the answer at its socket.
+    fn capture_program(self: Arc<Self>, socket: OwnedFd, place: OwnedSemaphorePermit, request: CheckpointRequest) {
+        let CheckpointRequest { pid, socket_inode, name, ttl, offered } = request;
+        let registered = self.registry.register(pid, socket_inode);
+        let sockets = self.registry.sockets(pid, socket_inode);
+        let asking =
+            Arc::new(PendingCheckpoint { pid, since: Instant::now(), socket, is_replied: AtomicBool::new(false) });
+        let options = checkpoint_options(name, ttl, sockets, offered);
+        let asker = (options.sockets.clone(), options.offer.clone());
+        let told = asking.clone();
+        let answer = move |made: Result<v1::Seed, Failure>| match made {
+            Ok(seed) => told.reply_once(&encode_seed_reply(&seed)),
+            Err(failure) => told.reply_once(&encode_failure_reply(&failure)),
+        };
+        let maker = check_name(&options.name).and_then(|()| {
+            // Who asks for itself is not paused.
+            let lineage = self.node.lineage_of(pid)?;
+            Ok((SeedBuilder::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
+        });
+        let visit = ProgramHandoff {
+            listener: self.clone(),
+            checkpoint: asking.clone(),
+            registration_and_permit: Some((registered, place)),
+        };
+        match maker {
+            Ok((maker, lineage)) => {
+                self.pending().push(asking);
+                self.node.engine.capture_and_hold(
+                    pid,
+                    asker,
+                    lineage,
+                    Box::new(CaptureObserver { builder: maker, handoff: visit }),
+                );
+            }
+            Err(failure) => {
+                asking.reply_once(&encode_failure_reply(&failure));
+                drop(visit);
+                self.spawn_thread();
+            }
+        }
+    }
+
+    fn hand_off(&self, arrival: AcceptedProgram) {
+        // Nobody takes it any more when the daemon stops: then it ends here.
+        let _ = self.accepted.send(arrival);
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Vec<Arc<PendingCheckpoint>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A program's request for a seed of itself.
+struct CheckpointRequest {
+    pid: u32,
+    socket_inode: u64,
+    name: String,
+    ttl: Option<Duration>,
+    offered: Option<CaptureOffer>,
+}
+
+/// A program's first message, of no bytes at its end; `None` if it says nothing for now.
+fn receive_first_message(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
+    let mut message = vec![0; REQUEST_BYTES_MAX];
+    let mut received = fd_passing::receive(socket.as_fd(), &mut message, 0);
+    if received.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+        if poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&FIRST_MESSAGE_TIMEOUT))? == 0 {
+            return Ok(None);
+        }
+        received = fd_passing::receive(socket.as_fd(), &mut message, 0);
+    }
+    message.truncate(received?.0);
+    Ok(Some(message))
+}
+
+impl PendingCheckpoint {
+    /// Tells it, once. Says whether it was told now.
+    fn reply_once(&self, reply: &[u8]) -> bool {
+        let is_first = !self.is_replied.swap(true, Ordering::AcqRel);
+        // Nothing else is in the socket: a program that cannot be told has gone.
+        is_first && fd_passing::send(self.socket.as_fd(), reply, &[]).is_ok()
+    }
+}
+
+/// Hears of a capture, for a program at the door.
+struct CaptureObserver {
+    builder: SeedBuilder,
+    handoff: ProgramHandoff,
+}
+
+impl CaptureCallbacks for CaptureObserver {
+    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
+        let is_wanted = self.builder.template_ready(begun);
+        // The kernel has put the program that was told behind this thread, on its processor: who sends over a socket mostly
+        // sleeps next. Here there is more to do, for which nobody waits as yet.
+        thread::yield_now();
+        if !is_wanted {
+            self.handoff.listener.spawn_thread();
+        }
+        is_wanted
+    }
+
+    fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
+        self.builder.capture_completed(captured);
+        // Only now: a fork that came at once has waited for the seed.
+        self.handoff.listener.spawn_thread();
+    }
+}
+
+/// A program at the door. When this is dropped it is passed on, with whatever it wants next.
+struct ProgramHandoff {
+    listener: Arc<ListenerState>,
+    checkpoint: Arc<PendingCheckpoint>,
+    registration_and_permit: Option<(SocketRegistration, OwnedSemaphorePermit)>,
+}
+
+impl Drop for ProgramHandoff {
+    fn drop(&mut self) {
+        self.listener.pending().retain(|other| !Arc::ptr_eq(other, &self.checkpoint));
+        let Some((registered, place)) = self.registration_and_permit.take() else { return };
+        // Most say no more.
+        let has_gone = fd_passing::peek(self.checkpoint.socket.as_fd(), &mut [0; REQUEST_BYTES_MAX], 0);
+        if matches!(has_gone, Ok((0, _))) {
+            return;
+        }
+        match self.checkpoint.socket.try_clone() {
+            Ok(socket) => self.listener.hand_off(AcceptedProgram {
+                socket,
+                first_message: None,
+                registration: Some(registered),
+                permit: place,
+            }),
+            Err(error) => tracing::warn!(%error, "a program that has its answer is heard no more"),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The children that one program has asked for: started, told of and killed as it says, wherever they run. Their ends
+//! are waited for by `tender`.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farfork_program::{ForkOptions, Reply, RequestedNetwork};
+use farfork_wire::{ChildId, NodeName};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
+
+use super::connection::OutgoingMessage;
+use super::exit_watcher::{self, WatchedChild};
+use crate::api::v1;
+use crate::api::v1::fork_outcome::Result as Outcome;
+use crate::failure::Failure;
+use crate::node::Node;
+use crate::service;
+
+/// What kills a child: it cannot be caught.
+const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
+
+/// A child's place: the program's number for its batch, and its number in the batch.
+pub(super) type ChildPosition = (u32, u32);
+
+/// The children of one program. Dropping this ends them.
+pub(super) struct ProgramForks(Arc<SharedForks>);
+
+/// What the tasks that deal with a program's children share.
+pub(super) struct SharedForks {
+    pub(super) node: Arc<Node>,
+    replies: mpsc::Sender<OutgoingMessage>,
+    children: Mutex<ForkTable>,
+}
+
+#[derive(Default)]
+struct ForkTable {
+    /// The program has gone: there shall be none.
+    is_disconnected: bool,
+    running: HashMap<ChildPosition, ForkedChild>,
+    /// By the node that the children run on.
+    exit_watchers: HashMap<NodeName, mpsc::UnboundedSender<WatchedChild>>,
+    /// The tenders' tasks.
+    watcher_tasks: JoinSet<()>,
+}
+
+struct ForkedChild {
+    child: ChildId,
+    /// The program wanted its end.
+    is_kill_requested: bool,
+}
+
+impl ProgramForks {
+    /// None yet; what happens to them goes to `replies`.
+    pub(super) fn new(node: Arc<Node>, replies: mpsc::Sender<OutgoingMessage>) -> Self {
+        Self(Arc::new(SharedForks { node, replies, children: Mutex::default() }))
+    }
+
+    /// Starts children; each is told of as it starts and as it ends. This goes on when the program has gone, to end those
+    /// that have just been started.
+    pub(super) fn fork(&self, fork: ForkOptions) {
+        let batch = self.0.clone();
+        tokio::spawn(async move { batch.run_fork(fork).await });
+    }
+
+    /// Starts none of the children, for this reason.
+    pub(super) fn reject_fork(&self, fork: ForkOptions, failure: Failure) {
+        let batch = self.0.clone();
+        tokio::spawn(async move { batch.reject_fork(&fork, &failure).await });
+    }
+
+    /// Kills a child; nothing happens where there is none.
+    pub(super) fn kill_child(&self, position: ChildPosition) {
+        let mut children = self.0.children();
+        if let Some(running) = children.running.get_mut(&position) {
+            running.is_kill_requested = true;
+            let (child, node) = (running.child.clone(), self.0.node.clone());
+            tokio::spawn(async move { kill_by_id(&node, child).await });
+        }
+    }
+}
+
+impl Drop for ProgramForks {
+    fn drop(&mut self) {
+        let mut children = self.0.children();
+        children.is_disconnected = true;
+        children.watcher_tasks.abort_all();
+        children.exit_watchers.clear();
+        for (_, ForkedChild { child, .. }) in children.running.drain() {
+            let node = self.0.node.clone();
+            tokio::spawn(async move { kill_by_id(&node, child).await });
+        }
+    }
+}
+
+async fn kill_by_id(node: &Node, child: ChildId) {
+    let request = v1::KillRequest { child: child.to_string(), signal: SIGKILL };
+    if let Err(error) = service::kill(node, request).await {
+        tracing::debug!(%error, "a program's child has ended already");
+    }
+}
+
+/// The payload of each child is its number, where it is to have one.
+fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
+    let timeout_ms = fork.timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+    let indices = fork.first..fork.first + if fork.has_payload { fork.count } else { 0 };
+    v1::ForkRequest {
+        seed: fork.seed.to_string(),
+        nodes: fork.nodes.clone(),
+        any_node: fork.any_node,
+        count: fork.count,
+        payloads: indices.map(|index| index.to_string().into_bytes()).collect(),
+        options: Some(v1::ChildOptions {
+            timeout_ms,
+            strategy: fork.strategy.clone(),
+            memory_bytes_max: fork.memory_bytes_max,
+            cpu_millicores_max: fork.cpu_millicores_max,
+            untrusted: fork.untrusted,
+            user_namespace: fork.user_namespace,
+            processes_max: fork.processes_max.into(),
+            network: to_api_network(fork.network).into(),
+            egress: fork.egress.clone(),
+            ..v1::ChildOptions::default()
+        }),
+        profile: false,
+        // The stream of Tend does that.
+        attended: false,
+    }
+}
+
+fn to_api_network(network: RequestedNetwork) -> v1::Network {
+    match network {
+        RequestedNetwork::Private => v1::Network::Private,
+        RequestedNetwork::Shared => v1::Network::Shared,
+        RequestedNetwork::Host => v1::Network::Host,
+    }
+}
+
+impl SharedForks {
+    async fn run_fork(self: &Arc<Self>, fork: ForkOptions) {
+        match service::fork(&self.node, to_fork_request(&fork)).await {
+            Ok(mut outcomes) => {
+                while let Some(Ok(v1::ForkOutcome { index, result, .. })) = outcomes.next().await {
+                    let position = (fork.batch, fork.first + index);
+                    match result {
+                        Some(Outcome::Child(child)) => self.handle_started(position, child).await,
+                        Some(Outcome::Error(error)) => self.report_failure(position, &error.into()).await,
+                        None => {}
+                    }
+                }
+            }
+            Err(failure) => self.reject_fork(&fork, &failure).await,
+        }
+    }
+
+    async fn reject_fork(&self, fork: &ForkOptions, failure: &Failure) {
+        for index in fork.first..fork.first + fork.count {
+            self.report_failure((fork.batch, index), failure).await;
+        }
+    }
+
+    async fn handle_started(self: &Arc<Self>, position: ChildPosition, child: v1::Child) {
+        let Ok(id) = child.id.parse::<ChildId>() else { return };
+        let is_over = {
+            let mut children = self.children();
+            if !children.is_disconnected {
+                children.running.insert(position, ForkedChild { child: id.clone(), is_kill_requested: false });
+            }
+            children.is_disconnected
+        };
+        if is_over {
+            return kill_by_id(&self.node, id).await;
+        }
+        let (batch, index) = position;
+        self.send_reply(Reply::Started { batch, index, child: &child.id }, None).await;
+        self.watch_exit(id.node(), WatchedChild { child: child.id, position, result: None });
+    }
+
+    /// Hands a child to the tender of its node, of which there is one as long as it is of use.
+    fn watch_exit(self: &Arc<Self>, node: &NodeName, mut tended: WatchedChild) {
+        let mut children = self.children();
+        if children.is_disconnected {
+            return;
+        }
+        if let Some(tender) = children.exit_watchers.get(node) {
+            match tender.send(tended) {
+                Ok(()) => return,
+                Err(mpsc::error::SendError(back)) => tended = back,
+            }
+        }
+        let (tender, inbox) = mpsc::unbounded_channel();
+        let _ = tender.send(tended);
+        children.exit_watchers.insert(node.clone(), tender);
+        let (batch, node) = (self.clone(), node.clone());
+        while children.watcher_tasks.try_join_next().is_some() {}
+        children.watcher_tasks.spawn(async move { exit_watcher::watch_exits(&batch, &node, inbox).await });
+    }
+
+    /// A child has ended, and is no longer there to be killed. Nobody will ask for one that the program killed.
+    pub(super) fn remove_ended(&self, position: ChildPosition) {
+        let mut children = self.children();
+        if let Some(ForkedChild { child, is_kill_requested: true }) = children.running.remove(&position) {
+            let node = self.node.clone();
+            tokio::spawn(async move {
+                if let Err(error) = service::remove(&node, v1::RemoveRequest { child: child.to_string() }).await {
+                    tracing::debug!(%error, "a child that was killed is still listed");
+                }
+            });
+        }
+    }
+
+    async fn report_failure(&self, (batch, index): ChildPosition, failure: &Failure) {
+        let (code, text) = (failure.code() as u32, failure.to_string());
+        self.send_reply(Reply::Failed { batch, index, code, text: &text }, None).await;
+    }
+
+    pub(super) async fn send_reply(&self, reply: Reply<'_>, file: Option<File>) {
+        // Where the program has gone, all this is about to end too.
+        let _ = self.replies.send((reply.encode(), file)).await;
+    }
+
+    fn children(&self) -> MutexGuard<'_, ForkTable> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

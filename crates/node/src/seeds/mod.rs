@@ -1,0 +1,346 @@
+//! The seeds of this node: what is listed of them, their names, their end. Their memory is `farfork_fork::seed`'s
+//! business, which the fabric's server asks.
+
+mod budget;
+mod completion;
+mod label;
+mod lease;
+mod preparation;
+mod sealing;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farfork_fork::capture::{DaemonSockets, NamespacePolicy, OfferedPages};
+use farfork_fork::image::ImageError;
+use farfork_fork::seed::SeedTable;
+use farfork_sys::process::ResidentMemory;
+use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
+use tonic::Code;
+
+use crate::affinity;
+use crate::api::v1;
+use crate::failure::Failure;
+use crate::limits::{PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
+
+use budget::MemoryCharge;
+pub use budget::SeedBudget;
+use completion::SeedCompletion;
+pub(crate) use label::check_labels;
+use lease::Lease;
+pub(crate) use preparation::{SeedBuilder, prepare_seed};
+use sealing::SealProgress;
+pub(crate) use sealing::{LoadedImages, load_images};
+
+/// Between two looks for leases that are over, or that it is time to renew: as precise as `--ttl` need be.
+pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How a seed is to be made.
+#[derive(Debug, Clone)]
+pub(crate) struct PrepareOptions {
+    /// May be empty.
+    pub(crate) name: String,
+    /// Keep the parent stopped, as the template.
+    pub(crate) freeze: bool,
+    /// Drop it when nobody has needed it for so long, in milliseconds; 0 for never.
+    pub(crate) ttl_ms: u64,
+    /// Words to find it by.
+    pub(crate) labels: HashMap<String, String>,
+    /// What becomes of a process whose children would lack something of its namespaces.
+    pub(crate) namespaces: NamespacePolicy,
+    /// Copy its memory to an image, which outlives the template.
+    pub(crate) sealed: bool,
+    /// The process's connections to this daemon.
+    pub(crate) sockets: DaemonSockets,
+    /// Pages that the process offers, where it asks itself.
+    pub(crate) offer: Option<OfferedPages>,
+}
+
+/// The seeds of this node.
+#[derive(Debug)]
+pub(crate) struct SeedRegistry {
+    node: NodeName,
+    /// What the fabric serves.
+    table: Arc<SeedTable>,
+    /// Where it serves it.
+    fabric_address: SocketAddr,
+    /// Where images are.
+    images_dir: PathBuf,
+    /// What templates may come to hold.
+    budget: SeedBudget,
+    entries: Mutex<BTreeMap<SeedId, SeedEntry>>,
+    /// Images that were found and cannot be used.
+    unusable_images: Mutex<BTreeMap<SeedId, ImageError>>,
+}
+
+/// What is known of a seed.
+#[derive(Debug)]
+struct SeedEntry {
+    view: v1::Seed,
+    completion: Arc<SeedCompletion>,
+    /// Where it has a time to live.
+    lease: Option<Lease>,
+    /// Where it is to be sealed, or is.
+    seal_progress: Option<SealProgress>,
+    /// What a template of it may come to hold.
+    memory_charge: MemoryCharge,
+}
+
+impl SeedEntry {
+    /// As it is shown.
+    fn to_view(&self) -> v1::Seed {
+        let expires_unix_ms = self.lease.map_or(0, |lease| lease.expires_unix_ms());
+        v1::Seed { seal: self.seal_progress.as_ref().map(SealProgress::view), expires_unix_ms, ..self.view.clone() }
+    }
+}
+
+impl SeedRegistry {
+    /// The seeds that were found sealed in `images`. The fabric serves those of `table` at `fabric_address`.
+    pub(crate) fn new(
+        node: NodeName,
+        table: Arc<SeedTable>,
+        fabric_address: SocketAddr,
+        (images, budget): (PathBuf, SeedBudget),
+        found: LoadedImages,
+    ) -> Self {
+        let LoadedImages { listed, refused } = found;
+        Self {
+            node,
+            table,
+            fabric_address,
+            images_dir: images,
+            budget,
+            entries: Mutex::new(listed),
+            unusable_images: Mutex::new(refused),
+        }
+    }
+
+    /// Where the fabric serves them.
+    pub(crate) fn fabric_address(&self) -> SocketAddr {
+        self.fabric_address
+    }
+
+    /// A seed that has a time limit loses it.
+    pub(crate) fn clear_ttl(&self, id: &SeedId) {
+        if let Some(seed) = self.entries().get_mut(id) {
+            seed.lease = None;
+            seed.view.ttl_ms = 0;
+        }
+    }
+
+    /// Whether a process is the parent of a seed of this node.
+    pub(crate) fn is_parent(&self, pid: u32, id: &SeedId) -> bool {
+        self.entries().get(id).is_some_and(|seed| seed.view.parent_pid == pid)
+    }
+
+    /// The seed of a name.
+    pub(crate) fn find_by_name(&self, name: &str) -> Option<SeedId> {
+        let listed = self.entries();
+        listed.iter().find(|(_, seed)| !name.is_empty() && seed.view.name == name).map(|(id, _)| id.clone())
+    }
+
+    /// Waits until a seed is complete, or has failed.
+    ///
+    /// # Errors
+    /// There is none of that id, or it failed.
+    pub(crate) async fn wait_complete(&self, id: &SeedId) -> Result<(), Failure> {
+        let readiness = self.entries().get(id).map(|seed| seed.completion.clone());
+        let readiness = readiness.ok_or_else(|| self.unknown_seed(id))?;
+        let outcome = readiness.wait(PREPARE_TIMEOUT).await;
+        let cause = "it is not complete yet; see the node's log";
+        outcome.unwrap_or_else(|| Err(Failure::new(Code::DeadlineExceeded, format!("seed {id}"), cause)))
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<v1::Seed> {
+        let mut all: Vec<v1::Seed> = self.entries().values().map(SeedEntry::to_view).collect();
+        for view in &mut all {
+            let seed = view.id.parse().ok().and_then(|id| self.table.get(&id));
+            view.held_file_bytes = seed.map_or(0, |seed| seed.held_file_usage().bytes);
+        }
+        all
+    }
+
+    /// Has no seed keep more of files that were removed than it may.
+    pub(crate) fn limit_held_files(&self) {
+        let ids: Vec<SeedId> = self.entries().keys().cloned().collect();
+        ids.iter().filter_map(|id| self.table.get(id)).for_each(|seed| seed.release_excess_files());
+    }
+
+    /// All that is known of one that is complete.
+    ///
+    /// # Errors
+    /// There is none of that id.
+    pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
+        let listed = self.entries().get(id).map(|seed| (seed.to_view(), seed.memory_charge().bytes));
+        let (Some((mut view, held_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
+            return Err(self.unknown_seed(id));
+        };
+        let (descriptor, held) = (seed.descriptor(), seed.held_file_usage());
+        view.held_file_bytes = held.bytes;
+        Ok(v1::SeedDetail {
+            seed: Some(view),
+            mappings: to_u32(descriptor.mappings.len()),
+            file_descriptors: to_u32(descriptor.file_descriptors.len()),
+            shared_memory_bytes: descriptor.shared_objects.iter().map(|object| object.bytes).sum(),
+            template_pid: seed.template_pid().map_or(0, i32::unsigned_abs),
+            working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
+            own_bytes: seed
+                .template_pid()
+                .and_then(|pid| ResidentMemory::read(pid).ok())
+                .map(|held| held.private_bytes),
+            held_bytes_max,
+            held_files: held.files,
+            unproved_files: descriptor.unverifiable_files(),
+            affinity: affinity::format_distinct_sets(descriptor.threads.iter().map(|thread| thread.cpus.as_slice())),
+        })
+    }
+
+    /// What another node needs to read one that is complete.
+    ///
+    /// # Errors
+    /// There is none of that id, or its template has ended.
+    pub(crate) fn access(&self, id: &SeedId) -> Result<v1::SeedAccess, Failure> {
+        // For the child that is about to be made: nobody knows of it yet.
+        self.renew_lease(id);
+        let seed = self.table.get(id).ok_or_else(|| self.unknown_seed(id))?;
+        if !seed.has_memory() {
+            let cause = "the process that holds its memory has ended: a child's seed ends with the child, and any may be killed for want of memory";
+            return Err(Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause)
+                .with_next_step(format!("drop it with `farfork drop {id}`, and prepare a process that runs")));
+        }
+        Ok(v1::SeedAccess {
+            seed: id.to_string(),
+            fabric_address: self.fabric_address.to_string(),
+            token: seed.key().token.expose().to_vec(),
+            inherits: !seed.descriptor().layers.is_empty(),
+        })
+    }
+
+    /// Whether there is a seed of that id.
+    pub(crate) fn is_listed(&self, id: &SeedId) -> bool {
+        self.entries().contains_key(id)
+    }
+
+    /// Ends a seed, its template and its image.
+    ///
+    /// # Errors
+    /// There is none of that id.
+    pub(crate) fn drop_seed(&self, id: &SeedId) -> Result<(), Failure> {
+        if self.unusable_images().remove(id).is_some() {
+            sealing::remove_image(&self.image_path(id));
+            return Ok(());
+        }
+        let SeedEntry { completion: readiness, seal_progress: seal, .. } =
+            self.entries().remove(id).ok_or_else(|| self.unknown_seed(id))?;
+        seal.iter().for_each(sealing::discard_image);
+        // One that is not complete yet comes from there, and else from the table.
+        drop(readiness.wait_dropped_seed(PREPARE_TIMEOUT));
+        drop(self.table.remove(id));
+        Ok(())
+    }
+
+    /// The seeds with a lease of which it is time to learn who needs them.
+    pub(crate) fn leases_due(&self, now_unix_ms: u64) -> Vec<SeedId> {
+        let is_due = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_check_due(now_unix_ms));
+        self.entries().iter().filter(|(_, seed)| is_due(seed)).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Somebody needs a seed: if it has a lease, that lasts as long again from now on.
+    pub(crate) fn renew_lease(&self, id: &SeedId) {
+        if let Some(lease) = self.entries().get_mut(id).and_then(|seed| seed.lease.as_mut()) {
+            lease.renew();
+        }
+    }
+
+    /// Whether a seed's time was over then, and it was not renewed since.
+    pub(crate) fn is_lease_expired(&self, id: &SeedId, then_unix_ms: u64) -> bool {
+        let is_over = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_expired(then_unix_ms));
+        self.entries().get(id).is_some_and(is_over)
+    }
+
+    /// Ends a seed if its time was over then. Somebody may have dropped it meanwhile, or forked it.
+    pub(crate) fn drop_expired(&self, id: &SeedId, then_unix_ms: u64) {
+        if self.is_lease_expired(id, then_unix_ms) && self.drop_seed(id).is_ok() {
+            tracing::info!(seed = %id, "dropped: its time is over");
+        }
+    }
+
+    /// Ends all of them, but for images that are whole: they are for the next daemon.
+    pub(crate) fn drop_all(&self) {
+        let is_sealed = |seed: &SeedEntry| matches!(seed.seal_progress, Some(SealProgress::Sealed { .. }));
+        let all: Vec<SeedId> =
+            self.entries().iter().filter(|(_, seed)| !is_sealed(seed)).map(|(id, _)| id.clone()).collect();
+        for id in all {
+            // Somebody may have dropped it meanwhile.
+            let _ = self.drop_seed(&id);
+        }
+    }
+
+    fn check_name_free(&self, name: &str) -> Result<(), Failure> {
+        if self.find_by_name(name).is_some() { Err(name_taken(name)) } else { Ok(()) }
+    }
+
+    fn unknown_seed(&self, id: &SeedId) -> Failure {
+        match self.unusable_images().get(id) {
+            None => unknown_seed(id),
+            Some(error) => Failure::new(Code::DataLoss, format!("seed {id}"), error)
+                .with_next_step(format!("remove the image with `farfork drop {id}`, and prepare its parent again")),
+        }
+    }
+
+    fn unusable_images(&self) -> MutexGuard<'_, BTreeMap<SeedId, ImageError>> {
+        self.unusable_images.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<SeedId, SeedEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a name may be given: it must not look like an id, which has a point.
+///
+/// # Errors
+/// It may not.
+pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if name.len() <= SEED_NAME_BYTES_MAX && name.bytes().all(is_plain) {
+        return Ok(());
+    }
+    let cause = format!("it is no name: use 1 to {SEED_NAME_BYTES_MAX} letters, digits, `-` and `_`");
+    let object = match name.len() {
+        0..=SEED_NAME_BYTES_MAX => format!("name `{name}`"),
+        bytes => format!("name of {bytes} bytes"),
+    };
+    Err(Failure::new(Code::InvalidArgument, object, cause))
+}
+
+fn to_u32(items: usize) -> u32 {
+    u32::try_from(items).unwrap_or(u32::MAX)
+}
+
+fn name_taken(name: &str) -> Failure {
+    Failure::new(Code::AlreadyExists, format!("name `{name}`"), "another seed of this node has it")
+        .with_next_step(format!("choose another, or drop that one: `farfork drop {name}`"))
+}
+
+fn unknown_seed(id: &SeedId) -> Failure {
+    Failure::new(Code::NotFound, format!("seed {id}"), "its node has no such seed")
+        .with_next_step("list seeds with `farfork seeds`; unless sealed, they end with their node's daemon")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_name;
+
+    #[test]
+    fn a_name_is_never_taken_for_an_id() {
+        assert!(check_name("warm-python_3").is_ok());
+        assert!(check_name("").is_ok(), "no name");
+        assert!(check_name("n1.s00f3a96c5d217e84").is_err());
+        assert!(check_name(&"x".repeat(64)).is_err());
+    }
+}

@@ -1,0 +1,217 @@
+//! How a seed is made: listed, and answered, when nothing of the process is refused and it runs again; completed while the
+//! answer travels; served when it is complete. All of it but the wait happens in the thread that captures.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Instant;
+
+use farfork_fabric::{Region as _, SeedKey};
+use farfork_fork::capture::{CaptureCallbacks, CaptureError, CapturedTree, ReadyTemplate};
+use farfork_fork::phase;
+use farfork_fork::seed::Seed;
+use farfork_sys::process_identity::ProcessIdentity;
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::token::TOKEN_BYTES;
+use farfork_wire::{PAGE_SIZE, SeedId, Token};
+use tokio::sync::oneshot;
+use tonic::Code;
+
+use super::budget::{MemoryCharge, memory_charges};
+use super::completion::SeedCompletion;
+use super::lease::Lease;
+use super::sealing::{self, SealProgress};
+use super::{PrepareOptions, SeedEntry, SeedRegistry, name_taken, to_u32};
+use crate::api::v1;
+use crate::clock;
+use crate::engine::{CaptureMode, capture_failure, random_id};
+use crate::failure::Failure;
+use crate::metrics::Operation;
+use crate::node::Node;
+use crate::service;
+
+/// Who is told how it went; says whether they still want to know.
+pub(crate) type PrepareCallback = Box<dyn FnOnce(Result<v1::Seed, Failure>) -> bool + Send>;
+
+/// Makes a seed of a process. Where nobody waits for the answer when it comes, nobody would know of the seed: it is
+/// dropped.
+///
+/// # Errors
+/// The name is taken, it is a paused child's, or nothing can be captured now; why the process is not captured is in the answer.
+pub(crate) fn prepare_seed(
+    node: &Arc<Node>,
+    pid: u32,
+    mut options: PrepareOptions,
+) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
+    let manner = CaptureMode { freeze: options.freeze, namespaces: options.namespaces };
+    let asker = (std::mem::take(&mut options.sockets), options.offer.take());
+    let lineage = node.lineage_of(pid)?;
+    let (answer, answered) = oneshot::channel();
+    let maker = SeedBuilder::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
+    node.engine.capture(pid, manner, asker, lineage, Box::new(maker))?;
+    Ok(answered)
+}
+
+/// Makes one seed, of what a capture tells.
+pub(crate) struct SeedBuilder {
+    node: Arc<Node>,
+    pid: u32,
+    options: PrepareOptions,
+    began: Instant,
+    /// Taken when it is given.
+    callback: Option<PrepareCallback>,
+    /// The seed, when it is listed.
+    incomplete: Option<IncompleteSeed>,
+}
+
+/// A seed that is listed, and not complete yet.
+struct IncompleteSeed {
+    id: SeedId,
+    token: Token,
+    completion: Arc<SeedCompletion>,
+}
+
+impl CaptureCallbacks for SeedBuilder {
+    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
+        let listed = begun.map_err(|error| capture_failure(self.pid, &error)).and_then(|begun| self.list_seed(&begun));
+        match &listed {
+            Ok(seed) => self.node.metrics.record_prepare(seed),
+            Err(failure) => self.node.metrics.record_failure(Operation::Prepare, failure),
+        }
+        let is_listed = listed.is_ok();
+        let is_wanted = self.callback.take().is_some_and(|answer| answer(listed));
+        if let (false, Some(IncompleteSeed { id, completion: readiness, .. })) = (is_wanted, &self.incomplete) {
+            tracing::info!(seed = %id, "dropped: who asked for it has gone");
+            self.node.seeds.entries().remove(id);
+            readiness.complete(Err(super::unknown_seed(id)));
+        }
+        is_listed && is_wanted
+    }
+
+    fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
+        let Some(IncompleteSeed { id, token, completion: readiness }) = self.incomplete.take() else { return };
+        let completed = captured
+            .map_err(|error| capture_failure(self.pid, &error))
+            .and_then(|captured| Seed::new(id.clone(), token, captured).map_err(|error| self.process_failure(&error)));
+        match completed {
+            Ok(seed) => {
+                let served = self.node.seeds.serve_seed(&id, seed, self.pid);
+                match &served {
+                    Ok(Some(before)) => service::prewarm_next_seed(&self.node, &before.seed, &id),
+                    // What is made to be kept, or stands still for its seed, is hardly ever forked at once.
+                    Ok(None) if !self.options.sealed && !self.options.freeze => {
+                        service::prewarm_first_seed(&self.node, &id)
+                    }
+                    _ => {}
+                }
+                readiness.complete_with(served.err().map(|unlisted| *unlisted));
+                if self.options.sealed {
+                    sealing::start_sealing(&self.node, &id);
+                }
+            }
+            Err(failure) => {
+                tracing::warn!(seed = %id, %failure, "a seed cannot be forked");
+                let cause = format!("it could not be completed: {}", failure.cause());
+                let step = format!("drop it with `farfork drop {id}`, and prepare process {} again", self.pid);
+                let told = Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause).with_next_step(step);
+                readiness.complete(Err(told));
+            }
+        }
+    }
+}
+
+impl SeedBuilder {
+    /// For a seed of a process that is about to be captured.
+    ///
+    /// # Errors
+    /// The name is taken, or there is no room for what its template would hold.
+    pub(crate) fn new(
+        node: Arc<Node>,
+        pid: u32,
+        options: PrepareOptions,
+        answer: PrepareCallback,
+    ) -> Result<Self, Failure> {
+        node.seeds.check_name_free(&options.name)?;
+        if !options.freeze {
+            node.seeds.check_budget(pid)?;
+        }
+        Ok(Self { node, pid, options, began: Instant::now(), callback: Some(answer), incomplete: None })
+    }
+
+    /// Lists the seed: from now on it can be asked for.
+    fn list_seed(&mut self, begun: &ReadyTemplate) -> Result<v1::Seed, Failure> {
+        let _phase = phase!("prepare.list");
+        let random = random_id().map_err(|error| self.process_failure(&error))?;
+        let id = SeedId::new(self.node.seeds.node.clone(), random);
+        let mut token = [0; TOKEN_BYTES];
+        getrandom::fill(&mut token).map_err(|error| self.process_failure(&error))?;
+        let (view, readiness) = (self.view(&id, begun), Arc::new(SeedCompletion::default()));
+        let mut listed = self.node.seeds.entries();
+        // Another request may have taken the name meanwhile.
+        if listed.values().any(|other| !view.name.is_empty() && other.view.name == view.name) {
+            return Err(name_taken(&view.name));
+        }
+        let held = MemoryCharge::new(self.pid, begun.populated_bytes);
+        if !self.options.freeze {
+            self.node.seeds.budget.check_charge(self.pid, held, &memory_charges(listed.iter()))?;
+        }
+        let seal = self.options.sealed.then(|| SealProgress::Underway(Arc::default()));
+        let lease = Lease::new(self.options.ttl_ms, view.created_unix_ms);
+        let seed = SeedEntry { view, completion: readiness.clone(), lease, seal_progress: seal, memory_charge: held };
+        let told = seed.to_view();
+        listed.insert(id.clone(), seed);
+        drop(listed);
+        self.incomplete = Some(IncompleteSeed { id, token: Token::from_bytes(token), completion: readiness });
+        Ok(told)
+    }
+
+    fn view(&self, id: &SeedId, begun: &ReadyTemplate) -> v1::Seed {
+        let (created_unix_ms, ttl_ms) = (clock::unix_ms_now(), self.options.ttl_ms);
+        v1::Seed {
+            id: id.to_string(),
+            name: self.options.name.clone(),
+            node: id.node().to_string(),
+            parent_pid: self.pid,
+            command: begun.arguments.join(" "),
+            created_unix_ms,
+            ttl_ms,
+            labels: self.options.labels.clone(),
+            threads: to_u32(begun.times.threads),
+            memory_bytes: begun.populated_bytes,
+            pause_us: u64::try_from(begun.times.pause.as_micros()).unwrap_or(u64::MAX),
+            prepare_us: u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
+            frozen: self.options.freeze,
+            notes: begun.notes.clone(),
+            ..v1::Seed::default()
+        }
+    }
+
+    fn process_failure(&self, error: &dyn Display) -> Failure {
+        Failure::new(Code::Internal, format!("process {}", self.pid), error)
+    }
+}
+
+impl SeedRegistry {
+    /// From now on the seed is served. Gives the seed of its process before it, where one is known.
+    ///
+    /// # Errors
+    /// It was dropped meanwhile, and comes back.
+    fn serve_seed(&self, id: &SeedId, seed: Seed, parent: u32) -> Result<Option<Arc<SeedKey>>, Box<Seed>> {
+        let mut listed = self.entries();
+        let Some(known) = listed.get_mut(id) else { return Err(Box::new(seed)) };
+        let shared = seed.descriptor().shared_objects.iter().map(|object| object.bytes).sum::<u64>();
+        let own = seed.descriptor().extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count);
+        let inherited = seed.descriptor().extents.iter().flat_map(|extent| &extent.inherited).map(|run| run.count);
+        known.memory_charge.bytes = own.clone().sum::<u64>() * PAGE_SIZE + shared;
+        known.view.memory_bytes = own.chain(inherited).sum::<u64>() * PAGE_SIZE;
+        known.view.inherits = seed.descriptor().layers.iter().map(|layer| layer.seed.to_string()).collect();
+        known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
+        match ProcessIdentity::of(parent.cast_signed()) {
+            Ok(parent) => Ok(self.table.insert_successor(parent, Arc::new(seed))),
+            // It has ended already.
+            Err(_) => {
+                self.table.insert(Arc::new(seed));
+                Ok(None)
+            }
+        }
+    }
+}

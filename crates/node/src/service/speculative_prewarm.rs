@@ -1,0 +1,140 @@
+//! Makes ready for children of a seed that nobody has asked for yet, where its process's seed before it had such: its zygote, and, where they
+//! were forked one by one, one child that stands by. Of a process's first seed, on its own node: its zygote.
+//!
+//! ```text
+//!  seed complete ── a moment, unless it is forked at once ─┬─▶ zygote, standby
+//!  (its owner)                                             └─ Foretell ─▶ each node that had such children ─▶ zygote, standby
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_wire::{NodeName, SeedId};
+use tokio::time::sleep;
+use tonic::Code;
+
+use super::zygote::{self, run_in_thread};
+use crate::api::v1;
+use crate::auth::Caller;
+use crate::client::request_with_timeout;
+use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
+use crate::failure::Failure;
+use crate::limits::QUERY_TIMEOUT;
+use crate::node::Node;
+use crate::speculation::{ForkPattern, SpeculationPlan};
+
+/// Who forks a seed at once has the processors: what is made for the next would come too late, and in the way.
+const SPECULATION_DELAY: Duration = Duration::from_millis(2);
+/// Of those who fork children one by one, most fork one of each seed; further ones stand by when that was asked for.
+const SPECULATIVE_PRESTARTS: usize = 1;
+
+/// A process of this node has a new seed behind another, which is complete.
+pub(crate) fn prewarm_next_seed(node: &Arc<Node>, before: &SeedId, next: &SeedId) {
+    let foreseen = node.fork_history.advance_sequence(before, next);
+    if foreseen != SpeculationPlan::default() {
+        node.runtime.spawn(prewarm_and_notify(node.clone(), before.clone(), next.clone(), foreseen));
+    }
+}
+
+/// A process of this node has a seed, and none before it that is known. Who makes one is expected to fork it, where they are, and as most do: its
+/// zygote is made. Where nobody forks it, nothing is made for the process's next.
+pub(crate) fn prewarm_first_seed(node: &Arc<Node>, seed: &SeedId) {
+    node.runtime.spawn(create_first_zygote(node.clone(), seed.clone()));
+}
+
+async fn create_first_zygote(node: Arc<Node>, seed: SeedId) {
+    sleep(SPECULATION_DELAY).await;
+    let Ok(access) = node.seeds.access(&seed).and_then(SeedAccess::try_from) else { return };
+    if !node.fork_history.has_sequence(&seed) {
+        create_speculative_zygote(&node, access, StartOptions::default()).await;
+    }
+}
+
+async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, foreseen: SpeculationPlan) {
+    let SpeculationPlan { local_pattern: here, remote_nodes: elsewhere, previous_seeds: former } = foreseen;
+    if !here.as_ref().is_some_and(|manner| manner.is_fan_out) {
+        sleep(SPECULATION_DELAY).await;
+    }
+    let Ok(access) = node.seeds.access(&seed) else { return };
+    let gone: Vec<SeedId> = former.into_iter().filter(|seed| !node.seeds.is_listed(seed)).collect();
+    node.fork_history.remove_previous_seeds(&seed, &gone);
+    for name in elsewhere {
+        let gone = gone.iter().map(SeedId::to_string).collect();
+        let request = v1::ForetellRequest { before: before.to_string(), seed: Some(access.clone()), gone };
+        tokio::spawn(notify_node(node.clone(), name, seed.clone(), request));
+    }
+    if let (Some(manner), Ok(access)) = (here, SeedAccess::try_from(access)) {
+        prewarm_local(node, access, manner).await;
+    }
+}
+
+/// Tells another node. One that does not expect its children is not told of the next seed, nor is one of an earlier release.
+async fn notify_node(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1::ForetellRequest) {
+    if node.fork_history.has_fork_on(&seed, &name) {
+        return;
+    }
+    let Ok(mut peer) = node.peers.peer(&name, format!("node `{name}`")) else { return };
+    let answer = peer.foretell(request_with_timeout(QUERY_TIMEOUT, request)).await;
+    if !answer.is_ok_and(|answer| answer.into_inner().is_expected) {
+        node.fork_history.remove_node(&seed, &name);
+    }
+}
+
+/// A process of another node has a new seed. Says whether children of it are expected here.
+///
+/// # Errors
+/// It is not of the node that says so.
+pub(super) fn handle_foretell(
+    node: &Arc<Node>,
+    caller: Option<&Caller>,
+    request: v1::ForetellRequest,
+) -> Result<v1::ForetellResponse, Failure> {
+    let v1::ForetellRequest { before, seed, gone } = request;
+    let refuse = |cause: &str| Failure::new(Code::InvalidArgument, format!("seed {before}"), cause);
+    let access = SeedAccess::try_from(seed.ok_or_else(|| refuse("no seed is named that follows"))?)?;
+    let owner = access.key.seed.node().clone();
+    if let Some(Caller::Member(peer)) = caller
+        && peer.identity.name != owner
+    {
+        let cause = format!("{peer} says what follows it, whose it is not");
+        return Err(Failure::new(Code::PermissionDenied, format!("seed {before}"), cause));
+    }
+    let is_its = |seed: &SeedId| *seed.node() == owner && owner != node.name;
+    let known: SeedId = before.parse().map_err(|_| refuse("it is no seed's id"))?;
+    if !is_its(&known) {
+        return Err(refuse("it is another node's than that which follows it"));
+    }
+    let gone: Vec<SeedId> = gone.iter().filter_map(|seed| seed.parse().ok()).filter(is_its).collect();
+    let foreseen = node.fork_history.advance_sequence(&known, &access.key.seed);
+    let is_expected = foreseen.local_pattern.is_some();
+    tokio::spawn(evict_and_prewarm(node.clone(), gone, access, foreseen.local_pattern));
+    Ok(v1::ForetellResponse { is_expected })
+}
+
+async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAccess, manner: Option<ForkPattern>) {
+    if !gone.is_empty() {
+        let here = node.clone();
+        run_in_thread(move || gone.iter().for_each(|seed| here.engine.evict_seed(seed))).await;
+    }
+    if let Some(manner) = manner {
+        prewarm_local(node, access, manner).await;
+    }
+}
+
+/// Makes this node ready for children of a seed, unless somebody was faster than that.
+async fn prewarm_local(node: Arc<Node>, access: SeedAccess, manner: ForkPattern) {
+    let ForkPattern { options, has_payload, is_fan_out } = manner;
+    create_speculative_zygote(&node, access.clone(), options.clone()).await;
+    if !is_fan_out && !node.fork_history.has_local_fork(&access.key.seed) {
+        run_in_thread(move || node.engine.prestart_children(&access, &options, has_payload, SPECULATIVE_PRESTARTS))
+            .await;
+    }
+}
+
+async fn create_speculative_zygote(node: &Arc<Node>, access: SeedAccess, options: StartOptions) {
+    let seed = &access.key.seed;
+    let object = format!("the zygote of seed {seed} on node {}", node.name);
+    if !node.fork_history.has_local_fork(seed) && node.child_budget.reserve(&object, None, || 0).is_ok() {
+        zygote::wait_zygote_filled(node.clone(), access, options, ZygoteTrigger::Speculative).await;
+    }
+}

@@ -1,0 +1,146 @@
+//! Who this node is, at its start: as its trust directory says; else by joining with a token; else the first node of a
+//! cluster of its own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use farfork_trust::member::{self, MemberError};
+use farfork_trust::{
+    Credentials, CredentialsError, Encryption, Identity, JoinToken, KeyError, Role, TrustDirectory, UncertifiedKey,
+};
+use farfork_wire::NodeName;
+
+use super::Security;
+use crate::api::v1;
+use crate::client::{cluster_client, network_channel, request_with_timeout};
+use crate::control_port::TlsMode;
+use crate::failure::Failure;
+use crate::limits::QUERY_TIMEOUT;
+use crate::options::{Options, TrustOptions};
+
+/// The name of a cluster that nobody named.
+const DEFAULT_CLUSTER_NAME: &str = "farfork";
+
+/// Why a node has no place in a cluster.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EnrollmentError {
+    /// Its directory.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    /// Making a cluster, or ending a joining.
+    #[error(transparent)]
+    Member(#[from] MemberError),
+    /// Drawing its key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The directory is somebody else's.
+    #[error(
+        "{directory} has the identity {identity}, and this is node `{name}`; give each node a directory of its own with --trust"
+    )]
+    IdentityMismatch {
+        /// The directory.
+        directory: String,
+        /// Who it belongs to.
+        identity: Identity,
+        /// Who this is.
+        name: NodeName,
+    },
+    /// It is to join, and has nothing to show.
+    #[error(
+        "{directory} has no identity for this node, and --join needs one; \
+         print a token with `farfork cluster token` on a node of the cluster, and name its file with --token-file"
+    )]
+    NoToken {
+        /// The directory.
+        directory: String,
+    },
+    /// It has a token, and nobody to show it to.
+    #[error("a token without a node to join; name one with --join")]
+    NoAddress,
+    /// Nobody let it in.
+    #[error("no node let it join: {0}")]
+    Refused(String),
+}
+
+/// Finds out who this node is.
+///
+/// # Errors
+/// [`EstablishError`].
+pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, EnrollmentError> {
+    let TrustOptions { directory, encryption, token, insecure } = &options.trust;
+    if *insecure {
+        tracing::warn!(
+            "INSECURE: this node trusts whoever reaches its ports, shows nobody who it is, and encrypts nothing (--insecure)"
+        );
+        return Ok(Security::Insecure);
+    }
+    let directory = TrustDirectory::new(directory);
+    if !directory.has_identity() {
+        match token {
+            Some(token) => join_cluster(options, &directory, token).await?,
+            None if options.join.is_empty() => {
+                let cluster = NodeName::new(DEFAULT_CLUSTER_NAME).expect("a name");
+                member::create_cluster(&directory, &cluster, &options.name, SystemTime::now())?;
+                tracing::info!(trust = %directory.root().display(), "made a cluster of its own: it holds the authority");
+            }
+            None => return Err(EnrollmentError::NoToken { directory: display_path(&directory) }),
+        }
+    }
+    let credentials = Credentials::open(&directory, *encryption)?;
+    let identity = credentials.identity();
+    if identity.role != Role::Node || identity.name != options.name {
+        return Err(EnrollmentError::IdentityMismatch {
+            directory: display_path(&directory),
+            identity,
+            name: options.name.clone(),
+        });
+    }
+    if *encryption == Encryption::Off {
+        tracing::warn!("what the fabric carries goes in clear to nodes that also say so (--encryption off)");
+    }
+    tracing::info!(%identity, "this node's identity");
+    Ok(Security::Members(credentials))
+}
+
+fn display_path(directory: &TrustDirectory) -> String {
+    PathBuf::from(directory.root()).display().to_string()
+}
+
+async fn join_cluster(options: &Options, directory: &TrustDirectory, token: &JoinToken) -> Result<(), EnrollmentError> {
+    if options.join.is_empty() {
+        return Err(EnrollmentError::NoAddress);
+    }
+    let key = UncertifiedKey::generate()?;
+    let request = key.certificate_request()?;
+    let mut refusals = Vec::new();
+    for address in &options.join {
+        match request_certificate(*address, token, &options.name, &request).await {
+            Ok(got) => {
+                let (name, pin) = (&options.name, token.authority);
+                member::install_join(directory, &key, name, &got.certificate, &got.roster, pin)?;
+                tracing::info!(%address, "joined the cluster");
+                return Ok(());
+            }
+            Err(failure) => refusals.push(failure.to_string()),
+        }
+    }
+    Err(EnrollmentError::Refused(refusals.join("; ")))
+}
+
+async fn request_certificate(
+    address: SocketAddr,
+    token: &JoinToken,
+    name: &NodeName,
+    request: &[u8],
+) -> Result<v1::Credentials, Failure> {
+    let mut client = cluster_client(network_channel(address, None, TlsMode::PinnedAuthority(token.authority)));
+    let request = v1::JoinRequest {
+        name: name.to_string(),
+        request: request.to_vec(),
+        passed_on_for: String::new(),
+        proof: token.create_proof(name, request).as_bytes().to_vec(),
+    };
+    let answer = client.join(request_with_timeout(QUERY_TIMEOUT, request)).await;
+    Ok(answer.map_err(|status| Failure::from_status(format!("node at {address}"), &status))?.into_inner())
+}

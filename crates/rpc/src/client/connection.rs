@@ -1,0 +1,286 @@
+//! A client with its connection: streams come and go, requests stay until they end.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::AdaptiveSpin;
+use farfork_fabric::transport::Stream;
+use farfork_wire::rpc::{RpcFrameError, SessionId};
+
+use super::connector::Connector;
+use super::protocol::{ClientProtocol, SessionHandle};
+use super::request::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
+use crate::frame_decoder::StagingBuffer;
+use crate::retransmit::SLICES_MAX;
+
+/// First pause before connecting again; it doubles.
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
+
+/// Longest pause before connecting again.
+const RETRY_DELAY_MAX: Duration = Duration::from_millis(500);
+
+/// How often a connection that stands is asked whether its server may still be there: as often as servers ask.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// It could not be made, or broke.
+    #[error("the connection broke: {0}")]
+    Broken(#[from] io::Error),
+    /// The server closed it.
+    #[error("the server closed the connection")]
+    Closed,
+    /// The server sent what it must not.
+    #[error(transparent)]
+    Frame(#[from] RpcFrameError),
+    /// The server did not show a sign of life.
+    #[error("the server is silent")]
+    NoResponse,
+}
+
+/// A client of one server. Nothing here blocks but [`Client::wait`].
+///
+/// A caller submits, polls, and waits when a poll told of nothing. The connection is made when there is something to
+/// ask, and made again when it breaks; what is unanswered is asked again, and executed once.
+pub struct Client {
+    protocol: ClientProtocol,
+    connector: Box<dyn Connector>,
+    stream: Option<Box<dyn Stream>>,
+    /// Whether both ends have come to trust each other, where they have to.
+    is_handshake_done: bool,
+    connection_count: u64,
+    staging: StagingBuffer,
+    retry_at: Option<Instant>,
+    pub(super) retry_delay: Duration,
+    checked_at: Instant,
+    /// Whether the last poll may have left something to receive.
+    pub(super) has_more: bool,
+    /// Only where it may look again before it sleeps.
+    pub(super) spin: Option<AdaptiveSpin>,
+    last_error: Option<ConnectionError>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("core", &self.protocol)
+            .field("connector", &self.connector)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client without a connection yet, which looks again for a while before it sleeps, where that pays, or does not.
+    pub fn new(connector: Box<dyn Connector>, spins: bool) -> Self {
+        let new_id = || {
+            let mut bytes = [0; 16];
+            getrandom::fill(&mut bytes).expect("Linux has randomness");
+            SessionId::from_bytes(bytes)
+        };
+        Self::with_session_ids(connector, spins, Instant::now(), Box::new(new_id))
+    }
+
+    /// The same with everything that is not determined as an argument, for simulations.
+    pub fn with_session_ids(
+        connector: Box<dyn Connector>,
+        spins: bool,
+        now: Instant,
+        new_id: Box<dyn FnMut() -> SessionId + Send>,
+    ) -> Self {
+        Self {
+            protocol: ClientProtocol::new(now, new_id),
+            connector,
+            stream: None,
+            is_handshake_done: false,
+            connection_count: 0,
+            staging: StagingBuffer::default(),
+            retry_at: None,
+            retry_delay: RETRY_DELAY_MIN,
+            checked_at: now,
+            has_more: true,
+            spin: spins.then(|| AdaptiveSpin::new(now)),
+            last_error: None,
+        }
+    }
+
+    /// Makes a session with room for `window` unanswered requests, [`farfork_wire::rpc::WINDOW_MAX`] at most; `None` when
+    /// there are too many.
+    pub fn open_session(&mut self, window: u64) -> Option<SessionHandle> {
+        self.protocol.open_session(window.clamp(1, farfork_wire::rpc::WINDOW_MAX))
+    }
+
+    /// Ends a session; its unanswered requests end as cancelled.
+    pub fn close_session(&mut self, session: SessionHandle) {
+        self.protocol.close_session(session);
+    }
+
+    /// Takes a request; it is sent with the next [`Client::poll`], together with all others taken until then.
+    ///
+    /// # Errors
+    /// [`SubmitError`], before anything is sent; then there is no completion.
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        session: SessionHandle,
+        call: &OutgoingRequest,
+        body: RequestPayload<'_>,
+    ) -> Result<(), SubmitError> {
+        self.protocol.submit(now, session, call, body)
+    }
+
+    /// Takes a request back by its tag; it ends as cancelled. What came of it at the server, nobody knows.
+    pub fn cancel(&mut self, session: SessionHandle, tag: u64) -> bool {
+        self.protocol.cancel(session, tag)
+    }
+
+    /// Number of requests that have not ended.
+    pub fn unanswered_count(&self) -> usize {
+        self.protocol.unanswered_count()
+    }
+
+    /// Why the last connection ended, if it did.
+    pub fn last_error(&self) -> Option<&ConnectionError> {
+        self.last_error.as_ref()
+    }
+
+    /// Sends what can be sent, receives once, and tells of the requests that ended. Gives whether anything came.
+    pub fn poll(&mut self, now: Instant, mut on_end: impl FnMut(Completion<'_>)) -> bool {
+        let received = match self.advance(now, &mut on_end) {
+            Ok(received) => received,
+            Err(cause) => {
+                self.handle_failure(cause, now);
+                false
+            }
+        };
+        self.protocol.drain_ended(&mut on_end);
+        self.has_more = received;
+        if let Some(spin) = self.spin.as_mut().filter(|_| received) {
+            spin.record_event(now);
+        }
+        received
+    }
+
+    fn advance(&mut self, now: Instant, on_end: &mut impl FnMut(Completion<'_>)) -> Result<bool, ConnectionError> {
+        self.protocol.advance(now)?;
+        if self.stream.is_none() {
+            if !self.protocol.needs_connection() || self.retry_at.is_some_and(|at| at > now) {
+                return Ok(false);
+            }
+            self.stream = Some(self.connector.connect()?);
+            self.is_handshake_done = false;
+            self.connection_count += 1;
+            self.protocol.handle_connected(now);
+        }
+        if !self.is_handshake_done {
+            self.is_handshake_done = self.stream.as_mut().map_or(Ok(false), |stream| stream.continue_handshake())?;
+            if !self.is_handshake_done {
+                return Ok(false);
+            }
+        }
+        self.check_server_trusted(now)?;
+        // What came before the stream broke counts: a refusal to talk, say.
+        let sent = self.send_queued();
+        let received = self.receive_frames(now, on_end)?;
+        sent?;
+        Ok(received)
+    }
+
+    /// A server that was revoked is noticed on a connection that stands, too.
+    fn check_server_trusted(&mut self, now: Instant) -> Result<(), ConnectionError> {
+        let is_due = now.saturating_duration_since(self.checked_at) >= CHECK_INTERVAL;
+        if let Some(stream) = self.stream.as_ref().filter(|_| is_due) {
+            self.checked_at = now;
+            stream.check_peer_trusted()?;
+        }
+        Ok(())
+    }
+
+    fn send_queued(&mut self) -> Result<(), ConnectionError> {
+        let Some(stream) = self.stream.as_mut().filter(|_| self.is_handshake_done) else { return Ok(()) };
+        while self.protocol.unsent_bytes() > 0 {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.protocol.slices(&mut slices);
+            let Some(sent) = stream.send(&slices[..count])? else { return Ok(()) };
+            self.protocol.mark_sent(sent);
+        }
+        if stream.has_unsent() {
+            stream.send(&[])?;
+        }
+        Ok(())
+    }
+
+    fn receive_frames(
+        &mut self,
+        now: Instant,
+        on_end: &mut impl FnMut(Completion<'_>),
+    ) -> Result<bool, ConnectionError> {
+        let Some(stream) = &mut self.stream else { return Ok(false) };
+        self.protocol.restore_partial(&mut self.staging);
+        match stream.receive(&mut self.protocol.receive_buffers(&mut self.staging)) {
+            Ok(Some(count)) if count > 0 => {
+                self.retry_delay = RETRY_DELAY_MIN;
+                self.protocol.handle_received(&mut self.staging, count, now, on_end)?;
+                Ok(true)
+            }
+            other => {
+                self.protocol.save_partial(&mut self.staging);
+                if other?.is_some() { Err(ConnectionError::Closed) } else { Ok(false) }
+            }
+        }
+    }
+
+    /// Gives the connection up. Who is of another version will not be another one with the next.
+    fn handle_failure(&mut self, cause: ConnectionError, now: Instant) {
+        tracing::debug!(connector = ?self.connector, %cause, "an RPC connection failed");
+        if self.stream.take().is_some() {
+            self.protocol.handle_disconnected();
+        }
+        self.retry_at = Some(now + self.retry_delay);
+        self.retry_delay = (self.retry_delay * 2).min(RETRY_DELAY_MAX);
+        if let ConnectionError::Frame(version @ (RpcFrameError::Version { .. } | RpcFrameError::BadMagic)) = &cause {
+            self.protocol.fail_all(&CallError::Incompatible(version.clone()));
+        }
+        self.last_error = Some(cause);
+    }
+
+    /// Sends what can be sent, for callers that have more to submit behind a poll and other connections to look after.
+    pub fn flush(&mut self, now: Instant) {
+        if let Err(cause) = self.send_queued() {
+            self.handle_failure(cause, now);
+        }
+    }
+
+    /// The socket of the moment, for callers that wait for several clients at once; [`Client::connections`] tells when
+    /// it is another.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.as_ref().and_then(|stream| stream.socket())
+    }
+
+    /// Where there is no socket to wait for: whether a poll would find something to do.
+    pub fn is_ready(&self) -> bool {
+        match &self.stream {
+            Some(stream) => self.has_more || stream.is_ready(true, self.has_unsent()),
+            None => self.has_more || (self.retry_at.is_none() && self.protocol.needs_connection()),
+        }
+    }
+
+    /// Number of connections that were made.
+    pub fn connection_count(&self) -> u64 {
+        self.connection_count
+    }
+
+    /// Whether bytes wait for the socket to take more.
+    pub fn has_unsent(&self) -> bool {
+        let inside = self.stream.as_ref().is_some_and(|stream| stream.has_unsent());
+        inside || (self.protocol.unsent_bytes() > 0 && (self.is_handshake_done || self.stream.is_none()))
+    }
+
+    /// When to poll even if nothing came.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        let retry = self.retry_at.filter(|_| self.stream.is_none() && self.protocol.needs_connection());
+        [self.protocol.next_timeout(), retry].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,100 @@
+//! What a client makes of the frames that it receives.
+
+use std::io::IoSliceMut;
+use std::time::Instant;
+
+use farfork_wire::rpc::{ClientFrame, RpcFrameError, ServerFrame, Status, VersionRange};
+
+use super::protocol::{ClientProtocol, ConnectionState};
+use super::request::{CallError, Completion};
+use super::session::SessionStage;
+use crate::frame_decoder::StagingBuffer;
+
+/// Bytes of received replies after which a client says that it has them, if no request does before.
+const UNACKNOWLEDGED_BYTES_MAX: usize = 256 << 10;
+
+impl ClientProtocol {
+    /// Prepares the staging area for what was kept; then come [`Core::spaces`].
+    pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
+        self.decoder.restore_partial(staging);
+    }
+
+    /// Where to receive into.
+    pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
+        self.decoder.receive_buffers(staging)
+    }
+
+    /// Empties the staging area where nothing was received.
+    pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
+        self.decoder.save_partial(staging);
+    }
+
+    /// Takes note of what was received, tells what ended by it, and leaves the staging area empty.
+    ///
+    /// # Errors
+    /// The server violates the protocol; the connection must end.
+    pub(crate) fn handle_received(
+        &mut self,
+        staging: &mut StagingBuffer,
+        count: usize,
+        now: Instant,
+        on_end: &mut impl FnMut(Completion<'_>),
+    ) -> Result<(), RpcFrameError> {
+        self.keepalive.reset(now);
+        self.decoder.mark_received(staging, count);
+        let handled = self.handle_frames(staging, now, on_end);
+        self.decoder.save_partial(staging);
+        handled
+    }
+
+    fn handle_frames(
+        &mut self,
+        staging: &mut StagingBuffer,
+        now: Instant,
+        on_end: &mut impl FnMut(Completion<'_>),
+    ) -> Result<(), RpcFrameError> {
+        if self.state == ConnectionState::Greeting {
+            let Some(theirs) = self.decoder.decode_hello(staging)? else { return Ok(()) };
+            VersionRange::SUPPORTED.negotiate(theirs)?;
+            self.state = ConnectionState::Up;
+            (0..self.sessions.len()).for_each(|slot| self.send_open(slot));
+        }
+        loop {
+            let Self { decoder: inbound, retransmit: spool, sessions, .. } = self;
+            let Some((answer, payload)) = inbound.next_frame(staging)? else { return Ok(()) };
+            match answer {
+                ServerFrame::Reply(head) => {
+                    let Some(session) = sessions.get_mut(usize::from(head.slot)).and_then(Option::as_mut) else {
+                        continue;
+                    };
+                    let payload_bytes = payload.len();
+                    if let Some(request) = session.take_answered(&head)? {
+                        spool.release_frame(&request.location);
+                        self.unanswered -= 1;
+                        let result = match head.status {
+                            Status::Answered => Ok(payload),
+                            status => Err(CallError::from_status(status, &payload)),
+                        };
+                        on_end(Completion { tag: request.tag, result });
+                    }
+                    self.acknowledge_received(usize::from(head.slot), payload_bytes);
+                }
+                ServerFrame::Opened { slot, epoch, outcome } => {
+                    self.handle_opened(usize::from(slot), epoch, outcome, now)?
+                }
+                ServerFrame::Pong => {}
+            }
+        }
+    }
+
+    /// Says what was received where long replies come and no requests go.
+    fn acknowledge_received(&mut self, slot: usize, payload_bytes: usize) {
+        let Some(session) = self.sessions[slot].as_mut() else { return };
+        session.unacknowledged_bytes += payload_bytes;
+        if session.unacknowledged_bytes >= UNACKNOWLEDGED_BYTES_MAX && session.stage == SessionStage::Open {
+            session.unacknowledged_bytes = 0;
+            let below = session.requests.oldest_pending();
+            self.append_frame(&ClientFrame::Acknowledge { slot: slot as u16, below });
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The requests of one session that have not ended, from when they are submitted.
+//!
+//! ```text
+//!            │◀──────────── window ─────────────▶│
+//!   ─────────┼─────────┬──────┬─────────┬────────┼──▶ ids
+//!    ended   │ waiting │ ended│ waiting │        │
+//!   ─────────┴─────────┴──────┴─────────┴────────┘
+//!          floor                      next
+//! ```
+
+use std::time::Instant;
+
+use farfork_wire::rpc::RequestHead;
+
+use crate::retransmit::{FrameLocation, RetransmitBuffer};
+
+/// A request that has not ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PendingRequest {
+    /// What its caller knows it by.
+    pub(super) tag: u64,
+    pub(super) handler: u32,
+    pub(super) checked: bool,
+    /// Whether the server may have seen it.
+    pub(super) sent: bool,
+    pub(super) deadline: Option<Instant>,
+    /// Its frame, sealed.
+    pub(super) location: FrameLocation,
+}
+
+/// The requests of one session.
+#[derive(Debug)]
+pub(super) struct RequestWindow {
+    /// By id, modulo their number, which is a power of two.
+    entries: Box<[Option<PendingRequest>]>,
+    window: u64,
+    oldest_pending: u64,
+    next_id: u64,
+}
+
+impl RequestWindow {
+    pub(super) fn new(window: u64) -> Self {
+        let entries = vec![None; window.next_power_of_two() as usize].into_boxed_slice();
+        Self { entries, window, oldest_pending: 0, next_id: 0 }
+    }
+
+    fn index(&self, id: u64) -> usize {
+        id as usize & (self.entries.len() - 1)
+    }
+
+    /// The oldest that has not ended, or the next where all have.
+    pub(super) fn oldest_pending(&self) -> u64 {
+        self.oldest_pending
+    }
+
+    /// The id of the next request, if the window has room.
+    pub(super) fn next_id(&self) -> Option<u64> {
+        (self.next_id - self.oldest_pending < self.window).then_some(self.next_id)
+    }
+
+    /// Takes the next request.
+    pub(super) fn push(&mut self, request: PendingRequest) {
+        let index = self.index(self.next_id);
+        self.entries[index] = Some(request);
+        self.next_id += 1;
+    }
+
+    /// Whether this id was ever given.
+    pub(super) fn was_issued(&self, id: u64) -> bool {
+        id < self.next_id
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut PendingRequest> {
+        let is_inside = id >= self.oldest_pending && id < self.next_id;
+        is_inside.then(|| self.index(id)).and_then(|index| self.entries[index].as_mut())
+    }
+
+    /// Ends a request.
+    pub(super) fn take(&mut self, id: u64) -> Option<PendingRequest> {
+        if id < self.oldest_pending || id >= self.next_id {
+            return None;
+        }
+        let taken = self.entries[self.index(id)].take()?;
+        while self.oldest_pending < self.next_id && self.entries[self.index(self.oldest_pending)].is_none() {
+            self.oldest_pending += 1;
+        }
+        Some(taken)
+    }
+
+    /// The ids of all that wait, in order.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u64> + use<'_> {
+        (self.oldest_pending..self.next_id).filter(|id| self.entries[self.index(*id)].is_some())
+    }
+
+    /// The first that waits and matches.
+    pub(super) fn find(&self, matches: impl Fn(&PendingRequest) -> bool) -> Option<u64> {
+        self.ids().find(|id| self.entries[self.index(*id)].as_ref().is_some_and(&matches))
+    }
+
+    /// The next deadline.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.ids().filter_map(|id| self.entries[self.index(id)].as_ref()?.deadline).min()
+    }
+
+    /// Seals a request's frame anew, for another connection.
+    pub(super) fn reseal(
+        &mut self,
+        id: u64,
+        slot: u16,
+        now: Instant,
+        spool: &mut RetransmitBuffer,
+    ) -> Option<FrameLocation> {
+        let behind = (id - self.oldest_pending) as u32;
+        let request = self.get_mut(id)?;
+        request.sent = true;
+        let PendingRequest { handler, checked, deadline, location: place, .. } = *request;
+        let remaining_us = remaining_us(deadline, now);
+        let (frame, apart) = spool.frame_mut(&place);
+        RequestHead { slot, handler, id, oldest_pending_distance: behind, remaining_us, has_payload_crc: checked }
+            .seal(frame, apart);
+        Some(place)
+    }
+}
+
+/// Time to the deadline as a request says it; a deadline beyond an hour is none.
+pub(super) fn remaining_us(deadline: Option<Instant>, now: Instant) -> u32 {
+    let Some(deadline) = deadline else { return 0 };
+    u32::try_from(deadline.saturating_duration_since(now).as_micros()).unwrap_or(0).max(1)
+}

@@ -1,0 +1,115 @@
+//! The sessions of a client: opened, resumed on another connection, begun anew, closed.
+
+use std::time::Instant;
+
+use farfork_wire::rpc::{ClientFrame, OpenOutcome, RpcFrameError, SESSIONS_MAX};
+
+use super::protocol::{BUFFER_OWNER, ClientProtocol, ConnectionState, SessionHandle};
+use super::request::CallError;
+use super::session::{ClientSession, SessionStage};
+
+impl ClientProtocol {
+    /// Makes a session, with room for so many unanswered requests.
+    pub(crate) fn open_session(&mut self, window: u64) -> Option<SessionHandle> {
+        let slot = match self.sessions.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None if self.sessions.len() >= SESSIONS_MAX => return None,
+            None => {
+                self.sessions.push(None);
+                self.sessions.len() - 1
+            }
+        };
+        self.sessions[slot] = Some(ClientSession::new((self.new_session_id)(), window));
+        if self.state == ConnectionState::Up {
+            self.send_open(slot);
+        }
+        Some(SessionHandle(slot as u16))
+    }
+
+    /// Ends a session; its requests end as cancelled.
+    pub(crate) fn close_session(&mut self, key: SessionHandle) {
+        let slot = usize::from(key.0);
+        let Some(Some(session)) = self.sessions.get(slot) else { return };
+        let (stage, ids): (_, Vec<u64>) = (session.stage, session.requests.ids().collect());
+        for id in ids {
+            self.end_request(slot, id, CallError::Cancelled);
+        }
+        match (stage, self.sessions[slot].as_mut()) {
+            (SessionStage::Opening, Some(session)) => session.stage = SessionStage::Closing,
+            (SessionStage::Open, _) => self.send_close(slot),
+            _ => self.sessions[slot] = None,
+        }
+    }
+
+    fn send_close(&mut self, slot: usize) {
+        self.append_frame(&ClientFrame::Close { slot: slot as u16 });
+        self.sessions[slot] = None;
+    }
+
+    pub(super) fn send_open(&mut self, slot: usize) {
+        let Some(session) = self.sessions[slot].as_mut() else { return };
+        session.stage = SessionStage::Opening;
+        if session.is_established {
+            session.epoch += 1;
+        }
+        let ClientSession { id, epoch, is_established: known, .. } = *session;
+        self.append_frame(&ClientFrame::Open { slot: slot as u16, session: id, epoch, resumed: known });
+    }
+
+    /// The server has answered an OPEN.
+    pub(super) fn handle_opened(
+        &mut self,
+        slot: usize,
+        epoch: u32,
+        outcome: OpenOutcome,
+        now: Instant,
+    ) -> Result<(), RpcFrameError> {
+        let session = self.sessions.get_mut(slot).and_then(Option::as_mut);
+        let is_asked = |it: &&mut ClientSession| {
+            matches!(it.stage, SessionStage::Opening | SessionStage::Closing) && it.epoch == epoch
+        };
+        let Some(session) = session.filter(is_asked) else {
+            return Err(RpcFrameError::Invalid("it opens what was not asked for"));
+        };
+        if session.stage == SessionStage::Closing {
+            match outcome {
+                OpenOutcome::Opened => self.send_close(slot),
+                _ => self.sessions[slot] = None,
+            }
+            return Ok(());
+        }
+        match outcome {
+            OpenOutcome::Opened => {
+                session.stage = SessionStage::Open;
+                session.is_established = true;
+                let ids: Vec<u64> = session.requests.ids().collect();
+                for id in ids {
+                    let place = session.requests.reseal(id, slot as u16, now, &mut self.retransmit);
+                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &place.expect("it waits"));
+                }
+            }
+            OpenOutcome::Expired | OpenOutcome::IdInUse => self.restart_session(slot),
+            OpenOutcome::Superseded | OpenOutcome::TooManySessions => {
+                session.stage = SessionStage::Closed;
+                let ids: Vec<u64> = session.requests.ids().collect();
+                ids.into_iter().for_each(|id| self.end_request(slot, id, CallError::SessionRefused(outcome)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a session anew. What the server may have executed for the old one is not sent again.
+    fn restart_session(&mut self, slot: usize) {
+        let id = (self.new_session_id)();
+        let Some(session) = self.sessions[slot].as_mut() else { return };
+        (session.id, session.is_established, session.epoch, session.stage) = (id, false, 0, SessionStage::Closed);
+        let ids: Vec<u64> = session.requests.ids().collect();
+        for id in ids {
+            let session = self.sessions[slot].as_mut().expect("it was there above");
+            if session.requests.get_mut(id).is_some_and(|request| request.sent) {
+                self.end_request(slot, id, CallError::SessionLost);
+            }
+        }
+        self.send_open(slot);
+    }
+}

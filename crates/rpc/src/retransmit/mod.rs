@@ -1,0 +1,220 @@
+//! Frames that are kept until they are answered or acknowledged, and sent from where they lie.
+//!
+//! ```text
+//!   segments   ┌──────────────┐┌──────────────┐┌──────────┐
+//!              │▒▒▒▒│f3│f4│f5││f6│f7│f8│f9│  ││ payload  │   ▒ released
+//!              └──────────────┘└──────────────┘└──────────┘
+//!   queue              └──── run ────┘└─ run ─┘└── run ──┘     what is still to be sent
+//! ```
+//!
+//! Frames are appended to segments of one size and never moved: a segment is used again once all its frames are
+//! released and no run of the [`Queue`] refers to it. A long payload that its owner gives away is a segment of its own,
+//! right behind the one that ends with its head.
+
+mod send_queue;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+pub(crate) use send_queue::{SLICES_MAX, SendQueue};
+
+/// Size of a segment, in bytes: some hundred small frames, and small enough to stay in a core's cache.
+pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
+
+/// Most segments that wait to be used again.
+const SPARE_MAX: usize = 4;
+
+/// Where a frame lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct FrameLocation {
+    segment: u64,
+    offset: u32,
+    bytes: u32,
+    /// Whether its payload is the segment behind.
+    has_detached_payload: bool,
+}
+
+#[derive(Debug, Default)]
+struct Segment {
+    bytes: Vec<u8>,
+    /// Frames that are not released.
+    frame_refs: u32,
+    /// Runs of the queue.
+    run_refs: u32,
+    /// Whether nothing may be appended.
+    is_sealed: bool,
+    /// What it counts for, in bytes.
+    held_bytes: usize,
+}
+
+impl Segment {
+    fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self { held_bytes: bytes.capacity(), bytes, ..Self::default() }
+    }
+}
+
+/// The segments of one owner.
+#[derive(Debug, Default)]
+pub(crate) struct RetransmitBuffer {
+    segments: VecDeque<Segment>,
+    /// Number of the first segment.
+    first_segment: u64,
+    spare_buffers: Vec<Vec<u8>>,
+    held_bytes: usize,
+}
+
+impl RetransmitBuffer {
+    /// Bytes of all segments that are in use.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Where to append a frame of `bytes` or more; whatever the frame is, it ends at the end of this.
+    pub(crate) fn begin_frame(&mut self, bytes: usize) -> &mut Vec<u8> {
+        let fits = self.segments.back().is_some_and(|last| {
+            !last.is_sealed && (last.bytes.is_empty() || last.bytes.len() + bytes <= SEGMENT_BYTES)
+        });
+        if !fits {
+            // The first grows as it is needed: most connections of a flood send no more than a greeting.
+            let is_first = self.first_segment == 0 && self.segments.is_empty();
+            let new = || Vec::with_capacity(if is_first { bytes } else { SEGMENT_BYTES });
+            let spare = self.spare_buffers.pop().unwrap_or_else(new);
+            self.push_segment(Segment::from_bytes(spare));
+        }
+        &mut self.segments.back_mut().expect("there is one now").bytes
+    }
+
+    /// The same place again, while the frame is being written.
+    pub(crate) fn current_buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.segments.back_mut().expect("a frame was opened").bytes
+    }
+
+    /// Takes what was appended from `start` on as a frame.
+    pub(crate) fn end_frame(&mut self, start: usize) -> FrameLocation {
+        let segment = self.first_segment + self.segments.len() as u64 - 1;
+        let last = self.segments.back_mut().expect("a frame was opened");
+        last.frame_refs += 1;
+        // A long frame made it grow.
+        self.held_bytes += last.bytes.capacity() - last.held_bytes;
+        last.held_bytes = last.bytes.capacity();
+        FrameLocation {
+            segment,
+            offset: start as u32,
+            bytes: (last.bytes.len() - start) as u32,
+            has_detached_payload: false,
+        }
+    }
+
+    /// The same for a frame whose payload is not copied.
+    pub(crate) fn end_frame_detached(&mut self, start: usize, payload: Vec<u8>) -> FrameLocation {
+        let place = self.end_frame(start);
+        self.segments.back_mut().expect("a frame was closed").is_sealed = true;
+        self.push_segment(Segment { frame_refs: 1, is_sealed: true, ..Segment::from_bytes(payload) });
+        FrameLocation { has_detached_payload: true, ..place }
+    }
+
+    fn push_segment(&mut self, segment: Segment) {
+        self.held_bytes += segment.held_bytes;
+        self.segments.push_back(segment);
+    }
+
+    /// Whether a frame is still there.
+    pub(crate) fn contains(&self, place: &FrameLocation) -> bool {
+        place.segment >= self.first_segment
+    }
+
+    /// The frame, and its payload if that lies apart.
+    pub(crate) fn frame_mut(&mut self, place: &FrameLocation) -> (&mut [u8], Option<&[u8]>) {
+        let index = (place.segment - self.first_segment) as usize;
+        let mut segments = self.segments.range_mut(index..);
+        let segment = segments.next().expect("the frame is not released");
+        let frame = &mut segment.bytes[place.offset as usize..][..place.bytes as usize];
+        let apart = place.has_detached_payload.then(|| &*segments.next().expect("the payload is behind").bytes);
+        (frame, apart)
+    }
+
+    /// Gives a frame up.
+    pub(crate) fn release_frame(&mut self, place: &FrameLocation) {
+        self.release_segment_ref(place.segment);
+        if place.has_detached_payload {
+            self.release_segment_ref(place.segment + 1);
+        }
+    }
+
+    fn release_segment_ref(&mut self, segment: u64) {
+        // It may have been evicted.
+        let Some(index) = segment.checked_sub(self.first_segment) else { return };
+        self.segments[index as usize].frame_refs -= 1;
+        self.reclaim_if_unused(index as usize);
+    }
+
+    /// Uses a segment again if nothing needs it.
+    fn reclaim_if_unused(&mut self, index: usize) {
+        let is_last = index + 1 == self.segments.len();
+        let segment = &mut self.segments[index];
+        if segment.frame_refs > 0 || segment.run_refs > 0 {
+            return;
+        }
+        if is_last && !segment.is_sealed && segment.bytes.capacity() <= 2 * SEGMENT_BYTES {
+            return segment.bytes.clear();
+        }
+        self.free_segment(index);
+        while self.segments.front().is_some_and(|front| front.frame_refs == 0 && front.run_refs == 0 && front.is_sealed)
+        {
+            self.segments.pop_front();
+            self.first_segment += 1;
+        }
+    }
+
+    fn free_segment(&mut self, index: usize) {
+        let segment = &mut self.segments[index];
+        segment.is_sealed = true;
+        let mut bytes = std::mem::take(&mut segment.bytes);
+        self.held_bytes -= std::mem::take(&mut segment.held_bytes);
+        if self.spare_buffers.len() < SPARE_MAX && bytes.capacity() == SEGMENT_BYTES {
+            bytes.clear();
+            self.spare_buffers.push(bytes);
+        }
+    }
+
+    /// Drops the oldest segment with all frames in it, unless it is still to be sent or the last.
+    pub(crate) fn evict_oldest(&mut self) -> bool {
+        let evictable = self.segments.len() > 1 && self.segments[0].run_refs == 0;
+        if evictable {
+            self.free_segment(0);
+            self.segments.pop_front();
+            self.first_segment += 1;
+        }
+        evictable
+    }
+
+    /// Nothing of it is to be sent any more.
+    pub(crate) fn clear_run_refs(&mut self) {
+        self.segments.iter_mut().for_each(|segment| segment.run_refs = 0);
+        for index in (0..self.segments.len()).rev() {
+            if index < self.segments.len() {
+                self.reclaim_if_unused(index);
+            }
+        }
+    }
+
+    /// The bytes of the payload that lies behind a frame's segment.
+    fn detached_payload_bytes(&self, place: &FrameLocation) -> usize {
+        self.segments[(place.segment + 1 - self.first_segment) as usize].bytes.len()
+    }
+
+    fn add_run_ref(&mut self, segment: u64) {
+        let index = (segment - self.first_segment) as usize;
+        self.segments[index].run_refs += 1;
+    }
+
+    fn drop_run_ref(&mut self, segment: u64) {
+        let index = (segment - self.first_segment) as usize;
+        self.segments[index].run_refs -= 1;
+        self.reclaim_if_unused(index);
+    }
+
+    fn segment_slice(&self, segment: u64, range: Range<u32>) -> &[u8] {
+        &self.segments[(segment - self.first_segment) as usize].bytes[range.start as usize..range.end as usize]
+    }
+}

@@ -1,0 +1,64 @@
+//! What connections want of the registry: sessions, which may be with another connection, of this thread or another.
+
+use std::time::{Duration, Instant};
+
+use super::ConnectionTable;
+use crate::server::protocol::SessionRequest;
+use crate::server::session_registry::{ClaimOutcome, ConnectionLocation, SessionClaim};
+use crate::server::shared_state::WorkerMessage;
+
+/// Between two attempts to get a session from a connection of another thread.
+const CLAIM_RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
+impl ConnectionTable {
+    pub(super) fn handle_session_requests(&mut self, token: u64, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        for wish in connection.protocol.take_session_requests() {
+            match wish {
+                SessionRequest::Claim(claim) => self.claim_session(token, &claim, now),
+                SessionRequest::Close(session) => self.shared.registry().remove(&session),
+            }
+        }
+    }
+
+    /// Gives a session to a connection, or makes the one end that has it.
+    fn claim_session(&mut self, token: u64, claim: &SessionClaim, now: Instant) {
+        // Who is gone meanwhile gets nothing: a session that nobody takes would be nowhere.
+        if !self.connections.contains_key(&token) {
+            return;
+        }
+        let here = ConnectionLocation { worker: self.worker, connection: token };
+        let mut claimed = self.shared.registry().claim(claim, here);
+        if let ClaimOutcome::HeldBy(holder) = &claimed
+            && holder.worker == self.worker
+        {
+            let holder = *holder;
+            self.remove_connection(holder.connection, now);
+            if holder == here {
+                return tracing::warn!("a client opened a session twice on one connection");
+            }
+            claimed = self.shared.registry().claim(claim, here);
+        }
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        match claimed {
+            ClaimOutcome::Granted(session) => connection.protocol.attach_session(claim.slot, session),
+            ClaimOutcome::Refused(outcome) => connection.protocol.refuse_session(claim, outcome),
+            ClaimOutcome::HeldBy(holder) => {
+                self.shared.send_message(holder.worker, WorkerMessage::CloseConnection(holder.connection));
+                self.pending_claims.push((token, *claim));
+                self.claims_due = now + CLAIM_RETRY_INTERVAL;
+            }
+        }
+    }
+
+    /// Asks again for sessions that connections of other threads had.
+    pub(super) fn retry_claims(&mut self, now: Instant) {
+        if self.claims_due > now {
+            return;
+        }
+        for (token, claim) in std::mem::take(&mut self.pending_claims) {
+            self.claim_session(token, &claim, now);
+            self.flush(token, now);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What `/proc` and a few system calls tell of another process, parsed.
+//!
+//! The parsers are pure and apart from the readers. A file of `/proc` is text made by the kernel: what cannot be
+//! parsed is an error of kind `InvalidData`, never a guess.
+
+mod fd;
+mod kcmp;
+mod kernel_stacks;
+mod maps;
+mod resident_memory;
+mod schedstat;
+mod stat;
+mod status;
+mod syscall;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+
+use rustix::fs::{Mode, OFlags, RawDir};
+
+pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
+pub use kcmp::{
+    DeadlineAttributes, SchedulingAttributes, SharedResource, compare_open_files, is_same_open_file,
+    is_same_open_file_across, read_robust_list, read_scheduling, share_resource,
+};
+pub use kernel_stacks::KernelStackSummary;
+pub use maps::{MapEntry, read_maps, read_smaps};
+pub use resident_memory::ResidentMemory;
+pub use schedstat::{SchedStat, read_last_run_ns};
+pub use stat::ProcStat;
+pub use status::{ProcStatus, format_cpu_list};
+pub use syscall::{SystemCall, is_waiting_in};
+
+/// The ids of the threads of a process, as `/proc` lists them: ascending.
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn thread_ids(pid: i32) -> io::Result<Vec<i32>> {
+    numeric_entries(&format!("/proc/{pid}/task"))
+}
+
+/// The ids of all processes, ascending.
+///
+/// # Errors
+/// As open(2): there is no `/proc`.
+pub fn all_pids() -> io::Result<Vec<i32>> {
+    numeric_entries("/proc")
+}
+
+/// How many threads a process has: cheaper than [`threads`].
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn thread_count(pid: i32) -> io::Result<usize> {
+    /// Of a directory without others in it.
+    const OWN_LINKS: usize = 2;
+    // The kernel counts each thread as a link of the directory.
+    let links = rustix::fs::stat(format!("/proc/{pid}/task"))?.st_nlink;
+    Ok((links as usize).saturating_sub(OWN_LINKS))
+}
+
+/// The names in a directory of `/proc` that are numbers, ascending.
+fn numeric_entries<T: FromStr + Ord>(path: &str) -> io::Result<Vec<T>> {
+    numeric_entries_of(&open_directory(path)?)
+}
+
+fn open_directory(path: &str) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The same of a directory that was just opened.
+fn numeric_entries_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
+    const BUFFER_BYTES: usize = 4 << 10;
+    let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
+    let mut entries = RawDir::new(directory, &mut buffer);
+    let mut numbers = Vec::new();
+    while let Some(entry) = entries.next() {
+        numbers.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<T>().ok()));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Soft and hard limits by RLIMIT number, `u64::MAX` for unlimited, from `/proc/PID/limits`, which needs no privilege
+/// where prlimit(2) does.
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn read_limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
+    let text = read_text(&format!("/proc/{pid}/limits"))?;
+    parse_limits(&text).ok_or_else(|| malformed("limits"))
+}
+
+/// The kernel prints a header, then a line for each limit in the order of their numbers; a name is 25 columns wide.
+fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
+    const NAME_COLUMNS: usize = 25;
+    let number = |word: &str| {
+        if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() }
+    };
+    let line = |line: &str| {
+        let mut words = line.get(NAME_COLUMNS..)?.split_whitespace();
+        Some((number(words.next()?)?, number(words.next()?)?))
+    };
+    text.lines().skip(1).map(line).collect()
+}
+
+/// Reads a file of `/proc` that the kernel makes in one piece: one read(2), where the standard library, which expects
+/// sizes to be true, makes many.
+fn read_once(path: &str) -> io::Result<Vec<u8>> {
+    read_once_from(File::open(path)?)
+}
+
+fn read_once_from(mut file: File) -> io::Result<Vec<u8>> {
+    /// Most are of some hundred bytes; a larger buffer costs more to clear than the call itself.
+    const PIECE_BYTES: usize = 4 << 10;
+    let mut bytes = vec![0; PIECE_BYTES];
+    let read = file.read(&mut bytes)?;
+    bytes.truncate(read);
+    if read == PIECE_BYTES {
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
+}
+
+/// Reads a file of `/proc` that may hold any bytes, such as `cmdline`.
+///
+/// # Errors
+/// NotFound or ESRCH when the process has ended.
+pub fn read_bytes(path: &str) -> io::Result<Vec<u8>> {
+    read_once(path)
+}
+
+/// Reads a file of `/proc` that the kernel makes in one piece, such as `cgroup` or `timers`.
+///
+/// # Errors
+/// NotFound or ESRCH when the process has ended; InvalidData when it is no text.
+pub fn read_text(path: &str) -> io::Result<String> {
+    String::from_utf8(read_once(path)?).map_err(|_| malformed(path))
+}
+
+/// Reads a file of `/proc` that is a line or two: one read(2) into a small buffer.
+///
+/// # Errors
+/// NotFound or ESRCH when the process has ended; InvalidData when it is no text, or longer.
+pub fn read_line(path: &str) -> io::Result<String> {
+    const LINE_BYTES: usize = 512;
+    let mut bytes = [0; LINE_BYTES];
+    let read = File::open(path)?.read(&mut bytes)?;
+    let text = str::from_utf8(&bytes[..read]).ok().filter(|_| read < LINE_BYTES);
+    text.map(|text| text.trim_ascii_end().to_owned()).ok_or_else(|| malformed(path))
+}
+
+/// The name (comm) of a thread of a process.
+///
+/// # Errors
+/// NotFound or ESRCH when it has ended.
+pub fn thread_name(pid: i32, tid: i32) -> io::Result<Vec<u8>> {
+    // As long as a name can be, and the kernel's newline. A name may hold any bytes.
+    let mut bytes = [0; 64];
+    let read = File::open(format!("/proc/{pid}/task/{tid}/comm"))?.read(&mut bytes)?;
+    let name = &bytes[..read];
+    Ok(name.strip_suffix(b"\n").unwrap_or(name).to_vec())
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("`{what}` of /proc is not of the expected form"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_limits_agree_with_the_system_call() {
+        let limits = read_limits(std::process::id() as i32).unwrap();
+        assert_eq!(limits.len(), 16);
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        assert_eq!(limits[7], (files.current.unwrap_or(u64::MAX), files.maximum.unwrap_or(u64::MAX)));
+    }
+
+    #[test]
+    fn our_own_name_is_that_of_stat() {
+        let pid = std::process::id() as i32;
+        assert_eq!(thread_name(pid, pid).unwrap(), ProcStat::read(pid).unwrap().name);
+        assert!(read_line("/proc/self/oom_score_adj").unwrap().parse::<i32>().is_ok());
+    }
+
+    #[test]
+    fn threads_are_listed_and_counted() {
+        let pid = std::process::id() as i32;
+        // Tests beside this one come and go.
+        let is_stable = || thread_ids(pid).unwrap().len() == thread_count(pid).unwrap();
+        assert!(!thread_ids(pid).unwrap().is_empty() && (0..1000).any(|_| is_stable()));
+        assert!(thread_count(i32::MAX).is_err());
+    }
+}

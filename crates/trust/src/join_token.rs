@@ -1,0 +1,294 @@
+//! Join tokens: what makes a machine a node. A token pins the authority, so that the machine knows the cluster, and holds
+//! a secret, so that the cluster knows the machine.
+//!
+//! As text, on one line: `farfork-join-1.SECRET.PIN`, a secret of 128 random bits and the authority's fingerprint, both in
+//! hexadecimal digits. The cluster keeps a digest of the secret and the moment when it expires, in `tokens.json`.
+//!
+//! The secret goes over no connection. The machine sends a *proof* that it has it, which is good for one name and one
+//! request for a certificate: whoever sees it on its way, or passes it on, can have the same request signed again and
+//! nothing else.
+//!
+//! ```text
+//!   proof = HMAC-SHA256(key = SHA-256(secret), "farfork join 1\0" │ bytes of the name, u64 LE │ name │ request)
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use farfork_wire::NodeName;
+use ring::hmac;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use crate::Fingerprint;
+use crate::fingerprint::{DIGEST_BYTES, from_hex, sha256, to_hex};
+
+const TEXT_PREFIX: &str = "farfork-join-1";
+
+/// Size of a token's secret, in bytes: 128 bits cannot be guessed.
+const SECRET_BYTES: usize = 16;
+
+/// What a proof covers begins with this, so that it can be taken for nothing else.
+const PROOF_CONTEXT: &[u8] = b"farfork join 1\0";
+
+/// How long a token is good for unless its maker says otherwise: long enough to walk to the other machine.
+pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
+
+/// How long a token may be good for at most: it is meant for a machine that somebody sets up now.
+pub const TOKEN_VALID_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Most tokens that are good at a time; the oldest make room.
+const TOKENS_MAX: usize = 256;
+
+/// Why a text is no token. It does not say what the text was.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no join token: it looks like `{TEXT_PREFIX}.…`, one line, as `farfork cluster token` prints it")]
+pub struct TokenError;
+
+/// The secret part, which is never shown; it leaves no copy behind.
+#[derive(Clone)]
+struct TokenSecret(Zeroizing<[u8; SECRET_BYTES]>);
+
+impl TokenSecret {
+    fn digest(&self) -> [u8; DIGEST_BYTES] {
+        sha256(&self.0[..])
+    }
+}
+
+impl fmt::Debug for TokenSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(hidden)")
+    }
+}
+
+/// That whoever sends a request to join has a token: [`JoinToken::prove`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JoinProof([u8; DIGEST_BYTES]);
+
+impl JoinProof {
+    /// As it came.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Some(Self(bytes.try_into().ok()?))
+    }
+
+    /// As it is sent.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What a proof covers. The name's length keeps a name and a request from being cut elsewhere.
+fn proof_message(name: &NodeName, request: &[u8]) -> Vec<u8> {
+    let name = name.as_str().as_bytes();
+    [PROOF_CONTEXT, &(name.len() as u64).to_le_bytes(), name, request].concat()
+}
+
+fn proof_key(digest: &[u8; DIGEST_BYTES]) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, digest)
+}
+
+/// A join token.
+#[derive(Debug, Clone)]
+pub struct JoinToken {
+    /// What the cluster knows the machine by.
+    secret: TokenSecret,
+    /// What the machine knows the cluster by: the fingerprint of its authority.
+    pub authority: Fingerprint,
+}
+
+impl JoinToken {
+    /// Draws one.
+    ///
+    /// # Errors
+    /// The system has no randomness.
+    pub fn generate(authority: Fingerprint) -> Result<Self, getrandom::Error> {
+        let mut secret = Zeroizing::new([0; SECRET_BYTES]);
+        getrandom::fill(&mut *secret)?;
+        Ok(Self { secret: TokenSecret(secret), authority })
+    }
+
+    /// What a machine sends that is to have this name, with its request for a certificate.
+    pub fn create_proof(&self, name: &NodeName, request: &[u8]) -> JoinProof {
+        let tag = hmac::sign(&proof_key(&self.secret.digest()), &proof_message(name, request));
+        JoinProof(tag.as_ref().try_into().expect("an HMAC-SHA256 has as many bytes as a SHA-256"))
+    }
+
+    /// The text, for whoever joins.
+    pub fn to_text(&self) -> Zeroizing<String> {
+        let secret = Zeroizing::new(to_hex(&self.secret.0[..]));
+        Zeroizing::new(format!("{TEXT_PREFIX}.{}.{}", *secret, self.authority))
+    }
+}
+
+impl FromStr for JoinToken {
+    type Err = TokenError;
+
+    fn from_str(text: &str) -> Result<Self, TokenError> {
+        let parse = || {
+            let mut parts = text.trim().split('.');
+            let (form, secret, pin) = (parts.next()?, parts.next()?, parts.next()?);
+            let secret = TokenSecret(Zeroizing::new(from_hex(secret)?));
+            let is_whole = form == TEXT_PREFIX && parts.next().is_none();
+            is_whole.then_some(Self { secret, authority: pin.parse().ok()? })
+        };
+        parse().ok_or(TokenError)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct OutstandingToken {
+    /// SHA-256 of the secret: the key of its proofs.
+    digest: [u8; DIGEST_BYTES],
+    expires_unix_ms: u64,
+}
+
+/// Why a proof opens nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TokenRefusal {
+    /// None is like it.
+    #[error("the join token is not one of this cluster's, or was used up long ago")]
+    Unknown,
+    /// It was good once.
+    #[error("the join token has expired")]
+    Expired,
+}
+
+/// The tokens that are good.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenStore {
+    tokens: Vec<OutstandingToken>,
+}
+
+impl TokenStore {
+    /// Enters a token. Whoever has it may join until it expires, more than once.
+    pub fn add(&mut self, token: &JoinToken, now: SystemTime, valid: Duration) {
+        // An expired one stays for a while, so that its bearer is told why it does not open.
+        let forgotten = crate::timestamp::unix_ms(now - TOKEN_VALID);
+        self.tokens.retain(|token| token.expires_unix_ms > forgotten);
+        if self.tokens.len() >= TOKENS_MAX {
+            self.tokens.remove(0);
+        }
+        let expires_unix_ms = crate::timestamp::unix_ms(now + valid);
+        self.tokens.push(OutstandingToken { digest: token.secret.digest(), expires_unix_ms });
+    }
+
+    /// Whether a proof opens the cluster for this name and request. All tokens are looked at, whichever it is of, and each
+    /// is compared in constant time: how long that takes tells nothing.
+    ///
+    /// # Errors
+    /// [`TokenRefusal`].
+    pub fn check_proof(
+        &self,
+        proof: &JoinProof,
+        name: &NodeName,
+        request: &[u8],
+        now: SystemTime,
+    ) -> Result<(), TokenRefusal> {
+        let proved = proof_message(name, request);
+        let (mut known, mut good) = (false, false);
+        for token in &self.tokens {
+            let same = hmac::verify(&proof_key(&token.digest), &proved, &proof.0).is_ok();
+            known |= same;
+            good |= same & (token.expires_unix_ms > crate::timestamp::unix_ms(now));
+        }
+        match (known, good) {
+            (_, true) => Ok(()),
+            (true, false) => Err(TokenRefusal::Expired),
+            (false, false) => Err(TokenRefusal::Unknown),
+        }
+    }
+
+    /// How many are good now.
+    pub fn valid_count(&self, now: SystemTime) -> usize {
+        let now = crate::timestamp::unix_ms(now);
+        self.tokens.iter().filter(|token| token.expires_unix_ms > now).count()
+    }
+
+    /// Makes all of them worthless.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn name(text: &str) -> NodeName {
+        NodeName::new(text).unwrap()
+    }
+
+    fn token() -> JoinToken {
+        JoinToken::generate(Fingerprint::of_certificate(b"authority")).unwrap()
+    }
+
+    #[test]
+    fn tokens_survive_their_text_and_hide_in_logs() {
+        let token = token();
+        let read: JoinToken = format!("{}\n", *token.to_text()).parse().unwrap();
+        assert_eq!(read.secret.0, token.secret.0);
+        assert_eq!(read.authority, token.authority);
+        assert!(!format!("{token:?}").contains(&to_hex(&token.secret.0[..])));
+    }
+
+    #[test]
+    fn a_token_opens_until_it_expires() {
+        let (token, now) = (token(), SystemTime::now());
+        let mut book = TokenStore::default();
+        let admit = |book: &TokenStore, token: &JoinToken, at| {
+            book.check_proof(&token.create_proof(&name("n2"), b"request"), &name("n2"), b"request", at)
+        };
+        assert_eq!(admit(&book, &token, now), Err(TokenRefusal::Unknown));
+        book.add(&token, now, HOUR);
+        assert_eq!(admit(&book, &token, now + HOUR / 2), Ok(()));
+        assert_eq!(admit(&book, &token, now + HOUR), Err(TokenRefusal::Expired));
+        assert_eq!(admit(&book, &self::token(), now), Err(TokenRefusal::Unknown));
+        assert_eq!((book.valid_count(now), book.valid_count(now + HOUR)), (1, 0));
+    }
+
+    #[test]
+    fn a_proof_is_good_for_its_own_request_alone() {
+        let (token, now) = (token(), SystemTime::now());
+        let mut book = TokenStore::default();
+        book.add(&self::token(), now, HOUR);
+        book.add(&token, now, HOUR);
+        let proof = token.create_proof(&name("n2"), b"request");
+        assert_eq!(
+            book.check_proof(&proof, &name("n2"), b"request", now),
+            Ok(()),
+            "also again: its answer may be lost"
+        );
+        for (other, request) in [("n3", &b"request"[..]), ("n2", b"another"), ("n", b"2request"), ("n2r", b"equest")] {
+            assert_eq!(book.check_proof(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");
+        }
+        for at in 0..DIGEST_BYTES {
+            let mut changed = proof;
+            changed.0[at] ^= 1;
+            assert_eq!(book.check_proof(&changed, &name("n2"), b"request", now), Err(TokenRefusal::Unknown));
+        }
+        assert!(!token.to_text().contains(&to_hex(proof.as_bytes())), "it does not show the secret");
+    }
+
+    #[test]
+    fn the_book_stays_small() {
+        let (mut book, now) = (TokenStore::default(), SystemTime::now());
+        for _ in 0..2 * TOKENS_MAX {
+            book.add(&token(), now, HOUR);
+        }
+        assert_eq!(book.tokens.len(), TOKENS_MAX);
+        book.add(&token(), now + 3 * HOUR, HOUR);
+        assert_eq!(book.tokens.len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in ".{0,200}") {
+            prop_assert!(text.parse::<JoinToken>().is_err());
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Files and directories for their owner alone: what others may read is no secret, and what others may change is not to be
+//! trusted. What is looked at is what was opened, whatever the path names by then.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags, open, openat, renameat, unlinkat};
+use zeroize::Zeroizing;
+
+use crate::trust_directory::{DirectoryError, io_error};
+
+/// Permissions of others to read, write or enter.
+const GROUP_OTHER_ANY: u32 = 0o077;
+
+/// Permission of others to change what is in a directory.
+const GROUP_OTHER_WRITE: u32 = 0o022;
+
+/// Reads a secret from a file of its owner's, or from a pipe; `path` names it in what is said of it.
+///
+/// # Errors
+/// [`DirectoryError::Open`] and [`DirectoryError::Owner`] for one that others can reach, [`DirectoryError::Content`] for
+/// one that is longer than `bytes_max`; it cannot be read.
+pub fn read_private(path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec<u8>>, DirectoryError> {
+    let file = File::open(path).map_err(io_error("open", path))?;
+    read_checked(file, path, bytes_max)
+}
+
+fn read_checked(file: File, path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec<u8>>, DirectoryError> {
+    check_permissions(&file, path, GROUP_OTHER_ANY)?;
+    let mut bytes = Zeroizing::new(Vec::new());
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(DirectoryError::InvalidContent { path: path.into(), cause: "it is too long".to_owned() });
+    }
+    Ok(bytes)
+}
+
+fn check_permissions(file: &File, path: &Path, mask: u32) -> Result<(), DirectoryError> {
+    let metadata = file.metadata().map_err(io_error("look at", path))?;
+    let mode = metadata.mode() & 0o777;
+    if mode & mask != 0 {
+        return Err(DirectoryError::TooPermissive { path: path.into(), mode });
+    }
+    let uid = metadata.uid();
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(DirectoryError::WrongOwner { path: path.into(), uid });
+    }
+    Ok(())
+}
+
+/// A directory that was opened: nobody can put another in its place any more.
+pub(crate) struct PrivateDir<'a> {
+    dir: File,
+    path: &'a Path,
+}
+
+impl<'a> PrivateDir<'a> {
+    /// One that others cannot change; nothing where there is none.
+    ///
+    /// # Errors
+    /// [`DirectoryError`]: others can, or it cannot be opened.
+    pub(crate) fn open(path: &'a Path) -> Result<Option<Self>, DirectoryError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = match open(path, flags, Mode::empty()) {
+            Ok(dir) => File::from(dir),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(io_error("open", path)(errno.into())),
+        };
+        check_permissions(&dir, path, GROUP_OTHER_WRITE)?;
+        Ok(Some(Self { dir, path }))
+    }
+
+    /// Whether others cannot even read it.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Open`]: they can.
+    pub(crate) fn check_unreadable_by_others(&self) -> Result<(), DirectoryError> {
+        check_permissions(&self.dir, self.path, GROUP_OTHER_ANY)
+    }
+
+    /// What one of its files holds; nothing where there is none.
+    ///
+    /// # Errors
+    /// As [`read_private`].
+    pub(crate) fn read(&self, name: &OsStr, bytes_max: u64) -> Result<Option<Zeroizing<Vec<u8>>>, DirectoryError> {
+        let path = self.path.join(name);
+        // Whatever waits to be opened by somebody else does not hold us up: it is no regular file.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = match openat(&self.dir, name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(io_error("open", &path)(errno.into())),
+        };
+        read_checked(file, &path, bytes_max).map(Some)
+    }
+
+    /// Writes one of its files whole, or not at all.
+    ///
+    /// # Errors
+    /// As openat(2), write(2), fsync(2), renameat(2).
+    pub(crate) fn write(&self, name: &OsStr, bytes: &[u8]) -> io::Result<()> {
+        let mut draft = name.to_owned();
+        draft.push(".new");
+        // One that a crash left.
+        let _ = unlinkat(&self.dir, &draft, AtFlags::empty());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mut file = File::from(openat(&self.dir, &draft, flags, Mode::RUSR | Mode::WUSR)?);
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        renameat(&self.dir, &draft, &self.dir, name)?;
+        self.dir.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn what_others_can_read_is_refused_with_what_to_run() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("join.token");
+        fs::write(&file, "secret").unwrap();
+        for mode in [0o644, 0o640, 0o604, 0o660] {
+            set_mode(&file, mode);
+            let refused = read_private(&file, 100).unwrap_err();
+            assert!(matches!(refused, DirectoryError::TooPermissive { mode: found, .. } if found == mode));
+            assert!(refused.to_string().contains(&format!("chmod go= {}", file.display())), "{refused}");
+        }
+        for mode in [0o600, 0o400] {
+            set_mode(&file, mode);
+            assert_eq!(**read_private(&file, 100).unwrap(), *b"secret");
+        }
+        assert!(matches!(read_private(&file, 3), Err(DirectoryError::InvalidContent { .. })), "nor what is too long");
+    }
+
+    #[test]
+    fn files_of_a_directory_that_others_can_change_are_not_read() {
+        let scratch = tempfile::tempdir().unwrap();
+        set_mode(scratch.path(), 0o700);
+        PrivateDir::open(scratch.path()).unwrap().unwrap().write(OsStr::new("key"), b"secret").unwrap();
+        assert_eq!(fs::metadata(scratch.path().join("key")).unwrap().mode() & 0o777, 0o600);
+        set_mode(scratch.path(), 0o720);
+        assert!(matches!(PrivateDir::open(scratch.path()), Err(DirectoryError::TooPermissive { .. })));
+        set_mode(scratch.path(), 0o755);
+        let dir = PrivateDir::open(scratch.path()).unwrap().unwrap();
+        assert!(matches!(dir.check_unreadable_by_others(), Err(DirectoryError::TooPermissive { .. })));
+        assert_eq!(**dir.read(OsStr::new("key"), 100).unwrap().unwrap(), *b"secret");
+    }
+
+    #[test]
+    fn a_directory_that_is_swapped_meanwhile_is_not_the_one_that_is_used() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (path, aside) = (scratch.path().join("trust"), scratch.path().join("aside"));
+        for (dir, text) in [(&path, "ours"), (&aside, "theirs")] {
+            fs::create_dir(dir).unwrap();
+            set_mode(dir, 0o700);
+            PrivateDir::open(dir).unwrap().unwrap().write(OsStr::new("roster"), text.as_bytes()).unwrap();
+        }
+        let opened = PrivateDir::open(&path).unwrap().unwrap();
+        fs::rename(&path, scratch.path().join("away")).unwrap();
+        fs::rename(&aside, &path).unwrap();
+        assert_eq!(**opened.read(OsStr::new("roster"), 100).unwrap().unwrap(), *b"ours");
+        opened.write(OsStr::new("roster"), b"newer").unwrap();
+        assert_eq!(fs::read(path.join("roster")).unwrap(), b"theirs");
+    }
+}

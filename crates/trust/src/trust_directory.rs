@@ -1,0 +1,339 @@
+//! The trust directory: a member's key and what it trusts, for its owner alone.
+//!
+//! ```text
+//! TRUST/identity.pem     certificate and key of this member                         0600
+//! TRUST/roster           whom the cluster trusts, signed                            0600
+//! TRUST/authority.pem    certificate and key of the authority, where it is held     0600
+//! TRUST/authority.old.pem   of the authority before, during a rotation              0600
+//! TRUST/tokens.json      digests of the join tokens, beside the authority           0600
+//! TRUST/lock             held by whoever changes any of these
+//! ```
+//!
+//! Each file is written whole or not at all: whoever reads while somebody writes gets the one or the other.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use zeroize::Zeroizing;
+
+use crate::authority::{Authority, AuthorityError};
+use crate::join_token::TokenStore;
+use crate::private_file::PrivateDir;
+use crate::roster::{Roster, RosterError};
+
+/// Where the trust directory is unless `FARFORK_TRUST` or an option says otherwise.
+pub const DEFAULT_TRUST_DIR: &str = "/etc/farfork";
+
+/// Longest file that is read, in bytes: the longest roster.
+const FILE_BYTES_MAX: u64 = crate::roster::ROSTER_BYTES_MAX as u64;
+
+/// Why a trust directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// There is nothing in it for this.
+    #[error(
+        "{}: no identity here; make a cluster with `farfork cluster init`, or join one with `--join` and `--token-file`",
+        path.display()
+    )]
+    NoIdentity {
+        /// The file that is missing.
+        path: PathBuf,
+    },
+    /// The authority is somewhere else.
+    #[error("{}: the cluster's authority is not held here; run this on the machine where `farfork cluster init` was run", path.display())]
+    NoAuthority {
+        /// The file that is missing.
+        path: PathBuf,
+    },
+    /// A cluster is there already.
+    #[error("{} exists: this machine belongs to a cluster; choose another directory with --trust, or remove this one", path.display())]
+    AlreadyExists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Others may read or change it.
+    #[error("{} may be read or changed by others (mode {mode:03o}); `chmod go= {}` after you made sure that nobody did", path.display(), path.display())]
+    TooPermissive {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// Somebody else's.
+    #[error("{} belongs to user {uid}, who could change it; give it to the user that farfork runs as", path.display())]
+    WrongOwner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+    },
+    /// It cannot be read, written, made or locked.
+    #[error("cannot {action} {}: {cause}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// It holds something else than it should.
+    #[error("{}: {cause}; restore it from a backup, or join the cluster again", path.display())]
+    InvalidContent {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
+}
+
+/// A trust directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrustDirectory {
+    root: PathBuf,
+}
+
+/// Held while its files are changed.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    _file: File,
+}
+
+impl TrustDirectory {
+    /// The directory at `root`, which need not exist.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Certificate and key of this member.
+    pub fn identity_path(&self) -> PathBuf {
+        self.root.join("identity.pem")
+    }
+
+    /// Whom the cluster trusts.
+    pub fn roster_path(&self) -> PathBuf {
+        self.root.join("roster")
+    }
+
+    fn authority_path(&self) -> PathBuf {
+        self.root.join("authority.pem")
+    }
+
+    fn old_authority_path(&self) -> PathBuf {
+        self.root.join("authority.old.pem")
+    }
+
+    fn tokens_path(&self) -> PathBuf {
+        self.root.join("tokens.json")
+    }
+
+    /// Whether somebody has an identity here.
+    pub fn has_identity(&self) -> bool {
+        self.identity_path().exists()
+    }
+
+    /// Whether the cluster's authority is held here.
+    pub fn holds_authority(&self) -> bool {
+        self.authority_path().exists()
+    }
+
+    /// Makes it, for its owner alone.
+    ///
+    /// # Errors
+    /// [`DirectoryError::File`].
+    pub fn create(&self) -> Result<(), DirectoryError> {
+        let make = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
+        make.map_err(io_error("make", &self.root))?;
+        PrivateDir::open(&self.root)?.map_or(Ok(()), |dir| dir.check_unreadable_by_others())
+    }
+
+    /// Waits for its turn to change files here.
+    ///
+    /// # Errors
+    /// [`DirectoryError::File`].
+    pub fn lock(&self) -> Result<DirectoryLock, DirectoryError> {
+        let path = self.root.join("lock");
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = file.map_err(io_error("open", &path))?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|errno| io_error("lock", &path)(errno.into()))?;
+        Ok(DirectoryLock { _file: file })
+    }
+
+    /// The PEM of this member's certificate and key.
+    ///
+    /// # Errors
+    /// [`DirectoryError::NoIdentity`], and as for any file.
+    pub fn read_identity(&self) -> Result<Zeroizing<String>, DirectoryError> {
+        let path = self.identity_path();
+        self.read(&path)?
+            .map_or_else(|| Err(DirectoryError::NoIdentity { path: path.clone() }), |b| decode_utf8(&path, b))
+    }
+
+    /// Puts a certificate with its key in force.
+    ///
+    /// # Errors
+    /// [`DirectoryError::File`].
+    pub fn write_identity(&self, pem: &str) -> Result<(), DirectoryError> {
+        self.write(&self.identity_path(), pem.as_bytes())
+    }
+
+    /// The roster in force.
+    ///
+    /// # Errors
+    /// [`DirectoryError::NoIdentity`], [`DirectoryError::Content`], and as for any file.
+    pub fn read_roster(&self) -> Result<(Roster, Vec<u8>), DirectoryError> {
+        let path = self.roster_path();
+        let bytes = self.read(&path)?.ok_or_else(|| DirectoryError::NoIdentity { path: path.clone() })?.to_vec();
+        let content = |error: RosterError| DirectoryError::InvalidContent { path, cause: error.to_string() };
+        Ok((Roster::decode_trusted(&bytes).map_err(content)?, bytes))
+    }
+
+    /// Puts a roster in force that was checked or made here.
+    ///
+    /// # Errors
+    /// [`DirectoryError::File`].
+    pub fn write_roster(&self, bytes: &[u8]) -> Result<(), DirectoryError> {
+        self.write(&self.roster_path(), bytes)
+    }
+
+    /// The authority that issues.
+    ///
+    /// # Errors
+    /// [`DirectoryError::NoAuthority`], [`DirectoryError::Content`], and as for any file.
+    pub fn read_authority(&self) -> Result<Authority, DirectoryError> {
+        let path = self.authority_path();
+        self.read_authority_at(&path)?.ok_or(DirectoryError::NoAuthority { path })
+    }
+
+    /// The authority before, during a rotation.
+    ///
+    /// # Errors
+    /// As [`Self::read_authority`].
+    pub fn read_old_authority(&self) -> Result<Option<Authority>, DirectoryError> {
+        self.read_authority_at(&self.old_authority_path())
+    }
+
+    fn read_authority_at(&self, path: &Path) -> Result<Option<Authority>, DirectoryError> {
+        let content =
+            |error: AuthorityError| DirectoryError::InvalidContent { path: path.into(), cause: error.to_string() };
+        let Some(bytes) = self.read(path)? else { return Ok(None) };
+        Authority::from_pem(&decode_utf8(path, bytes)?).map(Some).map_err(content)
+    }
+
+    /// Puts an authority in the place of the one that issued, if any, which becomes the old one. At no moment is there
+    /// none that issues.
+    ///
+    /// # Errors
+    /// [`DirectoryError::File`].
+    pub fn write_authority(&self, authority: &Authority) -> Result<(), DirectoryError> {
+        if let Some(bytes) = self.read(&self.authority_path())? {
+            self.write(&self.old_authority_path(), &bytes)?;
+        }
+        self.write(&self.authority_path(), authority.to_pem().as_bytes())
+    }
+
+    /// Forgets the authority before.
+    ///
+    /// # Errors
+    /// [`DirectoryError::File`].
+    pub fn remove_old_authority(&self) -> Result<(), DirectoryError> {
+        let path = self.old_authority_path();
+        fs::remove_file(&path).map_err(io_error("remove", &path))
+    }
+
+    /// The join tokens.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Content`], and as for any file.
+    pub fn read_tokens(&self) -> Result<TokenStore, DirectoryError> {
+        let path = self.tokens_path();
+        let Some(bytes) = self.read(&path)? else { return Ok(TokenStore::default()) };
+        serde_json::from_slice(&bytes)
+            .map_err(|error| DirectoryError::InvalidContent { path, cause: error.to_string() })
+    }
+
+    /// Writes the join tokens down.
+    ///
+    /// # Errors
+    /// [`DirectoryError::File`].
+    pub fn write_tokens(&self, tokens: &TokenStore) -> Result<(), DirectoryError> {
+        let path = self.tokens_path();
+        let bytes = serde_json::to_vec(tokens).map_err(|error| io_error("write", &path)(error.into()))?;
+        self.write(&path, &bytes)
+    }
+
+    /// What tells a file from the one before it.
+    pub(crate) fn file_stamp(path: &Path) -> Option<(u64, i64, i64, u64)> {
+        let metadata = fs::metadata(path).ok()?;
+        Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.len()))
+    }
+
+    /// `path` is of a file of this directory.
+    fn read(&self, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, DirectoryError> {
+        let Some(dir) = PrivateDir::open(&self.root)? else { return Ok(None) };
+        dir.read(path.file_name().unwrap_or_default(), FILE_BYTES_MAX)
+    }
+
+    fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), DirectoryError> {
+        let missing = || io_error("write", path)(io::ErrorKind::NotFound.into());
+        let dir = PrivateDir::open(&self.root)?.ok_or_else(missing)?;
+        dir.write(path.file_name().unwrap_or_default(), bytes).map_err(io_error("write", path))
+    }
+}
+
+fn decode_utf8(path: &Path, bytes: Zeroizing<Vec<u8>>) -> Result<Zeroizing<String>, DirectoryError> {
+    let text = std::str::from_utf8(&bytes).map(|text| Zeroizing::new(text.to_owned()));
+    text.map_err(|error| DirectoryError::InvalidContent { path: path.into(), cause: error.to_string() })
+}
+
+/// For `map_err`.
+pub(crate) fn io_error<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> DirectoryError + 'a {
+    move |cause| DirectoryError::Io { action, path: path.into(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn files_are_for_their_owner_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = TrustDirectory::new(parent.path().join("trust"));
+        directory.create().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(directory.root()), 0o700);
+        directory.write_identity("secret").unwrap();
+        assert_eq!(mode(&directory.identity_path()), 0o600);
+        assert_eq!(*directory.read_identity().unwrap(), "secret");
+        fs::set_permissions(directory.identity_path(), fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(directory.read_identity(), Err(DirectoryError::TooPermissive { mode: 0o640, .. })));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = TrustDirectory::new(parent.path());
+        assert!(matches!(directory.read_identity(), Err(DirectoryError::NoIdentity { .. })));
+        assert!(matches!(directory.read_authority(), Err(DirectoryError::NoAuthority { .. })));
+        assert_eq!(directory.read_tokens().unwrap(), TokenStore::default());
+    }
+
+    #[test]
+    fn a_draft_that_a_crash_left_is_in_nobodys_way() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = TrustDirectory::new(parent.path());
+        fs::write(parent.path().join("identity.pem.new"), "half").unwrap();
+        directory.write_identity("whole").unwrap();
+        assert_eq!(*directory.read_identity().unwrap(), "whole");
+    }
+}
