@@ -9,19 +9,19 @@ const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-s
 
 const SOURCES: [&str; 14] = [
     "src/workload/micro.cpp",
-    "src/baseline/link.cpp",
+    "src/baseline/link_copy.cpp",
     "src/baseline/echo.cpp",
     "src/baseline/connect.cpp",
-    "src/workload/single.cpp",
-    "src/workload/wander.cpp",
+    "src/workload/page_touch.cpp",
+    "src/workload/memory_walk.cpp",
     "src/workload/churn.cpp",
-    "src/workload/tree.cpp",
+    "src/workload/process_tree.cpp",
     "src/baseline/fault.cpp",
     "src/workload/sparse.cpp",
-    "src/baseline/crowd.cpp",
+    "src/baseline/local_fanout.cpp",
     "src/baseline/container.cpp",
-    "src/workload/turns.cpp",
-    "src/baseline/halts.cpp",
+    "src/workload/warm_function.cpp",
+    "src/baseline/paused_forks.cpp",
 ];
 
 /// The C library, for the program that makes seeds of itself.
@@ -37,11 +37,11 @@ fn main() {
 fn programs() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     println!("cargo::rerun-if-env-changed=CXX");
-    println!("cargo::rerun-if-changed=src/baseline/crowd.h");
-    println!("cargo::rerun-if-changed=src/baseline/end.h");
+    println!("cargo::rerun-if-changed=src/baseline/local_fanout.h");
+    println!("cargo::rerun-if-changed=src/baseline/endpoint.h");
     println!("cargo::rerun-if-changed=src/workload/parent.h");
     println!("cargo::rerun-if-changed=src/workload/sparse.h");
-    println!("cargo::rerun-if-changed=src/workload/turns.h");
+    println!("cargo::rerun-if-changed=src/workload/warm_function.h");
     println!("cargo::rerun-if-changed=src/workload/waits.h");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let library = library(&out);

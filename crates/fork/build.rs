@@ -33,15 +33,15 @@ const FLAGS: &[&str] = &[
 const SOURCES: [&str; 14] = [
     "stub.c",
     "request.c",
-    "birth.c",
-    "sharer.c",
+    "fork.c",
+    "shared_memory_process.c",
     "zygote.c",
-    "bearer.c",
+    "privileged_forker.c",
     "restore.c",
     "address_space.c",
-    "calls.c",
-    "files.c",
-    "tree.c",
+    "syscalls.c",
+    "file_descriptors.c",
+    "process_tree.c",
     "zombie.c",
     "credentials.c",
     "threads.c",
@@ -71,6 +71,6 @@ fn main() {
         .arg(out.join("stub")));
 
     let layout = out.join("layout");
-    run(Command::new(&compiler).arg(source.join("layout.c")).arg("-o").arg(&layout));
+    run(Command::new(&compiler).arg(source.join("plan_layout.c")).arg("-o").arg(&layout));
     std::fs::write(out.join("layout.rs"), run(&mut Command::new(&layout))).expect("OUT_DIR can be written");
 }

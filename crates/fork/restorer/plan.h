@@ -229,7 +229,7 @@ enum kin_flag {
 	KIN_SAME_DIRECTORY = 64, /* root, directory and mask are the parent's, whoever changes them */
 	KIN_SAME_FILES = 512,	 /* so its descriptors, which the first of those who have them places */
 	KIN_HEIR = 1024, /* born by a zombie, the leader of its session, and the parent's when that has ended */
-	KIN_SAME_MEMORY = 2048, /* its memory is the parent's, and it is born when that has been built (sharer.c) */
+	KIN_SAME_MEMORY = 2048, /* its memory is the parent's, and it is born when that has been built (shared_memory_process.c) */
 	KIN_SAME_HANDLERS = 4096, /* so its signal handlers, which the parent sets */
 };
 

@@ -59,7 +59,7 @@ HIDDEN __attribute__((noreturn)) void fail_at(int control, enum step step, long 
 HIDDEN void close_passed(const struct passed_set *passed);
 HIDDEN void receive_request(struct stub_request *request, struct passed_set *passed);
 
-/* birth.c */
+/* fork.c */
 HIDDEN void leave_keys(void);
 HIDDEN void set_time(const struct stub_request *request);
 HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup);
@@ -68,14 +68,14 @@ HIDDEN u64 shared_flags(const struct plan_kin *kin);
 HIDDEN void begin_session(const struct plan *head, int control);
 HIDDEN const struct plan *map_region(const struct plan *head, u64 plan_at, int plan_file, int control);
 
-/* sharer.c */
+/* shared_memory_process.c */
 HIDDEN void bear_sharers(const struct plan *plan);
 HIDDEN void begin_sharing(const struct plan *plan);
 
 /* stub.c */
 HIDDEN void mount_proc(void);
 
-/* bearer.c */
+/* privileged_forker.c */
 HIDDEN int has_rights(void);
 HIDDEN __attribute__((noreturn)) void bear_beside(const struct stub_request *asked, struct request *request);
 HIDDEN void enter_users(const struct plan *plan);
@@ -98,10 +98,10 @@ HIDDEN void hand_to_pager(const struct plan *plan);
 HIDDEN void place_special(const struct plan *plan);
 HIDDEN void set_mm(const struct plan *plan);
 
-/* calls.c */
+/* syscalls.c */
 HIDDEN void make_calls(const struct plan *plan, struct plan_span calls);
 
-/* tree.c */
+/* process_tree.c */
 HIDDEN void meet(const struct plan *plan, u32 *word, u32 count);
 HIDDEN void await_others(const struct plan *plan, u32 *word, u32 wanted);
 HIDDEN void join_kin(const struct plan *plan);
@@ -111,7 +111,7 @@ HIDDEN void pass_gate(const struct plan *plan);
 HIDDEN void remove_cores(const struct plan *plan);
 HIDDEN __attribute__((noreturn)) void become_zombie(const struct plan_kin *kin, int gate, u32 process_count);
 
-/* files.c */
+/* file_descriptors.c */
 HIDDEN void open_descriptors(const struct plan *plan);
 
 /* credentials.c */

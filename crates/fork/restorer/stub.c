@@ -2,7 +2,7 @@
  * the child, with the pid that it must have, or takes one on that a zygote has forked; then it reaps, and leaves the child's
  * wait status in a file. Outside of containers, the same program becomes a zygote.
  *
- * It needs no daemon once the child runs. How a process becomes the child: birth.c, restore.c. */
+ * It needs no daemon once the child runs. How a process becomes the child: fork.c, restore.c. */
 #include "restorer.h"
 
 /* Closes what the child has by now, but the control socket and these two, which have the numbers behind it from now on.

@@ -3,7 +3,7 @@
  *
  *   zygote ── clone3(VM, VFORK) ──▶ midwife, in the container's pid namespace
  *                                     │ clone3(set_tid, INTO_CGROUP)
- *                                     ├──────────────────────────────▶ copy: birth.c, restore.c
+ *                                     ├──────────────────────────────▶ copy: fork.c, restore.c
  *                                     ends: the copy is now the child of its namespace's first process, the stub, which reaps it
  *
  * The midwife shares the zygote's memory, so that one copy of it is made, not two. That a process whose parent ends goes to

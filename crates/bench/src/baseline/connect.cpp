@@ -6,7 +6,7 @@
 // A client's thread makes one connection after the other: it waits until the server has closed it, which says that it was
 // accepted, and closes it with a reset, so that no port is kept for late segments. Threads block.
 
-#include "end.h"
+#include "endpoint.h"
 
 #include <cstdint>
 #include <cstdio>

@@ -7,7 +7,7 @@
 // takes: COUNT FIRST                  children of these numbers
 // says:  ready ERRNO                  0, or why the first child could not be made; then it ends
 //        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
-#include "crowd.h"
+#include "local_fanout.h"
 
 #include <atomic>
 #include <cerrno>

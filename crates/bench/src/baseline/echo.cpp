@@ -8,7 +8,7 @@
 // on each side, epoll; with one connection and one message, a plain recv and send: the ping-pong. `spin` asks again
 // instead of sleeping. The first bytes of a message are its number, checked when it comes back.
 
-#include "end.h"
+#include "endpoint.h"
 
 #include <cerrno>
 #include <cstdint>

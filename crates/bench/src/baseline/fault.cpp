@@ -12,7 +12,7 @@
 // A thread touches missing pages; another hears of each by userfaultfd(2), exchanges a request for a page, and has the kernel
 // map a copy of it. TOUCH is the whole, EXCHANGE the way to the other program and back, COPY the mapping. MODE is `sleep` or
 // `spin`: who waits sleeps, or looks again for 50 µs, giving its processor away between two looks, before it does.
-#include "end.h"
+#include "endpoint.h"
 
 #include <algorithm>
 #include <atomic>

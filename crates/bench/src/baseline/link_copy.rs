@@ -1,5 +1,5 @@
 //! The floor of paging: the same bytes over the same link, by two bare programs with a socket between them, each in the
-//! namespace of one node. `link.cpp` says how.
+//! namespace of one node. `link_copy.cpp` says how.
 //!
 //! A floor that is too low or too high would flatter or slander, so a copy is believed only where it is plausible: every
 //! byte arrived; it took no less than a copy within one process's memory, of which it contains at least one; and the
@@ -16,7 +16,7 @@ use crate::workload::micro::ns_to_ms;
 
 /// The program.
 pub(crate) const LINK_COPY: EmbeddedProgram =
-    EmbeddedProgram { name: "link", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/link")) };
+    EmbeddedProgram { name: "link_copy", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/link_copy")) };
 
 /// What two programs on one machine can copy over TCP at the very least, in MiB a second, even where others use its
 /// processors: a tenth of what was seen.

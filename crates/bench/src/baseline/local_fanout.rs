@@ -1,5 +1,5 @@
 //! Floors of a fan-out: local forks of the same memory that do the same, with or without the namespaces of a container for
-//! each. `crowd.cpp` says how.
+//! each. `local_fanout.cpp` says how.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::workload::sparse;
 
 /// The program.
 pub(crate) const LOCAL_FANOUT: EmbeddedProgram =
-    EmbeddedProgram { name: "crowd", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/crowd")) };
+    EmbeddedProgram { name: "local_fanout", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/local_fanout")) };
 
 /// Children at once: as many as a node starts at once.
 const CONCURRENT_CHILDREN: u64 = 8;

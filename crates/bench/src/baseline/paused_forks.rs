@@ -1,4 +1,4 @@
-//! Floors of pausing: local forks that stand still between two requests, by a signal or by a bare freezer. `halts.cpp` says how.
+//! Floors of pausing: local forks that stand still between two requests, by a signal or by a bare freezer. `paused_forks.cpp` says how.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::workload::warm_function::{self, FunctionRun};
 
 /// The program.
 pub(crate) const PAUSED_FORKS: EmbeddedProgram =
-    EmbeddedProgram { name: "halts", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/halts")) };
+    EmbeddedProgram { name: "paused_forks", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/paused_forks")) };
 
 /// For forks that were killed to be gone from their groups.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);

@@ -1,10 +1,10 @@
-//! A program whose children wander through their memory, change it, and check every page. `wander.cpp` says how.
+//! A program whose children wander through their memory, change it, and check every page. `memory_walk.cpp` says how.
 
 use crate::embedded_program::EmbeddedProgram;
 
 /// The program.
 pub(crate) const MEMORY_WALK: EmbeddedProgram =
-    EmbeddedProgram { name: "wander", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/wander")) };
+    EmbeddedProgram { name: "memory_walk", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/memory_walk")) };
 
 /// What a child has said.
 #[derive(Debug, PartialEq, Eq)]

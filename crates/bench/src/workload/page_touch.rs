@@ -1,4 +1,4 @@
-//! A program whose children touch single pages, and tell how long each touch took. `single.cpp` says how.
+//! A program whose children touch single pages, and tell how long each touch took. `page_touch.cpp` says how.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::error::BenchError;
 
 /// The program.
 pub(crate) const PAGE_TOUCH: EmbeddedProgram =
-    EmbeddedProgram { name: "single", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/single")) };
+    EmbeddedProgram { name: "page_touch", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/page_touch")) };
 
 /// The payload of a child that touches so many pages, with a pause before each.
 pub(crate) fn payload(touches: usize, gap: Duration) -> String {

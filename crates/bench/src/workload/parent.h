@@ -2,7 +2,7 @@
 // their memory must hold.
 #pragma once
 
-#include "../baseline/end.h"
+#include "../baseline/endpoint.h"
 
 #include <fcntl.h>
 #include <unistd.h>

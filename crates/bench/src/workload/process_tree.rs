@@ -1,4 +1,4 @@
-//! A tree of processes that stand still together. `tree.cpp` says how it is made.
+//! A tree of processes that stand still together. `process_tree.cpp` says how it is made.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::error::BenchError;
 
 /// The program.
 pub(crate) const PROCESS_TREE: EmbeddedProgram =
-    EmbeddedProgram { name: "tree", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/tree")) };
+    EmbeddedProgram { name: "process_tree", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/process_tree")) };
 
 /// A running tree; it ends with this value.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 // Not semtimedop(2): a semaphore outlives a process that is killed.
 #pragma once
 
-#include "../baseline/end.h"
+#include "../baseline/endpoint.h"
 
 #include <cerrno>
 #include <csignal>

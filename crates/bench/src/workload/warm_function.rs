@@ -1,4 +1,4 @@
-//! A program whose children stand ready for requests, each of which runs a function of theirs. `turns.cpp` says how.
+//! A program whose children stand ready for requests, each of which runs a function of theirs. `warm_function.cpp` says how.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::error::BenchError;
 
 /// The program.
 pub(crate) const WARM_FUNCTION: EmbeddedProgram =
-    EmbeddedProgram { name: "turns", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/turns")) };
+    EmbeddedProgram { name: "warm_function", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/warm_function")) };
 
 /// A request, as it goes to a container and comes back.
 #[derive(Debug, Clone, Copy)]

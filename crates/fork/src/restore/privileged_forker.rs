@@ -8,7 +8,7 @@
 //!    │ await it: status file, keep ───────┼─────────────────────────────▶│ wait4                 │
 //! ```
 //!
-//! The C side is `restorer/bearer.c`.
+//! The C side is `restorer/privileged_forker.c`.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

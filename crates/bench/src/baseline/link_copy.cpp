@@ -7,7 +7,7 @@
 //
 // Both sides touch all of their memory before they answer. What was received is compared byte by byte after the time was
 // taken, and spoilt again before the next copy, so that a copy that did not take place is seen.
-#include "end.h"
+#include "endpoint.h"
 
 #include <cstdint>
 #include <cstdio>

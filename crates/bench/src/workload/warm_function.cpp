@@ -2,7 +2,7 @@
 // after the other; between two it is paused.
 // usage: turns MIB PAYLOAD
 // payload: INDEX STEPS SOCKET
-#include "turns.h"
+#include "warm_function.h"
 
 #include <cstring>
 #include <sys/mman.h>

@@ -7,7 +7,7 @@
 // says:  ready
 //        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
 //        held PID
-#include "crowd.h"
+#include "local_fanout.h"
 
 #include <csignal>
 #include <sched.h>

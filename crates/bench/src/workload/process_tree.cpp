@@ -7,7 +7,7 @@
 //   m  the first copies the shared memory to memory that it has had;    answers `copied NS`
 //
 // usage: tree PROCESSES MIB SHARED_MIB
-#include "../baseline/end.h"
+#include "../baseline/endpoint.h"
 
 #include <csignal>
 #include <cstring>

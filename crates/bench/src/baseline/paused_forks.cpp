@@ -6,7 +6,7 @@
 //                                              a gap before each turn, in which nothing happens
 // says:  ready
 //        halted NS TURNS, and for each turn: turn NUMBER VALUE UNPAUSE_NS ANSWER_NS PAUSE_NS
-#include "../workload/turns.h"
+#include "../workload/warm_function.h"
 
 #include <csignal>
 #include <cstring>

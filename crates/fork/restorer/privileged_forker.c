@@ -3,7 +3,7 @@
  *
  *   bearer ── fork(set_tid) ──▶ midwife, in the container's pid namespace: mounts its /proc
  *                                 │ fork(set_tid)
- *                                 ├──────────────────────────────▶ child: birth.c, restore.c
+ *                                 ├──────────────────────────────▶ child: fork.c, restore.c
  *                                 ends: the child is now pid 1's, which reaps it
  *
  * The child restores itself with the node's rights, and gives them up when all but its threads is there. */
