@@ -221,9 +221,9 @@ impl ContainerBuilder {
             fds: [null.as_fd(), null.as_fd(), null.as_fd(), its.as_fd()],
             cgroup: birthplace.as_ref().map(AsFd::as_fd),
         };
-        let outsider = HostInit::new(clone::spawn_in_current_namespace(&init).map_err(ContainerError::Init)?, ours);
-        group.join_v1(outsider.pid())?;
-        Ok(outsider)
+        let host_init = HostInit::new(clone::spawn_in_current_namespace(&init).map_err(ContainerError::Init)?, ours);
+        group.join_v1(host_init.pid())?;
+        Ok(host_init)
     }
 
     /// Removes the record of a container that was not handed over.

@@ -73,7 +73,7 @@ pub(crate) struct ContainerParts {
 /// To whom the root of a container goes that has ended.
 pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
     /// Takes the root; nothing is in it any more.
-    fn return_root(&self, kind: ContainerSpec, heirs: &RootReuseKey, root: CachedRoot);
+    fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot);
 }
 
 /// A will: who is to have the root, and who keeps it for them.
@@ -164,9 +164,9 @@ impl Container {
     /// # Errors
     /// [`ContainerError::Cgroup`].
     pub fn wait_privileged_forker(&mut self, limits: &ContainerLimits) -> Result<(), ContainerError> {
-        let Some(bearer) = self.privileged_forker.take() else { return Ok(()) };
-        bearer.wait_exit();
-        drop(bearer);
+        let Some(privileged_forker) = self.privileged_forker.take() else { return Ok(()) };
+        privileged_forker.wait_exit();
+        drop(privileged_forker);
         self.set_limits(&ContainerLimits { tasks_max: limits.tasks_max, ..ContainerLimits::default() })
     }
 

@@ -185,9 +185,9 @@ pub fn resume_from_zygote(
     let keep = farfork_sys::fd_passing::self_connected_socket().map_err(ResumeError::creation_error("a socket"))?;
 
     let turn = phase!("resume.turn", zygote.copy_lock.lock()).unwrap_or_else(PoisonError::into_inner);
-    let cradle = CopyDestination { init: container.init().as_fd(), cgroup: birthplace.as_fd() };
+    let copy_destination = CopyDestination { init: container.init().as_fd(), cgroup: birthplace.as_fd() };
     let left = deadline.saturating_duration_since(Instant::now());
-    let started = phase!("resume.zygote", prepared.start_from_zygote(zygote.process.control(), cradle, left));
+    let started = phase!("resume.zygote", prepared.start_from_zygote(zygote.process.control(), copy_destination, left));
     let (restored, control) = started?;
     phase!("resume.transfer", pager.transfer(&zygote.id, (child, directory, restored.pid), keep.as_fd()))?;
     drop(turn);

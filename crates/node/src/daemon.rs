@@ -142,8 +142,8 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
     let RunningDaemon { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
-    let acquaintances = MemberFile::read(run_dir);
-    heartbeat::join_members(&node.peers, &[join, acquaintances.addresses()].concat()).await?;
+    let member_file = MemberFile::read(run_dir);
+    heartbeat::join_members(&node.peers, &[join, member_file.addresses()].concat()).await?;
     let programs = program::listen(&run_dir.program_socket());
     let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
     let socket = bind_private_socket(&run_dir.socket())?;
@@ -155,7 +155,7 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
     // Ends with the daemon: dropping the set ends its tasks.
     let mut tasks = JoinSet::new();
     let here = node.clone();
-    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), acquaintances, move || LocalState {
+    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), member_file, move || LocalState {
         children: u32::try_from(here.children.count_alive()).unwrap_or(u32::MAX),
         not_ready: here.pager.not_ready_reason(),
     }));

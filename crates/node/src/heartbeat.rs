@@ -37,7 +37,7 @@ pub(crate) struct LocalState {
 pub(crate) async fn run(
     peers: Arc<Peers>,
     join: Vec<SocketAddr>,
-    mut acquaintances: MemberFile,
+    mut member_file: MemberFile,
     own_state: impl Fn() -> LocalState,
 ) {
     let mut ticks = interval(TICK);
@@ -60,7 +60,7 @@ pub(crate) async fn run(
             addresses.extend(unknown_addresses(&peers, &join));
             peers.apply_roster();
             peers.drop_stale_channels();
-            acquaintances.save(peers.others());
+            member_file.save(peers.others());
         }
         for address in addresses {
             let peers = peers.clone();

@@ -82,12 +82,12 @@ impl SeedSequence {
 
 impl ForkHistory {
     /// So many children of a seed were asked for here, in this manner.
-    pub(crate) fn record_local_fork(&self, seed: &SeedId, manner: ForkPattern, count: usize) {
+    pub(crate) fn record_local_fork(&self, seed: &SeedId, fork_pattern: ForkPattern, count: usize) {
         let mut lines = self.lines();
         let line = lines.get_or_insert(seed);
         line.forks += count;
-        if line.pattern.as_ref() != Some(&manner) {
-            line.pattern = Some(manner);
+        if line.pattern.as_ref() != Some(&fork_pattern) {
+            line.pattern = Some(fork_pattern);
         }
     }
 
@@ -232,85 +232,85 @@ mod tests {
 
     #[test]
     fn a_seed_is_expected_to_be_forked_as_the_one_before_it() {
-        let foresight = ForkHistory::default();
+        let fork_history = ForkHistory::default();
         assert_eq!(
-            foresight.advance_sequence(&seed(1), &seed(2)),
+            fork_history.advance_sequence(&seed(1), &seed(2)),
             SpeculationPlan::default(),
             "nobody asked for a child"
         );
-        foresight.record_local_fork(&seed(2), manner(false), 1);
-        foresight.record_local_fork(&seed(2), manner(true), 2);
-        assert!(foresight.has_local_fork(&seed(2)) && !foresight.has_local_fork(&seed(3)));
-        assert!(foresight.has_sequence(&seed(2)) && !foresight.has_sequence(&seed(3)));
-        assert_eq!(foresight.remaining_forks(&seed(2)), None, "nobody can tell");
-        assert_eq!(foresight.advance_sequence(&seed(2), &seed(3)).local_pattern, Some(manner(true)), "as last");
-        assert!(!foresight.has_local_fork(&seed(3)));
+        fork_history.record_local_fork(&seed(2), manner(false), 1);
+        fork_history.record_local_fork(&seed(2), manner(true), 2);
+        assert!(fork_history.has_local_fork(&seed(2)) && !fork_history.has_local_fork(&seed(3)));
+        assert!(fork_history.has_sequence(&seed(2)) && !fork_history.has_sequence(&seed(3)));
+        assert_eq!(fork_history.remaining_forks(&seed(2)), None, "nobody can tell");
+        assert_eq!(fork_history.advance_sequence(&seed(2), &seed(3)).local_pattern, Some(manner(true)), "as last");
+        assert!(!fork_history.has_local_fork(&seed(3)));
         for expected in [Some(3), Some(2), Some(1), Some(0), None] {
-            assert_eq!(foresight.remaining_forks(&seed(3)), expected);
-            foresight.record_local_fork(&seed(3), manner(true), 1);
+            assert_eq!(fork_history.remaining_forks(&seed(3)), expected);
+            fork_history.record_local_fork(&seed(3), manner(true), 1);
         }
-        let foreseen = foresight.advance_sequence(&seed(3), &seed(4));
+        let foreseen = fork_history.advance_sequence(&seed(3), &seed(4));
         assert_eq!((foreseen.local_pattern, foreseen.previous_seeds), (Some(manner(true)), vec![seed(2), seed(3)]));
     }
 
     #[test]
     fn once_in_vain_and_no_more_until_a_child_is_asked_for() {
-        let foresight = ForkHistory::default();
-        foresight.record_local_fork(&seed(1), manner(true), 1);
-        assert!(foresight.advance_sequence(&seed(1), &seed(2)).local_pattern.is_some());
-        assert_eq!(foresight.advance_sequence(&seed(2), &seed(3)), SpeculationPlan::default());
-        assert_eq!(foresight.advance_sequence(&seed(3), &seed(4)), SpeculationPlan::default());
-        foresight.record_local_fork(&seed(4), manner(true), 1);
-        assert!(foresight.advance_sequence(&seed(4), &seed(5)).local_pattern.is_some());
-        foresight.record_local_fork(&seed(6), manner(true), 1);
+        let fork_history = ForkHistory::default();
+        fork_history.record_local_fork(&seed(1), manner(true), 1);
+        assert!(fork_history.advance_sequence(&seed(1), &seed(2)).local_pattern.is_some());
+        assert_eq!(fork_history.advance_sequence(&seed(2), &seed(3)), SpeculationPlan::default());
+        assert_eq!(fork_history.advance_sequence(&seed(3), &seed(4)), SpeculationPlan::default());
+        fork_history.record_local_fork(&seed(4), manner(true), 1);
+        assert!(fork_history.advance_sequence(&seed(4), &seed(5)).local_pattern.is_some());
+        fork_history.record_local_fork(&seed(6), manner(true), 1);
         assert_eq!(
-            foresight.advance_sequence(&seed(5), &seed(6)),
+            fork_history.advance_sequence(&seed(5), &seed(6)),
             SpeculationPlan::default(),
             "who forks it was faster"
         );
-        assert!(foresight.has_local_fork(&seed(6)));
+        assert!(fork_history.has_local_fork(&seed(6)));
     }
 
     #[test]
     fn nodes_hear_of_the_next_seed_as_long_as_they_expect_its_children() {
-        let foresight = ForkHistory::default();
+        let fork_history = ForkHistory::default();
         let asked = |number: usize, names: &[&str]| {
-            foresight.record_remote_fork(&seed(number), names.iter().map(|name| node(name)));
+            fork_history.record_remote_fork(&seed(number), names.iter().map(|name| node(name)));
         };
         asked(1, &[]);
-        assert_eq!(foresight.advance_sequence(&seed(1), &seed(2)), SpeculationPlan::default());
+        assert_eq!(fork_history.advance_sequence(&seed(1), &seed(2)), SpeculationPlan::default());
         asked(2, &["n2", "n3"]);
-        let foreseen = foresight.advance_sequence(&seed(2), &seed(3));
+        let foreseen = fork_history.advance_sequence(&seed(2), &seed(3));
         assert_eq!((foreseen.local_pattern, foreseen.remote_nodes), (None, vec![node("n2"), node("n3")]));
         asked(3, &["n2"]);
-        assert!(foresight.has_fork_on(&seed(3), &node("n2")) && !foresight.has_fork_on(&seed(3), &node("n3")));
-        assert!(foresight.has_only_remote_forks(&seed(3)) && !foresight.has_only_remote_forks(&seed(2)));
+        assert!(fork_history.has_fork_on(&seed(3), &node("n2")) && !fork_history.has_fork_on(&seed(3), &node("n3")));
+        assert!(fork_history.has_only_remote_forks(&seed(3)) && !fork_history.has_only_remote_forks(&seed(2)));
         for name in ["n2", "n3"] {
-            foresight.remove_node(&seed(3), &node(name));
+            fork_history.remove_node(&seed(3), &node(name));
         }
-        foresight.remove_previous_seeds(&seed(3), &[seed(2)]);
-        let foreseen = foresight.advance_sequence(&seed(3), &seed(4));
+        fork_history.remove_previous_seeds(&seed(3), &[seed(2)]);
+        let foreseen = fork_history.advance_sequence(&seed(3), &seed(4));
         assert_eq!(
             (foreseen.remote_nodes, foreseen.previous_seeds),
             (vec![node("n2")], vec![seed(3)]),
             "it had a child since"
         );
-        foresight.remove_node(&seed(4), &node("n2"));
-        assert_eq!(foresight.advance_sequence(&seed(4), &seed(5)), SpeculationPlan::default());
+        fork_history.remove_node(&seed(4), &node("n2"));
+        assert_eq!(fork_history.advance_sequence(&seed(4), &seed(5)), SpeculationPlan::default());
     }
 
     #[test]
     fn no_more_is_kept_than_is_good() {
-        let foresight = ForkHistory::default();
+        let fork_history = ForkHistory::default();
         for number in 0..1000 {
-            foresight.record_local_fork(&seed(number), manner(true), 1);
-            foresight.record_remote_fork(&seed(999), [node(&format!("n{number}"))]);
+            fork_history.record_local_fork(&seed(number), manner(true), 1);
+            fork_history.record_remote_fork(&seed(999), [node(&format!("n{number}"))]);
         }
-        assert_eq!(foresight.lines().0.len(), SEQUENCES_MAX);
-        assert_eq!(foresight.advance_sequence(&seed(1), &seed(2000)), SpeculationPlan::default(), "long ago");
+        assert_eq!(fork_history.lines().0.len(), SEQUENCES_MAX);
+        assert_eq!(fork_history.advance_sequence(&seed(1), &seed(2000)), SpeculationPlan::default(), "long ago");
         for number in 2000..2100 {
             let before = if number == 2000 { 999 } else { number - 1 };
-            let foreseen = foresight.advance_sequence(&seed(before), &seed(number));
+            let foreseen = fork_history.advance_sequence(&seed(before), &seed(number));
             assert!(foreseen.remote_nodes.len() == NODES_MAX && foreseen.previous_seeds.len() <= PREVIOUS_SEEDS_MAX);
         }
     }

@@ -102,13 +102,13 @@ mod tests {
             released.recv()
         });
         begun.recv().unwrap();
-        let watch =
+        let stall_watchdog =
             StallWatchdog::start_with(runtime.handle().clone(), (Duration::from_millis(1), STALL_TIMEOUT), tell)
                 .unwrap();
         let threads = heard.recv_timeout(LIMIT).expect("its only worker waits");
         assert!(threads.contains("1 worker S"), "{threads}");
         drop(release);
-        drop(watch);
+        drop(stall_watchdog);
         // Ends with the watching thread.
         heard.iter().for_each(drop);
     }

@@ -161,7 +161,7 @@ impl Request {
         if header.version != layout::VERSION {
             return Err(ProtocolError::Version { found: header.version });
         }
-        let wish = match header.kind {
+        let request_body = match header.kind {
             kind::CHECKPOINT => {
                 const OLDER_LENGTHS: [usize; 2] =
                     [offset_of!(CheckpointRequest, pages), offset_of!(CheckpointRequest, kept_thread)];
@@ -186,7 +186,7 @@ impl Request {
             }
             found => Err(ProtocolError::Kind { found }),
         };
-        Ok(Self { socket_inode: header.socket_inode, body: wish? })
+        Ok(Self { socket_inode: header.socket_inode, body: request_body? })
     }
 }
 
@@ -345,17 +345,17 @@ mod tests {
     fn a_checkpoint_is_read() {
         let (header, name) = (header(kind::CHECKPOINT), layout::encode_text("warm"));
         let request = CheckpointRequest { header, ttl_ms: 0, name, pages: 0x5000, pages_bytes: 0x3000, kept_thread: 7 };
-        let wish = |bytes: &[u8]| Request::decode(bytes).map(|request| request.body);
+        let request_body = |bytes: &[u8]| Request::decode(bytes).map(|request| request.body);
         let expected = |offered| Ok(RequestBody::Checkpoint { name: "warm".to_owned(), ttl: None, offer: offered });
         let offered = |kept_thread| Some(CaptureOffer { pages: 0x5000..0x8000, pinned_thread: kept_thread });
-        assert_eq!(wish(request.as_bytes()), expected(offered(Some(7))));
+        assert_eq!(request_body(request.as_bytes()), expected(offered(Some(7))));
         let older = &request.as_bytes()[..offset_of!(CheckpointRequest, kept_thread)];
-        assert_eq!(wish(older), expected(offered(None)), "an older library keeps no thread to a CPU");
+        assert_eq!(request_body(older), expected(offered(None)), "an older library keeps no thread to a CPU");
         let older = &request.as_bytes()[..offset_of!(CheckpointRequest, pages)];
-        assert_eq!(wish(older), expected(None), "a still older one offers nothing");
-        assert_eq!(wish(CheckpointRequest { pages: 0, ..request }.as_bytes()), expected(None));
+        assert_eq!(request_body(older), expected(None), "a still older one offers nothing");
+        assert_eq!(request_body(CheckpointRequest { pages: 0, ..request }.as_bytes()), expected(None));
         let beyond = CheckpointRequest { pages_bytes: u64::MAX, ..request };
-        assert_eq!(wish(beyond.as_bytes()), Err(ProtocolError::Field { field: "pages" }));
+        assert_eq!(request_body(beyond.as_bytes()), Err(ProtocolError::Field { field: "pages" }));
     }
 
     #[test]

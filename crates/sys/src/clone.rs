@@ -82,13 +82,13 @@ pub fn spawn_in_current_namespace(init: &InitProgram<'_>) -> io::Result<SpawnedP
 }
 
 fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> {
-    let berth = FdReservation::fill(init)?;
-    let [image, fds @ ..] = berth.numbers();
+    let fd_reservation = FdReservation::fill(init)?;
+    let [image, fds @ ..] = fd_reservation.numbers();
     let plan = SpawnPlan {
         image,
         name: init.name,
         fds,
-        fds_end: berth.end_fd(),
+        fds_end: fd_reservation.end_fd(),
         ignored: *IGNORED_SIGNALS.get_or_init(ignored_signals),
         failure: UnsafeCell::new(0),
     };
@@ -98,7 +98,7 @@ fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> 
     // another program's memory, or has ended.
     let born = unsafe { clone_into(namespaces, init.cgroup, &plan) };
     restore_signals(&every_signal);
-    berth.release();
+    fd_reservation.release();
     let born = born?;
 
     // SAFETY: the process that wrote there runs another program now, or none.
@@ -143,12 +143,12 @@ impl FdReservation {
     /// One with the descriptors of `init`.
     fn fill(init: &InitProgram<'_>) -> io::Result<Self> {
         let free = FREE_RESERVATIONS.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut berth = free.map_or_else(|| Self::new(init.image), Ok)?;
-        dup3(init.image, &mut berth.0[0], DupFlags::CLOEXEC)?;
-        for (kept, fd) in berth.0[1..].iter_mut().zip(init.fds) {
+        let mut fd_reservation = free.map_or_else(|| Self::new(init.image), Ok)?;
+        dup3(init.image, &mut fd_reservation.0[0], DupFlags::CLOEXEC)?;
+        for (kept, fd) in fd_reservation.0[1..].iter_mut().zip(init.fds) {
             dup3(fd, kept, DupFlags::CLOEXEC)?;
         }
-        Ok(berth)
+        Ok(fd_reservation)
     }
 
     fn new(occupant: BorrowedFd<'_>) -> io::Result<Self> {

@@ -42,11 +42,11 @@ pub fn read_fd_owner(fd: BorrowedFd<'_>) -> io::Result<FdOwner> {
     if failed < 0 || signal < 0 {
         return Err(io::Error::last_os_error());
     }
-    let whom = match (owner.kind, owner.id) {
+    let signal_target = match (owner.kind, owner.id) {
         (_, 0) => SignalTarget::Nobody,
         (0, tid) => SignalTarget::Thread(tid),
         (1, pid) => SignalTarget::Process(pid),
         (_, group) => SignalTarget::Group(group),
     };
-    Ok(FdOwner { target: whom, signal: signal as u32 })
+    Ok(FdOwner { target: signal_target, signal: signal as u32 })
 }

@@ -423,12 +423,12 @@ pub enum WaitMode {
 ///
 /// # Errors
 /// ECHILD: the calling thread has no tracee.
-pub fn wait_any(patience: WaitMode) -> io::Result<Option<(i32, TraceeEvent)>> {
-    let seen = match patience {
+pub fn wait_any(wait_mode: WaitMode) -> io::Result<Option<(i32, TraceeEvent)>> {
+    let seen = match wait_mode {
         WaitMode::NoWait => wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG),
         WaitMode::Block => wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT),
     };
-    match (seen, patience) {
+    match (seen, wait_mode) {
         (Ok(Some((tid, TraceeEvent::Stopped { .. }))), WaitMode::Block) => {
             // Takes the stop. If the tracee was killed just now, the next call tells.
             Ok(wait_id(libc::P_PID, tid, libc::WSTOPPED | libc::WNOHANG).unwrap_or(None))

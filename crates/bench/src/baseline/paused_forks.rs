@@ -69,12 +69,12 @@ impl PausedForks {
         self.program.send_text(&format!("{parallel} {} {} {first}\n", time.as_millis(), gap.as_micros()))?;
         let ns = |ns: i64| Duration::from_nanos(ns.unsigned_abs());
         let [took, count] = self.program.read_answer("halted")?;
-        let turn = |_| {
+        let function_run = |_| {
             let [number, value, unpause, answer, pause] = self.program.read_answer("turn")?;
             let (number, value) = (number.cast_unsigned(), value.cast_unsigned());
             Ok(FunctionRun { number, value, unpause: ns(unpause), answer: ns(answer), pause: ns(pause) })
         };
-        let all: Vec<FunctionRun> = (0..count).map(turn).collect::<Result<_, BenchError>>()?;
+        let all: Vec<FunctionRun> = (0..count).map(function_run).collect::<Result<_, BenchError>>()?;
         warm_function::check_values(&all, self.steps)?;
         Ok((ns(took), all))
     }
@@ -115,8 +115,12 @@ mod tests {
         let frozen = PausedForks::start_frozen(&program, 5, 2).unwrap();
         for mut halts in [Some(stopped), frozen].into_iter().flatten() {
             let (_, turns) = halts.run(2, Duration::ZERO, Duration::ZERO, 40).unwrap();
-            assert_eq!(turns.iter().map(|turn| turn.number).collect::<Vec<_>>(), [40, 41]);
-            assert!(turns.iter().all(|turn| turn.unpause <= turn.answer && !turn.pause.is_zero()));
+            assert_eq!(turns.iter().map(|function_run| function_run.number).collect::<Vec<_>>(), [40, 41]);
+            assert!(
+                turns
+                    .iter()
+                    .all(|function_run| function_run.unpause <= function_run.answer && !function_run.pause.is_zero())
+            );
             let (took, turns) = halts.run(1, Duration::from_millis(20), Duration::from_millis(5), 50).unwrap();
             assert!(turns.len() <= 4 && took >= Duration::from_millis(20), "{} in {took:?}", turns.len());
         }

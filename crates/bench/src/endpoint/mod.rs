@@ -77,17 +77,17 @@ fn pin_to_processors(processors: &[usize]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, manner: &ClientOptions) -> io::Result<()> {
+fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, client_options: &ClientOptions) -> io::Result<()> {
     let (latencies, load) = (Arc::new(Mutex::new(new_latencies())), *load);
     let gate = Arc::new(std::sync::Barrier::new(load.threads + 1));
     let threads: Vec<_> = (0..load.threads)
         .map(|_| {
             let (counts, gate, latencies) = (Arc::<CallCounts>::default(), Arc::clone(&gate), Arc::clone(&latencies));
-            let (counted, manner) = (Arc::clone(&counts), manner.clone());
+            let (counted, client_options) = (Arc::clone(&counts), client_options.clone());
             let thread = thread::spawn(move || {
                 let run = || gate.wait();
                 let own = match system {
-                    RpcSystem::Farfork => workload::rpc_load::run_client(to, &load, &manner, &counted, run),
+                    RpcSystem::Farfork => workload::rpc_load::run_client(to, &load, &client_options, &counted, run),
                     other => peer::run_client(other, to, &load, &counted, run),
                 }?;
                 latencies.lock().expect("no thread panics with it").add(own).map_err(io::Error::other)

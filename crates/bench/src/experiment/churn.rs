@@ -35,20 +35,20 @@ pub async fn run_churn(
     let (mut samples, mut done) = (Samples::new(), 0);
     let steps = plan.runs * ChurnOperation::ALL.len() * PLACES.len();
     for _ in 0..plan.runs {
-        for deed in ChurnOperation::ALL {
+        for churn_operation in ChurnOperation::ALL {
             for node in PLACES {
-                report_progress(show, done, steps, deed.text())?;
+                report_progress(show, done, steps, churn_operation.text())?;
                 let us = match node {
-                    Some(place) => {
-                        churn::parse_duration_us(&cluster.fork(&seed, place, &deed.to_string()).await?.output)?
-                    }
+                    Some(place) => churn::parse_duration_us(
+                        &cluster.fork(&seed, place, &churn_operation.to_string()).await?.output,
+                    )?,
                     None => {
                         let file = |cause| BenchError::File { path: payload.clone(), cause };
-                        fs::write(&payload, deed.to_string()).map_err(file)?;
+                        fs::write(&payload, churn_operation.to_string()).map_err(file)?;
                         churn::measure_unforked_us(&program, plan.mib, &payload)?
                     }
                 };
-                samples.add(ChurnSampleKey { deed, node }, us)?;
+                samples.add(ChurnSampleKey { deed: churn_operation, node }, us)?;
                 done += 1;
             }
         }

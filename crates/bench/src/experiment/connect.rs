@@ -36,20 +36,20 @@ pub fn run_connect(
     let stage = Testbed::new("connect", farfork, clients)?;
     let floor = CONNECT.install(stage.scratch.path())?;
     let server_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut course = ConnectRun { seconds: plan.seconds, server_threads, stage, floor, samples };
+    let mut connect_run = ConnectRun { seconds: plan.seconds, server_threads, stage, floor, samples };
     let steps = plan.cases.len() * plan.runs * (PROTECTIONS.len() + 1);
     let mut done = 0;
     for case in &plan.cases {
         for _ in 0..plan.runs {
             for made in std::iter::once(ConnectSeries::Floor).chain(PROTECTIONS.map(ConnectSeries::Connections)) {
                 report_progress(show, done, steps, describe(case, made))?;
-                course.step(case, made)?;
+                connect_run.step(case, made)?;
                 done += 1;
             }
         }
     }
-    course.samples.flush()?;
-    Ok(ConnectSummary::new(plan, server_threads, course.samples))
+    connect_run.samples.flush()?;
+    Ok(ConnectSummary::new(plan, server_threads, connect_run.samples))
 }
 
 fn describe(case: &ConnectCase, made: ConnectSeries) -> String {

@@ -45,10 +45,11 @@ impl CreateMethods {
         let (program, floor) = (SPARSE.install(cluster.scratch())?, LOCAL_FANOUT.install(cluster.scratch())?);
         let parent = ParentProgram::start(&SPARSE, &program, mib, PAYLOAD_PATH.as_ref())?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
-        let crowd = crowd(cluster.nodes(), &seed).await?;
+        let fanout_client = crowd(cluster.nodes(), &seed).await?;
         let in_namespaces = LocalFanout::start(&floor, mib, containers)?;
         let plain = LocalFanout::start(&floor, mib, (0, ChildNetwork::Host))?;
-        let mut creators = Self { farfork: crowd, in_namespaces, plain, bare: None, _parent: parent, seed, next: 1 };
+        let mut creators =
+            Self { farfork: fanout_client, in_namespaces, plain, bare: None, _parent: parent, seed, next: 1 };
         // The first connects nodes, and brings the descriptor.
         creators.create(CreateMethod::Farfork, cluster.nodes().len() as u64).await?;
         Ok(creators)

@@ -43,16 +43,16 @@ pub async fn run_fanout(
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
     let mut cluster = BenchCluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
-    let mut course = FanoutRun::start(plan, &mut cluster, samples).await?;
-    let all = course.creators.available();
+    let mut fanout_run = FanoutRun::start(plan, &mut cluster, samples).await?;
+    let all = fanout_run.creators.available();
     let steps = plan.runs * all.len();
     for done in 0..steps {
         let by = all[done % all.len()];
         report_progress(show, done, steps, by.text())?;
-        course.round(by).await?;
+        fanout_run.round(by).await?;
     }
-    course.measure_memory(&mut cluster).await?;
-    let FanoutRun { creators, refusal, samples, .. } = course;
+    fanout_run.measure_memory(&mut cluster).await?;
+    let FanoutRun { creators, refusal, samples, .. } = fanout_run;
     creators.stop(&mut cluster).await?;
     cluster.stop()?;
     FanoutSummary::new(plan, refusal, samples)
@@ -73,10 +73,10 @@ impl<'a> FanoutRun<'a> {
         cluster: &mut BenchCluster,
         samples: Samples<FanoutSampleKey>,
     ) -> Result<Self, BenchError> {
-        let crowd = async |nodes: &[LocalNode], seed: &str| {
-            FanoutClient::new(nodes, seed, plan.mib).await.map(|crowd| crowd.with_network(plan.network))
+        let fanout_client = async |nodes: &[LocalNode], seed: &str| {
+            FanoutClient::new(nodes, seed, plan.mib).await.map(|fanout_client| fanout_client.with_network(plan.network))
         };
-        let creators = CreateMethods::start(cluster, plan.mib, (NAMESPACE_SETS, plan.network), crowd).await?;
+        let creators = CreateMethods::start(cluster, plan.mib, (NAMESPACE_SETS, plan.network), fanout_client).await?;
         let program = CONTAINER.install(cluster.scratch())?;
         let (creators, refusal) = match container::start(&program, plan.mib, plan.network)? {
             Ok(bare) => (creators.with_bare(bare), None),

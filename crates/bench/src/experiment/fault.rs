@@ -45,9 +45,9 @@ pub async fn run_fault(
     let (parent, streamed) = (parent?, streamed?);
     let streams = StreamParents::start(plan, &program)?;
     let floor = FAULT.install(cluster.scratch())?;
-    let mut course = FaultRun { plan, cluster, samples, seed: String::new(), stream_seed: String::new() };
-    course.seed = course.cluster.prepare(parent.pid()).await?.seed;
-    course.stream_seed = course.cluster.prepare(streamed.pid()).await?.seed;
+    let mut fault_run = FaultRun { plan, cluster, samples, seed: String::new(), stream_seed: String::new() };
+    fault_run.seed = fault_run.cluster.prepare(parent.pid()).await?.seed;
+    fault_run.stream_seed = fault_run.cluster.prepare(streamed.pid()).await?.seed;
     let mut done = 0;
     let steps = STEPS.into_iter().filter(|step| plan.streams > 0 || !matches!(step, FaultStep::Streams));
     let steps: Vec<FaultStep> = steps.collect();
@@ -55,18 +55,18 @@ pub async fn run_fault(
         for step in steps.iter().copied() {
             report_progress(show, done, plan.runs * steps.len(), step.text())?;
             match step {
-                FaultStep::Alone => course.measure_alone().await?,
-                FaultStep::BesideStream => course.measure_beside_stream().await?,
-                FaultStep::Streams => course.measure_streams(&streams).await?,
-                FaultStep::Bare(waiting) => course.measure_bare(&floor, waiting)?,
-                FaultStep::BareBesideStream => course.measure_bare_beside_stream(&floor)?,
+                FaultStep::Alone => fault_run.measure_alone().await?,
+                FaultStep::BesideStream => fault_run.measure_beside_stream().await?,
+                FaultStep::Streams => fault_run.measure_streams(&streams).await?,
+                FaultStep::Bare(waiting) => fault_run.measure_bare(&floor, waiting)?,
+                FaultStep::BareBesideStream => fault_run.measure_bare_beside_stream(&floor)?,
             }
             done += 1;
         }
     }
-    course.samples.flush()?;
-    course.cluster.stop()?;
-    Ok(FaultSummary::new(plan, course.samples))
+    fault_run.samples.flush()?;
+    fault_run.cluster.stop()?;
+    Ok(FaultSummary::new(plan, fault_run.samples))
 }
 
 /// What is measured in turn.

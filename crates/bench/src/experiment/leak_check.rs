@@ -196,8 +196,9 @@ mod tests {
 
     #[test]
     fn what_is_more_than_before_is_a_leak() {
-        let census = |count| ResourceCounts(vec![ResourceEntry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
-        let is_leak = |before, after| census(before).compare_with(&census(after))[0].is_leak();
+        let resource_counts =
+            |count| ResourceCounts(vec![ResourceEntry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
+        let is_leak = |before, after| resource_counts(before).compare_with(&resource_counts(after))[0].is_leak();
         assert_eq!([is_leak(3, 2), is_leak(3, 4), is_leak(3, 5)], [false, false, true]);
     }
 

@@ -34,12 +34,12 @@ pub async fn run_pool(
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let arguments = ["--pool".to_owned(), plan.pool.to_string()];
     let mut cluster = BenchCluster::start_nodes(farfork, 1, true, &arguments).await?;
-    let mut course = PoolRun::start(plan, &mut cluster, samples).await?;
+    let mut pool_run = PoolRun::start(plan, &mut cluster, samples).await?;
     for done in 0..plan.runs {
         report_progress(show, done, plan.runs, "creating and pausing")?;
-        course.round().await?;
+        pool_run.round().await?;
     }
-    let PoolRun { creators, pausers, samples, .. } = course;
+    let PoolRun { creators, pausers, samples, .. } = pool_run;
     pausers.stop(&mut cluster).await?;
     creators.stop(&mut cluster).await?;
     cluster.stop()?;
@@ -60,13 +60,14 @@ impl<'a> PoolRun<'a> {
         cluster: &mut BenchCluster,
         samples: Samples<PoolSampleKey>,
     ) -> Result<Self, BenchError> {
-        let crowd = async |nodes: &[LocalNode], seed: &str| {
+        let fanout_client = async |nodes: &[LocalNode], seed: &str| {
             let [node, ..] = nodes else { unreachable!("it was started with one") };
             FanoutClient::on_node(&node.name, &node.socket, seed, plan.mib).await
         };
         let mut pausers = PauseMethods::start(cluster, plan.mib, 0, 1).await?;
         pausers.ensure_children(cluster, 1).await?;
-        let creators = CreateMethods::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), crowd).await?;
+        let creators =
+            CreateMethods::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), fanout_client).await?;
         Ok(Self { plan, creators, pausers, samples })
     }
 
@@ -104,10 +105,10 @@ impl<'a> PoolRun<'a> {
             let (_, taken) = self.pausers.run(by, 1, Duration::ZERO, gap).await?;
             last = taken.last().copied();
         }
-        let Some(turn) = last else { return Ok(()) };
-        self.add(PoolFigure::Pause, PoolMethod::Pause(by), pace, turn.pause)?;
-        self.add(PoolFigure::Unpause, PoolMethod::Pause(by), pace, turn.unpause)?;
-        self.add(PoolFigure::UnpauseToAnswer, PoolMethod::Pause(by), pace, turn.answer)
+        let Some(function_run) = last else { return Ok(()) };
+        self.add(PoolFigure::Pause, PoolMethod::Pause(by), pace, function_run.pause)?;
+        self.add(PoolFigure::Unpause, PoolMethod::Pause(by), pace, function_run.unpause)?;
+        self.add(PoolFigure::UnpauseToAnswer, PoolMethod::Pause(by), pace, function_run.answer)
     }
 
     fn add(&mut self, figure: PoolFigure, by: PoolMethod, pace: Pace, time: Duration) -> Result<(), BenchError> {

@@ -25,21 +25,21 @@ pub fn run_rpc(plan: &RpcParameters, farfork: &Path, show: ProgressCallback<'_>)
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
     let stage = Testbed::new("rpc", farfork, clients)?;
     let echo = ECHO.install(stage.scratch.path())?;
-    let mut course = RpcRun { plan, stage, echo, samples, outcomes: Vec::new() };
-    let steps: Vec<_> = plan.cases.iter().flat_map(|case| course.steps(case)).collect();
+    let mut rpc_run = RpcRun { plan, stage, echo, samples, outcomes: Vec::new() };
+    let steps: Vec<_> = plan.cases.iter().flat_map(|case| rpc_run.steps(case)).collect();
     let total = steps.len() * plan.runs;
     let mut done = 0;
     for case_steps in steps.chunk_by(|left, right| left.0 == right.0) {
         for _ in 0..plan.runs {
             for (case, measured) in case_steps {
                 report_progress(show, done, total, describe(case, *measured))?;
-                course.step(case, *measured)?;
+                rpc_run.step(case, *measured)?;
                 done += 1;
             }
         }
     }
-    course.samples.flush()?;
-    Ok(RpcSummary::new(plan, course.samples, course.outcomes))
+    rpc_run.samples.flush()?;
+    Ok(RpcSummary::new(plan, rpc_run.samples, rpc_run.outcomes))
 }
 
 fn describe(case: &RpcCase, measured: RpcSeries) -> String {

@@ -212,14 +212,14 @@ pub async fn run_fork_client(specification: &str) -> io::Result<()> {
 
 async fn fork_repeatedly(forker: &ForkClientSpec) -> Result<(), BenchError> {
     let told = |line: &str| print_line(line).map_err(|cause| BenchError::Program { program: "forker", cause });
-    let mut crowd = FanoutClient::on_node(&forker.node, &forker.socket, &forker.seed, forker.mib).await?;
+    let mut fanout_client = FanoutClient::on_node(&forker.node, &forker.socket, &forker.seed, forker.mib).await?;
     told("ready")?;
     io::stdin().read_exact(&mut [0]).map_err(|cause| BenchError::Program { program: "forker", cause })?;
     let (began, mut ms) = (Instant::now(), Vec::new());
     let (mut interval, mut since, mut gap) = (1, 0, Duration::ZERO);
     while interval <= (forker.seconds / REPORT_INTERVAL.as_secs_f64()).floor().max(1.0) as u32 {
         let asked = Instant::now();
-        crowd.fan_out(forker.first + ms.len() as u64, 1).await?;
+        fanout_client.fan_out(forker.first + ms.len() as u64, 1).await?;
         gap = gap.max(asked.elapsed());
         ms.push(asked.elapsed().as_secs_f64() * 1e3);
         // One that took long may have passed several.

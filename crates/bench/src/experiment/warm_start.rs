@@ -31,21 +31,21 @@ pub async fn run_warm_start(
 ) -> Result<WarmStartSummary, BenchError> {
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut cluster = BenchCluster::start_nodes(farfork, 1, true, &[]).await?;
-    let mut course = WarmStartRun::start(plan, &mut cluster, samples).await?;
+    let mut warm_start_run = WarmStartRun::start(plan, &mut cluster, samples).await?;
     let found = match plan.parallel.as_slice() {
-        [] => course.search_parallelism(&mut cluster, show).await?,
+        [] => warm_start_run.search_parallelism(&mut cluster, show).await?,
         given => given.to_vec(),
     };
     let steps = plan.runs * found.len();
     for done in 0..steps {
         let parallel = found[done % found.len()];
         report_progress(show, done, steps, format!("{parallel} at once"))?;
-        course.pausers.ensure_children(&mut cluster, parallel).await?;
+        warm_start_run.pausers.ensure_children(&mut cluster, parallel).await?;
         for by in PauseMethod::ALL {
-            course.round(by, parallel).await?;
+            warm_start_run.round(by, parallel).await?;
         }
     }
-    let WarmStartRun { pausers, samples, .. } = course;
+    let WarmStartRun { pausers, samples, .. } = warm_start_run;
     pausers.stop(&mut cluster).await?;
     cluster.stop()?;
     WarmStartSummary::new(plan, found, samples)
@@ -96,7 +96,7 @@ impl<'a> WarmStartRun<'a> {
         if turns.is_empty() {
             return Ok(());
         }
-        let mut answers: Vec<f64> = turns.iter().map(|turn| turn.answer.as_secs_f64() * 1e3).collect();
+        let mut answers: Vec<f64> = turns.iter().map(|function_run| function_run.answer.as_secs_f64() * 1e3).collect();
         answers.sort_by(f64::total_cmp);
         let p99 = answers[(answers.len() * 99).div_ceil(100) - 1];
         let median = Spread::from_samples(&answers).map_or(0.0, |spread| spread.median);

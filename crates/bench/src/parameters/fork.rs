@@ -169,8 +169,11 @@ impl ForkStepKind {
 impl ForkStep {
     /// All steps for some sizes, a size after the other; each also with CRIU in these modes.
     pub(crate) fn all_steps(sizes_mib: &[u64], peers: &[CriuMode]) -> Vec<Self> {
-        let what = || ForkStepKind::ALL.into_iter().chain(peers.iter().map(|mode| ForkStepKind::Criu(*mode)));
-        sizes_mib.iter().flat_map(|&mib| what().map(move |what| Self { mib, kind: what })).collect()
+        let fork_step_kind = || ForkStepKind::ALL.into_iter().chain(peers.iter().map(|mode| ForkStepKind::Criu(*mode)));
+        sizes_mib
+            .iter()
+            .flat_map(|&mib| fork_step_kind().map(move |fork_step_kind| Self { mib, kind: fork_step_kind }))
+            .collect()
     }
 
     /// Samples that the step takes however long it takes, when so much time is left for all of them.

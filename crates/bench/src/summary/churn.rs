@@ -23,13 +23,13 @@ impl ChurnSummary {
         Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples }
     }
 
-    fn spread(&self, deed: ChurnOperation, node: Option<ChildPlace>) -> Option<Spread> {
-        self.samples.spread(&ChurnSampleKey { deed, node })
+    fn spread(&self, churn_operation: ChurnOperation, node: Option<ChildPlace>) -> Option<Spread> {
+        self.samples.spread(&ChurnSampleKey { deed: churn_operation, node })
     }
 
     /// A child's median ÷ that of the program that was not forked.
-    fn ratio_to_unforked(&self, deed: ChurnOperation, node: Option<ChildPlace>) -> Option<f64> {
-        Some(self.spread(deed, node)?.median / self.spread(deed, None)?.median)
+    fn ratio_to_unforked(&self, churn_operation: ChurnOperation, node: Option<ChildPlace>) -> Option<f64> {
+        Some(self.spread(churn_operation, node)?.median / self.spread(churn_operation, None)?.median)
     }
 
     /// For scripts.
@@ -58,14 +58,14 @@ impl ChurnSummary {
             let Some(Spread { median, p10, p90, count }) = of else { return "–".to_owned() };
             format_spread(Some(Spread { median: median / 1e3, p10: p10 / 1e3, p90: p90 / 1e3, count }))
         };
-        for deed in ChurnOperation::ALL {
-            let unforked = self.spread(deed, None);
+        for churn_operation in ChurnOperation::ALL {
+            let unforked = self.spread(churn_operation, None);
             let count = unforked.map_or(0, |spread| spread.count).to_string();
-            let mut row = vec![deed.text().to_owned(), count, ms(unforked)];
+            let mut row = vec![churn_operation.text().to_owned(), count, ms(unforked)];
             for place in [ChildPlace::Own, ChildPlace::Other].map(Some) {
                 row.extend([
-                    ms(self.spread(deed, place)),
-                    self.ratio_to_unforked(deed, place).map_or("–".to_owned(), format_figure),
+                    ms(self.spread(churn_operation, place)),
+                    self.ratio_to_unforked(churn_operation, place).map_or("–".to_owned(), format_figure),
                 ]);
             }
             table.add_row(row);

@@ -149,12 +149,12 @@ impl Micro {
     pub(crate) fn start(
         program: &Path,
         mib: u64,
-        manner: MicroOptions,
+        micro_options: MicroOptions,
         payload: &Path,
         node: Option<&Path>,
     ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
-        let MicroOptions { order, access, page_size, threads, mappings } = manner;
+        let MicroOptions { order, access, page_size, threads, mappings } = micro_options;
         command.args([&mib.to_string(), &order.to_string(), &access.to_string()]).arg(payload);
         command.args([page_size.to_string(), threads.to_string(), mappings.to_string()]);
         command.envs(node.map(|socket| ("FARFORK_SOCKET", socket)));
@@ -243,8 +243,8 @@ mod tests {
             (3, TouchOrder::Random, TouchAccess::Write, PageSize::Small, 4, 150),
             (5, TouchOrder::Sequential, TouchAccess::Write, PageSize::Huge, 1, 0),
         ] {
-            let manner = MicroOptions { order, access, page_size, threads, mappings };
-            let mut micro = Micro::start(&program, mib, manner, PAYLOAD_PATH.as_ref(), None).unwrap();
+            let micro_options = MicroOptions { order, access, page_size, threads, mappings };
+            let mut micro = Micro::start(&program, mib, micro_options, PAYLOAD_PATH.as_ref(), None).unwrap();
             assert!(micro.measure_fork_ms().unwrap() > 0.0);
             assert!(micro.measure_touch_ms().unwrap() > 0.0);
             micro.write_all().unwrap();

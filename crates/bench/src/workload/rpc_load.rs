@@ -131,7 +131,7 @@ struct LoadConnection {
 pub(crate) fn run_client<T>(
     to: SocketAddr,
     load: &ClientLoad,
-    manner: &ClientOptions,
+    client_options: &ClientOptions,
     counts: &CallCounts,
     run: impl FnOnce() -> T,
 ) -> io::Result<Latencies> {
@@ -139,18 +139,19 @@ pub(crate) fn run_client<T>(
         0 => (METHOD_EMPTY, Vec::new()),
         bytes => (METHOD_RANDOM, (bytes as u32).to_le_bytes().to_vec()),
     };
-    let lanes = (0..load.connections).map(|_| LoadConnection::connect(to, load, manner)).collect::<io::Result<_>>()?;
+    let lanes =
+        (0..load.connections).map(|_| LoadConnection::connect(to, load, client_options)).collect::<io::Result<_>>()?;
     let (latencies, epoll) = (new_latencies(), epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let call = OutgoingRequest { handler, ..OutgoingRequest::default() };
     run();
     let mut driver = LoadThread { load, counts, lanes, epoll, latencies, began: Instant::now(), call, request };
-    driver.run(manner.spins)?;
+    driver.run(client_options.spins)?;
     Ok(driver.latencies)
 }
 
 impl LoadConnection {
-    fn connect(to: SocketAddr, load: &ClientLoad, manner: &ClientOptions) -> io::Result<Self> {
-        let connector = match &manner.security {
+    fn connect(to: SocketAddr, load: &ClientLoad, client_options: &ClientOptions) -> io::Result<Self> {
+        let connector = match &client_options.security {
             Some(security) => TcpConnector::secured(to, Arc::clone(security)),
             None => TcpConnector::new(to),
         };

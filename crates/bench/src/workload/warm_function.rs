@@ -33,7 +33,8 @@ pub(crate) fn payload(index: usize, steps: u64, socket: &Path) -> String {
 /// # Errors
 /// One did not.
 pub(crate) fn check_values(turns: &[FunctionRun], steps: u64) -> Result<(), BenchError> {
-    let wrong = turns.iter().filter(|turn| turn.value != expected_value(turn.number, steps)).count();
+    let wrong =
+        turns.iter().filter(|function_run| function_run.value != expected_value(function_run.number, steps)).count();
     if wrong == 0 {
         return Ok(());
     }
@@ -59,14 +60,17 @@ mod tests {
 
     #[test]
     fn a_wrong_answer_is_an_error() {
-        let turn = |number, value| {
+        let function_run = |number, value| {
             let us = Duration::from_micros(1);
             FunctionRun { number, value, unpause: us, answer: us, pause: us }
         };
-        let right = turn(7, expected_value(7, 3));
-        assert!(check_values(&[right, turn(8, expected_value(8, 3))], 3).is_ok());
+        let right = function_run(7, expected_value(7, 3));
+        assert!(check_values(&[right, function_run(8, expected_value(8, 3))], 3).is_ok());
         assert!(
-            check_values(&[right, turn(8, expected_value(7, 3))], 3).unwrap_err().to_string().starts_with("1 answers")
+            check_values(&[right, function_run(8, expected_value(7, 3))], 3)
+                .unwrap_err()
+                .to_string()
+                .starts_with("1 answers")
         );
         assert_ne!(expected_value(7, 3), expected_value(7, 4));
     }

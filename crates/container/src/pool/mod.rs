@@ -103,11 +103,11 @@ impl ContainerPool {
         let size = size.clamp(1, SIZE_MAX);
         let usual = SpecPool { target_size: size, ..SpecPool::default() };
         let shelves = BTreeMap::from([(ContainerSpec::default(), usual)]);
-        let estates = RootCache::new(config.cached_roots_max);
+        let root_cache = RootCache::new(config.cached_roots_max);
         let shared = Arc::new(PoolShared {
             builder: Arc::new(ContainerBuilder::new(config)?),
             size,
-            state: Mutex::new(PoolState { by_spec: shelves, root_cache: estates, ..PoolState::default() }),
+            state: Mutex::new(PoolState { by_spec: shelves, root_cache, ..PoolState::default() }),
             wanted: Condvar::new(),
         });
         let mut pool = Self { shared, fillers: Vec::new() };
@@ -139,7 +139,7 @@ impl ContainerPool {
             .lock()
             .by_spec
             .get(&self.shared.builder.effective_spec(kind.into()))
-            .map_or(0, |shelf| shelf.ready.len())
+            .map_or(0, |spec_pool| spec_pool.ready.len())
     }
 
     /// Takes a container, waiting for it until `deadline`. The first of a kind that is not the usual one is built for the
@@ -160,11 +160,11 @@ impl ContainerPool {
     /// As [`Self::take`].
     pub fn take_with_reuse(
         &self,
-        heirs: &RootReuseKey,
+        root_reuse_key: &RootReuseKey,
         kind: impl Into<ContainerSpec>,
         deadline: Instant,
     ) -> Result<Container, ContainerError> {
-        let key = (self.shared.builder.effective_spec(kind.into()), heirs.clone());
+        let key = (self.shared.builder.effective_spec(kind.into()), root_reuse_key.clone());
         let is_wanted = key.0.has_reusable_root() && self.shared.lock().root_cache.record_request(&key, Instant::now());
         let mut container = self.shared.take((key.0, is_wanted.then_some(&key)), deadline)?;
         if is_wanted {
@@ -183,18 +183,22 @@ impl ContainerPool {
     /// Gives up what was left to a line of which no more will come.
     pub fn evict_roots(&self, line: &str) {
         let mut stale = Discarded::default();
-        self.shared.lock().root_cache.evict_unused(Instant::now(), |heirs| *heirs.lineage == *line, &mut stale);
+        self.shared.lock().root_cache.evict_unused(
+            Instant::now(),
+            |root_reuse_key| *root_reuse_key.lineage == *line,
+            &mut stale,
+        );
     }
 }
 
 impl RootSink for PoolShared {
-    fn return_root(&self, kind: ContainerSpec, heirs: &RootReuseKey, root: CachedRoot) {
+    fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot) {
         let mut stale = Discarded::default();
         let mut state = self.lock();
         match state.stopping {
             true => drop(state),
             false => {
-                state.root_cache.insert(&(kind, heirs.clone()), root, Instant::now(), &mut stale);
+                state.root_cache.insert(&(kind, root_reuse_key.clone()), root, Instant::now(), &mut stale);
                 drop(state);
                 self.wanted.notify_one();
             }
@@ -207,7 +211,7 @@ impl Drop for ContainerPool {
         {
             let mut state = self.shared.lock();
             state.stopping = true;
-            state.by_spec.values().for_each(|shelf| shelf.available.notify_all());
+            state.by_spec.values().for_each(|spec_pool| spec_pool.available.notify_all());
         }
         self.shared.wanted.notify_all();
         for filler in self.fillers.drain(..) {
@@ -228,9 +232,9 @@ impl PoolState {
     }
 
     fn touch_spec_pool(&mut self, kind: ContainerSpec) -> &mut SpecPool {
-        let shelf = self.spec_pool(kind);
-        shelf.last_requested = Some(Instant::now());
-        shelf
+        let spec_pool = self.spec_pool(kind);
+        spec_pool.last_requested = Some(Instant::now());
+        spec_pool
     }
 
     /// A container in the root of another is there, or could not be built.
@@ -239,25 +243,27 @@ impl PoolState {
             return;
         }
         let for_heirs = self.root_cache.waiter_count(key);
-        let shelf = self.spec_pool(key.0);
-        match shelf.waiting == for_heirs {
-            true => shelf.available.notify_one(),
+        let spec_pool = self.spec_pool(key.0);
+        match spec_pool.waiting == for_heirs {
+            true => spec_pool.available.notify_one(),
             // Among others whom it is not for.
-            false => shelf.available.notify_all(),
+            false => spec_pool.available.notify_all(),
         }
     }
 
     /// Gives up kinds that were not asked for since, but for the usual one, and what was left to others; tells when the next is to go.
     fn evict_unused(&mut self, now: Instant) -> Option<Instant> {
         let mut next = self.root_cache.evict_unused(now, |_| false, &mut self.discarded);
-        let is_kept = |shelf: &SpecPool| shelf.target_size > 0 || !shelf.ready.is_empty();
-        let others =
-            self.by_spec.iter_mut().filter(|(kind, shelf)| **kind != ContainerSpec::default() && is_kept(shelf));
-        for (_, shelf) in others {
-            let goes = shelf.last_requested.map_or(now, |used| used + UNUSED_LIMIT);
+        let is_kept = |spec_pool: &SpecPool| spec_pool.target_size > 0 || !spec_pool.ready.is_empty();
+        let others = self
+            .by_spec
+            .iter_mut()
+            .filter(|(kind, spec_pool)| **kind != ContainerSpec::default() && is_kept(spec_pool));
+        for (_, spec_pool) in others {
+            let goes = spec_pool.last_requested.map_or(now, |used| used + UNUSED_LIMIT);
             if goes <= now {
-                shelf.target_size = 0;
-                self.discarded.containers.extend(shelf.ready.drain(..));
+                spec_pool.target_size = 0;
+                self.discarded.containers.extend(spec_pool.ready.drain(..));
             } else {
                 next = next.into_iter().chain([goes]).min();
             }
@@ -269,8 +275,8 @@ impl PoolState {
     fn next_task(&mut self, now: Instant) -> FillerTask {
         let quiet = self.last_taken.map(|taken| taken + QUIET_PERIOD).filter(|quiet| *quiet > now);
         let is_due = |kind: ContainerSpec, ready: usize, waiting: usize| {
-            let shelf = self.by_spec.get(&kind);
-            let others = shelf.map_or(0, |shelf| shelf.ready.len() + shelf.building);
+            let spec_pool = self.by_spec.get(&kind);
+            let others = spec_pool.map_or(0, |spec_pool| spec_pool.ready.len() + spec_pool.building);
             quiet.is_none() || ready + others < READY_WHILE_BUSY_MAX + waiting
         };
         if let Some((key, root)) = self.root_cache.take_for_rebuild(is_due) {
@@ -284,13 +290,13 @@ impl PoolState {
 
     /// Of which kind too few are ready: of several, the one that lacks most.
     fn most_lacking_spec(&self, is_busy: bool) -> Option<ContainerSpec> {
-        let wanted = |shelf: &SpecPool| match is_busy {
-            true => shelf.target_size.min(READY_WHILE_BUSY_MAX + shelf.waiting),
-            false => shelf.target_size,
+        let wanted = |spec_pool: &SpecPool| match is_busy {
+            true => spec_pool.target_size.min(READY_WHILE_BUSY_MAX + spec_pool.waiting),
+            false => spec_pool.target_size,
         };
-        let lack = |shelf: &SpecPool| wanted(shelf).saturating_sub(shelf.ready.len() + shelf.building);
-        let (kind, shelf) = self.by_spec.iter().max_by_key(|(_, shelf)| lack(shelf))?;
-        (lack(shelf) > 0).then_some(*kind)
+        let lack = |spec_pool: &SpecPool| wanted(spec_pool).saturating_sub(spec_pool.ready.len() + spec_pool.building);
+        let (kind, spec_pool) = self.by_spec.iter().max_by_key(|(_, spec_pool)| lack(spec_pool))?;
+        (lack(spec_pool) > 0).then_some(*kind)
     }
 
     /// The container that has waited longest, if there is one that is as one built now would be.
@@ -364,8 +370,8 @@ impl PoolShared {
                 state.last_taken = Some(Instant::now());
                 break Ok(container);
             }
-            let shelf = state.spec_pool(kind);
-            if let Some(cause) = shelf.last_failure.clone().filter(|_| shelf.failures != failures) {
+            let spec_pool = state.spec_pool(kind);
+            if let Some(cause) = spec_pool.last_failure.clone().filter(|_| spec_pool.failures != failures) {
                 break Err(ContainerError::PoolBuild { node: self.node_name(), cause });
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -422,10 +428,10 @@ impl PoolShared {
             state.spec_pool(kind).building -= 1;
             match built {
                 Ok(container) => {
-                    let shelf = state.spec_pool(kind);
-                    shelf.ready.push_back(container);
+                    let spec_pool = state.spec_pool(kind);
+                    spec_pool.ready.push_back(container);
                     // It is for one: the others would only see that it is gone.
-                    shelf.available.notify_one();
+                    spec_pool.available.notify_one();
                 }
                 Err(error) => state = self.record_failure(state, kind, error),
             }
@@ -447,12 +453,12 @@ impl PoolShared {
         error: ContainerError,
     ) -> MutexGuard<'a, PoolState> {
         tracing::warn!(node = self.builder.config().node, %error, "a container could not be built");
-        let shelf = state.spec_pool(kind);
-        shelf.failures += 1;
-        shelf.last_failure = Some(Arc::new(error));
+        let spec_pool = state.spec_pool(kind);
+        spec_pool.failures += 1;
+        spec_pool.last_failure = Some(Arc::new(error));
         if kind != ContainerSpec::default() {
             // Who asks for the next one has it built.
-            shelf.target_size = 0;
+            spec_pool.target_size = 0;
         }
         state.spec_pool(kind).available.notify_all();
         let pause = Duration::from_millis(RETRY_MS);

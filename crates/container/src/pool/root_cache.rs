@@ -68,9 +68,9 @@ impl RootCache {
 
     /// Somebody asks for a container: whether what that leaves is wanted.
     pub(super) fn record_request(&mut self, key: &RootCacheKey, now: Instant) -> bool {
-        let estate = self.entries.entry(key.clone()).or_default();
-        estate.last_requested = Some(now);
-        self.roots_max > 0 && estate.is_wanted(now)
+        let root_cache_entry = self.entries.entry(key.clone()).or_default();
+        root_cache_entry.last_requested = Some(now);
+        self.roots_max > 0 && root_cache_entry.is_wanted(now)
     }
 
     /// Begins or ends to wait.
@@ -81,29 +81,31 @@ impl RootCache {
 
     /// How many requests wait that this is for.
     pub(super) fn waiter_count(&self, key: &RootCacheKey) -> usize {
-        self.entries.get(key).map_or(0, |estate| estate.waiting)
+        self.entries.get(key).map_or(0, |root_cache_entry| root_cache_entry.waiting)
     }
 
     /// Keeps a root, or leaves it for `stale`.
     pub(super) fn insert(&mut self, key: &RootCacheKey, root: CachedRoot, now: Instant, stale: &mut Discarded) {
         let has_room = self.root_count() < self.roots_max || self.evict_one(now, stale);
-        match self.entries.get_mut(key).filter(|estate| has_room && estate.is_wanted(now)) {
-            Some(estate) => estate.roots.push(root),
+        match self.entries.get_mut(key).filter(|root_cache_entry| has_room && root_cache_entry.is_wanted(now)) {
+            Some(root_cache_entry) => root_cache_entry.roots.push(root),
             None => stale.roots.push(root),
         }
     }
 
     /// Gives up what was left to whom nobody has asked for longest, one root of it; tells whether there was one.
     fn evict_one(&mut self, now: Instant, stale: &mut Discarded) -> bool {
-        let unused = self
-            .entries
-            .values_mut()
-            .filter(|estate| estate.last_requested.is_none_or(|used| used + EVICTABLE_AFTER <= now));
-        let holding = unused.filter(|estate| !estate.roots.is_empty() || !estate.ready.is_empty());
-        let Some(estate) = holding.min_by_key(|estate| estate.last_requested) else { return false };
-        match estate.roots.pop() {
+        let unused = self.entries.values_mut().filter(|root_cache_entry| {
+            root_cache_entry.last_requested.is_none_or(|used| used + EVICTABLE_AFTER <= now)
+        });
+        let holding =
+            unused.filter(|root_cache_entry| !root_cache_entry.roots.is_empty() || !root_cache_entry.ready.is_empty());
+        let Some(root_cache_entry) = holding.min_by_key(|root_cache_entry| root_cache_entry.last_requested) else {
+            return false;
+        };
+        match root_cache_entry.roots.pop() {
             Some(root) => stale.roots.push(root),
-            None => stale.containers.extend(estate.ready.pop_front()),
+            None => stale.containers.extend(root_cache_entry.ready.pop_front()),
         }
         true
     }
@@ -116,9 +118,9 @@ impl RootCache {
         let is_next = |(key, estate): &(&RootCacheKey, &mut RootCacheEntry)| {
             !estate.roots.is_empty() && is_due(key.0, estate.ready.len() + estate.building, estate.waiting)
         };
-        let (key, estate) = self.entries.iter_mut().find(is_next)?;
-        estate.building += 1;
-        Some((key.clone(), estate.roots.pop()?))
+        let (key, root_cache_entry) = self.entries.iter_mut().find(is_next)?;
+        root_cache_entry.building += 1;
+        Some((key.clone(), root_cache_entry.roots.pop()?))
     }
 
     /// What came of it. Tells whether there is a container.
@@ -128,14 +130,15 @@ impl RootCache {
         built: Result<Container, ContainerError>,
         now: Instant,
     ) -> bool {
-        let estate = self.entries.entry(key.clone()).or_default();
-        estate.building = estate.building.saturating_sub(1);
-        let outcome = built.map(|container| estate.ready.push_back(container));
+        let root_cache_entry = self.entries.entry(key.clone()).or_default();
+        root_cache_entry.building = root_cache_entry.building.saturating_sub(1);
+        let outcome = built.map(|container| root_cache_entry.ready.push_back(container));
         match &outcome {
-            Ok(()) => (estate.changed_count, estate.paused_until) = (0, None),
+            Ok(()) => (root_cache_entry.changed_count, root_cache_entry.paused_until) = (0, None),
             Err(error @ ContainerError::RootChanged { .. }) => {
-                estate.changed_count += 1;
-                estate.paused_until = (estate.changed_count >= CHANGED_ROOTS_MAX).then(|| now + CHANGED_ROOTS_PAUSE);
+                root_cache_entry.changed_count += 1;
+                root_cache_entry.paused_until =
+                    (root_cache_entry.changed_count >= CHANGED_ROOTS_MAX).then(|| now + CHANGED_ROOTS_PAUSE);
                 tracing::debug!(%error, line = &*key.1.lineage, "not used again");
             }
             Err(error) => tracing::warn!(%error, line = &*key.1.lineage, "a root was not used again"),
@@ -171,12 +174,17 @@ impl RootCache {
 
     /// How many roots there are, in whatever state.
     pub(super) fn root_count(&self) -> usize {
-        self.entries.values().map(|estate| estate.roots.len() + estate.building + estate.ready.len()).sum()
+        self.entries
+            .values()
+            .map(|root_cache_entry| {
+                root_cache_entry.roots.len() + root_cache_entry.building + root_cache_entry.ready.len()
+            })
+            .sum()
     }
 
     /// How many containers wait around a root that another had.
     pub(super) fn ready_count(&self) -> usize {
-        self.entries.values().map(|estate| estate.ready.len()).sum()
+        self.entries.values().map(|root_cache_entry| root_cache_entry.ready.len()).sum()
     }
 }
 
@@ -194,9 +202,9 @@ mod tests {
     fn who_spoils_roots_leaves_none_for_a_while() {
         let (mut estates, now) = (RootCache::new(8), Instant::now());
         let key = |line: &str| (ContainerSpec::default(), RootReuseKey { lineage: line.into(), fan_out: None });
-        let spoil = |estates: &mut RootCache, line: &str, now| {
+        let spoil = |root_cache: &mut RootCache, line: &str, now| {
             let error = ContainerError::RootChanged { path: "/".to_owned(), why: "it was changed".to_owned() };
-            assert!(!estates.finish_rebuild(&key(line), Err(error), now));
+            assert!(!root_cache.finish_rebuild(&key(line), Err(error), now));
         };
         for _ in 0..CHANGED_ROOTS_MAX {
             assert!(estates.record_request(&key("writes"), now));

@@ -79,14 +79,14 @@ mod tests {
 
     #[test]
     fn waits_grow_to_their_limits_and_begin_anew_with_an_answer() {
-        let mut patience = Backoff::default();
-        assert_eq!(patience.next_retry_delay(), RETRY_DELAY_MIN);
+        let mut backoff = Backoff::default();
+        assert_eq!(backoff.next_retry_delay(), RETRY_DELAY_MIN);
         for _ in 0..20 {
-            patience.next_retry_delay();
-            patience.double_response_timeout();
+            backoff.next_retry_delay();
+            backoff.double_response_timeout();
         }
-        assert_eq!((patience.next_retry_delay(), patience.response_timeout()), (RETRY_DELAY_MAX, RESPONSE_TIMEOUT_MAX));
-        patience.reset();
-        assert_eq!((patience.next_retry_delay(), patience.response_timeout()), (RETRY_DELAY_MIN, RESPONSE_TIMEOUT_MIN));
+        assert_eq!((backoff.next_retry_delay(), backoff.response_timeout()), (RETRY_DELAY_MAX, RESPONSE_TIMEOUT_MAX));
+        backoff.reset();
+        assert_eq!((backoff.next_retry_delay(), backoff.response_timeout()), (RETRY_DELAY_MIN, RESPONSE_TIMEOUT_MIN));
     }
 }

@@ -139,9 +139,9 @@ mod tests {
     }
 
     /// Asks for a change that would go this way; gives what came of it, and whether it was made now.
-    fn ask(seat: &SessionAttachment, id: u64, way: Result<(), Refusal>) -> (Result<(), Refusal>, bool) {
+    fn ask(session_attachment: &SessionAttachment, id: u64, way: Result<(), Refusal>) -> (Result<(), Refusal>, bool) {
         let mut now = false;
-        let result = seat.apply_once(id, || {
+        let result = session_attachment.apply_once(id, || {
             now = true;
             way
         });
@@ -165,30 +165,30 @@ mod tests {
     #[test]
     fn an_owner_that_does_not_know_the_requester_does_not_do_again_what_it_may_have_done() {
         let sessions = ChangeSessionTable::default();
-        let seat = sessions.attach(name(1), 7);
-        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
+        let session_attachment = sessions.attach(name(1), 7);
+        assert_eq!(ask(&session_attachment, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
         // The answer is lost, and the requester comes back.
-        let seat = sessions.attach(name(1), 7);
-        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
-        assert_eq!(ask(&seat, 7, Ok(())), (Ok(()), true));
+        let session_attachment = sessions.attach(name(1), 7);
+        assert_eq!(ask(&session_attachment, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
+        assert_eq!(ask(&session_attachment, 7, Ok(())), (Ok(()), true));
     }
 
     #[test]
     fn memory_is_bounded_and_what_is_forgotten_is_known_to_be() {
         let sessions = ChangeSessionTable::default();
-        let seat = sessions.attach(name(0), 0);
+        let session_attachment = sessions.attach(name(0), 0);
         for id in 0..REFUSALS_MAX as u64 + 2 {
-            assert!(ask(&seat, id, Err(Refusal::ReadOnly)).1);
+            assert!(ask(&session_attachment, id, Err(Refusal::ReadOnly)).1);
         }
-        assert_eq!(ask(&seat, 1, Ok(())), (Err(Refusal::OutcomeForgotten), false));
-        assert_eq!(ask(&seat, 2, Ok(())), (Err(Refusal::ReadOnly), false));
+        assert_eq!(ask(&session_attachment, 1, Ok(())), (Err(Refusal::OutcomeForgotten), false));
+        assert_eq!(ask(&session_attachment, 2, Ok(())), (Err(Refusal::ReadOnly), false));
         for number in 1..=SESSIONS_MAX as u64 {
             sessions.attach(name(number), 0);
         }
         assert_eq!(lock(&sessions.index).sessions.len(), SESSIONS_MAX);
         assert_eq!(lock(&sessions.index).by_attach_order.len(), SESSIONS_MAX);
         // Who was forgotten while connected goes on; once it connects again, its owner knows nothing of it.
-        assert_eq!(ask(&seat, 5000, Ok(())), (Ok(()), true));
+        assert_eq!(ask(&session_attachment, 5000, Ok(())), (Ok(()), true));
         assert_eq!(ask(&sessions.attach(name(0), 5001), 5000, Ok(())), (Err(Refusal::OutcomeForgotten), false));
     }
 }

@@ -153,16 +153,20 @@ impl Responder {
             }
             Change::Write { handle, spans, data } => {
                 let key = self.seed_key(header, handle)?;
-                let seat = self.attachment.as_ref().ok_or(stranger)?;
+                let session_attachment = self.attachment.as_ref().ok_or(stranger)?;
                 (
                     Some(&key.seed),
-                    seat.apply_once(header.id, || apply_write(exporter, key, &spans, data))?,
+                    session_attachment.apply_once(header.id, || apply_write(exporter, key, &spans, data))?,
                     append_written,
                 )
             }
             Change::Message { bytes } => {
-                let seat = self.attachment.as_ref().ok_or(stranger)?;
-                (None, seat.apply_once(header.id, || exporter.deliver_message(&self.peer_name, bytes))?, append_arrived)
+                let session_attachment = self.attachment.as_ref().ok_or(stranger)?;
+                (
+                    None,
+                    session_attachment.apply_once(header.id, || exporter.deliver_message(&self.peer_name, bytes))?,
+                    append_arrived,
+                )
             }
         };
         match made {

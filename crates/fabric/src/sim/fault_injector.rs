@@ -62,7 +62,7 @@ impl FaultInjector {
         let now = self.world.now();
         let (over, lasting) = self.active_faults.iter().copied().partition::<Vec<_>, _>(|(until, _)| *until <= now);
         self.active_faults = lasting;
-        over.into_iter().for_each(|(_, trouble)| self.end_fault(trouble));
+        over.into_iter().for_each(|(_, fault)| self.end_fault(fault));
         if self.next_fault_at <= now {
             self.next_fault_at = now + Duration::from_micros(1 + self.world.random_below(FAULT_INTERVAL_US_MAX));
             self.inject_fault(now);
@@ -71,8 +71,8 @@ impl FaultInjector {
 
     /// Ends all troubles; the paths are quiet from now on, and what they swallowed before stays swallowed.
     pub fn end_all(&mut self) {
-        for (_, trouble) in std::mem::take(&mut self.active_faults) {
-            self.end_fault(trouble);
+        for (_, fault) in std::mem::take(&mut self.active_faults) {
+            self.end_fault(fault);
         }
         for (from, to) in node_pairs(&self.nodes) {
             self.world.set_conditions(from, to, &PathConditions::default());
@@ -82,7 +82,7 @@ impl FaultInjector {
     fn inject_fault(&mut self, now: Instant) {
         let (one, other) = (self.random_node(), self.random_node());
         let until = now + Duration::from_micros(self.world.random_below(FAULT_DURATION_US_MAX));
-        let trouble = match self.world.random_below(10) {
+        let fault = match self.world.random_below(10) {
             0..=2 => return self.world.reset_connections_between(one, other),
             3 => return self.world.set_conditions(one, other, &random_conditions(&self.world)),
             4 | 5 => Fault::LinkDown(one, other),
@@ -93,11 +93,11 @@ impl FaultInjector {
             7 => Fault::NodeStopped(one),
             _ => Fault::NodeSlow(one),
         };
-        self.start_fault(until, trouble);
+        self.start_fault(until, fault);
     }
 
-    fn start_fault(&mut self, until: Instant, trouble: Fault) {
-        match trouble {
+    fn start_fault(&mut self, until: Instant, fault: Fault) {
+        match fault {
             Fault::LinkDown(from, to) => self.world.set_link_down(from, to, true),
             Fault::NodeStopped(node) => self.world.set_stopped(node, true),
             Fault::NodeSlow(node) => {
@@ -105,11 +105,11 @@ impl FaultInjector {
                 self.world.set_turn_delay(node, Duration::from_micros(pace_us));
             }
         }
-        self.active_faults.push((until, trouble));
+        self.active_faults.push((until, fault));
     }
 
-    fn end_fault(&self, trouble: Fault) {
-        match trouble {
+    fn end_fault(&self, fault: Fault) {
+        match fault {
             Fault::LinkDown(from, to) => self.world.set_link_down(from, to, false),
             Fault::NodeStopped(node) => self.world.set_stopped(node, false),
             Fault::NodeSlow(node) => self.world.set_turn_delay(node, Duration::ZERO),

@@ -52,7 +52,7 @@ impl SimServer {
         security: Option<Arc<dyn Security>>,
     ) -> io::Result<Self> {
         let stage = Arc::new(Mutex::new(ServerStage::Serving));
-        let desk = ServerActor {
+        let server_actor = ServerActor {
             world: world.clone(),
             listener: Some(world.listen(place)?),
             security,
@@ -63,7 +63,7 @@ impl SimServer {
             swept_at: world.local_time(place.node),
             stage: Arc::clone(&stage),
         };
-        let actor = world.add_actor(place.node, Box::new(desk));
+        let actor = world.add_actor(place.node, Box::new(server_actor));
         Ok(Self { world: world.clone(), place, actor_id: actor, stage })
     }
 
@@ -136,8 +136,8 @@ impl ServerActor {
                 return true;
             }
             match peer.run_turn(now, shared, pool) {
-                Ok(turn) => {
-                    *left = turn;
+                Ok(turn_outcome) => {
+                    *left = turn_outcome;
                     true
                 }
                 Err(_) => false,

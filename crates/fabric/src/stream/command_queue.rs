@@ -66,8 +66,8 @@ impl CommandQueue {
     /// What to do, and the connections that were let in since.
     pub(crate) fn drain(&self) -> (ServerCommand, Vec<AcceptedStream>) {
         let _ = rustix::io::read(&self.wakeup_fd, &mut [0; 8]);
-        let mut mail = self.lock();
-        (mail.command, std::mem::take(&mut mail.accepted))
+        let mut command_queue_state = self.lock();
+        (command_queue_state.command, std::mem::take(&mut command_queue_state.accepted))
     }
 
     fn signal_wakeup(&self) {

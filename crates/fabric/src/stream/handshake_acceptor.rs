@@ -154,14 +154,16 @@ impl HandshakeAcceptor {
 
     /// Takes a step of a guest's handshake.
     fn continue_handshake(&mut self, number: u64, now: Instant) {
-        let Some(guest) = self.pending.get_mut(&number) else { return };
-        let shaken = guest.accepted.stream.continue_handshake().map_err(LinkError::Handshake);
-        match shaken.and_then(|over| if over { Ok(true) } else { guest.watch(&self.epoll, number).map(|()| false) }) {
+        let Some(pending_connection) = self.pending.get_mut(&number) else { return };
+        let shaken = pending_connection.accepted.stream.continue_handshake().map_err(LinkError::Handshake);
+        match shaken.and_then(|over| {
+            if over { Ok(true) } else { pending_connection.watch(&self.epoll, number).map(|()| false) }
+        }) {
             Ok(true) => self.hand_to_worker(number),
             Ok(false) => {}
             Err(cause) => {
-                if let Some(guest) = self.pending.remove(&number) {
-                    self.log.log_disconnect(now, &guest.accepted.peer_name, &cause);
+                if let Some(pending_connection) = self.pending.remove(&number) {
+                    self.log.log_disconnect(now, &pending_connection.accepted.peer_name, &cause);
                 }
             }
         }
@@ -169,11 +171,11 @@ impl HandshakeAcceptor {
 
     /// The handshake is over: the connection is a worker's.
     fn hand_to_worker(&mut self, number: u64) {
-        let Some(guest) = self.pending.remove(&number) else { return };
-        if let Some(socket) = guest.accepted.stream.socket() {
+        let Some(pending_connection) = self.pending.remove(&number) else { return };
+        if let Some(socket) = pending_connection.accepted.stream.socket() {
             let _ = epoll::delete(&self.epoll, socket);
         }
-        self.workers[self.admitted_count % self.workers.len()].push_stream(guest.accepted);
+        self.workers[self.admitted_count % self.workers.len()].push_stream(pending_connection.accepted);
         self.admitted_count += 1;
     }
 

@@ -58,8 +58,8 @@ impl LinkFailure {
 mod tests {
     use super::*;
 
-    fn silence(trouble: &LinkFailure, now: Instant) -> Duration {
-        match trouble.to_error(&"tcp:10.0.0.1:1".parse().unwrap(), false, None, now) {
+    fn silence(link_failure: &LinkFailure, now: Instant) -> Duration {
+        match link_failure.to_error(&"tcp:10.0.0.1:1".parse().unwrap(), false, None, now) {
             FabricError::Unreachable { silence, .. } => silence,
             other => panic!("{other}"),
         }
@@ -69,14 +69,14 @@ mod tests {
     fn only_the_time_that_somebody_waited_counts() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut trouble = LinkFailure::default();
-        trouble.record(LinkError::Closed, None);
-        assert_eq!(silence(&trouble, at(100)), Duration::ZERO);
-        trouble.record_waiter(at(100));
-        trouble.record(LinkError::ConnectTimeout, Some(at(103)));
-        assert_eq!(silence(&trouble, at(104)), Duration::from_secs(4));
-        trouble.clear();
-        trouble.record(LinkError::NoResponse, Some(at(110)));
-        assert_eq!(silence(&trouble, at(111)), Duration::from_secs(1));
+        let mut link_failure = LinkFailure::default();
+        link_failure.record(LinkError::Closed, None);
+        assert_eq!(silence(&link_failure, at(100)), Duration::ZERO);
+        link_failure.record_waiter(at(100));
+        link_failure.record(LinkError::ConnectTimeout, Some(at(103)));
+        assert_eq!(silence(&link_failure, at(104)), Duration::from_secs(4));
+        link_failure.clear();
+        link_failure.record(LinkError::NoResponse, Some(at(110)));
+        assert_eq!(silence(&link_failure, at(111)), Duration::from_secs(1));
     }
 }

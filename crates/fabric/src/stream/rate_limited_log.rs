@@ -72,11 +72,11 @@ mod tests {
     #[test]
     fn many_peers_are_counted_instead_of_named() {
         let start = Instant::now();
-        let mut complaints = RateLimitedLog::new(start);
-        assert_eq!((0..10_000).filter(|_| complaints.take_line()).count(), LINES_MAX as usize);
-        assert_eq!(complaints.begin_interval(start + INTERVAL / 2), None);
-        assert_eq!(complaints.begin_interval(start + INTERVAL), Some(10_000 - LINES_MAX));
-        assert!(complaints.take_line());
-        assert_eq!(complaints.begin_interval(start + 2 * INTERVAL), None);
+        let mut rate_limited_log = RateLimitedLog::new(start);
+        assert_eq!((0..10_000).filter(|_| rate_limited_log.take_line()).count(), LINES_MAX as usize);
+        assert_eq!(rate_limited_log.begin_interval(start + INTERVAL / 2), None);
+        assert_eq!(rate_limited_log.begin_interval(start + INTERVAL), Some(10_000 - LINES_MAX));
+        assert!(rate_limited_log.take_line());
+        assert_eq!(rate_limited_log.begin_interval(start + 2 * INTERVAL), None);
     }
 }

@@ -99,8 +99,8 @@ impl StreamServer {
         }
         let own = mailbox()?;
         server.command_queues.push(Arc::clone(&own));
-        let porch = HandshakeAcceptor::new(door.clone(), listener, own, workers)?;
-        server.spawn_task(format!("{}-porch", door.thread_name), porch)?;
+        let handshake_acceptor = HandshakeAcceptor::new(door.clone(), listener, own, workers)?;
+        server.spawn_task(format!("{}-porch", door.thread_name), handshake_acceptor)?;
         Ok(server)
     }
 

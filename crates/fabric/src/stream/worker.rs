@@ -188,7 +188,7 @@ impl Worker {
 
     fn run_turn(&mut self, token: u64, now: Instant) {
         let Some(seated) = self.connections.get_mut(&token) else { return };
-        let turn = seated.connection.run_turn(now, &self.shared, &mut self.pool);
+        let turn_outcome = seated.connection.run_turn(now, &self.shared, &mut self.pool);
         let peer = &seated.connection;
         self.cpu_policy.record_turn(
             peer.served_bytes(),
@@ -201,9 +201,9 @@ impl Worker {
         if let Some(refused) = seated.connection.take_last_refusal() {
             self.log.log_refusal(now, seated.connection.peer_name(), &refused);
         }
-        let watched = turn.and_then(|turn| {
+        let watched = turn_outcome.and_then(|turn_outcome| {
             seated.update_interest(&self.epoll, token)?;
-            Ok(turn)
+            Ok(turn_outcome)
         });
         match watched {
             Ok(TurnOutcome::Idle) => {}

@@ -141,7 +141,7 @@ impl AttemptThreads {
                 Some(CallOutcome::Again(pending)) if !running.is_superseded.load(Ordering::Relaxed) => {
                     return Some(pending);
                 }
-                Some(CallOutcome::Restarted(watch)) => return Some(ScheduledCall::new(watch, true)),
+                Some(CallOutcome::Restarted(call_deadline)) => return Some(ScheduledCall::new(call_deadline, true)),
                 Some(CallOutcome::Again(_) | CallOutcome::Done) | None => {}
             }
         }
@@ -185,7 +185,7 @@ impl AttemptThread {
         loop {
             match expiry::expire_call(&self.pending.watch, self.pending.is_our_own) {
                 ExpiryOutcome::Done => return CallOutcome::Done,
-                ExpiryOutcome::Restarted(watch) => return CallOutcome::Restarted(watch),
+                ExpiryOutcome::Restarted(call_deadline) => return CallOutcome::Restarted(call_deadline),
                 ExpiryOutcome::Retry => {}
             }
             let now_ns = clock::monotonic_ns();

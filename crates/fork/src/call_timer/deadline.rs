@@ -69,9 +69,9 @@ mod tests {
     #[test]
     fn a_watch_comes_back_as_it_was() {
         let site = CallSite { number: 232, mark: Some(CallMark::new()), rsp: 0x7ffc_0000, rip: 0x40_1002 };
-        let watch = CallDeadline { tid: 77, start_ticks: 5, site, deadline_ns: 1 << 40, result: -11 };
-        assert_eq!(CallDeadline::from_bytes(&watch.to_bytes()), watch);
-        let unmarked = CallDeadline { site: CallSite { mark: None, ..site }, ..watch };
+        let call_deadline = CallDeadline { tid: 77, start_ticks: 5, site, deadline_ns: 1 << 40, result: -11 };
+        assert_eq!(CallDeadline::from_bytes(&call_deadline.to_bytes()), call_deadline);
+        let unmarked = CallDeadline { site: CallSite { mark: None, ..site }, ..call_deadline };
         assert_eq!(CallDeadline::from_bytes(&unmarked.to_bytes()), unmarked);
     }
 }

@@ -93,8 +93,8 @@ impl CallTimerLoop {
         match rustix::io::read(input, &mut bytes) {
             Ok(0) => false,
             Ok(DEADLINE_BYTES) => {
-                let watch = CallDeadline::from_bytes(&bytes);
-                self.add_pending(ScheduledCall::new(watch, false));
+                let call_deadline = CallDeadline::from_bytes(&bytes);
+                self.add_pending(ScheduledCall::new(call_deadline, false));
                 true
             }
             // The kernel splits no write of this size.

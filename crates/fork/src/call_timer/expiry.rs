@@ -26,12 +26,12 @@ pub(super) enum ExpiryOutcome {
 
 /// Ends the call if its thread still is in it. `is_our_own`: its mark is of a stop of ours, for which no thread is stopped in vain
 /// once more.
-pub(super) fn expire_call(watch: &CallDeadline, is_our_own: bool) -> ExpiryOutcome {
-    let tid = watch.tid;
-    if !ProcStat::read(tid).is_ok_and(|stat| stat.start_ticks == watch.start_ticks) {
+pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> ExpiryOutcome {
+    let tid = call_deadline.tid;
+    if !ProcStat::read(tid).is_ok_and(|stat| stat.start_ticks == call_deadline.start_ticks) {
         return ExpiryOutcome::Done;
     }
-    match is_in_call(watch, is_our_own) {
+    match is_in_call(call_deadline, is_our_own) {
         Some(true) => {}
         Some(false) => return ExpiryOutcome::Done,
         None => return ExpiryOutcome::Retry,
@@ -46,15 +46,16 @@ pub(super) fn expire_call(watch: &CallDeadline, is_our_own: bool) -> ExpiryOutco
     if ptrace::interrupt(tid).is_err() || !wait_stopped(tid) {
         return ExpiryOutcome::Done;
     }
-    let outcome = ptrace::read_registers(tid).ok().flatten().map(|registers| finish_call(watch, &registers, seen));
+    let outcome =
+        ptrace::read_registers(tid).ok().flatten().map(|registers| finish_call(call_deadline, &registers, seen));
     let _ = ptrace::detach(tid);
     let Some((attempt, restarted)) = outcome else { return ExpiryOutcome::Done };
-    restarted.and_then(|restarted| restarted.to_deadline(watch)).map_or(attempt, ExpiryOutcome::Restarted)
+    restarted.and_then(|restarted| restarted.to_deadline(call_deadline)).map_or(attempt, ExpiryOutcome::Restarted)
 }
 
 /// Whether the thread is in the call; `None` where that cannot be told just now.
-fn is_in_call(watch: &CallDeadline, is_our_own: bool) -> Option<bool> {
-    let (tid, site) = (watch.tid, &watch.site);
+fn is_in_call(call_deadline: &CallDeadline, is_our_own: bool) -> Option<bool> {
+    let (tid, site) = (call_deadline.tid, &call_deadline.site);
     let was_traced = is_traced(tid);
     match SystemCall::read(tid) {
         Ok(Some(call))
@@ -101,22 +102,22 @@ struct RestartedCall {
 
 /// Gives the marked call its result; another one is restarted.
 fn finish_call(
-    watch: &CallDeadline,
+    call_deadline: &CallDeadline,
     registers: &Registers,
     seen: Option<SleepingCall>,
 ) -> (ExpiryOutcome, Option<RestartedCall>) {
     let site = call_site(registers);
-    if site == watch.site && restart::is_interrupted(registers) {
-        let over = Registers { rax: watch.result.cast_unsigned(), orig_rax: u64::MAX, ..*registers };
-        let _ = ptrace::write_registers(watch.tid, &over);
+    if site == call_deadline.site && restart::is_interrupted(registers) {
+        let over = Registers { rax: call_deadline.result.cast_unsigned(), orig_rax: u64::MAX, ..*registers };
+        let _ = ptrace::write_registers(call_deadline.tid, &over);
         return (ExpiryOutcome::Done, None);
     }
     let restartable = restart::parent_registers(registers);
     if restartable == *registers {
         return (ExpiryOutcome::Done, None);
     }
-    let _ = ptrace::write_registers(watch.tid, &restartable);
-    let stopped = seen.and_then(|seen| seen.to_stopped(watch.tid, registers.rsp, registers.rip));
+    let _ = ptrace::write_registers(call_deadline.tid, &restartable);
+    let stopped = seen.and_then(|seen| seen.to_stopped(call_deadline.tid, registers.rsp, registers.rip));
     let later = LimitedCall::from_registers(registers);
     let later = later.map(|call| RestartedCall { call, site: call_site(&restartable), stopped_call: stopped });
     (ExpiryOutcome::Done, later)
@@ -128,10 +129,10 @@ fn call_site(registers: &Registers) -> CallSite {
 }
 
 impl RestartedCall {
-    fn to_deadline(self, watch: &CallDeadline) -> Option<CallDeadline> {
-        let limit = self.call.read_limit(watch.tid)?;
+    fn to_deadline(self, call_deadline: &CallDeadline) -> Option<CallDeadline> {
+        let limit = self.call.read_limit(call_deadline.tid)?;
         let entered_ns = self.stopped_call?.entered_at_ns(&mut ProcessorClocks::default())?;
         let end_ns = entered_ns.checked_add(u64::try_from(limit.limit.as_nanos()).ok()?)?;
-        Some(CallDeadline { site: self.site, deadline_ns: end_ns, result: limit.result, ..*watch })
+        Some(CallDeadline { site: self.site, deadline_ns: end_ns, result: limit.result, ..*call_deadline })
     }
 }

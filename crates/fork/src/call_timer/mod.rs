@@ -69,16 +69,16 @@ pub(crate) struct CallExpiry {
 /// Has the timer end a thread's call.
 pub(crate) fn watch_call(tid: i32, site: CallSite, end: CallExpiry) {
     let Ok(stat) = ProcStat::read(tid) else { return };
-    let watch =
+    let call_deadline =
         CallDeadline { tid, start_ticks: stat.start_ticks, site, deadline_ns: end.deadline_ns, result: end.result };
-    if let Err(error) = CLIENT.lock().unwrap_or_else(PoisonError::into_inner).send(&watch) {
+    if let Err(error) = CLIENT.lock().unwrap_or_else(PoisonError::into_inner).send(&call_deadline) {
         tracing::warn!(tid, %error, "a wait that was interrupted may take longer than its limit: there is no call timer");
     }
 }
 
 impl CallTimerClient {
-    fn send(&mut self, watch: &CallDeadline) -> io::Result<()> {
-        let bytes = watch.to_bytes();
+    fn send(&mut self, call_deadline: &CallDeadline) -> io::Result<()> {
+        let bytes = call_deadline.to_bytes();
         if self.pipe.as_mut().is_some_and(|input| input.write_all(&bytes).is_ok()) {
             return Ok(());
         }

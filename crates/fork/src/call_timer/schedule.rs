@@ -20,8 +20,8 @@ pub(super) struct ScheduledCall {
 
 impl ScheduledCall {
     /// A call whose first attempt is due at its end.
-    pub(super) fn new(watch: CallDeadline, is_our_own: bool) -> Self {
-        Self { watch, due_ns: watch.deadline_ns, is_our_own, backoff: RetryBackoff::new() }
+    pub(super) fn new(call_deadline: CallDeadline, is_our_own: bool) -> Self {
+        Self { watch: call_deadline, due_ns: call_deadline.deadline_ns, is_our_own, backoff: RetryBackoff::new() }
     }
 }
 

@@ -70,10 +70,10 @@ fn require_ended(mut child: Child) {
 
 #[test]
 fn one_thread_makes_all_attempts_at_a_call() {
-    let (child, watch) = sleeper();
-    let (release, tracer) = trace(watch.tid);
+    let (child, call_deadline) = sleeper();
+    let (release, tracer) = trace(call_deadline.tid);
     let mut threads = AttemptThreads::new().unwrap();
-    threads.start(ScheduledCall::new(watch, false)).unwrap();
+    threads.start(ScheduledCall::new(call_deadline, false)).unwrap();
     thread::sleep(TRACED);
     assert_eq!(threads.take_unfinished(), None);
     assert!(!threads.is_empty(), "the same thread still tries");
@@ -85,11 +85,11 @@ fn one_thread_makes_all_attempts_at_a_call() {
 
 #[test]
 fn a_thread_gives_up_its_place_where_others_wait() {
-    let (mut child, watch) = sleeper();
-    let (_release, _tracer) = trace(watch.tid);
+    let (mut child, call_deadline) = sleeper();
+    let (_release, _tracer) = trace(call_deadline.tid);
     let mut threads = AttemptThreads::new().unwrap();
     threads.set_crowded(true);
-    threads.start(ScheduledCall::new(watch, false)).unwrap();
+    threads.start(ScheduledCall::new(call_deadline, false)).unwrap();
     let mut first = None;
     until("it gives up its place", || {
         first = threads.take_unfinished();
@@ -110,11 +110,11 @@ fn a_thread_gives_up_its_place_where_others_wait() {
 
 #[test]
 fn retries_end_when_the_thread_is_in_a_later_call() {
-    let (mut child, watch) = sleeper();
-    let (_release, _tracer) = trace(watch.tid);
+    let (mut child, call_deadline) = sleeper();
+    let (_release, _tracer) = trace(call_deadline.tid);
     let mut threads = AttemptThreads::new().unwrap();
-    threads.start(ScheduledCall::new(watch, false)).unwrap();
-    threads.supersede(watch.tid);
+    threads.start(ScheduledCall::new(call_deadline, false)).unwrap();
+    threads.supersede(call_deadline.tid);
     until("they end", || threads.take_unfinished().is_none() && threads.is_empty());
     child.kill().unwrap();
     child.wait().unwrap();
@@ -142,10 +142,10 @@ fn start_timer() -> (JoinHandle<()>, i32, PipeWriter) {
 #[test]
 fn a_timer_over_its_budget_is_an_ordinary_process_and_ends_calls_all_the_same() {
     const SCHED_OTHER: u32 = 0;
-    let (child, watch) = sleeper();
-    let (release, tracer) = trace(watch.tid);
+    let (child, call_deadline) = sleeper();
+    let (release, tracer) = trace(call_deadline.tid);
     let (timer, tid, mut input) = start_timer();
-    input.write_all(&watch.to_bytes()).unwrap();
+    input.write_all(&call_deadline.to_bytes()).unwrap();
     // The CPU time of the whole process counts, and this test's with it.
     let mut spent = 0_u64;
     until("the timer lowers its priority", || {
@@ -169,11 +169,11 @@ fn threads_of_attempts_have_the_priority_of_the_timer() {
         // Without CAP_SYS_NICE, or in a control group without time for real-time threads, there is none.
         return;
     }
-    let (child, watch) = sleeper();
-    let (release, tracer) = trace(watch.tid);
+    let (child, call_deadline) = sleeper();
+    let (release, tracer) = trace(call_deadline.tid);
     priority::make_real_time(caller).unwrap();
     let mut threads = AttemptThreads::new().unwrap();
-    threads.start(ScheduledCall::new(watch, false)).unwrap();
+    threads.start(ScheduledCall::new(call_deadline, false)).unwrap();
     let real_time = |tid: &i32| policy(*tid) == Some(1);
     let named = |tid: &i32| process::thread_name(*tid, *tid).is_ok_and(|name| name == THREAD_NAME.as_bytes());
     let own = std::process::id().cast_signed();

@@ -103,27 +103,27 @@ impl TemplateProcess {
     }
 
     /// Ends a clone; lets a parent go. `turn` is that of the parent, where the caller has it.
-    pub(super) fn release(&mut self, turn: Option<&TraceLock>) {
+    pub(super) fn release(&mut self, trace_lock: Option<&TraceLock>) {
         if let Self::Clone(clone) = self {
-            clone.kill(turn);
+            clone.kill(trace_lock);
         }
     }
 
     /// The same before it was described: a parent still has the `lifeline`, which must not stay.
-    pub(super) fn abort(mut self, lifeline: &InjectionPages, syscall_at: u64, turn: Option<&TraceLock>) {
+    pub(super) fn abort(mut self, injection_pages: &InjectionPages, syscall_at: u64, trace_lock: Option<&TraceLock>) {
         if let Self::Parent(stopped) = &mut self {
             let pid = stopped.snapshot.pid;
             let deadline = Deadline::after(ABORT_UNMAP_LIMIT);
             let mut injector = Injector::new(pid, syscall_at, &deadline);
             let registers = &stopped.snapshot.leader().registers;
             let unmapped = open_memory(pid)
-                .and_then(|mem| run_ready(lifeline.unmap((pid, registers), (None, &mem), &mut injector)));
+                .and_then(|mem| run_ready(injection_pages.unmap((pid, registers), (None, &mem), &mut injector)));
             if let Err(error) = unmapped {
                 tracing::warn!(pid, %error, "pages that were mapped for its capture stay in a process");
             }
             stopped.add_withheld(&mut injector.withheld_signals);
         }
-        self.release(turn);
+        self.release(trace_lock);
     }
 }
 
@@ -176,10 +176,10 @@ impl CapturedProcess {
 }
 
 /// What is good to know of the children of a tree; of which process, where it is not the first.
-pub(super) fn collect_notes(taken: &[CapturedProcess]) -> Vec<String> {
-    let first = taken[0].survey.pid;
+pub(super) fn collect_notes(captured_process: &[CapturedProcess]) -> Vec<String> {
+    let first = captured_process[0].survey.pid;
     let of_one = |survey: &Survey| survey.notes.iter().map(|note| survey.format_note(first, note)).collect::<Vec<_>>();
-    taken.iter().flat_map(|one| of_one(&one.survey)).collect()
+    captured_process.iter().flat_map(|one| of_one(&one.survey)).collect()
 }
 
 /// What a process had written to before its pause, in bytes.
@@ -192,11 +192,11 @@ pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<Capture
     let begun = Instant::now();
     let timed_out =
         || CaptureError::TimedOut { pid, limit: options.timeout, phase: "waiting for another capture of it" };
-    let turn = TraceLock::acquire(pid, options.timeout).ok_or_else(timed_out)?;
+    let trace_lock = TraceLock::acquire(pid, options.timeout).ok_or_else(timed_out)?;
     let mut left = ATTEMPTS_MAX;
     loop {
         left -= 1;
-        match attempt_capture(pid, options, &turn) {
+        match attempt_capture(pid, options, &trace_lock) {
             Err(CaptureError::Unstable { what, .. }) if left > 0 && begun.elapsed() < options.timeout => {
                 tracing::debug!(pid, what, "a process changed while it was looked at; once more");
             }
@@ -205,7 +205,7 @@ pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<Capture
     }
 }
 
-fn attempt_capture(pid: i32, options: &CaptureOptions, turn: &TraceLock) -> Result<CaptureAttempt, CaptureError> {
+fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -> Result<CaptureAttempt, CaptureError> {
     let begun = Instant::now();
     let look = |pid: i32, sockets: &DaemonSockets, streams: Option<&TreeStreams>| {
         prepare_process(pid, options, sockets, streams)
@@ -219,29 +219,29 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, turn: &TraceLock) -> Resu
     let real_time = RealTimeGuard::enter();
     // Who asks itself waits for the answer, and has no other use for its processor.
     let asks_itself = options.daemon_sockets.caller.is_some();
-    let mut beside = if asks_itself { CpuPin::pin_to(&family.processes[0].prepared.survey.stat) } else { None };
+    let mut cpu_pin = if asks_itself { CpuPin::pin_to(&family.processes[0].prepared.survey.stat) } else { None };
     let paused_at = Instant::now();
     let tids = phase!("prepare.stop", family.stop(options, &deadline, look))?;
     times.stop = paused_at.elapsed();
-    beside = beside.or_else(|| CpuPin::pin_to_busy(pid, times.stop / family.processes.len() as u32));
-    let mut standing = pause_tree(&mut family, &tids, options, &deadline, turn, &mut times)?;
-    let open = phase!("prepare.files", TreeFiles::read(&family, &mut standing));
-    let released = standing.into_iter().map(PausedProcess::release);
+    cpu_pin = cpu_pin.or_else(|| CpuPin::pin_to_busy(pid, times.stop / family.processes.len() as u32));
+    let mut paused_process = pause_tree(&mut family, &tids, options, &deadline, trace_lock, &mut times)?;
+    let open = phase!("prepare.files", TreeFiles::read(&family, &mut paused_process));
+    let released = paused_process.into_iter().map(PausedProcess::release);
     let (held, mut read): (Vec<TemplateProcess>, Vec<ReleasedProcess>) = phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
     drop(real_time);
     // Others need theirs now.
-    let mut beside = beside.filter(|_| asks_itself);
-    if let Some(beside) = &mut beside {
-        held.iter().filter_map(TemplateProcess::as_clone).for_each(|clone| beside.pin_template(clone.pid));
+    let mut cpu_pin = cpu_pin.filter(|_| asks_itself);
+    if let Some(cpu_pin) = &mut cpu_pin {
+        held.iter().filter_map(TemplateProcess::as_clone).for_each(|clone| cpu_pin.pin_template(clone.pid));
     }
 
     read.iter_mut()
         .filter_map(|(paused, _)| paused.cloned.discarded.take())
-        .for_each(|mut clone| clone.kill(Some(turn)));
-    let mut given_up = CaptureRollback { templates: held, pages: injection_pages(&family, &read), lock: turn };
+        .for_each(|mut clone| clone.kill(Some(trace_lock)));
+    let mut given_up = CaptureRollback { templates: held, pages: injection_pages(&family, &read), lock: trace_lock };
     let (taken, shared) = read_templates(family, read, (&given_up.templates, open?), &deadline)?;
-    times.threads = taken.iter().map(|taken| taken.snapshot.threads.len()).sum();
+    times.threads = taken.iter().map(|captured_process| captured_process.snapshot.threads.len()).sum();
     times.total = begun.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut given_up.templates), processes: taken, shared, times })
 }
@@ -288,9 +288,9 @@ fn read_templates(
 }
 
 /// Of each process its id, and whether it is the parent of those that its descendants leave.
-fn list_reapers(taken: &[CapturedProcess]) -> Vec<(u32, bool)> {
+fn list_reapers(captured_process: &[CapturedProcess]) -> Vec<(u32, bool)> {
     let reaps = |one: &CapturedProcess| one.answers[0].is_subreaper || one.survey.inner_id() == 1;
-    taken.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
+    captured_process.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
 }
 
 fn prepare_process(
@@ -342,10 +342,10 @@ fn read_template(
     prepared: PreparedProcess,
     paused: PauseOutcome,
     snapshot: ProcessSnapshot,
-    (held, injector): (&TemplateProcess, &mut Injector<'_>),
+    (template_process, injector): (&TemplateProcess, &mut Injector<'_>),
     (copies, (files, likeness)): (&SharedCopies, (ProcessFiles, ProcessRoot)),
 ) -> Result<CapturedProcess, CaptureError> {
-    let (pid, subject) = (snapshot.pid, held.pid());
+    let (pid, subject) = (snapshot.pid, template_process.pid());
     let PreparedProcess { mut survey, template_search: search, .. } = prepared;
     let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
     let mut leftovers = paused.pages.final_contents(paused.slots(), (pid, &mem))?;
@@ -364,7 +364,7 @@ fn read_template(
     } = paused;
     let unforked = unmapped.and(born.dontfork_ranges)?;
     // First, so that the template is a process like any other for all that follows.
-    let lack = match (search, born.address_space?) {
+    let missing_pages = match (search, born.address_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
         _ => None,
     };
@@ -373,13 +373,13 @@ fn read_template(
     let known = (copies, &mut survey.file_systems);
     let mut space = TemplateMemory::read((pid, subject), lifeline.mapped_range(), known)?;
     let arguments = state::read_arguments(pid, subject)?;
-    let subject = held.injection_target(&snapshot, &survey, &mem);
+    let injection_target = template_process.injection_target(&snapshot, &survey, &mem);
     let apart = (&mut space, personality, anonymous_bytes(&survey));
-    phase!("prepare.apart", detach_template(held, &subject, apart, (&lifeline, injector)))?;
-    let inheritance = match lack {
-        Some(lack) => {
+    phase!("prepare.apart", detach_template(template_process, &injection_target, apart, (&lifeline, injector)))?;
+    let inheritance = match missing_pages {
+        Some(missing_pages) => {
             phase!("prepare.scan", space.ensure_scanned())?;
-            lack.inherited_pages(pid, &space)?
+            missing_pages.inherited_pages(pid, &space)?
         }
         None => InheritedPages::default(),
     };
@@ -406,19 +406,20 @@ fn read_template(
 /// Sets a clone apart, which is also asked whether areas are sealed; those of a parent are asked for their flags themselves. While the clone
 /// is at work its pages are looked for, where they are few: else the answer would have to wait for that.
 fn detach_template(
-    held: &TemplateProcess,
-    subject: &InjectionTarget<'_>,
+    template_process: &TemplateProcess,
+    injection_target: &InjectionTarget<'_>,
     (space, personality, written_bytes): (&mut TemplateMemory, u32, u64),
-    (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+    (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
 ) -> Result<(), CaptureError> {
     let pid = space.pid();
-    match held {
+    match template_process {
         TemplateProcess::Clone(_) => {
             let probes = SealProbes::for_mappings(personality, space.mappings());
-            let apart = SessionDetach::start(subject, probes.first_calls(), (lifeline, injector))?;
+            let session_detach =
+                SessionDetach::start(injection_target, probes.first_calls(), (injection_pages, injector))?;
             let found = (written_bytes <= EARLY_SCAN_BYTES_MAX).then(|| phase!("prepare.scan", space.scan_pages()));
-            let results = apart.finish(subject, (lifeline, injector))?;
-            probes.run(pid, subject, results, (lifeline, injector))?;
+            let results = session_detach.finish(injection_target, (injection_pages, injector))?;
+            probes.run(pid, injection_target, results, (injection_pages, injector))?;
             // What could not be read is looked for again.
             found.into_iter().flatten().for_each(|found| space.set_regions(found));
             Ok(())

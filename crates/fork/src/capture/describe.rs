@@ -42,9 +42,9 @@ pub(super) struct LeftoverPages(Vec<(InjectionPages, u64)>);
 
 impl LeftoverPages {
     /// Unmaps them. Where that fails they stay as long as the template does.
-    pub(super) fn unmap(&self, held: &[TemplateProcess], deadline: &Deadline) {
+    pub(super) fn unmap(&self, template_process: &[TemplateProcess], deadline: &Deadline) {
         for (clone, (lifeline, syscall_at)) in
-            held.iter().zip(&self.0).filter_map(|(held, one)| Some((held.as_clone()?, one)))
+            template_process.iter().zip(&self.0).filter_map(|(held, one)| Some((held.as_clone()?, one)))
         {
             let mut injector = Injector::new(clone.pid, *syscall_at, deadline);
             let unmapped = open_memory(clone.pid)
@@ -59,18 +59,20 @@ impl LeftoverPages {
 /// Makes the descriptors of all processes one, and what holds their memory ready to be parked.
 pub(super) fn describe_tree(
     options: &CaptureOptions,
-    held: &mut [TemplateProcess],
-    taken: Vec<CapturedProcess>,
+    template_process: &mut [TemplateProcess],
+    captured_process: Vec<CapturedProcess>,
     shared: SharedTreeState,
     deadline: &Deadline,
 ) -> Result<DescribedTree, CaptureError> {
     let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations: kin } = shared;
-    let paused_ns = taken[0].clocks.realtime_coarse_ns;
-    let templates: Vec<i32> = held.iter().map(TemplateProcess::pid).collect();
-    let leftovers = LeftoverPages(taken.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());
-    let (mut descriptors, mut written) = (Vec::with_capacity(taken.len()), Vec::with_capacity(taken.len()));
-    for (held, taken) in held.iter_mut().zip(taken) {
-        let (descriptor, its) = describe_process(options, held, taken, &copies, deadline)?;
+    let paused_ns = captured_process[0].clocks.realtime_coarse_ns;
+    let templates: Vec<i32> = template_process.iter().map(TemplateProcess::pid).collect();
+    let leftovers =
+        LeftoverPages(captured_process.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());
+    let (mut descriptors, mut written) =
+        (Vec::with_capacity(captured_process.len()), Vec::with_capacity(captured_process.len()));
+    for (held, captured_process) in template_process.iter_mut().zip(captured_process) {
+        let (descriptor, its) = describe_process(options, held, captured_process, &copies, deadline)?;
         descriptors.push(descriptor);
         written.push(its);
     }
@@ -90,29 +92,32 @@ pub(super) fn describe_tree(
 /// The descriptor of one process, without what is everybody's.
 fn describe_process(
     options: &CaptureOptions,
-    held: &mut TemplateProcess,
-    mut taken: CapturedProcess,
+    template_process: &mut TemplateProcess,
+    mut captured_process: CapturedProcess,
     copies: &SharedCopies,
     deadline: &Deadline,
 ) -> Result<(Descriptor, WrittenMappings), CaptureError> {
-    let mut injector = Injector::new(held.pid(), taken.survey.syscall_address, deadline);
+    let mut injector = Injector::new(template_process.pid(), captured_process.survey.syscall_address, deadline);
     // Inherited, until a clone gets its own.
-    let oom_score_adj = read_oom_score_adj(taken.snapshot.pid, held.pid())?;
-    let subject = held.injection_target(&taken.snapshot, &taken.survey, &taken.mem);
-    let is_clone = held.as_clone().is_some();
-    let asking = InheritedStateQuery::start(&subject, is_clone, (&taken.pages, &injector));
+    let oom_score_adj = read_oom_score_adj(captured_process.snapshot.pid, template_process.pid())?;
+    let injection_target =
+        template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
+    let is_clone = template_process.as_clone().is_some();
+    let asking = InheritedStateQuery::start(&injection_target, is_clone, (&captured_process.pages, &injector));
     // While it answers.
-    let told =
-        phase!("prepare.scan", taken.memory.ensure_scanned()).and_then(|()| read_small_flags(held, &taken.memory));
-    let answer = |asking: InheritedStateQuery| asking.finish(&subject, (&taken.pages, &mut injector));
+    let told = phase!("prepare.scan", captured_process.memory.ensure_scanned())
+        .and_then(|()| read_small_flags(template_process, &captured_process.memory));
+    let answer =
+        |asking: InheritedStateQuery| asking.finish(&injection_target, (&captured_process.pages, &mut injector));
     let asked = phase!("prepare.inherited", asking.and_then(answer));
-    let flagged =
-        told.and_then(|told| phase!("prepare.flags", apply_mapping_flags(held, told, &mut taken, &mut injector)));
-    let tidied = phase!("prepare.tidy", restore_offered_pages(held, &taken, &mut injector));
-    held.restore_parent();
+    let flagged = told.and_then(|told| {
+        phase!("prepare.flags", apply_mapping_flags(template_process, told, &mut captured_process, &mut injector))
+    });
+    let tidied = phase!("prepare.tidy", restore_offered_pages(template_process, &captured_process, &mut injector));
+    template_process.restore_parent();
     flagged.and(tidied)?;
     let inherited = asked?;
-    let (pid, subject) = (taken.snapshot.pid, held.pid());
+    let (pid, subject) = (captured_process.snapshot.pid, template_process.pid());
     let CapturedProcess {
         snapshot,
         survey,
@@ -125,16 +130,16 @@ fn describe_process(
         files,
         memory: space,
         ..
-    } = taken;
+    } = captured_process;
     answers[0].alt_stack = inherited.alt_stack;
     answers[0].is_tsc_forbidden = inherited.is_tsc_forbidden;
-    let inheritance = taken.inherited;
+    let inheritance = captured_process.inherited;
     let not_its_own = [space.sysv_ranges(), space.dontfork_ranges()].concat();
     let memory = phase!("prepare.memory", MemoryMap::build(space, copies, &inheritance))?;
-    unmap_uninherited(held, &not_its_own, &mut injector)?;
+    unmap_uninherited(template_process, &not_its_own, &mut injector)?;
     let entered = phase!("prepare.state");
-    let mut filters = taken.filters;
-    let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
+    let mut filters = captured_process.filters;
+    let timers = (answers[0].interval_timers.clone(), captured_process.posix_timers, filters.table);
     let filters = &mut filters.thread_filters;
     let threads = state::build_threads(&snapshot, standing, &answers, &survey.profiles, filters, inherited.securebits)?;
     let (is_subreaper, known) = (answers[0].is_subreaper, (subject, likeness, arguments));
@@ -181,8 +186,12 @@ fn read_oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
 }
 
 /// The areas of a clone itself, with their flags, where it has little memory. `None` where a twin is to tell them; a parent's are known.
-fn read_small_flags(held: &TemplateProcess, space: &TemplateMemory) -> Result<Option<Vec<MapEntry>>, CaptureError> {
-    let Some(clone) = held.as_clone().filter(|_| space.large_mappings(flag_probe::LARGE_MAPPINGS_MAX).is_empty())
+fn read_small_flags(
+    template_process: &TemplateProcess,
+    space: &TemplateMemory,
+) -> Result<Option<Vec<MapEntry>>, CaptureError> {
+    let Some(clone) =
+        template_process.as_clone().filter(|_| space.large_mappings(flag_probe::LARGE_MAPPINGS_MAX).is_empty())
     else {
         return Ok(None);
     };
@@ -192,42 +201,48 @@ fn read_small_flags(held: &TemplateProcess, space: &TemplateMemory) -> Result<Op
 
 /// Takes the flags of a clone's areas, where they are not `told` yet those of a twin, or else of the clone itself. A parent's are known.
 fn apply_mapping_flags(
-    held: &TemplateProcess,
+    template_process: &TemplateProcess,
     told: Option<Vec<MapEntry>>,
-    taken: &mut CapturedProcess,
+    captured_process: &mut CapturedProcess,
     injector: &mut Injector<'_>,
 ) -> Result<(), CaptureError> {
-    let TemplateProcess::Clone(clone) = held else { return Ok(()) };
+    let TemplateProcess::Clone(clone) = template_process else { return Ok(()) };
     let (mut areas, mut marked) = (told, Vec::new());
     if areas.is_none() {
-        let large = taken.memory.large_mappings(flag_probe::LARGE_MAPPINGS_MAX);
+        let large = captured_process.memory.large_mappings(flag_probe::LARGE_MAPPINGS_MAX);
         marked = large.iter().map(|entry| entry.start).collect();
-        let told = flag_probe::read_flags(clone, &large, (&taken.pages, &taken.mem), injector);
+        let told = flag_probe::read_flags(clone, &large, (&captured_process.pages, &captured_process.mem), injector);
         let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
-        areas = told.map_err(unknown).ok().filter(|areas| taken.memory.is_covered_by(areas));
+        areas = told.map_err(unknown).ok().filter(|areas| captured_process.memory.is_covered_by(areas));
     }
-    let own = || process::read_smaps(clone.pid).map_err(CaptureError::reading(taken.snapshot.pid, "the memory map"));
+    let own = || {
+        process::read_smaps(clone.pid).map_err(CaptureError::reading(captured_process.snapshot.pid, "the memory map"))
+    };
     let areas = areas.map_or_else(own, Ok)?;
-    taken.memory.apply_flags(&areas, &marked)?;
-    taken.memory.mark_dontfork(&taken.dontfork_ranges);
-    taken.memory.mark_locked(&taken.survey.locked);
+    captured_process.memory.apply_flags(&areas, &marked)?;
+    captured_process.memory.mark_dontfork(&captured_process.dontfork_ranges);
+    captured_process.memory.mark_locked(&captured_process.survey.locked);
     Ok(())
 }
 
 /// The pages that a process offers hold what it has there; a clone gets its place in the OOM order. Those that were mapped in a parent go
 /// ([`Leftovers`] has a clone's).
 fn restore_offered_pages(
-    held: &TemplateProcess,
-    taken: &CapturedProcess,
+    template_process: &TemplateProcess,
+    captured_process: &CapturedProcess,
     injector: &mut Injector<'_>,
 ) -> Result<(), CaptureError> {
-    let left = taken.pages.restore_slots(&taken.offered_contents, &taken.mem);
-    left.map_err(CaptureError::reading(taken.snapshot.pid, "the pages that it offers"))?;
-    match held {
+    let left = captured_process.pages.restore_slots(&captured_process.offered_contents, &captured_process.mem);
+    left.map_err(CaptureError::reading(captured_process.snapshot.pid, "the pages that it offers"))?;
+    match template_process {
         TemplateProcess::Clone(clone) => clone.raise_oom_score(),
         TemplateProcess::Parent(_) => {
-            let registers = &taken.snapshot.leader().registers;
-            run_ready(taken.pages.unmap((held.pid(), registers), (None, &taken.mem), injector))
+            let registers = &captured_process.snapshot.leader().registers;
+            run_ready(captured_process.pages.unmap(
+                (template_process.pid(), registers),
+                (None, &captured_process.mem),
+                injector,
+            ))
         }
     }
 }
@@ -235,12 +250,12 @@ fn restore_offered_pages(
 /// A template that has a segment of System V shared memory attached is counted by the kernel (`shm_nattch`), and programs look
 /// at that: its contents were copied, and it lets go. So it does of what children lack, which nobody shall read in it.
 fn unmap_uninherited(
-    held: &TemplateProcess,
+    template_process: &TemplateProcess,
     areas: &[Range<u64>],
     injector: &mut Injector<'_>,
 ) -> Result<(), CaptureError> {
     const MUNMAP: u64 = 11;
-    let TemplateProcess::Clone(clone) = held else { return Ok(()) };
+    let TemplateProcess::Clone(clone) = template_process else { return Ok(()) };
     for area in areas {
         let call = InjectedCall::new("munmap", MUNMAP, [area.start, area.end - area.start]);
         run_ready(injector.call(clone.pid, &clone.registers, call))?;

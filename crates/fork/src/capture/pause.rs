@@ -118,17 +118,17 @@ pub(super) async fn run_pause(
     times: &mut CaptureTimes,
 ) -> Result<PauseOutcome, CaptureError> {
     let (begun, clocks) = (Instant::now(), Clocks::now());
-    let standing: Result<Vec<ThreadExtendedState>, _> =
+    let thread_extended_state: Result<Vec<ThreadExtendedState>, _> =
         stopped.snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
-    let standing = standing?;
+    let thread_extended_state = thread_extended_state?;
     survey_new_threads(&stopped.snapshot, &mut prepared.survey)?;
     let filters = suspend_filters(&stopped.snapshot, &prepared.survey)?;
     let end = choose_end_signal(&stopped.snapshot, &prepared.survey)?;
     times.registers = begun.elapsed();
-    let (lifeline, rescue) =
-        phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &standing, end, injector))?;
+    let (lifeline, rescue) = phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &thread_extended_state, end, injector))?;
     let reached = (&lifeline, rescue.as_ref());
-    let worked = run_work(stopped, prepared, (&standing, reached, end, begun), injector, freeze, times).await;
+    let worked =
+        run_work(stopped, prepared, (&thread_extended_state, reached, end, begun), injector, freeze, times).await;
     let mut unmapped = Ok(());
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
@@ -147,7 +147,7 @@ pub(super) async fn run_pause(
         posix_timers: timers,
     } = worked?;
     Ok(PauseOutcome {
-        extended_states: standing,
+        extended_states: thread_extended_state,
         pages: lifeline,
         file_states: contents,
         shared_copies: copies,
@@ -166,19 +166,19 @@ pub(super) async fn run_pause(
 async fn map_injection_pages(
     snapshot: &ProcessSnapshot,
     prepared: &PreparedProcess,
-    standing: &[ThreadExtendedState],
+    thread_extended_state: &[ThreadExtendedState],
     end: EndSignal,
     injector: &mut Injector<'_>,
 ) -> Result<(InjectionPages, Option<SigreturnFrame>), CaptureError> {
     let PreparedProcess { survey, mem, offered_pages: offer, .. } = prepared;
-    let room = InjectionLayout::for_threads(standing);
+    let room = InjectionLayout::for_threads(thread_extended_state);
     let offered =
         offer.as_ref().and_then(|offer| InjectionPages::from_offer(offer, room, end, (snapshot, &survey.maps, mem)));
-    if let Some(lifeline) = offered {
-        return Ok((lifeline, None));
+    if let Some(injection_pages) = offered {
+        return Ok((injection_pages, None));
     }
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
-    let rescue = SigreturnFrame::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
+    let rescue = SigreturnFrame::prepare(snapshot.leader(), &thread_extended_state[0], gadgets, &survey.maps, mem);
     let rescued = (rescue.as_ref(), mem);
     let mapped = match sigreturn_frame::arm_leader(snapshot.leader(), end, rescued) {
         Ok(()) => InjectionPages::map(snapshot, room, end, rescued, injector).await,
@@ -187,7 +187,7 @@ async fn map_injection_pages(
     if mapped.is_err() {
         sigreturn_frame::disarm_leader(snapshot.leader(), rescued);
     }
-    mapped.map(|lifeline| (lifeline, rescue))
+    mapped.map(|injection_pages| (injection_pages, rescue))
 }
 
 /// A thread that was born since the survey.
@@ -234,7 +234,7 @@ struct PauseWork {
 async fn run_work(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
-    (standing, (lifeline, rescue), end, begun): (
+    (standing, (injection_pages, rescue), end, begun): (
         &[ThreadExtendedState],
         (&InjectionPages, Option<&SigreturnFrame>),
         EndSignal,
@@ -247,10 +247,11 @@ async fn run_work(
     let mut lap = Stopwatch::start_scripts();
     let pid = stopped.snapshot.pid;
     let (mut tasks, tid_addresses) =
-        thread_queries::build_scripts(&stopped.snapshot, standing, &prepared.survey, lifeline);
+        thread_queries::build_scripts(&stopped.snapshot, standing, &prepared.survey, injection_pages);
     tasks[0].calls.extend((!freeze).then(clone_call));
-    lifeline.write(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
-    let mut running = start_scripts(&stopped.snapshot, &tasks, lifeline, (rescue, &prepared.mem), end, injector)?;
+    injection_pages.write(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
+    let mut running =
+        start_scripts(&stopped.snapshot, &tasks, injection_pages, (rescue, &prepared.mem), end, injector)?;
     injector.wait_scripts(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
     times.queries = lap.lap();
@@ -263,28 +264,28 @@ async fn run_work(
     let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
     let listed = timers::list_timers(pid);
     times.shared = lap.lap();
-    let likeness = ProcessRoot::read(pid);
+    let process_root = ProcessRoot::read(pid);
     injector.wait_scripts(&mut running, |_| true).await?;
-    let desks = lifeline
+    let desks = injection_pages
         .read_slots(tasks.len(), &prepared.mem)
         .map_err(CaptureError::reading(pid, "the answers of its threads"))?;
     let (leader, made) = (stopped.snapshot.leader(), (&tasks[0], desks[0].0.as_slice()));
     let born = if freeze {
         CloneOutcome::without_dontfork(None)
     } else {
-        CloneOutcome::finish_clone(made, leader, prepared, lifeline, injector).await?
+        CloneOutcome::finish_clone(made, leader, prepared, injection_pages, injector).await?
     };
     times.clone = lap.lap();
     let timers = match listed {
         _ if !apart.is_empty() => Err(CaptureError::refused(pid, apart)),
-        Ok(listed) => read_posix_timers(stopped, prepared, &listed, (lifeline, begun), injector).await,
+        Ok(listed) => read_posix_timers(stopped, prepared, &listed, (injection_pages, begun), injector).await,
         Err(error) => Err(error),
     };
     Ok(PauseWork {
         results: ThreadResults { scripts: tasks, tid_addresses, slots: desks },
         file_states: contents,
         shared_copies: copies,
-        root: likeness,
+        root: process_root,
         cloned: born,
         posix_timers: timers,
     })
@@ -328,14 +329,14 @@ async fn read_posix_timers(
 fn start_scripts(
     snapshot: &ProcessSnapshot,
     tasks: &[ThreadScript],
-    lifeline: &InjectionPages,
+    injection_pages: &InjectionPages,
     (rescue, mem): (Option<&SigreturnFrame>, &File),
     end: EndSignal,
     injector: &Injector<'_>,
 ) -> Result<Vec<RunningScript>, CaptureError> {
     let mut all = Vec::with_capacity(tasks.len());
     for (index, (thread, task)) in snapshot.threads.iter().zip(tasks).enumerate() {
-        let running = lifeline.script_of(index, thread.tid, task.calls.len());
+        let running = injection_pages.script_of(index, thread.tid, task.calls.len());
         injector.point_to_script(&running, &thread.registers)?;
         // Only now: should we die, its script unblocks them.
         thread.block_signals(end)?;

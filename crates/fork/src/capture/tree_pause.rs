@@ -60,15 +60,15 @@ pub(super) fn pause_tree(
     tids: &[Vec<i32>],
     options: &CaptureOptions,
     deadline: &Deadline,
-    turn: &TraceLock,
+    trace_lock: &TraceLock,
     times: &mut CaptureTimes,
 ) -> Result<Vec<PausedProcess>, CaptureError> {
     let taken = family.processes.iter().zip(tids).map(|(one, tids)| StopGuard::new(one.pid(), tids));
     let mut stopped: Vec<StopGuard> =
         phase!("prepare.registers", taken.collect::<Vec<_>>()).into_iter().collect::<Result<_, _>>()?;
-    let post = PauseExecutor::new(tids, deadline);
+    let pause_executor = PauseExecutor::new(tids, deadline);
     let (mut all, mut failed) = (Vec::with_capacity(tids.len()), None);
-    for (paused, own) in pause_processes(family, &mut stopped, options.freeze, &post) {
+    for (paused, own) in pause_processes(family, &mut stopped, options.freeze, &pause_executor) {
         times.add_pause(&own);
         match paused {
             Ok(paused) => all.push(paused),
@@ -84,7 +84,7 @@ pub(super) fn pause_tree(
         Some(error) => {
             drop(stopped);
             let clones = all.into_iter().flat_map(|one| one.cloned.clone.into_iter().chain(one.cloned.discarded));
-            clones.for_each(|mut clone| clone.kill(Some(turn)));
+            clones.for_each(|mut clone| clone.kill(Some(trace_lock)));
             Err(error)
         }
     }
@@ -99,7 +99,7 @@ fn pause_processes(
     family: &mut ProcessTree,
     stopped: &mut [StopGuard],
     freeze: bool,
-    post: &PauseExecutor<'_>,
+    pause_executor: &PauseExecutor<'_>,
 ) -> Vec<TimedPause> {
     let is_served = family.processes.iter().any(|one| one.prepared.template_search.is_some());
     let have_one_memory = family.processes.iter().any(TreeProcess::shares_memory);
@@ -107,9 +107,9 @@ fn pause_processes(
     if !is_served && !have_one_memory {
         let mut all: Vec<(i32, BoxedFuture<'_, TimedPause>)> = Vec::with_capacity(ways.len());
         for (one, stopped) in ways {
-            all.push((one.pid(), Box::pin(pause_process(&mut one.prepared, stopped, freeze, post))));
+            all.push((one.pid(), Box::pin(pause_process(&mut one.prepared, stopped, freeze, pause_executor))));
         }
-        return post.run(all);
+        return pause_executor.run(all);
     }
     let (mut passed, mut last_space): (Vec<TimedPause>, _) = (Vec::with_capacity(ways.len()), None);
     for (one, stopped) in ways {
@@ -117,7 +117,8 @@ fn pause_processes(
             search.skip_address_space(last);
         }
         let pid = one.pid();
-        let mut done = post.run(vec![(pid, Box::pin(pause_process(&mut one.prepared, stopped, freeze, post)))]);
+        let mut done = pause_executor
+            .run(vec![(pid, Box::pin(pause_process(&mut one.prepared, stopped, freeze, pause_executor)))]);
         let space =
             |(paused, _): &TimedPause| paused.as_ref().ok()?.cloned.address_space.as_ref().ok().copied().flatten();
         last_space = done.first().and_then(space).or(last_space);
@@ -133,9 +134,9 @@ async fn pause_process(
     prepared: &mut PreparedProcess,
     stopped: &mut StopGuard,
     freeze: bool,
-    post: &PauseExecutor<'_>,
+    pause_executor: &PauseExecutor<'_>,
 ) -> TimedPause {
-    let mut injector = Injector::with_executor(prepared.survey.pid, prepared.survey.syscall_address, post);
+    let mut injector = Injector::with_executor(prepared.survey.pid, prepared.survey.syscall_address, pause_executor);
     let mut times = CaptureTimes::default();
     let paused = pause::run_pause(stopped, prepared, &mut injector, freeze, &mut times).await;
     stopped.add_withheld(&mut injector.withheld_signals);

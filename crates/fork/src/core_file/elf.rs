@@ -22,9 +22,14 @@ pub(super) fn encode_headers(notes: &[u8], areas: &[CoreSegment]) -> (Vec<u8>, V
     let mut head = encode_file_header(headers as u16);
     append_program_header(&mut head, PT_NOTE, 0, [notes_at, 0, notes.len() as u64, 0, 4]);
     let mut places = Vec::with_capacity(areas.len());
-    for area in areas {
-        let (bytes, file_bytes) = (area.end - area.start, area.file_bytes());
-        append_program_header(&mut head, PT_LOAD, segment_flags(area), [end, area.start, file_bytes, bytes, PAGE_SIZE]);
+    for core_segment in areas {
+        let (bytes, file_bytes) = (core_segment.end - core_segment.start, core_segment.file_bytes());
+        append_program_header(
+            &mut head,
+            PT_LOAD,
+            segment_flags(core_segment),
+            [end, core_segment.start, file_bytes, bytes, PAGE_SIZE],
+        );
         places.push(end);
         end += file_bytes;
     }
@@ -59,6 +64,6 @@ fn append_program_header(into: &mut Vec<u8>, kind: u32, flags: u32, [offset, add
 }
 
 /// PROT_READ, PROT_WRITE, PROT_EXEC as PF_R, PF_W, PF_X.
-fn segment_flags(area: &CoreSegment) -> u32 {
-    [(1, 4), (2, 2), (4, 1)].iter().filter(|(prot, _)| area.protection & prot != 0).map(|(_, flag)| flag).sum()
+fn segment_flags(core_segment: &CoreSegment) -> u32 {
+    [(1, 4), (2, 2), (4, 1)].iter().filter(|(prot, _)| core_segment.protection & prot != 0).map(|(_, flag)| flag).sum()
 }

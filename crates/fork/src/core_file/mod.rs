@@ -108,13 +108,19 @@ fn write_chunk(take: CoreSink<'_>, offset: u64, bytes: &[u8]) -> Result<(), Core
 }
 
 /// Gives the pages of an area that hold something.
-fn write_segment(pid: i32, mem: &File, area: &CoreSegment, place: u64, take: CoreSink<'_>) -> Result<(), CoreError> {
+fn write_segment(
+    pid: i32,
+    mem: &File,
+    core_segment: &CoreSegment,
+    place: u64,
+    take: CoreSink<'_>,
+) -> Result<(), CoreError> {
     let mut buffer = vec![0; CHUNK_BYTES as usize];
-    for range in area.readable_ranges() {
+    for range in core_segment.readable_ranges() {
         for start in (range.start..range.end).step_by(CHUNK_BYTES as usize) {
             let bytes = &mut buffer[..(range.end - start).min(CHUNK_BYTES) as usize];
-            read_segment(pid, mem, area, start, bytes)?;
-            let at = place + (start - area.start);
+            read_segment(pid, mem, core_segment, start, bytes)?;
+            let at = place + (start - core_segment.start);
             for (first, run) in nonzero_runs(bytes) {
                 write_chunk(take, at + first as u64, run)?;
             }
@@ -125,8 +131,14 @@ fn write_segment(pid: i32, mem: &File, area: &CoreSegment, place: u64, take: Cor
 
 /// Reads memory. Pages of a mapped file beyond its end cannot be read, and are zero; so are those of an area that nobody may
 /// read and that holds none.
-fn read_segment(pid: i32, mem: &File, area: &CoreSegment, start: u64, bytes: &mut [u8]) -> Result<(), CoreError> {
-    if area.contents == SegmentContents::Populated {
+fn read_segment(
+    pid: i32,
+    mem: &File,
+    core_segment: &CoreSegment,
+    start: u64,
+    bytes: &mut [u8],
+) -> Result<(), CoreError> {
+    if core_segment.contents == SegmentContents::Populated {
         return read_process_exact(pid, mem, start, bytes).map_err(CoreError::read_error("memory"));
     }
     bytes.fill(0);

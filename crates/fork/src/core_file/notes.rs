@@ -119,8 +119,10 @@ fn encode_prpsinfo(pid: i32, id: u32, status: &ProcStatus) -> Result<[u8; PRPSIN
 
 /// Which file is mapped where: count, page size, then start, end and offset in pages of each, then the paths.
 fn encode_file_note(areas: &[CoreSegment]) -> Vec<u8> {
-    let mapped: Vec<(&CoreSegment, &[u8], u64)> =
-        areas.iter().filter_map(|area| area.file.as_ref().map(|(path, offset)| (area, &path[..], *offset))).collect();
+    let mapped: Vec<(&CoreSegment, &[u8], u64)> = areas
+        .iter()
+        .filter_map(|core_segment| core_segment.file.as_ref().map(|(path, offset)| (core_segment, &path[..], *offset)))
+        .collect();
     let mut bytes = Vec::new();
     let mut word = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
     word(mapped.len() as u64);

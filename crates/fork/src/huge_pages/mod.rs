@@ -49,7 +49,7 @@ impl HugePageCollapser {
     /// # Errors
     /// As pidfd_open(2).
     pub fn open(process: ProcessIdentity) -> io::Result<Option<Self>> {
-        let tender = |pidfd| Self {
+        let huge_page_collapser = |pidfd| Self {
             process,
             pidfd,
             includes_shared: false,
@@ -57,7 +57,7 @@ impl HugePageCollapser {
             round_count: 0,
             pause: PAUSE_MIN,
         };
-        Ok(process.open()?.map(tender))
+        Ok(process.open()?.map(huge_page_collapser))
     }
 
     /// The same, which puts together what the process shares with its forks too: they keep the small pages, as long as they live.

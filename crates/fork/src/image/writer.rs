@@ -84,14 +84,14 @@ pub(crate) fn write_image(
     progress.total_bytes.store(pages.slot_count() * PAGE_SIZE, Ordering::Relaxed);
     let aside = PathBuf::from(format!("{}.{TEMPORARY_SUFFIX}", path.display()));
     let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside);
-    let mut unfinished = TemporaryImage { path: &aside, file: opened.map_err(failed)?, is_finished: false };
-    reserve_space(&unfinished.file, layout.file_bytes(), path)?;
+    let mut temporary_image = TemporaryImage { path: &aside, file: opened.map_err(failed)?, is_finished: false };
+    reserve_space(&temporary_image.file, layout.file_bytes(), path)?;
 
-    let checksums = copy_pages(read, &pages, layout, &unfinished.file, (path, progress))?;
-    unfinished.file.write_all_at(&encode_index(&head, &checksums), 0).map_err(failed)?;
-    unfinished.file.sync_data().map_err(failed)?;
+    let checksums = copy_pages(read, &pages, layout, &temporary_image.file, (path, progress))?;
+    temporary_image.file.write_all_at(&encode_index(&head, &checksums), 0).map_err(failed)?;
+    temporary_image.file.sync_data().map_err(failed)?;
     fs::rename(&aside, path).map_err(failed)?;
-    unfinished.is_finished = true;
+    temporary_image.is_finished = true;
     // The name is worth as much as the contents.
     let directory = path.parent().map_or_else(|| File::open("."), File::open);
     directory.and_then(|directory| directory.sync_all()).map_err(failed)

@@ -290,7 +290,7 @@ impl OwnerConnections {
         key: OwnerKey,
         (seed, mode, spans): (&Arc<SeedKey>, ReadMode, Vec<Span>),
         deadline: Instant,
-        aside: AuxiliaryRequest,
+        auxiliary_request: AuxiliaryRequest,
     ) -> bool {
         let Some(owner) = self.owners.get_mut(&key) else { return false };
         let tag = self.next_tag;
@@ -299,7 +299,7 @@ impl OwnerConnections {
         }
         owner.set_bulk_reads(owner.bulk_reads + 1);
         self.next_tag += 1;
-        self.auxiliary_requests.insert(tag, (key, aside));
+        self.auxiliary_requests.insert(tag, (key, auxiliary_request));
         true
     }
 
@@ -316,13 +316,13 @@ impl OwnerConnections {
 
     /// The question that a completion answers, if it does.
     pub(super) fn take_auxiliary(&mut self, tag: u64) -> Option<AuxiliaryRequest> {
-        self.auxiliary_requests.remove(&tag).map(|(_, aside)| aside)
+        self.auxiliary_requests.remove(&tag).map(|(_, auxiliary_request)| auxiliary_request)
     }
 
     /// Puts slots at the end of the bulk lane's queue, so that all children have their turn.
-    pub(super) fn queue_prefetch(&mut self, key: OwnerKey, wish: PrefetchRequest) {
+    pub(super) fn queue_prefetch(&mut self, key: OwnerKey, prefetch_request: PrefetchRequest) {
         if let Some(owner) = self.owners.get_mut(&key) {
-            owner.queue.push_back(wish);
+            owner.queue.push_back(prefetch_request);
         }
     }
 
@@ -335,20 +335,26 @@ impl OwnerConnections {
         slot: u64,
     ) -> Option<&mut PrefetchRequest> {
         let queue = &mut self.owners.get_mut(&key)?.queue;
-        let is_meant = |wish: &&mut PrefetchRequest| {
-            wish.is_from_set && (wish.child, wish.space, wish.source) == (child, space, source)
+        let is_meant = |prefetch_request: &&mut PrefetchRequest| {
+            prefetch_request.is_from_set
+                && (prefetch_request.child, prefetch_request.space, prefetch_request.source) == (child, space, source)
         };
-        queue.iter_mut().filter(is_meant).find_map(|wish| wish.rotate_to(slot).then_some(wish))
+        queue
+            .iter_mut()
+            .filter(is_meant)
+            .find_map(|prefetch_request| prefetch_request.rotate_to(slot).then_some(prefetch_request))
     }
 
     /// Whether slots of this child wait in a queue.
     pub(super) fn has_queued_prefetch(&self, child: u64) -> bool {
-        self.owners.values().any(|owner| owner.queue.iter().any(|wish| wish.child == child))
+        self.owners.values().any(|owner| owner.queue.iter().any(|prefetch_request| prefetch_request.child == child))
     }
 
     /// Whether the working set of this child's seed is still to be told.
     pub(super) fn is_awaiting_set(&self, child: u64) -> bool {
-        self.auxiliary_requests.values().any(|(_, aside)| *aside == AuxiliaryRequest::ChildWorkingSet(child))
+        self.auxiliary_requests
+            .values()
+            .any(|(_, auxiliary_request)| *auxiliary_request == AuxiliaryRequest::ChildWorkingSet(child))
     }
 
     /// The next wish of the bulk lane, when another read may be on its way.
@@ -431,11 +437,11 @@ mod tests {
     #[test]
     fn a_set_goes_on_where_its_child_is() {
         let slots = VecDeque::from([7..9, 20..24, 3..5]);
-        let mut wish = PrefetchRequest { child: 1, space: 0, source: 0, slots, is_from_set: true };
-        assert!(!wish.rotate_to(5), "it is not wanted");
-        assert!(wish.rotate_to(22));
-        assert_eq!(wish.slots, [22..24, 3..5, 7..9, 20..22]);
-        assert!(wish.rotate_to(3));
-        assert_eq!(wish.slots, [3..5, 7..9, 20..22, 22..24]);
+        let mut prefetch_request = PrefetchRequest { child: 1, space: 0, source: 0, slots, is_from_set: true };
+        assert!(!prefetch_request.rotate_to(5), "it is not wanted");
+        assert!(prefetch_request.rotate_to(22));
+        assert_eq!(prefetch_request.slots, [22..24, 3..5, 7..9, 20..22]);
+        assert!(prefetch_request.rotate_to(3));
+        assert_eq!(prefetch_request.slots, [3..5, 7..9, 20..22, 22..24]);
     }
 }

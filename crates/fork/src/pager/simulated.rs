@@ -36,14 +36,14 @@ pub fn run_simulated_pager<T>(
     course: impl FnOnce(&mut SimulatedPager<'_>) -> T,
 ) -> Result<T, PagerError> {
     let config = PagerConfig { run_dir: run_dir.to_owned(), credentials: None };
-    let station = KeeperContext::open(&config)?;
+    let keeper_context = KeeperContext::open(&config)?;
     let away = world.clone();
     let connect: OwnerConnector = Box::new(move |address, _| match address {
         Address::Sim(place) => Ok(sim::connect(&away, node, *place, None)),
         other => Err(io::Error::other(format!("{other} is not of this world"))),
     });
     let server = PagerServer::with_owners(
-        &station,
+        &keeper_context,
         TrustPolicy::from_credentials(None),
         OwnerConnections::new(connect),
         world.local_time(node),

@@ -378,10 +378,10 @@ struct ProcessContext<'a> {
 }
 
 /// What it is to be, and the region of the zygote that it is a copy of.
-fn plan_flags(process: &Process, wishes: &PlanOptions<'_>, place: &TreePosition<'_>) -> (u32, PlanRange) {
-    let paused = if wishes.paused { PLAN_PAUSED } else { 0 };
+fn plan_flags(process: &Process, plan_options: &PlanOptions<'_>, place: &TreePosition<'_>) -> (u32, PlanRange) {
+    let paused = if plan_options.paused { PLAN_PAUSED } else { 0 };
     let exe = if process.exe_object.is_some() { PLAN_EXE_PASSED } else { 0 };
-    let (part, (start, bytes)) = match wishes.scope {
+    let (part, (start, bytes)) = match plan_options.scope {
         PlanScope::Whole => (place.plan_flags(), (0, 0)),
         // It was born into a session of its own.
         PlanScope::Zygote => (PLAN_ZYGOTE, (0, 0)),

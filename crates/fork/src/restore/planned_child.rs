@@ -116,9 +116,9 @@ impl<'a> PlannedChild<'a> {
             Ok(UserNamespaceTarget { passed_index: passed, id_map: numbers })
         };
         let numbered = users.map(enter).transpose()?;
-        let wishes =
+        let plan_options =
             PlanOptions { payload, paused, untrusted, user_namespace: numbered, bridge: bridge.as_ref(), scope: part };
-        let plans = phase!("resume.plan", process_tree::compile(descriptor, node, &stub, &objects, &wishes))?;
+        let plans = phase!("resume.plan", process_tree::compile(descriptor, node, &stub, &objects, &plan_options))?;
         Ok(Self { descriptor, control, plans, objects, stub_pid, container_init: users.map(|(first, _)| first) })
     }
 

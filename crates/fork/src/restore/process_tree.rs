@@ -74,24 +74,24 @@ pub(super) fn compile(
     node: &LocalNode,
     stub: &StubMap,
     objects: &PassedObjects,
-    wishes: &PlanOptions<'_>,
+    plan_options: &PlanOptions<'_>,
 ) -> Result<TreePlan, RestoreError> {
     let nothing = HashMap::new();
-    let fd_base = reserved_fd_base(descriptor, wishes.payload.is_some(), objects.count() as u32);
+    let fd_base = reserved_fd_base(descriptor, plan_options.payload.is_some(), objects.count() as u32);
     let place = TreePosition { process_index: 0, fd_base, tree: descriptor, created_fds: &nothing, occupied: &[] };
-    let mut first = plan::compile(descriptor, node, stub, objects, (wishes, &place))?;
+    let mut first = plan::compile(descriptor, node, stub, objects, (plan_options, &place))?;
     let made = std::mem::take(&mut first.created_fds);
     let mut plans = vec![first];
     // The payload is for the first.
-    let wishes = PlanOptions { payload: None, paused: false, ..*wishes };
+    let plan_options = PlanOptions { payload: None, paused: false, ..*plan_options };
     for (member, number) in descriptor.descendants.iter().zip(1..) {
         let holder = descriptor.address_space_owner(number);
         let has_own = holder == number;
         let occupied = if has_own { &[][..] } else { &plans[holder as usize].occupied };
         let place = TreePosition { process_index: number, fd_base, tree: descriptor, created_fds: &made, occupied };
         // Where the functions of another kernel's vdso lead is a matter of who builds the memory.
-        let wishes = PlanOptions { bridge: wishes.bridge.filter(|_| has_own), ..wishes };
-        let plan = plan::compile(&descriptor.rooted_at(member), node, stub, objects, (&wishes, &place))?;
+        let plan_options = PlanOptions { bridge: plan_options.bridge.filter(|_| has_own), ..plan_options };
+        let plan = plan::compile(&descriptor.rooted_at(member), node, stub, objects, (&plan_options, &place))?;
         if !has_own {
             let (start, bytes) = plan.region;
             plans[holder as usize].occupied.push((start, start + bytes));
@@ -138,12 +138,12 @@ fn concatenate_plans(mut plans: Vec<ProcessPlan>, descriptor: &Descriptor) -> Tr
 }
 
 /// What a process has in common with its parent.
-fn sharing_flags(kinship: &ProcessRelations) -> u32 {
+fn sharing_flags(process_relations: &ProcessRelations) -> u32 {
     [
-        (kinship.shares_fs, CHILD_SHARES_DIRECTORY),
-        (kinship.shares_files, CHILD_SHARES_FILES),
-        (kinship.shares_memory, CHILD_SHARES_MEMORY),
-        (kinship.shares_handlers, CHILD_SHARES_HANDLERS),
+        (process_relations.shares_fs, CHILD_SHARES_DIRECTORY),
+        (process_relations.shares_files, CHILD_SHARES_FILES),
+        (process_relations.shares_memory, CHILD_SHARES_MEMORY),
+        (process_relations.shares_handlers, CHILD_SHARES_HANDLERS),
     ]
     .into_iter()
     .filter(|(is_shared, _)| *is_shared)
@@ -265,31 +265,31 @@ impl TreePosition<'_> {
     }
 
     fn plan_zombie(&self, zombie: &Zombie) -> PlanKin {
-        let Zombie { pid, relations: kinship, status, name: text, is_reaped: is_forgotten } = zombie;
+        let Zombie { pid, relations: process_relations, status, name: text, is_reaped: is_forgotten } = zombie;
         let mut name = [0; 16];
         name[..text.len()].copy_from_slice(text);
-        let (leads_session, leads_group) = (kinship.session == *pid, kinship.group == *pid);
+        let (leads_session, leads_group) = (process_relations.session == *pid, process_relations.group == *pid);
         let core = if status & CORE_BIT != 0 && has_plain_core_pattern() { CHILD_CORE_DUMPED } else { 0 };
         let forgotten = if *is_forgotten { CHILD_REAPED } else { 0 };
-        let flags = self.session_flag(*pid, kinship) | CHILD_ZOMBIE | core | forgotten;
+        let flags = self.session_flag(*pid, process_relations) | CHILD_ZOMBIE | core | forgotten;
         let own =
             if leads_session { CHILD_SESSION_LEADER } else { 0 } | if leads_group { CHILD_GROUP_LEADER } else { 0 };
         PlanKin {
             plan_at: 0,
             pid: *pid,
-            exit_signal: kinship.exit_signal,
+            exit_signal: process_relations.exit_signal,
             flags: flags | own,
             status: *status,
-            group: if leads_group { 0 } else { kinship.group },
+            group: if leads_group { 0 } else { process_relations.group },
             name,
             reserved: 0,
         }
     }
 
     /// Into the session that this process has, where it is not of the one that this was born into.
-    fn session_flag(&self, pid: u32, kinship: &ProcessRelations) -> u32 {
+    fn session_flag(&self, pid: u32, process_relations: &ProcessRelations) -> u32 {
         let session = self.member().map_or(self.tree.process.pid, |member| member.relations.session);
-        let is_after = kinship.session == session || kinship.session == pid;
+        let is_after = process_relations.session == session || process_relations.session == pid;
         if is_after { CHILD_AFTER_SESSION } else { 0 }
     }
 

@@ -103,7 +103,7 @@ impl<'a> PlannedZygote<'a> {
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
         let part = PlanScope::Zygote;
-        let wishes = PlanOptions {
+        let plan_options = PlanOptions {
             payload: None,
             paused: false,
             untrusted: false,
@@ -111,7 +111,7 @@ impl<'a> PlannedZygote<'a> {
             bridge: None,
             scope: part,
         };
-        let plans = process_tree::compile(&bare, node, &stub, &PassedObjects::empty(), &wishes)?;
+        let plans = process_tree::compile(&bare, node, &stub, &PassedObjects::empty(), &plan_options)?;
         Ok(Self { descriptor, plans })
     }
 
@@ -161,7 +161,7 @@ impl PlannedChild<'_> {
     pub fn start_from_zygote(
         &mut self,
         zygote: BorrowedFd<'_>,
-        cradle: CopyDestination<'_>,
+        copy_destination: CopyDestination<'_>,
         limit: Duration,
     ) -> Result<(RestoredProcess, OwnedFd), RestoreError> {
         let until = Instant::now() + limit;
@@ -172,10 +172,10 @@ impl PlannedChild<'_> {
         fd_passing::enable_sender_pid(control.as_fd()).map_err(RestoreError::StubIo)?;
         let request = RestoreRequest {
             plan: &plan,
-            pager_or_init: cradle.init,
+            pager_or_init: copy_destination.init,
             status_or_control: childs.as_fd(),
             objects: &self.objects,
-            cgroup_or_queue: Some(cradle.cgroup),
+            cgroup_or_queue: Some(copy_destination.cgroup),
             pid: self.descriptor.process.pid,
             intermediate_pid: find_free_pid(self.descriptor),
             fd_limit: self.plans.fd_limit,
@@ -214,7 +214,7 @@ impl PlannedChild<'_> {
 pub(super) fn find_free_pid(descriptor: &Descriptor) -> u32 {
     let members = descriptor.descendants.iter();
     let threads = descriptor.threads.iter().chain(members.clone().flat_map(|member| &member.threads));
-    let groups = |kinship: &ProcessRelations| [kinship.group, kinship.session];
+    let groups = |process_relations: &ProcessRelations| [process_relations.group, process_relations.session];
     let zombies = descriptor.zombies.iter().flat_map(|zombie| [[zombie.pid; 2], groups(&zombie.relations)]);
     let others = members.map(|member| groups(&member.relations)).chain(zombies).flatten();
     let taken: BTreeSet<u32> = threads.map(|thread| thread.tid).chain(others).collect();

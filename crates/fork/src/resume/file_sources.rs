@@ -209,10 +209,10 @@ impl SeedSource {
                 FileState::NotHeld => return Err(refusal_error(file.path(), REASON_NOT_HELD)),
             }
         }
-        let mut taken =
+        let mut patched_descriptor =
             PatchedDescriptor { descriptor: (*self.descriptor).clone(), objects: BTreeMap::new(), is_changed: false };
-        taken.replace_files(owners)?;
-        let PatchedDescriptor { descriptor, is_changed: is_any, .. } = taken;
+        patched_descriptor.replace_files(owners)?;
+        let PatchedDescriptor { descriptor, is_changed: is_any, .. } = patched_descriptor;
         Ok(is_any.then(|| {
             let mut source = self.clone();
             (source.descriptor, source.file_checks) = (descriptor.into(), Arc::default());

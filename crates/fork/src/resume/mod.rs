@@ -116,7 +116,7 @@ pub fn resume_child(
     let building = phase!("resume.child");
     let left = deadline.saturating_duration_since(Instant::now());
     // The stub builds it while the pager is told of it, and takes it on: nobody waits for another.
-    let begun = prepared.start(child_end.as_fd(), status_file.as_fd(), left)?;
+    let pending_restore = prepared.start(child_end.as_fd(), status_file.as_fd(), left)?;
     let plan = MemoryPlan::from_descriptor(
         &source.descriptor,
         source.page_sources(),
@@ -125,7 +125,7 @@ pub fn resume_child(
     );
     phase!("resume.memory", plan.write(directory))?;
     let adoption = phase!("resume.ask", pager.start_adoption(child, directory, pager_end));
-    let restored = begun.wait_restored();
+    let restored = pending_restore.wait_restored();
     drop(building);
     phase!("resume.adopt", adoption.wait())?;
     let mut restored = restored?;

@@ -28,13 +28,13 @@ pub struct HeldFileUsage {
 impl Seed {
     /// What became of each file: of those that are mapped, then of the others.
     pub(super) fn file_states(&self) -> Vec<FileState> {
-        let held = match &self.memory {
-            SeedMemory::Template(held) => held,
+        let seed_template = match &self.memory {
+            SeedMemory::Template(seed_template) => seed_template,
             // All that the image has was read, and not changed, when it was written.
             SeedMemory::Image(_) => return vec![FileState::Unchanged; self.descriptor.file_count()],
         };
         let mapped = self.descriptor.mapped_files.iter().map(|file| {
-            let Some(template) = held.processes.get(file.owner_range.process as usize) else {
+            let Some(template) = seed_template.processes.get(file.owner_range.process as usize) else {
                 return FileState::NotHeld;
             };
             let link =
@@ -46,7 +46,7 @@ impl Seed {
             };
             file_state((&then, file_identity::stat_path_identity(Path::new(&link))), || File::open(&link))
         });
-        let files = held.read_held_files();
+        let files = seed_template.read_held_files();
         let versions = (0..).zip(&self.descriptor.file_versions).map(|(index, version)| {
             let holder = version.extent.and_then(|extent| self.version_of_extent(extent)).unwrap_or(index);
             match &files[holder as usize] {
@@ -67,11 +67,11 @@ impl Seed {
 
     /// Lets go of files that no path leads to any more, where they take more room than one seed may keep; forks that need them are refused then.
     pub fn release_excess_files(&self) {
-        let SeedMemory::Template(held) = &self.memory else { return };
+        let SeedMemory::Template(seed_template) = &self.memory else { return };
         if self.held_file_usage().bytes <= HELD_BYTES_MAX {
             return;
         }
-        let mut files = held.held_files.write().unwrap_or_else(PoisonError::into_inner);
+        let mut files = seed_template.held_files.write().unwrap_or_else(PoisonError::into_inner);
         let is_unnamed = |file: &HeldFile| file_identity::stat_identity(file).is_ok_and(|found| found.links == 0);
         files.iter_mut().for_each(|file| drop(file.take_if(|file| is_unnamed(file))));
         tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are not kept for its children any longer: they take too much room");
@@ -96,8 +96,8 @@ impl Seed {
 
     /// What it keeps on disk.
     pub fn held_file_usage(&self) -> HeldFileUsage {
-        let SeedMemory::Template(held) = &self.memory else { return HeldFileUsage::default() };
-        let files = held.read_held_files();
+        let SeedMemory::Template(seed_template) = &self.memory else { return HeldFileUsage::default() };
+        let files = seed_template.read_held_files();
         let found: Vec<_> = files.iter().flatten().filter_map(|file| file_identity::stat_identity(file).ok()).collect();
         let pinned = found.iter().filter(|file| file.links == 0);
         HeldFileUsage { files: found.len() as u64, bytes: pinned.map(|file| file.bytes).sum() }

@@ -78,7 +78,7 @@ impl Seed {
         let CapturedTree { descriptor, template, shared_copies, held_files, times } = captured;
         let files = RwLock::new(held_files);
         let templates = template.pids().iter().map(|pid| ProcessTemplate::open(*pid)).collect::<io::Result<_>>()?;
-        let held =
+        let seed_template =
             SeedTemplate { shared_copies, held_files: files, processes: templates, _template: Mutex::new(template) };
         let key = Arc::new(SeedKey { seed: id, token });
         let (encoded, working_set) = (encode(&descriptor), Arc::default());
@@ -87,7 +87,7 @@ impl Seed {
             key,
             encoded_descriptor: encoded,
             descriptor,
-            memory: SeedMemory::Template(held),
+            memory: SeedMemory::Template(seed_template),
             times,
             working_set,
         })
@@ -179,7 +179,7 @@ impl Seed {
     /// The template of the first process, as this process sees it; `None` where an image has its place.
     pub fn template_pid(&self) -> Option<i32> {
         match &self.memory {
-            SeedMemory::Template(held) => held.processes.first().map(|one| one.pid),
+            SeedMemory::Template(seed_template) => seed_template.processes.first().map(|one| one.pid),
             SeedMemory::Image(_) => None,
         }
     }
@@ -187,7 +187,7 @@ impl Seed {
     /// Whether its memory is there: a template may be killed, and that of a child's seed ends with the child's pid namespace.
     pub fn has_memory(&self) -> bool {
         match &self.memory {
-            SeedMemory::Template(held) => !held.processes.iter().any(ProcessTemplate::has_ended),
+            SeedMemory::Template(seed_template) => !seed_template.processes.iter().any(ProcessTemplate::has_ended),
             SeedMemory::Image(_) => true,
         }
     }
@@ -265,32 +265,32 @@ impl Region for Seed {
             into.iter_mut().zip(&states[from..]).for_each(|(byte, state)| *byte = state.to_byte());
             return Ok(());
         }
-        let held = match &self.memory {
-            SeedMemory::Template(held) => held,
+        let seed_template = match &self.memory {
+            SeedMemory::Template(seed_template) => seed_template,
             SeedMemory::Image(image) => return image.read(extent, offset, into),
         };
         match self.descriptor.extents[extent.0 as usize].source {
             ExtentSource::Template { process, address } => {
-                held.processes[process as usize].memory.read(address + offset, into)
+                seed_template.processes[process as usize].memory.read(address + offset, into)
             }
             ExtentSource::SharedObject { object } => {
-                held.shared_copies[object as usize].read_at(offset, into);
+                seed_template.shared_copies[object as usize].read_at(offset, into);
                 Ok(())
             }
             ExtentSource::File { version } => {
-                held.read_held_file(&self.descriptor.file_versions[version as usize], version, (offset, into))
+                seed_template.read_held_file(&self.descriptor.file_versions[version as usize], version, (offset, into))
             }
         }
     }
 
     fn local_template(&self) -> Option<LocalTemplate> {
-        let SeedMemory::Template(held) = &self.memory else { return None };
+        let SeedMemory::Template(seed_template) = &self.memory else { return None };
         // One process can be given: the first. What others have is read through the owner.
         let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
             ExtentSource::Template { process: 0, address } => Some((ExtentId(index as u32), address)),
             ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
         };
-        let template = held.processes.first()?.pidfd.try_clone().ok()?;
+        let template = seed_template.processes.first()?.pidfd.try_clone().ok()?;
         let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
         Some(LocalTemplate { template, extents })
     }

@@ -123,8 +123,8 @@ fn what_a_parent_closes_nobody_holds_open() {
     struct Closing(Parent, Sender<Result<u64, CaptureError>>);
 
     impl CaptureCallbacks for Closing {
-        fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
-            let closed = begun.map(|_| {
+        fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool {
+            let closed = ready_template.map(|_| {
                 self.0.write(b"x");
                 self.0.wait_for("ended")
             });

@@ -73,8 +73,8 @@ fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
 struct Unwilling(Sender<bool>);
 
 impl CaptureCallbacks for Unwilling {
-    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
-        self.0.send(begun.is_ok()).expect("the test listens");
+    fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool {
+        self.0.send(ready_template.is_ok()).expect("the test listens");
         false
     }
 

@@ -31,11 +31,11 @@ fn tender_of(program: &Program) -> HugePageCollapser {
 fn huge_pages_come_and_go() {
     with_program("mix_sizes", PagingStrategy::default(), |stage| {
         stage.program.meet();
-        let mut tender = tender_of(&stage.program);
-        soon("a huge page", || (tender.run_round(ROUND_LIMIT).unwrap() > 0).then_some(()));
+        let mut huge_page_collapser = tender_of(&stage.program);
+        soon("a huge page", || (huge_page_collapser.run_round(ROUND_LIMIT).unwrap() > 0).then_some(()));
         stage.program.let_go();
         while !stage.program.has_ended() {
-            tender.run_round(ROUND_LIMIT).unwrap();
+            huge_page_collapser.run_round(ROUND_LIMIT).unwrap();
         }
     });
 }

@@ -63,12 +63,12 @@ impl HugePageCollapse {
         let wanted: Vec<_> = children.iter().filter(is_worth_while).filter(|child| child.is_alive()).collect();
         self.targets.retain(|id, _| wanted.iter().any(|child| child.record().id == *id));
         for child in wanted {
-            let tended = self.targets.entry(child.record().id.clone()).or_insert_with(|| open_target(child));
-            if let Some(due) = tended.as_mut().filter(|tended| tended.due <= Instant::now())
+            let collapse_target = self.targets.entry(child.record().id.clone()).or_insert_with(|| open_target(child));
+            if let Some(due) = collapse_target.as_mut().filter(|collapse_target| collapse_target.due <= Instant::now())
                 && let Err(error) = due.collapse()
             {
                 tracing::warn!(child = %child.record().id, %error, "it gets no huge pages");
-                *tended = None;
+                *collapse_target = None;
             }
         }
     }
@@ -83,6 +83,6 @@ impl CollapseTarget {
 }
 
 fn open_target(child: &Child) -> Option<CollapseTarget> {
-    let tender = child.record().process.parse().and_then(HugePageCollapser::open).ok().flatten()?;
-    Some(CollapseTarget { collapser: tender, due: Instant::now() })
+    let huge_page_collapser = child.record().process.parse().and_then(HugePageCollapser::open).ok().flatten()?;
+    Some(CollapseTarget { collapser: huge_page_collapser, due: Instant::now() })
 }

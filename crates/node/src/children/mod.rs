@@ -104,8 +104,8 @@ impl ChildSupervisor {
     }
 
     /// Takes a child that was just started, and watches over it.
-    pub(crate) fn add(&self, newborn: StartedChild) -> Arc<Child> {
-        let StartedChild { record, container, stdin, unpause_socket: gate, forwarding: doors } = newborn;
+    pub(crate) fn add(&self, started_child: StartedChild) -> Arc<Child> {
+        let StartedChild { record, container, stdin, unpause_socket: gate, forwarding: doors } = started_child;
         let directory = self.run_dir.child_dir(&record.id);
         let cgroup = Some(container.cgroup().clone());
         let child = Arc::new(Child::from_started(record, directory, stdin, gate, cgroup));

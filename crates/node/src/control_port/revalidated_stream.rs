@@ -42,13 +42,13 @@ impl RevalidatedStream {
         shown: Option<CertificateDer<'static>>,
         stream: ControlStream,
     ) -> Self {
-        let watch = shown.map(|shown| {
+        let certificate_check = shown.map(|shown| {
             // The handshake was a look. Whoever is thrown out meanwhile and asks something is told why (`auth`).
             let mut ticks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             CertificateCheck { credentials: credentials.clone(), certificate: shown, ticks }
         });
-        Self { stream, check: watch }
+        Self { stream, check: certificate_check }
     }
 
     /// For as long as both ends want.
@@ -58,9 +58,9 @@ impl RevalidatedStream {
 
     /// The stream, if the peer is still welcome.
     fn check_peer(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut ControlStream>> {
-        if let Some(watch) = &mut self.check {
-            while watch.ticks.poll_tick(context).is_ready() {
-                watch.credentials.check_certificate(&watch.certificate).map_err(|error| {
+        if let Some(certificate_check) = &mut self.check {
+            while certificate_check.ticks.poll_tick(context).is_ready() {
+                certificate_check.credentials.check_certificate(&certificate_check.certificate).map_err(|error| {
                     tracing::warn!("a connection of the control port is cut off: {error}");
                     io::Error::new(io::ErrorKind::PermissionDenied, error)
                 })?;

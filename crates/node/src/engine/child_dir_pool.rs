@@ -116,17 +116,17 @@ impl ChildDirPool {
     pub(super) fn refill(&self) {
         while self.ready().len() < READY_MAX {
             match ChildDir::create(&self.node, &self.run_dir) {
-                Ok(nest) => self.put_back(nest),
+                Ok(child_dir) => self.put_back(child_dir),
                 Err(error) => return tracing::debug!(%error, "no directory is made ahead of need"),
             }
         }
     }
 
     /// Unless another has made the last one meanwhile: then it goes.
-    fn put_back(&self, nest: ChildDir) {
+    fn put_back(&self, child_dir: ChildDir) {
         let mut ready = self.ready();
         if ready.len() < READY_MAX {
-            ready.push(nest);
+            ready.push(child_dir);
         }
     }
 

@@ -243,21 +243,21 @@ impl Engine {
     /// Starts a child by letting one go that stands by; `None` where there is none, and where it was of no use.
     pub(super) fn start_prestarted(
         &self,
-        asked: StartRequest<'_>,
-        lot: ChildAssignment<'_>,
+        start_request: StartRequest<'_>,
+        child_assignment: ChildAssignment<'_>,
     ) -> Option<Result<StartedChild, Failure>> {
-        let StartRequest { source, options, requested_at: requested, .. } = asked;
+        let StartRequest { source, options, requested_at: requested, .. } = start_request;
         if !self.prestart_pool.has_seed(&source.key.seed) {
             return None;
         }
-        let kind = PrestartKey::for_start(source, options, lot.payload.is_some())?;
+        let kind = PrestartKey::for_start(source, options, child_assignment.payload.is_some())?;
         let taken = phase!("resume.standby", self.prestart_pool.take(&source.key.seed, &kind));
         let PrestartedChild { child: mut standing, files, .. } = taken?;
         if !files.is_current() {
             tracing::debug!(seed = %source.key.seed, "a child that stood by has files that were replaced");
             return None;
         }
-        if let Err(error) = phase!("resume.tell", assign_and_release(&mut standing, source, lot)) {
+        if let Err(error) = phase!("resume.tell", assign_and_release(&mut standing, source, child_assignment)) {
             tracing::debug!(seed = %source.key.seed, %error, "a child that stood by is of no use");
             return None;
         }
@@ -267,7 +267,7 @@ impl Engine {
         let settled = match gone {
             Ok(restored) => {
                 standing.restored = restored;
-                self.commit_start(standing, asked)
+                self.commit_start(standing, start_request)
             }
             Err(error) => Err(self.start_failure(source, &error)),
         };
@@ -288,27 +288,29 @@ impl Engine {
     ) {
         let Ok(source) = self.load_source(access, Instant::now()) else { return };
         let Some(kind) = PrestartKey::for_start(&source, options, has_payload) else { return };
-        let Some(kept) = self.zygote_cache.find_for_prestart(&source, options) else { return };
+        let Some(cached_zygote) = self.zygote_cache.find_for_prestart(&source, options) else { return };
         if let Some(reason) = find_prestart_obstacle(&source.descriptor) {
             return tracing::trace!(seed = %source.key.seed, reason, "no child of it stands by");
         }
         while let Some(mut place) = self.prestart_pool.reserve(&source.key.seed, &kind, most) {
             let (since, files) = (Instant::now(), PathSnapshot::record(&source.descriptor, &self.node));
-            let asked = StartRequest {
+            let start_request = StartRequest {
                 source: &source,
                 options: &kind.options,
                 fan_out: &FanOutNetwork::default(),
                 requested_at: since,
             };
-            let stood = self.restore_child(Some(&kept), asked, Assignment::Deferred { has_payload });
+            let stood = self.restore_child(Some(&cached_zygote), start_request, Assignment::Deferred { has_payload });
             // It has taken of what is ready.
             self.refill_child_dirs();
             match stood {
-                Ok(standing) => place.ready = Some(PrestartedChild { child: standing, restored_at: since, files }),
+                Ok(restored_child) => {
+                    place.ready = Some(PrestartedChild { child: restored_child, restored_at: since, files })
+                }
                 Err(broken) => {
                     tracing::debug!(failure = %broken.failure, "no child stands by");
                     if broken.progress != StartProgress::NotBegun {
-                        self.retire_zygote(&source, &kept, broken.is_late);
+                        self.retire_zygote(&source, &cached_zygote, broken.is_late);
                     }
                     return;
                 }
@@ -322,19 +324,22 @@ impl Engine {
 /// # Errors
 /// It has not run.
 fn assign_and_release(
-    standing: &mut RestoredChild,
+    restored_child: &mut RestoredChild,
     source: &SeedSource,
-    lot: ChildAssignment<'_>,
+    child_assignment: ChildAssignment<'_>,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    if let Some(payload) = lot.payload {
-        standing.container.put_file(PAYLOAD_NAME, payload, 0o444)?;
+    if let Some(payload) = child_assignment.payload {
+        restored_child.container.put_file(PAYLOAD_NAME, payload, 0o444)?;
     }
-    if let Some(line) = standing.checkpoint_reply.take() {
-        let identity =
-            checkpoint_reply::ChildIdentity { child: standing.rollback.id(), seed: &source.key.seed, index: lot.index };
-        line.send(identity, lot.payload)?;
+    if let Some(line) = restored_child.checkpoint_reply.take() {
+        let identity = checkpoint_reply::ChildIdentity {
+            child: restored_child.rollback.id(),
+            seed: &source.key.seed,
+            index: child_assignment.index,
+        };
+        line.send(identity, child_assignment.payload)?;
     }
-    let gate = standing.release_socket.as_ref().expect("a copy of a zygote has one");
+    let gate = restored_child.release_socket.as_ref().expect("a copy of a zygote has one");
     Ok(restore::unpause_with_report(gate.as_fd())?)
 }
 

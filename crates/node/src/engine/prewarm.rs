@@ -31,8 +31,8 @@ impl Engine {
             Failure::new(Code::FailedPrecondition, object, format!("it is not warmed up: {cause}"))
                 .with_next_step("children can be forked all the same, and fetch what they touch")
         };
-        let nest = self.child_dirs.take().map_err(|error| failed(&error))?;
-        let (_, directory, _) = nest.into_parts();
+        let child_dir = self.child_dirs.take().map_err(|error| failed(&error))?;
+        let (_, directory, _) = child_dir.into_parts();
         let progress = self.fill_cache(&source, &directory, deadline);
         // The plan in it was for this alone.
         if let Err(error) = fs::remove_dir_all(&directory) {

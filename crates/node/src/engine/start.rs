@@ -87,32 +87,33 @@ impl Engine {
         requested: Instant,
     ) -> Result<StartedChild, Failure> {
         let source = &*phase!("resume.source", self.load_source(access, requested + START_TIMEOUT))?;
-        let lot = ChildAssignment { index, payload };
+        let child_assignment = ChildAssignment { index, payload };
         let owners = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owners {
             // What was made ahead has the node's.
-            let asked = StartRequest { source, options, fan_out, requested_at: requested };
-            let standing =
-                self.restore_child(None, asked, Assignment::Immediate(lot)).map_err(|broken| broken.failure)?;
-            return self.commit_start(standing, asked).map_err(|broken| broken.failure);
+            let start_request = StartRequest { source, options, fan_out, requested_at: requested };
+            let restored_child = self
+                .restore_child(None, start_request, Assignment::Immediate(child_assignment))
+                .map_err(|broken| broken.failure)?;
+            return self.commit_start(restored_child, start_request).map_err(|broken| broken.failure);
         }
-        let asked = StartRequest { source, options, fan_out, requested_at: requested };
-        if alone && let Some(started) = self.start_prestarted(asked, lot) {
+        let start_request = StartRequest { source, options, fan_out, requested_at: requested };
+        if alone && let Some(started) = self.start_prestarted(start_request, child_assignment) {
             return started;
         }
         let start = |zygote: Option<&CachedZygote>| {
-            let standing = self.restore_child(zygote, asked, Assignment::Immediate(lot))?;
-            self.commit_start(standing, asked)
+            let restored_child = self.restore_child(zygote, start_request, Assignment::Immediate(child_assignment))?;
+            self.commit_start(restored_child, start_request)
         };
-        if let Some(kept) = self.zygote_cache.find(source, options) {
-            match start(Some(&*kept)) {
-                Ok(newborn) => {
-                    self.zygote_cache.record_copy(&kept);
-                    return Ok(newborn);
+        if let Some(cached_zygote) = self.zygote_cache.find(source, options) {
+            match start(Some(&*cached_zygote)) {
+                Ok(started_child) => {
+                    self.zygote_cache.record_copy(&cached_zygote);
+                    return Ok(started_child);
                 }
                 Err(StartFailure { failure, progress: StartProgress::NotBegun, .. }) => return Err(failure),
                 Err(StartFailure { failure, progress: came, is_late }) => {
-                    self.retire_zygote(source, &kept, is_late);
+                    self.retire_zygote(source, &cached_zygote, is_late);
                     if came == StartProgress::MayHaveRun {
                         return Err(failure);
                     }
@@ -146,8 +147,8 @@ impl Engine {
 
     /// No more copies are made of a zygote that one failed of, which `is_late` where it took too long. One that was killed says nothing of
     /// the next.
-    pub(super) fn retire_zygote(&self, source: &SeedSource, kept: &CachedZygote, is_late: bool) {
-        match kept.zygote().has_ended() {
+    pub(super) fn retire_zygote(&self, source: &SeedSource, cached_zygote: &CachedZygote, is_late: bool) {
+        match cached_zygote.zygote().has_ended() {
             true => self.zygote_cache.retire(&source.key.seed),
             false => self.zygote_cache.retire_failed(&source.key.seed, is_late),
         }
@@ -157,39 +158,41 @@ impl Engine {
     pub(super) fn restore_child(
         &self,
         zygote: Option<&CachedZygote>,
-        asked: StartRequest<'_>,
-        whose: Assignment<'_>,
+        start_request: StartRequest<'_>,
+        assignment: Assignment<'_>,
     ) -> Result<RestoredChild, StartFailure> {
-        let StartRequest { source, options, fan_out, requested_at: requested } = asked;
+        let StartRequest { source, options, fan_out, requested_at: requested } = start_request;
         let failed = |cause: &dyn Display| self.start_failure(source, cause);
         check_task_limit(source, options).map_err(|(cause, next)| {
             let broken = failed(&cause);
             StartFailure { failure: broken.failure.with_next_step(next), ..broken }
         })?;
         let published = BoundPort::bind_all(&options.publish).map_err(StartFailure::nowhere)?;
-        let nest =
+        let child_dir =
             phase!("resume.nest", self.child_dirs.take()).map_err(|error| self.directory_failure(source, &error))?;
-        let (id, directory, ChildFiles { output, error, status }) = nest.into_parts();
-        let unfinished = StartRollback::new(id, directory, &self.pager);
+        let (id, directory, ChildFiles { output, error, status }) = child_dir.into_parts();
+        let start_rollback = StartRollback::new(id, directory, &self.pager);
         let (input, stdin) = phase!("resume.streams", open_stdin(options.attached)).map_err(|error| failed(&error))?;
-        let called =
-            phase!("resume.caller", self.open_checkpoint_reply(source, unfinished.id(), unfinished.directory(), whose));
+        let called = phase!(
+            "resume.caller",
+            self.open_checkpoint_reply(source, start_rollback.id(), start_rollback.directory(), assignment)
+        );
         let (line, caller) = called.map_err(|error| self.directory_failure(source, &error))?;
 
         let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
-        configure_container(&container, asked).map_err(|error| failed(&*error))?;
-        let doors = self.open_forwarding(published, asked, &container)?;
+        configure_container(&container, start_request).map_err(|error| failed(&*error))?;
+        let doors = self.open_forwarding(published, start_request, &container)?;
         let request = ResumeRequest {
-            child: unfinished.id(),
-            directory: unfinished.directory(),
+            child: start_rollback.id(),
+            directory: start_rollback.directory(),
             source,
             container: &container,
             streams: StandardStreams { input, output, error },
             status_file: status,
             checkpoint_socket: caller,
-            payload: whose.payload(),
-            paused: options.paused || matches!(whose, Assignment::Deferred { .. }),
+            payload: assignment.payload(),
+            paused: options.paused || matches!(assignment, Assignment::Deferred { .. }),
             untrusted: options.protection.untrusted,
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
@@ -200,7 +203,7 @@ impl Engine {
         dismissed.map_err(|error| StartFailure { progress: StartProgress::MayHaveRun, ..failed(&error) })?;
         Ok(RestoredChild {
             container,
-            rollback: unfinished,
+            rollback: start_rollback,
             restored,
             release_socket: gate,
             checkpoint_reply: line,
@@ -215,12 +218,12 @@ impl Engine {
         source: &SeedSource,
         child: &ChildId,
         directory: &Path,
-        whose: Assignment<'_>,
+        assignment: Assignment<'_>,
     ) -> io::Result<(Option<checkpoint_reply::CheckpointReply>, Option<OwnedFd>)> {
         let Some((line, caller)) = checkpoint_reply::open_reply_socket(&source.descriptor, directory)? else {
             return Ok((None, None));
         };
-        let Assignment::Immediate(ChildAssignment { index, payload }) = whose else {
+        let Assignment::Immediate(ChildAssignment { index, payload }) = assignment else {
             return Ok((Some(line), Some(caller)));
         };
         line.send(checkpoint_reply::ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
@@ -230,10 +233,10 @@ impl Engine {
     /// Records a child that stands: it is its user's from now on, and outlives the daemon.
     pub(super) fn commit_start(
         &self,
-        standing: RestoredChild,
-        asked: StartRequest<'_>,
+        restored_child: RestoredChild,
+        start_request: StartRequest<'_>,
     ) -> Result<StartedChild, StartFailure> {
-        let StartRequest { source, options, requested_at: requested, .. } = asked;
+        let StartRequest { source, options, requested_at: requested, .. } = start_request;
         let RestoredChild {
             container,
             rollback: unfinished,
@@ -242,7 +245,7 @@ impl Engine {
             checkpoint_reply: _,
             stdin,
             forwarding: doors,
-        } = standing;
+        } = restored_child;
         let requested_at = SystemTime::now() - requested.elapsed();
         let has_run = |error: &dyn Display| StartFailure {
             progress: StartProgress::MayHaveRun,
@@ -286,14 +289,14 @@ impl Engine {
     fn open_forwarding(
         &self,
         published: Vec<BoundPort>,
-        asked: StartRequest<'_>,
+        start_request: StartRequest<'_>,
         container: &Container,
     ) -> Result<ChildForwarding, StartFailure> {
-        let StartRequest { options, fan_out, .. } = asked;
+        let StartRequest { options, fan_out, .. } = start_request;
         let place = (options.network, container.init().as_fd(), fan_out);
         phase!("resume.doors", ChildForwarding::open(published, &options.egress, place)).map_err(|error| {
             let StartFailure { failure, .. } =
-                self.start_failure(asked.source, &format!("a way out of its network: {error}"));
+                self.start_failure(start_request.source, &format!("a way out of its network: {error}"));
             StartFailure::nowhere(failure.with_next_step(next_step::EGRESS_UNSUPPORTED_STEP))
         })
     }
@@ -311,12 +314,12 @@ impl Engine {
             Some(step) => failure.with_next_step(step),
             None => failure,
         };
-        let came = match error {
+        let start_progress = match error {
             ResumeError::Plan(_) => StartProgress::NotBegun,
             _ if is_retryable(error) => StartProgress::NeverRan,
             _ => StartProgress::MayHaveRun,
         };
-        StartFailure { failure, progress: came, is_late: is_late(error) }
+        StartFailure { failure, progress: start_progress, is_late: is_late(error) }
     }
 
     fn take_container(
@@ -327,7 +330,7 @@ impl Engine {
     ) -> Result<Container, ContainerError> {
         let (kind, deadline) = (options.container(), requested + START_TIMEOUT);
         match root_reuse::root_reuse_key((&source.key.seed, &source.lineage), options, fan_out) {
-            Some(heirs) => self.pool.take_with_reuse(&heirs, kind, deadline),
+            Some(root_reuse_key) => self.pool.take_with_reuse(&root_reuse_key, kind, deadline),
             None => self.pool.take(kind, deadline),
         }
     }
@@ -339,10 +342,10 @@ impl Engine {
         request: ResumeRequest<'_>,
     ) -> Result<(RestoredProcess, Option<OwnedFd>), ResumeError> {
         let pager = self.pager.client();
-        let Some(kept) = zygote else {
+        let Some(cached_zygote) = zygote else {
             return Ok((resume::resume_child(request, &self.node, pager)?, None));
         };
-        let (restored, control) = resume_from_zygote(kept.zygote(), request, &self.node, pager)?;
+        let (restored, control) = resume_from_zygote(cached_zygote.zygote(), request, &self.node, pager)?;
         Ok((restored, Some(control)))
     }
 
@@ -387,7 +390,7 @@ impl Engine {
 impl<'a> Assignment<'a> {
     fn payload(self) -> Option<&'a [u8]> {
         match self {
-            Self::Immediate(lot) => lot.payload,
+            Self::Immediate(child_assignment) => child_assignment.payload,
             Self::Deferred { has_payload } => has_payload.then_some(&[]),
         }
     }
@@ -406,8 +409,11 @@ fn check_task_limit(source: &SeedSource, options: &StartOptions) -> Result<(), (
 }
 
 /// Makes of a container of the pool what this child is to live in.
-fn configure_container(container: &Container, asked: StartRequest<'_>) -> Result<(), Box<dyn std::error::Error>> {
-    let StartRequest { source, options, fan_out, .. } = asked;
+fn configure_container(
+    container: &Container,
+    start_request: StartRequest<'_>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let StartRequest { source, options, fan_out, .. } = start_request;
     container.set_limits(&options.limits)?;
     for (host_path, inside_path) in &options.binds {
         phase!("resume.bind", container.bind(host_path, inside_path))?;

@@ -29,13 +29,13 @@ type LabelledValue = (&'static str, u64);
 impl Collector for NodeCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(node) = self.0.upgrade() else { return Ok(()) };
-        let mut told = MetricEncoder(encoder);
-        told.encode_seeds(&node)?;
-        told.encode_children(&node)?;
-        told.encode_containers(&node)?;
-        told.encode_nodes(&node)?;
-        told.encode_memory(&node.children.pager_counters())?;
-        node.pager.cache_stats().map_or(Ok(()), |cache| told.encode_cache(&cache))
+        let mut metric_encoder = MetricEncoder(encoder);
+        metric_encoder.encode_seeds(&node)?;
+        metric_encoder.encode_children(&node)?;
+        metric_encoder.encode_containers(&node)?;
+        metric_encoder.encode_nodes(&node)?;
+        metric_encoder.encode_memory(&node.children.pager_counters())?;
+        node.pager.cache_stats().map_or(Ok(()), |cache| metric_encoder.encode_cache(&cache))
     }
 }
 

@@ -82,7 +82,7 @@ impl CheckpointListener {
         listener: OwnedFd,
         arrivals: mpsc::UnboundedSender<AcceptedProgram>,
     ) -> Self {
-        let hall = Arc::new(ListenerState {
+        let listener_state = Arc::new(ListenerState {
             node,
             registry,
             listener,
@@ -93,15 +93,16 @@ impl CheckpointListener {
             is_closed: AtomicBool::new(false),
             pending: Mutex::default(),
         });
-        (0..LISTENER_THREADS_MAX).for_each(|_| hall.spawn_thread());
-        Self(hall)
+        (0..LISTENER_THREADS_MAX).for_each(|_| listener_state.spawn_thread());
+        Self(listener_state)
     }
 
     /// Tells programs whose capture takes too long, and sees to it that somebody waits for the next: those who did may hang.
     pub(super) fn expire_overdue(&self) {
-        let hall = &self.0;
+        let listener_state = &self.0;
         let is_overdue = |asking: &&Arc<PendingCheckpoint>| asking.since.elapsed() > CAPTURE_REPLY_TIMEOUT;
-        let overdue: Vec<Arc<PendingCheckpoint>> = hall.pending().iter().filter(is_overdue).cloned().collect();
+        let overdue: Vec<Arc<PendingCheckpoint>> =
+            listener_state.pending().iter().filter(is_overdue).cloned().collect();
         for asking in overdue {
             let failure = Failure::new(
                 Code::DeadlineExceeded,
@@ -111,8 +112,9 @@ impl CheckpointListener {
             asking
                 .reply_once(&encode_failure_reply(&failure.with_next_step("try again when the machine is less busy")));
         }
-        if hall.waiting_threads.load(Ordering::Relaxed) == 0 && hall.permits.available_permits() > 0 {
-            hall.spawn_thread();
+        if listener_state.waiting_threads.load(Ordering::Relaxed) == 0 && listener_state.permits.available_permits() > 0
+        {
+            listener_state.spawn_thread();
         }
     }
 }
@@ -128,10 +130,10 @@ impl Drop for CheckpointListener {
 
 impl ListenerState {
     fn spawn_thread(self: &Arc<Self>) {
-        let hall = self.clone();
+        let listener_state = self.clone();
         let started = capture::spawn_tracer("door", move || {
             capture::warm_up_thread();
-            hall.run_thread();
+            listener_state.run_thread();
         });
         if let Err(error) = started {
             tracing::warn!(%error, "no thread waits for the next program");
@@ -284,8 +286,8 @@ struct CaptureObserver {
 }
 
 impl CaptureCallbacks for CaptureObserver {
-    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
-        let is_wanted = self.builder.template_ready(begun);
+    fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool {
+        let is_wanted = self.builder.template_ready(ready_template);
         // The kernel has put the program that was told behind this thread, on its processor: who sends over a socket mostly
         // sleeps next. Here there is more to do, for which nobody waits as yet.
         thread::yield_now();

@@ -127,8 +127,13 @@ impl ProgramConnection {
         }
     }
 
-    async fn handle_request(&mut self, socket: &ProgramSocket, socket_inode: u64, wish: RequestBody) -> io::Result<()> {
-        match wish {
+    async fn handle_request(
+        &mut self,
+        socket: &ProgramSocket,
+        socket_inode: u64,
+        request_body: RequestBody,
+    ) -> io::Result<()> {
+        match request_body {
             RequestBody::Checkpoint { name, ttl, offer: offered } => {
                 match self.prepare_seed(socket_inode, name, ttl, offered).await {
                     Ok(seed) => self.reply_seed(socket, seed).await,

@@ -49,11 +49,11 @@ pub(super) async fn watch_exits(
         Ok(()) => Failure::new(Code::Unavailable, format!("node `{node}`"), "it stopped telling of its children"),
     };
     inbox.close();
-    while let Some(tended) = inbox.recv().await {
-        waiting.insert(tended.child.clone(), tended);
+    while let Some(watched_child) = inbox.recv().await {
+        waiting.insert(watched_child.child.clone(), watched_child);
     }
-    for (_, tended) in waiting {
-        report_exit(batch, tended, ChildEnd::Lost(&failure.to_string())).await;
+    for (_, watched_child) in waiting {
+        report_exit(batch, watched_child, ChildEnd::Lost(&failure.to_string())).await;
     }
 }
 
@@ -69,9 +69,9 @@ async fn relay_events(
     loop {
         tokio::select! {
             tended = inbox.recv() => {
-                let Some(tended) = tended else { return Ok(()) };
-                let child = tended.child.clone();
-                waiting.insert(child.clone(), tended);
+                let Some(watched_child) = tended else { return Ok(()) };
+                let child = watched_child.child.clone();
+                waiting.insert(child.clone(), watched_child);
                 if inputs.send(v1::TendInput { child }).is_err() {
                     return Ok(());
                 }
@@ -103,29 +103,29 @@ async fn handle_event(batch: &SharedForks, waiting: &mut HashMap<String, Watched
     let v1::TendOutput { child, event } = output;
     match event {
         Some(Event::Result(piece)) => {
-            if let Some(tended) = waiting.get_mut(&child)
-                && let Err(error) = append_result(&mut tended.result, &piece)
+            if let Some(watched_child) = waiting.get_mut(&child)
+                && let Err(error) = append_result(&mut watched_child.result, &piece)
             {
                 tracing::warn!(child, %error, "what a child gave as its result cannot be kept");
-                tended.result = None;
+                watched_child.result = None;
             }
         }
         Some(Event::Ended(ended)) => {
-            let Some(tended) = waiting.remove(&child) else { return };
+            let Some(watched_child) = waiting.remove(&child) else { return };
             let exit = ended.exit.unwrap_or_default();
             match exit.how {
-                Some(How::Code(code)) => report_exit(batch, tended, ChildEnd::Exit(code)).await,
+                Some(How::Code(code)) => report_exit(batch, watched_child, ChildEnd::Exit(code)).await,
                 Some(How::Signal(signal)) => {
                     let limit = to_program_limit(exit.limit_met());
-                    report_exit(batch, tended, ChildEnd::Signal { signal, limit, why: &exit.limit }).await;
+                    report_exit(batch, watched_child, ChildEnd::Signal { signal, limit, why: &exit.limit }).await;
                 }
-                Some(How::Lost(why)) => report_exit(batch, tended, ChildEnd::Lost(&why)).await,
-                None => report_exit(batch, tended, ChildEnd::Lost("nothing is known of its end")).await,
+                Some(How::Lost(why)) => report_exit(batch, watched_child, ChildEnd::Lost(&why)).await,
+                None => report_exit(batch, watched_child, ChildEnd::Lost("nothing is known of its end")).await,
             }
         }
         Some(Event::Error(error)) => {
-            let Some(tended) = waiting.remove(&child) else { return };
-            report_exit(batch, tended, ChildEnd::Lost(&Failure::from(error).to_string())).await;
+            let Some(watched_child) = waiting.remove(&child) else { return };
+            report_exit(batch, watched_child, ChildEnd::Lost(&Failure::from(error).to_string())).await;
         }
         None => {}
     }
@@ -149,9 +149,9 @@ fn append_result(result: &mut Option<File>, piece: &[u8]) -> io::Result<()> {
 }
 
 /// Tells of a child's end.
-async fn report_exit(batch: &SharedForks, tended: WatchedChild, end: ChildEnd<'_>) {
-    batch.remove_ended(tended.position);
-    let result = tended.result.and_then(|file| memfd::seal_read_only(&file).ok());
-    let (number, index) = tended.position;
+async fn report_exit(batch: &SharedForks, watched_child: WatchedChild, end: ChildEnd<'_>) {
+    batch.remove_ended(watched_child.position);
+    let result = watched_child.result.and_then(|file| memfd::seal_read_only(&file).ok());
+    let (number, index) = watched_child.position;
     batch.send_reply(Reply::Ended { batch: number, index, end, has_result: result.is_some() }, result).await;
 }

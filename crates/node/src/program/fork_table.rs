@@ -179,19 +179,19 @@ impl SharedForks {
     }
 
     /// Hands a child to the tender of its node, of which there is one as long as it is of use.
-    fn watch_exit(self: &Arc<Self>, node: &NodeName, mut tended: WatchedChild) {
+    fn watch_exit(self: &Arc<Self>, node: &NodeName, mut watched_child: WatchedChild) {
         let mut children = self.children();
         if children.is_disconnected {
             return;
         }
         if let Some(tender) = children.exit_watchers.get(node) {
-            match tender.send(tended) {
+            match tender.send(watched_child) {
                 Ok(()) => return,
-                Err(mpsc::error::SendError(back)) => tended = back,
+                Err(mpsc::error::SendError(back)) => watched_child = back,
             }
         }
         let (tender, inbox) = mpsc::unbounded_channel();
-        let _ = tender.send(tended);
+        let _ = tender.send(watched_child);
         children.exit_watchers.insert(node.clone(), tender);
         let (batch, node) = (self.clone(), node.clone());
         while children.watcher_tasks.try_join_next().is_some() {}

@@ -79,14 +79,14 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_told() {
-        let readiness = Arc::new(SeedCompletion::default());
-        assert_eq!(readiness.wait(Duration::from_millis(1)).await, None);
-        let waiting = readiness.clone();
+        let seed_completion = Arc::new(SeedCompletion::default());
+        assert_eq!(seed_completion.wait(Duration::from_millis(1)).await, None);
+        let waiting = seed_completion.clone();
         let waiter = tokio::spawn(async move { waiting.wait(Duration::from_secs(60)).await });
         tokio::task::yield_now().await;
-        let concluding = readiness.clone();
+        let concluding = seed_completion.clone();
         std::thread::spawn(move || concluding.complete(Ok(()))).join().unwrap();
         assert_eq!(waiter.await.unwrap(), Some(Ok(())));
-        assert_eq!(readiness.wait(Duration::ZERO).await, Some(Ok(())));
+        assert_eq!(seed_completion.wait(Duration::ZERO).await, Some(Ok(())));
     }
 }

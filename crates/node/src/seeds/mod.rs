@@ -147,9 +147,9 @@ impl SeedRegistry {
     /// # Errors
     /// There is none of that id, or it failed.
     pub(crate) async fn wait_complete(&self, id: &SeedId) -> Result<(), Failure> {
-        let readiness = self.entries().get(id).map(|seed| seed.completion.clone());
-        let readiness = readiness.ok_or_else(|| self.unknown_seed(id))?;
-        let outcome = readiness.wait(PREPARE_TIMEOUT).await;
+        let seed_completion = self.entries().get(id).map(|seed| seed.completion.clone());
+        let seed_completion = seed_completion.ok_or_else(|| self.unknown_seed(id))?;
+        let outcome = seed_completion.wait(PREPARE_TIMEOUT).await;
         let cause = "it is not complete yet; see the node's log";
         outcome.unwrap_or_else(|| Err(Failure::new(Code::DeadlineExceeded, format!("seed {id}"), cause)))
     }

@@ -71,8 +71,10 @@ struct IncompleteSeed {
 }
 
 impl CaptureCallbacks for SeedBuilder {
-    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
-        let listed = begun.map_err(|error| capture_failure(self.pid, &error)).and_then(|begun| self.list_seed(&begun));
+    fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool {
+        let listed = ready_template
+            .map_err(|error| capture_failure(self.pid, &error))
+            .and_then(|ready_template| self.list_seed(&ready_template));
         match &listed {
             Ok(seed) => self.node.metrics.record_prepare(seed),
             Err(failure) => self.node.metrics.record_failure(Operation::Prepare, failure),
@@ -138,49 +140,50 @@ impl SeedBuilder {
     }
 
     /// Lists the seed: from now on it can be asked for.
-    fn list_seed(&mut self, begun: &ReadyTemplate) -> Result<v1::Seed, Failure> {
+    fn list_seed(&mut self, ready_template: &ReadyTemplate) -> Result<v1::Seed, Failure> {
         let _phase = phase!("prepare.list");
         let random = random_id().map_err(|error| self.process_failure(&error))?;
         let id = SeedId::new(self.node.seeds.node.clone(), random);
         let mut token = [0; TOKEN_BYTES];
         getrandom::fill(&mut token).map_err(|error| self.process_failure(&error))?;
-        let (view, readiness) = (self.view(&id, begun), Arc::new(SeedCompletion::default()));
+        let (view, seed_completion) = (self.view(&id, ready_template), Arc::new(SeedCompletion::default()));
         let mut listed = self.node.seeds.entries();
         // Another request may have taken the name meanwhile.
         if listed.values().any(|other| !view.name.is_empty() && other.view.name == view.name) {
             return Err(name_taken(&view.name));
         }
-        let held = MemoryCharge::new(self.pid, begun.populated_bytes);
+        let held = MemoryCharge::new(self.pid, ready_template.populated_bytes);
         if !self.options.freeze {
             self.node.seeds.budget.check_charge(self.pid, held, &memory_charges(listed.iter()))?;
         }
         let seal = self.options.sealed.then(|| SealProgress::Underway(Arc::default()));
         let lease = Lease::new(self.options.ttl_ms, view.created_unix_ms);
-        let seed = SeedEntry { view, completion: readiness.clone(), lease, seal_progress: seal, memory_charge: held };
+        let seed =
+            SeedEntry { view, completion: seed_completion.clone(), lease, seal_progress: seal, memory_charge: held };
         let told = seed.to_view();
         listed.insert(id.clone(), seed);
         drop(listed);
-        self.incomplete = Some(IncompleteSeed { id, token: Token::from_bytes(token), completion: readiness });
+        self.incomplete = Some(IncompleteSeed { id, token: Token::from_bytes(token), completion: seed_completion });
         Ok(told)
     }
 
-    fn view(&self, id: &SeedId, begun: &ReadyTemplate) -> v1::Seed {
+    fn view(&self, id: &SeedId, ready_template: &ReadyTemplate) -> v1::Seed {
         let (created_unix_ms, ttl_ms) = (clock::unix_ms_now(), self.options.ttl_ms);
         v1::Seed {
             id: id.to_string(),
             name: self.options.name.clone(),
             node: id.node().to_string(),
             parent_pid: self.pid,
-            command: begun.arguments.join(" "),
+            command: ready_template.arguments.join(" "),
             created_unix_ms,
             ttl_ms,
             labels: self.options.labels.clone(),
-            threads: to_u32(begun.times.threads),
-            memory_bytes: begun.populated_bytes,
-            pause_us: u64::try_from(begun.times.pause.as_micros()).unwrap_or(u64::MAX),
+            threads: to_u32(ready_template.times.threads),
+            memory_bytes: ready_template.populated_bytes,
+            pause_us: u64::try_from(ready_template.times.pause.as_micros()).unwrap_or(u64::MAX),
             prepare_us: u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
             frozen: self.options.freeze,
-            notes: begun.notes.clone(),
+            notes: ready_template.notes.clone(),
             ..v1::Seed::default()
         }
     }

@@ -142,8 +142,8 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
     }
     let about: SealMetadata =
         serde_json::from_slice(&image.head().daemon_state).map_err(|error| damaged(error.to_string()))?;
-    let readiness = Arc::new(SeedCompletion::default());
-    readiness.complete(Ok(()));
+    let seed_completion = Arc::new(SeedCompletion::default());
+    seed_completion.complete(Ok(()));
     let seal = Some(SealProgress::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
     // One of an older daemon has a time, and nothing to renew it by.
     let ttl_ms = if about.expires_unix_ms > 0 { about.ttl_ms.max(1) } else { 0 };
@@ -152,7 +152,7 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
         image,
         SeedEntry {
             view: about.into_view(id),
-            completion: readiness,
+            completion: seed_completion,
             lease,
             seal_progress: seal,
             memory_charge: MemoryCharge::default(),

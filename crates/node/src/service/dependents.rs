@@ -79,10 +79,10 @@ impl SeedDependents {
 /// # Errors
 /// It is, or may be: a node does not say.
 pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), Failure> {
-    let (text, census) = (id.to_string(), SeedDependents::collect(node).await);
+    let (text, seed_dependents) = (id.to_string(), SeedDependents::collect(node).await);
     let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause);
     let force = format!("`farfork drop --force {id}` drops it all the same: what they miss is SIGBUS then");
-    let needing = census.dependents_of(&text);
+    let needing = seed_dependents.dependents_of(&text);
     if !needing.is_empty() {
         let more = if needing.len() > DEPENDENTS_NAMED_MAX {
             format!(" and {} more", needing.len() - DEPENDENTS_NAMED_MAX)
@@ -93,7 +93,7 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
         let step = format!("let children end, or have their memory with `farfork settle`; {force}");
         return Err(refuse(format!("it is needed by {named}{more}")).with_next_step(step));
     }
-    match census.unanswered.first() {
+    match seed_dependents.unanswered.first() {
         Some(failure) => {
             let cause = format!("children on another node may need it ({}: {})", failure.object(), failure.cause());
             Err(refuse(cause).with_next_step(format!("see `farfork nodes`; {force}")))
@@ -130,9 +130,9 @@ pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
 
 /// Those of some seeds that nobody needs, as all nodes say. The leases of the others are renewed.
 async fn without_dependents(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
-    let census = SeedDependents::collect(node).await;
+    let seed_dependents = SeedDependents::collect(node).await;
     let (needed, others): (Vec<_>, Vec<_>) =
-        seeds.into_iter().partition(|id| !census.dependents_of(&id.to_string()).is_empty());
+        seeds.into_iter().partition(|id| !seed_dependents.dependents_of(&id.to_string()).is_empty());
     needed.iter().for_each(|id| node.seeds.renew_lease(id));
-    if census.unanswered.is_empty() { others } else { Vec::new() }
+    if seed_dependents.unanswered.is_empty() { others } else { Vec::new() }
 }

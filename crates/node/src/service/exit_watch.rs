@@ -60,8 +60,11 @@ async fn watch_child(node: Arc<Node>, child: String, sink: ResponseSender<v1::Te
 }
 
 /// Waits for a child's end and tells of it; gives its id if all went well with it.
-async fn report_exit(ward: KillOnDrop, sink: &ResponseSender<v1::TendOutput>) -> Result<Option<ChildId>, Failure> {
-    let child = &ward.0;
+async fn report_exit(
+    kill_on_drop: KillOnDrop,
+    sink: &ResponseSender<v1::TendOutput>,
+) -> Result<Option<ChildId>, Failure> {
+    let child = &kill_on_drop.0;
     let id = &child.record().id;
     let ended = child.wait_exit().await;
     if child.has_result() {

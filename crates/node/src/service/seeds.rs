@@ -101,10 +101,11 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
         RequestTarget::Local => {
             node.seeds.wait_complete(&id).await?;
             let here = node.clone();
-            let (seed, census) = (id.clone(), SeedDependents::collect(node));
-            let (detail, census) = tokio::join!(node.run_blocking(move || here.seeds.detail(&seed)), census);
+            let (seed, seed_dependents) = (id.clone(), SeedDependents::collect(node));
+            let (detail, seed_dependents) =
+                tokio::join!(node.run_blocking(move || here.seeds.detail(&seed)), seed_dependents);
             let mut detail = detail?;
-            detail.seed.iter_mut().for_each(|seed| census.add_to_view(seed));
+            detail.seed.iter_mut().for_each(|seed| seed_dependents.add_to_view(seed));
             Ok(Object::Seed(detail))
         }
         RequestTarget::Remote(mut owner) => {
@@ -122,13 +123,13 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
     let mut seeds = node.seeds.all();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
-        let census = SeedDependents::collect(node);
+        let seed_dependents = SeedDependents::collect(node);
         let asked = query_other_nodes(node, |mut asked, question| async move { asked.list_seeds(question).await });
-        let ((answers, failures), census) = tokio::join!(asked, census);
+        let ((answers, failures), seed_dependents) = tokio::join!(asked, seed_dependents);
         seeds.extend(answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds));
         unanswered.extend(node.unreachable_nodes());
         unanswered.extend(failures.into_iter().map(Into::into));
-        seeds.iter_mut().for_each(|seed| census.add_to_view(seed));
+        seeds.iter_mut().for_each(|seed| seed_dependents.add_to_view(seed));
     }
     seeds.sort_by(|a, b| (a.created_unix_ms, &a.id).cmp(&(b.created_unix_ms, &b.id)));
     v1::ListSeedsResponse { seeds, unanswered }

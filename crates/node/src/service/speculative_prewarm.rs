@@ -52,7 +52,7 @@ async fn create_first_zygote(node: Arc<Node>, seed: SeedId) {
 
 async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, foreseen: SpeculationPlan) {
     let SpeculationPlan { local_pattern: here, remote_nodes: elsewhere, previous_seeds: former } = foreseen;
-    if !here.as_ref().is_some_and(|manner| manner.is_fan_out) {
+    if !here.as_ref().is_some_and(|fork_pattern| fork_pattern.is_fan_out) {
         sleep(SPECULATION_DELAY).await;
     }
     let Ok(access) = node.seeds.access(&seed) else { return };
@@ -63,8 +63,8 @@ async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, fores
         let request = v1::ForetellRequest { before: before.to_string(), seed: Some(access.clone()), gone };
         tokio::spawn(notify_node(node.clone(), name, seed.clone(), request));
     }
-    if let (Some(manner), Ok(access)) = (here, SeedAccess::try_from(access)) {
-        prewarm_local(node, access, manner).await;
+    if let (Some(fork_pattern), Ok(access)) = (here, SeedAccess::try_from(access)) {
+        prewarm_local(node, access, fork_pattern).await;
     }
 }
 
@@ -111,19 +111,19 @@ pub(super) fn handle_foretell(
     Ok(v1::ForetellResponse { is_expected })
 }
 
-async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAccess, manner: Option<ForkPattern>) {
+async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAccess, fork_pattern: Option<ForkPattern>) {
     if !gone.is_empty() {
         let here = node.clone();
         run_in_thread(move || gone.iter().for_each(|seed| here.engine.evict_seed(seed))).await;
     }
-    if let Some(manner) = manner {
-        prewarm_local(node, access, manner).await;
+    if let Some(fork_pattern) = fork_pattern {
+        prewarm_local(node, access, fork_pattern).await;
     }
 }
 
 /// Makes this node ready for children of a seed, unless somebody was faster than that.
-async fn prewarm_local(node: Arc<Node>, access: SeedAccess, manner: ForkPattern) {
-    let ForkPattern { options, has_payload, is_fan_out } = manner;
+async fn prewarm_local(node: Arc<Node>, access: SeedAccess, fork_pattern: ForkPattern) {
+    let ForkPattern { options, has_payload, is_fan_out } = fork_pattern;
     create_speculative_zygote(&node, access.clone(), options.clone()).await;
     if !is_fan_out && !node.fork_history.has_local_fork(&access.key.seed) {
         run_in_thread(move || node.engine.prestart_children(&access, &options, has_payload, SPECULATIVE_PRESTARTS))

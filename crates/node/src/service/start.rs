@@ -158,11 +158,12 @@ async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
         if batch.sink.is_closed() {
             return;
         }
-        let begun = batch.begin_start(turn);
-        let queued = begun.recording.span().in_scope(|| tracing::debug_span!(target: phases::TARGET, "resume.thread"));
+        let start_turn = batch.begin_start(turn);
+        let queued =
+            start_turn.recording.span().in_scope(|| tracing::debug_span!(target: phases::TARGET, "resume.thread"));
         let starting = tokio::task::spawn_blocking(move || {
             drop(queued);
-            start_while_permitted(batch, begun, next)
+            start_while_permitted(batch, start_turn, next)
         });
         // Of a child whose start broke off, the caller hears when this stream ends.
         batch = match starting.await {
@@ -174,11 +175,15 @@ async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
 
 /// Starts children as long as there is a turn that nobody else waits for: to go on costs less than to wake another. Gives the batch back where
 /// some are left.
-fn start_while_permitted(batch: Arc<StartBatch>, mut begun: StartTurn, next: AfterStart) -> Option<Arc<StartBatch>> {
+fn start_while_permitted(
+    batch: Arc<StartBatch>,
+    mut start_turn: StartTurn,
+    next: AfterStart,
+) -> Option<Arc<StartBatch>> {
     loop {
         let v1::ChildSpec { index, payload } = batch.queue().pop_front()?;
         let has_payload = payload.is_some() || batch.shared_payload.is_some();
-        let StartTurn { permit: turn, recording, waited, requested } = begun;
+        let StartTurn { permit: turn, recording, waited, requested } = start_turn;
         let started = recording.span().in_scope(|| start_one(&batch, index, payload, requested));
         drop(turn);
         let mut phases = recording.finish();
@@ -197,7 +202,7 @@ fn start_while_permitted(batch: Arc<StartBatch>, mut begun: StartTurn, next: Aft
         // Another request's child that waits has it first.
         match batch.node.start_permits.clone().try_acquire_owned() {
             Ok(_) if batch.sink.is_closed() => return None,
-            Ok(turn) => begun = batch.begin_start(turn),
+            Ok(turn) => start_turn = batch.begin_start(turn),
             Err(_) => return Some(batch),
         }
     }
@@ -233,13 +238,13 @@ fn start_one(
     let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
     let room =
         node.child_budget.reserve(&object, options.limits.memory_bytes_max, || node.children.sum_memory_limits())?;
-    let newborn = node.engine.start(source, (options, fan_out), (index, !is_fan_out), payload, requested)?;
+    let started_child = node.engine.start(source, (options, fan_out), (index, !is_fan_out), payload, requested)?;
     drop(room);
-    let child = phase!("resume.watch", node.children.add(newborn));
+    let child = phase!("resume.watch", node.children.add(started_child));
     if let Some(attended) = &batch.attended
-        && let Ok(held) = node.children.hold(&child.record().id)
+        && let Ok(held_child) = node.children.hold(&child.record().id)
     {
-        attended.add(held);
+        attended.add(held_child);
     }
     Ok(child)
 }

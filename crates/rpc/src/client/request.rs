@@ -59,20 +59,20 @@ impl RequestPayload<'_> {
     }
 
     /// Writes the frame into the spool.
-    pub(super) fn write_frame(self, spool: &mut RetransmitBuffer, head: &RequestHead) -> FrameLocation {
+    pub(super) fn write_frame(self, retransmit_buffer: &mut RetransmitBuffer, head: &RequestHead) -> FrameLocation {
         let is_long = matches!(&self, Self::Owned(bytes) if bytes.len() >= DETACHED_PAYLOAD_BYTES_MIN);
-        let out = spool.begin_frame(head.head_bytes() + if is_long { 0 } else { self.as_bytes().len() });
+        let out = retransmit_buffer.begin_frame(head.head_bytes() + if is_long { 0 } else { self.as_bytes().len() });
         let start = out.len();
         out.resize(start + head.head_bytes(), 0);
         match self {
             Self::Owned(bytes) if is_long => {
                 head.seal(&mut out[start..], Some(&bytes));
-                spool.end_frame_detached(start, bytes)
+                retransmit_buffer.end_frame_detached(start, bytes)
             }
             _ => {
                 out.extend_from_slice(self.as_bytes());
                 head.seal(&mut out[start..], None);
-                spool.end_frame(start)
+                retransmit_buffer.end_frame(start)
             }
         }
     }

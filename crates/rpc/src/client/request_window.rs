@@ -108,14 +108,14 @@ impl RequestWindow {
         id: u64,
         slot: u16,
         now: Instant,
-        spool: &mut RetransmitBuffer,
+        retransmit_buffer: &mut RetransmitBuffer,
     ) -> Option<FrameLocation> {
         let behind = (id - self.oldest_pending) as u32;
         let request = self.get_mut(id)?;
         request.sent = true;
         let PendingRequest { handler, checked, deadline, location: place, .. } = *request;
         let remaining_us = remaining_us(deadline, now);
-        let (frame, apart) = spool.frame_mut(&place);
+        let (frame, apart) = retransmit_buffer.frame_mut(&place);
         RequestHead { slot, handler, id, oldest_pending_distance: behind, remaining_us, has_payload_crc: checked }
             .seal(frame, apart);
         Some(place)

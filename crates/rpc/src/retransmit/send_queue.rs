@@ -31,20 +31,20 @@ impl SendQueue {
     }
 
     /// Adds a frame of `owner`'s spool.
-    pub(crate) fn push(&mut self, owner: u16, spool: &mut RetransmitBuffer, place: &FrameLocation) {
-        self.append_range(owner, spool, place.segment, place.offset, place.offset + place.bytes);
+    pub(crate) fn push(&mut self, owner: u16, retransmit_buffer: &mut RetransmitBuffer, place: &FrameLocation) {
+        self.append_range(owner, retransmit_buffer, place.segment, place.offset, place.offset + place.bytes);
         if place.has_detached_payload {
-            let bytes = spool.detached_payload_bytes(place) as u32;
-            self.append_range(owner, spool, place.segment + 1, 0, bytes);
+            let bytes = retransmit_buffer.detached_payload_bytes(place) as u32;
+            self.append_range(owner, retransmit_buffer, place.segment + 1, 0, bytes);
         }
     }
 
-    fn append_range(&mut self, owner: u16, spool: &mut RetransmitBuffer, segment: u64, from: u32, to: u32) {
+    fn append_range(&mut self, owner: u16, retransmit_buffer: &mut RetransmitBuffer, segment: u64, from: u32, to: u32) {
         self.queued_bytes += (to - from) as usize;
         match self.runs.back_mut() {
             Some(last) if last.owner == owner && last.segment == segment && last.to == from => last.to = to,
             _ => {
-                spool.add_run_ref(segment);
+                retransmit_buffer.add_run_ref(segment);
                 self.runs.push_back(FrameRun { owner, segment, from, to });
             }
         }
@@ -115,7 +115,7 @@ pub(crate) struct SentRun(u64);
 
 impl SentRun {
     /// Tells the spool.
-    pub(crate) fn release(self, spool: &mut RetransmitBuffer) {
-        spool.drop_run_ref(self.0);
+    pub(crate) fn release(self, retransmit_buffer: &mut RetransmitBuffer) {
+        retransmit_buffer.drop_run_ref(self.0);
     }
 }

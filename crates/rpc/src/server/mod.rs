@@ -64,11 +64,11 @@ impl Server {
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let hub = Arc::new(SharedState::new(config.threads.max(1))?);
-        let mut server = Self { address, shared: Arc::clone(&hub), threads: Vec::new() };
+        let shared_state = Arc::new(SharedState::new(config.threads.max(1))?);
+        let mut server = Self { address, shared: Arc::clone(&shared_state), threads: Vec::new() };
         let mut listener = Some(listener);
-        for number in 0..hub.worker_count() {
-            let mut worker = Worker::new(number, Arc::clone(&hub), handlers(), config.should_spin)?;
+        for number in 0..shared_state.worker_count() {
+            let mut worker = Worker::new(number, Arc::clone(&shared_state), handlers(), config.should_spin)?;
             if let Some(listener) = listener.take() {
                 worker.listen(listener.into(), Arc::clone(&acceptor))?;
             }

@@ -59,11 +59,11 @@ pub(crate) struct ServerProtocol {
 impl ServerProtocol {
     /// A connection that has just come; the greeting is the first to be sent.
     pub(crate) fn new(now: Instant) -> Self {
-        let mut desk = SessionTable::default();
-        desk.append_control_frame(|out| out.extend_from_slice(&VersionRange::SUPPORTED.encode()));
+        let mut session_table = SessionTable::default();
+        session_table.append_control_frame(|out| out.extend_from_slice(&VersionRange::SUPPORTED.encode()));
         Self {
             decoder: FrameDecoder::default(),
-            sessions: desk,
+            sessions: session_table,
             has_greeted: false,
             has_unparsed: false,
             held_bytes_max: HELD_BYTES_MAX,

@@ -85,17 +85,17 @@ impl SessionTable {
         if self.slots.len() <= usize::from(slot) {
             self.slots.resize_with(usize::from(slot) + 1, SessionSlot::default);
         }
-        let seat = &mut self.slots[usize::from(slot)];
-        if !matches!(seat, SessionSlot::Empty) {
+        let session_slot = &mut self.slots[usize::from(slot)];
+        if !matches!(session_slot, SessionSlot::Empty) {
             return Err(RpcFrameError::Invalid("its slot has a session already"));
         }
-        *seat = SessionSlot::Claimed;
+        *session_slot = SessionSlot::Claimed;
         Ok(())
     }
 
     pub(super) fn attach_session(&mut self, slot: u16, session: Box<ServerSession>) {
         let epoch = session.epoch;
-        self.with_accounting(slot, |desk| desk.slots[usize::from(slot)] = SessionSlot::Open(session));
+        self.with_accounting(slot, |session_table| session_table.slots[usize::from(slot)] = SessionSlot::Open(session));
         self.append_control_frame(|out| ServerFrame::Opened { slot, epoch, outcome: OpenOutcome::Opened }.append(out));
     }
 
@@ -125,7 +125,9 @@ impl SessionTable {
             self.acknowledge(head.slot, head.id - u64::from(head.oldest_pending_distance))?;
         }
         let has_room = self.held_bytes < held_bytes_max;
-        self.with_accounting(head.slot, |desk| desk.execute_request(head, payload, has_room, is_overdue, service))
+        self.with_accounting(head.slot, |session_table| {
+            session_table.execute_request(head, payload, has_room, is_overdue, service)
+        })
     }
 
     fn execute_request(
@@ -193,7 +195,7 @@ impl SessionTable {
         status: Status,
         payload: Vec<u8>,
     ) -> Result<(), Vec<u8>> {
-        let is_its = |seat: &SessionSlot| matches!(seat, SessionSlot::Open(session) if session.id == ticket.session);
+        let is_its = |session_slot: &SessionSlot| matches!(session_slot, SessionSlot::Open(session) if session.id == ticket.session);
         let Some(slot) = self.slots.iter().position(is_its) else { return Err(payload) };
         self.deferred_count = self.deferred_count.saturating_sub(1);
         self.finish_deferred(slot as u16, ticket, status, payload);
@@ -201,9 +203,9 @@ impl SessionTable {
     }
 
     fn finish_deferred(&mut self, slot: u16, ticket: RequestKey, status: Status, payload: Vec<u8>) {
-        self.with_accounting(slot, |desk| {
-            if let Some(SessionSlot::Open(session)) = desk.slots.get_mut(usize::from(slot)) {
-                session.complete_deferred(ticket, status, payload, Some(&mut desk.send_queue));
+        self.with_accounting(slot, |session_table| {
+            if let Some(SessionSlot::Open(session)) = session_table.slots.get_mut(usize::from(slot)) {
+                session.complete_deferred(ticket, status, payload, Some(&mut session_table.send_queue));
             }
         });
     }
@@ -218,13 +220,16 @@ impl SessionTable {
     }
 
     pub(super) fn acknowledge(&mut self, slot: u16, below: u64) -> Result<(), RpcFrameError> {
-        self.with_accounting(slot, |desk| desk.session_mut(slot).map(|session| session.acknowledge(below)))
+        self.with_accounting(slot, |session_table| {
+            session_table.session_mut(slot).map(|session| session.acknowledge(below))
+        })
     }
 
     /// Ends a session. What waits to be sent of it is sent.
     pub(super) fn close_session(&mut self, slot: u16) -> Result<SessionId, RpcFrameError> {
-        let seat = self.with_accounting(slot, |desk| desk.slots.get_mut(usize::from(slot)).map(std::mem::take));
-        let Some(SessionSlot::Open(mut session)) = seat else { return Err(SESSION_NOT_OPEN) };
+        let session_slot = self
+            .with_accounting(slot, |session_table| session_table.slots.get_mut(usize::from(slot)).map(std::mem::take));
+        let Some(SessionSlot::Open(mut session)) = session_slot else { return Err(SESSION_NOT_OPEN) };
         session.acknowledge(u64::MAX);
         self.send_queue.reassign(slot, &mut session.replies, CONTROL_OWNER, &mut self.control_frames);
         Ok(session.id)
@@ -250,7 +255,7 @@ impl SessionTable {
     }
 
     pub(super) fn into_sessions(self) -> impl Iterator<Item = Box<ServerSession>> {
-        self.slots.into_iter().filter_map(|seat| match seat {
+        self.slots.into_iter().filter_map(|session_slot| match session_slot {
             SessionSlot::Open(mut session) => {
                 session.replies.clear_run_refs();
                 Some(session)

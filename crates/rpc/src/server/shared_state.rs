@@ -99,9 +99,9 @@ impl SharedState {
         &self.worker_queues[worker].wakeup_fd
     }
 
-    pub(crate) fn send_message(&self, worker: usize, letter: WorkerMessage) {
+    pub(crate) fn send_message(&self, worker: usize, worker_message: WorkerMessage) {
         let mailbox = &self.worker_queues[worker];
-        mailbox.messages.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
+        mailbox.messages.lock().unwrap_or_else(PoisonError::into_inner).push(worker_message);
         mailbox.signal_wakeup();
     }
 

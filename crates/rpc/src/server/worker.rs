@@ -35,14 +35,25 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(number: usize, hub: Arc<SharedState>, handlers: HandlerTable, spins: bool) -> io::Result<Self> {
+    pub(super) fn new(
+        number: usize,
+        shared_state: Arc<SharedState>,
+        handlers: HandlerTable,
+        spins: bool,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, hub.wakeup_fd(number), epoll::EventData::new_u64(MESSAGE_TOKEN), epoll::EventFlags::IN)?;
-        let hall = ConnectionTable::new(number, Arc::clone(&hub), handlers, Box::new(Instant::now));
+        epoll::add(
+            &epoll,
+            shared_state.wakeup_fd(number),
+            epoll::EventData::new_u64(MESSAGE_TOKEN),
+            epoll::EventFlags::IN,
+        )?;
+        let connection_table =
+            ConnectionTable::new(number, Arc::clone(&shared_state), handlers, Box::new(Instant::now));
         Ok(Self {
             number,
-            shared: hub,
-            connections: hall,
+            shared: shared_state,
+            connections: connection_table,
             epoll,
             listener: None,
             spin: spins.then(|| AdaptiveSpin::new(Instant::now())),
@@ -111,9 +122,9 @@ impl Worker {
 
     fn accept(&mut self, now: Instant) {
         let Some(listener) = &mut self.listener else { return };
-        let hub = &self.shared;
+        let shared_state = &self.shared;
         let adopt = |number: usize, stream, from| {
-            hub.send_message(number % hub.worker_count(), WorkerMessage::NewConnection(stream, from))
+            shared_state.send_message(number % shared_state.worker_count(), WorkerMessage::NewConnection(stream, from))
         };
         if let Err(errno) = listener.accept(adopt) {
             tracing::warn!(%errno, "an RPC server cannot accept connections for now");

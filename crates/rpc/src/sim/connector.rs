@@ -29,10 +29,10 @@ impl SimConnector {
 
 impl client::Connector for SimConnector {
     fn connect(&mut self) -> io::Result<Box<dyn Stream>> {
-        let begun = Box::new(ConnectingStream::Connecting(self.world.dial(self.from, self.to)));
+        let connecting_stream = Box::new(ConnectingStream::Connecting(self.world.dial(self.from, self.to)));
         match &self.security {
-            Some(security) => security.wrap_client(begun, &Address::Sim(self.to)),
-            None => Ok(begun),
+            Some(security) => security.wrap_client(connecting_stream, &Address::Sim(self.to)),
+            None => Ok(connecting_stream),
         }
     }
 }

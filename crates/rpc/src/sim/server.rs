@@ -30,16 +30,22 @@ impl SimServer {
         security: Option<Arc<dyn Security>>,
         handlers: impl Fn() -> HandlerTable,
     ) -> io::Result<Self> {
-        let hub = Arc::new(SharedState::new(threads.max(1))?);
+        let shared_state = Arc::new(SharedState::new(threads.max(1))?);
         let mut listener = Some(world.listen(place)?);
         let mut server = Self { world: world.clone(), address: place, actors: Vec::new() };
-        for number in 0..hub.worker_count() {
-            let (hub, of_world) = (Arc::clone(&hub), world.clone());
+        for number in 0..shared_state.worker_count() {
+            let (hub, of_world) = (Arc::clone(&shared_state), world.clone());
             let clock: Clock = Box::new(move || of_world.local_time(place.node));
-            let hall = ConnectionTable::new(number, Arc::clone(&hub), handlers(), clock);
+            let connection_table = ConnectionTable::new(number, Arc::clone(&hub), handlers(), clock);
             let door =
                 listener.take().map(|listener| SimAcceptor { listener, security: security.clone(), accepted_count: 0 });
-            let thread = WorkerActor { number, world: world.clone(), shared: hub, connections: hall, acceptor: door };
+            let thread = WorkerActor {
+                number,
+                world: world.clone(),
+                shared: hub,
+                connections: connection_table,
+                acceptor: door,
+            };
             server.actors.push(world.add_actor(place.node, Box::new(thread)));
         }
         Ok(server)

@@ -76,8 +76,8 @@ impl ServerEnd {
 
     fn grant_claims(&mut self) {
         let here = ConnectionLocation { worker: 0, connection: 1 };
-        for wish in self.protocol.take_session_requests() {
-            match wish {
+        for session_request in self.protocol.take_session_requests() {
+            match session_request {
                 SessionRequest::Close(session) => self.registry.remove(&session),
                 SessionRequest::Claim(claim) => match self.registry.claim(&claim, here) {
                     ClaimOutcome::Granted(session) => self.protocol.attach_session(claim.slot, session),

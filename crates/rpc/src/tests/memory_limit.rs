@@ -33,13 +33,14 @@ impl TestWorker {
     fn new() -> Self {
         let world = World::new(1);
         let nodes = [world.add_node("client"), world.add_node("server")];
-        let hub = Arc::new(SharedState::with_limit(1, HELD_BYTES_MAX).unwrap());
+        let shared_state = Arc::new(SharedState::with_limit(1, HELD_BYTES_MAX).unwrap());
         let mut handlers = HandlerTable::default();
         handlers.add_handler(1, |_, reply| _ = reply.append_zeroed(ANSWER_BYTES));
         handlers.add_handler(2, |payload, reply| reply.write(&payload.len().to_le_bytes()));
         let of_world = world.clone();
-        let hall = ConnectionTable::new(0, Arc::clone(&hub), handlers, Box::new(move || of_world.now()));
-        Self { world, nodes, hub, hall }
+        let connection_table =
+            ConnectionTable::new(0, Arc::clone(&shared_state), handlers, Box::new(move || of_world.now()));
+        Self { world, nodes, hub: shared_state, hall: connection_table }
     }
 
     /// A client that has greeted and opened a session of this number.

@@ -149,9 +149,9 @@ const FEATURE_TABLE: [CpuidWord; FEATURE_WORDS] = [
 
 /// What this CPU has, as the kernel lets programs see it.
 pub fn features() -> [u32; FEATURE_WORDS] {
-    FEATURE_TABLE.map(|word| {
-        let mask = word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
-        word.read() & mask
+    FEATURE_TABLE.map(|cpuid_word| {
+        let mask = cpuid_word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
+        cpuid_word.read() & mask
     })
 }
 
@@ -160,7 +160,7 @@ pub fn feature_names(features: &[u32; FEATURE_WORDS]) -> Vec<String> {
     let bits = features
         .iter()
         .zip(&FEATURE_TABLE)
-        .flat_map(|(found, word)| (0..32).map(move |bit| (found >> bit & 1, word, bit)));
+        .flat_map(|(found, cpuid_word)| (0..32).map(move |bit| (found >> bit & 1, cpuid_word, bit)));
     bits.filter(|(is_set, ..)| *is_set == 1).map(|(_, word, bit)| word.name(bit)).collect()
 }
 
@@ -207,11 +207,13 @@ mod tests {
     #[test]
     fn each_bit_has_one_name() {
         let mut names: Vec<&str> =
-            FEATURE_TABLE.iter().flat_map(|word| word.bits.iter().map(|(_, name)| *name)).collect();
+            FEATURE_TABLE.iter().flat_map(|cpuid_word| cpuid_word.bits.iter().map(|(_, name)| *name)).collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all);
-        assert!(FEATURE_TABLE.iter().all(|word| word.bits.is_sorted_by(|(one, _), (other, _)| one < other)));
+        assert!(
+            FEATURE_TABLE.iter().all(|cpuid_word| cpuid_word.bits.is_sorted_by(|(one, _), (other, _)| one < other))
+        );
     }
 }

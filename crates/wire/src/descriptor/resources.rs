@@ -186,7 +186,7 @@ impl Descriptor {
             .iter()
             .map(|member| &member.relations)
             .chain(self.zombies.iter().map(|one| &one.relations));
-        self.process.pid == group || kin.into_iter().any(|kinship| kinship.group == group)
+        self.process.pid == group || kin.into_iter().any(|process_relations| process_relations.group == group)
     }
 }
 

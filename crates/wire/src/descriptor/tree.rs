@@ -96,12 +96,12 @@ impl Descriptor {
 
     /// The number of the process whose table of descriptors a process has: its own, or that of an ancestor.
     pub fn fd_table_owner(&self, number: u32) -> u32 {
-        self.nearest_unshared(number, |kinship| kinship.shares_files)
+        self.nearest_unshared(number, |process_relations| process_relations.shares_files)
     }
 
     /// The number of the process whose address space a process has: its own, or that of an ancestor.
     pub fn address_space_owner(&self, number: u32) -> u32 {
-        self.nearest_unshared(number, |kinship| kinship.shares_memory)
+        self.nearest_unshared(number, |process_relations| process_relations.shares_memory)
     }
 
     /// The nearest of a process and its ancestors that does not have something from its parent.

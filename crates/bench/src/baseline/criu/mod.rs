@@ -73,13 +73,18 @@ fn has_cap_sys_resource() -> bool {
 
 impl CriuSubject {
     /// Starts a parent of so much memory, with its files below a directory.
-    pub(crate) fn start(micro: &Path, scratch: &Path, mib: u64, manner: MicroOptions) -> Result<Self, BenchError> {
+    pub(crate) fn start(
+        micro: &Path,
+        scratch: &Path,
+        mib: u64,
+        micro_options: MicroOptions,
+    ) -> Result<Self, BenchError> {
         let directory = scratch.join("criu");
         let payload = directory.join("payload");
         fs::create_dir_all(&directory)
             .and_then(|()| fs::write(&payload, PAYLOAD_TOUCH))
             .map_err(|cause| BenchError::File { path: payload.clone(), cause })?;
-        let parent = Micro::start(micro, mib, manner, &payload, None)?;
+        let parent = Micro::start(micro, mib, micro_options, &payload, None)?;
         let stdout = fs::read_link(format!("/proc/{}/fd/1", parent.pid()))
             .map_err(|cause| BenchError::Program { program: MICRO.name, cause })?;
         let criu = CriuCommand { pid: parent.pid(), stdout, images: directory.join("images") };

@@ -43,10 +43,10 @@ pub async fn run_fork(
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let steps = ForkStep::all_steps(&plan.sizes_mib, &peers);
     report_progress(show, 0, steps.len(), "starting two nodes")?;
-    let mut course = ForkRun::start(plan, farfork, samples).await?;
-    course.notes = notes;
-    course.measure_all(&steps, show).await?;
-    let ForkRun { cluster, samples, notes, strategies, .. } = course;
+    let mut fork_run = ForkRun::start(plan, farfork, samples).await?;
+    fork_run.notes = notes;
+    fork_run.measure_all(&steps, show).await?;
+    let ForkRun { cluster, samples, notes, strategies, .. } = fork_run;
     cluster.stop()?;
     Ok(ForkSummary { plan: plan.clone(), samples, strategies, notes, elapsed: began.elapsed(), load_before })
 }
@@ -86,9 +86,9 @@ impl<'a> ForkRun<'a> {
         let micro = MICRO.install(cluster.scratch())?;
         let link = LINK_COPY.install(cluster.scratch())?;
         let (strategies, notes) = Default::default();
-        let course = Self { plan, cluster, micro, link, samples, strategies, notes };
-        course.warm_up()?;
-        Ok(course)
+        let fork_run = Self { plan, cluster, micro, link, samples, strategies, notes };
+        fork_run.warm_up()?;
+        Ok(fork_run)
     }
 
     /// Touches as much memory as the largest size will need: the first touch of memory that a hypervisor has not given
@@ -100,28 +100,28 @@ impl<'a> ForkRun<'a> {
 
     async fn measure_all(&mut self, steps: &[ForkStep], show: ProgressCallback<'_>) -> Result<(), BenchError> {
         let end = Instant::now() + self.plan.time_max;
-        let mut subject: Option<ForkSubject> = None;
+        let mut fork_subject: Option<ForkSubject> = None;
         for (done, step) in steps.iter().enumerate() {
             report_progress(show, done, steps.len(), format!("a process of {} MiB", step.mib))?;
             self.cluster.reconnect().await?;
-            let is_next_size = subject.as_ref().is_none_or(|subject| subject.mib != step.mib);
+            let is_next_size = fork_subject.as_ref().is_none_or(|fork_subject| fork_subject.mib != step.mib);
             if is_next_size {
                 // The last one's memory is free before the next takes its own.
-                self.finish(subject.take()).await?;
-                subject = Some(self.start_subject(step.mib)?);
+                self.finish(fork_subject.take()).await?;
+                fork_subject = Some(self.start_subject(step.mib)?);
             }
-            let subject = subject.as_mut().expect("made above");
+            let fork_subject = fork_subject.as_mut().expect("made above");
             if is_next_size {
-                let figures = self.sample_strategies(subject).await?;
+                let figures = self.sample_strategies(fork_subject).await?;
                 self.strategies.extend(figures);
             }
             let left = end.saturating_duration_since(Instant::now());
             let deadline = Instant::now() + time_share(&steps[done..], self.plan.runs, left);
             let quota = SampleQuota::new(step.runs_min(left), self.plan.runs, deadline);
-            self.run_step(step.kind, subject, quota).await?;
+            self.run_step(step.kind, fork_subject, quota).await?;
             self.samples.flush()?;
         }
-        self.finish(subject).await
+        self.finish(fork_subject).await
     }
 
     fn start_subject(&self, mib: u64) -> Result<ForkSubject, BenchError> {
@@ -133,8 +133,8 @@ impl<'a> ForkRun<'a> {
         Micro::start(&self.micro, mib, self.plan.micro_options(), PAYLOAD_PATH.as_ref(), node)
     }
 
-    async fn finish(&mut self, subject: Option<ForkSubject>) -> Result<(), BenchError> {
-        match subject.and_then(|subject| subject.seed) {
+    async fn finish(&mut self, fork_subject: Option<ForkSubject>) -> Result<(), BenchError> {
+        match fork_subject.and_then(|fork_subject| fork_subject.seed) {
             Some(seed) => {
                 self.cluster.reconnect().await?;
                 self.cluster.drop_seed(&seed).await

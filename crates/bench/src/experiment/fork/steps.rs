@@ -15,41 +15,41 @@ impl ForkRun<'_> {
     /// Takes the samples of a step.
     pub(super) async fn run_step(
         &mut self,
-        what: ForkStepKind,
-        subject: &mut ForkSubject,
+        fork_step_kind: ForkStepKind,
+        fork_subject: &mut ForkSubject,
         mut quota: SampleQuota,
     ) -> Result<(), BenchError> {
-        if let ForkStepKind::Floors = what {
-            return self.sample_floors(subject, quota);
+        if let ForkStepKind::Floors = fork_step_kind {
+            return self.sample_floors(fork_subject, quota);
         }
-        if let (ForkStepKind::Resume(place, _), ResumeCase::Speculative) = (what, self.plan.resume_case) {
+        if let (ForkStepKind::Resume(place, _), ResumeCase::Speculative) = (fork_step_kind, self.plan.resume_case) {
             // Its child is the one that foretells.
-            self.fork_first_child(subject, place, Pace::BackToBack).await?;
+            self.fork_first_child(fork_subject, place, Pace::BackToBack).await?;
         }
         while quota.take_another(Instant::now()) {
-            match what {
-                ForkStepKind::Checkpoint(pace) => self.sample_checkpoint(subject, pace).await?,
-                ForkStepKind::Prepare(pace) => self.sample_prepare(subject, pace).await?,
-                ForkStepKind::Resume(place, pace) => self.sample_resume(subject, place, pace).await?,
-                ForkStepKind::Execution(place) => self.sample_execution(subject, place).await?,
+            match fork_step_kind {
+                ForkStepKind::Checkpoint(pace) => self.sample_checkpoint(fork_subject, pace).await?,
+                ForkStepKind::Prepare(pace) => self.sample_prepare(fork_subject, pace).await?,
+                ForkStepKind::Resume(place, pace) => self.sample_resume(fork_subject, place, pace).await?,
+                ForkStepKind::Execution(place) => self.sample_execution(fork_subject, place).await?,
                 ForkStepKind::Floors => {}
-                ForkStepKind::Criu(mode) => self.sample_criu(subject, mode).await?,
+                ForkStepKind::Criu(mode) => self.sample_criu(fork_subject, mode).await?,
             }
         }
         Ok(())
     }
 
     /// One prepare, and back to back one `fork()`, each of a parent that has written to all of its pages since the last.
-    async fn sample_prepare(&mut self, subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
-        let key = |by, figure| ForkSampleKey::new(subject.mib, by, figure).with_pace(pace);
-        subject.parent.write_all()?;
+    async fn sample_prepare(&mut self, fork_subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
+        let key = |by, figure| ForkSampleKey::new(fork_subject.mib, by, figure).with_pace(pace);
+        fork_subject.parent.write_all()?;
         if pace == Pace::BackToBack {
-            let ms = subject.parent.measure_fork_ms()?;
+            let ms = fork_subject.parent.measure_fork_ms()?;
             self.add(key(ForkSystem::LocalFork, ForkFigure::Pause), ms)?;
-            subject.parent.write_all()?;
+            fork_subject.parent.write_all()?;
         }
         sleep_before(pace).await;
-        let prepared = self.cluster.prepare(subject.parent.pid()).await?;
+        let prepared = self.cluster.prepare(fork_subject.parent.pid()).await?;
         self.add(key(ForkSystem::Farfork, ForkFigure::Pause), prepared.pause_us as f64 / 1e3)?;
         self.add(key(ForkSystem::Farfork, ForkFigure::PrepareOnNode), prepared.node_us as f64 / 1e3)?;
         self.add(key(ForkSystem::Farfork, ForkFigure::Prepare), prepared.round_trip.as_secs_f64() * 1e3)?;
@@ -57,11 +57,11 @@ impl ForkRun<'_> {
     }
 
     /// One seed that the program makes of itself, which has written to all of its pages since the last.
-    async fn sample_checkpoint(&mut self, subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
-        let key = |figure| ForkSampleKey::for_farfork(subject.mib, figure).with_pace(pace);
-        subject.parent.write_all()?;
+    async fn sample_checkpoint(&mut self, fork_subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
+        let key = |figure| ForkSampleKey::for_farfork(fork_subject.mib, figure).with_pace(pace);
+        fork_subject.parent.write_all()?;
         sleep_before(pace).await;
-        let checkpoint = subject.parent.checkpoint()?;
+        let checkpoint = fork_subject.parent.checkpoint()?;
         self.add(key(ForkFigure::Checkpoint), checkpoint.call_ms)?;
         self.add(key(ForkFigure::CheckpointPause), checkpoint.pause_ms)?;
         self.cluster.drop_seed(&checkpoint.seed).await
@@ -69,41 +69,41 @@ impl ForkRun<'_> {
 
     async fn sample_resume(
         &mut self,
-        subject: &mut ForkSubject,
+        fork_subject: &mut ForkSubject,
         place: ChildPlace,
         pace: Pace,
     ) -> Result<(), BenchError> {
         if self.plan.resume_case.is_first() {
-            return self.sample_first_resume(subject, place, pace).await;
+            return self.sample_first_resume(fork_subject, place, pace).await;
         }
-        let seed = self.warm_seed_on(subject, place).await?;
+        let seed = self.warm_seed_on(fork_subject, place).await?;
         sleep_before(pace).await;
         let child = self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?;
-        self.add_resume(subject.mib, place, pace, &child)
+        self.add_resume(fork_subject.mib, place, pace, &child)
     }
 
     /// The child of a seed that the node has not heard of.
     async fn sample_first_resume(
         &mut self,
-        subject: &mut ForkSubject,
+        fork_subject: &mut ForkSubject,
         place: ChildPlace,
         pace: Pace,
     ) -> Result<(), BenchError> {
         if self.plan.resume_case == ResumeCase::Fresh {
-            subject.parent = self.start_micro(subject.mib)?;
+            fork_subject.parent = self.start_micro(fork_subject.mib)?;
             sleep_before(Pace::Idle).await;
         }
-        let child = self.fork_first_child(subject, place, pace).await?;
-        self.add_resume(subject.mib, place, pace, &child)
+        let child = self.fork_first_child(fork_subject, place, pace).await?;
+        self.add_resume(fork_subject.mib, place, pace, &child)
     }
 
     async fn fork_first_child(
         &mut self,
-        subject: &ForkSubject,
+        fork_subject: &ForkSubject,
         place: ChildPlace,
         pace: Pace,
     ) -> Result<EndedChild, BenchError> {
-        let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
+        let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;
         sleep_before(pace).await;
         let child = match self.plan.resume_case.has_zygotes() {
             false => self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?,
@@ -113,24 +113,24 @@ impl ForkRun<'_> {
         Ok(child)
     }
 
-    async fn sample_execution(&mut self, subject: &mut ForkSubject, place: ChildPlace) -> Result<(), BenchError> {
-        let seed = self.warm_seed_on(subject, place).await?;
+    async fn sample_execution(&mut self, fork_subject: &mut ForkSubject, place: ChildPlace) -> Result<(), BenchError> {
+        let seed = self.warm_seed_on(fork_subject, place).await?;
         let child = self.cluster.fork(&seed, place, PAYLOAD_TOUCH).await?;
         let report = ChildReport::parse(&child.output)?;
         self.add(
-            ForkSampleKey::for_farfork(subject.mib, ForkFigure::Execution).with_place(place),
+            ForkSampleKey::for_farfork(fork_subject.mib, ForkFigure::Execution).with_place(place),
             ns_to_ms(report.touch_ns),
         )
     }
 
     /// The subject's seed. The first child of a seed on a node, which fetches the descriptor, has been there.
-    async fn warm_seed_on(&mut self, subject: &mut ForkSubject, place: ChildPlace) -> Result<String, BenchError> {
-        if let Some(seed) = &subject.seed {
+    async fn warm_seed_on(&mut self, fork_subject: &mut ForkSubject, place: ChildPlace) -> Result<String, BenchError> {
+        if let Some(seed) = &fork_subject.seed {
             return Ok(seed.clone());
         }
-        subject.parent.write_all()?;
-        let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
-        subject.seed = Some(seed.clone());
+        fork_subject.parent.write_all()?;
+        let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;
+        fork_subject.seed = Some(seed.clone());
         for place in [place, ChildPlace::Own, ChildPlace::Other] {
             self.cluster.fork(&seed, place, PAYLOAD_STAMP).await?;
         }
@@ -145,27 +145,27 @@ impl ForkRun<'_> {
         self.add(key(ForkFigure::ResumeAnswer), child.round_trip.as_secs_f64() * 1e3)
     }
 
-    fn sample_floors(&mut self, subject: &mut ForkSubject, mut quota: SampleQuota) -> Result<(), BenchError> {
-        let key = |by, figure| ForkSampleKey::new(subject.mib, by, figure);
-        let mut link = LinkCopy::open(&self.link, self.cluster.nodes(), subject.mib)?;
+    fn sample_floors(&mut self, fork_subject: &mut ForkSubject, mut quota: SampleQuota) -> Result<(), BenchError> {
+        let key = |by, figure| ForkSampleKey::new(fork_subject.mib, by, figure);
+        let mut link = LinkCopy::open(&self.link, self.cluster.nodes(), fork_subject.mib)?;
         link.copy_ms()?;
         while quota.take_another(Instant::now()) {
             self.add(key(ForkSystem::Link, ForkFigure::Execution), link.copy_ms()?)?;
             self.add(key(ForkSystem::Link, ForkFigure::MemoryCopy), link.memory_copy_ms()?)?;
-            subject.parent.write_all()?;
-            self.add(key(ForkSystem::LocalFork, ForkFigure::Execution), subject.parent.measure_touch_ms()?)?;
-            subject.parent.write_all()?;
-            if let Some(ms) = subject.parent.measure_copy_ms()? {
+            fork_subject.parent.write_all()?;
+            self.add(key(ForkSystem::LocalFork, ForkFigure::Execution), fork_subject.parent.measure_touch_ms()?)?;
+            fork_subject.parent.write_all()?;
+            if let Some(ms) = fork_subject.parent.measure_copy_ms()? {
                 self.add(key(ForkSystem::LocalFork, ForkFigure::ExecutionWriting), ms)?;
             }
         }
-        self.discard_implausible_link(subject.mib);
+        self.discard_implausible_link(fork_subject.mib);
         Ok(())
     }
 
-    async fn sample_criu(&mut self, subject: &mut ForkSubject, mode: CriuMode) -> Result<(), BenchError> {
-        let mib = subject.mib;
-        let criu = match &mut subject.criu {
+    async fn sample_criu(&mut self, fork_subject: &mut ForkSubject, mode: CriuMode) -> Result<(), BenchError> {
+        let mib = fork_subject.mib;
+        let criu = match &mut fork_subject.criu {
             Some(criu) => criu,
             none => {
                 let scratch = self.cluster.scratch();

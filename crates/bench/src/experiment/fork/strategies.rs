@@ -21,15 +21,15 @@ impl ForkRun<'_> {
     /// Measures all strategies of the plan, in turn.
     pub(super) async fn sample_strategies(
         &mut self,
-        subject: &mut ForkSubject,
+        fork_subject: &mut ForkSubject,
     ) -> Result<Vec<StrategyFigures>, BenchError> {
         let mut taken: Vec<[Vec<StrategySample>; 2]> =
             self.plan.strategies.iter().map(|_| Default::default()).collect();
         for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
             for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
                 // A seed begins with what was learnt of the last one of its process.
-                subject.parent = self.start_micro(subject.mib)?;
-                let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
+                fork_subject.parent = self.start_micro(fork_subject.mib)?;
+                let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;
                 for samples in of_strategy.iter_mut() {
                     samples.push(self.sample_strategy_child(&seed, strategy).await?);
                     self.cluster.wait_for_working_set(&seed).await?;
@@ -38,7 +38,7 @@ impl ForkRun<'_> {
             }
         }
         let figures = |(strategy, [first, second]): (&String, [Vec<StrategySample>; 2])| StrategyFigures {
-            mib: subject.mib,
+            mib: fork_subject.mib,
             strategy: strategy.clone(),
             first: medians(&first),
             second: medians(&second),

@@ -64,9 +64,9 @@ impl SoakCluster {
         let encryption = if encrypted { "on" } else { "off" };
         config.node_arguments =
             ["--encryption", encryption, "--cache", CACHE_SIZE, "--zygotes", ZYGOTES_MAX].map(str::to_owned).to_vec();
-        let ground = Self { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
-        ground.wait_all_alive().await?;
-        Ok(ground)
+        let soak_cluster = Self { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
+        soak_cluster.wait_all_alive().await?;
+        Ok(soak_cluster)
     }
 
     /// A directory that goes away with the nodes.

@@ -22,20 +22,20 @@ impl SoakRound<'_> {
         let outcome = self.request_children(fan, owner, &seed).await;
         // A lease that nobody renewed may have run out.
         let Some(outcomes) = self.tolerate_expired(has_lease, outcome, "a fan-out")? else { return Ok(()) };
-        let mut grown = Vec::new();
+        let mut soak_child = Vec::new();
         for outcome in outcomes {
             let started = outcome.and_then(|child| self.to_soak_child(child, fan));
             // One with too little memory for its first page does not start.
             let may_fail = has_lease || fan.memory_mib.is_some();
-            grown.extend(self.tolerate_expired(may_fail, started, "a child of a fan-out")?);
+            soak_child.extend(self.tolerate_expired(may_fail, started, "a child of a fan-out")?);
         }
-        self.tally.children += grown.len() as u64;
+        self.tally.children += soak_child.len() as u64;
         // The last ones have not ended yet.
-        for child in grown.iter_mut().rev().take(fan.killed_count) {
+        for child in soak_child.iter_mut().rev().take(fan.killed_count) {
             child.is_killed = true;
             self.signal_child(child, SIGKILL).await?;
         }
-        self.add_children(fan.seed_index, grown);
+        self.add_children(fan.seed_index, soak_child);
         Ok(())
     }
 

@@ -66,20 +66,24 @@ impl RateBenchmark {
     }
 
     /// Before the first round: the median of some measurements.
-    pub(super) async fn measure_first(&self, ground: &SoakCluster) -> Result<ForkRate, BenchError> {
+    pub(super) async fn measure_first(&self, soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
         let mut rates = Vec::new();
         for _ in 0..FIRST_MEASUREMENTS {
-            rates.push(self.measure(ground).await?);
+            rates.push(self.measure(soak_cluster).await?);
         }
         rates.sort_by(|one, other| one.of_floor.total_cmp(&other.of_floor));
         Ok(rates[FIRST_MEASUREMENTS / 2])
     }
 
     /// After the last round: the best of several measurements, of which the first that is good enough is the last.
-    pub(super) async fn measure_last(&self, ground: &SoakCluster, before: &ForkRate) -> Result<ForkRate, BenchError> {
+    pub(super) async fn measure_last(
+        &self,
+        soak_cluster: &SoakCluster,
+        before: &ForkRate,
+    ) -> Result<ForkRate, BenchError> {
         let mut best = ForkRate::default();
         for _ in 0..LAST_MEASUREMENTS_MAX {
-            let rate = self.measure(ground).await?;
+            let rate = self.measure(soak_cluster).await?;
             if rate.is_not_slower_than(before) {
                 return Ok(rate);
             }
@@ -91,10 +95,10 @@ impl RateBenchmark {
     }
 
     /// Every result is checked.
-    async fn measure(&self, ground: &SoakCluster) -> Result<ForkRate, BenchError> {
+    async fn measure(&self, soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
         let parent = ParentProgram::start(&SPARSE, &self.parent, MIB, PAYLOAD_PATH.as_ref())?;
         let mut floor = LocalFanout::start(&self.floor, MIB, (NAMESPACE_SETS, ChildNetwork::Private))?;
-        let mut client = ground.client(0).await?;
+        let mut client = soak_cluster.client(0).await?;
         let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
         let object = format!("process {}", parent.pid());
         let seed = client
@@ -103,13 +107,13 @@ impl RateBenchmark {
             .map_err(request_failure(object))?
             .into_inner()
             .id;
-        let mut crowd = FanoutClient::new(ground.nodes(), &seed, MIB).await?.forgetting_children();
+        let mut fanout_client = FanoutClient::new(soak_cluster.nodes(), &seed, MIB).await?.forgetting_children();
         // The first brings the descriptor to each node, and has each keep what it may for more.
-        crowd.fan_out(0, CHILDREN).await?;
+        fanout_client.fan_out(0, CHILDREN).await?;
         let (mut rates, mut ratios) = (Vec::new(), Vec::new());
         for fanout in 1..=FANOUTS_PER_MEASUREMENT as u64 {
             let began = Instant::now();
-            crowd.fan_out(fanout * CHILDREN, CHILDREN).await?;
+            fanout_client.fan_out(fanout * CHILDREN, CHILDREN).await?;
             let took = began.elapsed().as_secs_f64();
             let (floor_took, _) = floor.fan_out(fanout * CHILDREN, CHILDREN)?;
             rates.push(CHILDREN as f64 / took);

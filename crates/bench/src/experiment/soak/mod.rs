@@ -82,31 +82,32 @@ pub async fn soak_paging(
     farfork: &Path,
     show: &mut dyn FnMut(&SoakTally, Duration) -> ControlFlow<()>,
 ) -> Result<SoakOutcome, BenchError> {
-    let mut ground = SoakCluster::start(farfork, plan.encrypted).await?;
-    let (program, rates) = (MEMORY_WALK.install(ground.scratch())?, RateBenchmark::install(ground.scratch())?);
+    let mut soak_cluster = SoakCluster::start(farfork, plan.encrypted).await?;
+    let (program, rates) =
+        (MEMORY_WALK.install(soak_cluster.scratch())?, RateBenchmark::install(soak_cluster.scratch())?);
     let (mut tally, mut rng) = (SoakTally::default(), Rng::with_seed(plan.seed));
     let calm = RoundScript::without_faults(&mut rng);
-    SoakRound::new(&mut ground, &mut tally, &program).run(&calm).await?;
-    let rate_before = rates.measure_first(&ground).await?;
-    ground.wait_for_no_zygotes().await?;
-    let before = ResourceCounts::read_steady(ground.nodes()).await;
+    SoakRound::new(&mut soak_cluster, &mut tally, &program).run(&calm).await?;
+    let rate_before = rates.measure_first(&soak_cluster).await?;
+    soak_cluster.wait_for_no_zygotes().await?;
+    let before = ResourceCounts::read_steady(soak_cluster.nodes()).await;
     let began = Instant::now();
     while began.elapsed().as_secs_f64() < plan.seconds && tally.faults.is_empty() {
-        let script = RoundScript::random(&mut rng);
-        SoakRound::new(&mut ground, &mut tally, &program).run(&script).await?;
+        let round_script = RoundScript::random(&mut rng);
+        SoakRound::new(&mut soak_cluster, &mut tally, &program).run(&round_script).await?;
         tally.rounds += 1;
         if show(&tally, began.elapsed()).is_break() {
             break;
         }
     }
     let elapsed_s = began.elapsed().as_secs_f64();
-    let rate_after = rates.measure_last(&ground, &rate_before).await?;
+    let rate_after = rates.measure_last(&soak_cluster, &rate_before).await?;
     if elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_not_slower_than(&rate_before) {
         tally.record_failure(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
     }
-    ground.wait_for_no_zygotes().await?;
-    let counts = before.wait_released(ground.nodes()).await;
+    soak_cluster.wait_for_no_zygotes().await?;
+    let counts = before.wait_released(soak_cluster.nodes()).await;
     counts.iter().filter_map(ResourceCount::leak_text).for_each(|leak| tally.record_failure(leak));
-    tally.faults.extend(ground.stop()?);
+    tally.faults.extend(soak_cluster.stop()?);
     Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after })
 }

@@ -62,16 +62,16 @@ pub(super) struct SoakChild {
 }
 
 impl<'a> SoakRound<'a> {
-    pub(super) fn new(ground: &'a mut SoakCluster, tally: &'a mut SoakTally, program: &'a Path) -> Self {
-        Self { cluster: ground, tally, program, seeds: Vec::new(), is_harmed: false }
+    pub(super) fn new(soak_cluster: &'a mut SoakCluster, tally: &'a mut SoakTally, program: &'a Path) -> Self {
+        Self { cluster: soak_cluster, tally, program, seeds: Vec::new(), is_harmed: false }
     }
 
     /// Runs a script to its end.
     ///
     /// # Errors
     /// The nodes could not be driven; what is wrong with children is in the tally.
-    pub(super) async fn run(mut self, script: &RoundScript) -> Result<(), BenchError> {
-        for family in &script.seeds {
+    pub(super) async fn run(mut self, round_script: &RoundScript) -> Result<(), BenchError> {
+        for family in &round_script.seeds {
             let outcome = self.start_seed(family).await;
             let mut living = self.tolerate_if_harmed(outcome, "a family of a parent")?;
             if let Some(living) = &mut living {
@@ -80,10 +80,10 @@ impl<'a> SoakRound<'a> {
             }
             self.seeds.push(living);
         }
-        for (pause_ms, deed) in &script.actions {
+        for (pause_ms, soak_action) in &round_script.actions {
             tokio::time::sleep(Duration::from_millis(*pause_ms)).await;
-            self.tally.count_action(deed.kind());
-            self.run_action(deed).await?;
+            self.tally.count_action(soak_action.kind());
+            self.run_action(soak_action).await?;
         }
         self.cluster.wait_all_alive().await?;
         let give_up = Instant::now() + END_LIMIT;
@@ -130,14 +130,16 @@ impl<'a> SoakRound<'a> {
 
     /// Children of a family, each on its node; those that come before one that fails are there.
     async fn fork_children(&mut self, living: &mut SoakSeed, youths: &[ChildScript]) -> Result<(), Failure> {
-        for youth in youths {
+        for child_script in youths {
             let seed = &living.seed;
-            let options = v1::ChildOptions { strategy: youth.strategy.to_owned(), ..Default::default() };
+            let options = v1::ChildOptions { strategy: child_script.strategy.to_owned(), ..Default::default() };
             let request = v1::ForkRequest {
                 seed: seed.clone(),
-                nodes: vec![self.cluster.nodes()[youth.node].name.clone()],
+                nodes: vec![self.cluster.nodes()[child_script.node].name.clone()],
                 count: 1,
-                payloads: vec![memory_walk::payload(youth.seed, youth.ms, youth.runs_until_told).into_bytes()],
+                payloads: vec![
+                    memory_walk::payload(child_script.seed, child_script.ms, child_script.runs_until_told).into_bytes(),
+                ],
                 options: Some(options),
                 ..Default::default()
             };
@@ -154,7 +156,7 @@ impl<'a> SoakRound<'a> {
                 None => return Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child")),
             };
             self.tally.children += 1;
-            let (node, stays, is_killed, is_limited) = (youth.node, youth.runs_until_told, false, false);
+            let (node, stays, is_killed, is_limited) = (child_script.node, child_script.runs_until_told, false, false);
             living.children.push(SoakChild {
                 id: child.id,
                 node,
@@ -167,16 +169,16 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    async fn run_action(&mut self, deed: &SoakAction) -> Result<(), BenchError> {
-        match deed {
-            SoakAction::KillChild(whose) => self.kill_child(*whose).await?,
+    async fn run_action(&mut self, soak_action: &SoakAction) -> Result<(), BenchError> {
+        match soak_action {
+            SoakAction::KillChild(child_ref) => self.kill_child(*child_ref).await?,
             SoakAction::KillParent { family } => {
                 if let Some(mut parent) = self.seed_mut(*family).and_then(|family| family.parent.take()) {
                     self.require_parent_unharmed(&mut parent);
                 }
             }
             SoakAction::DropSeed { family } => self.drop_seed_in_use(*family).await?,
-            SoakAction::Settle(whose) => self.settle_child(*whose).await?,
+            SoakAction::Settle(child_ref) => self.settle_child(*child_ref).await?,
             SoakAction::ForkFromChild { from, children } => self.fork_from_child(*from, children).await?,
             SoakAction::KillPager { node } => {
                 self.is_harmed = true;
@@ -217,15 +219,15 @@ impl<'a> SoakRound<'a> {
             .for_each(|family| family.may_be_lost = true);
     }
 
-    async fn kill_child(&mut self, whose: ChildRef) -> Result<(), BenchError> {
-        let Some(child) = self.child_mut(whose) else { return Ok(()) };
+    async fn kill_child(&mut self, child_ref: ChildRef) -> Result<(), BenchError> {
+        let Some(child) = self.child_mut(child_ref) else { return Ok(()) };
         child.is_killed = true;
         let child = child.clone();
         // What comes of a child ends with it.
         self.seeds
             .iter_mut()
             .flatten()
-            .filter(|family| family.source_child == Some(whose))
+            .filter(|family| family.source_child == Some(child_ref))
             .for_each(|f| f.may_be_lost = true);
         self.is_harmed = true;
         self.signal_child(&child, SIGKILL).await
@@ -264,8 +266,8 @@ impl<'a> SoakRound<'a> {
     }
 
     /// The node goes on with it when we have gone.
-    async fn settle_child(&mut self, whose: ChildRef) -> Result<(), BenchError> {
-        let Some(child) = self.child_mut(whose).cloned() else { return Ok(()) };
+    async fn settle_child(&mut self, child_ref: ChildRef) -> Result<(), BenchError> {
+        let Some(child) = self.child_mut(child_ref).cloned() else { return Ok(()) };
         let settled = async {
             let request = v1::SettleRequest { child: child.id.clone() };
             let mut client = self.cluster.client(child.node).await?;
@@ -300,7 +302,7 @@ impl<'a> SoakRound<'a> {
         if let Some(living) = &mut living {
             let outcome = self.fork_children(living, youths).await;
             // Their memory is a copy of its, in which it says whether it stays.
-            living.children.iter_mut().for_each(|grown| grown.runs_until_told = child.runs_until_told);
+            living.children.iter_mut().for_each(|soak_child| soak_child.runs_until_told = child.runs_until_told);
             self.tolerate_ended(outcome, "a fork of a child")?;
         }
         self.seeds.push(living);
@@ -341,7 +343,7 @@ impl<'a> SoakRound<'a> {
 
     /// Whether a seed that a family inherits from may be gone.
     fn is_source_lost(&self, from: Option<ChildRef>) -> bool {
-        from.and_then(|whose| self.seeds[whose.seed].as_ref().map(|family| (whose, family))).is_some_and(
+        from.and_then(|child_ref| self.seeds[child_ref.seed].as_ref().map(|family| (child_ref, family))).is_some_and(
             |(whose, family)| {
                 family.may_be_lost || family.children[whose.child].is_killed || self.is_source_lost(family.source_child)
             },
@@ -475,7 +477,7 @@ impl<'a> SoakRound<'a> {
         self.seeds.get_mut(family)?.as_mut()
     }
 
-    fn child_mut(&mut self, whose: ChildRef) -> Option<&mut SoakChild> {
-        self.seed_mut(whose.seed)?.children.get_mut(whose.child)
+    fn child_mut(&mut self, child_ref: ChildRef) -> Option<&mut SoakChild> {
+        self.seed_mut(child_ref.seed)?.children.get_mut(child_ref.child)
     }
 }

@@ -222,26 +222,26 @@ impl RoundScript {
     /// Any round.
     pub(super) fn random(rng: &mut Rng) -> Self {
         let families = (0..rng.usize(1..=SEEDS_MAX)).map(|_| random_seed(rng)).collect();
-        let mut script = Self { seeds: families, actions: Vec::new() };
-        let mut sizes: Vec<usize> = script.seeds.iter().map(|family| family.children.len()).collect();
+        let mut round_script = Self { seeds: families, actions: Vec::new() };
+        let mut sizes: Vec<usize> = round_script.seeds.iter().map(|family| family.children.len()).collect();
         for _ in 0..rng.usize(0..=ACTIONS_MAX) {
-            let deed = match rng.u8(0..4) {
-                0 => SoakAction::FanOut(random_fanout(rng, &script.seeds)),
+            let soak_action = match rng.u8(0..4) {
+                0 => SoakAction::FanOut(random_fanout(rng, &round_script.seeds)),
                 _ => random_action(rng, &sizes),
             };
-            if let SoakAction::ForkFromChild { from, children } = &deed {
+            if let SoakAction::ForkFromChild { from, children } = &soak_action {
                 sizes.push(children.len());
-                script.keep_running(*from);
+                round_script.keep_running(*from);
             }
-            script.actions.push((rng.u64(PAUSE_MS), deed));
+            round_script.actions.push((rng.u64(PAUSE_MS), soak_action));
         }
-        script
+        round_script
     }
 
     /// A child from which others come stays while they need it; theirs are copies of its memory, and stay as it does.
-    fn keep_running(&mut self, whose: ChildRef) {
-        if let Some(family) = self.seeds.get_mut(whose.seed) {
-            family.children[whose.child].runs_until_told = true;
+    fn keep_running(&mut self, child_ref: ChildRef) {
+        if let Some(family) = self.seeds.get_mut(child_ref.seed) {
+            family.children[child_ref.child].runs_until_told = true;
         }
     }
 }
@@ -288,14 +288,14 @@ fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
 /// A deed to families of these sizes, or to a node.
 fn random_action(rng: &mut Rng, sizes: &[usize]) -> SoakAction {
     let family = rng.usize(0..sizes.len());
-    let whose = ChildRef { seed: family, child: rng.usize(0..sizes[family]) };
+    let child_ref = ChildRef { seed: family, child: rng.usize(0..sizes[family]) };
     let (node, ms) = (rng.usize(0..NODES), rng.u64(OUTAGE_MS));
     match rng.u8(0..16) {
-        0 | 1 => SoakAction::KillChild(whose),
+        0 | 1 => SoakAction::KillChild(child_ref),
         2 => SoakAction::KillParent { family },
         3 => SoakAction::DropSeed { family },
-        4 | 5 => SoakAction::Settle(whose),
-        6..=9 => SoakAction::ForkFromChild { from: whose, children: random_children(rng) },
+        4 | 5 => SoakAction::Settle(child_ref),
+        6..=9 => SoakAction::ForkFromChild { from: child_ref, children: random_children(rng) },
         10 => SoakAction::KillPager { node },
         11 => SoakAction::KillKeeperAndPager { node, daemon_ms: (ms % 2 == 0).then_some(ms) },
         12 => SoakAction::KillDaemon { node, ms },
@@ -326,21 +326,23 @@ mod tests {
         let mut rng = Rng::with_seed(1);
         let mut kinds = BTreeSet::new();
         for _ in 0..500 {
-            let script = RoundScript::random(&mut rng);
-            let mut sizes: Vec<usize> = script.seeds.iter().map(|family| family.children.len()).collect();
-            for (_, deed) in &script.actions {
-                kinds.insert(deed.kind());
-                match deed {
-                    SoakAction::KillChild(whose) | SoakAction::Settle(whose) => {
-                        assert!(whose.child < sizes[whose.seed])
+            let round_script = RoundScript::random(&mut rng);
+            let mut sizes: Vec<usize> = round_script.seeds.iter().map(|family| family.children.len()).collect();
+            for (_, soak_action) in &round_script.actions {
+                kinds.insert(soak_action.kind());
+                match soak_action {
+                    SoakAction::KillChild(child_ref) | SoakAction::Settle(child_ref) => {
+                        assert!(child_ref.child < sizes[child_ref.seed])
                     }
                     SoakAction::ForkFromChild { from, children } => {
                         assert!(from.child < sizes[from.seed]);
-                        assert!(script.seeds.get(from.seed).is_none_or(|f| f.children[from.child].runs_until_told));
+                        assert!(
+                            round_script.seeds.get(from.seed).is_none_or(|f| f.children[from.child].runs_until_told)
+                        );
                         sizes.push(children.len());
                     }
                     SoakAction::FanOut(fan) => {
-                        assert!(fan.seed_index < script.seeds.len() && fan.killed_count as u64 <= fan.count);
+                        assert!(fan.seed_index < round_script.seeds.len() && fan.killed_count as u64 <= fan.count);
                     }
                     _ => {}
                 }

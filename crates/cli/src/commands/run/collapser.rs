@@ -35,8 +35,8 @@ impl CollapserProcess {
     }
 
     fn collapse_until_exit(&self) -> io::Result<ExitCode> {
-        if let Some(tender) = HugePageCollapser::open(self.process)? {
-            tender.run()?;
+        if let Some(huge_page_collapser) = HugePageCollapser::open(self.process)? {
+            huge_page_collapser.run()?;
         }
         Ok(ExitCode::SUCCESS)
     }

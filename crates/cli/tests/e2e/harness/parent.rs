@@ -60,10 +60,10 @@ impl Parent {
     pub(crate) fn start_command(command: &mut Command) -> Self {
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut process = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let said = Arc::new(Mutex::new(ParentOutput::default()));
-        read_output(process.stdout.take().expect("a pipe"), Arc::clone(&said));
-        collect_errors(process.stderr.take().expect("a pipe"), Arc::clone(&said));
-        let mut parent = Self { process, said, pid: 0, hash: 0 };
+        let parent_output = Arc::new(Mutex::new(ParentOutput::default()));
+        read_output(process.stdout.take().expect("a pipe"), Arc::clone(&parent_output));
+        collect_errors(process.stderr.take().expect("a pipe"), Arc::clone(&parent_output));
+        let mut parent = Self { process, said: parent_output, pid: 0, hash: 0 };
         (parent.pid, parent.hash) = wait::wait_until(&format!("{command:?} is ready"), READY_LIMIT, || {
             parent.require_alive();
             parent.said().ready
@@ -93,8 +93,8 @@ impl Parent {
 
     /// The longest time between two neighbouring ticks since a mark.
     pub(crate) fn longest_gap_since(&self, mark: usize) -> Duration {
-        let said = self.said();
-        let ticks_us = &said.ticks_us[mark.saturating_sub(1)..];
+        let parent_output = self.said();
+        let ticks_us = &parent_output.ticks_us[mark.saturating_sub(1)..];
         let longest = ticks_us.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max();
         Duration::from_micros(longest.unwrap_or(0))
     }
@@ -114,8 +114,13 @@ impl Parent {
     /// It lives, ticks, and has never found anything wrong with itself.
     pub(crate) fn require_unharmed(&mut self) {
         self.wait_for_ticks(5);
-        let said = self.said();
-        assert!(said.errors.is_empty() && said.others.is_empty(), "the parent says: {}{:?}", said.errors, said.others);
+        let parent_output = self.said();
+        assert!(
+            parent_output.errors.is_empty() && parent_output.others.is_empty(),
+            "the parent says: {}{:?}",
+            parent_output.errors,
+            parent_output.others
+        );
     }
 
     /// The first line that it has said beside ticks, when it has ended.
@@ -156,25 +161,29 @@ impl Drop for Parent {
     }
 }
 
-fn read_output(stdout: impl Read + Send + 'static, said: Arc<Mutex<ParentOutput>>) {
+fn read_output(stdout: impl Read + Send + 'static, parent_output: Arc<Mutex<ParentOutput>>) {
     thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            let mut said = said.lock().expect("nobody panics with it");
+            let mut parent_output = parent_output.lock().expect("nobody panics with it");
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
-                ["tick", time] => said.ticks_us.push(time.parse().unwrap_or(0)),
-                ["ready", pid, hash] => said.ready = pid.parse().ok().zip(hash.parse().ok()),
-                _ => said.others.push(line),
+                ["tick", time] => parent_output.ticks_us.push(time.parse().unwrap_or(0)),
+                ["ready", pid, hash] => parent_output.ready = pid.parse().ok().zip(hash.parse().ok()),
+                _ => parent_output.others.push(line),
             }
         }
     });
 }
 
-fn collect_errors(mut stderr: impl Read + Send + 'static, said: Arc<Mutex<ParentOutput>>) {
+fn collect_errors(mut stderr: impl Read + Send + 'static, parent_output: Arc<Mutex<ParentOutput>>) {
     thread::spawn(move || {
         let mut piece = [0; 4096];
         while let Ok(count @ 1..) = stderr.read(&mut piece) {
-            said.lock().expect("nobody panics with it").errors.push_str(&String::from_utf8_lossy(&piece[..count]));
+            parent_output
+                .lock()
+                .expect("nobody panics with it")
+                .errors
+                .push_str(&String::from_utf8_lossy(&piece[..count]));
         }
     });
 }

@@ -45,9 +45,9 @@ impl World {
 
     /// Ends an actor.
     pub fn remove_actor(&self, id: ActorId) {
-        let seat = self.actors().slots.remove(&id);
+        let actor_slot = self.actors().slots.remove(&id);
         // Dropped here, when nothing is locked: it may own streams, or worlds.
-        drop(seat);
+        drop(actor_slot);
     }
 
     /// Gives those who are ready a turn, in an order that the seed decides; where nobody is, lets time pass until
@@ -80,24 +80,25 @@ impl World {
     }
 
     fn ready_actors(&self) -> Vec<ActorId> {
-        let wants = |seat: &ActorSlot| {
-            let Some(actor) = &seat.actor else { return false };
-            self.is_running(seat.node)
-                && (actor.is_ready() || actor.next_timeout().is_some_and(|at| at <= self.local_time(seat.node)))
+        let wants = |actor_slot: &ActorSlot| {
+            let Some(actor) = &actor_slot.actor else { return false };
+            self.is_running(actor_slot.node)
+                && (actor.is_ready() || actor.next_timeout().is_some_and(|at| at <= self.local_time(actor_slot.node)))
         };
-        self.actors().slots.iter().filter(|(_, seat)| wants(seat)).map(|(id, _)| *id).collect()
+        self.actors().slots.iter().filter(|(_, actor_slot)| wants(actor_slot)).map(|(id, _)| *id).collect()
     }
 
     fn run_actor(&self, id: ActorId) {
-        let taken = self.actors().slots.get_mut(&id).and_then(|seat| Some((seat.node, seat.actor.take()?)));
+        let taken =
+            self.actors().slots.get_mut(&id).and_then(|actor_slot| Some((actor_slot.node, actor_slot.actor.take()?)));
         let Some((node, mut actor)) = taken else { return };
         actor.run_turn(self.local_time(node));
         let mut network = self.network();
         let rests_until = network.now + network.nodes[node.0 as usize].turn_delay;
         network.nodes[node.0 as usize].paused_until = rests_until;
         drop(network);
-        if let Some(seat) = self.actors().slots.get_mut(&id) {
-            seat.actor = Some(actor);
+        if let Some(actor_slot) = self.actors().slots.get_mut(&id) {
+            actor_slot.actor = Some(actor);
         }
     }
 
@@ -112,17 +113,17 @@ impl World {
 
     /// When the next actor of a node that is not stopped wants a turn.
     fn next_turn_at(&self) -> Option<Duration> {
-        let wants_at = |seat: &ActorSlot| {
-            let actor = seat.actor.as_ref()?;
+        let wants_at = |actor_slot: &ActorSlot| {
+            let actor = actor_slot.actor.as_ref()?;
             let rests_until = {
                 let network = self.network();
-                let state = &network.nodes[seat.node.0 as usize];
+                let state = &network.nodes[actor_slot.node.0 as usize];
                 if state.stopped {
                     return None;
                 }
                 state.paused_until
             };
-            let timeout = || actor.next_timeout().map(|at| self.elapsed_at_local(seat.node, at));
+            let timeout = || actor.next_timeout().map(|at| self.elapsed_at_local(actor_slot.node, at));
             let wanted = if actor.is_ready() { Some(Duration::ZERO) } else { timeout() };
             wanted.map(|at| at.max(rests_until))
         };

@@ -239,17 +239,17 @@ pub(in crate::capture) fn foreground_groups<'a>(
     })
 }
 
-fn refuse_queued_data(readiness: &PtyReadiness) -> Result<(), String> {
-    if readiness.unread_bytes > 0 {
-        let bytes = readiness.unread_bytes;
+fn refuse_queued_data(pty_readiness: &PtyReadiness) -> Result<(), String> {
+    if pty_readiness.unread_bytes > 0 {
+        let bytes = pty_readiness.unread_bytes;
         return Err(format!(
             "{bytes} bytes or more wait to be read from the terminal, which are not carried; try again"
         ));
     }
-    if readiness.has_packet_event {
+    if pty_readiness.has_packet_event {
         return Err("a change of the terminal's settings waits to be read (packet mode), which is not carried".into());
     }
-    if !readiness.is_writable && !readiness.is_hung_up {
+    if !pty_readiness.is_writable && !pty_readiness.is_hung_up {
         return Err("the terminal was stopped (Ctrl-S), or the way to its other end is full; try again".to_owned());
     }
     Ok(())
@@ -279,21 +279,24 @@ fn build_controlled_session(
     session: i32,
     seats: &[SessionMember],
 ) -> Result<ControlledSession, String> {
-    let mut of_session = seats.iter().filter(|seat| seat.session.0 == session && !seat.has_ended);
-    let Some(leader) = of_session.clone().next().map(|seat| seat.session.1) else {
+    let mut of_session =
+        seats.iter().filter(|session_member| session_member.session.0 == session && !session_member.has_ended);
+    let Some(leader) = of_session.clone().next().map(|session_member| session_member.session.1) else {
         return Err("the terminal is the controlling one of another process's session, which is not carried".to_owned());
     };
-    if let Some(without) = of_session.find(|seat| seat.terminal != Some(master.number)) {
+    if let Some(without) = of_session.find(|session_member| session_member.terminal != Some(master.number)) {
         return Err(format!(
             "the terminal is the controlling one of session {session}, but not of its process {} (TIOCNOTTY), which is not carried",
             without.pid
         ));
     }
-    let in_foreground = seats.iter().find(|seat| (seat.session.0, seat.group.0) == (session, master.foreground));
+    let in_foreground = seats
+        .iter()
+        .find(|session_member| (session_member.session.0, session_member.group.0) == (session, master.foreground));
     match (master.foreground, in_foreground) {
         // Nobody of those that we see: its leader, as for a new terminal.
         (0, _) => Ok(ControlledSession { leader, foreground: leader }),
-        (_, Some(seat)) => Ok(ControlledSession { leader, foreground: seat.group.1 }),
+        (_, Some(session_member)) => Ok(ControlledSession { leader, foreground: session_member.group.1 }),
         (group, None) => Err(format!(
             "process group {group} is in the foreground of the terminal, and has no process of the tree: not carried"
         )),

@@ -36,40 +36,46 @@ struct TreeContext<'a> {
 
 impl TreeFiles {
     /// Reads it of all processes, which stand.
-    pub(in crate::capture) fn read(family: &ProcessTree, standing: &mut [PausedProcess]) -> Result<Self, CaptureError> {
+    pub(in crate::capture) fn read(
+        family: &ProcessTree,
+        paused_process: &mut [PausedProcess],
+    ) -> Result<Self, CaptureError> {
         let first = &family.processes[0].prepared.survey;
         let refused = |refusals| CaptureError::refused(first.pid, refusals);
         let root = TreeRoot::find(first.pid)?;
-        let mut kin = TreeRelations::from_tree(family).map_err(refused)?;
-        let mut copies = standing[0].take_shared_copies()?;
-        let mut contents = vec![standing[0].take_file_states()?];
-        for one in &mut standing[1..] {
+        let mut tree_relations = TreeRelations::from_tree(family).map_err(refused)?;
+        let mut copies = paused_process[0].take_shared_copies()?;
+        let mut contents = vec![paused_process[0].take_file_states()?];
+        for one in &mut paused_process[1..] {
             copies.merge(one.take_shared_copies()?);
             contents.push(one.take_file_states()?);
         }
         let held = contents.iter().zip(family.processes.iter().map(TreeProcess::pid));
         let held = held.flat_map(|(contents, pid)| contents.terminals(pid));
-        files::foreground_groups(held.clone()).for_each(|(session, group)| kin.add_foreground_leader(session, group));
-        let terminals = files::describe_terminals(held, &kin.session_members, root).map_err(refused)?;
+        files::foreground_groups(held.clone())
+            .for_each(|(session, group)| tree_relations.add_foreground_leader(session, group));
+        let terminals = files::describe_terminals(held, &tree_relations.session_members, root).map_err(refused)?;
 
         let mut all = OpenFileTable::with_terminals(terminals);
         let tables: Vec<_> = contents.iter_mut().map(OpenFileStates::take_fds).collect();
         let mut pool = std::mem::take(&mut contents[0]);
         contents[1..].iter_mut().for_each(|contents| pool.merge(contents));
-        let known = TreeContext { root, tree: family, shared_copies: &copies, relations: &kin, tree_states: &pool };
-        let mut own = Vec::with_capacity(standing.len());
-        for (index, (one, table)) in standing.iter_mut().zip(tables).enumerate() {
+        let known =
+            TreeContext { root, tree: family, shared_copies: &copies, relations: &tree_relations, tree_states: &pool };
+        let mut own = Vec::with_capacity(paused_process.len());
+        for (index, (one, table)) in paused_process.iter_mut().zip(tables).enumerate() {
             let contents = if index == 0 { &pool } else { &contents[index] };
-            let (survey, likeness) = (&family.processes[index].prepared.survey, one.take_root()?);
-            if let Some(refusal) = root.refusal(survey.pid, &likeness.root) {
+            let (survey, process_root) = (&family.processes[index].prepared.survey, one.take_root()?);
+            if let Some(refusal) = root.refusal(survey.pid, &process_root.root) {
                 return Err(refused(vec![refusal]));
             }
             let files = known.build_process_files(survey, (contents, table), &mut all)?;
-            own.push((files, likeness));
+            own.push((files, process_root));
         }
-        let threads = PidTranslation { pid: first.pid, profiles: &first.profiles, inner_ids: &kin.inner_ids };
+        let threads =
+            PidTranslation { pid: first.pid, profiles: &first.profiles, inner_ids: &tree_relations.inner_ids };
         all.add_inflight((first.pid, root), &pool, &copies, threads)?;
-        Ok(Self { processes: own, table: all, shared_copies: copies, relations: kin })
+        Ok(Self { processes: own, table: all, shared_copies: copies, relations: tree_relations })
     }
 }
 

@@ -70,9 +70,9 @@ impl TemplateSearch {
 
     /// In the pause: the template's space; `None` where the process is not served, since it executes another program or has
     /// all of its pages.
-    pub(super) fn find_address_space(&self, lifeline: &InjectionPages) -> Result<Option<u32>, CaptureError> {
+    pub(super) fn find_address_space(&self, injection_pages: &InjectionPages) -> Result<Option<u32>, CaptureError> {
         let ServingPager { pager, child, .. } = &self.pager;
-        match pager.find_space(child, self.first_number, lifeline.mapped_range().start) {
+        match pager.find_space(child, self.first_number, injection_pages.mapped_range().start) {
             Ok(space) => Ok(space),
             // Another process of the child forked at the same moment.
             Err(ClientError::Refused(what)) => Err(CaptureError::Unstable { pid: self.pid, what }),

@@ -103,9 +103,9 @@ impl<'a> Injector<'a> {
     }
 
     /// The same on a way beside others.
-    pub(in crate::capture) fn with_executor(pid: i32, syscall_at: u64, post: &'a PauseExecutor<'a>) -> Self {
-        let mut alone = Self::new(pid, syscall_at, post.deadline());
-        alone.executor = Some(post);
+    pub(in crate::capture) fn with_executor(pid: i32, syscall_at: u64, pause_executor: &'a PauseExecutor<'a>) -> Self {
+        let mut alone = Self::new(pid, syscall_at, pause_executor.deadline());
+        alone.executor = Some(pause_executor);
         alone
     }
 
@@ -271,7 +271,7 @@ impl<'a> Injector<'a> {
         in_time: &mut Result<(), CaptureError>,
     ) -> Result<Option<(i32, TraceeEvent)>, CaptureError> {
         let next = match self.executor {
-            Some(post) => post.next_report(self.pid).await,
+            Some(pause_executor) => pause_executor.next_report(self.pid).await,
             None => self.deadline.wait_report(),
         };
         match next {
@@ -290,14 +290,16 @@ impl<'a> Injector<'a> {
         match report {
             // A clone that somebody has killed: who uses it will find that. The threads at work must not be left for it, and the
             // kernel tells of it until it is taken.
-            TraceeEvent::Ended if self.executor.is_some_and(|post| !post.contains(tid)) => {
+            TraceeEvent::Ended if self.executor.is_some_and(|pause_executor| !pause_executor.contains(tid)) => {
                 let _ = ptrace::reap(tid);
                 self.new_clone.get_or_insert(tid);
                 Ok(())
             }
             TraceeEvent::Ended => Err(CaptureError::ProcessGone { pid: self.pid }),
             // It stands again: somebody has sent it a signal that stops or continues.
-            TraceeEvent::Stopped { .. } if self.executor.is_some_and(|post| post.contains(tid)) => Ok(()),
+            TraceeEvent::Stopped { .. } if self.executor.is_some_and(|pause_executor| pause_executor.contains(tid)) => {
+                Ok(())
+            }
             TraceeEvent::Stopped { .. } => {
                 self.new_clone = Some(tid);
                 Ok(())

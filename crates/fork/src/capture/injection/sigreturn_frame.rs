@@ -113,7 +113,7 @@ impl SigreturnFrame {
     /// Prepares the frame; `None` where the program has no code for it, or no stack.
     pub(in crate::capture) fn prepare(
         thread: &StoppedThread,
-        standing: &ThreadExtendedState,
+        thread_extended_state: &ThreadExtendedState,
         gadgets: Option<Gadgets>,
         maps: &[MapEntry],
         mem: &File,
@@ -122,7 +122,7 @@ impl SigreturnFrame {
         const FRAME_ALIGNMENT: u64 = 64;
         const READ_WRITE: u8 = 3;
         let gadgets = gadgets?;
-        let bytes = frame_bytes(standing.xstate().len());
+        let bytes = frame_bytes(thread_extended_state.xstate().len());
         let address = thread.registers.rsp.checked_sub(RED_ZONE_BYTES + bytes)? & !(FRAME_ALIGNMENT - 1);
         let is_stack = |entry: &MapEntry| {
             let holds = entry.start <= address && address + bytes <= entry.end;
@@ -136,9 +136,9 @@ impl SigreturnFrame {
         let registers = thread.restart_registers().to_words();
         // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
-        let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
+        let (xstate, signal_mask) = (thread_extended_state.xstate(), thread.signal_mask);
         let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
-        let mut frame = encode_frame(&state, address, bytes, standing.xcr0());
+        let mut frame = encode_frame(&state, address, bytes, thread_extended_state.xcr0());
         frame[..8].copy_from_slice(&gadgets.sigreturn.to_ne_bytes());
         Some(Self { gadgets, stack_address: address, frame, saved_stack: saved, is_armed: Cell::new(false) })
     }

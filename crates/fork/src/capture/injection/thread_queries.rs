@@ -67,16 +67,19 @@ const _: () = assert!(SUBREAPER_OFFSET + 8 <= ANSWER_BYTES);
 /// What the threads have to ask, the leader first, and what needs not be asked: addresses of thread ids.
 pub(in crate::capture) fn build_scripts(
     snapshot: &ProcessSnapshot,
-    standing: &[ThreadExtendedState],
+    thread_extended_state: &[ThreadExtendedState],
     survey: &Survey,
-    lifeline: &InjectionPages,
+    injection_pages: &InjectionPages,
 ) -> (Vec<ThreadScript>, Vec<Option<u64>>) {
     let inner_id = |thread: &StoppedThread| survey.profiles.get(&thread.tid).map_or(0, ThreadProfile::inner_id);
     let threads = snapshot.threads.iter();
-    let known = threads.clone().zip(standing).map(|(one, standing)| (one, inner_id(one), standing.robust_list_head()));
+    let known = threads
+        .clone()
+        .zip(thread_extended_state)
+        .map(|(one, thread_extended_state)| (one, inner_id(one), thread_extended_state.robust_list_head()));
     let tid_addresses = glibc::tid_addresses(snapshot.pid, known);
     let task = |(index, (thread, tid_address)): (usize, (&StoppedThread, &Option<u64>))| {
-        let calls = thread_calls(thread, survey, lifeline.answers_address(index), *tid_address);
+        let calls = thread_calls(thread, survey, injection_pages.answers_address(index), *tid_address);
         ThreadScript { calls, inner_id: inner_id(thread) }
     };
     (threads.zip(&tid_addresses).enumerate().map(task).collect(), tid_addresses)

@@ -41,12 +41,12 @@ impl<'a> SealProbes<'a> {
     pub(in crate::capture) fn run(
         &self,
         pid: i32,
-        subject: &InjectionTarget<'_>,
+        injection_target: &InjectionTarget<'_>,
         mut results: Vec<u64>,
-        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<(), CaptureError> {
         for calls in self.calls[results.len()..].chunks(PROBES_MAX) {
-            let desk = subject.run_script(calls, lifeline, injector)?;
+            let desk = injection_target.run_script(calls, injection_pages, injector)?;
             results.extend((0..calls.len()).map(|index| script::result_of(&desk, index)));
         }
         let sealed = self.mappings.iter().zip(&results).filter(|(_, result)| is_sealed(**result));

@@ -168,8 +168,8 @@ impl SharedSources {
     }
 
     /// Takes on memory that is on its way in sockets, which only the pause shows.
-    pub(super) fn add_inflight(&mut self, flights: &InflightFiles) -> io::Result<()> {
-        for (path, link) in flights.memory_files() {
+    pub(super) fn add_inflight(&mut self, inflight_files: &InflightFiles) -> io::Result<()> {
+        for (path, link) in inflight_files.memory_files() {
             let source = SharedSource::open(&path, link, &[])?;
             if !self.0.iter().any(|known| known.key == source.key) {
                 self.0.push(source);

@@ -85,24 +85,24 @@ pub(in crate::capture) struct InheritedStateQuery {
 impl InheritedStateQuery {
     /// Asks the subject, which has inherited all of this from the parent. One that `is_clone` leaves the parent's table of descriptors first.
     pub(in crate::capture) fn start(
-        subject: &InjectionTarget<'_>,
+        injection_target: &InjectionTarget<'_>,
         is_clone: bool,
-        (lifeline, injector): (&InjectionPages, &Injector<'_>),
+        (injection_pages, injector): (&InjectionPages, &Injector<'_>),
     ) -> Result<Self, CaptureError> {
-        let calls = query_calls(lifeline.slot_address(0) + ANSWERS_OFFSET, is_clone);
-        Ok(Self { running: subject.start_script(&calls, lifeline, injector)?, calls })
+        let calls = query_calls(injection_pages.slot_address(0) + ANSWERS_OFFSET, is_clone);
+        Ok(Self { running: injection_target.start_script(&calls, injection_pages, injector)?, calls })
     }
 
     /// Waits for its answers.
     pub(in crate::capture) fn finish(
         self,
-        subject: &InjectionTarget<'_>,
-        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+        injection_target: &InjectionTarget<'_>,
+        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<InheritedState, CaptureError> {
         let Self { running, calls } = self;
-        let desk = subject.finish_script(running, SLOTS_BYTES_MIN as usize, lifeline, injector)?;
+        let desk = injection_target.finish_script(running, SLOTS_BYTES_MIN as usize, injection_pages, injector)?;
         let answers = &desk[ANSWERS_OFFSET as usize..];
-        let result = |index: usize| calls[index].check_result(subject.pid, script::result_of(&desk, index));
+        let result = |index: usize| calls[index].check_result(injection_target.pid, script::result_of(&desk, index));
         for index in (0..calls.len()).filter(|index| *index != MEMBARRIER_INDEX) {
             result(index)?;
         }
@@ -130,22 +130,22 @@ impl SessionDetach {
     pub(in crate::capture) fn start(
         template: &InjectionTarget<'_>,
         probes: &[InjectedCall],
-        (lifeline, injector): (&InjectionPages, &Injector<'_>),
+        (injection_pages, injector): (&InjectionPages, &Injector<'_>),
     ) -> Result<Self, CaptureError> {
         const SETSID: u64 = 112;
         debug_assert!(probes.len() <= PROBES_MAX);
         let calls: Vec<InjectedCall> =
             [InjectedCall::new("setsid", SETSID, [])].into_iter().chain(probes.iter().copied()).collect();
-        Ok(Self { running: template.start_script(&calls, lifeline, injector)?, calls })
+        Ok(Self { running: template.start_script(&calls, injection_pages, injector)?, calls })
     }
 
     /// Waits until it has. Gives the results of the probes.
     pub(in crate::capture) fn finish(
         self,
         template: &InjectionTarget<'_>,
-        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<Vec<u64>, CaptureError> {
-        let desk = template.finish_script(self.running, self.calls.len() * ENTRY_BYTES, lifeline, injector)?;
+        let desk = template.finish_script(self.running, self.calls.len() * ENTRY_BYTES, injection_pages, injector)?;
         self.calls[0].check_result(template.pid, script::result_of(&desk, 0))?;
         Ok((1..self.calls.len()).map(|index| script::result_of(&desk, index)).collect())
     }
@@ -156,23 +156,23 @@ impl InjectionTarget<'_> {
     pub(in crate::capture) fn run_script(
         &self,
         calls: &[InjectedCall],
-        lifeline: &InjectionPages,
+        injection_pages: &InjectionPages,
         injector: &mut Injector<'_>,
     ) -> Result<Vec<u8>, CaptureError> {
-        let running = self.start_script(calls, lifeline, injector)?;
-        self.finish_script(running, SLOTS_BYTES_MIN as usize, lifeline, injector)
+        let running = self.start_script(calls, injection_pages, injector)?;
+        self.finish_script(running, SLOTS_BYTES_MIN as usize, injection_pages, injector)
     }
 
     fn start_script(
         &self,
         calls: &[InjectedCall],
-        lifeline: &InjectionPages,
+        injection_pages: &InjectionPages,
         injector: &Injector<'_>,
     ) -> Result<RunningScript, CaptureError> {
-        let script = script::encode(calls, (self.inner_id, self.inner_id), lifeline.end_signal());
-        let written = self.mem.write_all_at(&script, lifeline.slot_address(0));
+        let script = script::encode(calls, (self.inner_id, self.inner_id), injection_pages.end_signal());
+        let written = self.mem.write_all_at(&script, injection_pages.slot_address(0));
         written.map_err(CaptureError::tracing("write the calls of", self.pid))?;
-        let running = lifeline.script_of(0, self.pid, calls.len());
+        let running = injection_pages.script_of(0, self.pid, calls.len());
         injector.start_script(&running, self.registers)?;
         Ok(running)
     }
@@ -181,13 +181,13 @@ impl InjectionTarget<'_> {
         &self,
         running: RunningScript,
         bytes: usize,
-        lifeline: &InjectionPages,
+        injection_pages: &InjectionPages,
         injector: &mut Injector<'_>,
     ) -> Result<Vec<u8>, CaptureError> {
         run_ready(injector.wait_scripts(&mut vec![running], |_| true))?;
         let mut desk = vec![0; bytes];
         self.mem
-            .read_exact_at(&mut desk, lifeline.slot_address(0))
+            .read_exact_at(&mut desk, injection_pages.slot_address(0))
             .map_err(CaptureError::tracing("read the answers of", self.pid))?;
         Ok(desk)
     }

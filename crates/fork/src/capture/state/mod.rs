@@ -93,7 +93,7 @@ fn components_in_use(xstate: &[u8]) -> u64 {
 /// The threads of a stopped process, the leader first.
 pub(super) fn build_threads(
     snapshot: &ProcessSnapshot,
-    standing: Vec<ThreadExtendedState>,
+    thread_extended_state: Vec<ThreadExtendedState>,
     answers: &[ThreadAnswers],
     profiles: &BTreeMap<i32, ThreadProfile>,
     filters: &mut [Vec<u32>],
@@ -102,7 +102,9 @@ pub(super) fn build_threads(
     let leader = build_credentials(&profile_of(profiles, snapshot.pid, snapshot.pid)?.status, securebits);
     let offered = affinity::cpuset_of_process(snapshot.pid);
     let mut threads = Vec::with_capacity(snapshot.threads.len());
-    for (((thread, standing), answers), filters) in snapshot.threads.iter().zip(standing).zip(answers).zip(filters) {
+    for (((thread, standing), answers), filters) in
+        snapshot.threads.iter().zip(thread_extended_state).zip(answers).zip(filters)
+    {
         let profile = profile_of(profiles, snapshot.pid, thread.tid)?;
         let filters = std::mem::take(filters);
         let described = build_thread(thread, standing, answers, profile, (&leader, filters), securebits);
@@ -126,7 +128,7 @@ fn profile_of(profiles: &BTreeMap<i32, ThreadProfile>, pid: i32, tid: i32) -> Re
 
 fn build_thread(
     thread: &StoppedThread,
-    standing: ThreadExtendedState,
+    thread_extended_state: ThreadExtendedState,
     answers: &ThreadAnswers,
     profile: &ThreadProfile,
     (leader, filters): (&Credentials, Vec<u32>),
@@ -138,12 +140,12 @@ fn build_thread(
         tid: profile.inner_id(),
         name: profile.name.clone(),
         registers: registers.to_words().to_vec(),
-        xstate: standing.xstate,
+        xstate: thread_extended_state.xstate,
         signal_mask: thread.signal_mask,
         pending_signals: build_pending_signals(&thread.pending_signals),
         alt_stack: answers.alt_stack,
-        robust_list_head: standing.robust_list.0,
-        robust_list_bytes: standing.robust_list.1,
+        robust_list_head: thread_extended_state.robust_list.0,
+        robust_list_bytes: thread_extended_state.robust_list.1,
         clear_child_tid: answers.clear_child_tid,
         rseq: thread.rseq.map(|rseq| Rseq { address: rseq.address, bytes: rseq.bytes, signature: rseq.signature }),
         scheduling: Scheduling {

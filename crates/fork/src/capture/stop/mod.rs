@@ -112,7 +112,11 @@ pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, Ca
 }
 
 /// The same of a process whose threads may have been told to stop.
-pub(super) fn finish_stop(pid: i32, deadline: &Deadline, told: &mut PendingStops) -> Result<Vec<i32>, CaptureError> {
+pub(super) fn finish_stop(
+    pid: i32,
+    deadline: &Deadline,
+    pending_stops: &mut PendingStops,
+) -> Result<Vec<i32>, CaptureError> {
     let mut standing: Vec<i32> = Vec::new();
     let mut ended: Vec<i32> = Vec::new();
     let mut all = list_threads(pid)?;
@@ -124,7 +128,7 @@ pub(super) fn finish_stop(pid: i32, deadline: &Deadline, told: &mut PendingStops
         }
         let (mut awaited, mut seized) = (Vec::with_capacity(new.len()), Vec::with_capacity(new.len()));
         for tid in new {
-            match told.remove(tid) {
+            match pending_stops.remove(tid) {
                 Some(StopProgress::Stopped) => standing.push(tid),
                 Some(StopProgress::Interrupted) => awaited.push(tid),
                 None if seize_thread(pid, tid)? => seized.push(tid),
@@ -136,7 +140,7 @@ pub(super) fn finish_stop(pid: i32, deadline: &Deadline, told: &mut PendingStops
             let _ = interrupt_thread(*tid);
         }
         awaited.append(&mut seized);
-        wait_stops(pid, awaited, deadline, (&mut standing, &mut ended), told)?;
+        wait_stops(pid, awaited, deadline, (&mut standing, &mut ended), pending_stops)?;
         // Who stands makes no other: where the kernel counts as many, there is none.
         if process::thread_count(pid).is_ok_and(|count| count == standing.len()) {
             break;
@@ -197,10 +201,10 @@ fn wait_stops(
     mut awaited: Vec<i32>,
     deadline: &Deadline,
     (standing, ended): (&mut Vec<i32>, &mut Vec<i32>),
-    told: &mut PendingStops,
+    pending_stops: &mut PendingStops,
 ) -> Result<(), CaptureError> {
     while !awaited.is_empty() {
-        let next = if awaited.len() + told.awaited.len() > 1 {
+        let next = if awaited.len() + pending_stops.awaited.len() > 1 {
             deadline.poll_or_wait_report()
         } else {
             deadline.wait_report()
@@ -211,7 +215,7 @@ fn wait_stops(
             Err(WaitError::NoTracee) => return Err(CaptureError::ProcessGone { pid }),
         };
         if !awaited.contains(&tid) && !standing.contains(&tid) {
-            told.record_report(tid, report);
+            pending_stops.record_report(tid, report);
         }
         match report {
             // The kernel passes the leader's end on to its parent when we are gone.

@@ -84,15 +84,19 @@ impl StoppedProcess {
         let syscall_at = injector::find_vdso_syscall(pid, vdso).map_err(CaptureError::reading(pid, "the vdso"))?;
         let syscall_at = syscall_at.ok_or(CaptureError::ProcessGone { pid })?;
         let mem = open_memory(pid)?;
-        let standing: Result<Vec<ThreadExtendedState>, _> =
+        let thread_extended_state: Result<Vec<ThreadExtendedState>, _> =
             snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
-        let standing = standing?;
+        let thread_extended_state = thread_extended_state?;
         let gadgets = Gadgets::find(pid, &maps);
-        let rescue = SigreturnFrame::prepare(snapshot.leader(), &standing[0], gadgets, &maps, &mem);
+        let rescue = SigreturnFrame::prepare(snapshot.leader(), &thread_extended_state[0], gadgets, &maps, &mem);
         let deadline = Deadline::after(QUERIES_TIMEOUT);
         let mut injector = Injector::new(pid, syscall_at, &deadline);
-        let questioning =
-            QuerySession { snapshot: &snapshot, extended_states: &standing, frame: rescue.as_ref(), mem: &mem };
+        let questioning = QuerySession {
+            snapshot: &snapshot,
+            extended_states: &thread_extended_state,
+            frame: rescue.as_ref(),
+            mem: &mem,
+        };
         let answers = questioning.run(who, questions, &mut injector);
         stopped.add_withheld(&mut injector.withheld_signals);
         answers
@@ -130,9 +134,9 @@ impl QuerySession<'_> {
             let room = InjectionLayout::for_threads(self.extended_states);
             run_ready(InjectionPages::map(self.snapshot, room, end, rescued, injector))
         });
-        let answers = mapped.and_then(|lifeline| {
-            let answers = self.query_threads(who, questions, &inner_ids, (&lifeline, injector));
-            let unmapped = run_ready(lifeline.unmap((leader.tid, &leader.registers), rescued, injector));
+        let answers = mapped.and_then(|injection_pages| {
+            let answers = self.query_threads(who, questions, &inner_ids, (&injection_pages, injector));
+            let unmapped = run_ready(injection_pages.unmap((leader.tid, &leader.registers), rescued, injector));
             answers.and_then(|answers| unmapped.map(|()| answers))
         });
         self.snapshot.threads.iter().skip(1).for_each(super::stop_guard::StoppedThread::restore);
@@ -145,17 +149,17 @@ impl QuerySession<'_> {
         who: QueryThreads,
         questions: &[QueryCall],
         inner_ids: &[u32],
-        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
         // Code, and the frames that lead home.
         let tasks: Vec<ThreadScript> =
             inner_ids.iter().map(|id| ThreadScript { calls: Vec::new(), inner_id: *id }).collect();
-        lifeline.write(self.snapshot, self.extended_states, &tasks, self.mem)?;
+        injection_pages.write(self.snapshot, self.extended_states, &tasks, self.mem)?;
         let count = if who == QueryThreads::MainThread { 1 } else { inner_ids.len() };
         let mut all = vec![Vec::with_capacity(questions.len()); count];
         for (index, answers) in all.iter_mut().enumerate() {
             for some in questions.chunks(QUERIES_PER_SCRIPT) {
-                answers.extend(self.query_thread(index, some, inner_ids, (lifeline, injector))?);
+                answers.extend(self.query_thread(index, some, inner_ids, (injection_pages, injector))?);
             }
         }
         Ok(all)
@@ -167,22 +171,22 @@ impl QuerySession<'_> {
         index: usize,
         questions: &[QueryCall],
         inner_ids: &[u32],
-        (lifeline, injector): (&InjectionPages, &mut Injector<'_>),
+        (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<Vec<QueryResult>, CaptureError> {
-        let (thread, desk) = (&self.snapshot.threads[index], lifeline.slot_address(0));
+        let (thread, desk) = (&self.snapshot.threads[index], injection_pages.slot_address(0));
         let answers_at = ((questions.len() + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
         let calls: Vec<InjectedCall> = questions
             .iter()
             .zip(0..)
             .map(|(one, at)| injected_call(one, desk + answers_at + at * RESULT_BUFFER_BYTES))
             .collect();
-        let mut bytes = script::encode(&calls, (inner_ids[0], inner_ids[index]), lifeline.end_signal());
+        let mut bytes = script::encode(&calls, (inner_ids[0], inner_ids[index]), injection_pages.end_signal());
         bytes.resize(answers_at as usize + questions.len() * RESULT_BUFFER_BYTES as usize, 0);
         let failed = |operation| CaptureError::tracing(operation, thread.tid);
         self.mem.write_all_at(&bytes, desk).map_err(failed("write the calls of"))?;
-        let running = lifeline.script_in_first_slot(index, thread.tid, calls.len());
+        let running = injection_pages.script_in_first_slot(index, thread.tid, calls.len());
         injector.point_to_script(&running, &thread.registers)?;
-        thread.block_signals(lifeline.end_signal())?;
+        thread.block_signals(injection_pages.end_signal())?;
         if let Some(rescue) = self.frame.filter(|_| index == 0) {
             rescue.disarm(self.mem);
         }

@@ -36,12 +36,12 @@ impl StoppedProcess {
     /// # Errors
     /// It has ended, somebody traces it, or it does not stop.
     pub fn stop(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
-        let turn = TraceLock::acquire(pid, limit).ok_or(CaptureError::ProcessGone { pid })?;
+        let trace_lock = TraceLock::acquire(pid, limit).ok_or(CaptureError::ProcessGone { pid })?;
         let deadline = Deadline::after(limit);
         interrupted_calls::observe_process(pid);
         let settlement = CallSettlement;
         let threads = stop_threads(pid, &deadline)?;
-        Ok(Self { stopped: StopGuard::new(pid, &threads)?, _settlement: settlement, _lock: turn })
+        Ok(Self { stopped: StopGuard::new(pid, &threads)?, _settlement: settlement, _lock: trace_lock })
     }
 
     /// Its threads, the main one first.

@@ -43,18 +43,18 @@ impl CloneOutcome {
         (task, script): (&ThreadScript, &[u8]),
         leader: &StoppedThread,
         prepared: &mut PreparedProcess,
-        lifeline: &InjectionPages,
+        injection_pages: &InjectionPages,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
         let last = task.calls.len() - 1;
         let inner_pid = task.calls[last].check_result(prepared.survey.pid, script::result_of(script, last))?;
         let first = adopt_clone(inner_pid, &prepared.survey, injector).await?;
         let mut born = Self::without_dontfork(Some(first));
-        born.address_space = find_address_space(prepared, lifeline);
+        born.address_space = find_address_space(prepared, injection_pages);
         born.dontfork_ranges = match address_space_bytes(leader.tid) {
             Ok(mapped) => {
-                let unforked = born.clone_again((leader, mapped), prepared, lifeline, injector).await;
-                let replaced = born.replace_hugetlb((mapped, lifeline), prepared, injector).await;
+                let unforked = born.clone_again((leader, mapped), prepared, injection_pages, injector).await;
+                let replaced = born.replace_hugetlb((mapped, injection_pages), prepared, injector).await;
                 unforked.and_then(|areas| replaced.map(|()| areas))
             }
             Err(error) => Err(error),
@@ -67,7 +67,7 @@ impl CloneOutcome {
         &mut self,
         (leader, mapped_bytes): (&StoppedThread, u64),
         prepared: &mut PreparedProcess,
-        lifeline: &InjectionPages,
+        injection_pages: &InjectionPages,
         injector: &mut Injector<'_>,
     ) -> Result<Vec<Range<u64>>, CaptureError> {
         let Some(first) = &self.clone else { return Ok(Vec::new()) };
@@ -78,12 +78,12 @@ impl CloneOutcome {
             search.skip_address_space(*space);
         }
         let whose = (leader, prepared.survey.inner_id());
-        let made = unforked.clone_again(whose, (lifeline, &prepared.mem), injector);
+        let made = unforked.clone_again(whose, (injection_pages, &prepared.mem), injector);
         let second = phase!(await "prepare.again", made)?;
         let clone = adopt_clone(second.inner_pid, &prepared.survey, injector).await?;
         self.discarded = self.clone.replace(clone);
         self.saved_slots = Some(second.saved_slots);
-        self.address_space = find_address_space(prepared, lifeline);
+        self.address_space = find_address_space(prepared, injection_pages);
         second.remark_result.map(|()| unforked.ranges)
     }
 
@@ -101,8 +101,11 @@ impl CloneOutcome {
 }
 
 /// Which space the process's pager has for the clone that was made last.
-fn find_address_space(prepared: &PreparedProcess, lifeline: &InjectionPages) -> Result<Option<u32>, CaptureError> {
-    let find = |search: &TemplateSearch| phase!("prepare.lineage", search.find_address_space(lifeline));
+fn find_address_space(
+    prepared: &PreparedProcess,
+    injection_pages: &InjectionPages,
+) -> Result<Option<u32>, CaptureError> {
+    let find = |search: &TemplateSearch| phase!("prepare.lineage", search.find_address_space(injection_pages));
     prepared.template_search.as_ref().map_or(Ok(None), find)
 }
 

@@ -35,12 +35,13 @@ pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 pub(in crate::capture) fn read_flags(
     clone: &TemplateClone,
     large: &[&MapEntry],
-    (lifeline, mem): (&InjectionPages, &File),
+    (injection_pages, mem): (&InjectionPages, &File),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<MapEntry>, CaptureError> {
-    let subject = InjectionTarget { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
+    let injection_target =
+        InjectionTarget { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
     let calls: Vec<InjectedCall> = large.iter().map(|entry| wipe_on_fork_call(entry)).chain([clone_call()]).collect();
-    let desk = subject.run_script(&calls, lifeline, injector)?;
+    let desk = injection_target.run_script(&calls, injection_pages, injector)?;
     let result = |index: usize| calls[index].check_result(clone.pid, script::result_of(&desk, index));
     let inner_id = result(large.len())?;
     let twin = FlagProbe(run_ready(injector.wait_clone())?);

@@ -128,7 +128,7 @@ impl TemplateClone {
 
     /// Kills and reaps it, within limits. The zombie that remains in the parent is reaped by the parent's main thread.
     /// `turn` is the parent's, where the caller has it.
-    pub(super) fn kill(&mut self, turn: Option<&TraceLock>) {
+    pub(super) fn kill(&mut self, trace_lock: Option<&TraceLock>) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
@@ -141,7 +141,7 @@ impl TemplateClone {
             tracing::warn!(template = self.pid, "a killed template has not ended within {KILL_LIMIT:?}");
             return;
         }
-        match self.reap_in_parent(turn) {
+        match self.reap_in_parent(trace_lock) {
             Ok(()) => {}
             Err(CaptureError::ProcessGone { .. }) => {}
             Err(error) => {
@@ -169,13 +169,13 @@ impl TemplateClone {
     }
 
     /// Makes the parent's main thread wait for the dead template.
-    fn reap_in_parent(&self, turn: Option<&TraceLock>) -> Result<(), CaptureError> {
+    fn reap_in_parent(&self, trace_lock: Option<&TraceLock>) -> Result<(), CaptureError> {
         let pid = self.parent_pid;
         let is_zombie = |stat: ProcStat| stat.state == 'Z' && stat.parent == pid;
         if !ProcStat::read(self.pid).is_ok_and(is_zombie) {
             return Ok(());
         }
-        let _turn = match turn {
+        let _turn = match trace_lock {
             Some(_) => None,
             None => Some(TraceLock::acquire(pid, REAP_LIMIT).ok_or(CaptureError::ProcessGone { pid })?),
         };
@@ -198,8 +198,8 @@ impl TemplateClone {
         let (maps, mem) = (process::read_maps(pid), open_memory(pid));
         let (maps, mem) = (maps.map_err(CaptureError::reading(pid, "the memory map"))?, mem?);
         let leader = stopped.snapshot.leader();
-        let standing = ThreadExtendedState::read(pid)?;
-        let rescue = SigreturnFrame::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
+        let thread_extended_state = ThreadExtendedState::read(pid)?;
+        let rescue = SigreturnFrame::prepare(leader, &thread_extended_state, Gadgets::find(pid, &maps), &maps, &mem);
         let mut injector = Injector::new(pid, self.syscall_address, deadline);
         seccomp::suspend(pid, &status)?;
         let (rescued, end) = ((rescue.as_ref(), &mem), EndSignal::choose(&status, &stopped.snapshot));

@@ -71,9 +71,9 @@ mod tests {
         let join: [fn(i32) -> Option<CpuPin>; 2] =
             [|pid| CpuPin::pin_to_busy(pid, BUSY_STOP), |pid| CpuPin::pin_to(&ProcStat::read(pid).unwrap())];
         for join in join {
-            let beside = join(pid);
-            assert!(beside.is_none() || sched_getaffinity(None).unwrap().count() == 1);
-            drop(beside);
+            let cpu_pin = join(pid);
+            assert!(cpu_pin.is_none() || sched_getaffinity(None).unwrap().count() == 1);
+            drop(cpu_pin);
             assert_eq!(sched_getaffinity(None).unwrap(), before);
         }
     }

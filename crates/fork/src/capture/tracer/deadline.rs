@@ -54,9 +54,9 @@ impl Deadline {
     /// The next report of any tracee of this thread.
     pub(crate) fn wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
         // Of one tracee, a look before would find what sleeping finds, too.
-        let patience = if self.alarm.is_some() { WaitMode::Block } else { WaitMode::NoWait };
+        let wait_mode = if self.alarm.is_some() { WaitMode::Block } else { WaitMode::NoWait };
         loop {
-            match ptrace::wait_any(patience) {
+            match ptrace::wait_any(wait_mode) {
                 Ok(Some(report)) => return Ok(report),
                 Ok(None) if self.is_over() => return Err(WaitError::TimedOut),
                 Ok(None) if self.alarm.is_some() => {}

@@ -103,7 +103,7 @@ pub struct ReadyTemplate {
 /// to the answer.
 pub trait CaptureCallbacks: Send {
     /// It was begun, or failed. Tells whether the seed is wanted; else the template is ended, and nothing follows.
-    fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool;
+    fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool;
 
     /// It was completed, or failed after all; then the template has ended already.
     fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>);
@@ -154,9 +154,9 @@ pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) ->
     struct ChannelCallbacks(SyncSender<Option<Result<CapturedTree, CaptureError>>>);
 
     impl CaptureCallbacks for ChannelCallbacks {
-        fn template_ready(&mut self, begun: Result<ReadyTemplate, CaptureError>) -> bool {
-            let wanted = begun.is_ok();
-            drop(self.0.send(begun.err().map(Err)));
+        fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool {
+            let wanted = ready_template.is_ok();
+            drop(self.0.send(ready_template.err().map(Err)));
             wanted
         }
 
@@ -207,7 +207,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
             return is_done();
         }
     };
-    let begun = ReadyTemplate {
+    let ready_template = ReadyTemplate {
         template_pid: held[0].pid(),
         arguments: taken[0].arguments.clone(),
         populated_bytes: shared.relations.with_own_memory(&taken).map(CapturedProcess::populated_bytes).sum(),
@@ -217,13 +217,15 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     // First of all: who hears that it has begun may wait for a thread of this process, or for a lock, and that may be killed meanwhile.
     let left = interrupted_calls::settle_calls();
     drop(pause);
-    let is_wanted = observer.template_ready(Ok(begun));
+    let is_wanted = observer.template_ready(Ok(ready_template));
     let threads = taken.iter_mut().flat_map(|one| &mut one.snapshot.threads);
     threads.for_each(|thread| thread.pending_call = left.get(&thread.tid).copied());
     if !is_wanted {
         is_done();
         let all = held.into_iter().zip(&taken);
-        return all.for_each(|(held, taken)| held.abort(&taken.pages, taken.survey.syscall_address, None));
+        return all.for_each(|(held, captured_process)| {
+            held.abort(&captured_process.pages, captured_process.survey.syscall_address, None)
+        });
     }
     let (ends_with_us, ended) = mpsc::channel();
     let pids = held.iter().map(TemplateProcess::pid).collect();
@@ -238,7 +240,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
             leftovers
         }
         Err(error) => {
-            held.iter_mut().for_each(|held| held.release(None));
+            held.iter_mut().for_each(|template_process| template_process.release(None));
             observer.capture_completed(Err(error));
             return is_done();
         }
@@ -248,7 +250,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     leftovers.unmap(&held, &deadline);
     drop(deadline);
     park_templates(&mut options, &held, &kept);
-    held.iter_mut().for_each(|held| held.release(None));
+    held.iter_mut().for_each(|template_process| template_process.release(None));
     drop(held);
     drop(ends_with_us);
 }
@@ -256,13 +258,13 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
 /// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
 fn complete_capture(
     options: &CaptureOptions,
-    held: &mut [TemplateProcess],
+    template_process: &mut [TemplateProcess],
     (taken, shared): (Vec<CapturedProcess>, SharedTreeState),
     deadline: &Deadline,
     (template, times): (Template, CaptureTimes),
 ) -> Result<(CapturedTree, LeftoverPages), CaptureError> {
     let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
-    let describe = || describe::describe_tree(options, held, taken, shared, deadline);
+    let describe = || describe::describe_tree(options, template_process, taken, shared, deadline);
     let described = catch_unwind(AssertUnwindSafe(describe));
     let DescribedTree { descriptor, shared_copies, held_files, leftovers } =
         described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
@@ -271,19 +273,19 @@ fn complete_capture(
 }
 
 /// Holds the templates until nobody wants them any more, or the first has ended.
-fn park_templates(options: &mut CaptureOptions, held: &[TemplateProcess], kept: &PipeReader) {
-    for clone in held.iter().filter_map(TemplateProcess::as_clone) {
+fn park_templates(options: &mut CaptureOptions, template_process: &[TemplateProcess], kept: &PipeReader) {
+    for clone in template_process.iter().filter_map(TemplateProcess::as_clone) {
         clone.clear_options();
         if let Some(on_template) = &mut options.on_template {
             on_template(clone.pid);
         }
     }
     // Nothing is ever written: this is the end of `keep`.
-    let waited = match pidfd::open(held[0].pid()) {
+    let waited = match pidfd::open(template_process[0].pid()) {
         Ok(template) => poll::wait_either(template.as_fd(), kept.as_fd()),
         Err(_) => poll::wait_either(kept.as_fd(), kept.as_fd()),
     };
     if let Err(error) = waited {
-        tracing::warn!(template = held[0].pid(), %error, "a template is given up, since it cannot be waited for");
+        tracing::warn!(template = template_process[0].pid(), %error, "a template is given up, since it cannot be waited for");
     }
 }

@@ -13,14 +13,14 @@ use crate::capture::files::OpenFileTable;
 pub(in super::super) fn merge_descriptors(
     first: Descriptor,
     others: Vec<Descriptor>,
-    kin: TreeRelations,
+    tree_relations: TreeRelations,
     open_files: OpenFileTable,
     (shared_objects, extents): (Vec<SharedObject>, Vec<Extent>),
 ) -> Descriptor {
     let OpenFileTable { files, versions, terminals, .. } = open_files;
     let mut merged =
-        Descriptor { open_files: files, file_versions: versions, terminals, zombies: kin.zombies, ..first };
-    let standing = kin.kinships.into_iter().zip(kin.stop_reports);
+        Descriptor { open_files: files, file_versions: versions, terminals, zombies: tree_relations.zombies, ..first };
+    let standing = tree_relations.kinships.into_iter().zip(tree_relations.stop_reports);
     for (index, (one, (kinship, stop))) in others.into_iter().zip(standing).enumerate() {
         let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, .. } = one;
         // What it has of its parent's is there already.

@@ -117,9 +117,9 @@ impl TreeProcess {
         self.shared_tables.memory
     }
 
-    fn new(prepared: PreparedProcess, parent: usize, turn: Option<TraceLock>) -> Self {
+    fn new(prepared: PreparedProcess, parent: usize, trace_lock: Option<TraceLock>) -> Self {
         let survey = &prepared.survey;
-        let brood = ChildrenLists::open(survey.pid, survey.profiles.keys().copied());
+        let children_lists = ChildrenLists::open(survey.pid, survey.profiles.keys().copied());
         let stat = survey.stat.clone();
         Self {
             prepared,
@@ -127,8 +127,8 @@ impl TreeProcess {
             stat,
             stop_report: None,
             shared_tables: SharedTables::default(),
-            children_lists: brood,
-            _lock: turn,
+            children_lists,
+            _lock: trace_lock,
         }
     }
 
@@ -197,12 +197,12 @@ impl ProcessTree {
         prepare: impl PrepareProcess,
     ) -> Result<Vec<Vec<i32>>, CaptureError> {
         let mut standing = Vec::new();
-        let mut told = PendingStops::default();
+        let mut pending_stops = PendingStops::default();
         if self.processes.len() > 1 {
-            self.processes.iter().for_each(|one| told.interrupt_process(one.pid()));
+            self.processes.iter().for_each(|one| pending_stops.interrupt_process(one.pid()));
         }
-        let stopped = self.stop_all(options, deadline, (&prepare, &mut told), &mut standing);
-        told.release();
+        let stopped = self.stop_all(options, deadline, (&prepare, &mut pending_stops), &mut standing);
+        pending_stops.release();
         if stopped.is_err() {
             // Nothing of them was changed.
             standing.iter().flatten().for_each(|tid| drop(ptrace::detach(*tid)));
@@ -336,9 +336,10 @@ impl ProcessTree {
             return Err(CaptureError::refused(first, vec![Refusal::new(format!("pid {first}"), reason)]));
         }
         let unstable = || CaptureError::Unstable { pid, what: "another capture of it is under way".to_owned() };
-        let turn = TraceLock::acquire(pid, patience).ok_or_else(unstable)?;
+        let trace_lock = TraceLock::acquire(pid, patience).ok_or_else(unstable)?;
         let (prepared, common) = self.survey_child(pid, parent, options, prepare)?;
-        self.processes.push(TreeProcess { shared_tables: common, ..TreeProcess::new(prepared, parent, Some(turn)) });
+        self.processes
+            .push(TreeProcess { shared_tables: common, ..TreeProcess::new(prepared, parent, Some(trace_lock)) });
         Ok(())
     }
 

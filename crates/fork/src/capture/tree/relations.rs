@@ -36,52 +36,58 @@ impl TreeRelations {
         let ProcessTree { processes: relatives, unreaped: dead, .. } = family;
         let living = relatives.iter().map(|one| (one.pid(), one.prepared.survey.inner_id()));
         let ids: BTreeMap<i32, u32> = living.chain(dead.iter().map(|one| (one.pid, one.inner_id))).collect();
-        let mut kin = Self { inner_ids: ids, ..Self::default() };
+        let mut tree_relations = Self { inner_ids: ids, ..Self::default() };
         let (first, others) = relatives.split_at(1);
         let first = (first[0].pid(), &first[0].stat);
-        let own = kin.inner_ids[&first.0];
-        kin.session_members.push(session_member(first, own, own));
+        let own = tree_relations.inner_ids[&first.0];
+        tree_relations.session_members.push(session_member(first, own, own));
         let mut refusals = Vec::new();
         for one in others {
             let status = one.prepared.survey.profiles.get(&one.pid()).map(|leader| &leader.status);
-            match kin.build_kinship(first, (one.pid(), &one.stat, status), one.parent) {
-                Ok(kinship) => {
+            match tree_relations.build_kinship(first, (one.pid(), &one.stat, status), one.parent) {
+                Ok(process_relations) => {
                     let SharedTables { directory, files, memory, handlers } = one.shared_tables;
-                    kin.session_members.push(session_member((one.pid(), &one.stat), kinship.session, kinship.group));
-                    kin.kinships.push(ProcessRelations {
+                    tree_relations.session_members.push(session_member(
+                        (one.pid(), &one.stat),
+                        process_relations.session,
+                        process_relations.group,
+                    ));
+                    tree_relations.kinships.push(ProcessRelations {
                         shares_fs: directory,
                         shares_files: files,
                         shares_memory: memory,
                         shares_handlers: handlers,
-                        ..kinship
+                        ..process_relations
                     });
                 }
                 Err(refusal) => refusals.push(refusal),
             }
-            kin.stop_reports.push(one.stop_report);
+            tree_relations.stop_reports.push(one.stop_report);
         }
         for one in dead {
-            match kin.build_kinship(first, (one.pid, &one.stat, None), one.parent) {
-                Ok(kinship) => {
-                    let ended = session_member((one.pid, &one.stat), kinship.session, kinship.group);
-                    kin.session_members.push(SessionMember { has_ended: true, ..ended });
-                    kin.zombies.push(build_zombie(one, kinship));
+            match tree_relations.build_kinship(first, (one.pid, &one.stat, None), one.parent) {
+                Ok(process_relations) => {
+                    let ended =
+                        session_member((one.pid, &one.stat), process_relations.session, process_relations.group);
+                    tree_relations.session_members.push(SessionMember { has_ended: true, ..ended });
+                    tree_relations.zombies.push(build_zombie(one, process_relations));
                 }
                 Err(refusal) => refusals.push(refusal),
             }
         }
         if refusals.is_empty() {
-            kin.check_sessions(family, &mut refusals);
-            kin.add_group_leaders(family, &mut refusals);
-            kin.check_shared_memory_sessions(family, &mut refusals);
+            tree_relations.check_sessions(family, &mut refusals);
+            tree_relations.add_group_leaders(family, &mut refusals);
+            tree_relations.check_shared_memory_sessions(family, &mut refusals);
         }
-        if refusals.is_empty() { Ok(kin) } else { Err(refusals) }
+        if refusals.is_empty() { Ok(tree_relations) } else { Err(refusals) }
     }
 
     /// Of something of each process, that of those whose memory is not their parents'.
     pub(in super::super) fn with_own_memory<'a, T>(&'a self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         let (first, others) = all.split_at(1);
-        let others = others.iter().zip(&self.kinships).filter(|(_, kinship)| !kinship.shares_memory);
+        let others =
+            others.iter().zip(&self.kinships).filter(|(_, process_relations)| !process_relations.shares_memory);
         first.iter().chain(others.map(|(one, _)| one))
     }
 
@@ -125,8 +131,12 @@ impl TreeRelations {
                 continue;
             }
             let leads = |one: &TreeProcess| self.inner_ids.get(&one.pid()) == Some(&session);
-            let is_inside =
-                || self.kinships.iter().position(|kinship| kinship.session == session).map(|index| index + 1);
+            let is_inside = || {
+                self.kinships
+                    .iter()
+                    .position(|process_relations| process_relations.session == session)
+                    .map(|index| index + 1)
+            };
             let Some(parent) = family.processes.iter().position(leads).or_else(is_inside) else {
                 let reason = format!("nobody is in its session {session} who could make it again");
                 refusals.push(Refusal::new(format!("process group {group}"), reason));
@@ -139,13 +149,16 @@ impl TreeRelations {
     /// A group may be in the foreground of a session's terminal still when all of it have ended and were waited for: until that is so
     /// again, a child of who leads the session leads it. Its number is known only where processes know the ids that we do.
     pub(in super::super) fn add_foreground_leader(&mut self, session: i32, group: i32) {
-        let leader = self.session_members.iter().position(|seat| (seat.pid, seat.has_ended) == (session, false));
+        let leader = self
+            .session_members
+            .iter()
+            .position(|session_member| (session_member.pid, session_member.has_ended) == (session, false));
         let Some(parent) = leader.filter(|number| *number == 0 || !self.kinships[number - 1].shares_memory) else {
             return;
         };
         let (inner_session, inner_group) = (self.session_members[parent].session.1, group.unsigned_abs());
         let knows_ours = inner_session == session.unsigned_abs() && group > 0;
-        let is_taken = self.session_members.iter().any(|seat| seat.group.0 == group)
+        let is_taken = self.session_members.iter().any(|session_member| session_member.group.0 == group)
             || self
                 .inner_ids
                 .values()
@@ -198,11 +211,14 @@ impl TreeRelations {
             None => self.inner_ids[&family.processes[0].pid()],
         };
         let has_parents_memory = |number: u32| family.processes[number as usize].shares_memory();
-        for (one, kinship) in
-            family.processes[1..].iter().zip(&self.kinships).filter(|(_, kinship)| kinship.shares_memory)
+        for (one, process_relations) in family.processes[1..]
+            .iter()
+            .zip(&self.kinships)
+            .filter(|(_, process_relations)| process_relations.shares_memory)
         {
-            if ![self.inner_ids[&one.pid()], session_of(kinship.parent)].contains(&kinship.session) {
-                refusals.push(session_refusal(one.pid(), kinship));
+            if ![self.inner_ids[&one.pid()], session_of(process_relations.parent)].contains(&process_relations.session)
+            {
+                refusals.push(session_refusal(one.pid(), process_relations));
             }
         }
         for zombie in self.zombies.iter().filter(|zombie| has_parents_memory(zombie.relations.parent)) {
@@ -261,19 +277,20 @@ fn inner_id_of_ended_leader(id: i32, ids: &[u32]) -> Option<u32> {
 }
 
 /// Whether a process makes its session, or has it from its parent, who had it when it was born or has it now.
-fn can_have_session(kinship: &ProcessRelations, pid: u32, sessions: &[(u32, u32)]) -> bool {
-    let (born, has) = sessions[kinship.parent as usize];
-    [pid, born, has].contains(&kinship.session)
+fn can_have_session(process_relations: &ProcessRelations, pid: u32, sessions: &[(u32, u32)]) -> bool {
+    let (born, has) = sessions[process_relations.parent as usize];
+    [pid, born, has].contains(&process_relations.session)
 }
 
-fn session_refusal(pid: i32, kinship: &ProcessRelations) -> Refusal {
-    let reason = format!("its session {} is not its parent's: what made it so cannot be done again", kinship.session);
+fn session_refusal(pid: i32, process_relations: &ProcessRelations) -> Refusal {
+    let reason =
+        format!("its session {} is not its parent's: what made it so cannot be done again", process_relations.session);
     Refusal::new(format!("pid {pid}"), reason)
 }
 
 /// Somebody who has ended, and of whom only an id is left, that of a group or a session.
-fn short_lived_leader(pid: u32, kinship: ProcessRelations) -> Zombie {
-    Zombie { pid, relations: kinship, status: 0, name: Vec::new(), is_reaped: true }
+fn short_lived_leader(pid: u32, process_relations: ProcessRelations) -> Zombie {
+    Zombie { pid, relations: process_relations, status: 0, name: Vec::new(), is_reaped: true }
 }
 
 fn session_member((pid, stat): (i32, &ProcStat), session: u32, group: u32) -> SessionMember {
@@ -286,7 +303,7 @@ fn session_member((pid, stat): (i32, &ProcStat), session: u32, group: u32) -> Se
     }
 }
 
-fn build_zombie(dead: &UnreapedChild, kinship: ProcessRelations) -> Zombie {
+fn build_zombie(dead: &UnreapedChild, process_relations: ProcessRelations) -> Zombie {
     let (pid, status, name) = (dead.inner_id, dead.stat.exit_code, dead.stat.name.clone());
-    Zombie { pid, relations: kinship, status, name, is_reaped: false }
+    Zombie { pid, relations: process_relations, status, name, is_reaped: false }
 }

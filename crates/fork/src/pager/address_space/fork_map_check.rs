@@ -68,10 +68,14 @@ impl AddressSpace {
     /// # Errors
     /// [`Cause::Changing`] where a change of its own is to be heard first; [`Cause::Gone`].
     pub(in crate::pager) fn resolve_fork_map(&self, populated: &SlotIndex) -> Result<Option<PageMap>, RangeErrorCause> {
-        let Some(doubt) = self.unresolved_fork.as_ref().filter(|doubt| doubt.has_changes()) else { return Ok(None) };
+        let Some(unresolved_fork) =
+            self.unresolved_fork.as_ref().filter(|unresolved_fork| unresolved_fork.has_changes())
+        else {
+            return Ok(None);
+        };
         let mut map = self.page_map.clone();
         MapChange::revert_all(&self.recent_changes, &mut map);
-        doubt.resolve(&map, KernelForkCheck { space: self, populated })
+        unresolved_fork.resolve(&map, KernelForkCheck { space: self, populated })
     }
 
     /// Is in no doubt any more. What its parent was still to tell is told to nobody else.

@@ -126,8 +126,8 @@ impl AddressSpace {
     /// on its way comes to nobody.
     pub(super) fn moved_to_child(mut self, slots: u64, lower: AddressSpaceId) -> Self {
         self.note_dropped(0..slots);
-        if let Some(doubt) = &mut self.unresolved_fork {
-            doubt.parent = doubt.parent.saturating_sub(lower);
+        if let Some(unresolved_fork) = &mut self.unresolved_fork {
+            unresolved_fork.parent = unresolved_fork.parent.saturating_sub(lower);
         }
         self
     }
@@ -454,16 +454,19 @@ mod tests {
         let populated = SlotIndex::from_extents([(extent, &runs[..])]);
         let uffd = Userfaultfd::create().unwrap();
         uffd.enable(UffdFeatures::ALL_EVENTS).unwrap();
-        let mut space = AddressSpace::new(uffd, map, &populated, 512);
+        let mut address_space = AddressSpace::new(uffd, map, &populated, 512);
         let slots: Vec<Range<u64>> = std::iter::once(0..1).collect();
-        space.note_requested(&slots);
+        address_space.note_requested(&slots);
         // No area is there: the page is dropped.
         let run = populated.runs_of(0..1).next().unwrap();
-        assert!(matches!(space.install_run(&run, &[1; 4096], &mut 0), InstallOutcome::Complete));
-        assert_eq!(space.count_missing_slots(1), 0);
-        assert!(matches!(space.classify_fault(start, true, &populated), FaultAction::Fetch { slot: 0, .. }));
-        assert_eq!(space.missing_slots_in(0..1, 32).0, slots);
-        space.note_requested(&slots);
-        assert!(matches!(space.classify_fault(start, false, &populated), FaultAction::InFlight { slot: 0, .. }));
+        assert!(matches!(address_space.install_run(&run, &[1; 4096], &mut 0), InstallOutcome::Complete));
+        assert_eq!(address_space.count_missing_slots(1), 0);
+        assert!(matches!(address_space.classify_fault(start, true, &populated), FaultAction::Fetch { slot: 0, .. }));
+        assert_eq!(address_space.missing_slots_in(0..1, 32).0, slots);
+        address_space.note_requested(&slots);
+        assert!(matches!(
+            address_space.classify_fault(start, false, &populated),
+            FaultAction::InFlight { slot: 0, .. }
+        ));
     }
 }

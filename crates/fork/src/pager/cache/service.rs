@@ -54,13 +54,15 @@ impl Child {
             return None;
         }
         let taken = run.first_slot..run.first_slot + run.count;
-        let space = self.spaces.get_mut(&space)?;
-        space.note_requested(std::slice::from_ref(&taken));
-        let outcome = space.install_run(&run, data, &mut self.counters.pages_cached);
+        let address_space = self.spaces.get_mut(&space)?;
+        address_space.note_requested(std::slice::from_ref(&taken));
+        let outcome = address_space.install_run(&run, data, &mut self.counters.pages_cached);
         match outcome {
-            InstallOutcome::Complete => space.zero_following_gap(&run, &self.populated, &mut self.counters.zero_pages),
+            InstallOutcome::Complete => {
+                address_space.zero_following_gap(&run, &self.populated, &mut self.counters.zero_pages)
+            }
             InstallOutcome::Retry { .. } | InstallOutcome::ProcessGone | InstallOutcome::Failed(_) => {
-                space.note_dropped(taken)
+                address_space.note_dropped(taken)
             }
         }
         Some((run.count, outcome))
@@ -94,8 +96,14 @@ impl PagerServer<'_> {
                     InstallOutcome::Complete => {}
                     InstallOutcome::Retry { pause, .. } => {
                         let later = slots.start..slots.start + count;
-                        let wish = PrefetchRequest { child, space, source, slots: [later].into(), is_from_set: true };
-                        self.retries.push(RetryTask::Prefetch(owner, wish), self.now, pause, PAUSED_TRIES_MAX);
+                        let prefetch_request =
+                            PrefetchRequest { child, space, source, slots: [later].into(), is_from_set: true };
+                        self.retries.push(
+                            RetryTask::Prefetch(owner, prefetch_request),
+                            self.now,
+                            pause,
+                            PAUSED_TRIES_MAX,
+                        );
                     }
                     InstallOutcome::ProcessGone => self.close_space(child, space),
                     InstallOutcome::Failed(error) => {
@@ -157,8 +165,12 @@ impl PagerServer<'_> {
     }
 
     /// Takes the answer to a question that was not about a child's pages.
-    pub(in crate::pager) fn handle_auxiliary_reply(&mut self, aside: AuxiliaryRequest, completion: Completion) {
-        match (aside, completion.result) {
+    pub(in crate::pager) fn handle_auxiliary_reply(
+        &mut self,
+        auxiliary_request: AuxiliaryRequest,
+        completion: Completion,
+    ) {
+        match (auxiliary_request, completion.result) {
             (AuxiliaryRequest::SeedExists(seed), Ok(_)) => self.cache.confirm_seed(&seed, self.now),
             (AuxiliaryRequest::SeedExists(seed), Err(error)) if is_seed_gone(&error) => self.cache.remove_seed(&seed),
             (AuxiliaryRequest::ChildWorkingSet(child), Ok(reply)) => self.handle_working_set_reply(child, &reply),

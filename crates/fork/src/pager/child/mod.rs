@@ -267,8 +267,8 @@ impl Child {
         } else {
             self.journal.record_uffd_arrived(number, uffd.as_raw_fd());
         }
-        let space = AddressSpace::new(uffd, map.clone(), &self.populated, self.strategy.window_slots_max());
-        self.spaces.insert(number, space);
+        let address_space = AddressSpace::new(uffd, map.clone(), &self.populated, self.strategy.window_slots_max());
+        self.spaces.insert(number, address_space);
         true
     }
 
@@ -325,7 +325,7 @@ impl Child {
     /// Installs what is left of a delivery, or `slots_max` of it, and cuts from it what is done.
     pub(super) fn install_pages(&mut self, delivery: &mut CompletedRead, slots_max: u64) -> InstallOutcome {
         let CompletedRead { read, data, offset } = delivery;
-        let Some(space) = self.spaces.get_mut(&read.space) else { return InstallOutcome::ProcessGone };
+        let Some(address_space) = self.spaces.get_mut(&read.space) else { return InstallOutcome::ProcessGone };
         let mut room = slots_max;
         while let Some(slots) = read.slots.first_mut().filter(|slots| room > 0 || slots.is_empty()) {
             let Some(run) = self.populated.runs_of(slots.start..slots.end.min(slots.start.saturating_add(room))).next()
@@ -338,7 +338,7 @@ impl Child {
             let Some(pages) = data.get(*offset..*offset + bytes) else {
                 return InstallOutcome::Failed(io::Error::other("the owner's reply is too short"));
             };
-            let outcome = space.install_run(&run, pages, &mut self.counters.pages_fetched);
+            let outcome = address_space.install_run(&run, pages, &mut self.counters.pages_fetched);
             let done = match outcome {
                 InstallOutcome::Complete => bytes as u64,
                 InstallOutcome::Retry { from, .. } => from,
@@ -350,7 +350,7 @@ impl Child {
                 return outcome;
             }
             if read.lane == Lane::Bulk {
-                space.zero_following_gap(&run, &self.populated, &mut self.counters.zero_pages);
+                address_space.zero_following_gap(&run, &self.populated, &mut self.counters.zero_pages);
             }
         }
         InstallOutcome::Complete
@@ -401,8 +401,8 @@ impl Child {
         let new = self.next_space;
         self.next_space += 1;
         let uffd = Userfaultfd::from_number(number)?;
-        if let Some(brood) = self.zygote_copies.as_mut().filter(|_| parent == 0) {
-            brood.newest_copy = Some(new);
+        if let Some(zygote_copies) = self.zygote_copies.as_mut().filter(|_| parent == 0) {
+            zygote_copies.newest_copy = Some(new);
         }
         if let Some(known) = self.spaces.get(&parent) {
             let mut forked = known.new_forked(uffd, self.populated.slot_count());
@@ -442,12 +442,13 @@ impl Child {
 
     /// Puts what its spaces are at now in the place of all that its journal tells.
     pub(super) fn compact_journal(&mut self) {
-        let space = |(number, space): (&AddressSpaceId, &AddressSpace)| AddressSpaceSnapshot {
+        let address_space = |(number, space): (&AddressSpaceId, &AddressSpace)| AddressSpaceSnapshot {
             id: *number,
             uffd: space.raw_fd(),
             segments: space.segments().copied().collect(),
         };
-        let snapshot = JournalSnapshot { spaces: self.spaces.iter().map(space).collect(), next_space: self.next_space };
+        let snapshot =
+            JournalSnapshot { spaces: self.spaces.iter().map(address_space).collect(), next_space: self.next_space };
         let uffd = self.spaces.get(&0).map_or(-1, AddressSpace::raw_fd);
         let restarted = self.journal.compact(AdoptionState::Active { uffd }, &snapshot);
         if let Err(error) = &restarted
@@ -474,8 +475,8 @@ impl Child {
         for (number, (uffd, map)) in spaces {
             match Userfaultfd::from_number(uffd) {
                 Ok(uffd) => {
-                    let space = AddressSpace::new(uffd, map, &self.populated, self.strategy.window_slots_max());
-                    self.spaces.insert(number, space);
+                    let address_space = AddressSpace::new(uffd, map, &self.populated, self.strategy.window_slots_max());
+                    self.spaces.insert(number, address_space);
                 }
                 Err(error) => tracing::warn!("child {}: space {number} is gone: {error}", self.id),
             }

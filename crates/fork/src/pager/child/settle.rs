@@ -155,8 +155,8 @@ impl Child {
     fn next_settle_slots(&mut self) -> Option<(AddressSpaceId, usize, Vec<Range<u64>>)> {
         let SettlePhase::Running { cursors, .. } = &mut self.settling else { return None };
         let slots = self.populated.slot_count();
-        for (number, space) in self.spaces.iter_mut() {
-            if !space.check_map_certain() {
+        for (number, address_space) in self.spaces.iter_mut() {
+            if !address_space.check_map_certain() {
                 continue;
             }
             let cursor = cursors.entry(*number).or_default();
@@ -164,9 +164,9 @@ impl Child {
             for from in [*cursor, 0] {
                 *cursor = from;
                 while *cursor < slots {
-                    let (wanted, rest) = space.missing_slots_in(*cursor..slots, BULK_SLOTS);
+                    let (wanted, rest) = address_space.missing_slots_in(*cursor..slots, BULK_SLOTS);
                     *cursor = rest.start;
-                    let wanted = space.retain_mapped_slots(wanted, &self.populated);
+                    let wanted = address_space.retain_mapped_slots(wanted, &self.populated);
                     if let Some(first) = wanted.first() {
                         let (source, wanted, others) = self.populated.split_first_source(first.start, wanted);
                         *cursor = others.unwrap_or(*cursor);
@@ -181,7 +181,10 @@ impl Child {
     fn has_all_pages(&self) -> bool {
         let slots = self.populated.slot_count();
         self.uffd_socket.is_none()
-            && self.spaces.values().all(|space| space.is_map_certain() && space.count_missing_slots(slots) == 0)
+            && self
+                .spaces
+                .values()
+                .all(|address_space| address_space.is_map_certain() && address_space.count_missing_slots(slots) == 0)
     }
 
     /// How far it is.
@@ -197,7 +200,7 @@ impl Child {
         let missing = match state {
             SettleState::Settled => 0,
             _ if self.spaces.is_empty() => slots,
-            _ => self.spaces.values().map(|space| space.count_missing_slots(slots)).sum(),
+            _ => self.spaces.values().map(|address_space| address_space.count_missing_slots(slots)).sum(),
         };
         SettleProgress { total_pages: slots * spaces, missing_pages: missing, state }
     }
@@ -205,7 +208,7 @@ impl Child {
     /// Has the kernel serve what is missing by itself, which is zero, as it does for any process. `pid` is the child's
     /// own process. Only a help: what stays registered is served as before.
     fn unregister_all_memory(&self, pid: i32) {
-        let Some(space) = self.spaces.get(&0) else { return };
+        let Some(address_space) = self.spaces.get(&0) else { return };
         let mut before = Vec::new();
         for _ in 0..MAP_SCANS_MAX {
             let Ok(entries) = process::read_maps(pid) else { return };
@@ -215,7 +218,7 @@ impl Child {
             }
             for (start, bytes) in &ranges {
                 // Refused for areas that cannot be registered: then they are not.
-                let _ = space.uffd().unregister(*start, *bytes);
+                let _ = address_space.uffd().unregister(*start, *bytes);
             }
             before = ranges;
         }

@@ -38,7 +38,7 @@ impl Child {
         }
         self.set_stub_queue(Some(queue));
         let Some(queue) = &mut self.stub_queue else { return Ok(()) };
-        self.spaces.iter().try_for_each(|(number, space)| queue.add(*number, space.as_fd()))
+        self.spaces.iter().try_for_each(|(number, address_space)| queue.add(*number, address_space.as_fd()))
     }
 
     /// Has the stub hold what was just forked, before anything else is done: the forking thread runs again.
@@ -97,8 +97,8 @@ impl Child {
             let Ok(uffd) = Userfaultfd::from_fd(uffd) else { continue };
             let Some((_, map)) = spaces.remove(&number) else { continue };
             if !uffd.is_process_gone() {
-                let space = AddressSpace::new(uffd, map, &child.populated, child.strategy.window_slots_max());
-                child.spaces.insert(number, space);
+                let address_space = AddressSpace::new(uffd, map, &child.populated, child.strategy.window_slots_max());
+                child.spaces.insert(number, address_space);
             }
         }
         let lost = spaces.range(own..).count();
@@ -107,10 +107,10 @@ impl Child {
             spaces: child
                 .spaces
                 .iter()
-                .map(|(number, space)| AddressSpaceSnapshot {
+                .map(|(number, address_space)| AddressSpaceSnapshot {
                     id: *number,
-                    uffd: space.raw_fd(),
-                    segments: space.segments().copied().collect(),
+                    uffd: address_space.raw_fd(),
+                    segments: address_space.segments().copied().collect(),
                 })
                 .collect(),
             next_space,

@@ -35,7 +35,11 @@ impl PagerServer<'_> {
         };
         // Where it is not mapped, it cannot be registered. In the template's it stays so until the space is left.
         let is_mapped = |space: &&AddressSpaceId| {
-            served.child.spaces.get(space).is_some_and(|space| space.uffd().register(address, PAGE_SIZE).is_ok())
+            served
+                .child
+                .spaces
+                .get(space)
+                .is_some_and(|address_space| address_space.uffd().register(address, PAGE_SIZE).is_ok())
         };
         let younger = served.child.spaces.range(since..).map(|(number, _)| number);
         let found: Vec<AddressSpaceId> = younger.filter(is_mapped).copied().collect();
@@ -49,10 +53,10 @@ impl PagerServer<'_> {
     /// Which addresses of a space, from this one on, show which pages.
     pub(in crate::pager) fn handle_list_segments(&self, id: &ChildId, space: AddressSpaceId, from: u64) -> PagerReply {
         let served = self.child_key(id).and_then(|key| self.children.get(&key));
-        let Some(space) = served.and_then(|served| served.child.spaces.get(&space)) else {
+        let Some(address_space) = served.and_then(|served| served.child.spaces.get(&space)) else {
             return refuse_unknown_child(id);
         };
-        let behind = space.segments().filter(|segment| segment.start >= from);
+        let behind = address_space.segments().filter(|segment| segment.start >= from);
         PagerReply::Segments(behind.take(SEGMENTS_PER_REPLY_MAX).copied().collect::<Vec<MapSegment>>())
     }
 

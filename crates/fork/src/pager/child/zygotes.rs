@@ -86,30 +86,32 @@ impl Child {
     /// How many pages a zygote has.
     fn zygote_page_count(&self) -> u64 {
         let slots = self.populated.slot_count();
-        self.spaces.get(&0).map_or(0, |space| slots - space.count_missing_slots(slots))
+        self.spaces.get(&0).map_or(0, |address_space| slots - address_space.count_missing_slots(slots))
     }
 
     /// Has zeroes at these addresses, from a page on, as far as its own plan has no data there.
     fn map_zeroes_for_copies(&mut self, address: u64, pages: u64) {
-        let (Some(brood), Some(space)) = (&mut self.zygote_copies, self.spaces.get_mut(&0)) else { return };
-        let room = pages.min(ZYGOTE_ZERO_PAGES_MAX.saturating_sub(brood.zero_pages));
-        let is_empty = |page: &u64| space.is_empty_at(address + page * PAGE_SIZE, &self.populated);
+        let (Some(zygote_copies), Some(address_space)) = (&mut self.zygote_copies, self.spaces.get_mut(&0)) else {
+            return;
+        };
+        let room = pages.min(ZYGOTE_ZERO_PAGES_MAX.saturating_sub(zygote_copies.zero_pages));
+        let is_empty = |page: &u64| address_space.is_empty_at(address + page * PAGE_SIZE, &self.populated);
         let pages = (0..room).take_while(is_empty).count() as u64;
         let before = self.counters.zero_pages;
         // It is only a help, whatever stops it.
-        let _ = space.map_zeroes(address, pages, &mut self.counters.zero_pages);
-        brood.zero_pages += self.counters.zero_pages - before;
+        let _ = address_space.map_zeroes(address, pages, &mut self.counters.zero_pages);
+        zygote_copies.zero_pages += self.counters.zero_pages - before;
     }
 
     /// What is missing, and not on its way, of the units of which a zygote has much: the node makes huge pages of whole ones.
     fn missing_huge_page_slots(&self) -> Vec<Range<u64>> {
-        let Some(space) = self.spaces.get(&0) else { return Vec::new() };
+        let Some(address_space) = self.spaces.get(&0) else { return Vec::new() };
         let mut room = ZYGOTE_FILLED_PAGES_MAX.saturating_sub(self.zygote_page_count());
         let mut wanted = Vec::new();
-        let begun = space.partly_filled_units(HUGE_PAGE_BYTES, &self.populated);
-        let whole = |unit: u64| huge_page_slots(unit, space.segment_at(unit)?, &self.populated);
+        let begun = address_space.partly_filled_units(HUGE_PAGE_BYTES, &self.populated);
+        let whole = |unit: u64| huge_page_slots(unit, address_space.segment_at(unit)?, &self.populated);
         for unit in begun.into_iter().filter_map(whole) {
-            let (missing, _) = space.missing_slots_in(unit, HUGE_PAGE_PAGES);
+            let (missing, _) = address_space.missing_slots_in(unit, HUGE_PAGE_PAGES);
             let count: u64 = missing.iter().map(|slots| slots.end - slots.start).sum();
             if (1..=HUGE_PAGE_PAGES - HUGE_PAGE_PAGES / HUGE_FILL_FRACTION).contains(&count) && count <= room {
                 room -= count;
@@ -138,7 +140,7 @@ impl Child {
     /// The plan of a copy: most have the one that is there for all, which is known.
     fn load_copy_plan(&self, dir: &Path) -> Result<LoadedPlan, String> {
         let (populated, maps) = (self.populated.clone(), self.planned_maps.clone());
-        let of_all = self.zygote_copies.and_then(|brood| brood.copy_plan);
+        let of_all = self.zygote_copies.and_then(|zygote_copies| zygote_copies.copy_plan);
         if of_all.is_some() && of_all == PlanFileId::for_child(dir) {
             return Ok(LoadedPlan { sources: self.sources.clone(), strategy: self.strategy, populated, maps });
         }
@@ -159,14 +161,15 @@ impl Child {
         (first, next_space): (AddressSpaceId, AddressSpaceId),
     ) -> io::Result<Journal> {
         let uffd = self.spaces.get(&first).map_or(-1, AddressSpace::raw_fd);
-        let is_as_planned = |space: &AddressSpace| maps.first().is_some_and(|map| space.segments().eq(map.segments()));
+        let is_as_planned =
+            |address_space: &AddressSpace| maps.first().is_some_and(|map| address_space.segments().eq(map.segments()));
         if next_space == 1 && maps.len() == 1 && self.spaces.get(&first).is_some_and(is_as_planned) {
             return Journal::create(dir, AdoptionState::Active { uffd });
         }
-        let spaces = self.spaces.range(first..).map(|(number, space)| AddressSpaceSnapshot {
+        let spaces = self.spaces.range(first..).map(|(number, address_space)| AddressSpaceSnapshot {
             id: number - first,
-            uffd: space.raw_fd(),
-            segments: space.segments().copied().collect(),
+            uffd: address_space.raw_fd(),
+            segments: address_space.segments().copied().collect(),
         });
         Journal::create_with_snapshot(
             dir,
@@ -178,7 +181,7 @@ impl Child {
     /// The number of its newest copy. A successor has not heard of it: it is the oldest of those that are there then.
     fn newest_copy_id(&self) -> AddressSpaceId {
         let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
-        self.zygote_copies.and_then(|brood| brood.newest_copy).or(oldest).unwrap_or(1)
+        self.zygote_copies.and_then(|zygote_copies| zygote_copies.newest_copy).or(oldest).unwrap_or(1)
     }
 }
 
@@ -246,16 +249,16 @@ impl PagerServer<'_> {
         let Some(served) = self.children.get_mut(&key) else { return };
         let zygote = &mut served.child;
         let first = zygote.newest_copy_id();
-        for (number, space) in zygote.spaces.split_off(&first.max(1)) {
-            self.poller.remove(EventSource::Space(key, number), &space);
+        for (number, address_space) in zygote.spaces.split_off(&first.max(1)) {
+            self.poller.remove(EventSource::Space(key, number), &address_space);
             zygote.journal.record_space_closed(number);
             if zygote.unresolved_forks.remove(&number) {
                 child.unresolved_forks.insert(number - first);
             }
-            child.spaces.insert(number - first, space.moved_to_child(child.populated.slot_count(), first));
+            child.spaces.insert(number - first, address_space.moved_to_child(child.populated.slot_count(), first));
         }
-        if let Some(brood) = &mut zygote.zygote_copies {
-            (brood.newest_copy, brood.was_copied) = (None, true);
+        if let Some(zygote_copies) = &mut zygote.zygote_copies {
+            (zygote_copies.newest_copy, zygote_copies.was_copied) = (None, true);
         }
     }
 
@@ -304,7 +307,8 @@ impl PagerServer<'_> {
     pub(in crate::pager) fn fill_zygotes(&mut self) {
         let mut due = Vec::new();
         for child in self.children.values_mut().map(|served| &mut served.child) {
-            let was_used = child.zygote_copies.as_mut().is_some_and(|brood| std::mem::take(&mut brood.was_copied));
+            let was_used =
+                child.zygote_copies.as_mut().is_some_and(|zygote_copies| std::mem::take(&mut zygote_copies.was_copied));
             if was_used {
                 due.push(child.id.clone());
             }
@@ -329,7 +333,7 @@ pub(in crate::pager) fn resolve_transferred_spaces(children: &mut [Child]) {
     let of_children = children.iter().filter(|child| child.zygote_copies.is_none());
     let theirs: BTreeSet<i32> = of_children.flat_map(|child| child.spaces.values().map(AddressSpace::raw_fd)).collect();
     for zygote in children.iter_mut().filter(|child| child.zygote_copies.is_some()) {
-        let moved = zygote.spaces.iter().filter(|(_, space)| theirs.contains(&space.raw_fd()));
+        let moved = zygote.spaces.iter().filter(|(_, address_space)| theirs.contains(&address_space.raw_fd()));
         let moved: Vec<AddressSpaceId> = moved.map(|(number, _)| *number).collect();
         for number in moved {
             zygote.spaces.remove(&number);

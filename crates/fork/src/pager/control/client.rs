@@ -97,8 +97,8 @@ impl PagerClient {
     /// adoption. The child may be begun meanwhile: what it misses waits until it is served.
     pub fn start_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> PendingAdoption<'_> {
         let request = PagerRequest::Adopt { child: child.clone(), dir: child_dir.to_owned() };
-        let asked = self.send_request(&request, &[uffd_socket.as_fd()]);
-        PendingAdoption { client: self, request, uffd_socket, sent: asked }
+        let sent_request = self.send_request(&request, &[uffd_socket.as_fd()]);
+        PendingAdoption { client: self, request, uffd_socket, sent: sent_request }
     }
 
     /// Has what a zygote has just forked served as a child of its own, whose memory plan stands in `child_dir`; `pid` is its
@@ -357,8 +357,8 @@ impl PagerClient {
     ) -> Result<PagerReply, ClientError> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         loop {
-            let was_kept = asked.as_ref().is_ok_and(|asked| asked.was_reused);
-            match asked.and_then(|asked| self.receive_reply(asked.socket, deadline)) {
+            let was_kept = asked.as_ref().is_ok_and(|sent_request| sent_request.was_reused);
+            match asked.and_then(|sent_request| self.receive_reply(sent_request.socket, deadline)) {
                 Ok(PagerReply::Refused(reason)) => return Err(ClientError::Refused(reason)),
                 Err(cause) if is_version_mismatch(&cause) => {
                     return Err(ClientError::VersionMismatch(cause.to_string()));

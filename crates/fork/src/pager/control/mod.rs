@@ -39,8 +39,8 @@ pub(super) struct ClientConnections {
 impl PagerServer<'_> {
     /// Takes a client's connection.
     pub(super) fn accept_client(&mut self) {
-        let accept = |station: &KeeperContext| {
-            rustix::net::accept_with(station.listener(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        let accept = |keeper_context: &KeeperContext| {
+            rustix::net::accept_with(keeper_context.listener(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         };
         let accepted = match accept(self.context) {
             Err(Errno::MFILE) => self.context.with_reserved_fds(accept),

@@ -29,12 +29,13 @@ enum ForkResolution {
 impl Child {
     /// Follows what the kernel told of a space.
     pub(in crate::pager) fn apply_map_event(&mut self, number: AddressSpaceId, message: &UffdEvent) {
-        let Some(space) = self.spaces.get_mut(&number) else { return };
-        space.apply_event(message);
+        let Some(address_space) = self.spaces.get_mut(&number) else { return };
+        address_space.apply_event(message);
         for forked in self.unresolved_forks.iter() {
-            let doubt = self.spaces.get_mut(forked).and_then(|space| space.unresolved_fork_mut());
-            if let Some(doubt) = doubt.filter(|doubt| doubt.parent == number) {
-                doubt.add_event(*message);
+            let unresolved_fork =
+                self.spaces.get_mut(forked).and_then(|address_space| address_space.unresolved_fork_mut());
+            if let Some(unresolved_fork) = unresolved_fork.filter(|unresolved_fork| unresolved_fork.parent == number) {
+                unresolved_fork.add_event(*message);
             }
         }
     }
@@ -45,8 +46,11 @@ impl Child {
     }
 
     fn resolve_fork(&mut self, number: AddressSpaceId) -> ForkResolution {
-        let Some(parent) =
-            self.spaces.get_mut(&number).and_then(|space| space.unresolved_fork_mut()).map(|doubt| doubt.parent)
+        let Some(parent) = self
+            .spaces
+            .get_mut(&number)
+            .and_then(|address_space| address_space.unresolved_fork_mut())
+            .map(|unresolved_fork| unresolved_fork.parent)
         else {
             return ForkResolution::Resolved;
         };
@@ -58,15 +62,15 @@ impl Child {
         if !self.spaces.get(&parent).is_none_or(is_heard) {
             return ForkResolution::Pending;
         }
-        let Some(space) = self.spaces.get_mut(&number) else { return ForkResolution::ProcessGone };
-        let found = match space.resolve_fork_map(&self.populated) {
+        let Some(address_space) = self.spaces.get_mut(&number) else { return ForkResolution::ProcessGone };
+        let found = match address_space.resolve_fork_map(&self.populated) {
             Err(RangeErrorCause::MapChanging) => return ForkResolution::Pending,
             Err(RangeErrorCause::ProcessGone) => return ForkResolution::ProcessGone,
             // No kernel answers otherwise; then it is as it is most likely.
             Err(_) => None,
             Ok(found) => found,
         };
-        space.accept_map();
+        address_space.accept_map();
         self.unresolved_forks.remove(&number);
         if let Some(map) = found {
             tracing::info!(
@@ -83,16 +87,17 @@ impl Child {
     fn correct_forked_map(&mut self, number: AddressSpaceId, map: PageMap) {
         let mut forks = Vec::new();
         for forked in self.unresolved_forks.clone() {
-            if let Some(doubt) = self.spaces.get_mut(&forked).and_then(|space| space.unresolved_fork_mut())
-                && doubt.parent == number
+            if let Some(unresolved_fork) =
+                self.spaces.get_mut(&forked).and_then(|address_space| address_space.unresolved_fork_mut())
+                && unresolved_fork.parent == number
             {
                 let mut map = map.clone();
-                crate::pager::page_map::fork_order::MapChange::apply_all(&mut doubt.changes_before, &mut map);
+                crate::pager::page_map::fork_order::MapChange::apply_all(&mut unresolved_fork.changes_before, &mut map);
                 forks.push((forked, map));
             }
         }
-        if let Some(space) = self.spaces.get_mut(&number) {
-            space.rebase_on_map(map);
+        if let Some(address_space) = self.spaces.get_mut(&number) {
+            address_space.rebase_on_map(map);
         }
         forks.into_iter().for_each(|(forked, map)| self.correct_forked_map(forked, map));
     }

@@ -177,8 +177,8 @@ impl PagerServer<'_> {
         let PageFault { child: key, space: space_number, address, is_first, .. } = fault;
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
-        let Some(space) = child.spaces.get_mut(&space_number) else { return };
-        if !space.check_map_certain() {
+        let Some(address_space) = child.spaces.get_mut(&space_number) else { return };
+        if !address_space.check_map_certain() {
             // As all that is not quiet has it: as soon as may be. What it waits for may wait for this one.
             if !self.unregister_growing_memory(&mut fault) {
                 self.retries.push(RetryTask::Fault(fault), self.now, Duration::ZERO, paused_tries);
@@ -188,13 +188,13 @@ impl PagerServer<'_> {
         if !child.discard_wiped_memory(&fault, self.now) {
             return self.retries.push(RetryTask::Fault(fault), self.now, Duration::ZERO, paused_tries);
         }
-        let Some(space) = child.spaces.get_mut(&space_number) else { return };
-        let outcome = match space.classify_fault(address, is_first, &child.populated) {
+        let Some(address_space) = child.spaces.get_mut(&space_number) else { return };
+        let outcome = match address_space.classify_fault(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
             FaultAction::Fetch { slot, .. } | FaultAction::InFlight { slot, .. }
                 if child.sources[child.populated.source_of(slot)].is_lost =>
             {
-                space.poison_page(address)
+                address_space.poison_page(address)
             }
             FaultAction::InFlight { slot, ahead } => {
                 child.counters.faults_late += 1;
@@ -204,7 +204,7 @@ impl PagerServer<'_> {
                 return self.queue_prefetch(key, space_number, ahead);
             }
             FaultAction::Zeroes { pages } => {
-                let outcome = space.map_zeroes(address, pages, &mut child.counters.zero_pages);
+                let outcome = address_space.map_zeroes(address, pages, &mut child.counters.zero_pages);
                 // Who had the first of the pages may have ended before the last of them.
                 child.counters.faults_zero +=
                     u64::from(matches!(outcome, InstallOutcome::Complete | InstallOutcome::ProcessGone));
@@ -321,9 +321,9 @@ impl PagerServer<'_> {
         for slots in [ahead.window, ahead.stream] {
             if slots.end - slots.start > 1 {
                 for source in served.child.populated.sources_of(slots.clone()) {
-                    let wish =
+                    let prefetch_request =
                         PrefetchRequest { child, space, source, slots: [slots.clone()].into(), is_from_set: false };
-                    self.owners.queue_prefetch(served.owners[source], wish);
+                    self.owners.queue_prefetch(served.owners[source], prefetch_request);
                 }
             }
         }
@@ -333,7 +333,7 @@ impl PagerServer<'_> {
     pub(super) fn submit_read(&mut self, read: PageRead) -> bool {
         let Some(served) = self.children.get_mut(&read.child) else { return false };
         let child = &mut served.child;
-        let Some(space) = child.spaces.get_mut(&read.space) else { return false };
+        let Some(address_space) = child.spaces.get_mut(&read.space) else { return false };
         let deadline = self.now + child.strategy.unreachable_timeout;
         let (slots, lane) = (read.slots.clone(), (read.owner, read.lane));
         let for_a_fault = u64::from(read.lane == Lane::Demand);
@@ -341,7 +341,7 @@ impl PagerServer<'_> {
         if self.owners.submit_read(read, &key, &child.populated, deadline).is_err() {
             return false;
         }
-        space.note_requested(&slots);
+        address_space.note_requested(&slots);
         child.counters.faults_missing += for_a_fault;
         self.lanes_to_poll.insert(lane);
         true
@@ -358,16 +358,16 @@ impl PagerServer<'_> {
         self.run_settle_steps(1);
         for owner in self.owners.keys() {
             while self.cache_install_budget > 0
-                && let Some(wish) = self.owners.next_prefetch(owner)
+                && let Some(prefetch_request) = self.owners.next_prefetch(owner)
             {
-                self.submit_prefetch(owner, wish);
+                self.submit_prefetch(owner, prefetch_request);
             }
         }
         self.run_settle_steps(BULK_READS_MAX);
     }
 
-    fn submit_prefetch(&mut self, owner: OwnerKey, wish: PrefetchRequest) {
-        let PrefetchRequest { child, space, source, mut slots, is_from_set: is_recalled } = wish;
+    fn submit_prefetch(&mut self, owner: OwnerKey, prefetch_request: PrefetchRequest) {
+        let PrefetchRequest { child, space, source, mut slots, is_from_set: is_recalled } = prefetch_request;
         let Some(served) = self.children.get_mut(&child).filter(|served| !served.child.sources[source].is_lost) else {
             return;
         };
@@ -397,8 +397,8 @@ impl PagerServer<'_> {
 
     /// Takes the end of a read.
     pub(super) fn handle_completion(&mut self, owner: OwnerKey, lane: Lane, completion: Completion) {
-        if let Some(aside) = self.owners.take_auxiliary(completion.tag) {
-            return self.handle_auxiliary_reply(aside, completion);
+        if let Some(auxiliary_request) = self.owners.take_auxiliary(completion.tag) {
+            return self.handle_auxiliary_reply(auxiliary_request, completion);
         }
         let read = self.owners.take_read(completion.tag);
         match (read, completion.result) {
@@ -459,12 +459,12 @@ impl PagerServer<'_> {
         let settles = read.lane == Lane::Bulk && self.handle_settle_read_failure(read, error);
         let Some(served) = self.children.get_mut(&read.child) else { return };
         let spaces = &mut served.child.spaces;
-        if let Some(space) = spaces.get_mut(&read.space) {
-            read.slots.iter().for_each(|slots| space.note_dropped(slots.clone()));
+        if let Some(address_space) = spaces.get_mut(&read.space) {
+            read.slots.iter().for_each(|slots| address_space.note_dropped(slots.clone()));
             if settles || read.is_speculative() && is_range_refusal(error) {
                 // Only a guess was wrong. Whoever waits for one of these pages asks for it alone.
-                space.disable_fault_around();
-                return space.wake_all();
+                address_space.disable_fault_around();
+                return address_space.wake_all();
             }
         } else if served.child.early_fetch.remove_failed_read(read) && is_range_refusal(error) {
             return;

@@ -66,9 +66,9 @@ impl MremapGrowth {
 
     /// What of a space is to be lent to the kernel, where this waits for the page at an address. Nothing of the seed is known to be where
     /// the memory is now: its move was not told.
-    fn range_to_unregister(&self, address: u64, space: &AddressSpace) -> Option<Range<u64>> {
-        let place = self.new_range(address).filter(|place| !space.has_segment_in(place));
-        space.kernel_filled_from(address).or(place.map(|place| address..place.end))
+    fn range_to_unregister(&self, address: u64, address_space: &AddressSpace) -> Option<Range<u64>> {
+        let place = self.new_range(address).filter(|place| !address_space.has_segment_in(place));
+        address_space.kernel_filled_from(address).or(place.map(|place| address..place.end))
     }
 }
 
@@ -108,10 +108,10 @@ impl PagerServer<'_> {
 impl Child {
     /// What a fault's thread makes longer, if that is what it waits for.
     fn find_growing_range(&self, fault: &PageFault) -> Option<Range<u64>> {
-        let space = self.spaces.get(&fault.space)?;
+        let address_space = self.spaces.get(&fault.space)?;
         faulting_threads::find_faulting_threads(self.pid, fault.thread).find_map(|tid| {
             let call = SystemCall::read(tid).ok().flatten()?;
-            MremapGrowth::from_system_call(&call)?.range_to_unregister(fault.address, space)
+            MremapGrowth::from_system_call(&call)?.range_to_unregister(fault.address, address_space)
         })
     }
 }

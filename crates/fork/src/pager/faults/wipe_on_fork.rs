@@ -20,8 +20,8 @@ impl Child {
     pub(super) fn discard_wiped_memory(&mut self, fault: &PageFault, now: Instant) -> bool {
         let Child { spaces, populated, planned_maps: maps, .. } = self;
         let is_forked = fault.is_first && fault.space as usize >= maps.len();
-        let Some(space) = spaces.get_mut(&fault.space).filter(|_| is_forked) else { return true };
-        if space.is_wipe_checked || !space.is_installed_missing(fault.address, populated) {
+        let Some(address_space) = spaces.get_mut(&fault.space).filter(|_| is_forked) else { return true };
+        if address_space.is_wipe_checked || !address_space.is_installed_missing(fault.address, populated) {
             return true;
         }
         let is_around =
@@ -29,14 +29,14 @@ impl Child {
         let mut areas = faulting_threads::find_faulting_threads(self.pid, fault.thread)
             .filter_map(|tid| process::read_smaps(tid).ok());
         let Some(found) = areas.next() else {
-            space.is_wipe_checked = fault.growth_check_at <= now;
-            return space.is_wipe_checked;
+            address_space.is_wipe_checked = fault.growth_check_at <= now;
+            return address_space.is_wipe_checked;
         };
         // What is marked since makes no difference: one look tells all.
-        space.is_wipe_checked = true;
+        address_space.is_wipe_checked = true;
         let wiped = iter::once(found).chain(areas).map(|areas| wipe_on_fork_ranges(&areas)).find(is_around);
         if let Some(wiped) = wiped {
-            wiped.into_iter().for_each(|(start, end)| space.apply_event(&UffdEvent::Remove { start, end }));
+            wiped.into_iter().for_each(|(start, end)| address_space.apply_event(&UffdEvent::Remove { start, end }));
             self.compact_journal();
         }
         true

@@ -97,39 +97,41 @@ enum PagerWaitResult {
 /// # Errors
 /// [`PagerError`], before the first pager runs.
 pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
-    let mut station = KeeperContext::open(config)?;
-    takeover::clear_registry(station.registry());
+    let mut keeper_context = KeeperContext::open(config)?;
+    takeover::clear_registry(keeper_context.registry());
     spare_from_oom_killer();
     loop {
-        match supervise_pager(&station) {
+        match supervise_pager(&keeper_context) {
             SupervisionEnd::Stopped => {
-                station.remove_socket();
+                keeper_context.remove_socket();
                 return Ok(());
             }
             SupervisionEnd::KeeperGone => {
                 tracing::warn!("the keeper of the pager is gone: process {} replaces it", std::process::id());
             }
-            SupervisionEnd::BecameHolder => match fd_holder::run_fd_holder(station.roles(), station.process_title()) {
-                // Nothing of its own may be dropped: the descriptors stand in others' table too.
-                FdHolderExit::NotNeeded => std::process::exit(0),
-                FdHolderExit::KeeperAndPagerGone => {
-                    tracing::warn!(
-                        "keeper and pager are gone: process {}, the holder, replaces them",
-                        std::process::id()
-                    );
+            SupervisionEnd::BecameHolder => {
+                match fd_holder::run_fd_holder(keeper_context.roles(), keeper_context.process_title()) {
+                    // Nothing of its own may be dropped: the descriptors stand in others' table too.
+                    FdHolderExit::NotNeeded => std::process::exit(0),
+                    FdHolderExit::KeeperAndPagerGone => {
+                        tracing::warn!(
+                            "keeper and pager are gone: process {}, the holder, replaces them",
+                            std::process::id()
+                        );
+                    }
                 }
-            },
+            }
         }
         // It must not give up: it may be the last one that holds the children's userfaultfds.
-        while let Err(error) = station.become_keeper() {
+        while let Err(error) = keeper_context.become_keeper() {
             tracing::error!("{error}: it is tried again");
             std::thread::sleep(RESTART_BACKOFF_MAX);
         }
     }
 }
 
-fn supervise_pager(station: &KeeperContext) -> SupervisionEnd {
-    let roles = station.roles();
+fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
+    let roles = keeper_context.roles();
     let mut pause = Duration::ZERO;
     loop {
         // Before the pager: whoever kills that and this process together finds one.
@@ -138,7 +140,7 @@ fn supervise_pager(station: &KeeperContext) -> SupervisionEnd {
         }
         let born = Instant::now();
         match fork_sharing_files(roles.pidfd_slot(ProcessRole::Pager)) {
-            Ok(ForkedSide::Child) => return run_pager(station),
+            Ok(ForkedSide::Child) => return run_pager(keeper_context),
             Ok(ForkedSide::Parent { pid }) => {
                 let status = match wait_for_pager(roles, pid) {
                     PagerWaitResult::Exited(status) => status,
@@ -203,13 +205,14 @@ fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
 
 /// The pager's life. It comes back only to be the keeper; what else it ends with is its exit status. (Nothing of its
 /// own may be dropped on the way out: the descriptors stand in the keeper's table too.)
-fn run_pager(station: &KeeperContext) -> SupervisionEnd {
-    let life =
-        AssertUnwindSafe(|| takeover::start_server(station).and_then(|mut server: PagerServer<'_>| server.run()));
+fn run_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
+    let life = AssertUnwindSafe(|| {
+        takeover::start_server(keeper_context).and_then(|mut server: PagerServer<'_>| server.run())
+    });
     match catch_unwind(life) {
         Ok(Ok(ServerExit::KeeperGone)) => SupervisionEnd::KeeperGone,
         Ok(Ok(ServerExit::Stopped)) => {
-            station.roles().set_stopped();
+            keeper_context.roles().set_stopped();
             std::process::exit(0)
         }
         Ok(Ok(ServerExit::Replaced)) => std::process::exit(EXIT_REPLACED),

@@ -21,17 +21,17 @@ use crate::pager::server::PagerServer;
 ///
 /// # Errors
 /// As readdir(3), close_range(2), epoll(7): a pager that cannot begin lets the next one try.
-pub(in crate::pager) fn start_server(station: &KeeperContext) -> io::Result<PagerServer<'_>> {
+pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Result<PagerServer<'_>> {
     let started = Instant::now();
-    let mut keep = station.descriptors();
+    let mut keep = keeper_context.descriptors();
     let mut children = Vec::new();
-    for (id, dir) in station.registry().children()? {
+    for (id, dir) in keeper_context.registry().children()? {
         match Child::recover(id.clone(), &dir) {
             Ok(child) => {
                 keep.extend(child.descriptors());
                 children.push(child);
             }
-            Err(error) if is_child_dir_removed(&error) => station.registry().remove(&id),
+            Err(error) if is_child_dir_removed(&error) => keeper_context.registry().remove(&id),
             Err(error) => {
                 // It cannot be served, but its threads must go on waiting: closing would have them read zeroes.
                 tracing::error!("child {id} cannot be served and is left waiting: {error}");
@@ -43,19 +43,23 @@ pub(in crate::pager) fn start_server(station: &KeeperContext) -> io::Result<Page
     let unclaimed = find_unclaimed_userfaultfds(&keep)?;
     keep.extend(unclaimed.iter().map(|uffd| uffd.as_raw_fd()));
     close_all_except(&keep)?;
-    station.set_pager_ready();
+    keeper_context.set_pager_ready();
     // Children wait for every turn of it, and it waits for owners in between.
     if let Err(error) = farfork_sys::sched_slice::set_slice(farfork_sys::sched_slice::SLICE_MIN) {
         tracing::debug!("the pager has turns as long as anybody's: {error}");
     }
-    let mut server = PagerServer::new(station)?;
+    let mut server = PagerServer::new(keeper_context)?;
     server.unclaimed = unclaimed;
     let count = children.len();
     for child in children {
         server.serve_child(child)?;
     }
-    server.children.values().flat_map(|served| served.child.spaces.values()).for_each(|space| space.wake_all());
-    station.reserve_fds();
+    server
+        .children
+        .values()
+        .flat_map(|served| served.child.spaces.values())
+        .for_each(|address_space| address_space.wake_all());
+    keeper_context.reserve_fds();
     tracing::info!("pager {} serves {count} children after {:?}", std::process::id(), started.elapsed());
     Ok(server)
 }

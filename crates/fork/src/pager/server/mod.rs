@@ -142,27 +142,27 @@ pub(super) struct PagerServer<'a> {
 
 impl<'a> PagerServer<'a> {
     /// A pager that serves nobody yet.
-    pub(super) fn new(station: &'a KeeperContext) -> io::Result<Self> {
-        let trusting = station.load_trust_policy()?;
+    pub(super) fn new(keeper_context: &'a KeeperContext) -> io::Result<Self> {
+        let trusting = keeper_context.load_trust_policy()?;
         let credentials = trusting.open_credentials()?;
         let connect: OwnerConnector =
             Box::new(move |address, node| farfork_fabric::connect_node(address, node, credentials.as_ref()));
-        Self::with_owners(station, trusting, OwnerConnections::new(connect), Instant::now())
+        Self::with_owners(keeper_context, trusting, OwnerConnections::new(connect), Instant::now())
     }
 
     /// One that begins at `now`, and reaches owners in this way.
     pub(super) fn with_owners(
-        station: &'a KeeperContext,
+        keeper_context: &'a KeeperContext,
         trusting: TrustPolicy,
         owners: OwnerConnections,
         now: Instant,
     ) -> io::Result<Self> {
-        let mut watch = EventPoller::new()?;
-        watch.add(EventSource::Listener, station.listener())?;
-        watch.add(EventSource::Keeper, station.keeper())?;
+        let mut event_poller = EventPoller::new()?;
+        event_poller.add(EventSource::Listener, keeper_context.listener())?;
+        event_poller.add(EventSource::Keeper, keeper_context.keeper())?;
         Ok(Self {
-            context: station,
-            poller: watch,
+            context: keeper_context,
+            poller: event_poller,
             children: BTreeMap::new(),
             child_keys: BTreeMap::new(),
             owners,
@@ -172,11 +172,11 @@ impl<'a> PagerServer<'a> {
             lanes_to_poll: BTreeSet::new(),
             completed_reads: VecDeque::new(),
             messages: Vec::new(),
-            cache: PageCache::new(station.cache_bytes_max()),
+            cache: PageCache::new(keeper_context.cache_bytes_max()),
             prewarm_jobs: BTreeMap::new(),
             working_set_cache: WorkingSetCache::default(),
             cache_install_budget: CACHED_SLOTS_PER_ROUND_MAX,
-            fd_holder_pidfd: station.fd_holder_pidfd(),
+            fd_holder_pidfd: keeper_context.fd_holder_pidfd(),
             unclaimed: Vec::new(),
             settle_queue: VecDeque::new(),
             next_child_key: 0,
@@ -246,7 +246,7 @@ impl<'a> PagerServer<'a> {
                 RetryTask::CompletedRead(delivery) => self.install_completed_read(delivery, paused_tries),
                 RetryTask::WatchSpace { child, space } => self.watch_space(child, space),
                 RetryTask::ResolveFork { child, space } => self.resolve_fork(child, space),
-                RetryTask::Prefetch(owner, wish) => self.owners.queue_prefetch(owner, wish),
+                RetryTask::Prefetch(owner, prefetch_request) => self.owners.queue_prefetch(owner, prefetch_request),
             }
         }
         self.submit_prefetch_reads();
@@ -391,7 +391,7 @@ impl<'a> PagerServer<'a> {
     pub(super) fn close_ended_spaces(&mut self, key: u64) {
         let Some(served) = self.children.get(&key) else { return };
         let spaces = served.child.spaces.iter();
-        let is_gone = spaces.filter(|(_, space)| space.uffd().is_process_gone());
+        let is_gone = spaces.filter(|(_, address_space)| address_space.uffd().is_process_gone());
         let gone: Vec<AddressSpaceId> = is_gone.map(|(number, _)| *number).collect();
         gone.into_iter().for_each(|space| self.close_space(key, space));
         self.prune_stub_queue(key);

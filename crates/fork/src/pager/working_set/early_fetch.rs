@@ -95,8 +95,8 @@ impl PagerServer<'_> {
     pub(in crate::pager) fn install_early_reads(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let EarlyFetch { requested: asked, completed_reads: arrived } = std::mem::take(&mut served.child.early_fetch);
-        if let Some(space) = served.child.spaces.get_mut(&0) {
-            space.note_requested(&asked);
+        if let Some(address_space) = served.child.spaces.get_mut(&0) {
+            address_space.note_requested(&asked);
         }
         arrived.into_iter().rev().for_each(|delivery| self.completed_reads.push_front(delivery));
     }

@@ -81,8 +81,8 @@ impl PagerServer<'_> {
         let warming =
             PrewarmJob { sources, owners, populated, pending_batches: VecDeque::new(), reads_in_flight: 0, progress };
         self.prewarm_jobs.insert(seed.clone(), warming);
-        let aside = AuxiliaryRequest::PrewarmWorkingSet(seed.clone());
-        self.submit_prewarm_read(seed, owner, (&key, ReadMode::Clip, vec![span]), aside);
+        let auxiliary_request = AuxiliaryRequest::PrewarmWorkingSet(seed.clone());
+        self.submit_prewarm_read(seed, owner, (&key, ReadMode::Clip, vec![span]), auxiliary_request);
         Ok(())
     }
 
@@ -91,9 +91,9 @@ impl PagerServer<'_> {
         seed: &SeedId,
         owner: OwnerKey,
         read: (&std::sync::Arc<farfork_fabric::SeedKey>, ReadMode, Vec<Span>),
-        aside: AuxiliaryRequest,
+        auxiliary_request: AuxiliaryRequest,
     ) {
-        if self.owners.submit_auxiliary(owner, read, self.now + PREWARM_READ_TIMEOUT, aside) {
+        if self.owners.submit_auxiliary(owner, read, self.now + PREWARM_READ_TIMEOUT, auxiliary_request) {
             self.lanes_to_poll.insert((owner, Lane::Bulk));
         } else {
             self.finish_prewarm(seed, PrewarmState::Failed("too much is asked of its owner; try again".into()));

@@ -163,8 +163,9 @@ impl PagerServer<'_> {
         }
         let own = child.spaces.range(..child.process_count()).map(|(space, _)| *space);
         for (space, (source, slots)) in own.flat_map(|space| shares.iter().map(move |share| (space, share))) {
-            let wish = PrefetchRequest { child: key, space, source: *source, slots: slots.clone(), is_from_set: true };
-            self.owners.queue_prefetch(served.owners[*source], wish);
+            let prefetch_request =
+                PrefetchRequest { child: key, space, source: *source, slots: slots.clone(), is_from_set: true };
+            self.owners.queue_prefetch(served.owners[*source], prefetch_request);
         }
     }
 
@@ -177,11 +178,13 @@ impl PagerServer<'_> {
         (source, owner): (usize, OwnerKey),
     ) -> Vec<Range<u64>> {
         let PageFault { child, space, .. } = fault;
-        let Some(wish) = self.owners.advance_prefetch(owner, (child, space, source), slot) else { return Vec::new() };
+        let Some(prefetch_request) = self.owners.advance_prefetch(owner, (child, space, source), slot) else {
+            return Vec::new();
+        };
         let Some(served) = self.children.get(&child) else { return Vec::new() };
         let Child { spaces, populated, .. } = &served.child;
         let Some(known) = spaces.get(&space) else { return Vec::new() };
-        let wanted = known.take_missing_slots((source, populated), &mut wish.slots, BULK_SLOTS);
+        let wanted = known.take_missing_slots((source, populated), &mut prefetch_request.slots, BULK_SLOTS);
         self.install_cached_slots((child, space, source), wanted)
     }
 

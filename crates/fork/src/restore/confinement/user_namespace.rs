@@ -63,7 +63,7 @@ fn check_id_mapping(descriptor: &Descriptor, numbers: IdRange) -> Result<(), Res
     if descriptor.process.pid == 1 {
         return refuse("it is pid 1 of a namespace of its own, which the kernel lets nobody begin there".to_owned());
     }
-    let shares = |kinship: &ProcessRelations| kinship.shares_fs || kinship.shares_memory;
+    let shares = |process_relations: &ProcessRelations| process_relations.shares_fs || process_relations.shares_memory;
     if let Some(member) = descriptor.descendants.iter().find(|member| shares(&member.relations)) {
         let pid = member.process.pid;
         return refuse(format!("its process {pid} shares its working directory or its memory with its parent"));

@@ -17,7 +17,7 @@ const TCP_REPAIR_OFF: u32 = 0;
 
 /// All of them, in the order in which they wait: behind those that were accepted.
 pub(super) fn connect_unaccepted(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
@@ -31,19 +31,19 @@ pub(super) fn connect_unaccepted(
     }
     waiting.sort_by_key(|(turn, index, ..)| (*turn, *index));
     for (_, index, socket, through) in waiting {
-        bench.set_step(STEP_SOCKET, index);
+        open_file_builder.set_step(STEP_SOCKET, index);
         let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);
-        connect_one(bench, (index, socket), &through, around)?;
-        socket::shutdown_socket(bench.syscalls, 0, socket);
-        socket::set_nonblocking(bench.syscalls, 0, socket);
-        bench.store_open_file(0, index);
+        connect_one(open_file_builder, (index, socket), &through, around)?;
+        socket::shutdown_socket(open_file_builder.syscalls, 0, socket);
+        socket::set_nonblocking(open_file_builder.syscalls, 0, socket);
+        open_file_builder.store_open_file(0, index);
     }
     Ok(())
 }
 
 /// As descriptor 0.
 fn connect_one(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     (index, socket): (u32, &Socket),
     through: &[u8],
     around: SocketContext<'_>,
@@ -51,32 +51,32 @@ fn connect_one(
     let Socket { family, kind, protocol, .. } = socket;
     let born = [value(*family), value(kind | SOCK_CLOEXEC), value(*protocol)];
     let owner = around.owner.filter(|_| *family == AF_UNIX);
-    run_as_owner(bench.syscalls, owner, |script| {
-        script.call_expecting(0, abi::SOCKET, &born);
+    run_as_owner(open_file_builder.syscalls, owner, |syscall_builder| {
+        syscall_builder.call_expecting(0, abi::SOCKET, &born);
         Ok(())
     })?;
-    socket::set_options(bench.syscalls, 0, socket, |_| true)?;
+    socket::set_options(open_file_builder.syscalls, 0, socket, |_| true)?;
     if *family == AF_UNIX {
-        socket::bind_socket(bench.syscalls, (index, socket), around)?;
+        socket::bind_socket(open_file_builder.syscalls, (index, socket), around)?;
     } else {
-        bind_in_repair(bench.syscalls, socket.bind_address())?;
+        bind_in_repair(open_file_builder.syscalls, socket.bind_address())?;
     }
-    run_as_owner(bench.syscalls, owner, |script| {
-        let to = script.bytes_argument(through)?;
-        script.call_expecting(0, abi::CONNECT, &[value(0_u32), to, value(through.len() as u64)]);
+    run_as_owner(open_file_builder.syscalls, owner, |syscall_builder| {
+        let to = syscall_builder.bytes_argument(through)?;
+        syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), to, value(through.len() as u64)]);
         Ok(())
     })
 }
 
 /// Of the loopback; also where another connection has the port.
-fn bind_in_repair(script: &mut super::SyscallBuilder<'_>, address: &[u8]) -> Result<(), RestoreError> {
-    let own = script.bytes_argument(address)?;
+fn bind_in_repair(syscall_builder: &mut super::SyscallBuilder<'_>, address: &[u8]) -> Result<(), RestoreError> {
+    let own = syscall_builder.bytes_argument(address)?;
     for (word, is_bound) in [(1_u32, false), (TCP_REPAIR_OFF, true)] {
         if is_bound {
-            script.call_expecting(0, abi::BIND, &[value(0_u32), own, value(address.len() as u64)]);
+            syscall_builder.call_expecting(0, abi::BIND, &[value(0_u32), own, value(address.len() as u64)]);
         }
-        let at = script.bytes_argument(&word.to_ne_bytes())?;
-        script.call_expecting(
+        let at = syscall_builder.bytes_argument(&word.to_ne_bytes())?;
+        syscall_builder.call_expecting(
             0,
             abi::SETSOCKOPT,
             &[value(0_u32), value(IPPROTO_TCP), value(TCP_REPAIR), at, value(4_u32)],

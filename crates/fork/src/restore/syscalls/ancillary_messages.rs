@@ -36,7 +36,7 @@ pub(super) fn has_ancillary_messages(socket: &Socket) -> bool {
 
 /// Opens what has a path and is on its way in a socket; what else there is, is made by others.
 pub(super) fn open_passed_files(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     let sockets = descriptor.open_files.iter().filter_map(|file| match file {
@@ -59,37 +59,39 @@ pub(super) fn open_passed_files(
             },
             _ => continue,
         };
-        bench.set_step(STEP_SOCKET, index);
-        let path = bench.syscalls.text_argument(path)?;
-        bench.syscalls.call_expecting(0, abi::OPEN, &[path, value(reopen_flags(flags)), value(0_u32)]);
+        open_file_builder.set_step(STEP_SOCKET, index);
+        let path = open_file_builder.syscalls.text_argument(path)?;
+        open_file_builder.syscalls.call_expecting(0, abi::OPEN, &[path, value(reopen_flags(flags)), value(0_u32)]);
         if offset != 0 {
-            bench.syscalls.call_expecting(offset, abi::LSEEK, &[value(0_u32), value(offset), value(0_u32)]);
+            open_file_builder.syscalls.call_expecting(offset, abi::LSEEK, &[value(0_u32), value(offset), value(0_u32)]);
         }
-        bench.store_open_file(0, index);
+        open_file_builder.store_open_file(0, index);
     }
     Ok(())
 }
 
 /// Sends what is still to be sent. Options come after it, as sizes of buffers are among them.
 pub(super) fn send_deferred(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     objects: &PassedObjects,
     late: &[DeferredPair<'_>],
 ) -> Result<(), RestoreError> {
     for DeferredPair { index, ends: [one, other] } in late {
-        bench.set_step(STEP_SOCKET, *index);
+        open_file_builder.set_step(STEP_SOCKET, *index);
         for ((from, _), (_, to)) in [(other, one), (one, other)] {
             let Some(to) = to else { continue };
-            socket::grow_send_buffer(bench.syscalls, *from, to)?;
-            to.received_messages.iter().try_for_each(|message| send_message(bench, objects, *from, message))?;
+            socket::grow_send_buffer(open_file_builder.syscalls, *from, to)?;
+            to.received_messages
+                .iter()
+                .try_for_each(|message| send_message(open_file_builder, objects, *from, message))?;
         }
         let known = || [one, other].into_iter().filter_map(|(fd, socket)| Some((*fd, (*socket)?)));
-        known().try_for_each(|(fd, socket)| socket::send_unread_byte(bench.syscalls, fd, socket))?;
-        known().for_each(|(fd, socket)| socket::shutdown_socket(bench.syscalls, fd, socket));
+        known().try_for_each(|(fd, socket)| socket::send_unread_byte(open_file_builder.syscalls, fd, socket))?;
+        known().for_each(|(fd, socket)| socket::shutdown_socket(open_file_builder.syscalls, fd, socket));
         for (fd, socket) in [one, other] {
             match socket {
-                Some(socket) => socket::set_options(bench.syscalls, *fd, socket, |_| true)?,
-                None => bench.syscalls.call_expecting(0, abi::CLOSE, &[value(*fd)]),
+                Some(socket) => socket::set_options(open_file_builder.syscalls, *fd, socket, |_| true)?,
+                None => open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(*fd)]),
             }
         }
     }
@@ -98,13 +100,13 @@ pub(super) fn send_deferred(
 
 /// `struct msghdr`: no name; the bytes, in one piece; what comes along; no flags.
 fn send_message(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     objects: &PassedObjects,
     from: u32,
     message: &SocketMessage,
 ) -> Result<(), RestoreError> {
-    let control = encode_control(bench, objects, message)?;
-    let writer = &mut *bench.syscalls.writer;
+    let control = encode_control(open_file_builder, objects, message)?;
+    let writer = &mut *open_file_builder.syscalls.writer;
     let (bytes, control_at) = (writer.write_bytes(&message.bytes)?, writer.write_bytes(&control)?);
     let vector = writer.write_bytes(&encode_words(&[0, message.bytes.len() as u64]))?;
     writer.add_relocation(vector, bytes);
@@ -114,7 +116,7 @@ fn send_message(
         writer.add_relocation(header + 32, control_at);
     }
     let arguments = [value(from), super::SyscallArgument::PlanOffset(header), value(MSG_DONTWAIT_NOSIGNAL)];
-    bench.syscalls.call_expecting(message.bytes.len() as u64, abi::SENDMSG, &arguments);
+    open_file_builder.syscalls.call_expecting(message.bytes.len() as u64, abi::SENDMSG, &arguments);
     Ok(())
 }
 
@@ -124,7 +126,7 @@ fn encode_words(words: &[u64]) -> Vec<u8> {
 
 /// Descriptors and credentials, each behind a `struct cmsghdr`: length, level, type.
 fn encode_control(
-    bench: &OpenFileBuilder<'_, '_>,
+    open_file_builder: &OpenFileBuilder<'_, '_>,
     objects: &PassedObjects,
     message: &SocketMessage,
 ) -> Result<Vec<u8>, RestoreError> {
@@ -137,8 +139,9 @@ fn encode_control(
     };
     if !message.files.is_empty() {
         let place = |file: &u32| {
-            let own =
-                bench.slot_fd(*file).or_else(|| objects.slot_of_open_file(*file).map(|slot| bench.fd_base + slot));
+            let own = open_file_builder
+                .slot_fd(*file)
+                .or_else(|| objects.slot_of_open_file(*file).map(|slot| open_file_builder.fd_base + slot));
             own.ok_or(RestoreError::UnsupportedOpenFile { number: *file })
         };
         add(SCM_RIGHTS, &message.files.iter().map(place).collect::<Result<Vec<u32>, _>>()?);

@@ -15,7 +15,7 @@ pub(super) fn truncate_append_only_files(
     descriptor: &Descriptor,
     objects: &PassedObjects,
     place: &TreePosition<'_>,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) {
     let is_open = |version: &&FileVersion| matches!(version.reference, FileReference::OpenFile(_));
     let mut versions = descriptor.file_versions.iter().filter(is_open).peekable();
@@ -33,8 +33,8 @@ pub(super) fn truncate_append_only_files(
             continue;
         };
         if objects.has_grown(path, &version.identity) && objects.is_private_path(path) {
-            script.set_step(STEP_OPEN_FILE, entry.number);
-            script.call_expecting(0, abi::FTRUNCATE, &[value(entry.number), value(version.identity.bytes)]);
+            syscall_builder.set_step(STEP_OPEN_FILE, entry.number);
+            syscall_builder.call_expecting(0, abi::FTRUNCATE, &[value(entry.number), value(version.identity.bytes)]);
         }
     }
 }

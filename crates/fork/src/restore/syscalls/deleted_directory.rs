@@ -12,41 +12,42 @@ use super::{SyscallArgument, SyscallBuilder, abi, value};
 
 /// One that is open.
 pub(super) fn open_deleted_directory(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     (open_file, number): (u32, u32),
     status: FileStatus,
     flags: u32,
 ) -> Result<(), RestoreError> {
-    bench.syscalls.set_step(STEP_OPEN_FILE, number);
-    let path = create_directory(bench.syscalls, &format!("{PRIVATE_DIR}/deleted-{open_file}"), status)?;
-    bench.syscalls.call_expecting(0, abi::OPEN, &[path, value(reopen_flags(flags))]);
-    bench.syscalls.call_expecting(0, abi::RMDIR, &[path]);
-    bench.store_open_file(0, open_file);
+    open_file_builder.syscalls.set_step(STEP_OPEN_FILE, number);
+    let path = create_directory(open_file_builder.syscalls, &format!("{PRIVATE_DIR}/deleted-{open_file}"), status)?;
+    open_file_builder.syscalls.call_expecting(0, abi::OPEN, &[path, value(reopen_flags(flags))]);
+    open_file_builder.syscalls.call_expecting(0, abi::RMDIR, &[path]);
+    open_file_builder.store_open_file(0, open_file);
     Ok(())
 }
 
 /// The current one.
 pub(super) fn enter_deleted_directory(
     descriptor: &Descriptor,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     let Some(status) = descriptor.process.deleted_cwd else { return Ok(()) };
-    script.set_step(STEP_CHANGE_DIRECTORY, 0);
-    let path = create_directory(script, &format!("{PRIVATE_DIR}/deleted-of-{}", descriptor.process.pid), status)?;
-    script.call_expecting(0, abi::CHDIR, &[path]);
-    script.call_expecting(0, abi::RMDIR, &[path]);
+    syscall_builder.set_step(STEP_CHANGE_DIRECTORY, 0);
+    let path =
+        create_directory(syscall_builder, &format!("{PRIVATE_DIR}/deleted-of-{}", descriptor.process.pid), status)?;
+    syscall_builder.call_expecting(0, abi::CHDIR, &[path]);
+    syscall_builder.call_expecting(0, abi::RMDIR, &[path]);
     Ok(())
 }
 
 fn create_directory(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     path: &str,
     status: FileStatus,
 ) -> Result<SyscallArgument, RestoreError> {
     const PRIVATE_MODE: u32 = 0o700;
-    let path = script.text_argument(path)?;
-    script.call_expecting(0, abi::MKDIR, &[path, value(PRIVATE_MODE)]);
-    script.call_expecting(0, abi::CHOWN, &[path, value(status.uid), value(status.gid)]);
-    script.call_expecting(0, abi::CHMOD, &[path, value(status.mode)]);
+    let path = syscall_builder.text_argument(path)?;
+    syscall_builder.call_expecting(0, abi::MKDIR, &[path, value(PRIVATE_MODE)]);
+    syscall_builder.call_expecting(0, abi::CHOWN, &[path, value(status.uid), value(status.gid)]);
+    syscall_builder.call_expecting(0, abi::CHMOD, &[path, value(status.mode)]);
     Ok(path)
 }

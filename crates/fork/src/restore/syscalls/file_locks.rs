@@ -10,24 +10,27 @@ use super::{SyscallArgument, SyscallBuilder, abi, value};
 
 /// Takes all locks again, of the child's own files. Where somebody else has one (the parent, of a path that is shared) the
 /// child does not start: it believes that it has it.
-pub(super) fn take_locks(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+pub(super) fn take_locks(
+    descriptor: &Descriptor,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
     for lock in &descriptor.file_locks {
-        script.set_step(STEP_LOCK, lock.number);
+        syscall_builder.set_step(STEP_LOCK, lock.number);
         let command = match lock.kind {
             FileLockKind::Flock => {
-                script.call_expecting(0, abi::FLOCK, &[value(lock.number), value(flock_operation(lock))]);
+                syscall_builder.call_expecting(0, abi::FLOCK, &[value(lock.number), value(flock_operation(lock))]);
                 continue;
             }
             FileLockKind::Lease => {
                 let reading = value(F_RDLCK as u32);
-                script.call_expecting(0, abi::FCNTL, &[value(lock.number), value(abi::F_SETLEASE), reading]);
+                syscall_builder.call_expecting(0, abi::FCNTL, &[value(lock.number), value(abi::F_SETLEASE), reading]);
                 continue;
             }
             FileLockKind::Posix => abi::F_SETLK,
             FileLockKind::OpenFileDescription => abi::F_OFD_SETLK,
         };
-        let range = script.words_argument(&encode_flock(lock))?;
-        script.call_expecting(0, abi::FCNTL, &[value(lock.number), value(command), range]);
+        let range = syscall_builder.words_argument(&encode_flock(lock))?;
+        syscall_builder.call_expecting(0, abi::FCNTL, &[value(lock.number), value(command), range]);
     }
     Ok(())
 }
@@ -49,19 +52,22 @@ fn encode_flock(lock: &FileLock) -> [u64; 4] {
 }
 
 /// Says who is told, and by which signal; only then that somebody is (O_ASYNC).
-pub(super) fn set_file_owners(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+pub(super) fn set_file_owners(
+    descriptor: &Descriptor,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
     const F_OWNER_TID: u32 = 0;
     const F_OWNER_PID: u32 = 1;
     for owner in &descriptor.file_owners {
-        script.set_step(STEP_FILE_OWNER, owner.number);
+        syscall_builder.set_step(STEP_FILE_OWNER, owner.number);
         let (kind, id) = if owner.tid == 0 { (F_OWNER_PID, descriptor.process.pid) } else { (F_OWNER_TID, owner.tid) };
-        let who = script.words_argument(&[u64::from(kind) | u64::from(id) << 32])?;
-        script.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETOWN_EX), who]);
+        let who = syscall_builder.words_argument(&[u64::from(kind) | u64::from(id) << 32])?;
+        syscall_builder.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETOWN_EX), who]);
         let signal = [value(owner.number), value(abi::F_SETSIG), value(owner.signal)];
-        script.call_expecting(0, abi::FCNTL, &signal);
+        syscall_builder.call_expecting(0, abi::FCNTL, &signal);
         let flags =
             OFlags::from_bits_retain(open_file_flags(descriptor, owner.number)) | OFlags::from_bits_retain(O_ASYNC);
-        script.call_expecting(
+        syscall_builder.call_expecting(
             0,
             abi::FCNTL,
             &[value(owner.number), value(abi::F_SETFL), SyscallArgument::Value(flags.bits().into())],

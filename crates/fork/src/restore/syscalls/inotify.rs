@@ -13,30 +13,37 @@ use super::{abi, value};
 const INOTIFY_IOC_SETNEXTWD: u32 = 0x4004_4900;
 
 /// One that the daemon has not made, without watches.
-pub(super) fn create_inotify(bench: &mut OpenFileBuilder<'_, '_>, open_file: u32, flags: u32) {
+pub(super) fn create_inotify(open_file_builder: &mut OpenFileBuilder<'_, '_>, open_file: u32, flags: u32) {
     let nonblocking = OFlags::NONBLOCK.bits();
-    bench.set_step(STEP_INOTIFY, open_file);
-    bench.syscalls.call_expecting(0, abi::INOTIFY_INIT1, &[value(flags & nonblocking | OFlags::CLOEXEC.bits())]);
-    bench.store_open_file(0, open_file);
+    open_file_builder.set_step(STEP_INOTIFY, open_file);
+    open_file_builder.syscalls.call_expecting(
+        0,
+        abi::INOTIFY_INIT1,
+        &[value(flags & nonblocking | OFlags::CLOEXEC.bits())],
+    );
+    open_file_builder.store_open_file(0, open_file);
 }
 
 /// Watches of all of them, which stand where they were put aside or at the descriptor that is `passed`. Behind all steps that make or remove files:
 /// a watch tells of what the program does, not of what the restorer did.
 pub(super) fn add_watches(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     passed: impl Fn(u32) -> Option<u32>,
 ) -> Result<(), RestoreError> {
     for (index, file) in (0..).zip(&descriptor.open_files) {
         let OpenFile::Inotify { watches, .. } = file else { continue };
-        bench.set_step(STEP_INOTIFY, index);
-        let place = passed(index).or_else(|| bench.slot_fd(index));
-        let notify = value(place.ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?);
+        open_file_builder.set_step(STEP_INOTIFY, index);
+        let place = passed(index).or_else(|| open_file_builder.slot_fd(index));
+        let notify =
+            value(place.ok_or(RestoreError::UnsupportedOpenFile { number: open_file_builder.first_fd(index) })?);
         for watch in watches {
-            bench.syscalls.call_may_fail(abi::IOCTL, &[notify, value(INOTIFY_IOC_SETNEXTWD), value(watch.number)]);
-            let path = bench.syscalls.text_argument(&watch.path)?;
+            open_file_builder
+                .syscalls
+                .call_may_fail(abi::IOCTL, &[notify, value(INOTIFY_IOC_SETNEXTWD), value(watch.number)]);
+            let path = open_file_builder.syscalls.text_argument(&watch.path)?;
             let added = [notify, path, value(watch.mask & !FS_EVENT_ON_CHILD)];
-            bench.syscalls.call_expecting(watch.number.into(), abi::INOTIFY_ADD_WATCH, &added);
+            open_file_builder.syscalls.call_expecting(watch.number.into(), abi::INOTIFY_ADD_WATCH, &added);
         }
     }
     Ok(())

@@ -104,71 +104,71 @@ impl SyscallLists {
         writer: &mut PlanWriter,
     ) -> Result<(Self, CreatedFiles), RestoreError> {
         let passed = PASSED_RESERVED_COUNT + objects.count() as u32;
-        let mut script = SyscallBuilder::new(writer);
-        process_settings::disable_huge_pages(descriptor, &mut script);
+        let mut syscall_builder = SyscallBuilder::new(writer);
+        process_settings::disable_huge_pages(descriptor, &mut syscall_builder);
         if is_first {
-            shared_memory::create_shared_memory(descriptor, (objects, fd_base), place, &mut script)?;
+            shared_memory::create_shared_memory(descriptor, (objects, fd_base), place, &mut syscall_builder)?;
         } else if place.process_index > 0 {
-            shared_memory::attach_segments(descriptor, place, &mut script);
+            shared_memory::attach_segments(descriptor, place, &mut syscall_builder);
         }
-        let before_maps = script.finish()?;
+        let before_maps = syscall_builder.finish()?;
         let PatchedMemory { vdso_range: vdso, overlaid_mappings: overlaid } = memory;
-        let mut script = SyscallBuilder::new(writer);
+        let mut syscall_builder = SyscallBuilder::new(writer);
         if let Some(place) = vdso {
-            shared_memory::protect_vdso_code(&place, &mut script);
+            shared_memory::protect_vdso_code(&place, &mut syscall_builder);
         }
-        shared_memory::write_private_pages((objects, fd_base), place, overlaid, &mut script);
+        shared_memory::write_private_pages((objects, fd_base), place, overlaid, &mut syscall_builder);
         if is_first {
-            shared_memory::add_deferred_seals(descriptor, (objects, fd_base), &mut script);
-            shared_memory::set_times(descriptor, (objects, fd_base), &mut script)?;
+            shared_memory::add_deferred_seals(descriptor, (objects, fd_base), &mut syscall_builder);
+            shared_memory::set_times(descriptor, (objects, fd_base), &mut syscall_builder)?;
         }
         // Whoever has its descriptors from another lets that one open files.
         if place.fd_table_owner() == place.process_index {
-            process_settings::set_oom_scores(descriptor, place, is_copy, &mut script)?;
+            process_settings::set_oom_scores(descriptor, place, is_copy, &mut syscall_builder)?;
         }
-        deleted_directory::enter_deleted_directory(descriptor, &mut script)?;
+        deleted_directory::enter_deleted_directory(descriptor, &mut syscall_builder)?;
         let made = match is_first {
             true => {
-                system_v_ipc::create_ipc_objects(descriptor, &mut script)?;
+                system_v_ipc::create_ipc_objects(descriptor, &mut syscall_builder)?;
                 open_files::create_open_files(
                     descriptor,
                     fd_base,
                     passed,
                     SocketContext { objects, owner },
-                    &mut script,
+                    &mut syscall_builder,
                 )?
             }
             false => CreatedFiles { slots: HashMap::new(), next_slot: passed },
         };
         if is_first && untrusted {
-            process_settings::make_proc_read_only(&mut script)?;
+            process_settings::make_proc_read_only(&mut syscall_builder)?;
         }
         if has_users {
-            process_settings::raise_scheduling_limits(descriptor, &mut script)?;
+            process_settings::raise_scheduling_limits(descriptor, &mut syscall_builder)?;
         }
-        let before_files = script.finish()?;
-        let mut script = SyscallBuilder::new(writer);
-        process_settings::enter_root(descriptor, &mut script)?;
-        let behind_paths = script.finish()?;
-        let mut script = SyscallBuilder::new(writer);
-        append_only_files::truncate_append_only_files(descriptor, objects, place, &mut script);
-        file_locks::take_locks(descriptor, &mut script)?;
-        file_locks::set_file_owners(descriptor, &mut script)?;
-        process_settings::register_membarriers(descriptor, &mut script);
-        process_settings::set_cpu_affinity(descriptor, &mut script)?;
-        timers::create_timers(descriptor, &mut script)?;
+        let before_files = syscall_builder.finish()?;
+        let mut syscall_builder = SyscallBuilder::new(writer);
+        process_settings::enter_root(descriptor, &mut syscall_builder)?;
+        let behind_paths = syscall_builder.finish()?;
+        let mut syscall_builder = SyscallBuilder::new(writer);
+        append_only_files::truncate_append_only_files(descriptor, objects, place, &mut syscall_builder);
+        file_locks::take_locks(descriptor, &mut syscall_builder)?;
+        file_locks::set_file_owners(descriptor, &mut syscall_builder)?;
+        process_settings::register_membarriers(descriptor, &mut syscall_builder);
+        process_settings::set_cpu_affinity(descriptor, &mut syscall_builder)?;
+        timers::create_timers(descriptor, &mut syscall_builder)?;
         terminal_settings::set_foreground_group(
             place.tree_descriptor(),
             (objects, fd_base),
             descriptor.process.pid,
-            &mut script,
+            &mut syscall_builder,
         )?;
         Ok((
             Self {
                 before_mappings: before_maps,
                 before_files,
                 after_paths: behind_paths,
-                before_start: script.finish()?,
+                before_start: syscall_builder.finish()?,
             },
             made,
         ))

@@ -14,33 +14,33 @@ const FLAGS_AFTER_OPEN: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
 
 /// All ends of one pipe. It is first opened for both directions, which never waits and keeps what is in it.
 pub(super) fn create_named_pipe(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     wanted: &str,
 ) -> Result<(), RestoreError> {
     let both = (OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
-    let path = bench.syscalls.text_argument(wanted)?;
+    let path = open_file_builder.syscalls.text_argument(wanted)?;
     let ends: Vec<(u32, u32, u32, &[u8])> = pipe_ends(descriptor, wanted).collect();
     if let Some((first, ..)) = ends.first() {
-        bench.set_step(STEP_NAMED_PIPE, *first);
+        open_file_builder.set_step(STEP_NAMED_PIPE, *first);
     }
-    bench.syscalls.call_expecting(0, abi::OPEN, &[path, value(both)]);
+    open_file_builder.syscalls.call_expecting(0, abi::OPEN, &[path, value(both)]);
     for (_, _, capacity, content) in &ends {
-        bench.syscalls.call(abi::FCNTL, &[value(0_u32), value(abi::F_SETPIPE_SZ), value(*capacity)]);
+        open_file_builder.syscalls.call(abi::FCNTL, &[value(0_u32), value(abi::F_SETPIPE_SZ), value(*capacity)]);
         if !content.is_empty() {
-            let (bytes, length) = (bench.syscalls.bytes_argument(content)?, content.len() as u64);
-            bench.syscalls.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
+            let (bytes, length) = (open_file_builder.syscalls.bytes_argument(content)?, content.len() as u64);
+            open_file_builder.syscalls.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
         }
     }
     for (index, flags, _, _) in ends {
         let flags = OFlags::from_bits_retain(flags);
         let opened = (flags & OFlags::RWMODE) | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        bench.syscalls.call_expecting(1, abi::OPEN, &[path, value(opened.bits())]);
+        open_file_builder.syscalls.call_expecting(1, abi::OPEN, &[path, value(opened.bits())]);
         let set = [value(1_u32), value(abi::F_SETFL), value((flags & FLAGS_AFTER_OPEN).bits())];
-        bench.syscalls.call_expecting(0, abi::FCNTL, &set);
-        bench.store_open_file(1, index);
+        open_file_builder.syscalls.call_expecting(0, abi::FCNTL, &set);
+        open_file_builder.store_open_file(1, index);
     }
-    bench.syscalls.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+    open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
     Ok(())
 }
 

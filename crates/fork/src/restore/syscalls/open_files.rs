@@ -72,58 +72,67 @@ pub(super) fn create_open_files(
     fd_base: u32,
     passed: u32,
     around: SocketContext<'_>,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<CreatedFiles, RestoreError> {
     let mut numbers = HashMap::with_capacity(descriptor.open_files.len());
     for entry in &descriptor.file_descriptors {
         numbers.entry(entry.open_file).or_insert(entry.number);
     }
     let passed_at = |index| around.objects.slot_of_open_file(index).map(|slot| fd_base + slot);
-    let mut bench =
-        OpenFileBuilder { syscalls: script, fd_base, next_slot: passed, slots: HashMap::new(), first_fds: numbers };
+    let mut open_file_builder = OpenFileBuilder {
+        syscalls: syscall_builder,
+        fd_base,
+        next_slot: passed,
+        slots: HashMap::new(),
+        first_fds: numbers,
+    };
     for (index, file) in descriptor.open_files.iter().enumerate() {
         let index = index as u32;
-        let number = bench.first_fd(index);
+        let number = open_file_builder.first_fd(index);
         match file {
             OpenFile::TimerFd { clock, flags, ticks, time, is_cancelled_by_clock } => {
-                bench.set_step(STEP_TIMER_FD, index);
-                bench.syscalls.call_expecting(0, abi::TIMERFD_CREATE, &[value(*clock), value(creation_flags(*flags))]);
-                set_timerfd(bench.syscalls, *time, *is_cancelled_by_clock)?;
-                set_timerfd_ticks(bench.syscalls, *ticks)?;
-                bench.store_open_file(0, index);
+                open_file_builder.set_step(STEP_TIMER_FD, index);
+                open_file_builder.syscalls.call_expecting(
+                    0,
+                    abi::TIMERFD_CREATE,
+                    &[value(*clock), value(creation_flags(*flags))],
+                );
+                set_timerfd(open_file_builder.syscalls, *time, *is_cancelled_by_clock)?;
+                set_timerfd_ticks(open_file_builder.syscalls, *ticks)?;
+                open_file_builder.store_open_file(0, index);
             }
             OpenFile::DeletedDirectory { status, flags } => {
-                deleted_directory::open_deleted_directory(&mut bench, (index, number), *status, *flags)?;
+                deleted_directory::open_deleted_directory(&mut open_file_builder, (index, number), *status, *flags)?;
             }
             OpenFile::SignalFd { mask, flags } => {
                 const SIGNAL_SET_BYTES: u32 = 8;
-                bench.set_step(STEP_SIGNAL_FD, index);
-                let mask = bench.syscalls.words_argument(&[*mask])?;
+                open_file_builder.set_step(STEP_SIGNAL_FD, index);
+                let mask = open_file_builder.syscalls.words_argument(&[*mask])?;
                 let arguments =
                     [SyscallArgument::Value(u64::MAX), mask, value(SIGNAL_SET_BYTES), value(creation_flags(*flags))];
-                bench.syscalls.call_expecting(0, abi::SIGNALFD4, &arguments);
-                bench.store_open_file(0, index);
+                open_file_builder.syscalls.call_expecting(0, abi::SIGNALFD4, &arguments);
+                open_file_builder.store_open_file(0, index);
             }
             OpenFile::PidFd { pid, flags } => {
-                bench.set_step(STEP_PIDFD, index);
+                open_file_builder.set_step(STEP_PIDFD, index);
                 let arguments = [value(*pid), value(nonblocking_flag(*flags))];
-                bench.syscalls.call_expecting(0, abi::PIDFD_OPEN, &arguments);
-                bench.store_open_file(0, index);
+                open_file_builder.syscalls.call_expecting(0, abi::PIDFD_OPEN, &arguments);
+                open_file_builder.store_open_file(0, index);
             }
             OpenFile::Inotify { flags, .. } if passed_at(index).is_none() => {
-                inotify::create_inotify(&mut bench, index, *flags);
+                inotify::create_inotify(&mut open_file_builder, index, *flags);
             }
-            OpenFile::NamedPipe { path, .. } if !bench.slots.contains_key(&index) => {
-                named_pipe::create_named_pipe(&mut bench, descriptor, path)?;
+            OpenFile::NamedPipe { path, .. } if !open_file_builder.slots.contains_key(&index) => {
+                named_pipe::create_named_pipe(&mut open_file_builder, descriptor, path)?;
             }
             _ => {}
         }
     }
-    ancillary_messages::open_passed_files(&mut bench, descriptor)?;
-    terminal_settings::configure_terminals(&mut bench, descriptor, around.objects)?;
-    socket::create_sockets(&mut bench, descriptor, around)?;
-    inotify::add_watches(&mut bench, descriptor, passed_at)?;
-    Ok(CreatedFiles { slots: bench.slots, next_slot: bench.next_slot })
+    ancillary_messages::open_passed_files(&mut open_file_builder, descriptor)?;
+    terminal_settings::configure_terminals(&mut open_file_builder, descriptor, around.objects)?;
+    socket::create_sockets(&mut open_file_builder, descriptor, around)?;
+    inotify::add_watches(&mut open_file_builder, descriptor, passed_at)?;
+    Ok(CreatedFiles { slots: open_file_builder.slots, next_slot: open_file_builder.next_slot })
 }
 
 fn nonblocking_flag(flags: u32) -> u32 {
@@ -138,7 +147,7 @@ fn creation_flags(flags: u32) -> u32 {
 /// Descriptor 0, with the time that is left. One that whoever sets the wall clock cancels is set to the time of day that this will
 /// be, and is cancelled so when it is disarmed, too.
 fn set_timerfd(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     time: TimerSpec,
     is_cancelled_by_clock: bool,
 ) -> Result<(), RestoreError> {
@@ -154,18 +163,22 @@ fn set_timerfd(
             encode_itimerspec(TimerSpec { remaining_ns: realtime_ns().saturating_add(time.remaining_ns), ..time }),
         ),
     };
-    let time = script.words_argument(&time)?;
-    script.call_expecting(0, abi::TIMERFD_SETTIME, &[value(0_u32), value(flags), time, value(0_u32)]);
+    let time = syscall_builder.words_argument(&time)?;
+    syscall_builder.call_expecting(0, abi::TIMERFD_SETTIME, &[value(0_u32), value(flags), time, value(0_u32)]);
     Ok(())
 }
 
 /// Expirations of descriptor 0 that nobody has read.
-fn set_timerfd_ticks(script: &mut SyscallBuilder<'_>, ticks: u64) -> Result<(), RestoreError> {
+fn set_timerfd_ticks(syscall_builder: &mut SyscallBuilder<'_>, ticks: u64) -> Result<(), RestoreError> {
     /// `_IOW('T', 0, u64)`; needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
     const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
     if ticks > 0 {
-        let ticks = script.words_argument(&[ticks])?;
-        script.call_expecting(0, abi::IOCTL, &[value(0_u32), SyscallArgument::Value(TFD_IOC_SET_TICKS), ticks]);
+        let ticks = syscall_builder.words_argument(&[ticks])?;
+        syscall_builder.call_expecting(
+            0,
+            abi::IOCTL,
+            &[value(0_u32), SyscallArgument::Value(TFD_IOC_SET_TICKS), ticks],
+        );
     }
     Ok(())
 }

@@ -18,39 +18,41 @@ pub(super) fn set_oom_scores(
     descriptor: &Descriptor,
     place: &TreePosition<'_>,
     is_copy: bool,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     if is_copy || descriptor.process.oom_score_adj > OOM_SCORE_ADJUSTMENT {
-        set_oom_score("self", descriptor.process.oom_score_adj, script)?;
+        set_oom_score("self", descriptor.process.oom_score_adj, syscall_builder)?;
     }
     let others = place.fd_table_sharers().map(|member| &member.process);
     others
         .filter(|other| other.oom_score_adj > OOM_SCORE_ADJUSTMENT)
-        .try_for_each(|other| set_oom_score(&other.pid.to_string(), other.oom_score_adj, script))
+        .try_for_each(|other| set_oom_score(&other.pid.to_string(), other.oom_score_adj, syscall_builder))
 }
 
-fn set_oom_score(process: &str, score: i32, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
-    script.set_step(STEP_OOM_SCORE, 0);
-    let (path, text) =
-        (script.text_argument(&format!("/proc/{process}/oom_score_adj"))?, score.max(OOM_SCORE_ADJUSTMENT).to_string());
-    let (bytes, length) = (script.bytes_argument(text.as_bytes())?, text.len() as u64);
-    script.call_expecting(0, abi::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
-    script.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
-    script.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+fn set_oom_score(process: &str, score: i32, syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+    syscall_builder.set_step(STEP_OOM_SCORE, 0);
+    let (path, text) = (
+        syscall_builder.text_argument(&format!("/proc/{process}/oom_score_adj"))?,
+        score.max(OOM_SCORE_ADJUSTMENT).to_string(),
+    );
+    let (bytes, length) = (syscall_builder.bytes_argument(text.as_bytes())?, text.len() as u64);
+    syscall_builder.call_expecting(0, abi::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
+    syscall_builder.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
+    syscall_builder.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
     Ok(())
 }
 
 /// Makes /proc read-only, for all who see this mount of it: to root of the container, the kernel's settings are files like others.
 /// Behind the last that is written there for the child, and before it opens any file.
-pub(super) fn make_proc_read_only(script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+pub(super) fn make_proc_read_only(syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
     const PROC_MOUNT_FLAGS: MountFlags =
         MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
     /// MS_REMOUNT.
     const MS_REMOUNT: u32 = 32;
-    script.set_step(STEP_PROTECT_PROC, 0);
+    syscall_builder.set_step(STEP_PROTECT_PROC, 0);
     let flags = value((PROC_MOUNT_FLAGS | MountFlags::BIND).bits() | MS_REMOUNT);
-    let (none, point) = (value(0_u32), script.text_argument("/proc")?);
-    script.call_expecting(0, abi::MOUNT, &[none, point, none, flags, none]);
+    let (none, point) = (value(0_u32), syscall_builder.text_argument("/proc")?);
+    syscall_builder.call_expecting(0, abi::MOUNT, &[none, point, none, flags, none]);
     Ok(())
 }
 
@@ -58,61 +60,67 @@ pub(super) fn make_proc_read_only(script: &mut SyscallBuilder<'_>) -> Result<(),
 /// best that one of them has, and may have worse. Where the node may raise limits, they may have any: the child's own are set behind.
 pub(super) fn raise_scheduling_limits(
     descriptor: &Descriptor,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     const PRIO_PROCESS: u32 = 0;
     const RLIMIT_NICE: u32 = 13;
     const RLIMIT_RTPRIO: u32 = 14;
-    script.set_step(STEP_SCHEDULING, 0);
+    syscall_builder.set_step(STEP_SCHEDULING, 0);
     for (resource, most) in [(RLIMIT_NICE, 40), (RLIMIT_RTPRIO, 99)] {
-        let (own, none, limit) = (value(0_u32), value(0_u32), script.words_argument(&[most, most])?);
-        script.call_may_fail(abi::PRLIMIT64, &[own, value(resource), limit, none]);
+        let (own, none, limit) = (value(0_u32), value(0_u32), syscall_builder.words_argument(&[most, most])?);
+        syscall_builder.call_may_fail(abi::PRLIMIT64, &[own, value(resource), limit, none]);
     }
     let best = descriptor.threads.iter().map(|thread| thread.scheduling.nice).min().unwrap_or(0);
     let best = SyscallArgument::Value(i64::from(best).cast_unsigned());
-    script.call_expecting(0, abi::SETPRIORITY, &[value(PRIO_PROCESS), value(0_u32), best]);
+    syscall_builder.call_expecting(0, abi::SETPRIORITY, &[value(PRIO_PROCESS), value(0_u32), best]);
     Ok(())
 }
 
 /// The directory that it takes for its root. What is current stays so, inside or out.
-pub(super) fn enter_root(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+pub(super) fn enter_root(
+    descriptor: &Descriptor,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
     let Some(root) = &descriptor.process.root else { return Ok(()) };
-    script.set_step(STEP_ENTER_ROOT, 0);
-    let path = script.text_argument(root)?;
-    script.call_expecting(0, abi::CHROOT, &[path]);
+    syscall_builder.set_step(STEP_ENTER_ROOT, 0);
+    let path = syscall_builder.text_argument(root)?;
+    syscall_builder.call_expecting(0, abi::CHROOT, &[path]);
     Ok(())
 }
 
 /// MEMBARRIER_CMD_REGISTER_*: global 2, private 4, for cores 6, for restartable sequences 8 (numbers of bits).
 const MEMBARRIER_REGISTRATIONS: [u32; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
 
-pub(super) fn register_membarriers(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) {
-    script.set_step(STEP_MEMORY_BARRIER, 0);
+pub(super) fn register_membarriers(descriptor: &Descriptor, syscall_builder: &mut SyscallBuilder<'_>) {
+    syscall_builder.set_step(STEP_MEMORY_BARRIER, 0);
     for command in MEMBARRIER_REGISTRATIONS
         .into_iter()
         .filter(|command| descriptor.process.membarrier_registrations & command != 0)
     {
-        script.call_expecting(0, abi::MEMBARRIER, &[value(command), value(0_u32), value(0_u32)]);
+        syscall_builder.call_expecting(0, abi::MEMBARRIER, &[value(command), value(0_u32), value(0_u32)]);
     }
 }
 
 /// Where its threads have chosen CPUs, as far as the node has them; where it has none of a thread's, that one runs anywhere.
-pub(super) fn set_cpu_affinity(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+pub(super) fn set_cpu_affinity(
+    descriptor: &Descriptor,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
     for thread in descriptor.threads.iter().filter(|thread| !thread.cpus.is_empty()) {
         let mut set: Vec<u8> = thread.cpus.iter().flat_map(|word| word.to_ne_bytes()).collect();
         set.resize(set.len().next_multiple_of(size_of::<u64>()), 0);
-        let (bytes, length) = (script.bytes_argument(&set)?, set.len() as u64);
-        script.call_may_fail(abi::SCHED_SETAFFINITY, &[value(thread.tid), value(length), bytes]);
+        let (bytes, length) = (syscall_builder.bytes_argument(&set)?, set.len() as u64);
+        syscall_builder.call_may_fail(abi::SCHED_SETAFFINITY, &[value(thread.tid), value(length), bytes]);
     }
     Ok(())
 }
 
 /// Before anything is mapped that might have some.
-pub(super) fn disable_huge_pages(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) {
+pub(super) fn disable_huge_pages(descriptor: &Descriptor, syscall_builder: &mut SyscallBuilder<'_>) {
     const PR_SET_THP_DISABLE: u32 = 41;
     if descriptor.process.is_thp_disabled {
-        script.set_step(STEP_HUGE_PAGES, 0);
+        syscall_builder.set_step(STEP_HUGE_PAGES, 0);
         let [forbid, none] = [value(1_u32), value(0_u32)];
-        script.call_expecting(0, abi::PRCTL, &[value(PR_SET_THP_DISABLE), forbid, none, none, none]);
+        syscall_builder.call_expecting(0, abi::PRCTL, &[value(PR_SET_THP_DISABLE), forbid, none, none, none]);
     }
 }

@@ -23,24 +23,29 @@ pub(super) fn needs_reuse_port(descriptor: &Descriptor, (index, socket): (u32, &
 }
 
 /// Of descriptor `fd`.
-pub(super) fn set_reuse_port(script: &mut SyscallBuilder<'_>, fd: u32, is_on: bool) -> Result<(), RestoreError> {
-    let word = script.bytes_argument(&u32::from(is_on).to_ne_bytes())?;
+pub(super) fn set_reuse_port(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    fd: u32,
+    is_on: bool,
+) -> Result<(), RestoreError> {
+    let word = syscall_builder.bytes_argument(&u32::from(is_on).to_ne_bytes())?;
     let set = [value(fd), value(SOL_SOCKET), value(SO_REUSEPORT), word, value(4_u32)];
-    script.call_expecting(0, abi::SETSOCKOPT, &set);
+    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &set);
     Ok(())
 }
 
 /// All are bound.
 pub(super) fn clear_reuse_port(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     for (index, socket) in listening_sockets(descriptor) {
         if needs_reuse_port(descriptor, (index, socket)) {
-            bench.set_step(STEP_SOCKET, index);
-            let place =
-                bench.slot_fd(index).ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?;
-            set_reuse_port(bench.syscalls, place, false)?;
+            open_file_builder.set_step(STEP_SOCKET, index);
+            let place = open_file_builder
+                .slot_fd(index)
+                .ok_or(RestoreError::UnsupportedOpenFile { number: open_file_builder.first_fd(index) })?;
+            set_reuse_port(open_file_builder.syscalls, place, false)?;
         }
     }
     Ok(())

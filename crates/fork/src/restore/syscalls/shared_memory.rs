@@ -23,43 +23,47 @@ pub(super) fn create_shared_memory(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
     place: &TreePosition<'_>,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
-        script.set_step(STEP_SHARED_MEMORY, index as u32);
+        syscall_builder.set_step(STEP_SHARED_MEMORY, index as u32);
         let source = (fd_base + objects.slot_of_shared_object(index as u32), object.bytes);
         match &object.kind {
             SharedObjectKind::Anonymous | SharedObjectKind::MemFd(_) | SharedObjectKind::DeletedFile(_) => {}
             SharedObjectKind::PosixShm { path, status } => {
                 if objects.is_private_path(path) {
-                    fill_shared_file(source, (path, *status, object.times), script)?;
+                    fill_shared_file(source, (path, *status, object.times), syscall_builder)?;
                 }
             }
             SharedObjectKind::SystemV { key, id, status, .. } => {
                 let attached = segment_mappings(descriptor, index as u32);
-                create_segment(source, (*key, *id, *status), &attached, script)?;
+                create_segment(source, (*key, *id, *status), &attached, syscall_builder)?;
             }
         }
     }
-    attach_segments(descriptor, place, script);
+    attach_segments(descriptor, place, syscall_builder);
     Ok(())
 }
 
 /// Attaches the segments that a process has, where the first has made them. One that goes with the last who has it is removed as
 /// soon as somebody has: others can still attach it.
-pub(super) fn attach_segments(descriptor: &Descriptor, place: &TreePosition<'_>, script: &mut SyscallBuilder<'_>) {
+pub(super) fn attach_segments(
+    descriptor: &Descriptor,
+    place: &TreePosition<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
         let SharedObjectKind::SystemV { id, is_removed, .. } = object.kind else { continue };
-        script.set_step(STEP_SHARED_MEMORY, index as u32);
+        syscall_builder.set_step(STEP_SHARED_MEMORY, index as u32);
         for mapping in segment_mappings(descriptor, index as u32) {
             let at = value(mapping.start);
-            script.call_expecting(mapping.start, abi::SHMAT, &[value(id), at, value(shmat_flags(mapping))]);
+            syscall_builder.call_expecting(mapping.start, abi::SHMAT, &[value(id), at, value(shmat_flags(mapping))]);
             let length = (mapping.end - mapping.start).next_multiple_of(PAGE_SIZE);
             let protect = [at, value(length), value(u32::from(mapping.protection))];
-            script.call_expecting(0, abi::MPROTECT, &protect);
+            syscall_builder.call_expecting(0, abi::MPROTECT, &protect);
         }
         if is_removed && place.is_first_to_attach(index as u32) {
-            script.call_expecting(0, abi::SHMCTL, &[value(id), value(IPC_RMID), value(0_u32)]);
+            syscall_builder.call_expecting(0, abi::SHMCTL, &[value(id), value(IPC_RMID), value(0_u32)]);
         }
     }
 }
@@ -70,11 +74,11 @@ pub(super) fn write_private_pages(
     (objects, fd_base): (&PassedObjects, u32),
     place: &TreePosition<'_>,
     overlaid: &BTreeSet<u64>,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) {
     const PROT_READ_WRITE: u8 = 3;
     let Some((passed, runs)) = objects.written_pages(place.process_index) else { return };
-    script.set_step(STEP_WRITTEN_PAGES, 0);
+    syscall_builder.set_step(STEP_WRITTEN_PAGES, 0);
     let source = fd_base + passed;
     for run in runs.filter(|run| overlaid.contains(&run.mapping.0)) {
         let (start, end) = run.mapping;
@@ -82,24 +86,24 @@ pub(super) fn write_private_pages(
         let protect = [PROT_READ_WRITE, run.protection].map(|protection| [start, end - start, protection.into()]);
         let is_writable = run.protection & PROT_READ_WRITE == PROT_READ_WRITE;
         if !is_writable {
-            script.call_expecting(0, abi::MPROTECT, &protect[0].map(value));
+            syscall_builder.call_expecting(0, abi::MPROTECT, &protect[0].map(value));
         }
         for offset in (0..run.bytes).step_by(COPY_BYTES_MAX as usize) {
             let length = (run.bytes - offset).min(COPY_BYTES_MAX);
             let read = [value(source), value(run.address + offset), value(length), value(run.file_offset + offset)];
-            script.call_expecting(length, abi::PREAD64, &read);
+            syscall_builder.call_expecting(length, abi::PREAD64, &read);
         }
         if !is_writable {
-            script.call_expecting(0, abi::MPROTECT, &protect[1].map(value));
+            syscall_builder.call_expecting(0, abi::MPROTECT, &protect[1].map(value));
         }
     }
 }
 
 /// What has been written is code from now on.
-pub(super) fn protect_vdso_code(place: &Range<u64>, script: &mut SyscallBuilder<'_>) {
+pub(super) fn protect_vdso_code(place: &Range<u64>, syscall_builder: &mut SyscallBuilder<'_>) {
     const PROT_READ_EXEC: u32 = 5;
-    script.set_step(STEP_VDSO_BRIDGE, 0);
-    script.call_expecting(
+    syscall_builder.set_step(STEP_VDSO_BRIDGE, 0);
+    syscall_builder.call_expecting(
         0,
         abi::MPROTECT,
         &[value(place.start), value(place.end - place.start), value(PROT_READ_EXEC)],
@@ -110,13 +114,13 @@ pub(super) fn protect_vdso_code(place: &Range<u64>, script: &mut SyscallBuilder<
 pub(super) fn add_deferred_seals(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
         if let Some(seals) = object.seals.filter(|seals| is_deferred_seal(*seals)) {
-            script.set_step(STEP_SHARED_MEMORY, index as u32);
+            syscall_builder.set_step(STEP_SHARED_MEMORY, index as u32);
             let memfd = fd_base + objects.slot_of_shared_object(index as u32);
-            script.call_expecting(0, abi::FCNTL, &[value(memfd), value(abi::F_ADD_SEALS), value(seals)]);
+            syscall_builder.call_expecting(0, abi::FCNTL, &[value(memfd), value(abi::F_ADD_SEALS), value(seals)]);
         }
     }
 }
@@ -125,19 +129,19 @@ pub(super) fn add_deferred_seals(
 fn fill_shared_file(
     (source, bytes): (u32, u64),
     (path, status, times): (&str, FileStatus, FileTimes),
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
-    let path = script.text_argument(path)?;
+    let path = syscall_builder.text_argument(path)?;
     let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW).bits();
-    script.call_expecting(0, abi::OPEN, &[path, value(flags), value(status.mode)]);
-    script.call_expecting(0, abi::FCHMOD, &[value(0_u32), value(status.mode)]);
-    script.call_expecting(0, abi::FCHOWN, &[value(0_u32), value(status.uid), value(status.gid)]);
+    syscall_builder.call_expecting(0, abi::OPEN, &[path, value(flags), value(status.mode)]);
+    syscall_builder.call_expecting(0, abi::FCHMOD, &[value(0_u32), value(status.mode)]);
+    syscall_builder.call_expecting(0, abi::FCHOWN, &[value(0_u32), value(status.uid), value(status.gid)]);
     for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
-        let (from, length) = (script.words_argument(&[offset])?, (bytes - offset).min(COPY_BYTES_MAX));
-        script.call_expecting(length, abi::SENDFILE, &[value(0_u32), value(source), from, value(length)]);
+        let (from, length) = (syscall_builder.words_argument(&[offset])?, (bytes - offset).min(COPY_BYTES_MAX));
+        syscall_builder.call_expecting(length, abi::SENDFILE, &[value(0_u32), value(source), from, value(length)]);
     }
-    set_file_times(0, times, script)?;
-    script.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+    set_file_times(0, times, syscall_builder)?;
+    syscall_builder.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
     Ok(())
 }
 
@@ -145,24 +149,25 @@ fn fill_shared_file(
 pub(super) fn set_times(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
         if matches!(object.kind, SharedObjectKind::MemFd(_) | SharedObjectKind::DeletedFile(_)) {
-            script.set_step(STEP_SHARED_MEMORY, index as u32);
-            set_file_times(fd_base + objects.slot_of_shared_object(index as u32), object.times, script)?;
+            syscall_builder.set_step(STEP_SHARED_MEMORY, index as u32);
+            set_file_times(fd_base + objects.slot_of_shared_object(index as u32), object.times, syscall_builder)?;
         }
     }
     Ok(())
 }
 
 /// utimensat(2), of st_atime and st_mtime; the kernel has the third, st_ctime, by itself.
-fn set_file_times(file: u32, times: FileTimes, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+fn set_file_times(file: u32, times: FileTimes, syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
     const NS_PER_SECOND: i64 = 1_000_000_000;
     let words =
         [times.accessed_ns, times.modified_ns].map(|ns| [ns.div_euclid(NS_PER_SECOND), ns.rem_euclid(NS_PER_SECOND)]);
-    let times = script.words_argument(&words.concat().into_iter().map(i64::cast_unsigned).collect::<Vec<u64>>())?;
-    script.call_expecting(0, abi::UTIMENSAT, &[value(file), value(0_u32), times, value(0_u32)]);
+    let times =
+        syscall_builder.words_argument(&words.concat().into_iter().map(i64::cast_unsigned).collect::<Vec<u64>>())?;
+    syscall_builder.call_expecting(0, abi::UTIMENSAT, &[value(file), value(0_u32), times, value(0_u32)]);
     Ok(())
 }
 
@@ -186,22 +191,22 @@ fn create_segment(
     (source, bytes): (u32, u64),
     (key, id, status): (u32, u32, FileStatus),
     attached: &[&Mapping],
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
-    set_next_ipc_id("/proc/sys/kernel/shm_next_id", id, script)?;
+    set_next_ipc_id("/proc/sys/kernel/shm_next_id", id, syscall_builder)?;
     let flags = status.mode | IPC_CREAT | IPC_EXCL;
-    script.call_expecting(id.into(), abi::SHMGET, &[value(key), value(bytes), value(flags)]);
-    let owner = script.words_argument(&encode_shmid_ds(key, status))?;
-    script.call_expecting(0, abi::SHMCTL, &[value(id), value(IPC_SET), owner]);
+    syscall_builder.call_expecting(id.into(), abi::SHMGET, &[value(key), value(bytes), value(flags)]);
+    let owner = syscall_builder.words_argument(&encode_shmid_ds(key, status))?;
+    syscall_builder.call_expecting(0, abi::SHMCTL, &[value(id), value(IPC_SET), owner]);
     if bytes > 0 {
         let place = attached.first().map_or(SEGMENT_FILL_ADDRESS, |first| first.start);
-        script.call_expecting(place, abi::SHMAT, &[value(id), value(place), value(0_u32)]);
+        syscall_builder.call_expecting(place, abi::SHMAT, &[value(id), value(place), value(0_u32)]);
         for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
             let length = (bytes - offset).min(COPY_BYTES_MAX);
             let read = [value(source), value(place + offset), value(length), value(offset)];
-            script.call_expecting(length, abi::PREAD64, &read);
+            syscall_builder.call_expecting(length, abi::PREAD64, &read);
         }
-        script.call_expecting(0, abi::SHMDT, &[value(place)]);
+        syscall_builder.call_expecting(0, abi::SHMDT, &[value(place)]);
     }
     Ok(())
 }
@@ -216,12 +221,16 @@ fn shmat_flags(mapping: &Mapping) -> u32 {
 }
 
 /// The number that the namespace gives next; a kernel that can checkpoint lets one say.
-pub(super) fn set_next_ipc_id(file: &str, id: u32, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
-    let (path, text) = (script.text_argument(file)?, id.to_string());
-    let (bytes, length) = (script.bytes_argument(text.as_bytes())?, text.len() as u64);
-    script.call_expecting(0, abi::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
-    script.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
-    script.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+pub(super) fn set_next_ipc_id(
+    file: &str,
+    id: u32,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
+    let (path, text) = (syscall_builder.text_argument(file)?, id.to_string());
+    let (bytes, length) = (syscall_builder.bytes_argument(text.as_bytes())?, text.len() as u64);
+    syscall_builder.call_expecting(0, abi::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
+    syscall_builder.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
+    syscall_builder.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
     Ok(())
 }
 

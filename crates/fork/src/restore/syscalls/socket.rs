@@ -47,7 +47,7 @@ pub(in super::super) struct SocketOwner<'a> {
 
 /// All sockets: those that listen first, for connections go through them.
 pub(super) fn create_sockets(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
@@ -59,76 +59,78 @@ pub(super) fn create_sockets(
     };
     let mut late = Vec::new();
     for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
-        bench.set_step(STEP_SOCKET, index);
+        open_file_builder.set_step(STEP_SOCKET, index);
         match &socket.state {
             // Others of the process that it sends to are not there yet.
             SocketState::Unconnected { peer, .. } if socket.family == AF_UNIX => {
-                create_idle_socket(bench.syscalls, (index, socket), &[], around)?;
+                create_idle_socket(open_file_builder.syscalls, (index, socket), &[], around)?;
                 if peer.is_empty() {
-                    shutdown_socket(bench.syscalls, 0, socket);
+                    shutdown_socket(open_file_builder.syscalls, 0, socket);
                 }
             }
-            SocketState::Unconnected { peer, .. } => create_idle_socket(bench.syscalls, (index, socket), peer, around)?,
+            SocketState::Unconnected { peer, .. } => {
+                create_idle_socket(open_file_builder.syscalls, (index, socket), peer, around)?
+            }
             SocketState::Listening { backlog, .. } => {
                 let shares_port = reuse_port::needs_reuse_port(descriptor, (index, socket));
-                create_socket(bench.syscalls, socket)?;
+                create_socket(open_file_builder.syscalls, socket)?;
                 if shares_port {
-                    reuse_port::set_reuse_port(bench.syscalls, 0, true)?;
+                    reuse_port::set_reuse_port(open_file_builder.syscalls, 0, true)?;
                 }
-                bind_socket(bench.syscalls, (index, socket), around)?;
-                run_as_owner(bench.syscalls, around.owner, |script| {
-                    script.call_expecting(0, abi::LISTEN, &[value(0_u32), value(*backlog)]);
+                bind_socket(open_file_builder.syscalls, (index, socket), around)?;
+                run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+                    syscall_builder.call_expecting(0, abi::LISTEN, &[value(0_u32), value(*backlog)]);
                     Ok(())
                 })?;
             }
             _ if has_ancillary_messages(socket) => {
-                let from = create_deferred_disconnected(bench, socket, around)?;
-                let to = bench.next_slot_fd();
+                let from = create_deferred_disconnected(open_file_builder, socket, around)?;
+                let to = open_file_builder.next_slot_fd();
                 late.push(DeferredPair { index, ends: [(to, Some(socket)), (from, None)] });
             }
-            _ => create_disconnected(bench.syscalls, socket, around)?,
+            _ => create_disconnected(open_file_builder.syscalls, socket, around)?,
         }
-        set_nonblocking(bench.syscalls, 0, socket);
-        bench.store_open_file(0, index);
+        set_nonblocking(open_file_builder.syscalls, 0, socket);
+        open_file_builder.store_open_file(0, index);
     }
-    reuse_port::clear_reuse_port(bench, descriptor)?;
-    unix_datagram::connect_datagram_sockets(bench, descriptor)?;
+    reuse_port::clear_reuse_port(open_file_builder, descriptor)?;
+    unix_datagram::connect_datagram_sockets(open_file_builder, descriptor)?;
     for (index, socket) in sockets() {
         let SocketState::UnixPaired { pair, end: 0, through, .. } = &socket.state else { continue };
         let is_other = |other: &Socket| matches!(other.state, SocketState::UnixPaired { pair: theirs, end: 1, .. } if theirs == *pair);
         let (other_index, other) = sockets()
             .find(|(_, other)| is_other(other))
-            .ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?;
-        bench.set_step(STEP_SOCKET, index);
-        connect_pair(bench, descriptor, (index, socket, other), through, around)?;
+            .ok_or(RestoreError::UnsupportedOpenFile { number: open_file_builder.first_fd(index) })?;
+        open_file_builder.set_step(STEP_SOCKET, index);
+        connect_pair(open_file_builder, descriptor, (index, socket, other), through, around)?;
         let sends_later = has_ancillary_messages(socket) || has_ancillary_messages(other);
         for (fd, socket) in [(0, socket), (1, other)] {
             if !sends_later {
-                set_options(bench.syscalls, fd, socket, |_| true)?;
+                set_options(open_file_builder.syscalls, fd, socket, |_| true)?;
             }
-            set_nonblocking(bench.syscalls, fd, socket);
+            set_nonblocking(open_file_builder.syscalls, fd, socket);
         }
         if through.is_empty() {
-            bind_socket(bench.syscalls, (index, socket), around)?;
+            bind_socket(open_file_builder.syscalls, (index, socket), around)?;
         }
-        bench.store_open_file(0, index);
+        open_file_builder.store_open_file(0, index);
         if other.bind_address().is_empty() {
-            bench.store_open_file(1, other_index);
+            open_file_builder.store_open_file(1, other_index);
         } else {
-            bench.syscalls.call_expecting(0, abi::DUP3, &[value(1_u32), value(0_u32), value(SOCK_CLOEXEC)]);
-            bench.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
-            bind_socket(bench.syscalls, (other_index, other), around)?;
-            bench.store_open_file(0, other_index);
+            open_file_builder.syscalls.call_expecting(0, abi::DUP3, &[value(1_u32), value(0_u32), value(SOCK_CLOEXEC)]);
+            open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+            bind_socket(open_file_builder.syscalls, (other_index, other), around)?;
+            open_file_builder.store_open_file(0, other_index);
         }
-        let places = (bench.slot_fd(index), bench.slot_fd(other_index));
+        let places = (open_file_builder.slot_fd(index), open_file_builder.slot_fd(other_index));
         if let (true, (Some(one), Some(two))) = (sends_later, places) {
             late.push(DeferredPair { index, ends: [(one, Some(socket)), (two, Some(other))] });
         }
     }
-    accept_queue::connect_unaccepted(bench, descriptor, around)?;
-    socket_file::remove_unlinked_files(bench, descriptor)?;
-    tcp_connection::create_tcp_connections(bench, descriptor)?;
-    ancillary_messages::send_deferred(bench, around.objects, &late)
+    accept_queue::connect_unaccepted(open_file_builder, descriptor, around)?;
+    socket_file::remove_unlinked_files(open_file_builder, descriptor)?;
+    tcp_connection::create_tcp_connections(open_file_builder, descriptor)?;
+    ancillary_messages::send_deferred(open_file_builder, around.objects, &late)
 }
 
 /// Two ends of the child's, or one that is still to become such.
@@ -139,39 +141,40 @@ fn is_connection(socket: &Socket) -> bool {
 
 /// Made as descriptor 0, with its options, bound and connected.
 fn create_idle_socket(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     (index, socket): (u32, &Socket),
     peer: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
-    create_socket(script, socket)?;
-    bind_socket(script, (index, socket), around)?;
+    create_socket(syscall_builder, socket)?;
+    bind_socket(syscall_builder, (index, socket), around)?;
     if peer.is_empty() {
         return Ok(());
     }
-    let (bytes, length) = (script.bytes_argument(peer)?, peer.len() as u64);
-    let connect =
-        |script: &mut SyscallBuilder<'_>| script.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
+    let (bytes, length) = (syscall_builder.bytes_argument(peer)?, peer.len() as u64);
+    let connect = |syscall_builder: &mut SyscallBuilder<'_>| {
+        syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)])
+    };
     if matches!(socket.family, AF_UNIX | AF_NETLINK) {
-        connect(script);
+        connect(syscall_builder);
     } else {
-        connect_without_route(script, socket, connect)?;
+        connect_without_route(syscall_builder, socket, connect)?;
     }
-    shutdown_socket(script, 0, socket);
+    shutdown_socket(syscall_builder, 0, socket);
     Ok(())
 }
 
 /// As descriptor 0, with its options.
-fn create_socket(script: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
+fn create_socket(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
-    script.call_expecting(0, abi::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
-    set_options(script, 0, socket, |_| true)
+    syscall_builder.call_expecting(0, abi::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
+    set_options(syscall_builder, 0, socket, |_| true)
 }
 
 /// Has a socket connected to whom its network need not have a way: over the loopback interface, which takes whatever is of version 4, and
 /// from any address. What is sent then is routed as ever, or refused (ENETUNREACH), as where a machine has lost its network.
 fn connect_without_route(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     socket: &Socket,
     connect: impl FnOnce(&mut SyscallBuilder<'_>),
 ) -> Result<(), RestoreError> {
@@ -179,24 +182,24 @@ fn connect_without_route(
     const IP_TRANSPARENT: (u32, u32) = (0, 19);
     let has = |name| socket.options.iter().any(|option| (option.level, option.name) == name);
     if has(SO_BINDTODEVICE) {
-        connect(script);
+        connect(syscall_builder);
         return Ok(());
     }
-    let set = |script: &mut SyscallBuilder<'_>, (level, name): (u32, u32), value_of: &[u8]| {
-        let (bytes, length) = (script.bytes_argument(value_of)?, value(value_of.len() as u64));
-        script.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(name), bytes, length]);
+    let set = |syscall_builder: &mut SyscallBuilder<'_>, (level, name): (u32, u32), value_of: &[u8]| {
+        let (bytes, length) = (syscall_builder.bytes_argument(value_of)?, value(value_of.len() as u64));
+        syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(name), bytes, length]);
         Ok::<(), RestoreError>(())
     };
-    set(script, IP_TRANSPARENT, &1_u32.to_ne_bytes())?;
-    set(script, SO_BINDTODEVICE, b"lo\0")?;
-    connect(script);
-    set(script, SO_BINDTODEVICE, b"\0")?;
-    set(script, IP_TRANSPARENT, &u32::from(has(IP_TRANSPARENT)).to_ne_bytes())
+    set(syscall_builder, IP_TRANSPARENT, &1_u32.to_ne_bytes())?;
+    set(syscall_builder, SO_BINDTODEVICE, b"lo\0")?;
+    connect(syscall_builder);
+    set(syscall_builder, SO_BINDTODEVICE, b"\0")?;
+    set(syscall_builder, IP_TRANSPARENT, &u32::from(has(IP_TRANSPARENT)).to_ne_bytes())
 }
 
 /// To its address, where it has one.
 pub(super) fn bind_socket(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     (index, socket): (u32, &Socket),
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
@@ -204,103 +207,129 @@ pub(super) fn bind_socket(
     if address.is_empty() {
         return Ok(());
     }
-    let (bytes, length) = (script.bytes_argument(address)?, address.len() as u64);
+    let (bytes, length) = (syscall_builder.bytes_argument(address)?, address.len() as u64);
     let bound = [value(0_u32), bytes, value(length)];
     if let (Some(path), Some(file)) = (socket.bind_path(), &socket.file) {
-        return socket_file::bind_socket_file(script, (index, path, file), &bound, around.objects);
+        return socket_file::bind_socket_file(syscall_builder, (index, path, file), &bound, around.objects);
     }
     if matches!(socket.family, AF_UNIX | AF_NETLINK) {
-        script.call_expecting(0, abi::BIND, &bound);
+        syscall_builder.call_expecting(0, abi::BIND, &bound);
         return Ok(());
     }
     // An address of the parent's node need not be one of the child's network.
     let (level, free) = if socket.family == AF_INET6 { (41_u32, 78_u32) } else { (0, IP_FREEBIND) };
-    let (on, length) = (script.bytes_argument(&1_u32.to_ne_bytes())?, value(4_u32));
-    script.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
-    script.call_expecting(0, abi::BIND, &bound);
+    let (on, length) = (syscall_builder.bytes_argument(&1_u32.to_ne_bytes())?, value(4_u32));
+    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
+    syscall_builder.call_expecting(0, abi::BIND, &bound);
     // One flag with two names, of which those of version 4 are read.
     let before = socket.options.iter().any(|option| (option.level, option.name) == (0, IP_FREEBIND));
-    let word = script.bytes_argument(&u32::from(before).to_ne_bytes())?;
-    script.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), word, length]);
+    let word = syscall_builder.bytes_argument(&u32::from(before).to_ne_bytes())?;
+    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), word, length]);
     Ok(())
 }
 
 /// Both ends of a connection, as descriptors 0 and 1, with what is on its way.
 fn connect_pair(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     (index, socket, other): (u32, &Socket, &Socket),
     through: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
-    let listener = find_listener(bench, descriptor, (socket.kind, through));
+    let listener = find_listener(open_file_builder, descriptor, (socket.kind, through));
     let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);
     if let Some(listener) = listener {
-        run_as_owner(bench.syscalls, around.owner, |script| {
-            script.call_expecting(0, abi::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
+        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+            syscall_builder.call_expecting(
+                0,
+                abi::SOCKET,
+                &[value(socket.family), value(kind), value(socket.protocol)],
+            );
             Ok(())
         })?;
         // Of a file the child need not be the owner.
-        bind_socket(bench.syscalls, (index, socket), around)?;
-        run_as_owner(bench.syscalls, around.owner, |script| {
-            let (bytes, length) = (script.bytes_argument(&through)?, through.len() as u64);
-            script.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
-            script.call_expecting(1, abi::ACCEPT4, &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
+        bind_socket(open_file_builder.syscalls, (index, socket), around)?;
+        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+            let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
+            syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
+            syscall_builder.call_expecting(
+                1,
+                abi::ACCEPT4,
+                &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)],
+            );
             Ok(())
         })?;
     } else {
-        run_as_owner(bench.syscalls, around.owner, |script| create_pair(script, socket, kind))?;
+        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+            create_pair(syscall_builder, socket, kind)
+        })?;
     }
     if has_ancillary_messages(socket) || has_ancillary_messages(other) {
         return Ok(());
     }
     for (from, to) in [(1, socket), (0, other)] {
-        send_received(bench.syscalls, from, to)?;
+        send_received(open_file_builder.syscalls, from, to)?;
     }
     for (fd, socket) in [(0, socket), (1, other)] {
-        shutdown_socket(bench.syscalls, fd, socket);
+        shutdown_socket(open_file_builder.syscalls, fd, socket);
     }
     Ok(())
 }
 
-fn create_pair(script: &mut SyscallBuilder<'_>, socket: &Socket, kind: u32) -> Result<(), RestoreError> {
-    let ends = script.words_argument(&[0])?;
-    script.call_expecting(0, abi::SOCKETPAIR, &[value(socket.family), value(kind), value(socket.protocol), ends]);
+fn create_pair(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket, kind: u32) -> Result<(), RestoreError> {
+    let ends = syscall_builder.words_argument(&[0])?;
+    syscall_builder.call_expecting(
+        0,
+        abi::SOCKETPAIR,
+        &[value(socket.family), value(kind), value(socket.protocol), ends],
+    );
     Ok(())
 }
 
 /// The descriptor under which a listener was put aside.
 fn find_listener(
-    bench: &OpenFileBuilder<'_, '_>,
+    open_file_builder: &OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     (wanted, through): (u32, &[u8]),
 ) -> Option<u32> {
     let is_it = |file: &OpenFile| matches!(file, OpenFile::Socket(Socket { kind, state: SocketState::Listening { address, .. }, .. }) if *kind == wanted && address == through);
     let index = descriptor.open_files.iter().position(is_it).filter(|_| !through.is_empty())?;
-    bench.slot_fd(index as u32)
+    open_file_builder.slot_fd(index as u32)
 }
 
 /// Sends what `to` has received, from the other end.
-pub(super) fn send_received(script: &mut SyscallBuilder<'_>, from: u32, to: &Socket) -> Result<(), RestoreError> {
-    grow_send_buffer(script, from, to)?;
+pub(super) fn send_received(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    from: u32,
+    to: &Socket,
+) -> Result<(), RestoreError> {
+    grow_send_buffer(syscall_builder, from, to)?;
     for SocketMessage { bytes: message, .. } in &to.received_messages {
-        let (bytes, length) = (script.bytes_argument(message)?, message.len() as u64);
-        script.call_expecting(length, abi::SENDTO, &[value(from), bytes, value(length), value(MSG_DONTWAIT_NOSIGNAL)]);
+        let (bytes, length) = (syscall_builder.bytes_argument(message)?, message.len() as u64);
+        syscall_builder.call_expecting(
+            length,
+            abi::SENDTO,
+            &[value(from), bytes, value(length), value(MSG_DONTWAIT_NOSIGNAL)],
+        );
     }
     Ok(())
 }
 
 /// Makes the buffer of the sender large enough for what `to` has received; its own size comes later.
-pub(super) fn grow_send_buffer(script: &mut SyscallBuilder<'_>, from: u32, to: &Socket) -> Result<(), RestoreError> {
+pub(super) fn grow_send_buffer(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    from: u32,
+    to: &Socket,
+) -> Result<(), RestoreError> {
     /// What a message costs beside its bytes.
     const MESSAGE_OVERHEAD_BYTES: usize = 2048;
     if to.received_messages.is_empty() {
         return Ok(());
     }
     let bytes: usize = to.received_messages.iter().map(|message| message.bytes.len() + MESSAGE_OVERHEAD_BYTES).sum();
-    let room = script.bytes_argument(&i32::try_from(bytes).unwrap_or(i32::MAX / 2).to_ne_bytes())?;
-    script.call_expecting(
+    let room = syscall_builder.bytes_argument(&i32::try_from(bytes).unwrap_or(i32::MAX / 2).to_ne_bytes())?;
+    syscall_builder.call_expecting(
         0,
         abi::SETSOCKOPT,
         &[value(from), value(SOL_SOCKET), value(SO_SNDBUFFORCE), room, value(4_u32)],
@@ -309,70 +338,79 @@ pub(super) fn grow_send_buffer(script: &mut SyscallBuilder<'_>, from: u32, to: &
 }
 
 /// Has a socket whose connection was reset send something that its other end, which is closed next, does not read.
-pub(super) fn send_unread_byte(script: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) -> Result<(), RestoreError> {
+pub(super) fn send_unread_byte(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    fd: u32,
+    socket: &Socket,
+) -> Result<(), RestoreError> {
     if socket.state == (SocketState::PeerOutside { is_reset: true }) {
-        let byte = script.bytes_argument(&[0])?;
-        script.call_expecting(1, abi::SENDTO, &[value(fd), byte, value(1_u32), value(MSG_DONTWAIT_NOSIGNAL)]);
+        let byte = syscall_builder.bytes_argument(&[0])?;
+        syscall_builder.call_expecting(1, abi::SENDTO, &[value(fd), byte, value(1_u32), value(MSG_DONTWAIT_NOSIGNAL)]);
     }
     Ok(())
 }
 
-pub(super) fn shutdown_socket(script: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) {
+pub(super) fn shutdown_socket(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) {
     // shutdown(2) counts from 0 what the kernel keeps as bits.
     if let Some(how @ 0..=2) = socket.shutdown_flags.checked_sub(1) {
-        script.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(how)]);
+        syscall_builder.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(how)]);
     }
 }
 
 /// A socket, as descriptor 0, whose other end is gone.
 fn create_disconnected(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     socket: &Socket,
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
     if socket.family != AF_UNIX {
-        return create_reset(script, socket);
+        return create_reset(syscall_builder, socket);
     }
-    run_as_owner(script, around.owner, |script| create_pair(script, socket, socket.kind | SOCK_CLOEXEC))?;
-    send_received(script, 1, socket)?;
-    send_unread_byte(script, 0, socket)?;
-    script.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
-    set_options(script, 0, socket, |_| true)
+    run_as_owner(syscall_builder, around.owner, |syscall_builder| {
+        create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
+    })?;
+    send_received(syscall_builder, 1, socket)?;
+    send_unread_byte(syscall_builder, 0, socket)?;
+    syscall_builder.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+    set_options(syscall_builder, 0, socket, |_| true)
 }
 
 /// The same where the other end has still to send: it is put away. Gives where.
 fn create_deferred_disconnected(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     socket: &Socket,
     around: SocketContext<'_>,
 ) -> Result<u32, RestoreError> {
-    run_as_owner(bench.syscalls, around.owner, |script| create_pair(script, socket, socket.kind | SOCK_CLOEXEC))?;
-    Ok(bench.store_descriptor(1))
+    run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+        create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
+    })?;
+    Ok(open_file_builder.store_descriptor(1))
 }
 
 /// A TCP connection that was reset: one over loopback, whose other end goes without a word.
-fn create_reset(script: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
+fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
     const SO_LINGER: u32 = 13;
     let loopback = loopback_address(socket.family);
     let (length, kind) = (loopback.len() as u64, SOCK_STREAM | SOCK_CLOEXEC);
-    let (address, length_word) = (script.bytes_argument(&loopback)?, script.words_argument(&[length])?);
-    script.call_expecting(0, abi::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
-    set_options(script, 0, socket, |_| true)?;
-    script.call_expecting(1, abi::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
-    script.call_expecting(0, abi::BIND, &[value(1_u32), address, value(length)]);
-    script.call_expecting(0, abi::LISTEN, &[value(1_u32), value(1_u32)]);
+    let (address, length_word) =
+        (syscall_builder.bytes_argument(&loopback)?, syscall_builder.words_argument(&[length])?);
+    syscall_builder.call_expecting(0, abi::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
+    set_options(syscall_builder, 0, socket, |_| true)?;
+    syscall_builder.call_expecting(1, abi::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
+    syscall_builder.call_expecting(0, abi::BIND, &[value(1_u32), address, value(length)]);
+    syscall_builder.call_expecting(0, abi::LISTEN, &[value(1_u32), value(1_u32)]);
     // Its port, of which the connection then begins.
-    script.call_expecting(0, abi::GETSOCKNAME, &[value(1_u32), address, length_word]);
-    script.call_expecting(0, abi::CONNECT, &[value(0_u32), address, value(length)]);
-    script.call_expecting(2, abi::ACCEPT4, &[value(1_u32), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
-    let at_once = script.words_argument(&[1])?;
-    script.call_expecting(
+    syscall_builder.call_expecting(0, abi::GETSOCKNAME, &[value(1_u32), address, length_word]);
+    syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), address, value(length)]);
+    syscall_builder.call_expecting(2, abi::ACCEPT4, &[value(1_u32), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
+    let at_once = syscall_builder.words_argument(&[1])?;
+    syscall_builder.call_expecting(
         0,
         abi::SETSOCKOPT,
         &[value(2_u32), value(SOL_SOCKET), value(SO_LINGER), at_once, value(8_u32)],
     );
-    script.call_expecting(0, abi::CLOSE, &[value(2_u32)]);
-    script.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+    syscall_builder.call_expecting(0, abi::CLOSE, &[value(2_u32)]);
+    syscall_builder.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
     Ok(())
 }
 
@@ -390,7 +428,7 @@ pub(super) fn loopback_address(family: u32) -> Vec<u8> {
 
 /// Those that are `wanted`, by level and name.
 pub(super) fn set_options(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
     socket: &Socket,
     wanted: impl Fn((u32, u32)) -> bool,
@@ -399,62 +437,65 @@ pub(super) fn set_options(
     let is_wanted = |option: (u32, u32)| wanted(option) && (is_idle || option != TCP_MAXSEG);
     for option in socket.options.iter().filter(|option| is_wanted((option.level, option.name))) {
         let (bytes, length) = match (option.level, option.name) {
-            (SOL_SOCKET, SO_ATTACH_FILTER) => encode_sock_fprog(script, &option.value)?,
-            _ => (script.bytes_argument(&option.value)?, option.value.len() as u64),
+            (SOL_SOCKET, SO_ATTACH_FILTER) => encode_sock_fprog(syscall_builder, &option.value)?,
+            _ => (syscall_builder.bytes_argument(&option.value)?, option.value.len() as u64),
         };
         let set = [value(fd), value(option.level), value(option.name), bytes, value(length)];
-        script.call_expecting(0, abi::SETSOCKOPT, &set);
+        syscall_builder.call_expecting(0, abi::SETSOCKOPT, &set);
     }
     Ok(())
 }
 
 /// `struct sock_fprog`: how many instructions, and where they are.
 fn encode_sock_fprog(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     instructions: &[u8],
 ) -> Result<(SyscallArgument, u64), RestoreError> {
     const INSTRUCTION_BYTES: usize = 8;
     const SOCK_FPROG_BYTES: u32 = 16;
     let count = (instructions.len() / INSTRUCTION_BYTES) as u64;
-    let (instructions, program) = (script.writer.write_bytes(instructions)?, script.words_argument(&[count, 0])?);
+    let (instructions, program) =
+        (syscall_builder.writer.write_bytes(instructions)?, syscall_builder.words_argument(&[count, 0])?);
     if let SyscallArgument::PlanOffset(program) = program {
-        script.writer.add_relocation(program + size_of::<u64>() as u32, instructions);
+        syscall_builder.writer.add_relocation(program + size_of::<u64>() as u32, instructions);
     }
     Ok((program, SOCK_FPROG_BYTES.into()))
 }
 
-pub(super) fn set_nonblocking(script: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) {
+pub(super) fn set_nonblocking(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) {
     let nonblocking = OFlags::from_bits_retain(socket.flags) & OFlags::NONBLOCK;
     if !nonblocking.is_empty() {
-        script.call_expecting(0, abi::FCNTL, &[value(fd), value(abi::F_SETFL), value(nonblocking.bits())]);
+        syscall_builder.call_expecting(0, abi::FCNTL, &[value(fd), value(abi::F_SETFL), value(nonblocking.bits())]);
     }
 }
 
 /// Calls made as whom the child will run as: the kernel notes who made a connection.
 pub(super) fn run_as_owner<'w>(
-    script: &mut SyscallBuilder<'w>,
+    syscall_builder: &mut SyscallBuilder<'w>,
     owner: Option<SocketOwner<'_>>,
     calls: impl FnOnce(&mut SyscallBuilder<'w>) -> Result<(), RestoreError>,
 ) -> Result<(), RestoreError> {
     const ID_UNCHANGED: u32 = u32::MAX;
     const ROOT: u32 = 0;
-    let Some(SocketOwner { credentials: owner, stub_groups: groups_before }) = owner else { return calls(script) };
-    let become_one = |script: &mut SyscallBuilder<'w>, call: u32, id: u32| {
-        script.call_expecting(0, call, &[value(ID_UNCHANGED), value(id), value(ID_UNCHANGED)]);
+    let Some(SocketOwner { credentials: owner, stub_groups: groups_before }) = owner else {
+        return calls(syscall_builder);
     };
-    set_groups(script, &owner.groups)?;
-    become_one(script, abi::SETRESGID, owner.gids[1]);
-    become_one(script, abi::SETRESUID, owner.uids[1]);
-    calls(script)?;
-    become_one(script, abi::SETRESUID, ROOT);
-    become_one(script, abi::SETRESGID, ROOT);
-    set_groups(script, groups_before)
+    let become_one = |syscall_builder: &mut SyscallBuilder<'w>, call: u32, id: u32| {
+        syscall_builder.call_expecting(0, call, &[value(ID_UNCHANGED), value(id), value(ID_UNCHANGED)]);
+    };
+    set_groups(syscall_builder, &owner.groups)?;
+    become_one(syscall_builder, abi::SETRESGID, owner.gids[1]);
+    become_one(syscall_builder, abi::SETRESUID, owner.uids[1]);
+    calls(syscall_builder)?;
+    become_one(syscall_builder, abi::SETRESUID, ROOT);
+    become_one(syscall_builder, abi::SETRESGID, ROOT);
+    set_groups(syscall_builder, groups_before)
 }
 
 /// Supplementary groups of the one thread that calls.
-fn set_groups(script: &mut SyscallBuilder<'_>, groups: &[u32]) -> Result<(), RestoreError> {
+fn set_groups(syscall_builder: &mut SyscallBuilder<'_>, groups: &[u32]) -> Result<(), RestoreError> {
     let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_ne_bytes()).collect();
-    let list = script.bytes_argument(&bytes)?;
-    script.call_expecting(0, abi::SETGROUPS, &[value(groups.len() as u64), list]);
+    let list = syscall_builder.bytes_argument(&bytes)?;
+    syscall_builder.call_expecting(0, abi::SETGROUPS, &[value(groups.len() as u64), list]);
     Ok(())
 }

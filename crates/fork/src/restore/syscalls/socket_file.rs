@@ -16,7 +16,7 @@ const RENAME_NOREPLACE: SyscallArgument = SyscallArgument::Value(1);
 
 /// Binds descriptor 0, the socket of open file `index`, by the arguments `bound`.
 pub(super) fn bind_socket_file(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     (index, path, file): (u32, &[u8], &SocketFile),
     bound: &[SyscallArgument],
     objects: &PassedObjects,
@@ -28,22 +28,22 @@ pub(super) fn bind_socket_file(
             return Err(RestoreError::SharedSocketPath { path: path.to_owned() });
         }
     }
-    let (at, to) = (script.text_argument(name)?, script.text_argument(&place)?);
+    let (at, to) = (syscall_builder.text_argument(name)?, syscall_builder.text_argument(&place)?);
     if place == name {
         // As the parent's; in the child's layer it is another.
-        script.call_may_fail(abi::UNLINK, &[at]);
-        script.call_expecting(0, abi::BIND, bound);
+        syscall_builder.call_may_fail(abi::UNLINK, &[at]);
+        syscall_builder.call_expecting(0, abi::BIND, bound);
     } else {
-        let aside = script.text_argument(&sibling_path(name, "aside"))?;
-        script.call_may_fail(abi::RENAME, &[at, aside]);
-        script.call_expecting(0, abi::BIND, bound);
-        script.call_expecting(0, abi::RENAME, &[at, to]);
+        let aside = syscall_builder.text_argument(&sibling_path(name, "aside"))?;
+        syscall_builder.call_may_fail(abi::RENAME, &[at, aside]);
+        syscall_builder.call_expecting(0, abi::BIND, bound);
+        syscall_builder.call_expecting(0, abi::RENAME, &[at, to]);
         // Where the two are one place by way of a link, the new one has it.
-        script.call_may_fail(abi::RENAMEAT2, &[AT_FDCWD, aside, AT_FDCWD, at, RENAME_NOREPLACE]);
-        script.call_may_fail(abi::UNLINK, &[aside]);
+        syscall_builder.call_may_fail(abi::RENAMEAT2, &[AT_FDCWD, aside, AT_FDCWD, at, RENAME_NOREPLACE]);
+        syscall_builder.call_may_fail(abi::UNLINK, &[aside]);
     }
-    script.call_expecting(0, abi::CHOWN, &[to, value(file.status.uid), value(file.status.gid)]);
-    script.call_expecting(0, abi::CHMOD, &[to, value(file.status.mode)]);
+    syscall_builder.call_expecting(0, abi::CHOWN, &[to, value(file.status.uid), value(file.status.gid)]);
+    syscall_builder.call_expecting(0, abi::CHMOD, &[to, value(file.status.mode)]);
     Ok(())
 }
 
@@ -62,13 +62,14 @@ pub(super) fn resolve_socket_address(descriptor: &Descriptor, kind: u32, address
 
 /// Takes files away that the parent had removed, when all that goes through them is connected.
 pub(super) fn remove_unlinked_files(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     for (index, _, name, file) in socket_files(descriptor).filter(|(.., file)| file.path.is_none()) {
-        bench.set_step(STEP_SOCKET, index);
-        let place = bench.syscalls.text_argument(&current_path(index, &String::from_utf8_lossy(name), file))?;
-        bench.syscalls.call_expecting(0, abi::UNLINK, &[place]);
+        open_file_builder.set_step(STEP_SOCKET, index);
+        let place =
+            open_file_builder.syscalls.text_argument(&current_path(index, &String::from_utf8_lossy(name), file))?;
+        open_file_builder.syscalls.call_expecting(0, abi::UNLINK, &[place]);
     }
     Ok(())
 }

@@ -8,46 +8,49 @@ use super::super::plan_layout::STEP_SYSTEM_V;
 use super::shared_memory::{IPC_CREAT, IPC_EXCL, IPC_SET, set_next_ipc_id};
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
-pub(super) fn create_ipc_objects(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+pub(super) fn create_ipc_objects(
+    descriptor: &Descriptor,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
     for set in &descriptor.semaphore_sets {
-        script.set_step(STEP_SYSTEM_V, set.id);
-        create_semaphore_set(script, set)?;
+        syscall_builder.set_step(STEP_SYSTEM_V, set.id);
+        create_semaphore_set(syscall_builder, set)?;
     }
     for queue in &descriptor.message_queues {
-        script.set_step(STEP_SYSTEM_V, queue.id);
-        create_message_queue(script, queue)?;
+        syscall_builder.set_step(STEP_SYSTEM_V, queue.id);
+        create_message_queue(syscall_builder, queue)?;
     }
     Ok(())
 }
 
-fn create_semaphore_set(script: &mut SyscallBuilder<'_>, set: &SemaphoreSet) -> Result<(), RestoreError> {
+fn create_semaphore_set(syscall_builder: &mut SyscallBuilder<'_>, set: &SemaphoreSet) -> Result<(), RestoreError> {
     const SETALL: u32 = 17;
     let SemaphoreSet { key, id, status, values } = set;
-    set_next_ipc_id("/proc/sys/kernel/sem_next_id", *id, script)?;
+    set_next_ipc_id("/proc/sys/kernel/sem_next_id", *id, syscall_builder)?;
     let flags = status.mode | IPC_CREAT | IPC_EXCL;
-    script.call_expecting((*id).into(), abi::SEMGET, &[value(*key), value(values.len() as u64), value(flags)]);
+    syscall_builder.call_expecting((*id).into(), abi::SEMGET, &[value(*key), value(values.len() as u64), value(flags)]);
     let values: Vec<u8> = values.iter().flat_map(|count| count.to_ne_bytes()).collect();
-    let values = script.bytes_argument(&values)?;
-    script.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(SETALL), values]);
+    let values = syscall_builder.bytes_argument(&values)?;
+    syscall_builder.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(SETALL), values]);
     // Whom it belongs to is said last: from then on it may not be ours.
-    let owner = script.words_argument(&encode_ipc_ds(*status, None))?;
-    script.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(IPC_SET), owner]);
+    let owner = syscall_builder.words_argument(&encode_ipc_ds(*status, None))?;
+    syscall_builder.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(IPC_SET), owner]);
     Ok(())
 }
 
-fn create_message_queue(script: &mut SyscallBuilder<'_>, queue: &MessageQueue) -> Result<(), RestoreError> {
+fn create_message_queue(syscall_builder: &mut SyscallBuilder<'_>, queue: &MessageQueue) -> Result<(), RestoreError> {
     const IPC_NOWAIT: u32 = 0o4000;
     let MessageQueue { key, id, status, bytes_max, messages } = queue;
-    set_next_ipc_id("/proc/sys/kernel/msg_next_id", *id, script)?;
+    set_next_ipc_id("/proc/sys/kernel/msg_next_id", *id, syscall_builder)?;
     let flags = status.mode | IPC_CREAT | IPC_EXCL;
-    script.call_expecting((*id).into(), abi::MSGGET, &[value(*key), value(flags)]);
-    let owner = script.words_argument(&encode_ipc_ds(*status, Some(*bytes_max)))?;
-    script.call_expecting(0, abi::MSGCTL, &[value(*id), value(IPC_SET), owner]);
+    syscall_builder.call_expecting((*id).into(), abi::MSGGET, &[value(*key), value(flags)]);
+    let owner = syscall_builder.words_argument(&encode_ipc_ds(*status, Some(*bytes_max)))?;
+    syscall_builder.call_expecting(0, abi::MSGCTL, &[value(*id), value(IPC_SET), owner]);
     for (kind, text) in messages {
         let message: Vec<u8> = kind.to_ne_bytes().iter().chain(text).copied().collect();
         let sent: [SyscallArgument; 4] =
-            [value(*id), script.bytes_argument(&message)?, value(text.len() as u64), value(IPC_NOWAIT)];
-        script.call_expecting(0, abi::MSGSND, &sent);
+            [value(*id), syscall_builder.bytes_argument(&message)?, value(text.len() as u64), value(IPC_NOWAIT)];
+        syscall_builder.call_expecting(0, abi::MSGSND, &sent);
     }
     Ok(())
 }

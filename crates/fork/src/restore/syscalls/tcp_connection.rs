@@ -53,47 +53,53 @@ struct TcpEnd<'a> {
 
 /// All of them, when all sockets that listen or are bound stand: an end in repair may have a port that another has.
 pub(super) fn create_tcp_connections(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     for (pair, end) in connection_ends(descriptor, 0) {
-        bench.set_step(STEP_SOCKET, end.index);
+        open_file_builder.set_step(STEP_SOCKET, end.index);
         let other = connection_ends(descriptor, 1).find(|(other, _)| *other == pair);
-        let (_, other) = other.ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(end.index) })?;
+        let (_, other) =
+            other.ok_or(RestoreError::UnsupportedOpenFile { number: open_file_builder.first_fd(end.index) })?;
         let mut numbers = [0; 8];
         getrandom::fill(&mut numbers)
             .map_err(|error| RestoreError::from_object_error("a connection", io::Error::from(error)))?;
         let [one, two] = [0, 4].map(|at| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| numbers[at + byte])));
-        connect_in_repair(bench.syscalls, 0, (&end, &other), (one, two))?;
-        connect_in_repair(bench.syscalls, 1, (&other, &end), (two, one))?;
+        connect_in_repair(open_file_builder.syscalls, 0, (&end, &other), (one, two))?;
+        connect_in_repair(open_file_builder.syscalls, 1, (&other, &end), (two, one))?;
         for fd in [0, 1] {
-            set_u32_option(bench.syscalls, fd, (IPPROTO_TCP, TCP_REPAIR), TCP_REPAIR_OFF_NO_WP)?;
+            set_u32_option(open_file_builder.syscalls, fd, (IPPROTO_TCP, TCP_REPAIR), TCP_REPAIR_OFF_NO_WP)?;
         }
         for (from, to) in [(1, end.socket), (0, other.socket)] {
-            send_received(bench.syscalls, from, to)?;
+            send_received(open_file_builder.syscalls, from, to)?;
         }
         for (fd, end) in [(0, &end), (1, &other)] {
             // From here on the kernel sizes its buffers, unless the program did.
-            set_u32_option(bench.syscalls, fd, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
-            set_options(bench.syscalls, fd, end.socket, |option| ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option))?;
-            set_nonblocking(bench.syscalls, fd, end.socket);
+            set_u32_option(open_file_builder.syscalls, fd, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
+            set_options(open_file_builder.syscalls, fd, end.socket, |option| {
+                ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option)
+            })?;
+            set_nonblocking(open_file_builder.syscalls, fd, end.socket);
         }
         // Behind all else: each tells the other of it.
-        shutdown_socket(bench.syscalls, 0, end.socket);
-        shutdown_socket(bench.syscalls, 1, other.socket);
-        bench.store_open_file(1, other.index);
-        bench.store_open_file(0, end.index);
+        shutdown_socket(open_file_builder.syscalls, 0, end.socket);
+        shutdown_socket(open_file_builder.syscalls, 1, other.socket);
+        open_file_builder.store_open_file(1, other.index);
+        open_file_builder.store_open_file(0, end.index);
     }
-    create_closed_connections(bench, descriptor)
+    create_closed_connections(open_file_builder, descriptor)
 }
 
 /// Those that both ends have shut down: made with an other end that sends what had arrived, shuts down, and goes.
-fn create_closed_connections(bench: &mut OpenFileBuilder<'_, '_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
+fn create_closed_connections(
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
     let mut ports = free_ports(descriptor);
     let mut free_port = |index| ports.next().ok_or(RestoreError::UnsupportedOpenFile { number: index });
     for (index, socket) in sockets(descriptor) {
         let SocketState::ShutDown { address } = &socket.state else { continue };
-        bench.set_step(STEP_SOCKET, index);
+        open_file_builder.set_step(STEP_SOCKET, index);
         let address = match parse_internet_address(address).filter(|own| own.ip().is_loopback() && own.port() != 0) {
             Some(_) => address.clone(),
             None => with_port(&loopback_address(socket.family), free_port(index)?),
@@ -102,20 +108,20 @@ fn create_closed_connections(bench: &mut OpenFileBuilder<'_, '_>, descriptor: &D
         let silent = Socket { received_messages: Vec::new(), ..socket.clone() };
         let end = TcpEnd { index, socket, address: &address, peer: &peer };
         let other = TcpEnd { index, socket: &silent, address: &peer, peer: &address };
-        connect_in_repair(bench.syscalls, 0, (&end, &other), (INITIAL_SEQUENCE, INITIAL_SEQUENCE))?;
-        connect_in_repair(bench.syscalls, 1, (&other, &end), (INITIAL_SEQUENCE, INITIAL_SEQUENCE))?;
+        connect_in_repair(open_file_builder.syscalls, 0, (&end, &other), (INITIAL_SEQUENCE, INITIAL_SEQUENCE))?;
+        connect_in_repair(open_file_builder.syscalls, 1, (&other, &end), (INITIAL_SEQUENCE, INITIAL_SEQUENCE))?;
         for fd in [0, 1] {
-            set_u32_option(bench.syscalls, fd, (IPPROTO_TCP, TCP_REPAIR), TCP_REPAIR_OFF_NO_WP)?;
+            set_u32_option(open_file_builder.syscalls, fd, (IPPROTO_TCP, TCP_REPAIR), TCP_REPAIR_OFF_NO_WP)?;
         }
-        send_received(bench.syscalls, 1, socket)?;
-        set_u32_option(bench.syscalls, 0, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
-        set_options(bench.syscalls, 0, socket, |option| ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option))?;
-        set_nonblocking(bench.syscalls, 0, socket);
+        send_received(open_file_builder.syscalls, 1, socket)?;
+        set_u32_option(open_file_builder.syscalls, 0, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
+        set_options(open_file_builder.syscalls, 0, socket, |option| ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option))?;
+        set_nonblocking(open_file_builder.syscalls, 0, socket);
         for fd in [0_u32, 1] {
-            bench.syscalls.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(SHUT_WR)]);
+            open_file_builder.syscalls.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(SHUT_WR)]);
         }
-        bench.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
-        bench.store_open_file(0, index);
+        open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+        open_file_builder.store_open_file(0, index);
     }
     Ok(())
 }
@@ -169,31 +175,36 @@ fn connection_ends(descriptor: &Descriptor, wanted: u32) -> impl Iterator<Item =
 /// Descriptor `fd`, still in repair, with room for all that had arrived: the numbers of its next bytes to send and to receive
 /// are given.
 fn connect_in_repair(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
     (end, other): (&TcpEnd<'_>, &TcpEnd<'_>),
     (sends, receives): (u32, u32),
 ) -> Result<(), RestoreError> {
     let Socket { family, kind, protocol, .. } = end.socket;
     let kind = kind | OFlags::CLOEXEC.bits();
-    script.call_expecting(fd.into(), abi::SOCKET, &[value(*family), value(kind), value(*protocol)]);
-    set_options(script, fd, end.socket, |option| option == IPV6_V6ONLY)?;
-    set_u32_option(script, fd, (IPPROTO_TCP, TCP_REPAIR), 1)?;
-    let (address, peer) = (script.bytes_argument(end.address)?, script.bytes_argument(end.peer)?);
-    script.call_expecting(0, abi::BIND, &[value(fd), address, value(end.address.len() as u64)]);
-    set_u32_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_QUEUE), TCP_SEND_QUEUE)?;
-    set_u32_option(script, fd, (IPPROTO_TCP, TCP_QUEUE_SEQ), sends)?;
-    set_u32_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_QUEUE), TCP_RECV_QUEUE)?;
-    set_u32_option(script, fd, (IPPROTO_TCP, TCP_QUEUE_SEQ), receives)?;
+    syscall_builder.call_expecting(fd.into(), abi::SOCKET, &[value(*family), value(kind), value(*protocol)]);
+    set_options(syscall_builder, fd, end.socket, |option| option == IPV6_V6ONLY)?;
+    set_u32_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR), 1)?;
+    let (address, peer) = (syscall_builder.bytes_argument(end.address)?, syscall_builder.bytes_argument(end.peer)?);
+    syscall_builder.call_expecting(0, abi::BIND, &[value(fd), address, value(end.address.len() as u64)]);
+    set_u32_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR_QUEUE), TCP_SEND_QUEUE)?;
+    set_u32_option(syscall_builder, fd, (IPPROTO_TCP, TCP_QUEUE_SEQ), sends)?;
+    set_u32_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR_QUEUE), TCP_RECV_QUEUE)?;
+    set_u32_option(syscall_builder, fd, (IPPROTO_TCP, TCP_QUEUE_SEQ), receives)?;
     if end.received_bytes() > RECEIVE_BUFFER_BYTES {
-        set_u32_option(script, fd, (SOL_SOCKET, SO_RCVBUFFORCE), end.window_bytes())?;
+        set_u32_option(syscall_builder, fd, (SOL_SOCKET, SO_RCVBUFFORCE), end.window_bytes())?;
     }
-    set_u32_option(script, fd, TCP_MAXSEG, end.segment_bytes())?;
-    script.call_expecting(0, abi::CONNECT, &[value(fd), peer, value(end.peer.len() as u64)]);
-    set_repair_options(script, fd, *family)?;
+    set_u32_option(syscall_builder, fd, TCP_MAXSEG, end.segment_bytes())?;
+    syscall_builder.call_expecting(0, abi::CONNECT, &[value(fd), peer, value(end.peer.len() as u64)]);
+    set_repair_options(syscall_builder, fd, *family)?;
     // struct tcp_repair_window: what was last heard, the other's window, its largest, the own one, and up to where it was told.
     let (theirs, own) = (other.window_bytes(), end.window_bytes());
-    set_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_WINDOW), &encode_words(&[receives, theirs, theirs, own, receives]))
+    set_option(
+        syscall_builder,
+        fd,
+        (IPPROTO_TCP, TCP_REPAIR_WINDOW),
+        &encode_words(&[receives, theirs, theirs, own, receives]),
+    )
 }
 
 impl TcpEnd<'_> {
@@ -221,7 +232,7 @@ impl TcpEnd<'_> {
 }
 
 /// What the two ends would have agreed upon over the loopback: struct tcp_repair_opt, four times.
-fn set_repair_options(script: &mut SyscallBuilder<'_>, fd: u32, family: u32) -> Result<(), RestoreError> {
+fn set_repair_options(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, family: u32) -> Result<(), RestoreError> {
     const TCPOPT_MSS: u32 = 2;
     const TCPOPT_WINDOW: u32 = 3;
     const TCPOPT_SACK_PERM: u32 = 4;
@@ -230,24 +241,29 @@ fn set_repair_options(script: &mut SyscallBuilder<'_>, fd: u32, family: u32) -> 
     let segment_bytes = if family == AF_INET6 { 65_476 } else { 65_495 };
     let scales = WINDOW_SCALE | WINDOW_SCALE << 16;
     let options = [TCPOPT_MSS, segment_bytes, TCPOPT_WINDOW, scales, TCPOPT_SACK_PERM, 0, TCPOPT_TIMESTAMP, 0];
-    set_option(script, fd, (IPPROTO_TCP, TCP_REPAIR_OPTIONS), &encode_words(&options))
+    set_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR_OPTIONS), &encode_words(&options))
 }
 
 fn encode_words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-fn set_u32_option(script: &mut SyscallBuilder<'_>, fd: u32, option: (u32, u32), word: u32) -> Result<(), RestoreError> {
-    set_option(script, fd, option, &word.to_ne_bytes())
+fn set_u32_option(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    fd: u32,
+    option: (u32, u32),
+    word: u32,
+) -> Result<(), RestoreError> {
+    set_option(syscall_builder, fd, option, &word.to_ne_bytes())
 }
 
 fn set_option(
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
     (level, name): (u32, u32),
     bytes: &[u8],
 ) -> Result<(), RestoreError> {
-    let (at, length) = (script.bytes_argument(bytes)?, bytes.len() as u64);
-    script.call_expecting(0, abi::SETSOCKOPT, &[value(fd), value(level), value(name), at, value(length)]);
+    let (at, length) = (syscall_builder.bytes_argument(bytes)?, bytes.len() as u64);
+    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(fd), value(level), value(name), at, value(length)]);
     Ok(())
 }

@@ -22,7 +22,7 @@ const TIOCSPTLCK: u64 = 0x4004_5431;
 
 /// All of them. A zygote has none.
 pub(super) fn configure_terminals(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     objects: &PassedObjects,
 ) -> Result<(), RestoreError> {
@@ -30,8 +30,8 @@ pub(super) fn configure_terminals(
         let ends = TerminalFiles::find(descriptor, index as u32);
         let here = ends.master.and_then(|master| Some((master, objects.slot_of_open_file(master)?)));
         let Some((master, slot)) = here else { continue };
-        bench.set_step(STEP_TERMINAL, master);
-        configure_terminal(bench, terminal, bench.fd_base + slot, &ends)?;
+        open_file_builder.set_step(STEP_TERMINAL, master);
+        configure_terminal(open_file_builder, terminal, open_file_builder.fd_base + slot, &ends)?;
     }
     Ok(())
 }
@@ -41,13 +41,13 @@ pub(super) fn set_foreground_group(
     descriptor: &Descriptor,
     (objects, fd_base): (&PassedObjects, u32),
     process: u32,
-    script: &mut SyscallBuilder<'_>,
+    syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     let Some(slot) = objects.controlling_terminal(process) else { return Ok(()) };
     let sessions = descriptor.terminals.iter().filter_map(|terminal| terminal.session);
     for session in sessions.filter(|session| session.leader == process && session.foreground != process) {
-        script.set_step(STEP_TERMINAL, 0);
-        ioctl_u32(script, fd_base + slot, TIOCSPGRP, session.foreground)?;
+        syscall_builder.set_step(STEP_TERMINAL, 0);
+        ioctl_u32(syscall_builder, fd_base + slot, TIOCSPGRP, session.foreground)?;
     }
     Ok(())
 }
@@ -81,47 +81,47 @@ impl TerminalFiles {
 /// The other ends as descriptor 0, one after the other. Where all are closed, one is opened for a moment: it was, and is
 /// closed.
 fn configure_terminal(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     terminal: &PseudoTerminal,
     master: u32,
     ends: &TerminalFiles,
 ) -> Result<(), RestoreError> {
-    let slave = bench.syscalls.text_argument(&format!("{PTS_DIRECTORY}/{}", terminal.number))?;
+    let slave = open_file_builder.syscalls.text_argument(&format!("{PTS_DIRECTORY}/{}", terminal.number))?;
     for (index, flags) in &ends.slaves {
-        bench.syscalls.call_expecting(0, abi::OPEN, &[slave, value(open_flags(*flags).bits())]);
-        bench.store_open_file(0, *index);
+        open_file_builder.syscalls.call_expecting(0, abi::OPEN, &[slave, value(open_flags(*flags).bits())]);
+        open_file_builder.store_open_file(0, *index);
     }
-    let script = &mut *bench.syscalls;
+    let syscall_builder = &mut *open_file_builder.syscalls;
     if terminal.is_hung_up {
-        script.call_expecting(0, abi::OPEN, &[slave, value(open_flags(OFlags::RDWR.bits()).bits())]);
-        script.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
+        syscall_builder.call_expecting(0, abi::OPEN, &[slave, value(open_flags(OFlags::RDWR.bits()).bits())]);
+        syscall_builder.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
     }
-    let settings = script.bytes_argument(&terminal.settings)?;
-    script.call_expecting(0, abi::IOCTL, &[value(master), value(TCSETS2), settings]);
+    let settings = syscall_builder.bytes_argument(&terminal.settings)?;
+    syscall_builder.call_expecting(0, abi::IOCTL, &[value(master), value(TCSETS2), settings]);
     let window: Vec<u8> = terminal.window.iter().flat_map(|count| count.to_ne_bytes()).collect();
-    let window = script.bytes_argument(&window)?;
-    script.call_expecting(0, abi::IOCTL, &[value(master), value(TIOCSWINSZ), window]);
+    let window = syscall_builder.bytes_argument(&window)?;
+    syscall_builder.call_expecting(0, abi::IOCTL, &[value(master), value(TIOCSWINSZ), window]);
     if terminal.is_packet_mode {
-        ioctl_u32(script, master, TIOCPKT, 1)?;
+        ioctl_u32(syscall_builder, master, TIOCPKT, 1)?;
     }
     if terminal.is_locked {
-        ioctl_u32(script, master, TIOCSPTLCK, 1)?;
+        ioctl_u32(syscall_builder, master, TIOCSPTLCK, 1)?;
     }
     if let Some(status) = terminal.status {
-        script.call_expecting(0, abi::CHOWN, &[slave, value(status.uid), value(status.gid)]);
-        script.call_expecting(0, abi::CHMOD, &[slave, value(status.mode)]);
+        syscall_builder.call_expecting(0, abi::CHOWN, &[slave, value(status.uid), value(status.gid)]);
+        syscall_builder.call_expecting(0, abi::CHMOD, &[slave, value(status.mode)]);
     }
-    if let Some(place) = ends.slaves.first().and_then(|(index, _)| bench.slot_fd(*index))
+    if let Some(place) = ends.slaves.first().and_then(|(index, _)| open_file_builder.slot_fd(*index))
         && terminal.is_exclusive
     {
-        bench.syscalls.call_expecting(0, abi::IOCTL, &[value(place), value(TIOCEXCL), value(0_u32)]);
+        open_file_builder.syscalls.call_expecting(0, abi::IOCTL, &[value(place), value(TIOCEXCL), value(0_u32)]);
     }
     Ok(())
 }
 
 /// A request that is told by a number.
-fn ioctl_u32(script: &mut SyscallBuilder<'_>, fd: u32, request: u64, word: u32) -> Result<(), RestoreError> {
-    let word = script.bytes_argument(&word.to_ne_bytes())?;
-    script.call_expecting(0, abi::IOCTL, &[value(fd), value(request), word]);
+fn ioctl_u32(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, request: u64, word: u32) -> Result<(), RestoreError> {
+    let word = syscall_builder.bytes_argument(&word.to_ne_bytes())?;
+    syscall_builder.call_expecting(0, abi::IOCTL, &[value(fd), value(request), word]);
     Ok(())
 }

@@ -15,49 +15,54 @@ const NS_PER_US: u64 = 1000;
 const SEQUENTIAL_ID_MAX: u32 = 1000;
 
 /// All of them. A timer that goes off before the child runs finds its signals blocked, and the signal waits.
-pub(super) fn create_timers(descriptor: &Descriptor, script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
-    create_posix_timers(&descriptor.process.posix_timers, script)?;
+pub(super) fn create_timers(
+    descriptor: &Descriptor,
+    syscall_builder: &mut SyscallBuilder<'_>,
+) -> Result<(), RestoreError> {
+    create_posix_timers(&descriptor.process.posix_timers, syscall_builder)?;
     for timer in &descriptor.process.interval_timers {
-        script.set_step(STEP_TIMER, timer.which);
+        syscall_builder.set_step(STEP_TIMER, timer.which);
         let TimerSpec { remaining_ns: left_ns, interval_ns } = timer.time;
         let [seconds, us, interval_seconds, interval_us] = split_times(left_ns, interval_ns, NS_PER_US);
-        let time = script.words_argument(&[interval_seconds, interval_us, seconds, us])?;
-        script.call_expecting(0, abi::SETITIMER, &[value(timer.which), time, value(0_u32)]);
+        let time = syscall_builder.words_argument(&[interval_seconds, interval_us, seconds, us])?;
+        syscall_builder.call_expecting(0, abi::SETITIMER, &[value(timer.which), time, value(0_u32)]);
     }
     Ok(())
 }
 
-fn create_posix_timers(timers: &[PosixTimer], script: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
+fn create_posix_timers(timers: &[PosixTimer], syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
     const PR_TIMER_CREATE_RESTORE_IDS: u32 = 77;
     let by_asking = timers.last().is_some_and(|timer| timer.id > SEQUENTIAL_ID_MAX);
     if by_asking {
-        script.set_step(STEP_TIMER, timers.last().map_or(0, |timer| timer.id));
-        script.call_expecting(0, abi::PRCTL, &[value(PR_TIMER_CREATE_RESTORE_IDS), value(1_u32)]);
+        syscall_builder.set_step(STEP_TIMER, timers.last().map_or(0, |timer| timer.id));
+        syscall_builder.call_expecting(0, abi::PRCTL, &[value(PR_TIMER_CREATE_RESTORE_IDS), value(1_u32)]);
     }
     let mut next = 0;
     for timer in timers {
-        script.set_step(STEP_TIMER, timer.id);
+        syscall_builder.set_step(STEP_TIMER, timer.id);
         while !by_asking && next < timer.id {
-            let id = script.words_argument(&[0])?;
-            let event = script.words_argument(&encode_sigevent(None))?;
-            script.call_expecting(0, abi::TIMER_CREATE, &[value(0_u32), event, id]);
-            script.call_expecting(0, abi::TIMER_DELETE, &[value(next)]);
+            let id = syscall_builder.words_argument(&[0])?;
+            let event = syscall_builder.words_argument(&encode_sigevent(None))?;
+            syscall_builder.call_expecting(0, abi::TIMER_CREATE, &[value(0_u32), event, id]);
+            syscall_builder.call_expecting(0, abi::TIMER_DELETE, &[value(next)]);
             next += 1;
         }
-        let (id, told) =
-            (script.words_argument(&[timer.id.into()])?, script.words_argument(&encode_sigevent(Some(timer)))?);
-        script.call_expecting(0, abi::TIMER_CREATE, &[value(timer.clock), told, id]);
+        let (id, told) = (
+            syscall_builder.words_argument(&[timer.id.into()])?,
+            syscall_builder.words_argument(&encode_sigevent(Some(timer)))?,
+        );
+        syscall_builder.call_expecting(0, abi::TIMER_CREATE, &[value(timer.clock), told, id]);
         // Only a timer of that number takes it: had the kernel given another, the child would not start.
         if timer.time == TimerSpec::default() {
-            script.call_expecting(0, abi::TIMER_GETOVERRUN, &[value(timer.id)]);
+            syscall_builder.call_expecting(0, abi::TIMER_GETOVERRUN, &[value(timer.id)]);
         } else {
-            let time = script.words_argument(&encode_itimerspec(timer.time))?;
-            script.call_expecting(0, abi::TIMER_SETTIME, &[value(timer.id), value(0_u32), time, value(0_u32)]);
+            let time = syscall_builder.words_argument(&encode_itimerspec(timer.time))?;
+            syscall_builder.call_expecting(0, abi::TIMER_SETTIME, &[value(timer.id), value(0_u32), time, value(0_u32)]);
         }
         next = timer.id + 1;
     }
     if by_asking {
-        script.call_expecting(0, abi::PRCTL, &[value(PR_TIMER_CREATE_RESTORE_IDS), value(0_u32)]);
+        syscall_builder.call_expecting(0, abi::PRCTL, &[value(PR_TIMER_CREATE_RESTORE_IDS), value(0_u32)]);
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ struct DatagramSender<'a> {
 
 /// The kernel lets nobody connect to a socket that is connected with a third: whom others send to comes behind these.
 pub(super) fn connect_datagram_sockets(
-    bench: &mut OpenFileBuilder<'_, '_>,
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     let mut left: Vec<DatagramSender<'_>> = unconnected_senders(descriptor).collect();
@@ -29,12 +29,14 @@ pub(super) fn connect_datagram_sockets(
         // Two may send to each other.
         let next = left.iter().position(|one| !is_awaited(one)).unwrap_or(0);
         let DatagramSender { index, socket, peer } = left.swap_remove(next);
-        bench.set_step(STEP_SOCKET, index);
-        let place = bench.slot_fd(index).ok_or(RestoreError::UnsupportedOpenFile { number: bench.first_fd(index) })?;
+        open_file_builder.set_step(STEP_SOCKET, index);
+        let place = open_file_builder
+            .slot_fd(index)
+            .ok_or(RestoreError::UnsupportedOpenFile { number: open_file_builder.first_fd(index) })?;
         let peer = socket_file::resolve_socket_address(descriptor, socket.kind, peer);
-        let bytes = bench.syscalls.bytes_argument(&peer)?;
-        bench.syscalls.call_expecting(0, abi::CONNECT, &[value(place), bytes, value(peer.len() as u64)]);
-        socket::shutdown_socket(bench.syscalls, place, socket);
+        let bytes = open_file_builder.syscalls.bytes_argument(&peer)?;
+        open_file_builder.syscalls.call_expecting(0, abi::CONNECT, &[value(place), bytes, value(peer.len() as u64)]);
+        socket::shutdown_socket(open_file_builder.syscalls, place, socket);
     }
     Ok(())
 }

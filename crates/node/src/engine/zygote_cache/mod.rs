@@ -212,16 +212,18 @@ impl ZygoteCache {
 
     /// As [`Self::of`], where children were made of it already, or are foretold, and it has what it is to be given.
     pub(super) fn find_for_prestart(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
-        let is_proven = |kept: &Arc<CachedZygote>| kept.is_speculative || kept.is_proven.load(Ordering::Relaxed);
-        let kept = self.find(source, options).filter(is_proven)?;
-        let is_filled = kept.is_filled.load(Ordering::Relaxed) || !kept.is_filling();
-        is_filled.then_some(kept)
+        let is_proven = |cached_zygote: &Arc<CachedZygote>| {
+            cached_zygote.is_speculative || cached_zygote.is_proven.load(Ordering::Relaxed)
+        };
+        let cached_zygote = self.find(source, options).filter(is_proven)?;
+        let is_filled = cached_zygote.is_filled.load(Ordering::Relaxed) || !cached_zygote.is_filling();
+        is_filled.then_some(cached_zygote)
     }
 
     /// A child was made of one.
-    pub(super) fn record_copy(&self, kept: &CachedZygote) {
-        let is_first = !kept.is_proven.swap(true, Ordering::Relaxed);
-        self.speculative_used.fetch_add(u64::from(is_first && kept.is_speculative), Ordering::Relaxed);
+    pub(super) fn record_copy(&self, cached_zygote: &CachedZygote) {
+        let is_first = !cached_zygote.is_proven.swap(true, Ordering::Relaxed);
+        self.speculative_used.fetch_add(u64::from(is_first && cached_zygote.is_speculative), Ordering::Relaxed);
         self.copies.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -424,10 +426,16 @@ impl ZygoteCache {
     /// there are more now.
     pub(super) fn collapse_huge_pages(&self) -> Vec<SeedId> {
         // None is kept from going meanwhile.
-        let tenders: Vec<_> =
-            self.in_use().into_iter().map(|(seed, kept)| (seed, open_collapser(kept.zygote()))).collect();
+        let tenders: Vec<_> = self
+            .in_use()
+            .into_iter()
+            .map(|(seed, cached_zygote)| (seed, open_collapser(cached_zygote.zygote())))
+            .collect();
         let round = |(seed, tender): (SeedId, io::Result<Option<HugePageCollapser>>)| {
-            let made = tender.and_then(|tender| tender.map_or(Ok(0), |mut tender| tender.run_round(COLLAPSE_TIME_MAX)));
+            let made = tender.and_then(|huge_page_collapser| {
+                huge_page_collapser
+                    .map_or(Ok(0), |mut huge_page_collapser| huge_page_collapser.run_round(COLLAPSE_TIME_MAX))
+            });
             match &made {
                 Ok(0) => {}
                 Ok(made) => tracing::debug!(%seed, made, "huge pages of a zygote"),

@@ -70,11 +70,11 @@ impl fmt::Debug for ConnectionTable {
 
 impl ConnectionTable {
     /// Of the thread of this number.
-    pub(crate) fn new(number: usize, hub: Arc<SharedState>, handlers: HandlerTable, clock: Clock) -> Self {
+    pub(crate) fn new(number: usize, shared_state: Arc<SharedState>, handlers: HandlerTable, clock: Clock) -> Self {
         let now = clock();
         Self {
             worker: number,
-            shared: hub,
+            shared: shared_state,
             handlers,
             clock,
             connections: BTreeMap::new(),
@@ -139,8 +139,8 @@ impl ConnectionTable {
 
     /// Reads what other threads have for this one.
     pub(crate) fn handle_messages(&mut self, now: Instant) {
-        for letter in self.shared.take_messages(self.worker) {
-            match letter {
+        for worker_message in self.shared.take_messages(self.worker) {
+            match worker_message {
                 WorkerMessage::NewConnection(stream, from) => self.add_connection(stream, from, now),
                 WorkerMessage::CloseConnection(token) => self.remove_connection(token, now),
                 WorkerMessage::DeferredReply { peer, ticket, status, payload } => {
@@ -187,8 +187,8 @@ impl ConnectionTable {
         connection.protocol.set_held_bytes_max(held_bytes_max);
         let mut serving = HandlerService { handlers: &mut self.handlers, reply_sink: &self.shared };
         match connection.run_turn(now, &*self.clock, &mut self.staging, &mut serving) {
-            Ok(turn) => {
-                if turn != TurnOutcome::Idle {
+            Ok(turn_outcome) => {
+                if turn_outcome != TurnOutcome::Idle {
                     self.requeued.push(token);
                     self.did_work = true;
                     if connection.protocol.has_greeted() {

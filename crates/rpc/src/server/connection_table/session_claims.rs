@@ -13,8 +13,8 @@ const CLAIM_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 impl ConnectionTable {
     pub(super) fn handle_session_requests(&mut self, token: u64, now: Instant) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        for wish in connection.protocol.take_session_requests() {
-            match wish {
+        for session_request in connection.protocol.take_session_requests() {
+            match session_request {
                 SessionRequest::Claim(claim) => self.claim_session(token, &claim, now),
                 SessionRequest::Close(session) => self.shared.registry().remove(&session),
             }

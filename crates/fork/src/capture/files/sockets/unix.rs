@@ -85,9 +85,9 @@ impl SocketContents {
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Most queues are empty, and room for a message takes longer to clear than to ask.
-        let Some(readiness) = farfork_sys::poll::poll_read(fd)? else { return Ok(()) };
-        self.is_reset = readiness.has_error;
-        if readiness.is_urgent {
+        let Some(read_readiness) = farfork_sys::poll::poll_read(fd)? else { return Ok(()) };
+        self.is_reset = read_readiness.has_error;
+        if read_readiness.is_urgent {
             // Looking from one message to the next takes it for one of them.
             self.set_refusal(URGENT_DATA_REASON.to_owned());
             return Ok(());

@@ -73,10 +73,10 @@ pub(in crate::capture) struct InjectionLayout {
 
 impl InjectionLayout {
     /// That of these threads.
-    pub(in crate::capture) fn for_threads(standing: &[ThreadExtendedState]) -> Self {
-        let count = standing.len() as u64;
+    pub(in crate::capture) fn for_threads(thread_extended_state: &[ThreadExtendedState]) -> Self {
+        let count = thread_extended_state.len() as u64;
         let frames = (SLOTS_OFFSET + (count * SLOT_BYTES).max(SLOTS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
-        let frame_bytes = frame_bytes(standing.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
+        let frame_bytes = frame_bytes(thread_extended_state.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
         Self { frames_offset: frames, frame_bytes, total_bytes: frames + count * frame_bytes }
     }
 }
@@ -118,7 +118,7 @@ impl InjectionPages {
     pub(in crate::capture) fn write(
         &self,
         snapshot: &ProcessSnapshot,
-        standing: &[ThreadExtendedState],
+        thread_extended_state: &[ThreadExtendedState],
         tasks: &[ThreadScript],
         mem: &File,
     ) -> Result<(), CaptureError> {
@@ -130,7 +130,7 @@ impl InjectionPages {
             desks.resize((self.slot_address(index) - self.slot_address(0)) as usize, 0);
             desks.extend(script::encode(&task.calls, (leader, task.inner_id), self.end_signal));
             frames.resize((self.frame_address(index) - self.frame_address(0)) as usize, 0);
-            frames.extend(self.encode_frame(index, &snapshot.threads[index], &standing[index]));
+            frames.extend(self.encode_frame(index, &snapshot.threads[index], &thread_extended_state[index]));
         }
         let code = if self.has_code(mem) { Ok(()) } else { mem.write_all_at(&CODE, self.code) };
         let written = code
@@ -139,13 +139,18 @@ impl InjectionPages {
         written.map_err(CaptureError::tracing("write to memory mapped for", snapshot.pid))
     }
 
-    fn encode_frame(&self, index: usize, thread: &StoppedThread, standing: &ThreadExtendedState) -> Vec<u8> {
+    fn encode_frame(
+        &self,
+        index: usize,
+        thread: &StoppedThread,
+        thread_extended_state: &ThreadExtendedState,
+    ) -> Vec<u8> {
         // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
         let registers = thread.restart_registers().to_words();
-        let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
+        let (xstate, signal_mask) = (thread_extended_state.xstate(), thread.signal_mask);
         let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
-        encode_frame(&state, self.frame_address(index), self.layout.frame_bytes, standing.xcr0())
+        encode_frame(&state, self.frame_address(index), self.layout.frame_bytes, thread_extended_state.xcr0())
     }
 
     /// Thread `index` with its script of `count` calls.

@@ -143,19 +143,19 @@ struct ForkScenario {
 
 impl ForkScenario {
     fn new() -> Self {
-        let mut course = Self::default();
+        let mut fork_scenario = Self::default();
         for block in (0..THREADS as u64 * BLOCKS).filter(|block| block % BLOCKS < BLOCKS / 2) {
-            course.memory.registered.insert(block);
-            course.memory.shown.insert(block, block);
+            fork_scenario.memory.registered.insert(block);
+            fork_scenario.memory.shown.insert(block, block);
         }
-        let segments = course.memory.shown.iter().map(|(block, shown)| MapSegment {
+        let segments = fork_scenario.memory.shown.iter().map(|(block, shown)| MapSegment {
             start: block_address(*block),
             end: block_address(block + 1),
             extent: ExtentId(0),
             first_page: shown * BLOCK_PAGES,
         });
-        course.map = PageMap::from_segments(segments);
-        course
+        fork_scenario.map = PageMap::from_segments(segments);
+        fork_scenario
     }
 
     /// Whether a thread is in no system call, and may make a change.
@@ -299,9 +299,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
     #[test]
     fn a_forked_process_has_what_its_parent_had_at_the_fork(steps in prop::collection::vec(any_step(), 0..40)) {
-        let mut course = ForkScenario::new();
-        steps.iter().for_each(|step| course.apply_step(step));
-        course.finish();
+        let mut fork_scenario = ForkScenario::new();
+        steps.iter().for_each(|step| fork_scenario.apply_step(step));
+        fork_scenario.finish();
     }
 }
 
@@ -376,9 +376,9 @@ proptest! {
 }
 
 /// The blocks that the map of a forked process shows, of which the kernel says that these are registered.
-fn resolved_blocks(map: &PageMap, doubt: &UnresolvedFork, registered: &[u64]) -> Option<Vec<u64>> {
+fn resolved_blocks(map: &PageMap, unresolved_fork: &UnresolvedFork, registered: &[u64]) -> Option<Vec<u64>> {
     let memory = ModelMemory { registered: registered.iter().copied().collect(), ..ModelMemory::default() };
-    let found = doubt.resolve(map, &memory).unwrap()?;
+    let found = unresolved_fork.resolve(map, &memory).unwrap()?;
     Some(found.segments().map(|segment| block_at(segment.start)).collect())
 }
 

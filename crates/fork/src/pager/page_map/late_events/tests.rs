@@ -86,17 +86,17 @@ struct ReorderScenario {
 
 impl ReorderScenario {
     fn new() -> Self {
-        let mut course = Self::default();
+        let mut reorder_scenario = Self::default();
         let blocks = (0..SHOWN)
             .map(|block| (block, ModelBlock { owner: block as usize % THREADS, shown: Some(block), is_known: true }));
-        course.memory.extend(blocks);
-        course.map = PageMap::from_segments((0..SHOWN).map(|block| MapSegment {
+        reorder_scenario.memory.extend(blocks);
+        reorder_scenario.map = PageMap::from_segments((0..SHOWN).map(|block| MapSegment {
             start: block_address(block),
             end: block_address(block + 1),
             extent: ExtentId(0),
             first_page: block * BLOCK_PAGES,
         }));
-        course
+        reorder_scenario
     }
 
     /// Whether a thread is in no system call, and has the block.
@@ -208,9 +208,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     #[test]
     fn each_place_shows_what_was_moved_there_last(steps in prop::collection::vec(any_step(), 0..60)) {
-        let mut course = ReorderScenario::new();
-        steps.iter().for_each(|step| course.apply_step(step));
-        course.finish();
+        let mut reorder_scenario = ReorderScenario::new();
+        steps.iter().for_each(|step| reorder_scenario.apply_step(step));
+        reorder_scenario.finish();
     }
 }
 
