@@ -1,8 +1,8 @@
-//! `cargo xtask deny`: cargo-deny over the dependencies, as `deny.toml` says.
+//! `cargo xtask deny`: runs cargo-deny over the dependencies, as `deny.toml` says.
 //!
-//! By default it looks at licences, bans and sources, for which the lock file and the downloaded crates are enough. Known
-//! vulnerabilities need the RustSec database, a Git repository that not every build machine may fetch; they are checked on
-//! demand, so that a test run depends neither on the network nor on the day.
+//! By default it checks licences, bans and sources, which need only the lock file and the downloaded crates. Known
+//! vulnerabilities need the RustSec database, a Git repository that not every build machine can fetch. They are checked
+//! on request, so that a test run depends neither on the network nor on the date.
 
 use std::path::PathBuf;
 use std::process::Command;

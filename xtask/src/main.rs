@@ -1,7 +1,8 @@
-//! The one door to the project's own chores: `cargo xtask tidy|check|test|test-long|test-fresh|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
+//! `cargo xtask tidy|check|test|test-long|test-fresh|e2e|bench|deny|fuzz|setup`: the project's checks and test runs.
+//! The Makefile and CI call it.
 //!
-//! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
-//! module of its name; this file only chooses.
+//! It uses only the standard library and `anyhow`, so that it builds in seconds. This file selects the module of a
+//! command.
 #![forbid(unsafe_code)]
 
 mod deny;
@@ -19,7 +20,7 @@ use workspace::Workspace;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  tidy                style checked as a test: layers, names, lengths, documents
+  tidy [--lower]      style checked as a test: layers, names, lengths, documents; --lower writes the ratchets' new counts
   check               in minutes, between commits: format, tidy, lints, unit tests, forty end-to-end tests (root)
   test                everything CI runs: format, tidy, lints, licences, unit tests, fuzz targets, end-to-end tests
   test-long [FILTER …]
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     let workspace = Workspace::of_this_build();
     let outcome = match (command.as_str(), rest) {
         ("tidy", []) => tidy::run(&workspace),
+        ("tidy", [flag]) if flag == "--lower" => tidy::lower(&workspace),
         ("check", []) => pipeline::check(&workspace),
         ("test", []) => pipeline::test(&workspace),
         ("test-long", filters) => pipeline::test_long(&workspace, filters),

@@ -1,5 +1,5 @@
-//! `cargo xtask setup`: hands over to `scripts/setup.sh`, which is a shell script because a fresh machine has no
-//! linker yet to build this program with.
+//! `cargo xtask setup`: runs `scripts/setup.sh`. That is a shell script because a fresh machine has no linker yet to
+//! build this program with.
 
 use std::process::Command;
 

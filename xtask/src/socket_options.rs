@@ -1,8 +1,8 @@
-//! `cargo xtask socket-options`: the names of all socket options of the levels that the differ reads, from the kernel's headers
-//! of this machine, into a file of the differ.
+//! `cargo xtask socket-options`: writes the names of all socket options that the differ reads into a file of the
+//! differ, from the kernel headers of this machine.
 //!
-//! The file keeps options that these headers lack, because a kernel may be newer than them. The differ asks each number of a
-//! level, with a name or without one, so that an option that is missing here is compared all the same.
+//! The file keeps options that these headers lack, because a kernel may be newer than the headers. The differ asks each
+//! number of a level, with or without a name, so an option that is missing from the file is compared as well.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

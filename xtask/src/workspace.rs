@@ -1,4 +1,4 @@
-//! The work tree as chores see it: its root, its files, its crates. Nothing here judges what it finds.
+//! `Workspace`: the work tree, with its root, files and crates. It only reads; the checks judge.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: runs the fuzz targets in `fuzz/`, each for a given time, from the corpus in the repository.
+//! `cargo xtask fuzz`: runs each fuzz target in `fuzz/` for a given time, from the corpus in the repository.
 //!
-//! The fuzzer is libFuzzer, guided by coverage. What cargo-fuzz adds needs a nightly compiler only for sanitizers, and
-//! the code that is fuzzed has no `unsafe`: so the pinned compiler builds the targets, with the flags here. How one target
-//! is run, and what is told of it, is `target`'s business.
+//! The fuzzer is libFuzzer. cargo-fuzz needs a nightly compiler only for sanitizers, and the fuzzed code has no
+//! `unsafe`: so the pinned compiler builds the targets, with the flags in this file. `target` runs one target and
+//! reports its result.
 
 mod target;
 
@@ -43,7 +43,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
 
 /// Runs all targets behind whatever else wants the cores, in silence, and begins no more of them once `is_over`. Gives what
 /// there is to report.
-pub(crate) fn run_behind(workspace: &Workspace, is_over: &AtomicBool) -> Result<String> {
+pub(crate) fn run_in_background(workspace: &Workspace, is_over: &AtomicBool) -> Result<String> {
     let lines = Mutex::new(String::new());
     let tell = |line: String| {
         let mut lines = lines.lock().expect("no thread panics with it");

@@ -1,4 +1,4 @@
-//! One fuzz target: its process, and what came of it.
+//! `Target`: one fuzz target, its process and its result.
 
 use std::fmt;
 use std::fs;
@@ -14,7 +14,7 @@ const MEMORY_MIB_MAX: u32 = 1024;
 const INPUT_SECONDS_MAX: u32 = 30;
 
 /// Niceness of what runs behind everything else: a tenth of a core where two want it.
-const BEHIND: &str = "10";
+const BACKGROUND: &str = "10";
 
 /// Lines of a target that failed that are shown: the panic, its stack and the input.
 const LINES_SHOWN: usize = 60;
@@ -38,7 +38,7 @@ impl Turn {
             Self::Equal => Command::new(program),
             Self::Behind => {
                 let mut nice = Command::new("nice");
-                nice.args(["-n", BEHIND]).arg(program);
+                nice.args(["-n", BACKGROUND]).arg(program);
                 nice
             }
         }

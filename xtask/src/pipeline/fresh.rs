@@ -1,5 +1,5 @@
-//! Runs cargo as on a machine that was just installed (`scripts/fresh.sh`). What builds the tests stays visible: toolchain, crates, caches
-//! and build products.
+//! Runs cargo as on a freshly installed machine (`scripts/fresh.sh`). Only what builds the tests stays visible:
+//! toolchain, crates, caches and build products.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! What hangs when a step runs out of time: every process below it, where its threads wait in the kernel; then it is killed.
+//! `kill_tree`: handles a step that ran out of time. It records where the threads of every process below the step wait
+//! in the kernel, and kills the processes.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,7 +1,8 @@
-//! `cargo xtask test`, `check`, `test-long`, `test-fresh`, `e2e` and `bench`: the steps of a test run, each with a heading and its time.
+//! `cargo xtask test`, `check`, `test-long`, `test-fresh`, `e2e` and `bench`: the steps of a test run, each with a
+//! heading and its time.
 //!
-//! Every step runs, also after one that failed, unless the tests do not build. The last lines name each failure, its reason and its
-//! log. All steps build with one profile and one choice of features, so that nothing is compiled twice.
+//! Every step runs, also after a failed one, unless the tests do not build. The last lines name each failure, its
+//! reason and its log. All steps build with one profile and one set of features, so that nothing is compiled twice.
 
 mod cargo;
 mod fresh;
@@ -56,7 +57,7 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     summary.check("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline));
     if build(workspace, &mut summary) {
         let unit = unit_tests(&integration);
-        test_with_fuzz_targets_behind(workspace, &mut summary, &unit);
+        test_next_to_fuzz_targets(workspace, &mut summary, &unit);
         run_fresh(workspace, &mut summary);
         let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
         run_end_to_end(&mut summary, &mut end_to_end, END_TO_END_LIMIT);
@@ -144,10 +145,10 @@ fn unit_tests(integration: &[String]) -> Vec<&str> {
 }
 
 /// Many of the tests wait, for limits of time above all. The fuzz targets have the cores meanwhile.
-fn test_with_fuzz_targets_behind(workspace: &Workspace, summary: &mut RunSummary, tests: &[&str]) {
+fn test_next_to_fuzz_targets(workspace: &Workspace, summary: &mut RunSummary, tests: &[&str]) {
     let is_over = AtomicBool::new(false);
     let fuzzed = thread::scope(|scope| {
-        let fuzz = scope.spawn(|| fuzz::run_behind(workspace, &is_over));
+        let fuzz = scope.spawn(|| fuzz::run_in_background(workspace, &is_over));
         let name = "unit and integration tests, fuzz targets behind them";
         let has_passed = summary.command(name, &mut cargo::command(workspace, tests), UNIT_TESTS_LIMIT);
         is_over.store(!has_passed, Ordering::Relaxed);

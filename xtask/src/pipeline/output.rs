@@ -1,7 +1,7 @@
-//! Reads what a test run prints: libtest and libtest-mimic, as cargo passes it on. Pure.
+//! Parses the output of a test run: libtest and libtest-mimic, as cargo passes it on. It is pure.
 //!
-//! Counts come from the lines `test result: …`, failures from the sections `---- NAME stdout ----`, and crashes from what cargo says
-//! of a test binary that was ended by a signal.
+//! Counts are in the lines `test result: …`, and failures in the sections `---- NAME stdout ----`. Cargo reports a
+//! crash when a signal has ended a test binary.
 
 /// A test, or a whole test binary, that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -59,7 +59,9 @@ fn exists<'a>(place: &str, test: Option<&str>, text_of: &impl Fn(&str) -> Option
     match (place.rsplit_once('.'), test) {
         (Some((_, "rs")), Some(test)) => text_of(place).is_some_and(|text| has(text, format!("fn {test}("))),
         (Some((_, "py")), Some(test)) => text_of(place).is_some_and(|text| has(text, format!("def {test}("))),
-        (None, test) => text_of(&format!("{SENTENCES}/{place}.rs"))
+        (None, test) => [format!("{SENTENCES}/{place}.rs"), format!("{SENTENCES}/{place}/mod.rs")]
+            .iter()
+            .find_map(|path| text_of(path))
             .is_some_and(|text| test.is_none_or(|test| has(text, format!("(\"{test}\",")))),
         _ => false,
     }
@@ -72,6 +74,7 @@ mod tests {
     fn text_of(path: &str) -> Option<&'static str> {
         match path {
             "crates/cli/tests/e2e/links_may_be_cut.rs" => Some("Test::alone(\"while_paging\", while_paging)"),
+            "crates/cli/tests/e2e/real_programs/mod.rs" => Some("Test::shared(\"redis\", redis)"),
             "crates/x/src/y.rs" => Some("#[test]\n fn it_is_so() {}"),
             "python/tests/z.py" => Some("def test_z(self) -> None:"),
             _ => None,
@@ -88,7 +91,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_name_leads_to_a_test() {
-        let cell = "`links_may_be_cut`, `links_may_be_cut::while_paging`, `…::while_paging`, \
+        let cell = "`links_may_be_cut`, `links_may_be_cut::while_paging`, `…::while_paging`, `real_programs::redis`, \
                     `crates/x/src/y.rs::it_is_so`, `python/tests/z.py::test_z`";
         assert_eq!(complaints(cell, &text_of), [""; 0]);
     }

@@ -10,8 +10,11 @@ mod layers;
 mod lengths;
 mod manifests;
 mod names;
+mod prose;
+mod ratchets;
 mod resources;
 mod source;
+mod stop_list;
 mod traces;
 mod troubleshooting;
 mod unsafety;
@@ -40,13 +43,14 @@ pub(crate) struct Tree<'a> {
 
 type Check = fn(&Tree<'_>) -> Result<Vec<Finding>>;
 
-const CHECKS: [(&str, Check); 11] = [
+const CHECKS: [(&str, Check); 12] = [
     ("heads", heads::check),
     ("layers", layers::check),
     ("manifests", manifests::check),
     ("unsafety", unsafety::check),
     ("names", names::check),
     ("lengths", lengths::check),
+    ("ratchets", ratchets::check),
     ("documents", documents::check),
     ("hazards", hazards::check),
     ("resources", resources::check),
@@ -54,11 +58,9 @@ const CHECKS: [(&str, Check); 11] = [
     ("traces", traces::check),
 ];
 
-/// Runs every check and prints every finding.
+/// Runs every check, prints every finding, and ends with figures of the whole tree.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    let files = workspace.text_files()?;
-    let rust = files.iter().filter(|f| f.path.ends_with(".rs")).map(source::RustFile::of).collect();
-    let tree = Tree { workspace, files, rust, members: workspace.members()? };
+    let tree = Tree::read(workspace)?;
     let mut findings_count = 0;
     for (name, check) in CHECKS {
         for finding in check(&tree)? {
@@ -68,7 +70,24 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     }
     ensure!(findings_count == 0, "{findings_count} findings");
     println!("{} files, {} of them Rust: tidy", tree.files.len(), tree.rust.len());
+    println!("{}", names::figures(&tree));
+    for (measure, count) in ratchets::totals(&tree) {
+        println!("{count} {measure}");
+    }
     Ok(())
+}
+
+/// Lowers the ratchets to the counts of now.
+pub(crate) fn lower(workspace: &Workspace) -> Result<()> {
+    ratchets::lower(&Tree::read(workspace)?)
+}
+
+impl<'a> Tree<'a> {
+    fn read(workspace: &'a Workspace) -> Result<Self> {
+        let files = workspace.text_files()?;
+        let rust = files.iter().filter(|f| f.path.ends_with(".rs")).map(source::RustFile::of).collect();
+        Ok(Self { workspace, files, rust, members: workspace.members()? })
+    }
 }
 
 impl Finding {

@@ -1,11 +1,18 @@
-//! The tree is the diagram: a folder or file is a noun of the field. Drawers for odds and ends (`util`, `helpers`) are
-//! not, and `pub use x::*` hides what a module offers.
+//! Names are terms of the field. A file is no drawer for odds and ends (`util`), a type's name is unique within its crate,
+//! and an item's name has no word of the stop list. Tests' functions are sentences, and free.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 
-use super::{Finding, Tree};
+use super::source::ItemKind;
+use super::{Finding, Tree, stop_list};
 
 const DRAWERS: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
+
+/// Names that interfaces have fixed: two methods of `proto/farfork/v1/peer.proto`, a constant of the kernel,
+/// and a message of `include/farfork_protocol.h`.
+const INTERFACE_NAMES: [&str; 4] = ["foretell", "tend", "IOPRIO_WHO_PROCESS", "WELCOME"];
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
@@ -22,5 +29,73 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
             }
         }
     }
+    findings.extend(stop_words(tree));
+    findings.extend(shared_types(tree));
     Ok(findings)
+}
+
+/// Items outside of tests whose names have a word of the stop list.
+fn stop_words(tree: &Tree<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in &tree.rust {
+        let definitions = file.definitions().into_iter().filter(|item| !file.is_test_line(item.line));
+        for item in definitions.filter(|item| !INTERFACE_NAMES.contains(&item.name.as_str())) {
+            if let Some((word, replacement)) = stop_list::find_in_name(&item.name) {
+                let complaint = format!("`{}`: write {replacement} instead of `{word}`", item.name);
+                findings.push(Finding::at(&file.path, item.line, complaint));
+            }
+        }
+    }
+    findings
+}
+
+/// Types that share their name with another one of the same crate.
+fn shared_types(tree: &Tree<'_>) -> Vec<Finding> {
+    let mut first = BTreeMap::new();
+    let mut findings = Vec::new();
+    for file in &tree.rust {
+        let types = file.definitions().into_iter().filter(|item| item.kind == ItemKind::Type);
+        for item in types {
+            let key = (crate_of(&file.path).to_owned(), item.name.clone());
+            if let Some(place) = first.get(&key) {
+                let complaint = format!("`{}` is the name of a type in {place}, too", item.name);
+                findings.push(Finding::at(&file.path, item.line, complaint));
+            } else {
+                first.insert(key, format!("{}:{}", file.path, item.line));
+            }
+        }
+    }
+    findings
+}
+
+/// One line about all types outside of tests: a name of one word says little.
+pub(super) fn figures(tree: &Tree<'_>) -> String {
+    let types: Vec<String> = tree
+        .rust
+        .iter()
+        .flat_map(|file| file.definitions().into_iter().filter(|item| !file.is_test_line(item.line)))
+        .filter_map(|item| (item.kind == ItemKind::Type).then_some(item.name))
+        .collect();
+    let one_word = types.iter().filter(|name| stop_list::words_of(name).len() == 1).count();
+    let lines: usize = tree.rust.iter().map(|file| file.text.lines().count()).sum();
+    let percent = 100 * one_word / types.len().max(1);
+    format!("{lines} lines of Rust, {} types outside of tests, {one_word} ({percent} %) of one word", types.len())
+}
+
+/// The folder of a file's crate: `crates/wire`, or the first folder elsewhere.
+pub(super) fn crate_of(path: &str) -> &str {
+    let depth = if path.starts_with("crates/") { 2 } else { 1 };
+    let end = path.match_indices('/').nth(depth - 1).map_or(path.len(), |(at, _)| at);
+    &path[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crate_is_a_folder() {
+        assert_eq!(crate_of("crates/wire/src/id.rs"), "crates/wire");
+        assert_eq!(crate_of("xtask/src/main.rs"), "xtask");
+    }
 }

@@ -7,7 +7,7 @@ use super::{Finding, Tree, hazards};
 
 const DOCUMENT: &str = "docs/process-state.md";
 const PROGRAMS: &str = "tests/resources/";
-const SENTENCE: &str = "processes_are_carried_whole";
+const SENTENCE: &str = "process_state_is_restored";
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = hazards::check_document(tree, DOCUMENT);
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn a_program_needs_a_row_and_a_test() {
-        let (row, test) = ("| x | `processes_are_carried_whole::x` |", "Test::shared(\"x\", |c| carried(c, \"x\"))");
+        let (row, test) = ("| x | `process_state_is_restored::x` |", "Test::shared(\"x\", |c| carried(c, \"x\"))");
         assert_eq!(complaints("x", row, test), [""; 0]);
         assert_eq!(complaints("x", "", test).len(), 1);
         assert_eq!(complaints("x", row, "").len(), 1);

@@ -21,6 +21,25 @@ pub(crate) struct Function {
     pub(crate) lines: usize,
 }
 
+/// What an item that has a name is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ItemKind {
+    /// struct, enum, union, trait, or a type alias outside of traits.
+    Type,
+    Function,
+    /// const or static.
+    Constant,
+    Module,
+}
+
+/// The definition of an item.
+pub(crate) struct Definition {
+    pub(crate) kind: ItemKind,
+    pub(crate) name: String,
+    /// Counted from 1.
+    pub(crate) line: usize,
+}
+
 impl RustFile {
     pub(crate) fn of(file: &TextFile) -> Self {
         Self { path: file.path.clone(), text: file.text.clone(), code: blank_all_but_code(&file.text) }
@@ -29,6 +48,20 @@ impl RustFile {
     /// Lines of code with their numbers, counted from 1.
     pub(crate) fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.code.lines().enumerate().map(|(index, line)| (index + 1, line))
+    }
+
+    /// Whether the line, counted from 1, belongs to tests: those of a folder `tests`, of a file `tests.rs` and the like,
+    /// and a module of tests at the end of a file.
+    pub(crate) fn is_test_line(&self, line: usize) -> bool {
+        let stem = self.path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
+        let is_test_file = self.path.contains("/tests/") || stem == "tests" || stem.ends_with("_tests");
+        let tests_start = self.text.lines().position(|text| text == "mod tests {");
+        is_test_file || tests_start.is_some_and(|start| line > start)
+    }
+
+    /// The items that are defined, in order. Associated types are none: their names are the trait's.
+    pub(crate) fn definitions(&self) -> Vec<Definition> {
+        self.code_lines().filter_map(|(line, code)| definition_of(code, line)).collect()
     }
 
     /// The functions that have a body, in order, inner ones too.
@@ -50,6 +83,31 @@ impl RustFile {
         }
         functions
     }
+}
+
+/// The item that a line of code defines. A line has one at most, as rustfmt sets them.
+fn definition_of(code: &str, line: usize) -> Option<Definition> {
+    if !code.trim_start().starts_with(char::is_alphabetic) {
+        return None;
+    }
+    let mut words = code.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
+    let mut keyword =
+        words.find(|word| !matches!(*word, "pub" | "crate" | "super" | "self" | "in" | "unsafe" | "async"))?;
+    let mut name = words.next()?;
+    if keyword == "const" && matches!(name, "fn" | "unsafe") {
+        keyword = "fn";
+        name = words.find(|word| *word != "fn")?;
+    }
+    let kind = match keyword {
+        "struct" | "enum" | "union" | "trait" => ItemKind::Type,
+        "type" if !code.starts_with(' ') => ItemKind::Type,
+        "fn" => ItemKind::Function,
+        "const" | "static" if name != "_" => ItemKind::Constant,
+        "mod" => ItemKind::Module,
+        _ => return None,
+    };
+    let name = if name == "mut" { words.next()? } else { name };
+    Some(Definition { kind, name: name.to_owned(), line })
 }
 
 /// The identifier that begins exactly at `at`; empty where none does.
@@ -185,6 +243,19 @@ mod tests {
         assert_eq!(hidden.code.split_whitespace().collect::<Vec<_>>(), ["a", "b", "c", "'life", "d"]);
         assert_eq!(hidden.code.lines().count(), 2);
         assert_eq!(hidden.code.chars().count(), hidden.text.chars().count());
+    }
+
+    #[test]
+    fn items_are_found_with_their_kinds() {
+        let code = "pub(crate) struct A;\nimpl A {\n    type Out = u8;\n    pub const fn f(x: u8) {}\n    static mut S: u8 = 0;\n}\ntype B = u8;\n    .union(U::V)\nlet c = 1;\nconst _: () = ();\n";
+        let found: Vec<_> = file(code).definitions().into_iter().map(|d| (d.kind, d.name, d.line)).collect();
+        let expected = [
+            (ItemKind::Type, "A".to_owned(), 1),
+            (ItemKind::Function, "f".to_owned(), 4),
+            (ItemKind::Constant, "S".to_owned(), 5),
+            (ItemKind::Type, "B".to_owned(), 7),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

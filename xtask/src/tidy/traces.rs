@@ -18,6 +18,9 @@ const TRACES: [&str; 9] = [
     concat!("replace-", "with"),
 ];
 
+/// A folder of the container's crate that looks like a home directory.
+const SOURCE_FOLDER: &str = concat!("src/ro", "ot/");
+
 /// The only source of crates that the lock file may name.
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
@@ -25,7 +28,8 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for file in &tree.files {
         for (index, line) in file.text.lines().enumerate() {
-            if let Some(trace) = TRACES.iter().find(|trace| line.contains(**trace)) {
+            let line_without_sources = line.replace(SOURCE_FOLDER, "");
+            if let Some(trace) = TRACES.iter().find(|trace| line_without_sources.contains(**trace)) {
                 findings.push(Finding::at(&file.path, index + 1, format!("`{trace}` is of one machine only")));
             }
             if file.path == "Cargo.lock" && line.starts_with("source = ") && !line.contains(CRATES_IO) {
