@@ -1,5 +1,6 @@
-//! Builds the programs that are measured, and those that are floors, into small static binaries that the library carries
-//! in itself (and compiles a peer's calls): whoever has `farfork` needs no compiler to measure it, and all runs of one build measure the same code.
+//! Compiles the C++ programs of `src/workload` and `src/baseline` into static binaries that the library embeds, and the
+//! messages of `src/peer/echo.proto`. So `farfork` needs no compiler to measure, and all runs of a build measure the
+//! same code.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

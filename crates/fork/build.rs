@@ -1,5 +1,5 @@
-//! Builds the stub (crates/fork/restorer) into one small position-independent program that the library carries in itself,
-//! and the C layout of the plan for the library to check its own against.
+//! Builds the stub and the restorer (`restorer/`) into one small position-independent program, which the library embeds.
+//! Also prints the C layout of the plan's structures, for `src/restore/plan_layout.rs` to compare with its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

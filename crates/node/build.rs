@@ -1,4 +1,4 @@
-//! Compiles the API's proto files, in Rust alone: no `protoc` need be installed.
+//! Build script: compiles the API's proto files in pure Rust, so that no `protoc` is needed.
 
 use std::error::Error;
 use std::path::Path;

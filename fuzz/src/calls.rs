@@ -1,11 +1,11 @@
-//! Streams of the RPC as a fuzzer writes them: frames whose checksums are right, which a fuzzer would hardly guess.
+//! Builds streams of RPC frames from a fuzzer's input. Their checksums are right, which a fuzzer could hardly guess.
 //!
 //! ```text
-//!   piece: op u8 │ length u16 │ bytes      op 0: raw; 255: the end of a connection, and the next one's begin; else a frame:
+//!   piece: op u8 │ length u16 │ bytes      op 0: raw; 255: the connection ends, the next one begins; else a frame:
 //!                                          flags u8 │ slot u8 │ code u8 │ id u8 │ behind u8 │ remaining u8 │ payload
 //! ```
 
-use farfork_wire::rpc::{COVERED_BYTES_MAX, REPLY_HEAD_BYTES, REQUEST_HEAD_BYTES};
+use farfork_wire::rpc::{HEAD_CRC_PAYLOAD_BYTES_MAX, REPLY_HEAD_BYTES, REQUEST_HEAD_BYTES};
 
 use crate::script;
 
@@ -64,7 +64,7 @@ pub fn append_frame(stream: &mut Vec<u8>, speaker: Speaker, kind: u8, piece: &[u
     }
     let payload_at = frame.len();
     frame.extend_from_slice(payload);
-    let covered_to = if payload.len() <= COVERED_BYTES_MAX { frame.len() } else { payload_at };
+    let covered_to = if payload.len() <= HEAD_CRC_PAYLOAD_BYTES_MAX { frame.len() } else { payload_at };
     let checksum = crc32c::crc32c(&frame[4..covered_to]);
     frame[..4].copy_from_slice(&checksum.to_le_bytes());
     stream.extend_from_slice(&frame);

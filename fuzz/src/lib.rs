@@ -1,5 +1,5 @@
-//! What the fuzz targets share: streams that are valid where a fuzzer could not make them so, a world to send them
-//! through, and a member of a cluster.
+//! Shared code of the fuzz targets: streams that a fuzzer could not make valid (`script`, `calls`), a simulated world
+//! to send them through (`stage`), and a member of a cluster (`member`).
 #![forbid(unsafe_code)]
 
 pub mod calls;

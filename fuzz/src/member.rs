@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use farfork_trust::{Credentials, Directory, Encryption, member};
+use farfork_trust::{Credentials, Encryption, TrustDirectory, member};
 use farfork_wire::NodeName;
 
 /// The cluster's first node, with its authority.
@@ -12,7 +12,7 @@ pub static MEMBER: LazyLock<Member> = LazyLock::new(Member::new);
 /// A member.
 pub struct Member {
     /// Its files.
-    pub directory: Directory,
+    pub directory: TrustDirectory,
     /// The same, ready for connections.
     pub credentials: Credentials,
     /// In the directory for temporary files that `cargo xtask fuzz` makes and removes: a static is never dropped.
@@ -22,9 +22,9 @@ pub struct Member {
 impl Member {
     fn new() -> Self {
         let scratch = tempfile::tempdir().expect("a directory for the member's files");
-        let directory = Directory::new(scratch.path().join("trust"));
+        let directory = TrustDirectory::new(scratch.path().join("trust"));
         let name = |text: &str| NodeName::new(text).expect("a name");
-        member::init(&directory, &name("blue"), &name("n1"), SystemTime::now()).expect("a cluster");
+        member::create_cluster(&directory, &name("blue"), &name("n1"), SystemTime::now()).expect("a cluster");
         let credentials = Credentials::open(&directory, Encryption::On).expect("its files are good");
         Self { directory, credentials, _scratch: scratch }
     }

@@ -1,5 +1,5 @@
-//! A stream of bytes as a fuzzer writes it: pieces that are sent as they are, and frames whose checksums are right, which
-//! a fuzzer would hardly guess.
+//! Builds a stream of the fabric from a fuzzer's input: raw pieces, and frames whose checksums are right, which a
+//! fuzzer could hardly guess.
 //!
 //! ```text
 //!   piece: op u8 │ length u16 │ bytes          op 0: raw; else a frame: bytes begin with its id (u8)
@@ -7,7 +7,6 @@
 
 use farfork_wire::descriptor::DESCRIPTOR_VERSION;
 use farfork_wire::frame::HEADER_BYTES;
-
 
 /// The bytes that a fuzzer's input stands for.
 pub fn stream(mut script: &[u8]) -> Vec<u8> {

@@ -1,11 +1,11 @@
-//! A simulated world with one node that a fuzzer speaks for.
+//! A simulated world with an owner, a well-behaved node, and a node that the fuzzer controls.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farfork_fabric::sim::World;
-use farfork_fabric::sim::world::{NodeId, Place};
+use farfork_fabric::sim::world::{NodeId, SimAddress};
 use farfork_fabric::transport::Stream;
 use farfork_fabric::{Region, SeedKey};
 use farfork_wire::descriptor::ExtentId;
@@ -20,14 +20,14 @@ pub struct Stage {
     /// A node that does as it should.
     pub friend: NodeId,
     /// Where the owner, or who claims to be one, listens.
-    pub place: Place,
+    pub address: SimAddress,
 }
 
 impl Default for Stage {
     fn default() -> Self {
         let world = World::new(1);
         let (owner, stranger, friend) = (world.add_node("owner"), world.add_node("stranger"), world.add_node("friend"));
-        Self { world, stranger, friend, place: Place { node: owner, port: 1 } }
+        Self { world, stranger, friend, address: SimAddress { node: owner, port: 1 } }
     }
 }
 

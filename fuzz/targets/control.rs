@@ -1,5 +1,6 @@
-//! What a daemon's control port makes of messages, and of other nodes' answers: no bytes panic, what is taken is told on
-//! as it came, and no stranger's word changes what a node says of itself, or how many members it keeps.
+//! Messages to a daemon's control port, and the answers of other nodes: no bytes panic, and accepted members are
+//! encoded again unchanged. No other node changes what a node reports of itself, or makes it keep more than
+//! `MEMBERS_MAX` members.
 #![no_main]
 
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else { return };
     match kind % 4 {
         0 => members(bytes),
-        1 => _ = decoders::is_start(bytes),
+        1 => _ = decoders::is_valid_start(bytes),
         2 => outcome(bytes),
         _ => refusal(bytes),
     }
@@ -32,15 +33,15 @@ fn members(input: &[u8]) {
     let mut now = Instant::now();
     for bytes in [first, second] {
         now += INTERVAL;
-        let Some(members) = decoders::members(bytes) else { continue };
-        assert_eq!(decoders::members(&decoders::answer(members.clone())).as_ref(), Some(&members));
+        let Some(members) = decoders::decode_members(bytes) else { continue };
+        assert_eq!(decoders::decode_members(&decoders::encode_members(members.clone())).as_ref(), Some(&members));
         if let Some(sender) = members.first() {
             let _ = membership.handle_heartbeat(sender.clone(), now);
         }
         let _ = membership.handle_answer(members, now);
         let _ = membership.handle_time(now);
-        assert_eq!(membership.me(), &me);
-        assert_eq!(membership.answer(now).first(), Some(&me));
+        assert_eq!(membership.own_member(), &me);
+        assert_eq!(membership.known_members(now).first(), Some(&me));
         assert!(membership.views(now).len() <= MEMBERS_MAX + 1);
     }
 }
@@ -60,11 +61,11 @@ fn myself() -> Member {
 /// The input: how long the child waited for its turn, in milliseconds, and its outcome.
 fn outcome(input: &[u8]) {
     let Some((wait, bytes)) = input.split_first_chunk() else { return };
-    let _ = decoders::outcome(bytes, Duration::from_millis(u64::from_le_bytes(*wait)));
+    let _ = decoders::decode_outcome(bytes, Duration::from_millis(u64::from_le_bytes(*wait)));
 }
 
 fn refusal(details: &[u8]) {
-    let (told, passed_on) = decoders::refusal(details);
-    assert_eq!(told, passed_on);
-    assert!(!told.to_string().is_empty());
+    let (decoded, passed_on) = decoders::decode_failure(details);
+    assert_eq!(decoded, passed_on);
+    assert!(!decoded.to_string().is_empty());
 }

@@ -1,4 +1,4 @@
-//! Frames of the fabric: no bytes panic, and what is understood is what would have been sent.
+//! Frames of the fabric: no bytes panic, and an accepted frame encodes to the same bytes.
 #![no_main]
 
 use farfork_wire::frame::change::{Change, append_introduce, append_message, append_write};

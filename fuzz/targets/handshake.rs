@@ -1,25 +1,25 @@
-//! The handshake, on both sides, with a stranger who has no certificate: no bytes panic, let it in, or keep either side
-//! busy once the stranger has gone.
+//! The handshake, on both sides, with a peer that has no certificate: no bytes panic, authenticate the peer, or keep
+//! either side busy after the peer has closed the connection.
 #![no_main]
 
 use std::io::{self, IoSliceMut, Read, Write};
 
 use farfork_fuzz::member::MEMBER;
-use farfork_trust::Session;
+use farfork_trust::AuthenticatedStream;
 use libfuzzer_sys::fuzz_target;
 
 /// Most turns until all that came is judged: pieces are a byte long at least.
 const TURNS_MAX: usize = 1 << 17;
 
 /// A pipe whose other end has said all that it will, and is gone then; what is sent goes nowhere.
-struct Said<'a> {
+struct FuzzedPeer<'a> {
     rest: &'a [u8],
     piece_bytes: usize,
     /// Every other time there is nothing yet.
     waits: bool,
 }
 
-impl Read for Said<'_> {
+impl Read for FuzzedPeer<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.waits = !self.waits;
         if self.waits {
@@ -32,7 +32,7 @@ impl Read for Said<'_> {
     }
 }
 
-impl Write for Said<'_> {
+impl Write for FuzzedPeer<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         Ok(from.len())
     }
@@ -44,10 +44,10 @@ impl Write for Said<'_> {
 
 fuzz_target!(|input: &[u8]| {
     let Some(([side, pieces], rest)) = input.split_first_chunk() else { return };
-    let pipe = Said { rest, piece_bytes: 1 + usize::from(*pieces) * 16, waits: false };
+    let pipe = FuzzedPeer { rest, piece_bytes: 1 + usize::from(*pieces) * 16, waits: false };
     let session = match side & 1 {
-        0 => Session::accept(&MEMBER.credentials, pipe),
-        _ => Session::connect(&MEMBER.credentials, pipe, None),
+        0 => AuthenticatedStream::accept(&MEMBER.credentials, pipe),
+        _ => AuthenticatedStream::connect(&MEMBER.credentials, pipe, None),
     };
     let mut session = session.expect("its credentials are good");
     let mut into = [0; 512];

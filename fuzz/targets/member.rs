@@ -1,17 +1,17 @@
-//! What becomes a member's: certificates, requests for them, tokens and identities. No bytes panic, and none is taken
-//! for a certificate of the cluster that its authority did not sign.
+//! A member's certificates, certificate requests, tokens and identities: no bytes panic, and no bytes are accepted as a
+//! certificate of the cluster unless its authority signed them.
 #![no_main]
 
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use farfork_fuzz::member::MEMBER;
-use farfork_trust::{Credentials, Fingerprint, Identity, JoinToken, NODE_VALID, NewKey, member};
+use farfork_trust::{Credentials, Fingerprint, Identity, JoinToken, NODE_VALID, UncertifiedKey, member};
 use libfuzzer_sys::fuzz_target;
 use rustls::pki_types::CertificateDer;
 
 /// A key that no certificate is for.
-static KEY: LazyLock<NewKey> = LazyLock::new(|| NewKey::generate().expect("a key"));
+static KEY: LazyLock<UncertifiedKey> = LazyLock::new(|| UncertifiedKey::generate().expect("a key"));
 
 fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else { return };
@@ -24,11 +24,11 @@ fuzz_target!(|input: &[u8]| {
 
 fn certificate(bytes: &[u8]) {
     let shown = [CertificateDer::from(bytes)];
-    if let Some(peer) = Credentials::peer_of(Some(&shown)) {
+    if let Some(peer) = Credentials::peer_from_chain(Some(&shown)) {
         assert_eq!(peer.identity.to_string().parse::<Identity>().as_ref(), Ok(&peer.identity));
         assert!(!MEMBER.credentials.is_revoked(&peer));
     }
-    assert!(member::install_renewed(&MEMBER.directory, &KEY, bytes).is_err(), "it is for no key of this process");
+    assert!(member::install_renewal(&MEMBER.directory, &KEY, bytes).is_err(), "it is for no key of this process");
 }
 
 /// What is signed for whoever shows a request that has its own signature is for its key, and for the name given.
@@ -36,7 +36,7 @@ fn request(bytes: &[u8]) {
     let authority = MEMBER.directory.read_authority().expect("it has one");
     let bearer = MEMBER.credentials.identity();
     if let Ok(issued) = authority.issue(bytes, &bearer, SystemTime::now(), NODE_VALID) {
-        let peer = Credentials::peer_of(Some(&[CertificateDer::from(issued)]));
+        let peer = Credentials::peer_from_chain(Some(&[CertificateDer::from(issued)]));
         assert_eq!(peer.map(|peer| peer.identity), Some(bearer));
     }
 }

@@ -1,4 +1,4 @@
-//! Names that come as text, from users and peers: what is understood is written as it was read.
+//! Names that users and peers send as text: an accepted name prints as it was read.
 #![no_main]
 
 use farfork_fabric::Address;

@@ -1,5 +1,5 @@
-//! What the pager reads: its control socket, and the plan and journal that it finds in a child's directory. No bytes
-//! panic, and what is taken for a plan is one when it is written and read again.
+//! The pager's inputs: its control socket, and the plan and journal in a child's directory. No bytes panic, and an
+//! accepted plan encodes and decodes unchanged.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -22,7 +22,7 @@ fuzz_target!(|input: &[u8]| {
 });
 
 fn plan(bytes: &[u8]) {
-    let Ok(plan) = decoders::plan(bytes) else { return };
+    let Ok(plan) = decoders::decode_plan(bytes) else { return };
     let _ = plan.populated_bytes();
     let again = plan.encode().expect("it was decoded");
     assert_eq!(MemoryPlan::decode(&again).as_ref(), Ok(&plan));
@@ -32,5 +32,5 @@ fn plan(bytes: &[u8]) {
 fn journal(input: &[u8]) {
     let Some((length, rest)) = input.split_first_chunk() else { return };
     let (snapshot, fixed) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
-    let _ = decoders::count_spaces(CHILD.path(), snapshot, fixed).expect("the directory is there");
+    let _ = decoders::count_replayed_spaces(CHILD.path(), snapshot, fixed).expect("the directory is there");
 }

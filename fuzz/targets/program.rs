@@ -1,4 +1,4 @@
-//! What programs say to the daemon: no bytes panic.
+//! Requests of programs to the daemon: no bytes panic.
 #![no_main]
 
 use farfork_program::Request;

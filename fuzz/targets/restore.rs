@@ -1,10 +1,10 @@
-//! What the node that restores reads: the reports of the stub, whose details name parts of the descriptor, and the
-//! descriptor, which a memory plan is made of. No report panics, whatever the descriptor, and no descriptor that is valid
-//! makes a plan that is none.
+//! Inputs of the node that restores: the stub's reports, whose details refer to the descriptor, and the descriptor,
+//! from which it makes a memory plan. No report panics with any descriptor, and each valid descriptor makes a valid
+//! plan.
 #![no_main]
 
 use farfork_fork::pager::{MemoryPlan, decoders};
-use farfork_fork::restore::understand_report;
+use farfork_fork::restore::decode_report;
 use farfork_fuzz::script;
 use farfork_wire::descriptor::decode;
 use libfuzzer_sys::fuzz_target;
@@ -15,10 +15,10 @@ const REPORT_BYTES: usize = 72;
 fuzz_target!(|input: &[u8]| {
     let (report, body) = input.split_at(input.len().min(REPORT_BYTES));
     let Ok(descriptor) = decode(&script::descriptor(body)) else { return };
-    if let Ok(stands) = understand_report(report, &descriptor) {
-        assert!(report.len() == REPORT_BYTES || !stands);
+    if let Ok(is_restored) = decode_report(report, &descriptor) {
+        assert!(report.len() == REPORT_BYTES || !is_restored);
     }
-    let plan = decoders::plan_of(&descriptor);
+    let plan = decoders::plan_from_descriptor(&descriptor);
     let bytes = plan.encode().expect("it is within the limits");
     assert_eq!(MemoryPlan::decode(&bytes).as_ref(), Ok(&plan));
 });

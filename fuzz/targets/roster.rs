@@ -1,10 +1,10 @@
-//! Rosters, which come from other nodes: no bytes panic, and none counts that no trusted authority signed.
+//! Rosters, which other nodes send: no bytes panic, and a roster is accepted only if a trusted authority signed it.
 #![no_main]
 
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use farfork_trust::{Authority, Identity, Peer, Role, Roster, RosterError};
+use farfork_trust::{AuthenticatedPeer, Authority, Identity, Role, Roster, RosterError};
 use farfork_wire::NodeName;
 use libfuzzer_sys::fuzz_target;
 
@@ -37,18 +37,18 @@ fuzz_target!(|input: &[u8]| {
     let Some((kind, input)) = input.split_first() else { return };
     let (authority, ours) = &*CLUSTER;
     let bytes = if kind & 1 == 0 { [MAGIC, input].concat() } else { around(input) };
-    let _ = Roster::read_own(input);
-    assert!(ours.check_successor(&bytes).is_err(), "nobody signed it");
-    assert!(Roster::check_first(&bytes, authority.fingerprint()).is_err(), "nobody signed it");
+    let _ = Roster::decode_trusted(input);
+    assert!(ours.verify_successor(&bytes).is_err(), "nobody signed it");
+    assert!(Roster::verify_pinned(&bytes, authority.fingerprint()).is_err(), "nobody signed it");
     // What it would say if the authority had signed it.
-    let Ok(theirs) = Roster::read_own(&bytes) else { return };
+    let Ok(theirs) = Roster::decode_trusted(&bytes) else { return };
     let name = NodeName::new("n1").expect("a name");
     let identity = Identity { cluster: theirs.cluster().clone(), role: Role::Node, name };
-    let _ = theirs.is_revoked(&Peer { identity, issued_us: 5 });
+    let _ = theirs.is_revoked(&AuthenticatedPeer { identity, issued_us: 5 });
     let Ok(signed) = theirs.sign(&[authority]) else { return };
-    match ours.check_successor(&signed) {
+    match ours.verify_successor(&signed) {
         Ok(next) => assert!(next == theirs && next.counter() > ours.counter()),
-        Err(RosterError::Cluster { .. }) => assert_ne!(theirs.cluster(), ours.cluster()),
+        Err(RosterError::WrongCluster { .. }) => assert_ne!(theirs.cluster(), ours.cluster()),
         Err(RosterError::Stale) => assert!(theirs.counter() <= ours.counter()),
         Err(other) => panic!("the authority signed it: {other}"),
     }

@@ -1,24 +1,24 @@
-//! Frames of the RPC, as both sides read them: no bytes panic, and what is understood is what would have been sent.
+//! Frames of the RPC, as both sides read them: no bytes panic, and an accepted request encodes to the same bytes.
 #![no_main]
 
 use farfork_fuzz::calls::{Speaker, append_frame};
-use farfork_wire::rpc::{Answer, Ask, HELLO_BYTES, Message, Versions};
+use farfork_wire::rpc::{ClientFrame, FrameHead, HELLO_BYTES, ServerFrame, VersionRange};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some(hello) = bytes.first_chunk::<HELLO_BYTES>() {
-        let _ = Versions::decode(hello);
+        let _ = VersionRange::decode(hello);
     }
-    let _ = Ask::decode(bytes);
-    let _ = Answer::decode(bytes);
+    let _ = ClientFrame::decode(bytes);
+    let _ = ServerFrame::decode(bytes);
     let Some((kind, piece)) = bytes.split_first() else { return };
     let mut asked = Vec::new();
     append_frame(&mut asked, Speaker::Client, *kind, piece);
-    if let Ok(Some(frame)) = Ask::decode(&asked) {
+    if let Ok(Some(frame)) = ClientFrame::decode(&asked) {
         assert_eq!(frame.head_bytes + frame.payload_bytes, asked.len());
         let mut again = vec![0; frame.head_bytes];
-        match frame.message {
-            Ask::Request(head) => {
+        match frame.head {
+            ClientFrame::Request(head) => {
                 again.extend_from_slice(&asked[frame.head_bytes..]);
                 head.seal(&mut again, None);
             }
@@ -27,11 +27,11 @@ fuzz_target!(|bytes: &[u8]| {
                 other.append(&mut again);
             }
         }
-        assert!(again == asked || !matches!(frame.message, Ask::Request(_)), "a request has two forms");
+        assert!(again == asked || !matches!(frame.head, ClientFrame::Request(_)), "a request has two forms");
     }
     let mut answered = Vec::new();
     append_frame(&mut answered, Speaker::Server, *kind, piece);
-    if let Ok(Some(frame)) = Answer::decode(&answered) {
+    if let Ok(Some(frame)) = ServerFrame::decode(&answered) {
         assert_eq!(frame.head_bytes + frame.payload_bytes, answered.len());
     }
 });

@@ -1,8 +1,8 @@
-//! Working sets: what pagers report of children, and the set that an owner answers with. No bytes panic, a set stays within its
-//! bounds whatever is reported, and what an owner serves is read by a pager as it was meant.
+//! Working sets: the pagers' reports of children, and the set that an owner serves. No bytes panic, a set stays within
+//! its limits whatever is reported, and a pager reads what an owner serves without change.
 #![no_main]
 
-use farfork_fork::pager::{Remembered, decoders};
+use farfork_fork::pager::{SharedWorkingSet, decoders};
 use farfork_wire::descriptor::ExtentId;
 use libfuzzer_sys::fuzz_target;
 
@@ -13,9 +13,9 @@ const PAGES: u64 = 1 << 16;
 fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else { return };
     match kind % 3 {
-        0 => _ = decoders::set_pages(bytes),
+        0 => _ = decoders::count_set_body_pages(bytes),
         1 => learn(bytes),
-        _ => check(&Remembered::found(bytes, has)),
+        _ => check(&SharedWorkingSet::from_saved(bytes, has)),
     }
 });
 
@@ -25,20 +25,20 @@ fn has(extent: ExtentId, page: u64) -> bool {
 
 /// The input: reports, each behind its length (u16).
 fn learn(mut input: &[u8]) {
-    let remembered = Remembered::default();
+    let working_set = SharedWorkingSet::default();
     while let Some((length, rest)) = input.split_first_chunk() {
         let (bytes, behind) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
-        if let Some(report) = decoders::report(bytes) {
-            remembered.learn(&report, has);
+        if let Some(report) = decoders::decode_report(bytes) {
+            working_set.apply_report(&report, has);
         }
         input = behind;
     }
-    check(&remembered);
+    check(&working_set);
 }
 
-fn check(remembered: &Remembered) {
-    let mut served = vec![0; remembered.bytes().len() + 64];
-    remembered.read(0, &mut served);
-    assert!(remembered.pages() <= decoders::SET_PAGES_MAX, "a set has its bounds");
-    assert_eq!(decoders::pages_of_set(&served), remembered.pages(), "what is served is what is read");
+fn check(working_set: &SharedWorkingSet) {
+    let mut served = vec![0; working_set.encoded_bytes().len() + 64];
+    working_set.read(0, &mut served);
+    assert!(working_set.page_count() <= decoders::SET_PAGES_MAX, "a set has its bounds");
+    assert_eq!(decoders::count_set_pages(&served), working_set.page_count(), "what is served is what is read");
 }

@@ -7,7 +7,7 @@
 
 Each figure is the time from the call until a result is there, the first or the last: the median of the rounds, the best and
 the worst, back to back and after 150 ms of nothing. A round's calls include the seed that is made of the program for them.
-Beside them stand forks of the program itself that compute and send back the same, as many at once as two nodes start.
+For comparison, forks of the program itself compute and send back the same, as many at once as two nodes start.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""The calls of one checkpoint: which are to be forked, which run, which are over."""
+"""The calls of one checkpoint: those still to be forked, those that run, those that have ended.
+
+``_executor`` sends the requests and passes in the daemon's messages.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from functools import partial
 from typing import Any, Callable
 
 from . import _protocol, _task
-from ._connection import contents
+from ._connection import read_all
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, signal_name
 from ._future import ChildFuture
 from ._protocol import Message
@@ -24,45 +27,45 @@ class Batch:
     #: Children that were asked for and have not ended.
     living: set[int] = field(default_factory=set)
     #: Up to where children were asked for.
-    next: int = 0
+    next_index: int = 0
 
-    def take(self, room: int) -> range:
-        """The next calls to be forked, as many as there is room for: consecutive ones, none of them cancelled."""
-        while self.next < len(self.futures) and self.futures[self.next].cancelled():
-            self.next += 1
-        first = end = self.next
-        while end < len(self.futures) and end - first < room and not self.futures[end].cancelled():
+    def allocate(self, count_max: int) -> range:
+        """The next calls to be forked, at most ``count_max``: consecutive ones, none of them cancelled."""
+        while self.next_index < len(self.futures) and self.futures[self.next_index].cancelled():
+            self.next_index += 1
+        first = end = self.next_index
+        while end < len(self.futures) and end - first < count_max and not self.futures[end].cancelled():
             end += 1
-        self.next = end
+        self.next_index = end
         self.living.update(range(first, end))
         return range(first, end)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to be forked, and nothing runs."""
-        return self.next == len(self.futures) and not self.living
+        return self.next_index == len(self.futures) and not self.living
 
-    def started(self, message: Message) -> bool:
+    def handle_started(self, message: Message) -> bool:
         """A child runs. Returns whether it is to be killed, because its call was given up meanwhile."""
         index: int = message["index"]
         future = self.futures[index]
         future.child = message["child"]
         return future.cancelled()
 
-    def ended(self, message: Message, fds: list[int]) -> Callable[[], None]:
+    def handle_ended(self, message: Message, fds: list[int]) -> Callable[[], None]:
         """A child has ended, or did not start. Returns what gives its future the outcome."""
         index = message["index"]
         self.living.discard(index)
         future = self.futures[index]
         if message.kind == _protocol.FAILED:
-            return partial(future.settle, partial(_raise, ChildNotStarted(message["text"])))
+            return partial(future.complete, partial(_raise, ChildNotStarted(message["text"])))
         if message["how"] == _protocol.ENDED_EXIT and message["value"] == 0 and fds:
-            return partial(future.settle, partial(_read, fds[0]))
+            return partial(future.complete, partial(_read_result, fds[0]))
         for fd in fds:
             os.close(fd)
-        return partial(future.settle, partial(_raise, self._death(index, message)))
+        return partial(future.complete, partial(_raise, self._death_error(index, message)))
 
-    def _death(self, index: int, message: Message) -> ChildDied:
+    def _death_error(self, index: int, message: Message) -> ChildDied:
         child, how, value = str(self.futures[index].child), message["how"], message["value"]
         if how == _protocol.ENDED_LOST:
             return ChildDied(child, f"it is lost: {message['text']}")
@@ -74,8 +77,8 @@ class Batch:
         return died(child, cause, signal_number=value, limit=_protocol.LIMITS.get(limit))
 
 
-def _read(fd: int) -> Any:
-    return _task.read(contents(fd))
+def _read_result(fd: int) -> Any:
+    return _task.decode_result(read_all(fd))
 
 
 def _raise(error: BaseException) -> Any:

@@ -1,4 +1,4 @@
-"""The command ``farfork``, which starts and asks daemons. This package needs it only to start them."""
+"""Finds the command ``farfork``, which starts and queries daemons. The rest of this package does without it."""
 
 from __future__ import annotations
 

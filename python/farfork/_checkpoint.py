@@ -17,7 +17,7 @@ from ._reseed import Reseeding
 
 #: One at a time: another thread's connection would be a socket that cannot be carried. In a child the thread that holds
 #: it goes on as in the parent, and gives it back.
-one_at_a_time = threading.RLock()
+checkpoint_lock = threading.RLock()
 
 
 #: Python 3.12 freezes some objects of its own when it starts.
@@ -45,7 +45,7 @@ class Seed:
 
     def drop(self) -> None:
         """Drops the seed. Children go on with the memory that they have."""
-        with one_at_a_time:
+        with checkpoint_lock:
             connection = Connection()
             try:
                 connection.send(_protocol.DROP, seed=self.id)
@@ -77,9 +77,9 @@ class Child:
 
     def write_result(self, data: bytes | str) -> None:
         """Adds to what ``farfork wait --results`` gives of this child."""
-        left = memoryview(data.encode() if isinstance(data, str) else data)
-        while left:
-            left = left[os.write(self._result_fd, left) :]
+        rest = memoryview(data.encode() if isinstance(data, str) else data)
+        while rest:
+            rest = rest[os.write(self._result_fd, rest) :]
 
 
 def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
@@ -96,29 +96,29 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
     :class:`DaemonNotFound` where there is no daemon.
     """
     ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))
-    with one_at_a_time:
+    with checkpoint_lock:
         connection = Connection()
         try:
-            return _ask(connection, ttl_ms, name or "")
+            return _request_checkpoint(connection, ttl_ms, name or "")
         finally:
             connection.close()
 
 
-def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
+def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
     hooks = AtFork()
     for stream in (sys.stdout, sys.stderr):
         # What is written and not yet out would come out of each child again.
         if stream is not None and not stream.closed:
             stream.flush()
-    pages, pages_bytes = _pages.offer()
+    pages, pages_bytes = _pages.offer_pages()
     reseeding = Reseeding()
     hooks.before()
     # Without a collection before: the holes that it leaves are where children would write.
     was_frozen = gc.get_freeze_count() > _frozen_at_import
     gc.freeze()
     answer: tuple[Message, list[int]] | None = None
-    kept = _processor.keep() if pages else 0
-    request = {"ttl_ms": ttl_ms, "name": name, "pages": pages, "pages_bytes": pages_bytes, "kept_thread": kept}
+    pinned_thread = _processor.pin_thread() if pages else 0
+    request = {"ttl_ms": ttl_ms, "name": name, "pages": pages, "pages_bytes": pages_bytes, "kept_thread": pinned_thread}
     try:
         connection.send(_protocol.CHECKPOINT, **request)
         answer = connection.receive()
@@ -126,8 +126,8 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
         raise CheckpointError(f"the node's daemon: {error}") from None
     finally:
         if answer is None or answer[0].kind != _protocol.CHILD:
-            # A child's thread was never kept.
-            _processor.leave(kept)
+            # A child's thread was never pinned.
+            _processor.unpin_thread(pinned_thread)
             if not was_frozen:
                 gc.unfreeze()
             hooks.in_parent()
@@ -135,7 +135,7 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
         raise CheckpointError("the node's daemon: it ended before it answered; see its log")
     message, fds = answer
     if message.kind == _protocol.CHILD:
-        child = Child(message["child"], message["seed"], message["index"], _payload(message, fds), fds[0])
+        child = Child(message["child"], message["seed"], message["index"], _read_payload(message, fds), fds[0])
         _connection.child_id = child.id
         reseeding.in_child()
         hooks.in_child()
@@ -145,7 +145,7 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
     raise CheckpointError(message.get("text") or f"the node's daemon: a reply of kind {message.kind}")
 
 
-def _payload(message: Message, fds: list[int]) -> bytes:
+def _read_payload(message: Message, fds: list[int]) -> bytes:
     if not message["has_payload"]:
         return b""
-    return _connection.contents(fds[1])
+    return _connection.read_all(fds[1])

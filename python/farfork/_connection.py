@@ -52,7 +52,7 @@ class Connection:
         if child_id is not None:
             raise DaemonNotFound(f"child {child_id}: a child cannot be forked further; its parent can, once more")
         path = socket_path()
-        self._socket = _above_streams(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        self._socket = _move_above_stdio(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         try:
             self._socket.connect(path)
         except OSError as error:
@@ -80,7 +80,7 @@ class Connection:
         fds = [fd for _, _, data in ancillary for (fd,) in _DESCRIPTOR.iter_unpack(data)]
         return (_protocol.decode(message), fds) if message else None
 
-    def shut_down(self) -> None:
+    def shutdown(self) -> None:
         """Ends the connection, so that a thread that waits for a reply is told so."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -92,24 +92,24 @@ class Connection:
         self._socket.close()
 
 
-def contents(fd: int) -> bytes:
+def read_all(fd: int) -> bytes:
     """All of a regular file that came with a message, which is closed."""
     # Most are a few bytes. A file object would cost a child more pages than all else of its answer.
     try:
-        begin = os.read(fd, _SMALL_BYTES)
+        first_bytes = os.read(fd, _SMALL_BYTES)
     except OSError:
         os.close(fd)
         raise
-    if len(begin) < _SMALL_BYTES:
+    if len(first_bytes) < _SMALL_BYTES:
         os.close(fd)
-        return begin
+        return first_bytes
     with open(fd, "rb") as file:
-        return begin + file.read()
+        return first_bytes + file.read()
 
 
-def _above_streams(made: socket.socket) -> socket.socket:
+def _move_above_stdio(new_socket: socket.socket) -> socket.socket:
     """Numbers 0 to 2 are the standard streams, whatever they lead to: children get others in their place."""
-    if made.fileno() > 2:
-        return made
-    with made:
-        return socket.socket(fileno=fcntl.fcntl(made.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+    if new_socket.fileno() > 2:
+        return new_socket
+    with new_socket:
+        return socket.socket(fileno=fcntl.fcntl(new_socket.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))

@@ -1,4 +1,4 @@
-"""What can go wrong, each with what it happened to, why, and what to do about it."""
+"""The exceptions of this package. Each message names the object, the cause and, where there is one, the next step."""
 
 from __future__ import annotations
 

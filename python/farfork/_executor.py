@@ -1,4 +1,8 @@
-"""An executor in the shape of :mod:`concurrent.futures` whose workers are children of this very process."""
+""":class:`Executor`: an executor of :mod:`concurrent.futures` whose workers are children of this process.
+
+A collector thread reads the daemon's messages and completes the futures. ``_batch`` decides which calls are forked
+next. ``_task`` runs a call in its child.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequen
 
 from . import _protocol, _task
 from ._batch import Batch
-from ._checkpoint import checkpoint, one_at_a_time
+from ._checkpoint import checkpoint, checkpoint_lock
 from ._connection import Connection
 from ._errors import ConnectionLost, Error
 from ._future import ChildFuture
@@ -27,7 +31,7 @@ T = TypeVar("T")
 MAX_CHILDREN = 256
 
 #: A seed that was made and not yet handed over to the executor's connection is dropped after so long, in seconds.
-_HANDOVER = 60.0
+_HANDOVER_TTL_S = 60.0
 
 
 class Executor(_Executor):
@@ -103,11 +107,11 @@ class Executor(_Executor):
         self._batches: dict[int, Batch] = {}
         self._numbers = itertools.count(1)
         self._is_shut_down = False
-        _all.add(self)
+        _executors.add(self)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
         """Calls ``fn`` in a child. Each call is a checkpoint of its own: for many, :meth:`map` is the faster."""
-        return self._start([partial(fn, *args, **kwargs)])[0]
+        return self._submit_calls([partial(fn, *args, **kwargs)])[0]
 
     @overload
     def map(
@@ -151,11 +155,11 @@ class Executor(_Executor):
         end = None if timeout is None else time.monotonic() + timeout
         arguments = list(zip(*iterables))
         chunks = [arguments[first : first + chunksize] for first in range(0, len(arguments), chunksize)]
-        call_chunk = _task.outcomes if return_exceptions else _call_each
-        futures = self._start([partial(call_chunk, fn, chunk) for chunk in chunks])
+        call_chunk = _task.run_chunk if return_exceptions else _call_each
+        futures = self._submit_calls([partial(call_chunk, fn, chunk) for chunk in chunks])
         if return_exceptions:
             return _outcomes_in_order(futures, [len(chunk) for chunk in chunks], end)
-        return _in_order(futures, end)
+        return _results_in_order(futures, end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Takes no more calls. With ``wait``, returns when all are over; else calls that run are given up."""
@@ -168,30 +172,32 @@ class Executor(_Executor):
             while wait and self._batches:
                 self._changed.wait()
             if self._connection is not None:
-                self._connection.shut_down()
+                self._connection.shutdown()
         if wait and self._collector not in (None, threading.current_thread()):
             assert self._collector is not None
             self._collector.join()
 
-    def _start(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
+    def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         with self._changed:
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if not calls:
                 return []
-            who = checkpoint(ttl=_HANDOVER)
-            if who.is_child:
+            seed_or_child = checkpoint(ttl=_HANDOVER_TTL_S)
+            if seed_or_child.is_child:
+                child = seed_or_child
                 # Nothing but this number crosses: the call is here already.
-                _task.run(who, calls[int(who.payload) if who.payload else who.index])
+                index = int(child.payload) if child.payload else child.index
+                _task.run_in_child(child, calls[index])
             number = next(self._numbers)
             futures: list[ChildFuture[Any]] = [
-                ChildFuture(partial(self._give_up, number, index)) for index in range(len(calls))
+                ChildFuture(partial(self._cancel_call, number, index)) for index in range(len(calls))
             ]
             try:
                 self._connect()
-                batch = Batch(number, who.id, futures)
+                batch = Batch(number, seed_or_child.id, futures)
                 self._batches[number] = batch
-                self._fork(batch)
+                self._fork_ready(batch)
             except OSError as error:
                 self._batches.pop(number, None)
                 raise ConnectionLost(f"the node's daemon: {error}") from None
@@ -200,7 +206,7 @@ class Executor(_Executor):
     def _connect(self) -> Connection:
         if self._connection is None:
             # Until the daemon knows it, another thread's checkpoint would be refused because of it.
-            with one_at_a_time:
+            with checkpoint_lock:
                 connection = Connection()
                 connection.send(_protocol.HELLO)
                 reply = connection.receive()
@@ -209,25 +215,25 @@ class Executor(_Executor):
                     raise OSError(reply[0].get("text") if reply else "it closed the connection")
             self._connection = connection
             name = "farfork-executor"
-            self._collector = threading.Thread(target=self._collect, args=(connection,), name=name, daemon=True)
+            self._collector = threading.Thread(target=self._run_collector, args=(connection,), name=name, daemon=True)
             self._collector.start()
         return self._connection
 
-    def _fork(self, batch: Batch) -> None:
+    def _fork_ready(self, batch: Batch) -> None:
         """Asks for as many children of a batch as may live."""
         while True:
             living = sum(len(other.living) for other in self._batches.values())
-            calls = batch.take(self._max_children - living)
+            calls = batch.allocate(self._max_children - living)
             if not calls:
                 return
             # A child's own index counts from 0 in each fork; of the first fork it is that of its call.
-            by_index = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
+            payload_flag = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
             self._connect().send(
                 _protocol.FORK,
                 batch=batch.number,
                 first=calls.start,
                 count=len(calls),
-                flags=self._flags | by_index,
+                flags=self._flags | payload_flag,
                 timeout_ms=self._timeout_ms,
                 seed=batch.seed,
                 nodes=self._nodes,
@@ -239,7 +245,7 @@ class Executor(_Executor):
                 egress=self._egress,
             )
 
-    def _give_up(self, number: int, index: int) -> None:
+    def _cancel_call(self, number: int, index: int) -> None:
         """A call was cancelled."""
         with self._changed:
             batch = self._batches.get(number)
@@ -248,28 +254,28 @@ class Executor(_Executor):
             try:
                 if index in batch.living:
                     self._connect().send(_protocol.KILL, batch=number, index=index)
-                self._advance()
+                self._schedule()
             except OSError:
                 pass  # The collector finds it out.
 
-    def _advance(self) -> None:
+    def _schedule(self) -> None:
         """Forks what there is room for now, and forgets the batches that are over."""
         for batch in list(self._batches.values()):
-            self._fork(batch)
+            self._fork_ready(batch)
             if batch.is_over:
                 del self._batches[batch.number]
                 self._connect().send(_protocol.DROP, seed=batch.seed)
         self._changed.notify_all()
 
-    def _collect(self, connection: Connection) -> None:
+    def _run_collector(self, connection: Connection) -> None:
         """The collector's thread: takes what the daemon says until there is nothing more."""
         cause = "it ended the connection"
         try:
             while (reply := connection.receive(limit_s=None)) is not None:
                 with self._changed:
-                    settle = self._hear(*reply)
+                    complete = self._handle_message(*reply)
                 # What is called back may wait for others that wait for the lock.
-                settle()
+                complete()
         except Exception as failure:
             cause = str(failure)
         with self._changed:
@@ -280,24 +286,23 @@ class Executor(_Executor):
             self._changed.notify_all()
         for future in lost:
             error = ConnectionLost(f"the node's daemon: {cause}; see its log")
-            future.settle(partial(_raise, error))
+            future.complete(partial(_raise, error))
 
-    def _hear(self, message: Message, fds: list[int]) -> Callable[[], None]:
+    def _handle_message(self, message: Message, fds: list[int]) -> Callable[[], None]:
         """Takes a message. Returns what is to be done without the lock."""
         batch = self._batches.get(message.get("batch", 0))
         if batch is None:
             raise ProtocolError(message.get("text", f"a message of kind {message.kind}"))
         if message.kind == _protocol.STARTED:
-            if batch.started(message):
+            if batch.handle_started(message):
                 self._connect().send(_protocol.KILL, batch=batch.number, index=message["index"])
         elif message.kind in (_protocol.ENDED, _protocol.FAILED):
-            settle = batch.ended(message, fds)
-            self._advance()
-            return settle
-        return _nothing
+            complete = batch.handle_ended(message, fds)
+            self._schedule()
+            return complete
+        return _no_op
 
-
-    def _begin_anew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a process that os.fork has made: the connection, its thread and the calls that run are the parent's."""
         self._changed = threading.Condition(threading.RLock())
         if self._connection is not None:
@@ -307,64 +312,64 @@ class Executor(_Executor):
 
 
 #: Those of this process.
-_all: weakref.WeakSet[Executor] = weakref.WeakSet()
+_executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _reset_executors() -> None:
     """A process that os.fork has made asks the daemon by itself: two would take each other's replies.
 
     A child of farfork has its parent's threads, and no use for this (``_hooks``).
     """
-    for executor in list(_all):
-        executor._begin_anew()
+    for executor in list(_executors):
+        executor._reset_after_fork()
 
 
-os.register_at_fork(after_in_child=one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=checkpoint_lock._at_fork_reinit)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=_reset_executors)
 
 
 def _call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
     return [fn(*arguments) for arguments in chunk]
 
 
-def _in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterator[T]:
-    ahead = futures[::-1]
+def _results_in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterator[T]:
+    pending = futures[::-1]
     futures = []  # A result that has been taken need not be kept.
     try:
-        while ahead:
-            results = ahead[-1].result(_left(end))
-            ahead.pop()
+        while pending:
+            results = pending[-1].result(_remaining_s(end))
+            pending.pop()
             yield from results
     finally:
-        for future in ahead:
+        for future in pending:
             future.cancel()
 
 
 def _outcomes_in_order(
     futures: list[ChildFuture[list[bytes]]], sizes: list[int], end: float | None
 ) -> Iterator[Any | BaseException]:
-    ahead, sizes = futures[::-1], sizes[::-1]
+    pending, sizes = futures[::-1], sizes[::-1]
     futures = []
     try:
-        while ahead:
+        while pending:
             size = sizes.pop()
-            error = ahead[-1].exception(_left(end))
-            results = [] if error else ahead[-1].result()
-            ahead.pop()
+            error = pending[-1].exception(_remaining_s(end))
+            results = [] if error else pending[-1].result()
+            pending.pop()
             yield from (_task.value_or_error(result) for result in results)
             # A child that died took all of its calls along.
             if error is not None:
                 yield from [error] * size
     finally:
-        for future in ahead:
+        for future in pending:
             future.cancel()
 
 
-def _left(end: float | None) -> float | None:
+def _remaining_s(end: float | None) -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 

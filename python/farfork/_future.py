@@ -1,4 +1,4 @@
-"""A live handle of one call in a child."""
+"""The future of one call in a child."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class ChildFuture(Future[T]):
             self._kill()
         return True
 
-    def settle(self, give: Callable[[], Any]) -> None:
-        """Takes what ``give`` returns or raises for the call's outcome, unless it was cancelled."""
-        if self.done() or not self._begin():
+    def complete(self, get_outcome: Callable[[], Any]) -> None:
+        """Takes what ``get_outcome`` returns or raises for the call's outcome, unless it was cancelled."""
+        if self.done() or not self._set_running():
             return
         try:
-            value = give()
+            value = get_outcome()
         except BaseException as error:
             self.set_exception(error)
         else:
             self.set_result(value)
 
-    def _begin(self) -> bool:
+    def _set_running(self) -> bool:
         try:
             return self.set_running_or_notify_cancel()
         except Exception:  # It was cancelled, and told so, a moment ago.

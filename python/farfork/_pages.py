@@ -1,5 +1,7 @@
-"""Pages that this process offers for the system calls that a capture has its threads make. Without them the daemon maps some
-in it for that moment, which takes longer."""
+"""Pages that this process offers to a capture, for the system calls that its threads make meanwhile.
+
+Without them the daemon maps pages in this process for the time of the capture, which takes longer.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,22 @@ from . import _protocol
 PAGES_BYTES = 256 << 10
 
 #: Where they are, with their length; of no length where none can be made. They are made once, and stay.
-_made: tuple[int, int] | None = None
+_mapped_pages: tuple[int, int] | None = None
 
 
-def offer() -> tuple[int, int]:
+def offer_pages() -> tuple[int, int]:
     """Address and length, in bytes. One thread at a time."""
-    global _made
+    global _mapped_pages
     # To import it takes a hundred times as long as the pages save; NumPy, for one, has it imported.
-    if _made is None and "ctypes" in sys.modules:
+    if _mapped_pages is None and "ctypes" in sys.modules:
         try:
-            _made = (_make(), PAGES_BYTES)
+            _mapped_pages = (_map_pages(), PAGES_BYTES)
         except (AttributeError, OSError):
-            _made = (0, 0)
-    return _made or (0, 0)
+            _mapped_pages = (0, 0)
+    return _mapped_pages or (0, 0)
 
 
-def _make() -> int:
+def _map_pages() -> int:
     """Maps them. Never writable and executable at once: some programs may have no such memory."""
     import ctypes
 
@@ -44,6 +46,6 @@ def _make() -> int:
     second = address + mmap.PAGESIZE
     if libc.mprotect(second, PAGES_BYTES - mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    mark = struct.pack("<QQQ", _protocol.PAGES_MAGIC, address, PAGES_BYTES)
-    ctypes.memmove(second, mark, len(mark))
+    marker = struct.pack("<QQQ", _protocol.PAGES_MAGIC, address, PAGES_BYTES)
+    ctypes.memmove(second, marker, len(marker))
     return int(address)

@@ -1,5 +1,8 @@
-"""The messages between a program and its node's daemon, as ``include/farfork_protocol.h`` lays them out and explains
-them: little-endian, without padding. A test compares :func:`layout` with that header."""
+"""The messages between a program and its node's daemon: little-endian, without padding.
+
+``include/farfork_protocol.h`` defines and explains them. ``crates/program/tests/layout.rs`` compares :func:`layout`
+with that header.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ LIMIT_TIME, LIMIT_MEMORY, LIMIT_NODE_MEMORY = 1, 2, 3
 LIMITS = {LIMIT_TIME: "time", LIMIT_MEMORY: "memory", LIMIT_NODE_MEMORY: "node_memory"}
 
 _ID, _NAME, _NODES, _STRATEGY, _EGRESS, _TEXT = "96s", "64s", "4096s", "32s", "1024s", "2048s"
-_PLACE = (("batch", "I"), ("index", "I"))
+_CHILD_INDEX_FIELDS = (("batch", "I"), ("index", "I"))
 
 
 class ProtocolError(Exception):
@@ -72,18 +75,18 @@ STRUCTURES = (
             ("egress", _EGRESS),
         ),
     ),
-    Structure(KILL, "kill_request", _PLACE),
+    Structure(KILL, "kill_request", _CHILD_INDEX_FIELDS),
     Structure(DROP, "drop_request", (("seed", _ID),)),
     Structure(HELLO, "hello_request", ()),
     Structure(WELCOME, "welcome_reply", (("node", _NAME),)),
     Structure(SEED, "seed_reply", (("pause_us", "Q"), ("prepare_us", "Q"), ("seed", _ID))),
     Structure(CHILD, "child_reply", (("index", "I"), ("has_payload", "I"), ("seed", _ID), ("child", _ID))),
-    Structure(FAILED, "failed_reply", (*_PLACE, ("code", "I"), ("reserved", "I"), ("text", _TEXT))),
-    Structure(STARTED, "started_reply", (*_PLACE, ("child", _ID))),
+    Structure(FAILED, "failed_reply", (*_CHILD_INDEX_FIELDS, ("code", "I"), ("reserved", "I"), ("text", _TEXT))),
+    Structure(STARTED, "started_reply", (*_CHILD_INDEX_FIELDS, ("child", _ID))),
     Structure(
         ENDED,
         "ended_reply",
-        (*_PLACE, ("how", "I"), ("value", "I"), ("has_result", "I"), ("limit", "I"), ("text", _TEXT)),
+        (*_CHILD_INDEX_FIELDS, ("how", "I"), ("value", "I"), ("has_result", "I"), ("limit", "I"), ("text", _TEXT)),
     ),
 )
 
@@ -105,7 +108,7 @@ def encode(kind: int, socket_inode: int, **fields: int | str) -> bytes:
     Raises :class:`ValueError` where a text is too long for its field.
     """
     structure, codec = _BY_KIND[kind]
-    values = [_value(name, code, fields.pop(name, "" if code.endswith("s") else 0)) for name, code in structure.fields]
+    values = [_field_value(name, code, fields.pop(name, "" if code.endswith("s") else 0)) for name, code in structure.fields]
     assert not fields, f"{structure.name} has no {fields}"
     return codec.pack(MAGIC, VERSION, kind, socket_inode, *values)
 
@@ -126,7 +129,7 @@ def decode(message: bytes) -> Message:
     return decoded
 
 
-def _value(name: str, code: str, value: int | str) -> int | bytes:
+def _field_value(name: str, code: str, value: int | str) -> int | bytes:
     if isinstance(value, int):
         return value
     text = value.encode()
@@ -140,16 +143,16 @@ def layout() -> Iterator[tuple[str, str, int, int]]:
     """Structure, field (``-`` for the structure itself), offset and size, for a test to compare."""
     header_bytes = struct.calcsize("<" + "".join(code for _, code in HEADER))
     yield ("header", "-", 0, header_bytes)
-    yield from _rows("header", HEADER, 0)
+    yield from _layout_rows("header", HEADER, 0)
     yield ("pages", "-", 0, struct.calcsize("<" + "".join(code for _, code in PAGES)))
-    yield from _rows("pages", PAGES, 0)
+    yield from _layout_rows("pages", PAGES, 0)
     for structure in STRUCTURES:
         yield (structure.name, "-", 0, structure.codec.size)
         yield (structure.name, "header", 0, header_bytes)
-        yield from _rows(structure.name, structure.fields, header_bytes)
+        yield from _layout_rows(structure.name, structure.fields, header_bytes)
 
 
-def _rows(name: str, fields: tuple[tuple[str, str], ...], offset: int) -> Iterator[tuple[str, str, int, int]]:
+def _layout_rows(name: str, fields: tuple[tuple[str, str], ...], offset: int) -> Iterator[tuple[str, str, int, int]]:
     for field, code in fields:
         size = struct.calcsize("<" + code)
         yield (name, field, offset, size)

@@ -1,7 +1,7 @@
-"""What must differ between children, and does not by itself: the states of generators of random numbers.
+"""Reseeds the random number generators that would give every child the same numbers.
 
-The kernel's (``os.urandom``, ``secrets``, ``uuid.uuid4``) differs anyway. ``random`` has a hook of its own for forks.
-The others here either have none or tell a fork by a new process id, and a child of farfork keeps its parent's.
+The kernel's (``os.urandom``, ``secrets``, ``uuid.uuid4``) differ anyway, and ``random`` has its own hook for forks.
+The others have no hook, or detect a fork by a new process id; a child of farfork keeps its parent's process id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Reseeding:
 
     def __init__(self) -> None:
         self._numpy_random = sys.modules.get("numpy.random")
-        self._twister = Twister.of(self._numpy_random) if self._numpy_random else None
+        self._twister = Twister.find(self._numpy_random) if self._numpy_random else None
 
     def in_child(self) -> None:
         """Seeds the generators of those libraries that this process has loaded."""

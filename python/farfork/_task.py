@@ -1,4 +1,4 @@
-"""A function's call in a child, and its outcome on the way back."""
+"""Runs a call in a child and pickles its outcome; the parent decodes the outcome for the call's future."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Call = Callable[[], Any]
 _PROTOCOL = 5
 
 
-def run(child: Child, call: Call) -> NoReturn:
+def run_in_child(child: Child, call: Call) -> NoReturn:
     """Runs a call and ends the child, whatever comes of it."""
     try:
-        child.write_result(_outcome(call))
+        child.write_result(_encode_outcome(call))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -35,14 +35,14 @@ def run(child: Child, call: Call) -> NoReturn:
     os._exit(status)
 
 
-def _outcome(call: Call) -> bytes:
+def _encode_outcome(call: Call) -> bytes:
     try:
         return pickle.dumps((True, call()), _PROTOCOL)
     except BaseException as error:
-        return _failure(error)
+        return _encode_failure(error)
 
 
-def _failure(error: BaseException) -> bytes:
+def _encode_failure(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     error.__traceback__ = None
     try:
@@ -54,20 +54,20 @@ def _failure(error: BaseException) -> bytes:
         return pickle.dumps((False, (stand_in, text)), _PROTOCOL)
 
 
-def outcomes(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[bytes]:
+def run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[bytes]:
     """The outcome of each of several calls: one that raises keeps none of the others from theirs."""
-    return [_outcome(partial(fn, *arguments)) for arguments in chunk]
+    return [_encode_outcome(partial(fn, *arguments)) for arguments in chunk]
 
 
 def value_or_error(result: bytes) -> Any:
     """What a call gave, or what it raised, as a value."""
     try:
-        return read(result)
+        return decode_result(result)
     except BaseException as error:
         return error
 
 
-def read(result: bytes) -> Any:
+def decode_result(result: bytes) -> Any:
     """What a call gave. Raises what it raised, with the child's traceback as its cause."""
     is_value, content = pickle.loads(result)
     if is_value:

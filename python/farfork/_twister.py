@@ -1,9 +1,8 @@
-"""The generator behind ``numpy.random``'s functions, filled by the kernel. To seed it by ``numpy.random.seed()`` costs a child a
-hundred and thirty pages that it writes to, each copied for it, and half a millisecond: here it is four.
+"""Reseeds the generator of ``numpy.random``'s functions: a Mersenne Twister of 624 words and a position.
 
-It is a Mersenne Twister of 624 words and a position, which stands at an address that NumPy tells. That they lie there as they do, and
-that the normal number it may have in hand goes when the object in front of it is told its generator once more, is tried out on
-another one before anything is believed.
+``numpy.random.seed()`` writes to 130 pages of a child, each of which is copied, and takes 0.5 ms. This writes to four.
+NumPy gives the address of the state. ``_is_as_expected`` first tries another generator: its state must have the assumed
+layout, and ``RandomState.__init__`` must drop the normal number that the object may have in store.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ class Twister:
     #: Of the generator that was looked at last; what has none has ``None``.
     _known: tuple[Any, Twister | None] = (None, None)
 
-    def __init__(self, front: Any, generator: Any) -> None:
+    def __init__(self, random_state: Any, generator: Any) -> None:
         import ctypes
 
-        self._front, self._generator = front, generator
+        self._random_state, self._generator = random_state, generator
         address = generator.ctypes.state_address
         self._key = memoryview((ctypes.c_char * _KEY_BYTES).from_address(address)).cast("B")
         self._position = memoryview((ctypes.c_int * 1).from_address(address + _KEY_BYTES)).cast("B").cast("i")
 
     @classmethod
-    def of(cls, numpy_random: ModuleType) -> Twister | None:
+    def find(cls, numpy_random: ModuleType) -> Twister | None:
         """That of NumPy's functions; ``None`` where it is another, or of a NumPy that does not have it so."""
         # To import it takes a hundred times as long as it saves; NumPy has it imported.
         if "ctypes" not in sys.modules:
             return None
         try:
-            front = numpy_random.mtrand._rand
-            generator = front._bit_generator
+            random_state = numpy_random.mtrand._rand
+            generator = random_state._bit_generator
         except AttributeError:
             return None
         if cls._known[0] is not generator:
-            cls._known = (generator, cls(front, generator) if _is_as_expected(cls, numpy_random, front) else None)
+            cls._known = (generator, cls(random_state, generator) if _is_as_expected(cls, numpy_random, random_state) else None)
         return cls._known[1]
 
     def reseed(self) -> bool:
         """Gives it a state that nobody else has. Tells whether it is still the one of NumPy's functions."""
-        front, generator = self._front, self._generator
-        if front._bit_generator is not generator:
+        random_state, generator = self._random_state, self._generator
+        if random_state._bit_generator is not generator:
             return False
         state = os.urandom(_KEY_BYTES)
         # As NumPy holds it while it draws.
@@ -58,14 +57,14 @@ class Twister:
             self._key[:] = state
             # All words are used up.
             self._position[0] = _WORDS
-            front.__init__(generator)
+            random_state.__init__(generator)
         return True
 
 
-def _is_as_expected(twister: type[Twister], numpy_random: ModuleType, front: Any) -> bool:
+def _is_as_expected(twister: type[Twister], numpy_random: ModuleType, random_state: Any) -> bool:
     """Whether another generator of this kind, with a normal number in hand, is changed as is meant, and in nothing else."""
     kind = numpy_random.MT19937
-    if type(front) is not numpy_random.RandomState or type(front._bit_generator) is not kind:
+    if type(random_state) is not numpy_random.RandomState or type(random_state._bit_generator) is not kind:
         return False
     try:
         trial = numpy_random.RandomState(kind(0))

@@ -1,5 +1,5 @@
-//! The programs in C++ that this library carries: written into a directory, started, and spoken to, a line for a letter.
-//! What they do, and what their answers mean, is left to `workload` and `baseline`.
+//! Installs and starts the C++ programs that the library embeds, sends them commands, and parses their answers, one
+//! line for each letter. `workload` and `baseline` know what commands and answers mean.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -70,12 +70,12 @@ impl ChildProgram {
 
     /// A letter, and the numbers of the answer.
     pub(crate) fn request<const N: usize>(&mut self, letter: u8, answer: &'static str) -> Result<[i64; N], BenchError> {
-        self.send_letter(letter)?;
+        self.send_message(letter)?;
         self.read_answer(answer)
     }
 
     /// A letter.
-    pub(crate) fn send_letter(&mut self, letter: u8) -> Result<(), BenchError> {
+    pub(crate) fn send_message(&mut self, letter: u8) -> Result<(), BenchError> {
         let sent = self.commands.write_all(&[letter]);
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }

@@ -1,4 +1,4 @@
-//! Why a benchmark ends early.
+//! The errors that end a benchmark early.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! What `farfork bench fork` measures: the names and units of its figures. How each is measured, `coordinator` and
-//! `baseline` say; what it is compared with, `reference`.
+//! The figures of `farfork bench fork`: their keys, names and units; and `ChildPlace`, `Pace` and `Unit`, which all
+//! benchmarks use. `experiment` and `baseline` measure them, `reference` has published ones.
 
 use std::time::Duration;
 

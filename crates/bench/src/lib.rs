@@ -1,26 +1,22 @@
-//! Benchmarks of farfork: what it costs, beside what nothing could do for less.
+//! Benchmarks of farfork: what it costs, compared with floors and peers that are measured in the same run.
 //!
-//! A benchmark is a *workload* (a program that is measured), *baselines* (floors and peers, measured in the same run), a
-//! *coordinator* that starts nodes and has things happen in order, *samples*, and a *report*. It talks to nodes as any
-//! client does, over their API. Siblings have the same files:
-//!
-//! ```text
-//! plan/ ─▶ coordinator ──▶ samples ──▶ report
-//!            │  cluster: two nodes on this machine, requests to them
-//!            │  fork, fault, churn, tree: the courses of `farfork bench fork`, `fault`, `churn` and `tree`
-//!            │  fanout: that of `farfork bench fanout`; forkers: that of `farfork stress fork`; crowd: many children at once
-//!            │  pool, warm_start: those of `farfork bench pool` and `warm-start`; warm: children that are paused between requests
-//!            │  soak: that of `farfork stress paging`, on three nodes that are harmed
-//!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage: two ends, joined by `links` without nodes
-//!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
-//!            └─▶ baseline/   floors and peers              ─┘ (`program` runs them)
-//! ```
-//!
-//! `plan/` also has the keys of figures, by which reports find them. Where both sides of a connection are measured, each is an
-//! `end`: this program, started again. `peer/` has what others make of the same calls.
-//!
-//! Parsing a command line and showing progress are left to the command.
+//! A benchmark takes `parameters`, runs an `experiment`, keeps `samples`, and returns a `summary`. `workload` has the
+//! programs that are measured, `baseline` and `peer` those that they are compared with. Requests to nodes use the API,
+//! as any client's do. The caller, `farfork bench` and `farfork stress`, parses the command line and shows progress.
 #![forbid(unsafe_code)]
+
+// parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
+//                  │  fork, fault, churn, tree, fanout, pool, warm_start, rpc, connect: run `farfork bench fork` and so on
+//                  │  stress_fork, stress_rpc, soak: run `farfork stress fork`, `rpc` and `paging`
+//                  │  local_cluster: nodes on this machine, and requests to them
+//                  │  fanout_client: many children at once; warm_children: children that are paused between requests
+//                  │  create_methods, pause_methods: farfork and the floors of both
+//                  │  testbed: two sides of a connection, joined by `veth_network` without nodes
+//                  ├─▶ workload/   programs that are measured  ─┐ C++ programs, embedded in the library
+//                  └─▶ baseline/   floors, and CRIU            ─┘ (`embedded_program` runs them)
+//
+// `parameters` and `figure` also have the keys of samples, by which `summary` finds them. Where both sides of a connection
+// are measured, each is an `endpoint`: this program, started again. `peer` has other RPC systems.
 
 mod baseline;
 mod embedded_program;

@@ -1,4 +1,4 @@
-//! The machine that a run was on, as far as figures depend on it.
+//! The machine of a run: what a reader needs to compare figures.
 
 use std::fs;
 

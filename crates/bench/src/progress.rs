@@ -1,4 +1,4 @@
-//! How far a run is: told before each step to whoever shows it, who may end the run there.
+//! The progress of a run, reported before each step to a callback, which may end the run.
 
 use std::ops::ControlFlow;
 

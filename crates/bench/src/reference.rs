@@ -1,11 +1,14 @@
-//! What the authors of the first remote fork in a kernel (MITOSIS) published for their C++ micro-benchmark, beside which a
-//! report sets its own figures. Medians of the runs that their artifact's instructions print; the first line of each
-//! execution, which those leave out, is left out here.
+//! The published figures of MITOSIS, the first remote fork in a kernel, for its C++ micro-benchmark. Summaries print
+//! them next to farfork's.
 //!
-//! The machines differ, and what is compared is told with it: theirs had RDMA cards and a Linux 4.15 with a kernel module of
-//! their own; `resume` was between two machines and into a lean container, `execution` on one machine, in random order.
+//! They are medians of the runs that the instructions of the authors' artifact print. The first line of each execution
+//! is left out, as in those instructions.
 
 use crate::figure::ForkFigure;
+
+// The machines differ, which a summary says next to the comparison. Theirs had RDMA cards and Linux 4.15 with a kernel module
+// of their own. Their `resume` was between two machines and into a lean container, their `execution` on one machine, in
+// random order.
 
 /// What the report says of the column.
 pub(crate) const SOURCE: &str = "the C++ micro-benchmark of MITOSIS, as published: RDMA, a module of Linux 4.15";

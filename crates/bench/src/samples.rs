@@ -1,4 +1,5 @@
-//! Numbers as they were measured, and what they amount to. What was measured is the key's to say: a benchmark has its own.
+//! Samples of a benchmark's figures, their spread, and the file that they are written to. Each benchmark has its own
+//! type of key, which says what was measured.
 
 use std::collections::BTreeMap;
 use std::fs::File;

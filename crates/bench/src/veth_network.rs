@@ -1,7 +1,7 @@
-//! A server's network namespace and one for each client node, each joined to the server's by a pair of veth.
+//! `VethNetwork`: a network namespace for a server and one for each client, joined to the server's by a veth pair.
 //!
-//! Namespaces have no names: a process holds each (`cat`, which ends when its input does), so that nothing is left behind
-//! however the benchmark ends.
+//! Namespaces have no names. A process (`cat`, which ends when its input does) holds each one, so nothing is left after
+//! the benchmark, however it ends.
 
 use std::io;
 use std::net::Ipv4Addr;

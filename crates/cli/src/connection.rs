@@ -1,4 +1,5 @@
-//! Which daemon a command speaks to, and how a command runs on an asynchronous runtime.
+//! `ConnectionArgs`: selects the daemon that a command connects to. `block_on` runs a command on an asynchronous
+//! runtime.
 
 use std::future::Future;
 use std::net::SocketAddr;

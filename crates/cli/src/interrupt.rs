@@ -1,4 +1,5 @@
-//! Waits for whoever wants this command to end, so that it can end what it has started.
+//! Detects a request to end this command: Ctrl-C, SIGTERM or SIGHUP. A command that has started something waits for it,
+//! and cleans up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! The log of the processes that stay, the daemon and the pager, and what gathers the phases of their requests.
+//! Logging of the long-running processes, which are the daemon and the pager. It also installs the collector of request
+//! phases.
 
 use std::io;
 

@@ -1,8 +1,8 @@
-//! A manual page of a command, made from what `--help` says: nothing is written twice. Writing pages somewhere is left to
-//! `commands::man`.
+//! `ManualPage`: a manual page made from the text of `--help`, so that nothing is written twice. `commands::man` writes
+//! the pages.
 //!
-//! clap_mangen makes the first sections. What stands below a command's options (`after_help`) becomes the others: a line
-//! at the margin that has a colon begins a section of that name, indented lines are printed as they are.
+//! clap_mangen makes the first sections. The text below a command's options (`after_help`) becomes the others: a line
+//! at the margin with a colon begins a section of that name, and indented lines are printed as they are.
 
 use std::io::{self, Write};
 use std::iter;

@@ -1,5 +1,5 @@
-//! Payloads: the bytes that tell one child from another, from files or standard input. They are read piece by piece, and no further than
-//! their limits: a file that is too large takes no more memory than one that is not.
+//! Reads payloads from files or standard input. A payload is the bytes that distinguish one child from another. The
+//! reader stops at the limit, so that a file that is too large takes no more memory than one that fits.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};

@@ -1,4 +1,4 @@
-//! What needs root says so at once, with the reason.
+//! `require_root`: makes a command that needs root fail at once, with the reason.
 
 use farfork_node::failure::Failure;
 use tonic::Code;

@@ -1,5 +1,5 @@
-//! Names of processes that `farfork run` started: a file each in `parents` of the run directory, which says what process it is.
-//! A name whose process has ended is free.
+//! `ProcessNames`: the names of processes that `farfork run` started. Each name is a file in `parents` of the run
+//! directory that identifies the process. The name of a process that has ended is free.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};

@@ -1,4 +1,4 @@
-//! Names of signals (signal(7), x86-64), with and without `SIG`.
+//! `Signal`: signal names (signal(7), x86-64), with and without `SIG`.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! Amounts of memory as users write them: `512MiB`, `2GiB`, `0`.
+//! Parses amounts of memory: `512MiB`, `2GiB`, `0`.
 
 /// Bytes in what a user wrote: a number, and KiB, MiB, GiB or TiB behind it.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {

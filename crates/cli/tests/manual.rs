@@ -1,5 +1,5 @@
-//! The manual: each command has help with examples and exit status, a manual page that formatters take without a warning, and
-//! is completed by shells. By the real binary, without a daemon, without root.
+//! The manual: each command has help with examples and exit status, a manual page that formatters accept without a
+//! warning, and shell completion. The tests run the real binary, without a daemon and without root.
 
 use std::collections::BTreeSet;
 use std::fs;

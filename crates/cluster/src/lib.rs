@@ -1,7 +1,7 @@
-//! Who is in the cluster and where children go: pure state machines, and clusters of namespaces on one machine.
+//! Cluster membership and child placement as pure state machines, and test clusters of namespaces on one machine.
 //!
-//! [`membership`] and [`placement`] do no I/O and have no clock: `farfork-node` moves their messages and tells them
-//! the time.
+//! [`membership`] and [`placement`] do no I/O and read no clock: `farfork-node` moves their messages and passes the
+//! time in.
 #![forbid(unsafe_code)]
 
 pub mod local;

@@ -1,4 +1,4 @@
-//! Placement: which node each of N children goes to. Pure.
+//! Placement: chooses a node for each of N children. Pure; `farfork-node` supplies the candidates.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

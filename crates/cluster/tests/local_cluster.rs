@@ -1,4 +1,4 @@
-//! Local clusters come, work and go without a trace. The tests make namespaces: they need root, and say so.
+//! Local clusters start, work and are removed without a trace. The tests create namespaces: they need root, and say so.
 
 use std::fs;
 use std::ops::{Deref, DerefMut};

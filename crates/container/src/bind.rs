@@ -1,4 +1,4 @@
-//! Shows files of the node in a container that exists already.
+//! Binds files of the node into an existing container.
 
 use std::fs::{self, File};
 use std::io;
@@ -61,15 +61,16 @@ fn attach_inside(
     make_mount_target(point, is_directory, spec)?;
     // What the new mount covers but the container keeps.
     let private = Path::new(PRIVATE_DIR);
-    let kept = private.starts_with(point).then(|| mount::clone_mount(private, MountDepth::Single)).transpose()?;
+    let private_mount =
+        private.starts_with(point).then(|| mount::clone_mount(private, MountDepth::Single)).transpose()?;
     mount::attach(tree, point)?;
     // The copy is still in the exchange of mounts that the node's mount may be in.
     mount::make_private(point)?;
     for path in hidden {
         root::mask_path(path, RootSpec::Shared).map_err(io::Error::other)?;
     }
-    match kept {
-        Some(kept) => mount::attach(kept.as_fd(), private),
+    match private_mount {
+        Some(private_mount) => mount::attach(private_mount.as_fd(), private),
         None => Ok(()),
     }
 }

@@ -1,7 +1,8 @@
-//! Builds containers: what they have in common is made ready once, each is then made by a thread that has left the node's namespaces.
+//! Builds containers. What all containers share is prepared once. A thread in its own namespaces then builds each one.
 //!
-//! Whatever such a thread starts is born where it is, it sees the container's root, and does nothing that needs the node's files. One that
-//! has a [`Home`] goes back there; any other serves for one container and ends.
+//! A process that such a thread starts is created in its namespaces. The thread sees the container's root, so it must
+//! not use the node's files. With a [`HomeNamespaces`] it returns to the node's namespaces; without, it builds one
+//! container and ends.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -124,8 +125,8 @@ impl ContainerBuilder {
 
     /// The kind that is built where this one is asked for: where containers without limits have the same control groups as
     /// others, there is one kind.
-    pub(crate) fn effective_spec(&self, asked: ContainerSpec) -> ContainerSpec {
-        ContainerSpec { limited: asked.limited && self.cgroups.unlimited_group().exists(), ..asked }
+    pub(crate) fn effective_spec(&self, requested: ContainerSpec) -> ContainerSpec {
+        ContainerSpec { limited: requested.limited && self.cgroups.unlimited_group().exists(), ..requested }
     }
 
     /// Builds a container, by the calling thread if that has a home; takes a few milliseconds.
@@ -156,16 +157,16 @@ impl ContainerBuilder {
     fn build_from_plan(
         self: &Arc<Self>,
         spec: ContainerSpec,
-        kept: Option<CachedRoot>,
+        cached_root: Option<CachedRoot>,
         home: Option<&HomeNamespaces>,
     ) -> Result<Container, ContainerError> {
-        let living = Arc::clone(&self.live_count);
+        let live_count = Arc::clone(&self.live_count);
         if self.count_live() > self.config.containers_max {
             let node = self.config.node.clone();
             return Err(ContainerError::TooManyContainers { node, containers_max: self.config.containers_max });
         }
         let blueprint = self.blueprint();
-        let layout = blueprint.version;
+        let mounts_version = blueprint.version;
         let private_point = match spec.root {
             RootSpec::Overlay => None,
             RootSpec::Shared => Some(self.acquire_private_mount_point()?),
@@ -176,29 +177,28 @@ impl ContainerBuilder {
             UsersSpec::Host => None,
             UsersSpec::Private => Some(ReservedIds::acquire(&self.config.user_ranges, number)?),
         };
-        let numbers = reserved.as_ref().map(|reserved| reserved.range);
+        let id_range = reserved.as_ref().map(|reserved| reserved.range);
         let name = group_name(&id);
         let cgroup = if spec.limited {
             self.cgroups.create_group(&name)?
         } else {
             self.cgroups.create_unlimited_group(&name)?
         };
-        let plan = BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root: kept };
-        let birthplace = cgroup.open_clone_target().map_err(ContainerError::from);
-        let built = birthplace.and_then(|birthplace| match home.filter(|_| plan.reserved_ids.is_none()) {
-            Some(home) => self.start_init_here(home, plan, birthplace),
-            None => self.start_init_in_thread(&id, plan, birthplace),
+        let plan = BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root };
+        let clone_target = cgroup.open_clone_target().map_err(ContainerError::from);
+        let built = clone_target.and_then(|clone_target| match home.filter(|_| plan.reserved_ids.is_none()) {
+            Some(home) => self.start_init_here(home, plan, clone_target),
+            None => self.start_init_in_thread(&id, plan, clone_target),
         });
-        let (init, asked, root) = built.inspect_err(|_| {
+        let (init, control, root) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
                 tracing::warn!(%error, "control group of a container that could not be built is left");
             }
         })?;
         // From here on the container removes itself, whatever fails.
-        let held = (living, private_point);
-        let parts =
-            ContainerParts { id, init, cgroup, builder: Arc::clone(self), keepalive: held, id_range: numbers, root };
-        let container = Container::new(parts, asked, spec, layout);
+        let keepalive = (live_count, private_point);
+        let parts = ContainerParts { id, init, cgroup, builder: Arc::clone(self), keepalive, id_range, root };
+        let container = Container::new(parts, control, spec, mounts_version);
         let processes = BTreeSet::from([container.init_pid(), container.forker_pid()]);
         for process in processes {
             container.cgroup().join_v1(process)?;
@@ -212,16 +212,16 @@ impl ContainerBuilder {
     /// Starts the init program outside of containers, in the group of zygotes.
     pub(crate) fn start_host_init(&self) -> Result<HostInit, ContainerError> {
         let group = self.cgroups.zygote_group()?;
-        let birthplace = group.open_clone_target()?;
-        let (ours, its) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
+        let clone_target = group.open_clone_target()?;
+        let (own_end, init_end) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = InitProgram {
             image: self.image.as_fd(),
             name: c"farfork-zygote",
-            fds: [null.as_fd(), null.as_fd(), null.as_fd(), its.as_fd()],
-            cgroup: birthplace.as_ref().map(AsFd::as_fd),
+            fds: [null.as_fd(), null.as_fd(), null.as_fd(), init_end.as_fd()],
+            cgroup: clone_target.as_ref().map(AsFd::as_fd),
         };
-        let host_init = HostInit::new(clone::spawn_in_current_namespace(&init).map_err(ContainerError::Init)?, ours);
+        let host_init = HostInit::new(clone::spawn_in_current_namespace(&init).map_err(ContainerError::Init)?, own_end);
         group.join_v1(host_init.pid())?;
         Ok(host_init)
     }
@@ -257,10 +257,10 @@ impl ContainerBuilder {
         self: &Arc<Self>,
         id: &str,
         plan: BuildPlan,
-        birthplace: Option<File>,
+        clone_target: Option<File>,
     ) -> Result<StartedInit, ContainerError> {
         let (builder, phase) = (Arc::clone(self), tracing::Span::current());
-        let body = move || phase.in_scope(|| builder.build_and_start(plan, birthplace.as_ref()));
+        let body = move || phase.in_scope(|| builder.build_and_start(plan, clone_target.as_ref()));
         let built = thread::Builder::new().name(format!("build-{id}")).spawn(body);
         built.map_err(ContainerError::Thread)?.join().unwrap_or_else(|_| Err(thread_panicked()))
     }
@@ -270,31 +270,31 @@ impl ContainerBuilder {
         &self,
         home: &HomeNamespaces,
         plan: BuildPlan,
-        birthplace: Option<File>,
+        clone_target: Option<File>,
     ) -> Result<StartedInit, ContainerError> {
         // What it is given is dropped by a panic, and all else that it changes is the thread's.
-        let body = AssertUnwindSafe(|| self.build_and_start(plan, birthplace.as_ref()));
+        let body = AssertUnwindSafe(|| self.build_and_start(plan, clone_target.as_ref()));
         panic::catch_unwind(|| home.run_elsewhere(body)).unwrap_or_else(|_| Err(thread_panicked()))
     }
 
     /// In a thread that may leave the node's namespaces. Gives init, whom it is asked by, and the root if another container may have it.
-    fn build_and_start(&self, plan: BuildPlan, birthplace: Option<&File>) -> Result<StartedInit, ContainerError> {
-        let BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root: kept } = plan;
+    fn build_and_start(&self, plan: BuildPlan, clone_target: Option<&File>) -> Result<StartedInit, ContainerError> {
+        let BuildPlan { spec, blueprint, reserved_ids: reserved, cached_root } = plan;
         let has_network = spec.network == NetworkSpec::Private;
-        if let Some(kept) = kept {
-            let root = kept.enter(has_network)?;
+        if let Some(cached_root) = cached_root {
+            let root = cached_root.enter(has_network)?;
             bring_up_loopback_if_private(spec)?;
-            let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
+            let (init, control) = self.spawn(clone::spawn_init, None, clone_target)?;
             return Ok((init, (control, None), Some(root)));
         }
-        let unsharing = tracing::debug_span!(target: "farfork::phase", "container.unshare");
-        unsharing
+        let unshare_span = tracing::debug_span!(target: "farfork::phase", "container.unshare");
+        unshare_span
             .in_scope(|| namespace::unshare_container(has_network))
             .map_err(|cause| ContainerError::Namespace { operation: "make namespaces", cause })?;
         bring_up_loopback_if_private(spec)?;
-        let rooting = tracing::debug_span!(target: "farfork::phase", "container.root");
+        let root_span = tracing::debug_span!(target: "farfork::phase", "container.root");
         let build = |users: Option<&ContainerUsers>| {
-            rooting.in_scope(|| root::build_root((spec.root, users), &blueprint, &self.scratch, &self.masked))
+            root_span.in_scope(|| root::build_root((spec.root, users), &blueprint, &self.scratch, &self.masked))
         };
         let Some(reserved) = reserved else {
             let mounts = namespace::open_mount_namespace().map_err(ContainerError::MountTable)?;
@@ -305,18 +305,19 @@ impl ContainerBuilder {
             });
             // Also where the look at the root has failed in the middle.
             rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
-            let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
+            let (init, control) = self.spawn(clone::spawn_init, None, clone_target)?;
             return Ok((init, (control, None), root));
         };
         // Its user namespace is needed to build the root, and it moves there with the thread.
         rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
-        let (init, waiter) = self.spawn(clone::spawn_init_in_user_namespace, Some(&reserved.lock), birthplace)?;
-        let borne = ContainerUsers::map_ids(init.pid, reserved.range).map_err(ContainerError::Init).and_then(|users| {
-            build(Some(&users))?;
-            self.spawn(clone::spawn_in_current_namespace, None, birthplace)
-        });
-        let (bearer, control) = borne.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
-        Ok((init, (control, Some(PrivilegedForker::new(bearer, waiter))), None))
+        let (init, waiter) = self.spawn(clone::spawn_init_in_user_namespace, Some(&reserved.lock), clone_target)?;
+        let forker =
+            ContainerUsers::map_ids(init.pid, reserved.range).map_err(ContainerError::Init).and_then(|users| {
+                build(Some(&users))?;
+                self.spawn(clone::spawn_in_current_namespace, None, clone_target)
+            });
+        let (forker, control) = forker.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
+        Ok((init, (control, Some(PrivilegedForker::new(forker, waiter))), None))
     }
 
     /// Starts the init program where the thread is, and gives our end of its control socket. It holds `lock` open.
@@ -324,18 +325,18 @@ impl ContainerBuilder {
         &self,
         spawn: impl FnOnce(&InitProgram<'_>) -> io::Result<SpawnedProcess>,
         lock: Option<&File>,
-        birthplace: Option<&File>,
+        clone_target: Option<&File>,
     ) -> Result<(SpawnedProcess, OwnedFd), ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.spawn").entered();
-        let (ours, its) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
+        let (own_end, init_end) = fd_passing::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = InitProgram {
             image: self.image.as_fd(),
             name: c"farfork-init",
-            fds: [lock.unwrap_or(&null).as_fd(), null.as_fd(), null.as_fd(), its.as_fd()],
-            cgroup: birthplace.map(AsFd::as_fd),
+            fds: [lock.unwrap_or(&null).as_fd(), null.as_fd(), null.as_fd(), init_end.as_fd()],
+            cgroup: clone_target.map(AsFd::as_fd),
         };
-        Ok((spawn(&init).map_err(ContainerError::Init)?, ours))
+        Ok((spawn(&init).map_err(ContainerError::Init)?, own_end))
     }
 }
 

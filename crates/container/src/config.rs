@@ -1,4 +1,4 @@
-//! What the containers of a node have in common, and what each may choose.
+//! The configuration that all containers of a node share, and the options of each.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

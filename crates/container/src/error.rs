@@ -1,4 +1,4 @@
-//! Why a container cannot be had.
+//! Why a container could not be built or used.
 
 use std::io;
 use std::path::PathBuf;

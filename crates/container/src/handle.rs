@@ -1,4 +1,4 @@
-//! A container that was built: handed to whoever restores a child in it, and removed when that comes to nothing.
+//! A built container: handed to the caller that restores a child in it, and removed if that fails.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -97,8 +97,8 @@ impl Container {
     }
 
     /// Says who is to have its root when all in it has ended.
-    pub(crate) fn set_root_recipient(&mut self, will: RootRecipient) {
-        self.root_recipient = Some(will);
+    pub(crate) fn set_root_recipient(&mut self, recipient: RootRecipient) {
+        self.root_recipient = Some(recipient);
     }
 
     /// Its id, unique on the node.
@@ -253,7 +253,7 @@ impl Container {
         record::mark_in_use(&records, self.id())?;
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
-        let root = parts.root.zip(self.root_recipient.take()).map(|(root, will)| (self.spec, root, will));
+        let root = parts.root.zip(self.root_recipient.take()).map(|(root, recipient)| (self.spec, root, recipient));
         let running = RunningContainer {
             reusable_root: Mutex::new(root),
             id: parts.id,

@@ -1,5 +1,5 @@
-//! A process of the init program outside of containers, in the daemon's own namespaces: it has memory that children in
-//! containers will share, and a control group of the node's for it.
+//! An init process outside of containers, in the daemon's own namespaces. It holds memory that children in containers
+//! will share, and is in a control group of the node.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,12 +22,12 @@ pub struct HostInit {
 }
 
 impl HostInit {
-    pub(crate) fn new(born: SpawnedProcess, control: OwnedFd) -> Self {
+    pub(crate) fn new(process: SpawnedProcess, control: OwnedFd) -> Self {
         let score = OOM_SCORE_ADJUSTMENT.to_string();
-        if let Err(error) = fs::write(format!("/proc/{}/oom_score_adj", born.pid), score) {
-            tracing::warn!(pid = born.pid, %error, "a zygote keeps its place in the OOM killer's order");
+        if let Err(error) = fs::write(format!("/proc/{}/oom_score_adj", process.pid), score) {
+            tracing::warn!(pid = process.pid, %error, "a zygote keeps its place in the OOM killer's order");
         }
-        Self { process: born, control }
+        Self { process, control }
     }
 
     /// Its process id.

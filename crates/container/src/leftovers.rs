@@ -1,5 +1,5 @@
-//! What a daemon that died left of its containers: found by their records, and told from what is not ours by the
-//! start time of each init and by the name of the node's own control groups.
+//! The leftover containers of a dead daemon, found by their records. The start time of each init, and the name of the
+//! node's own control groups, tell them from foreign ones.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -1,19 +1,17 @@
-//! Lean containers: a pid, mount, UTS, IPC and, where wanted, network namespace, a control group and a root file system, made
-//! ahead of need and handed out from a [`Pool`].
+//! Lean containers: a pid, mount, UTS, IPC and optional network namespace, a control group and a root file system. They
+//! are built ahead of need and handed out from a [`ContainerPool`].
 //!
-//! A container is an empty place with one process, its *init*: a program that the caller gives, which waits on a socket
-//! for what to do. What runs in a container, and the time namespace that fits it, is the business of init and of the
-//! crate above.
-//!
-//! ```text
-//!            a thread of the pool's, away from the node's namespaces
-//!   pool ──► unshare ─► loopback ─► root ─► clone3(NEWPID) ─► home
-//!                                               └─► init, pid 1: waits on its descriptor 3
-//! ```
-//!
-//! Everything a container holds goes with its init: mounts exist in its mount namespace only. What remains outside is
-//! a control group and a record in the run directory; [`clean_leftovers`] removes what a crashed daemon could not.
+//! A container starts with one process, its init: a program that the caller supplies, which waits on a socket for
+//! requests. The contents of a container, and its time namespace, are left to init and to the crate above.
 #![forbid(unsafe_code)]
+
+//            a thread of the pool's, outside the node's namespaces
+//   pool --> unshare -> loopback -> root -> clone3(NEWPID) -> back to the node's namespaces
+//                                               +-> init, pid 1: waits on its descriptor 3
+//
+// A container's resources end with its init: its mounts exist only in its mount namespace. Outside remain a
+// control group and a record in the run directory; `clean_leftovers` removes those that a crashed daemon could
+// not.
 
 mod bind;
 mod builder;

@@ -1,8 +1,8 @@
-//! Who bears the child of a container that has users of its own. The container's first process has no rights that this needs, not
-//! even in its own user namespace, so a process beside it does: of the same program, in the same namespaces but for those of
-//! processes and users, which are the node's.
+//! The process that forks the child of a container with its own users. The container's init lacks the rights for this,
+//! even in its own user namespace. So a second process of the same program does it. It shares init's namespaces except
+//! pid and user, which are the node's.
 //!
-//! It ends when the child is born. In a container that waits it ends with the daemon, as the first process does.
+//! It ends when the child is forked. In a waiting container it ends with the daemon, as init does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub(crate) struct PrivilegedForker {
 }
 
 impl PrivilegedForker {
-    pub(crate) fn new(born: SpawnedProcess, waiter: OwnedFd) -> Self {
-        Self { process: born, init_socket: waiter }
+    pub(crate) fn new(process: SpawnedProcess, init_socket: OwnedFd) -> Self {
+        Self { process, init_socket }
     }
 
     /// Its process id.
@@ -51,10 +51,10 @@ impl Drop for PrivilegedForker {
 }
 
 /// Ends a process that nothing of a child runs in.
-pub(crate) fn kill_and_reap(born: &SpawnedProcess) {
+pub(crate) fn kill_and_reap(process: &SpawnedProcess) {
     // ESRCH: it has ended already.
-    let _ = pidfd::send_signal(&born.pidfd, Signal::KILL.as_raw());
-    if !clone::reap_within(&born.pidfd, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false) {
-        tracing::warn!(pid = born.pid, "a process of a container that was killed has not ended");
+    let _ = pidfd::send_signal(&process.pidfd, Signal::KILL.as_raw());
+    if !clone::reap_within(&process.pidfd, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false) {
+        tracing::warn!(pid = process.pid, "a process of a container that was killed has not ended");
     }
 }

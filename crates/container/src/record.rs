@@ -1,11 +1,6 @@
-//! A file for each container in the run directory, so that what a daemon leaves behind when it dies can be found and
-//! told from what others made. Its name says whether something runs in the container that outlives the daemon, so that
-//! handing one over costs no more than a rename.
-//!
-//! ```text
-//! RUN/containers/ID.waiting     contents: the init, as PID@TICKS
-//! RUN/containers/ID.in-use
-//! ```
+//! A file per container in the run directory. A later daemon finds a dead daemon's containers by these files, and tells
+//! them from foreign ones. The file's name says whether a process in the container outlives the daemon, so that handing
+//! a container over costs only a rename.
 
 use std::fs;
 use std::io;
@@ -14,6 +9,9 @@ use std::path::{Path, PathBuf};
 use farfork_sys::process_identity::ProcessIdentity;
 
 use crate::error::ContainerError;
+
+//  RUN/containers/ID.waiting     contents: the init, as PID@TICKS
+//  RUN/containers/ID.in-use
 
 /// Whether something runs in a container that outlives the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

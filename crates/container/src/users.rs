@@ -1,7 +1,7 @@
-//! Users and groups of a container's own: a user namespace with numbers that nobody else on the machine has.
+//! Users and groups of a container's own: a user namespace with ids that no one else on the machine uses.
 //!
-//! Which numbers are taken is known by locks on a file that all nodes of the machine have in common, one byte for each range.
-//! The container's first process has the file open, and so the lock for as long as it lives: nothing has to be given back.
+//! Locks on a file that all nodes of the machine share record which ids are taken, one byte per range. Init holds the
+//! file open, and so the lock, for as long as it lives: no id has to be given back.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Two observations, compared. Pure.
+//! `compare`: compares two observations. It is pure.
 
 use std::collections::BTreeSet;
 

@@ -1,14 +1,8 @@
-//! The differ: all that the kernel shows of a process and of a child of it, read and compared.
+//! The differ: reads everything that the kernel shows of a process and of its child, and compares the two.
 //!
-//! ```text
-//!  parent ─ stop ─ observer ─▶ Observation ─┐
-//!                                           ├─ compare ─▶ Report: differences, and those that a tolerance permits
-//!  child ── stop ─ observer ─▶ Observation ─┘
-//! ```
-//!
-//! [`observe`] reads and does no judging; [`compare`] and the table of tolerances are pure. Fields are read because the kernel
-//! shows them, not because farfork carries them: files of `/proc/PID` by their listing, socket options by their numbers. What
-//! may differ stands in [`TOLERANCES`] with its reason; what is not read stands in tables beside its reader.
+//! [`observe`] reads without judging. [`compare`] and [`TOLERANCES`] are pure: the table has each permitted difference
+//! and its reason. Fields are read because the kernel shows them, not because farfork carries them: `/proc/PID` by its
+//! listing, socket options by number. A reader has a table of what it leaves out.
 #![forbid(unsafe_code)]
 
 mod comparison;
@@ -23,4 +17,10 @@ pub use tolerance::{TOLERANCES, Tolerance, TolerancePolicy};
 /// What the kernel shows of the processes of a tree: a value for each field. Fields are paths that begin with the id of a process in
 /// its own pid namespace, such as `71/status/SigBlk`. Ids and inode numbers in values are replaced by names that are the same in a
 /// copy.
+///
+/// ```text
+///  parent ─ stop ─ observe ─▶ Observation ─┐
+///                                          ├─ compare ─▶ ComparisonReport: differences, and those that a tolerance permits
+///  child ── stop ─ observe ─▶ Observation ─┘
+/// ```
 pub type Observation = std::collections::BTreeMap<String, String>;

@@ -1,4 +1,4 @@
-//! Patterns of fields: `*` stands for any text, everything else for itself.
+//! Patterns of field names: `*` matches any text, every other character matches itself.
 
 /// Whether a pattern is of this text.
 pub(crate) fn matches(pattern: &str, text: &str) -> bool {

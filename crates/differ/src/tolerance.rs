@@ -1,5 +1,5 @@
-//! What may differ between a parent and its child, with the reason. A row that is not needed any more does no harm, but hides the
-//! next difference: rows are as narrow as they can be.
+//! `TOLERANCES`: the permitted differences between a parent and its child, each with its reason. A row that is no
+//! longer needed hides the next real difference, so rows are as narrow as possible.
 
 /// Why a difference is permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

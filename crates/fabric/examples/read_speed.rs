@@ -1,8 +1,8 @@
-//! Measures reads of another process's memory through each provider, beside the floors: a copy within this process and
-//! a bare ping-pong over the same kind of socket.
+//! Measures reads of another process's memory through each provider. Also measures two baselines: a copy within this
+//! process, and a bare ping-pong over the same kind of socket.
 //!
-//! `cargo run --release -p farfork-fabric --example read_speed [serve ADDRESS | TCP-ADDRESS]`: alone it serves itself
-//! over loopback; with `serve` and an address it only serves, and with that address it only reads.
+//! `cargo run --release -p farfork-fabric --example read_speed [serve ADDRESS | TCP-ADDRESS]`: without arguments,
+//! serves itself over loopback. `serve ADDRESS` only serves; `TCP-ADDRESS` only reads from that address.
 
 mod own_memory;
 

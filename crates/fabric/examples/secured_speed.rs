@@ -1,5 +1,5 @@
-//! Measures what it costs that both ends prove who they are, and that pages are encrypted: the same reads over plain TCP,
-//! over a connection that goes on in clear behind its handshake, and over an encrypted one, in turn.
+//! Measures the cost of mutual authentication and of encryption. Runs the same reads in turn over plain TCP, over a
+//! connection that continues in clear after its handshake, and over an encrypted connection.
 //!
 //! `cargo run --release -p farfork-fabric --example secured_speed [ROUNDS]`
 

@@ -1,4 +1,4 @@
-//! Where an owner is reached, and by which provider.
+//! The address of an owner: which provider reaches it, and where.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Reads that wait: for callers with a thread to spare, as a daemon that fetches a descriptor or fills shared memory.
+//! Blocking reads, for callers with a thread to spare: a daemon that fetches a descriptor or fills shared memory.
 
 use std::collections::HashMap;
 use std::io;

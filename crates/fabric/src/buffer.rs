@@ -1,5 +1,5 @@
-//! Memory for what is received and sent, used again and again: fresh memory costs a page fault and zeroing per page,
-//! more than the copy into it.
+//! Reusable buffers for bytes that are received and sent. Fresh memory costs a page fault and zeroing per page, which
+//! is more than the copy into it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -59,14 +59,14 @@ pub(crate) struct BufferPool {
 impl BufferPool {
     /// A buffer of `length` bytes of arbitrary contents.
     pub(crate) fn take(&mut self, length: usize) -> Buffer {
-        let kept = if length <= SMALL_BYTES {
+        let cached = if length <= SMALL_BYTES {
             self.small.pop()
         } else {
             let large = self.large.pop();
             self.large_bytes -= large.as_ref().map_or(0, Vec::len);
             large
         };
-        let mut bytes = kept.unwrap_or_default();
+        let mut bytes = cached.unwrap_or_default();
         if bytes.len() < length {
             bytes.resize(length.max(SMALL_BYTES), 0);
         }

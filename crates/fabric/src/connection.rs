@@ -1,4 +1,4 @@
-//! What a provider gives its users: a connection to one owner, with many requests in flight.
+//! The `Connection` trait that every provider implements: one connection to one owner, with many requests in flight.
 
 use std::io;
 use std::os::fd::BorrowedFd;

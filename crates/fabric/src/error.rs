@@ -1,4 +1,4 @@
-//! What can go wrong with a request: refused for good, or its owner cannot be reached.
+//! Why a request fails: the owner refused it, which is final, or the owner cannot be reached.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What an owner exports. The fabric serves it; `farfork-fork` implements it for its seeds, [`Registry`](crate::Registry)
-//! for whoever registers memory.
+//! The `Exporter` trait: the memory and the message receiver of an owner, which the fabric serves. `farfork-fork`
+//! implements it for seeds; [`RegionRegistry`](crate::RegionRegistry) implements it for registered memory.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,27 +1,26 @@
-//! The fabric: connections between nodes; registered memory, read and written one-sidedly; messages.
+//! The fabric: connections between nodes, one-sided reads and writes of registered memory, and messages.
 //!
-//! A requester names (seed, extent, offset), never an address; the owner of the seed looks up seed, token and bounds
-//! at each request, without involving the seed's process. A connection mends itself: reads that got no answer are asked
-//! again, for they change nothing; writes and messages are made once at most. An error is final (the owner refused), or
-//! says since when the owner cannot be reached, and whether something may have been done all the same.
-//!
-//! ```text
-//!   requester                                            owner
-//!   Connection ── submit, poll ── completions            Exporter ── open ── Region ── read, write
-//!       │                                                    ▲ (a Registry, or one's own)
-//!   protocol::Requester   pure: what to send, what came  protocol::Owner
-//!       │                                                    │
-//!   stream::Link          connect, secure, reconnect     stream::Peer
-//!       │                                                    │
-//!   transport::Stream ─────── bytes of wire::frame ── transport::Stream
-//! ```
-//!
-//! Providers differ in how the bytes travel, and have the same set of files: [`tcp`] sends them through a socket; [`shm`],
-//! for requesters on the owner's host, asks through a Unix socket once and then reads the template's memory for itself;
-//! [`sim`] is a world of its own, with faults and time from a seed, for tests of all that stands above streams.
-//!
-//! What memory there is to export is `farfork-fork`'s business; what proves who connects, `farfork-trust`'s.
+//! A requester names (seed, extent, offset), never an address. The owner checks seed, token and bounds at every
+//! request, and the seed's process takes no part. A connection repairs itself: it repeats unanswered reads, because
+//! reads change nothing; it makes a write or a message at most once. `farfork-fork` decides which memory is exported,
+//! and `farfork-trust` proves which peer connects.
 #![forbid(unsafe_code)]
+
+//   requester                                            owner
+//   Connection -- submit_*, poll -- completions          Exporter -- open_region -- Region -- read, write
+//       |                                                    ^ (RegionRegistry, or the caller's own)
+//   protocol::Requester   pure: requests and replies     protocol::Responder
+//       |                                                    |
+//   stream::Link          connect, secure, reconnect     stream::ServerConnection
+//       |                                                    |
+//   transport::Stream ------- bytes of wire::frame -- transport::Stream
+//
+// Providers differ in how the bytes travel, and have the same set of files. `tcp` sends them through a socket. `shm`
+// serves requesters on the owner's host: it asks once through a Unix socket, then reads the template's memory
+// directly. `sim` is a simulated world with faults and time from a random seed, for tests of everything above streams.
+//
+// An error is final (the owner refused). Otherwise it says since when the owner cannot be reached, and whether the
+// change may have been made all the same.
 
 mod address;
 mod blocking;

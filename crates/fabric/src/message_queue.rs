@@ -1,4 +1,4 @@
-//! Messages that arrived at an owner and wait to be received.
+//! The queue of messages that an owner has received and its user has not taken yet.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Memory that is registered, until it is revoked, and messages: an exporter for whoever has no table of his own.
+//! An exporter for callers without a seed table of their own: regions that are registered until they are revoked, and a
+//! message queue.
 
 use std::collections::HashMap;
 use std::fmt;

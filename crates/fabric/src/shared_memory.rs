@@ -1,4 +1,4 @@
-//! Memory of the owner's own that others may read and write: an anonymous file, which processes can share.
+//! A region in memory of the owner's own, which others may read and write: an anonymous file that processes can share.
 
 use std::fs::File;
 use std::io;

@@ -1,10 +1,4 @@
-//! Whether to look again for a while before sleeping. Waking another CPU costs 15 to 30 µs, about as much as
-//! everything else that a page fault needs; but where nothing comes, looking again takes the CPU from those who have
-//! work. So who looks again gives the CPU away between two looks, and does so only where that was worth it lately.
-//!
-//! Where somebody else runs on this CPU meanwhile, sleeping is better. Mostly that is whoever is waited for: handing over to
-//! it and being woken by it costs two switches of some 2 µs, and looking only adds more. Where it is a stranger, who gives
-//! the CPU away loses a whole turn, and who is woken comes first. Pure, but for [`Spin::give_way`]: time is an argument.
+//! Decides whether a waiting loop polls again or sleeps. Pure, except [`AdaptiveSpin::yield_cpu`]: time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -29,6 +23,14 @@ const CREDIT_MAX: u32 = 8;
 
 /// Looks that a beginner may have before the first success.
 const CREDIT_INITIAL: u32 = 2;
+
+// To wake another CPU costs 15 to 30 us, about as much as everything else that a page fault needs. But a loop that
+// polls in vain takes the CPU from threads that have work. So the loop yields the CPU between two polls, and polls
+// only where that paid off recently.
+//
+// If another thread runs on this CPU meanwhile, sleeping is better. Usually that thread is the awaited peer: to
+// switch to it and be woken by it costs two switches of about 2 us, and polling only adds to that. If it is an
+// unrelated thread, a loop that yields loses a whole time slice, while a thread that is woken runs first.
 
 /// The decision of one loop, from what its last waits were like.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The memory of a template, read from another process of its host.
+//! The memory of a template: another process on this host, read through its `/proc` file.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,5 +1,5 @@
-//! Connections between members of a cluster: a TLS handshake in which both ends prove who they are, then records, or the
-//! same stream in clear where both ends were told so. What is proved, and how, is `farfork-trust`'s business.
+//! TLS connections between members of a cluster. Both ends authenticate in a handshake; then records follow, or the
+//! same stream in clear where both ends are configured so. `farfork-trust` implements the authentication.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -97,8 +97,8 @@ impl Stream for TlsStream {
     }
 
     fn check_peer_trusted(&self) -> io::Result<()> {
-        let standing = self.session.check_peer_trusted(&self.credentials);
-        standing.map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))
+        let checked = self.session.check_peer_trusted(&self.credentials);
+        checked.map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

@@ -1,12 +1,7 @@
-//! The seam between protocols and what carries their bytes: an ordered stream to one peer that never blocks.
+//! The interface between protocols and the transport of their bytes: an ordered stream to one peer that never blocks.
 //!
-//! The memory protocol and the RPC above it are written against [`Stream`]; `tcp`, `shm` and `sim` give streams, and what
-//! protects one (TLS) is a stream around a stream, which [`Security`] puts there. Who waits for a stream's socket, and
-//! how, is its owner's business.
-//!
-//! ```text
-//!   Dialer ── dial ─▶ Attempt ── finish ─▶ Stream ── Security ─▶ Stream ── shake, until it is over ─▶ protocol
-//! ```
+//! The memory protocol and the RPC use [`Stream`]; `tcp`, `shm` and `sim` implement it. [`Security`] wraps a stream in
+//! one that protects it (TLS). The owner of a stream waits for its socket.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,6 +11,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendFlags};
 
 use crate::Address;
+
+//   Dialer -- dial -> ConnectAttempt -- poll -> Stream -- Security -> Stream -- continue_handshake -> protocol
 
 /// An ordered stream of bytes to one peer. Nothing here blocks, and what an error says is final for the stream.
 pub trait Stream: fmt::Debug + Send {

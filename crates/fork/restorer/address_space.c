@@ -1,13 +1,15 @@
-/* The child's address space: the stub's goes, the child's comes, the pager gets its userfaultfd. */
+/* Builds the child's address space in the restorer: unmaps the stub's, maps the child's, and gives the pager the
+ * userfaultfd. restore.c calls these functions in order. Pages that are not copied here are fetched by the pager on a
+ * fault. */
 #include "restorer.h"
 
-/* The kernel's own mappings wait in the parking area: where they come from and where they go may overlap anything. */
-void park_special(const struct plan *plan)
+/* Moves the kernel's mappings (vdso, vvar) to the staging area: their old and new addresses may overlap anything. */
+void stage_special_mappings(const struct plan *plan)
 {
-	const struct plan_special *special = at(plan, plan->specials.offset);
-	u64 place = plan->region_start + plan->parking_offset;
-	for (u32 i = 0; i < plan->specials.count; i++) {
-		check(plan, STEP_PARK_SPECIAL,
+	const struct plan_special_mapping *special = plan_pointer(plan, plan->special_mappings.offset);
+	u64 place = plan->region_start + plan->staging_offset;
+	for (u32 i = 0; i < plan->special_mappings.count; i++) {
+		check(plan, STEP_STAGE_SPECIAL_MAPPING,
 		      CALL5(mremap, special[i].from, special[i].bytes, special[i].bytes,
 			    K_MREMAP_MAYMOVE | K_MREMAP_FIXED, place),
 		      i);
@@ -15,12 +17,12 @@ void park_special(const struct plan *plan)
 	}
 }
 
-void place_special(const struct plan *plan)
+void place_special_mappings(const struct plan *plan)
 {
-	const struct plan_special *special = at(plan, plan->specials.offset);
-	u64 place = plan->region_start + plan->parking_offset;
-	for (u32 i = 0; i < plan->specials.count; i++) {
-		check(plan, STEP_PLACE_SPECIAL,
+	const struct plan_special_mapping *special = plan_pointer(plan, plan->special_mappings.offset);
+	u64 place = plan->region_start + plan->staging_offset;
+	for (u32 i = 0; i < plan->special_mappings.count; i++) {
+		check(plan, STEP_PLACE_SPECIAL_MAPPING,
 		      CALL5(mremap, place, special[i].bytes, special[i].bytes, K_MREMAP_MAYMOVE | K_MREMAP_FIXED,
 			    special[i].to),
 		      i);
@@ -36,7 +38,7 @@ void unmap_stub(const struct plan *plan)
 	check(plan, STEP_UNMAP_STUB, CALL2(munmap, region_end, user_space_end - region_end), 1);
 }
 
-static void advise(const struct plan *plan, const struct plan_mapping *mapping, u32 index)
+static void advise_mapping(const struct plan *plan, const struct plan_mapping *mapping, u32 index)
 {
 	static const u16 advice_of[][2] = {
 		{ MAPPING_HUGE_PAGE, K_MADV_HUGEPAGE },
@@ -57,7 +59,7 @@ static void advise(const struct plan *plan, const struct plan_mapping *mapping, 
 		}
 }
 
-static void map_one(const struct plan *plan, const struct plan_mapping *mapping, u32 index, int file)
+static void map_mapping(const struct plan *plan, const struct plan_mapping *mapping, u32 index, int file)
 {
 	u32 type = mapping->flags & MAPPING_SHARED ? K_MAP_SHARED : K_MAP_PRIVATE;
 	u32 flags = K_MAP_FIXED_NOREPLACE | (mapping->flags & MAPPING_DROPPABLE ? K_MAP_DROPPABLE : type);
@@ -71,13 +73,13 @@ static void map_one(const struct plan *plan, const struct plan_mapping *mapping,
 		flags |= K_MAP_NORESERVE;
 	long place = CALL6(mmap, mapping->start, mapping->bytes, mapping->protection, flags, file, mapping->offset);
 	if (place != (long)mapping->start)
-		give_up(plan, STEP_MAP, place < 0 ? place : -K_EINVAL, index);
+		fail_restore(plan, STEP_MAP, place < 0 ? place : -K_EINVAL, index);
 	if (mapping->flags & ~(MAPPING_SHARED | MAPPING_GROWS_DOWN | MAPPING_NO_RESERVE | MAPPING_DROPPABLE))
-		advise(plan, mapping, index);
+		advise_mapping(plan, mapping, index);
 }
 
-/* How many mappings, from this one on, are neighbours that differ in nothing but whether they may be read and written. */
-static u32 neighbours(const struct plan_mapping *mapping, u32 left)
+/* How many mappings, from this one on, are adjacent and differ in read and write protection only. */
+static u32 count_mergeable(const struct plan_mapping *mapping, u32 left)
 {
 	u32 count = 1;
 	if (mapping->kind != MAPPING_ANONYMOUS || (mapping->flags & (MAPPING_SHARED | MAPPING_GROWS_DOWN)))
@@ -89,10 +91,10 @@ static u32 neighbours(const struct plan_mapping *mapping, u32 left)
 	return count;
 }
 
-/* Maps neighbours by one call, and gives those another protection that have one: that costs two thirds of mapping each of them. What
- * may be written is counted against the machine's memory, so that it is mapped as what may not be, and gets the right by its size
- * alone. Gives how many were mapped; none where that is no way. */
-static u32 map_together(const struct plan *plan, const struct plan_mapping *first, u32 index, u32 count)
+/* Maps adjacent mappings by one mmap, then sets differing protections by mprotect: that costs two thirds of mapping each
+ * of them. Writable memory counts against the commit limit. So the mmap is not writable, and mprotect charges only the
+ * writable parts. Returns how many were mapped; 0 if all are writable. */
+static u32 map_merged(const struct plan *plan, const struct plan_mapping *first, u32 index, u32 count)
 {
 	u32 common = 0;
 	while (common < count && (first[common].protection & K_PROT_WRITE))
@@ -102,7 +104,7 @@ static u32 map_together(const struct plan *plan, const struct plan_mapping *firs
 	struct plan_mapping all = first[common];
 	all.start = first->start;
 	all.bytes = first[count - 1].start + first[count - 1].bytes - first->start;
-	map_one(plan, &all, index, -1);
+	map_mapping(plan, &all, index, -1);
 	for (u32 i = 0; i < count; i++)
 		if (first[i].protection != all.protection)
 			check(plan, STEP_MAP, CALL3(mprotect, first[i].start, first[i].bytes, first[i].protection),
@@ -110,17 +112,17 @@ static u32 map_together(const struct plan *plan, const struct plan_mapping *firs
 	return count;
 }
 
-/* Mappings that name files come sorted by file, so that each file is opened once and one descriptor suffices. */
-void map_all(const struct plan *plan)
+/* File mappings are sorted by file, so that each file is opened once and one descriptor suffices. */
+void map_all_mappings(const struct plan *plan)
 {
-	const struct plan_mapping *mapping = at(plan, plan->mappings.offset);
-	const struct plan_file *files = at(plan, plan->files.offset);
+	const struct plan_mapping *mapping = plan_pointer(plan, plan->mappings.offset);
+	const struct plan_file *files = plan_pointer(plan, plan->files.offset);
 	u32 opened = ~0u;
 	int file = -1;
 
 	for (u32 i = 0; i < plan->mappings.count;) {
-		u32 count = neighbours(&mapping[i], plan->mappings.count - i);
-		u32 mapped = count > 1 ? map_together(plan, &mapping[i], i, count) : 0;
+		u32 count = count_mergeable(&mapping[i], plan->mappings.count - i);
+		u32 mapped = count > 1 ? map_merged(plan, &mapping[i], i, count) : 0;
 		if (mapped > 0) {
 			i += mapped;
 			continue;
@@ -130,85 +132,85 @@ void map_all(const struct plan *plan)
 				CALL1(close, file);
 			opened = mapping[i].source;
 			file = (int)check(plan, STEP_OPEN_MAPPED_FILE,
-					  CALL3(open, at(plan, files[opened].path), files[opened].flags, 0), opened);
+					  CALL3(open, plan_pointer(plan, files[opened].path), files[opened].flags, 0), opened);
 		}
-		map_one(plan, &mapping[i], i, file);
+		map_mapping(plan, &mapping[i], i, file);
 		i++;
 	}
 	if (file >= 0)
 		CALL1(close, file);
 }
 
-/* Pages that raise SIGSEGV although their area may be used. The pager never hears of them. */
-void guard_all(const struct plan *plan)
+/* Guard pages raise SIGSEGV inside an accessible mapping. The pager gets no faults for them. */
+void install_guards(const struct plan *plan)
 {
-	const struct plan_range *guard = at(plan, plan->guards.offset);
+	const struct plan_range *guard = plan_pointer(plan, plan->guards.offset);
 	for (u32 i = 0; i < plan->guards.count; i++)
 		check(plan, STEP_GUARD, CALL3(madvise, guard[i].start, guard[i].bytes, K_MADV_GUARD_INSTALL), i);
 }
 
-/* Behind the guards, which locked memory does not take. On fault: pages come one by one from the pager, as anywhere else. */
-void lock_all(const struct plan *plan)
+/* After the guards, which locked memory does not accept. On fault: the pager supplies pages one by one, as elsewhere. */
+void lock_ranges(const struct plan *plan)
 {
-	const struct plan_range *locked = at(plan, plan->locked.offset);
-	for (u32 i = 0; i < plan->locked.count; i++)
+	const struct plan_range *locked = plan_pointer(plan, plan->locked_ranges.offset);
+	for (u32 i = 0; i < plan->locked_ranges.count; i++)
 		check(plan, STEP_ADVISE, CALL3(mlock2, locked[i].start, locked[i].bytes, K_MLOCK_ONFAULT), i);
 }
 
-/* Before the areas are registered: neither a call nor a fault a page. */
-void fill_eager(const struct plan *plan)
+/* Before the ranges are registered, so that a page costs neither a system call nor a userfaultfd message. */
+void copy_eager_bytes(const struct plan *plan)
 {
-	const struct plan_eager *eager = at(plan, plan->eager.offset);
+	const struct plan_eager_bytes *eager = plan_pointer(plan, plan->eager.offset);
 	for (u32 i = 0; i < plan->eager.count; i++)
-		copy_bytes((void *)eager[i].address, at(plan, eager[i].offset), eager[i].bytes);
+		copy_bytes((void *)eager[i].address, plan_pointer(plan, eager[i].offset), eager[i].bytes);
 }
 
-/* The message says whose it is. `with`: another descriptor that goes along, or -1. */
-static void send_descriptor(const struct plan *plan, int socket, int descriptor, int with)
+/* The message is the process's index. `second_fd`: another descriptor to send along, or -1. */
+static void send_fd(const struct plan *plan, int socket, int fd, int second_fd)
 {
-	const u64 count = with < 0 ? 1 : 2;
+	const u64 count = second_fd < 0 ? 1 : 2;
 	struct {
 		struct k_cmsghdr header;
 		i32 fds[2];
-	} control = { { sizeof(struct k_cmsghdr) + count * sizeof(i32), K_SOL_SOCKET, K_SCM_RIGHTS }, { descriptor, with } };
-	u32 word = plan->process;
-	struct k_iovec vector = { &word, sizeof word };
+	} control = { { sizeof(struct k_cmsghdr) + count * sizeof(i32), K_SOL_SOCKET, K_SCM_RIGHTS }, { fd, second_fd } };
+	u32 process_index = plan->process_index;
+	struct k_iovec vector = { &process_index, sizeof process_index };
 	struct k_msghdr message = { 0, 0, &vector, 1, &control, sizeof control, 0 };
 	check(plan, STEP_SEND_USERFAULTFD, CALL3(sendmsg, socket, &message, K_MSG_NOSIGNAL), 0);
 }
 
-/* The pager need not have received the descriptor when this returns: while it is on its way a fault simply waits. */
-void hand_to_pager(const struct plan *plan)
+/* The pager need not have received the descriptor when this returns: until then a fault waits. */
+void register_userfaultfd(const struct plan *plan)
 {
-	const struct plan_range *range = at(plan, plan->registered.offset);
+	const struct plan_range *range = plan_pointer(plan, plan->userfaultfd_ranges.offset);
 	struct k_uffdio_api api = { K_UFFD_API,
 				    K_UFFD_FEATURE_EVENT_FORK | K_UFFD_FEATURE_EVENT_REMAP |
 					    K_UFFD_FEATURE_EVENT_REMOVE | K_UFFD_FEATURE_EVENT_UNMAP |
 					    K_UFFD_FEATURE_THREAD_ID,
 				    0 };
-	if (plan->registered.count == 0) {
-		/* The pager is to know when it has all. */
+	if (plan->userfaultfd_ranges.count == 0) {
+		/* Tells the pager that this process has no userfaultfd, so that it knows when it has all. */
 		if (plan->process_count > 1)
 			check(plan, STEP_SEND_USERFAULTFD,
-			      CALL6(sendto, (int)plan->fd_base + PASSED_PAGER, &plan->process, sizeof plan->process,
+			      CALL6(sendto, (int)plan->fd_base + PASSED_PAGER, &plan->process_index, sizeof plan->process_index,
 				    K_MSG_NOSIGNAL, 0, 0),
 			      0);
 		return;
 	}
 	int uffd = (int)check(plan, STEP_USERFAULTFD, CALL1(userfaultfd, K_O_CLOEXEC | K_O_NONBLOCK), 0);
 	check(plan, STEP_USERFAULTFD, CALL3(ioctl, uffd, K_UFFDIO_API, &api), 1);
-	for (u32 i = 0; i < plan->registered.count; i++) {
+	for (u32 i = 0; i < plan->userfaultfd_ranges.count; i++) {
 		struct k_uffdio_register area = { range[i].start, range[i].bytes, K_UFFDIO_REGISTER_MODE_MISSING, 0 };
 		check(plan, STEP_REGISTER, CALL3(ioctl, uffd, K_UFFDIO_REGISTER, &area), i);
 	}
-	/* A zygote keeps it itself: nothing of its program runs, and no copy of it gets far whose pages nobody serves. */
-	const int keep = (int)plan->fd_base + CHILD_KEEP, pager = (int)plan->fd_base + PASSED_PAGER;
+	/* A zygote holds its own: its program never runs, and a copy cannot proceed while its pages are not served. */
+	const int queue = (int)plan->fd_base + RESTORER_SLOT_QUEUE, pager = (int)plan->fd_base + PASSED_PAGER;
 	if (plan->flags & PLAN_ZYGOTE) {
-		check(plan, STEP_KEEP_USERFAULTFD, CALL3(dup3, uffd, keep, K_O_CLOEXEC), 0);
-		send_descriptor(plan, pager, uffd, -1);
+		check(plan, STEP_KEEP_USERFAULTFD, CALL3(dup3, uffd, queue, K_O_CLOEXEC), 0);
+		send_fd(plan, pager, uffd, -1);
 	} else {
-		send_descriptor(plan, keep, uffd, -1);
-		send_descriptor(plan, pager, uffd, keep);
+		send_fd(plan, queue, uffd, -1);
+		send_fd(plan, pager, uffd, queue);
 	}
 	CALL1(close, uffd);
 }
@@ -224,15 +226,15 @@ void set_mm(const struct plan *plan)
 	} map;
 	for (u32 i = 0; i < 11; i++)
 		map.addresses[i] = plan->mm[i];
-	map.auxv = at(plan, plan->auxv.offset);
+	map.auxv = plan_pointer(plan, plan->auxv.offset);
 	map.auxv_bytes = plan->auxv.count * 8;
 	const int is_passed = (plan->flags & PLAN_EXE_PASSED) != 0;
 	map.exe = plan->fd_base + plan->exe;
 	if (!is_passed)
 		map.exe = (u32)check(plan, STEP_OPEN_EXECUTABLE,
-				     CALL3(open, at(plan, plan->exe), K_O_RDONLY | K_O_CLOEXEC, 0), 0);
+				     CALL3(open, plan_pointer(plan, plan->exe), K_O_RDONLY | K_O_CLOEXEC, 0), 0);
 	check(plan, STEP_SET_MM, CALL5(prctl, K_PR_SET_MM, K_PR_SET_MM_MAP, &map, sizeof map, 0), 0);
-	/* What was passed may be another process's, too. */
+	/* A passed descriptor may be used by another process too. */
 	if (!is_passed)
 		CALL1(close, map.exe);
 }

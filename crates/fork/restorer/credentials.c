@@ -1,4 +1,5 @@
-/* Whom a thread of the child acts as (credentials(7), capabilities(7)). */
+/* Sets a thread's credentials and capabilities (credentials(7), capabilities(7)), in the restorer. threads.c calls it per
+ * thread. */
 #include "restorer.h"
 
 static void set_capabilities(const struct plan *plan, const struct plan_credentials *wanted)
@@ -20,16 +21,16 @@ static void set_capabilities(const struct plan *plan, const struct plan_credenti
 /* Privileges go last and in this order: each step needs those that a later one takes away. */
 void set_credentials(const struct plan *plan, u32 index)
 {
-	if (index == CREDENTIALS_AS_THEY_ARE)
+	if (index == CREDENTIALS_UNCHANGED)
 		return;
 	const struct plan_credentials *wanted =
-		(const struct plan_credentials *)at(plan, plan->credentials.offset) + index;
+		(const struct plan_credentials *)plan_pointer(plan, plan->credentials.offset) + index;
 	for (u32 bit = 0; bit < 64; bit++)
 		if (!(wanted->bounding >> bit & 1) && CALL5(prctl, K_PR_CAPBSET_READ, bit, 0, 0, 0) == 1)
 			check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_CAPBSET_DROP, bit, 0, 0, 0), 0);
 	/* Changing ids must not touch the capabilities yet. */
 	check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_SET_SECUREBITS, K_SECBIT_NO_SETUID_FIXUP, 0, 0, 0), 1);
-	check(plan, STEP_CREDENTIALS, CALL2(setgroups, wanted->groups.count, at(plan, wanted->groups.offset)), 2);
+	check(plan, STEP_CREDENTIALS, CALL2(setgroups, wanted->groups.count, plan_pointer(plan, wanted->groups.offset)), 2);
 	check(plan, STEP_CREDENTIALS, CALL3(setresgid, wanted->gids[0], wanted->gids[1], wanted->gids[2]), 2);
 	CALL1(setfsgid, wanted->gids[3]);
 	check(plan, STEP_CREDENTIALS, CALL3(setresuid, wanted->uids[0], wanted->uids[1], wanted->uids[2]), 3);

@@ -1,7 +1,8 @@
-/* The child's file descriptors. */
+/* Opens the child's file descriptors and places them at their numbers, in the restorer.
+ * Files that have no path are created by the daemon or by syscalls.c. */
 #include "restorer.h"
 
-static void move_to(const struct plan *plan, int from, const struct plan_descriptor *wanted)
+static void place_descriptor(const struct plan *plan, int from, const struct plan_file_descriptor *wanted)
 {
 	u32 flags = wanted->close_on_exec ? K_O_CLOEXEC : 0;
 	if ((u32)from == wanted->number) /* opened in place; dup3 would refuse */
@@ -11,14 +12,14 @@ static void move_to(const struct plan *plan, int from, const struct plan_descrip
 		check(plan, STEP_PLACE_DESCRIPTOR, CALL3(dup3, from, wanted->number, flags), wanted->number);
 }
 
-/* Descriptors come in ascending order, and the lowest free number is the one wanted or a lower one: a file that is opened
- * never lands on a number that is wanted later, but by filling it at once. */
-static void open_descriptor(const struct plan *plan, const struct plan_descriptor *wanted)
+/* Descriptors are in ascending order, and the lowest free number is at most the wanted one. So a new file never gets a
+ * number that is wanted later, except its own. */
+static void open_descriptor(const struct plan *plan, const struct plan_file_descriptor *wanted)
 {
 	int file;
 	switch (wanted->kind) {
 	case DESCRIPTOR_OPEN:
-		file = (int)check(plan, STEP_OPEN_FILE, CALL3(open, at(plan, wanted->source), wanted->flags, 0),
+		file = (int)check(plan, STEP_OPEN_FILE, CALL3(open, plan_pointer(plan, wanted->source), wanted->flags, 0),
 				  wanted->number);
 		if (wanted->offset != 0)
 			check(plan, STEP_SEEK, CALL3(lseek, file, wanted->offset, K_SEEK_SET), wanted->number);
@@ -26,46 +27,46 @@ static void open_descriptor(const struct plan *plan, const struct plan_descripto
 	case DESCRIPTOR_EPOLL:
 		file = (int)check(plan, STEP_EPOLL, CALL1(epoll_create1, 0), wanted->number);
 		break;
-	case DESCRIPTOR_SAME:
-		move_to(plan, (int)wanted->source, wanted);
+	case DESCRIPTOR_DUPLICATE:
+		place_descriptor(plan, (int)wanted->source, wanted);
 		return;
-	case DESCRIPTOR_TAKEN:
+	case DESCRIPTOR_FROM_PROCESS:
 		return;
 	default:
-		move_to(plan, (int)(plan->fd_base + wanted->source), wanted);
+		place_descriptor(plan, (int)(plan->fd_base + wanted->source), wanted);
 		return;
 	}
-	move_to(plan, file, wanted);
+	place_descriptor(plan, file, wanted);
 	if ((u32)file != wanted->number)
 		CALL1(close, file);
 }
 
-/* An open file that another process of the tree has, so that both share its position. The process is held above all numbers
- * that are wanted. */
-static void take_descriptor(const struct plan *plan, const struct plan_descriptor *wanted)
+/* Copies an open file from another process of the tree, so that both share the file offset. The process's pidfd is moved
+ * above all wanted numbers. */
+static void copy_descriptor(const struct plan *plan, const struct plan_file_descriptor *wanted)
 {
-	long process = check(plan, STEP_TAKE_DESCRIPTOR, CALL2(pidfd_open, wanted->source, 0), wanted->number);
-	long above = check(plan, STEP_TAKE_DESCRIPTOR, CALL3(fcntl, process, K_F_DUPFD_CLOEXEC, plan->fd_base),
+	long pidfd = check(plan, STEP_COPY_DESCRIPTOR, CALL2(pidfd_open, wanted->source, 0), wanted->number);
+	long high_pidfd = check(plan, STEP_COPY_DESCRIPTOR, CALL3(fcntl, pidfd, K_F_DUPFD_CLOEXEC, plan->fd_base),
 			   wanted->number);
-	CALL1(close, process);
-	int file = (int)check(plan, STEP_TAKE_DESCRIPTOR, CALL3(pidfd_getfd, above, wanted->flags, 0), wanted->number);
-	CALL1(close, above);
-	move_to(plan, file, wanted);
+	CALL1(close, pidfd);
+	int file = (int)check(plan, STEP_COPY_DESCRIPTOR, CALL3(pidfd_getfd, high_pidfd, wanted->flags, 0), wanted->number);
+	CALL1(close, high_pidfd);
+	place_descriptor(plan, file, wanted);
 	if ((u32)file != wanted->number)
 		CALL1(close, file);
 }
 
 void open_descriptors(const struct plan *plan)
 {
-	const struct plan_descriptor *wanted = at(plan, plan->descriptors.offset);
-	const struct plan_epoll *watch = at(plan, plan->epolls.offset);
-	for (u32 i = 0; i < plan->descriptors.count; i++)
+	const struct plan_file_descriptor *wanted = plan_pointer(plan, plan->file_descriptors.offset);
+	const struct plan_epoll_entry *watch = plan_pointer(plan, plan->epolls.offset);
+	for (u32 i = 0; i < plan->file_descriptors.count; i++)
 		open_descriptor(plan, &wanted[i]);
-	meet(plan, &gate_of(plan)->opened, plan->process_count);
-	for (u32 i = 0; i < plan->descriptors.count; i++)
-		if (wanted[i].kind == DESCRIPTOR_TAKEN)
-			take_descriptor(plan, &wanted[i]);
-	meet(plan, &gate_of(plan)->taken, plan->process_count);
+	wait_barrier(plan, &barrier_page(plan)->files_opened, plan->process_count);
+	for (u32 i = 0; i < plan->file_descriptors.count; i++)
+		if (wanted[i].kind == DESCRIPTOR_FROM_PROCESS)
+			copy_descriptor(plan, &wanted[i]);
+	wait_barrier(plan, &barrier_page(plan)->files_copied, plan->process_count);
 	/* After all that they watch. */
 	for (u32 i = 0; i < plan->epolls.count; i++) {
 		struct k_epoll_event event = { watch[i].events, watch[i].data };

@@ -1,4 +1,4 @@
-/* The system calls that stub and restorer make, without a C library: nothing of one may remain in a child. */
+/* System calls and kernel interface for stub and restorer, without a C library: none of one may remain in a child. */
 #pragma once
 
 #include <asm/unistd.h>
@@ -45,8 +45,8 @@ static inline void clear_bytes(void *at, u64 bytes)
 	__asm__ volatile("rep stosb" : "+D"(at), "+c"(bytes) : "a"(0) : "memory");
 }
 
-/* Names of the kernel's interface, from its uapi headers; those headers clash with one another when included
- * without a C library, so the few that are needed stand here. */
+/* Names of the kernel's interface, from its uapi headers. Those headers conflict with one another without a C library, so
+ * the few that are needed are here. */
 enum {
 	K_EPERM = 1,
 	K_EINTR = 4,
@@ -64,7 +64,7 @@ enum {
 	K_PROT_EXEC = 4,
 	K_MAP_SHARED = 0x01,
 	K_MAP_PRIVATE = 0x02,
-	K_MAP_DROPPABLE = 0x08, /* in the place of the two */
+	K_MAP_DROPPABLE = 0x08, /* instead of the two above */
 	K_MAP_FIXED = 0x10,
 	K_MAP_ANONYMOUS = 0x20,
 	K_MAP_GROWSDOWN = 0x0100,

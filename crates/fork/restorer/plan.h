@@ -1,29 +1,32 @@
-/* The restore plan: what the node's daemon compiles from a descriptor, and the restorer carries out. It is trusted: the
- * daemon has checked each address and index. src/restore/layout.rs is its twin; a test compares sizes and offsets.
- *
- *  one address range R of the child, in a hole of the future map and of the stub's own:
- *  ┌──────┬────────┬──────────────────┬────────┬──────────────┬─────────┬─────────┐
- *  │ code │ frames │ plan (a memfd)   │ leader │ one stack a  │ parking │ scratch │
- *  │      │        │                  │ stack  │ thread       │         │         │
- *  └──────┴────────┴──────────────────┴────────┴──────────────┴─────────┴─────────┘
- *  └─┘    └─ stay ─┘└── unmapped by the last thread that leaves ───────────────────┘
- *  the code's first page stays, where a thread leaves from; the rest of it goes, too
- *
- * Of a tree of processes each has a plan of its own, page-aligned in one memfd, the first one's first; and behind the scratch
- * page a page that all of them share, the gate.
- */
+/* The restore plan: the daemon compiles it from a descriptor, and the restorer carries it out.
+ * The restorer trusts it: the daemon has checked every address and index.
+ * src/restore/plan_layout.rs has the Rust twins; it compares sizes and offsets at compile time (plan_layout.c). */
 #pragma once
 
 #include "kernel.h"
 
+/* The region: one address range of the child, in a hole of both the child's memory map and the stub's.
+ *
+ *  ┌──────┬────────┬──────────────────┬────────┬──────────────┬─────────┬─────────┬─────────┐
+ *  │ code │ frames │ plan (a memfd)   │ leader │ one stack    │ staging │ scratch │ barrier │
+ *  │      │        │                  │ stack  │ per thread   │ area    │ page    │ page    │
+ *  └──────┴────────┴──────────────────┴────────┴──────────────┴─────────┴─────────┴─────────┘
+ *  └ retained ─────┘└─ unmapped by the last thread that enters its signal frame ────────────┘
+ *
+ * The retained part is the frames and the first page of the code, from which a thread enters its frame. That thread
+ * unmaps the rest of the code as well.
+ *
+ * Each process of a tree has its own plan. The plans are page-aligned in one memfd, the first process's plan first. All
+ * processes of a tree share the barrier page; a process without others has none. */
+
 #define PLAN_MAGIC 0x4e414c504b465246ull /* "FRFKPLAN" */
 #define REQUEST_MAGIC 0x51455246u	 /* "FREQ" */
-#define AWAIT_MAGIC 0x54494157u		 /* "WAIT" */
+#define WAIT_MAGIC 0x54494157u		 /* "WAIT" */
 #define NETWORK_MAGIC 0x5754454eu	 /* "NETW" */
 #define SIGINFO_BYTES 128
-#define PROCESSES_MAX 256		 /* of a tree, as descriptors have it */
+#define PROCESSES_MAX 256		 /* of a tree, as in descriptors */
 #define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
-#define LAST_CODE_BYTES 4096		 /* likewise: what of the code stays in the child */
+#define RETAINED_CODE_BYTES 4096	 /* likewise: code that stays mapped in the child */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
 #define THREAD_STACK_BYTES 4096		 /* a thread's part of it under 1 KiB */
 
@@ -34,16 +37,16 @@ struct plan_span {
 };
 
 enum plan_flag {
-	PLAN_PAUSED = 1,	 /* report, then wait for a word before the child runs */
-	PLAN_SESSION_LEADER = 2, /* begin a session */
-	PLAN_GROUP_LEADER = 4,	 /* begin a process group */
-	PLAN_STOPPED = 8,	 /* stop, complete, before the first instruction */
-	PLAN_SUBREAPER = 16,	 /* be the parent of orphans */
-	PLAN_ZYGOTE = 32,	 /* with its memory complete, stop, and fork as asked (zygote.c) */
-	PLAN_COPY = 64,		 /* of a zygote: its memory is there */
-	PLAN_SHARED_FILES = 128, /* processes of its tree, whichever, have one table of descriptors */
-	PLAN_SAME_MEMORY = 256,	 /* its memory is its parent's, who has built it */
-	PLAN_EXE_PASSED = 512,	 /* no path leads to its executable */
+	PLAN_PAUSED = 1,	      /* report, then wait for a command before the child runs */
+	PLAN_SESSION_LEADER = 2,      /* begin a session with setsid */
+	PLAN_GROUP_LEADER = 4,	      /* begin a process group */
+	PLAN_STOPPED = 8,	      /* restored, stop before the first instruction */
+	PLAN_SUBREAPER = 16,	      /* PR_SET_CHILD_SUBREAPER */
+	PLAN_ZYGOTE = 32,	      /* build the memory only, then serve copy requests (zygote.c) */
+	PLAN_ZYGOTE_COPY = 64,	      /* a zygote's copy: its memory exists already */
+	PLAN_TREE_SHARES_FILES = 128, /* some processes of its tree share a descriptor table */
+	PLAN_SHARES_MEMORY = 256,     /* CLONE_VM: its parent has built the memory */
+	PLAN_EXE_PASSED = 512,	      /* its executable has no path */
 };
 
 enum mapping_kind {
@@ -82,8 +85,8 @@ struct plan_range {
 	u64 bytes;
 };
 
-/* A kernel mapping (vdso, vvar): where the stub has it, and where the child must. */
-struct plan_special {
+/* A kernel mapping (vdso, vvar): its address in the stub, and in the child. */
+struct plan_special_mapping {
 	u64 from;
 	u64 to;
 	u64 bytes;
@@ -95,7 +98,7 @@ struct plan_file {
 };
 
 /* Bytes that must be in place before anything runs. */
-struct plan_eager {
+struct plan_eager_bytes {
 	u64 address;
 	u32 offset; /* in the plan */
 	u32 bytes;
@@ -104,12 +107,12 @@ struct plan_eager {
 enum descriptor_kind {
 	DESCRIPTOR_OPEN = 0,   /* source: offset of the path */
 	DESCRIPTOR_PASSED = 1, /* source: index into the passed descriptors */
-	DESCRIPTOR_SAME = 2,   /* source: number of a descriptor placed before */
+	DESCRIPTOR_DUPLICATE = 2,   /* source: number of a descriptor placed before */
 	DESCRIPTOR_EPOLL = 3,
-	DESCRIPTOR_TAKEN = 4, /* source: a process of the tree, by its id, that has the file; flags: its number there */
+	DESCRIPTOR_FROM_PROCESS = 4, /* source: pid of a process of the tree that has the file; flags: its number there */
 };
 
-struct plan_descriptor {
+struct plan_file_descriptor {
 	u32 number;
 	u32 kind;
 	u32 source;
@@ -119,7 +122,7 @@ struct plan_descriptor {
 	u32 reserved;
 };
 
-struct plan_epoll {
+struct plan_epoll_entry {
 	u32 epoll; /* descriptor number */
 	u32 target;
 	u32 events;
@@ -127,29 +130,29 @@ struct plan_epoll {
 	u64 data;
 };
 
-/* A system call that the child makes for itself: what makes, or sets, one of its resources. Which calls there are is the
- * daemon's choice alone; a descriptor decides about values only. */
-struct plan_call {
+/* A system call that the child makes for itself: it creates or sets one of its resources. The daemon alone chooses the
+ * calls; a descriptor supplies values only. */
+struct plan_syscall {
 	u64 arguments[6];
-	u64 expected; /* what it gives; CALL_ANY_RESULT: anything but an error; CALL_MAY_FAIL: whatever */
+	u64 expected; /* the result; SYSCALL_ANY_RESULT: anything but an error; SYSCALL_MAY_FAIL: anything */
 	u32 number;
-	u32 pointers; /* bit N: argument N is an offset in the plan */
+	u32 pointer_mask; /* bit N: argument N is an offset in the plan */
 	u32 step;
-	u32 object; /* for messages: a descriptor, a timer, whatever the step is about */
+	u32 object; /* for error messages: the descriptor, timer or the like that the step is about */
 };
 
-#define CALL_ANY_RESULT (~0ull)
-#define CALL_MAY_FAIL (~0ull - 1)
+#define SYSCALL_ANY_RESULT (~0ull)
+#define SYSCALL_MAY_FAIL (~0ull - 1)
 
-struct plan_action {
+struct plan_signal_action {
 	u64 signal;
-	u64 handler; /* from here on as the kernel's struct sigaction */
+	u64 handler; /* from here on like the kernel's struct sigaction */
 	u64 flags;
 	u64 restorer;
 	u64 mask;
 };
 
-struct plan_limit {
+struct plan_resource_limit {
 	u64 resource;
 	u64 soft;
 	u64 hard;
@@ -168,31 +171,31 @@ struct plan_credentials {
 	u32 no_new_privileges;
 };
 
-#define CREDENTIALS_AS_THEY_ARE 0xffffffffu
+#define CREDENTIALS_UNCHANGED 0xffffffffu
 
-/* A filter of system calls to be installed: seccomp(2) with these arguments. threads.c knows the offsets. */
-struct plan_filter {
+/* Arguments of one seccomp(2) call. The assembly in threads.c depends on the offsets. */
+struct plan_seccomp_filter {
 	u64 operation;
 	u64 flags;
 	u64 program;
 };
 
-/* Filters that all threads of a process have: the leader installs them for all of them, when all others wait and need no system call
- * any more but their last. threads.c knows the offsets. */
-struct common_filters {
-	u32 waiting; /* threads that have come */
-	u32 go;	     /* set when they may leave */
-	u32 woken;   /* where they wait in the end */
-	u32 others;  /* threads beside the leader */
-	u32 can_wake; /* the filters let the leader wake them; else they do not sleep */
+/* Filters that all threads of a process have. The leader installs them for all threads, when all others wait and need
+ * only their last system call. The assembly in threads.c depends on the offsets. */
+struct plan_common_filters {
+	u32 waiting_threads; /* threads that have arrived */
+	u32 start;	     /* set when they may continue */
+	u32 wake_futex;	     /* futex that they sleep on at the end */
+	u32 other_threads;   /* threads without the leader */
+	u32 can_wake;	     /* the filters let the leader wake them; otherwise they do not sleep */
 	u32 reserved;
-	struct plan_filter filters[]; /* the last with operation 0 */
+	struct plan_seccomp_filter filters[]; /* the last with operation 0 */
 };
 
 struct plan_thread {
 	u64 frame; /* address of the signal frame's page */
-	u64 filters; /* address of plan_filter's, the last with operation 0; or 0 */
-	u64 common_filters; /* address of a struct common_filters; or 0 */
+	u64 filters; /* address of struct plan_seccomp_filter[], the last with operation 0; or 0 */
+	u64 common_filters; /* address of a struct plan_common_filters; or 0 */
 	u64 stack_top;
 	u64 fs_base;
 	u64 gs_base;
@@ -208,39 +211,39 @@ struct plan_thread {
 	u32 policy;
 	i32 nice;
 	u32 priority;
-	u32 credentials; /* index, or CREDENTIALS_AS_THEY_ARE */
-	u32 attributes; /* a struct sched_attr, where policy and priority are not all; or 0 */
-	u32 forbids_time_stamps;
+	u32 credentials; /* index, or CREDENTIALS_UNCHANGED */
+	u32 sched_attr; /* offset of a struct sched_attr, where policy and priority do not suffice; or 0 */
+	u32 forbids_tsc;
 	u32 personality;
 	u32 reserved;
-	struct plan_span pending; /* siginfo_t, SIGINFO_BYTES each */
+	struct plan_span pending_signals; /* siginfo_t, SIGINFO_BYTES each */
 	char name[16];
 };
 
-enum kin_flag {
-	KIN_ZOMBIE = 1,
-	KIN_AFTER_SESSION = 2, /* forked when the parent has begun its session and group */
-	KIN_SESSION_LEADER = 4, /* of a zombie; others have it in their plan */
-	KIN_GROUP_LEADER = 8,	/* so */
-	KIN_STOPPED = 16,	/* it stops by itself: to be waited for */
-	KIN_UNHEARD = 32,	/* the parent has not yet waited for its stop */
-	KIN_CORE = 128, /* a zombie that has left a core */
-	KIN_FORGOTTEN = 256, /* a zombie that was waited for: it leads a group until others have joined that */
-	KIN_SAME_DIRECTORY = 64, /* root, directory and mask are the parent's, whoever changes them */
-	KIN_SAME_FILES = 512,	 /* so its descriptors, which the first of those who have them places */
-	KIN_HEIR = 1024, /* born by a zombie, the leader of its session, and the parent's when that has ended */
-	KIN_SAME_MEMORY = 2048, /* its memory is the parent's, and it is born when that has been built (shared_memory_process.c) */
-	KIN_SAME_HANDLERS = 4096, /* so its signal handlers, which the parent sets */
+enum child_flag {
+	CHILD_ZOMBIE = 1,	      /* has ended already */
+	CHILD_AFTER_SESSION = 2,      /* forked after the parent has begun its session and group */
+	CHILD_SESSION_LEADER = 4,     /* zombies only; other processes have it in their plan */
+	CHILD_GROUP_LEADER = 8,	      /* likewise */
+	CHILD_STOPPED = 16,	      /* stops itself; the parent waits for the stop */
+	CHILD_STOP_UNREPORTED = 32,   /* the parent has not yet waited for its stop */
+	CHILD_CORE_DUMPED = 128,      /* zombie that left a core */
+	CHILD_REAPED = 256,	      /* zombie that was waited for: it leads a group until others have joined the group */
+	CHILD_SHARES_DIRECTORY = 64,  /* CLONE_FS: root, directory and umask are the parent's */
+	CHILD_SHARES_FILES = 512,     /* CLONE_FILES: the first process that uses the table places the descriptors */
+	CHILD_REPARENTED = 1024,      /* forked by a zombie, its session leader; the parent's child when that has ended */
+	CHILD_SHARES_MEMORY = 2048,   /* CLONE_VM: forked when the parent has built the memory (shared_memory_process.c) */
+	CHILD_SHARES_HANDLERS = 4096, /* CLONE_SIGHAND: the parent sets the signal handlers */
 };
 
 /* A child that a process of a tree forks. */
-struct plan_kin {
-	u64 plan_at; /* where its plan stands in the memfd */
+struct plan_child {
+	u64 plan_offset; /* of its plan in the memfd */
 	u32 pid;
 	u32 exit_signal;
 	u32 flags;
-	u32 status; /* of a zombie */
-	u32 group;  /* so: to be joined, or 0; of an heir, by whom it is born */
+	u32 status;	      /* zombies: wait status */
+	u32 group_or_session; /* zombies: group to join, or 0; CHILD_REPARENTED: pid of the zombie that forks it */
 	char name[16];
 	u32 reserved;
 };
@@ -250,26 +253,26 @@ struct plan {
 	u64 plan_bytes;
 	u64 region_start;
 	u64 region_bytes;
-	u64 keep_bytes; /* code, frames and filters */
+	u64 retained_bytes; /* code, frames and filters */
 	u64 code_bytes;
 	u64 frame_bytes; /* of one thread */
-	u64 plan_offset; /* in the region; so the next four */
+	u64 plan_offset; /* in the region; likewise the next four */
 	u64 leader_stack_offset;
-	u64 parking_offset;
+	u64 staging_offset;
 	u64 scratch_offset;
-	u64 gate_offset;
-	u32 process;	   /* number of the process in its tree */
-	u32 process_count; /* 1: it is alone, and has no gate */
-	u32 group;	   /* process group to be joined, or 0 */
-	u32 gate;	   /* index into the passed descriptors */
-	u32 table;	   /* number of the process that places its descriptors: its own, or one from which it has them */
-	u32 table_users;   /* how many processes have them */
+	u64 barrier_offset;
+	u32 process_index; /* of the process in its tree */
+	u32 process_count; /* 1: no other processes, and no barrier */
+	u32 process_group; /* to join, or 0 */
+	u32 barrier_fd;	   /* index into the passed descriptors */
+	u32 fd_table_owner; /* index of the process that places its descriptors: itself, or one that shares its table */
+	u32 fd_table_users; /* number of processes that share the table */
 	u32 flags;
-	u32 terminal; /* of the session that it begins: index into the passed descriptors, or 0 */
-	u32 spaces;   /* how many processes build an address space */
-	u32 plan_file; /* descriptor of the file that all plans are in, until files are made */
-	u32 users; /* index into the passed descriptors of whose user namespace it enters, or 0 */
-	u32 fd_base; /* first number for farfork's own descriptors while it restores: one for all of a tree */
+	u32 controlling_terminal; /* of the session that it begins: index into the passed descriptors, or 0 */
+	u32 address_space_count;  /* number of processes that build an address space */
+	u32 plan_file; /* descriptor of the memfd with all plans, until the child's files are created */
+	u32 user_namespace; /* to enter: index into the passed descriptors of a process in it, or 0 */
+	u32 fd_base; /* first number of farfork's own descriptors during the restore: the same for all of a tree */
 	u32 umask;
 	u32 personality;
 	u32 dumpable;
@@ -278,84 +281,87 @@ struct plan {
 	u32 frames; /* offset of the frames' contents */
 	struct plan_span mappings;
 	struct plan_span files;
-	struct plan_span specials;
+	struct plan_span special_mappings;
 	struct plan_span eager;
-	struct plan_span registered; /* plan_range, for userfaultfd */
-	struct plan_span descriptors;
+	struct plan_span userfaultfd_ranges; /* plan_range */
+	struct plan_span file_descriptors;
 	struct plan_span epolls;
-	struct plan_span actions;
-	struct plan_span limits;
+	struct plan_span signal_actions;
+	struct plan_span resource_limits;
 	struct plan_span credentials;
 	struct plan_span threads; /* the first is the leader */
-	struct plan_span pending; /* of the process */
-	struct plan_span guards;	/* plan_range: pages that must not be touched */
-	struct plan_span calls_before_maps; /* while nothing is open, and nothing mapped */
-	struct plan_span calls_before_files;
-	struct plan_span calls_behind_paths; /* nobody of its tree needs a path any more */
-	struct plan_span calls_at_last; /* all is there, with the child's own credentials */
-	u64 mm[11];		  /* in the order of struct prctl_mm_map */
-	struct plan_span auxv;	  /* u64 each */
-	struct plan_span kin;	  /* children, in the order of their births */
-	struct plan_span locked;  /* plan_range: what is locked in memory */
-	struct plan_range zygote; /* of a copy: the region of the zygote, which it leaves */
+	struct plan_span pending_signals; /* of the process */
+	struct plan_span guards;	  /* plan_range: pages that must not be touched */
+	struct plan_span syscalls_before_mappings; /* nothing is open and nothing is mapped yet */
+	struct plan_span syscalls_before_files;
+	struct plan_span syscalls_after_paths; /* no process of the tree needs a path any more */
+	struct plan_span syscalls_before_start; /* all resources exist; with the child's own credentials */
+	u64 mm[11];			    /* in the order of struct prctl_mm_map */
+	struct plan_span auxv;		    /* u64 each */
+	struct plan_span children;	    /* in the order in which they are forked */
+	struct plan_span locked_ranges;	    /* plan_range */
+	struct plan_range zygote_region;    /* zygote's copies: the zygote's region, which the copy unmaps */
 };
 
-/* What the daemon asks of a stub: this message with descriptors, then more messages until all have come.
- * passed[0] the plan, [1] the socket that the userfaultfd goes to, [2] the file for the wait status, [3…] the child's, the last
- * one the queue that keeps its userfaultfds.
+/* A request to a stub: this message with descriptors, then more messages until all descriptors have arrived.
  *
- * A stub outside of containers becomes a zygote: pid is 0, and passed[2] nobody's. A zygote is asked for children by the same
- * message, where passed[1] is the first process of the child's container, [2] the child's control socket, and the last one
- * the control group to be born in. The container's stub is then told to wait for that child, which it did not fork: magic
- * AWAIT_MAGIC, passed[0] the file for the wait status, [1] the socket with the child's userfaultfd in it.
+ *   request to                  pid    passed[0]   passed[1]         passed[2]        passed[3..]    last one
+ *   a container's stub          child  plan        pager's socket    status file      the child's    userfaultfd queue
+ *   a stub outside containers   0      plan        pager's socket    unused           the zygote's   -
+ *   a zygote                    child  plan        container's init  control socket   the child's    cgroup
+ *   a privileged forker         child  plan        pager's socket    container's init the child's    userfaultfd queue
+ *   a stub that waits           child  status file userfaultfd queue
+ *   a stub, before all others          namespace
  *
- * A stub beside a container whose first process has users of its own is asked for the child as pid 1 is elsewhere, but with a
- * midwife's number, where passed[2] is that first process, and the last one the socket that this one keeps. When the
- * child stands, pid 1 is told to wait.
+ * A stub outside of containers becomes a zygote. A zygote or a privileged forker forks the child through an intermediate,
+ * whose pid is intermediate_pid, because the child must be in the pid namespace of another stub, the container's init. A
+ * privileged forker serves containers whose init is in a user namespace of its own. When the child is restored, that init
+ * receives a request with WAIT_MAGIC and waits for the child, which it did not fork. passed[1] of that request is the
+ * queue that holds the child's userfaultfd.
  *
- * Before all that a stub may be told to leave its container's network for another: magic NETWORK_MAGIC, passed[0] the
- * namespace. It says that it is there, and then once more that it is ready. */
+ * The first request to a stub may have NETWORK_MAGIC: the stub leaves its container's network namespace for passed[0]. It
+ * sends REPORT_READY when it is in that namespace, and again when it is ready for the next request. */
 struct stub_request {
 	u32 magic;
 	u32 passed_count;
 	u32 pid;
-	u32 midwife; /* asked of a zygote or bearer: number of the process that forks the child in its container, and ends */
-	u32 descriptors; /* numbers that whoever forks the child, and the child, use for open files while it is made: all are below this */
+	u32 intermediate_pid; /* to a zygote or privileged forker: pid of the intermediate, which forks the child and ends */
+	u32 fd_limit; /* the numbers of all descriptors that the forker and the child need during the restore are below */
 	u32 time_offsets_bytes; /* 0: stay in the node's time namespace */
 	char time_offsets[112]; /* for /proc/self/timens_offsets */
 };
 
-enum passed {
+enum passed_slot {
 	PASSED_PLAN = 0,
 	PASSED_PAGER = 1,
 	PASSED_STATUS = 2,
-	CHILD_KEEP = PASSED_PLAN,      /* in the child, where the plan is behind the others: a socket that the stub keeps, see stub.c */
-	CHILD_CONTROL = PASSED_STATUS, /* in the child: the control socket */
-	PASSED_OWN = 3,		       /* how many of these are farfork's own */
-	PASSED_CONTAINER = PASSED_PAGER, /* to a zygote */
-	PASSED_FIRST = PASSED_STATUS, /* to a bearer */
-	AWAITED_STATUS = 0,	       /* to a stub that did not fork its child */
-	AWAITED_KEEP = 1,
-	AWAITED_OWN = 2,
-	NETWORK_PASSED = 0,	       /* to a stub that is to enter another network */
-	NETWORK_OWN = 1,
+	RESTORER_SLOT_QUEUE = PASSED_PLAN,     /* in the child: the userfaultfd queue, see stub.c; the plan is last there */
+	RESTORER_SLOT_CONTROL = PASSED_STATUS, /* in the child: the control socket */
+	PASSED_RESERVED_COUNT = 3,	       /* passed descriptors that are farfork's own */
+	PASSED_ZYGOTE_INIT = PASSED_PAGER,     /* to a zygote: the container's init */
+	PASSED_FORKER_INIT = PASSED_STATUS,    /* to a privileged forker: the container's init */
+	WAIT_PASSED_STATUS = 0,		       /* to a stub that waits for a child that it did not fork */
+	WAIT_PASSED_QUEUE = 1,
+	WAIT_PASSED_COUNT = 2,
+	NETWORK_PASSED_NAMESPACE = 0, /* to a stub that enters another network namespace */
+	NETWORK_PASSED_COUNT = 1,
 };
 
 enum report_kind {
 	REPORT_READY = 1,    /* the stub waits for a request */
-	REPORT_FAILED = 2,   /* error, step and detail say what */
-	REPORT_RESTORED = 3, /* the child is complete; it runs on, or waits when it is to be paused */
-	REPORT_ENDED = 4,    /* detail: wait status of the child */
-	REPORT_KIN_ENDED = 5, /* another process of the tree, detail: its id; status: how */
+	REPORT_FAILED = 2,   /* error, step and detail name the failure */
+	REPORT_RESTORED = 3, /* the child is complete: it runs, or waits if it is paused */
+	REPORT_CHILD_ENDED = 4,    /* detail: wait status of the child */
+	REPORT_PROCESS_ENDED = 5, /* detail: pid of another process of the tree; status: its wait status */
 };
 
-/* What a child hears that waits at its gate. */
-enum word {
-	WORD_GO = 1,
-	WORD_GO_AND_TELL = 2, /* with REPORT_RESTORED once more, the last thing before it runs */
+/* Commands to a paused child. */
+enum child_command {
+	COMMAND_START = 1,
+	COMMAND_START_AND_REPORT = 2, /* send REPORT_RESTORED again, as the last step before it runs */
 };
 
-/* What went wrong where; src/restore/report.rs has the words. */
+/* The step that failed; src/restore/report.rs has the texts. */
 enum step {
 	STEP_MOUNT_PROC = 1,
 	STEP_RECEIVE = 2,
@@ -365,7 +371,7 @@ enum step {
 	STEP_MAP_REGION = 6,
 	STEP_MAP_PLAN = 7,
 	STEP_PROTECT_CODE = 8,
-	STEP_PARK_SPECIAL = 9,
+	STEP_STAGE_SPECIAL_MAPPING = 9,
 	STEP_UNMAP_STUB = 10,
 	STEP_OPEN_MAPPED_FILE = 11,
 	STEP_MAP = 12,
@@ -373,7 +379,7 @@ enum step {
 	STEP_USERFAULTFD = 14,
 	STEP_REGISTER = 15,
 	STEP_SEND_USERFAULTFD = 16,
-	STEP_PLACE_SPECIAL = 17,
+	STEP_PLACE_SPECIAL_MAPPING = 17,
 	STEP_OPEN_EXECUTABLE = 18,
 	STEP_SET_MM = 19,
 	STEP_CHANGE_DIRECTORY = 20,
@@ -399,51 +405,51 @@ enum step {
 	STEP_SIGNAL_FD = 40,
 	STEP_NAMED_PIPE = 41,
 	STEP_INOTIFY = 42,
-	STEP_OWN_PID = 43,
+	STEP_PIDFD = 43,
 	STEP_LOCK = 44,
-	STEP_OWNER = 45,
+	STEP_FILE_OWNER = 45,
 	STEP_MEMORY_BARRIER = 46,
 	STEP_OOM_SCORE = 47,
 	STEP_SOCKET = 48,
 	STEP_SHARED_MEMORY = 49,
 	STEP_TERMINAL = 50,
-	STEP_QUEUE = 51,
+	STEP_SYSTEM_V = 51,
 	STEP_HUGE_PAGES = 52,
-	STEP_MEET = 53,
+	STEP_TREE_BARRIER = 53,
 	STEP_GROUP = 54,
-	STEP_AWAIT_KIN = 55,
-	STEP_TAKE_DESCRIPTOR = 56,
-	STEP_BRIDGE = 57,
+	STEP_WAIT_CHILD = 55,
+	STEP_COPY_DESCRIPTOR = 56,
+	STEP_VDSO_BRIDGE = 57,
 	STEP_ENTER_CONTAINER = 58,
-	STEP_MIDWIFE = 59,
-	STEP_LEAVE_ZYGOTE = 60,
-	STEP_FORBID_SETTINGS = 61,
+	STEP_FORK_INTERMEDIATE = 59,
+	STEP_UNMAP_ZYGOTE = 60,
+	STEP_PROTECT_PROC = 61,
 	STEP_ENTER_NETWORK = 62,
-	STEP_ENTER_USERS = 63,
+	STEP_ENTER_USER_NAMESPACE = 63,
 	STEP_ENTER_ROOT = 64,
-	STEP_MAKE_ROOM = 65,
-	STEP_KEYS = 66,
+	STEP_RAISE_FILE_LIMIT = 65,
+	STEP_SESSION_KEYRING = 66,
 	STEP_WRITTEN_PAGES = 67,
 };
 
-/* Moments on a child's way, for who wants to know where its time went. */
-enum mark {
+/* Timestamps of a restore, for measurements. */
+enum restore_mark {
 	MARK_REQUEST = 0,    /* the stub has the request */
-	MARK_BORN = 1,	     /* the child's first instruction as a copy of the stub */
-	MARK_ENTERED = 2,    /* it runs in the region */
-	MARK_MAPPED = 3,     /* its mappings are there */
+	MARK_FORKED = 1,	     /* the child's first instruction as a copy of the stub */
+	MARK_RESTORER_ENTERED = 2,    /* the restorer runs in the region */
+	MARK_MAPPED = 3,     /* its mappings exist */
 	MARK_REGISTERED = 4, /* the pager has its userfaultfd */
-	MARK_OPENED = 5,     /* addresses of the address space, process and descriptors are set */
+	MARK_FILES_OPENED = 5,     /* its memory addresses, process attributes and descriptors are set */
 	MARK_COUNT = 6,
 };
 
-struct report {
+struct stub_report {
 	u32 kind;
 	i32 error; /* errno */
 	u32 step;
-	u32 detail; /* index, signal or number that the step was at; the wait status in REPORT_ENDED */
-	u32 process; /* number in its tree; 0 where it has none yet */
-	u32 status;  /* wait status, in REPORT_KIN_ENDED */
+	u32 detail; /* index, signal or number that the step was at; in REPORT_CHILD_ENDED, the wait status */
+	u32 process_index; /* in its tree; 0 where it has none yet */
+	u32 status;  /* wait status, in REPORT_PROCESS_ENDED */
 	u64 realtime_ns;
-	u64 marks_ns[MARK_COUNT]; /* CLOCK_REALTIME, in REPORT_RESTORED; which clocks else the child has may be its own */
+	u64 marks_ns[MARK_COUNT]; /* in REPORT_RESTORED; CLOCK_REALTIME, which no time namespace changes */
 };

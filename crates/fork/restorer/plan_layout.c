@@ -1,5 +1,5 @@
-/* Prints the layout of the structures that Rust mirrors, as Rust constants; build.rs runs it, src/restore/layout.rs holds
- * its own against them when it is compiled. */
+/* Prints the layout of plan.h's structures as Rust constants. build.rs runs it.
+ * src/restore/plan_layout.rs compares its own layout with them at compile time. */
 #include "plan.h"
 
 #include <stdio.h>
@@ -14,19 +14,19 @@ int main(void)
 	SIZE("PLAN", plan);
 	SIZE("MAPPING", plan_mapping);
 	SIZE("RANGE", plan_range);
-	SIZE("SPECIAL", plan_special);
+	SIZE("SPECIAL", plan_special_mapping);
 	SIZE("FILE", plan_file);
-	SIZE("EAGER", plan_eager);
-	SIZE("DESCRIPTOR", plan_descriptor);
-	SIZE("EPOLL", plan_epoll);
-	SIZE("ACTION", plan_action);
-	SIZE("LIMIT", plan_limit);
+	SIZE("EAGER", plan_eager_bytes);
+	SIZE("DESCRIPTOR", plan_file_descriptor);
+	SIZE("EPOLL", plan_epoll_entry);
+	SIZE("ACTION", plan_signal_action);
+	SIZE("LIMIT", plan_resource_limit);
 	SIZE("CREDENTIALS", plan_credentials);
 	SIZE("THREAD", plan_thread);
-	SIZE("CALL", plan_call);
-	SIZE("KIN", plan_kin);
+	SIZE("SYSCALL", plan_syscall);
+	SIZE("CHILD", plan_child);
 	SIZE("REQUEST", stub_request);
-	SIZE("REPORT", report);
+	SIZE("REPORT", stub_report);
 	OFFSET("PLAN_FLAGS", plan, flags);
 	OFFSET("PLAN_MAPPINGS", plan, mappings);
 	OFFSET("PLAN_MM", plan, mm);
@@ -34,17 +34,17 @@ int main(void)
 	OFFSET("THREAD_TID", plan_thread, tid);
 	OFFSET("THREAD_NAME", plan_thread, name);
 	OFFSET("CREDENTIALS_SECUREBITS", plan_credentials, securebits);
-	OFFSET("DESCRIPTOR_OFFSET", plan_descriptor, offset);
-	OFFSET("CALL_STEP", plan_call, step);
-	OFFSET("PLAN_CALLS", plan, calls_at_last);
+	OFFSET("DESCRIPTOR_OFFSET", plan_file_descriptor, offset);
+	OFFSET("SYSCALL_STEP", plan_syscall, step);
+	OFFSET("PLAN_SYSCALLS_BEFORE_START", plan, syscalls_before_start);
 	OFFSET("MAPPING_FLAGS", plan_mapping, flags);
-	OFFSET("PLAN_KIN", plan, kin);
-	OFFSET("PLAN_LOCKED", plan, locked);
-	OFFSET("PLAN_ZYGOTE_AT", plan, zygote);
-	OFFSET("KIN_NAME", plan_kin, name);
-	OFFSET("REPORT_PROCESS", report, process);
-	OFFSET("REPORT_REALTIME", report, realtime_ns);
-	OFFSET("REPORT_MARKS", report, marks_ns);
+	OFFSET("PLAN_CHILDREN", plan, children);
+	OFFSET("PLAN_LOCKED_RANGES", plan, locked_ranges);
+	OFFSET("PLAN_ZYGOTE_REGION", plan, zygote_region);
+	OFFSET("CHILD_NAME", plan_child, name);
+	OFFSET("REPORT_PROCESS_INDEX", stub_report, process_index);
+	OFFSET("REPORT_REALTIME", stub_report, realtime_ns);
+	OFFSET("REPORT_MARKS", stub_report, marks_ns);
 	printf("pub(super) const MARK_COUNT: usize = %d;\n", MARK_COUNT);
 	return 0;
 }

@@ -1,59 +1,63 @@
-/* The child of a container with users of its own. pid 1 of that is in a user namespace from birth and has no rights; so a stub
- * beside it, which has the node's, is asked for the child:
- *
- *   bearer ── fork(set_tid) ──▶ midwife, in the container's pid namespace: mounts its /proc
- *                                 │ fork(set_tid)
- *                                 ├──────────────────────────────▶ child: fork.c, restore.c
- *                                 ends: the child is now pid 1's, which reaps it
- *
- * The child restores itself with the node's rights, and gives them up when all but its threads is there. */
+/* The privileged forker: forks the child of a container whose pid 1 is in its own user namespace and has no capabilities.
+ * It is a stub next to that container, with the node's capabilities, and ends after the fork.
+ * The child restores itself with the node's capabilities, and drops them after everything but its threads is restored. */
 #include "restorer.h"
 
-/* Whether pid 1 may mount in its container. In a user namespace it was executed before that had numbers: so it has no rights. */
-int has_rights(void)
+/*   privileged forker ── fork(set_tid) ──▶ intermediate, in the container's pid namespace: mounts its /proc
+ *                                            │ fork(set_tid)
+ *                                            ├──────────────────────────────▶ child: fork.c, restore.c
+ *                                            ends: the kernel reparents the child to pid 1, which reaps it */
+
+/* Whether pid 1 may mount in its container. In a user namespace it has no capabilities, because it was executed before
+ * the namespace had an id mapping. */
+int has_sys_admin(void)
 {
 	struct k_capability_header header = { K_CAPABILITY_VERSION_3, 0 };
 	struct k_capability_data data[2];
 	return CALL2(capget, &header, data) == 0 && (data[0].effective >> K_CAP_SYS_ADMIN & 1);
 }
 
-static __attribute__((noreturn)) void deliver(const struct stub_request *asked, struct request *request)
+static __attribute__((noreturn)) void run_forker_intermediate(const struct stub_request *stub_request,
+							      struct restore_request *request)
 {
 	mount_proc();
-	set_time(asked);
-	long child = fork_with(asked->pid, K_SIGCHLD, 0, -1);
+	unshare_time_namespace(stub_request);
+	long child = fork_with_pid(stub_request->pid, K_SIGCHLD, 0, -1);
 	if (child < 0)
-		fail(STEP_FORK, child, asked->pid);
+		fail(STEP_FORK, child, stub_request->pid);
 	if (child > 0)
-		leave(0);
-	/* Until she has ended it is hers. */
+		exit_process(0);
+	/* Until the intermediate has ended, it is the child's parent. */
 	while (CALL0(getppid) != 1)
 		CALL0(sched_yield);
 	become_child(request, 0);
 }
 
-/* Has the child born, and ends: when the child stands the daemon has pid 1 wait for it. What could not be done has been told. */
-__attribute__((noreturn)) void bear_beside(const struct stub_request *asked, struct request *request)
+/* Forks the child through an intermediate, and ends. When the child is restored, the daemon sends pid 1 a wait request.
+ * Failures have been reported by then. */
+__attribute__((noreturn)) void fork_via_intermediate(const struct stub_request *stub_request,
+						     struct restore_request *request)
 {
-	struct passed_set *passed = &request->passed;
-	request->keep = passed->first + (i32)--passed->count;
-	long error = CALL2(setns, passed->first + PASSED_FIRST, K_CLONE_NEWPID);
+	struct passed_fds *passed = &request->passed;
+	request->userfaultfd_queue = passed->first + (i32)--passed->count;
+	long error = CALL2(setns, passed->first + PASSED_FORKER_INIT, K_CLONE_NEWPID);
 	if (error < 0)
 		fail(STEP_ENTER_CONTAINER, error, 1);
-	long midwife = fork_with(asked->midwife, K_SIGCHLD, 0, -1);
-	if (midwife == 0)
-		deliver(asked, request);
-	if (midwife < 0)
-		fail(STEP_MIDWIFE, midwife, asked->midwife);
+	long intermediate = fork_with_pid(stub_request->intermediate_pid, K_SIGCHLD, 0, -1);
+	if (intermediate == 0)
+		run_forker_intermediate(stub_request, request);
+	if (intermediate < 0)
+		fail(STEP_FORK_INTERMEDIATE, intermediate, stub_request->intermediate_pid);
 	do
-		error = CALL4(wait4, midwife, 0, 0, 0);
+		error = CALL4(wait4, intermediate, 0, 0, 0);
 	while (error == -K_EINTR);
-	leave(0);
+	exit_process(0);
 }
 
-/* The last of what takes the node's rights, but for threads' numbers: the pid namespace is of this user namespace, too. */
-void enter_users(const struct plan *plan)
+/* The last step that needs the node's capabilities, except thread ids: the user namespace owns the pid namespace too. */
+void enter_user_namespace(const struct plan *plan)
 {
-	if (plan->users != 0)
-		check(plan, STEP_ENTER_USERS, CALL2(setns, plan->fd_base + plan->users, K_CLONE_NEWUSER), 0);
+	if (plan->user_namespace != 0)
+		check(plan, STEP_ENTER_USER_NAMESPACE,
+		      CALL2(setns, plan->fd_base + plan->user_namespace, K_CLONE_NEWUSER), 0);
 }

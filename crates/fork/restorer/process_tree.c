@@ -1,157 +1,161 @@
-/* How the processes of a tree find together: they meet at the gate, join groups, and hear of each other's ends and stops. */
+/* Synchronizes the processes of a tree, in the restorer: barriers, process groups, and the children's ends and stops.
+ * The counters are in the barrier page (struct tree_barrier), which all processes map.
+ * Each process checks its own live children while it waits: no other notification of their end reaches the tree. */
 #include "restorer.h"
 
-/* Between two looks at the children: nobody else tells of the end of one that the others wait for. */
-#define LOOK_INTERVAL_NS 10000000
+/* Time between two checks of the children. Only these checks detect the end of a child that the others wait for. */
+#define CHILD_CHECK_INTERVAL_NS 10000000
 
-/* What waitid(2) tells, as far as it is read. */
-struct told {
+/* The part of siginfo_t that waitid(2) fills and that is read here. */
+struct wait_info {
 	i32 signal, error, code, padding, pid, uid, status;
 	char rest[SIGINFO_BYTES - 7 * sizeof(i32)];
 };
 
-/* A child that is to live has ended, and the tree will never be complete. Where it said itself what it failed at, that is known
- * before. */
-static __attribute__((noreturn)) void lose_kin(const struct plan *plan, const struct told *told)
+/* A child that must live has ended, so the tree can never be complete. If the child reported its own failure, that report
+ * arrived earlier. */
+static __attribute__((noreturn)) void fail_lost_child(const struct plan *plan, const struct wait_info *info)
 {
-	struct report report;
+	struct stub_report report;
 	clear_bytes(&report, sizeof report);
-	report.kind = REPORT_KIN_ENDED;
-	report.process = plan->process;
-	report.detail = (u32)told->pid;
-	report.status = told->code == K_CLD_EXITED ? (u32)told->status << 8 : (u32)told->status;
-	send_words(control_of(plan), &report);
+	report.kind = REPORT_PROCESS_ENDED;
+	report.process_index = plan->process_index;
+	report.detail = (u32)info->pid;
+	report.status = info->code == K_CLD_EXITED ? (u32)info->status << 8 : (u32)info->status;
+	send_report_struct(control_fd(plan), &report);
 	for (;;)
 		CALL1(exit_group, 127);
 }
 
-static void look_at_kin(const struct plan *plan)
+static void check_children_alive(const struct plan *plan)
 {
-	const struct plan_kin *kin = at(plan, plan->kin.offset);
-	for (u32 i = 0; i < plan->kin.count; i++) {
-		struct told told;
-		clear_bytes(&told, sizeof told);
-		if (kin[i].flags & KIN_ZOMBIE)
+	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
+	for (u32 i = 0; i < plan->children.count; i++) {
+		struct wait_info info;
+		clear_bytes(&info, sizeof info);
+		if (children[i].flags & CHILD_ZOMBIE)
 			continue;
-		CALL5(waitid, K_P_PID, kin[i].pid, &told, K_WEXITED | K_WNOHANG | K_WNOWAIT | K_WALL, 0);
-		if (told.pid != 0)
-			lose_kin(plan, &told);
+		CALL5(waitid, K_P_PID, children[i].pid, &info, K_WEXITED | K_WNOHANG | K_WNOWAIT | K_WALL, 0);
+		if (info.pid != 0)
+			fail_lost_child(plan, &info);
 	}
 }
 
-/* Waits for other processes; sees whether children of this one still live. */
-void await_others(const struct plan *plan, u32 *word, u32 wanted)
+/* Waits until a barrier counter has the wanted value, and checks that this process's children live. */
+void wait_barrier_count(const struct plan *plan, u32 *counter, u32 wanted)
 {
-	struct k_timespec interval = { 0, LOOK_INTERVAL_NS };
+	struct k_timespec interval = { 0, CHILD_CHECK_INTERVAL_NS };
 	for (;;) {
-		u32 seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+		u32 seen = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
 		if (seen == wanted)
 			return;
-		if (CALL4(futex, word, K_FUTEX_WAIT, seen, &interval) == -K_ETIMEDOUT)
-			look_at_kin(plan);
+		if (CALL4(futex, counter, K_FUTEX_WAIT, seen, &interval) == -K_ETIMEDOUT)
+			check_children_alive(plan);
 	}
 }
 
-/* Waits until so many processes have come here. */
-void meet(const struct plan *plan, u32 *word, u32 count)
+/* Counts this process, and waits until `count` processes are here. */
+void wait_barrier(const struct plan *plan, u32 *counter, u32 count)
 {
 	if (plan->process_count == 1)
 		return;
-	if (__atomic_add_fetch(word, 1, __ATOMIC_ACQ_REL) == count)
-		CALL3(futex, word, K_FUTEX_WAKE, K_FUTEX_ALL); /* zombies wait, too */
-	await_others(plan, word, count);
+	if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) == count)
+		CALL3(futex, counter, K_FUTEX_WAKE, K_FUTEX_ALL); /* all: zombies wait as well */
+	wait_barrier_count(plan, counter, count);
 }
 
-/* Waits until something has become of all children that it is to become of. */
-static void await(const struct plan *plan, u32 flag, u32 what)
+/* Waits until all children with `flag` have had one of the waitid(2) `events`. */
+static void wait_flagged_children(const struct plan *plan, u32 flag, u32 events)
 {
-	const struct plan_kin *kin = at(plan, plan->kin.offset);
-	for (u32 i = 0; i < plan->kin.count; i++) {
-		struct told told;
+	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
+	for (u32 i = 0; i < plan->children.count; i++) {
+		struct wait_info info;
 		long error;
-		if (!(kin[i].flags & flag))
+		if (!(children[i].flags & flag))
 			continue;
-		/* An end comes in a stop's place. */
+		/* A child may end instead of stopping. */
 		do
-			error = CALL5(waitid, K_P_PID, kin[i].pid, &told, what | K_WEXITED | K_WNOWAIT | K_WALL, 0);
+			error = CALL5(waitid, K_P_PID, children[i].pid, &info, events | K_WEXITED | K_WNOWAIT | K_WALL, 0);
 		while (error == -K_EINTR);
-		check(plan, STEP_AWAIT_KIN, error, kin[i].pid);
-		if (!(kin[i].flags & KIN_ZOMBIE) && told.code != K_CLD_STOPPED)
-			lose_kin(plan, &told);
-		if (!(what & K_WNOWAIT) && !(kin[i].flags & KIN_UNHEARD))
-			CALL5(waitid, K_P_PID, kin[i].pid, &told, what | K_WALL, 0);
+		check(plan, STEP_WAIT_CHILD, error, children[i].pid);
+		if (!(children[i].flags & CHILD_ZOMBIE) && info.code != K_CLD_STOPPED)
+			fail_lost_child(plan, &info);
+		if (!(events & K_WNOWAIT) && !(children[i].flags & CHILD_STOP_UNREPORTED))
+			CALL5(waitid, K_P_PID, children[i].pid, &info, events | K_WALL, 0);
 	}
 }
 
-/* All are born: groups have their leaders, and ids their processes. */
-void join_kin(const struct plan *plan)
+/* After this barrier all processes are forked: process groups have their leaders, and all pids exist. */
+void join_group_and_wait_zombies(const struct plan *plan)
 {
-	meet(plan, &gate_of(plan)->born, plan->process_count);
-	if (plan->group != 0)
-		check(plan, STEP_GROUP, CALL2(setpgid, 0, plan->group), plan->group);
-	/* While SIGCHLD is as it was at birth: ignored, it would have nobody become a zombie. */
-	await(plan, KIN_ZOMBIE, K_WEXITED | K_WNOWAIT);
+	wait_barrier(plan, &barrier_page(plan)->processes_forked, plan->process_count);
+	if (plan->process_group != 0)
+		check(plan, STEP_GROUP, CALL2(setpgid, 0, plan->process_group), plan->process_group);
+	/* Before the signal actions are set: with SIGCHLD ignored, children would not become zombies. */
+	wait_flagged_children(plan, CHILD_ZOMBIE, K_WEXITED | K_WNOWAIT);
 	remove_cores(plan);
 }
 
-/* Ends and stops of children are things of the past: what the kernel tells of them now is taken back. All processes have come by
- * here, and are in their groups. */
-void await_kin(const struct plan *plan)
+/* Discards the SIGCHLD signals of this restore: in the original, the children ended or stopped long ago. All processes
+ * are in their groups by now. */
+void consume_child_events(const struct plan *plan)
 {
-	const struct plan_kin *kin = at(plan, plan->kin.offset);
+	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
 	u64 of_children = 1ull << (K_SIGCHLD - 1);
 	struct k_timespec at_once = { 0, 0 };
-	for (u32 i = 0; i < plan->kin.count; i++)
-		if (kin[i].flags & KIN_FORGOTTEN)
-			CALL4(wait4, kin[i].pid, 0, K_WALL, 0);
-	await(plan, KIN_STOPPED, K_WSTOPPED);
-	if (plan->kin.count > 0)
+	for (u32 i = 0; i < plan->children.count; i++)
+		if (children[i].flags & CHILD_REAPED)
+			CALL4(wait4, children[i].pid, 0, K_WALL, 0);
+	wait_flagged_children(plan, CHILD_STOPPED, K_WSTOPPED);
+	if (plan->children.count > 0)
 		while (CALL4(rt_sigtimedwait, &of_children, 0, &at_once, sizeof of_children) > 0)
 			;
 }
 
-/* The first process waits until all others are complete; and need none of farfork's descriptors any more, where it may have a table
- * in common with one of them. */
-void await_all(const struct plan *plan)
+/* The first process waits until all others are complete. Where processes share descriptor tables, it also waits until all
+ * others have closed farfork's descriptors. */
+void wait_tree_ready(const struct plan *plan)
 {
-	struct gate *gate = gate_of(plan);
-	await_others(plan, &gate->ready, plan->process_count - 1);
-	if (plan->flags & PLAN_SHARED_FILES)
-		await_others(plan, &gate->closed, plan->process_count - 1);
+	struct tree_barrier *barrier = barrier_page(plan);
+	wait_barrier_count(plan, &barrier->processes_ready, plan->process_count - 1);
+	if (plan->flags & PLAN_TREE_SHARES_FILES)
+		wait_barrier_count(plan, &barrier->processes_closed, plan->process_count - 1);
 }
 
-/* A process among others needs farfork's descriptors no more. Of a table that it has in common with some, the last one closes them: they
- * are the way in which the others tell what they fail at. The first process is told before it lets anybody go. */
-static void close_own(const struct plan *plan)
+/* Closes farfork's descriptors. Of a shared table only the last user closes them, because the others still report
+ * failures on them. Counts that for the first process, which starts the tree only when all others have done so. */
+static void close_restorer_fds(const struct plan *plan)
 {
-	struct gate *gate = gate_of(plan);
-	if (plan->table_users == 1 ||
-	    __atomic_add_fetch(&gate->done[plan->table], 1, __ATOMIC_ACQ_REL) == plan->table_users)
+	struct tree_barrier *barrier = barrier_page(plan);
+	if (plan->fd_table_users == 1 ||
+	    __atomic_add_fetch(&barrier->table_users_done[plan->fd_table_owner], 1, __ATOMIC_ACQ_REL) ==
+		    plan->fd_table_users)
 		CALL3(close_range, plan->fd_base, ~0u, 0);
-	if (plan->process != 0 && (plan->flags & PLAN_SHARED_FILES) &&
-	    __atomic_add_fetch(&gate->closed, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
-		CALL3(futex, &gate->closed, K_FUTEX_WAKE, K_FUTEX_ALL);
+	if (plan->process_index != 0 && (plan->flags & PLAN_TREE_SHARES_FILES) &&
+	    __atomic_add_fetch(&barrier->processes_closed, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
+		CALL3(futex, &barrier->processes_closed, K_FUTEX_WAKE, K_FUTEX_ALL);
 }
 
-/* Complete. The first process opens, and all go; one that was stopped stops here, and goes when it is continued. */
-void pass_gate(const struct plan *plan)
+/* The last barrier: this process is complete. The first process starts all. A process that was stopped stops here until
+ * SIGCONT. */
+void wait_tree_start(const struct plan *plan)
 {
-	const struct plan_thread *leader = at(plan, plan->threads.offset);
-	struct gate *gate = gate_of(plan);
-	if (plan->process != 0) {
-		if (__atomic_add_fetch(&gate->ready, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
-			CALL3(futex, &gate->ready, K_FUTEX_WAKE, K_FUTEX_ALL);
-		/* Its children are looked after until they are complete, too; but a parent may be waiting for it to stop. */
-		if (plan->kin.count > 0 && !(plan->flags & PLAN_STOPPED))
-			await_others(plan, &gate->ready, plan->process_count - 1);
+	const struct plan_thread *leader = plan_pointer(plan, plan->threads.offset);
+	struct tree_barrier *barrier = barrier_page(plan);
+	if (plan->process_index != 0) {
+		if (__atomic_add_fetch(&barrier->processes_ready, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
+			CALL3(futex, &barrier->processes_ready, K_FUTEX_WAKE, K_FUTEX_ALL);
+		/* Checks its children until they are complete too, except if it stops: its parent may be waiting for that. */
+		if (plan->children.count > 0 && !(plan->flags & PLAN_STOPPED))
+			wait_barrier_count(plan, &barrier->processes_ready, plan->process_count - 1);
 	}
-	close_own(plan);
-	if (plan->process_count > 1 && plan->process == 0) {
-		__atomic_store_n(&gate->go, 1, __ATOMIC_RELEASE);
-		CALL3(futex, &gate->go, K_FUTEX_WAKE, K_FUTEX_ALL);
+	close_restorer_fds(plan);
+	if (plan->process_count > 1 && plan->process_index == 0) {
+		__atomic_store_n(&barrier->start, 1, __ATOMIC_RELEASE);
+		CALL3(futex, &barrier->start, K_FUTEX_WAKE, K_FUTEX_ALL);
 	}
 	if (plan->flags & PLAN_STOPPED)
 		CALL2(kill, leader->tid, K_SIGSTOP);
-	if (plan->process != 0)
-		wait_for(&gate->go, 1);
+	if (plan->process_index != 0)
+		futex_wait_until(&barrier->start, 1);
 }

@@ -1,25 +1,26 @@
-/* How a stub, and what it becomes, hears what the daemon asks, and gives up. */
+/* Receives the daemon's requests in a stub or zygote, and reports failures.
+ * Every failure here ends the process. */
 #include "restorer.h"
 
-__attribute__((noreturn)) void leave(int status)
+__attribute__((noreturn)) void exit_process(int status)
 {
 	for (;;)
 		CALL1(exit_group, status);
 }
 
-__attribute__((noreturn)) void fail_at(int control, enum step step, long error, u32 detail)
+__attribute__((noreturn)) void fail_on(int control, enum step step, long error, u32 detail)
 {
 	send_report(control, REPORT_FAILED, step, error, detail);
-	leave(1);
+	exit_process(1);
 }
 
 __attribute__((noreturn)) void fail(enum step step, long error, u32 detail)
 {
-	fail_at(CONTROL_FD, step, error, detail);
+	fail_on(CONTROL_FD, step, error, detail);
 }
 
-/* One message with its descriptors. Gives its length; 0 when the daemon is gone. */
-static long receive(void *into, u64 bytes, struct passed_set *passed)
+/* Receives one message with its descriptors. Returns its length; 0 when the daemon has closed its end. */
+static long receive_message(void *into, u64 bytes, struct passed_fds *passed)
 {
 	struct {
 		struct k_cmsghdr header;
@@ -47,55 +48,55 @@ static long receive(void *into, u64 bytes, struct passed_set *passed)
 	return received;
 }
 
-void close_passed(const struct passed_set *passed)
+void close_passed_fds(const struct passed_fds *passed)
 {
 	if (passed->count > 0)
 		CALL3(close_range, passed->first, passed->first + passed->count - 1, 0);
 }
 
-/* The limit on descriptors that whoever forks the child needs, and the child until it has its own. */
-static void make_room(u32 descriptors)
+/* Raises RLIMIT_NOFILE for the process that forks the child, and for the child until it sets its own limit. */
+static void raise_file_limit(u32 fd_limit)
 {
 	struct k_rlimit limit;
 	long error = CALL4(prlimit64, 0, K_RLIMIT_NOFILE, 0, &limit);
-	if (error == 0 && limit.soft < descriptors) {
-		limit.soft = descriptors;
-		if (limit.hard < descriptors)
-			limit.hard = descriptors;
+	if (error == 0 && limit.soft < fd_limit) {
+		limit.soft = fd_limit;
+		if (limit.hard < fd_limit)
+			limit.hard = fd_limit;
 		error = CALL4(prlimit64, 0, K_RLIMIT_NOFILE, &limit, 0);
 	}
 	if (error < 0)
-		fail(STEP_MAKE_ROOM, error, descriptors);
+		fail(STEP_RAISE_FILE_LIMIT, error, fd_limit);
 }
 
-/* How many descriptors at least come with a message; 0: it is none of ours. */
-static u32 own_of(u32 magic)
+/* The minimum number of descriptors of a request; 0 for an unknown magic number. */
+static u32 reserved_fd_count(u32 magic)
 {
 	switch (magic) {
 	case REQUEST_MAGIC:
-		return PASSED_OWN;
-	case AWAIT_MAGIC:
-		return AWAITED_OWN;
+		return PASSED_RESERVED_COUNT;
+	case WAIT_MAGIC:
+		return WAIT_PASSED_COUNT;
 	case NETWORK_MAGIC:
-		return NETWORK_OWN;
+		return NETWORK_PASSED_COUNT;
 	default:
 		return 0;
 	}
 }
 
-void receive_request(struct stub_request *request, struct passed_set *passed)
+void receive_request(struct stub_request *request, struct passed_fds *passed)
 {
-	long received = receive(request, sizeof *request, passed);
+	long received = receive_message(request, sizeof *request, passed);
 	if (received == 0)
-		leave(0);
-	u32 own = own_of(request->magic);
-	if (received != sizeof *request || own == 0 ||
-	    request->time_offsets_bytes > sizeof request->time_offsets || request->passed_count < own)
+		exit_process(0);
+	u32 reserved = reserved_fd_count(request->magic);
+	if (received != sizeof *request || reserved == 0 ||
+	    request->time_offsets_bytes > sizeof request->time_offsets || request->passed_count < reserved)
 		fail(STEP_RECEIVE, received < 0 ? received : -K_EINVAL, 0);
-	make_room(request->descriptors);
+	raise_file_limit(request->fd_limit);
 	while (passed->count < request->passed_count) {
-		u32 word;
-		received = receive(&word, sizeof word, passed);
+		u32 body;
+		received = receive_message(&body, sizeof body, passed);
 		if (received <= 0)
 			fail(STEP_RECEIVE, received, passed->count);
 	}

@@ -1,25 +1,25 @@
-/* Builds the child's address space, descriptors and threads from a plan, and enters it by rt_sigreturn(2).
- *
- * The code runs from a copy inside the plan's region, which lies in a hole of both the stub's map and the child's. It has
- * no data that can be written, no relocations and no C library. The order of the steps matters; each says why. */
+/* The restorer: builds the child's address space, descriptors and threads from a plan, and enters it by rt_sigreturn(2).
+ * The code runs from a copy in the plan's region, which is in a hole of both the stub's memory map and the child's.
+ * It has no writable data, no relocations and no C library. The order of the steps matters; comments give the reasons. */
 #include "restorer.h"
 
-static void set_process(const struct plan *plan)
+static void set_process_attributes(const struct plan *plan)
 {
-	const struct plan_action *action = at(plan, plan->actions.offset);
-	check(plan, STEP_CHANGE_DIRECTORY, CALL1(chdir, at(plan, plan->cwd)), 0);
+	const struct plan_signal_action *action = plan_pointer(plan, plan->signal_actions.offset);
+	check(plan, STEP_CHANGE_DIRECTORY, CALL1(chdir, plan_pointer(plan, plan->cwd)), 0);
 	CALL1(umask, plan->umask);
 	CALL1(personality, plan->personality);
-	for (u32 i = 0; i < plan->actions.count; i++)
+	for (u32 i = 0; i < plan->signal_actions.count; i++)
 		check(plan, STEP_SIGNAL_ACTION,
 		      CALL4(rt_sigaction, action[i].signal, &action[i].handler, 0, sizeof(u64)), (u32)action[i].signal);
 }
 
-/* A limit may be lowered by anyone; to raise it again needs CAP_SYS_RESOURCE: then the node's own hard limit stands. */
+/* Lowering a limit needs no capability; raising a hard limit needs CAP_SYS_RESOURCE. Without it, the node's hard limit
+ * applies. */
 static void set_limits(const struct plan *plan)
 {
-	const struct plan_limit *limits = at(plan, plan->limits.offset);
-	for (u32 i = 0; i < plan->limits.count; i++) {
+	const struct plan_resource_limit *limits = plan_pointer(plan, plan->resource_limits.offset);
+	for (u32 i = 0; i < plan->resource_limits.count; i++) {
 		struct k_rlimit now, wanted = { limits[i].soft, limits[i].hard };
 		if (CALL4(prlimit64, 0, limits[i].resource, &wanted, 0) == 0)
 			continue;
@@ -32,100 +32,100 @@ static void set_limits(const struct plan *plan)
 
 static void report_restored(const struct plan *plan)
 {
-	send_marked(control_of(plan), REPORT_RESTORED, 0, 0, 0, 0, scratch_of(plan)->marks_ns);
+	send_report_with_marks(control_fd(plan), REPORT_RESTORED, 0, 0, 0, 0, scratch_page(plan)->marks_ns);
 }
 
-/* A paused child waits here, complete, for a word; if the daemon ends, so does it. */
-static void await_word(const struct plan *plan)
+/* A paused child waits here, complete, for a command. If the daemon ends, the child does too. */
+static void wait_unpause(const struct plan *plan)
 {
-	u32 word;
+	u32 command;
 	long received;
 	do
-		received = CALL6(recvfrom, control_of(plan), &word, sizeof word, 0, 0, 0);
+		received = CALL6(recvfrom, control_fd(plan), &command, sizeof command, 0, 0, 0);
 	while (received == -K_EINTR);
 	if (received <= 0)
-		give_up(plan, STEP_UNPAUSE, received, 0);
-	if (word == WORD_GO_AND_TELL)
+		fail_restore(plan, STEP_UNPAUSE, received, 0);
+	if (command == COMMAND_START_AND_REPORT)
 		report_restored(plan);
 }
 
-/* All that a zygote has too. */
-static void build_memory(const struct plan *plan)
+/* Builds the whole address space, for a zygote too. */
+static void build_address_space(const struct plan *plan)
 {
-	park_special(plan);
+	stage_special_mappings(plan);
 	unmap_stub(plan);
-	/* Others attach what the first one has made. */
-	if (plan->process == 0)
-		make_calls(plan, plan->calls_before_maps);
-	meet(plan, &gate_of(plan)->named, plan->spaces);
-	if (plan->process != 0)
-		make_calls(plan, plan->calls_before_maps);
-	map_all(plan);
-	guard_all(plan);
-	lock_all(plan);
-	fill_eager(plan);
-	mark(plan, MARK_MAPPED);
-	hand_to_pager(plan);
-	mark(plan, MARK_REGISTERED);
-	place_special(plan);
+	/* The other processes attach the shared memory that the first one creates. */
+	if (plan->process_index == 0)
+		run_syscalls(plan, plan->syscalls_before_mappings);
+	wait_barrier(plan, &barrier_page(plan)->shared_memory_ready, plan->address_space_count);
+	if (plan->process_index != 0)
+		run_syscalls(plan, plan->syscalls_before_mappings);
+	map_all_mappings(plan);
+	install_guards(plan);
+	lock_ranges(plan);
+	copy_eager_bytes(plan);
+	set_mark(plan, MARK_MAPPED);
+	register_userfaultfd(plan);
+	set_mark(plan, MARK_REGISTERED);
+	place_special_mappings(plan);
 	set_mm(plan);
 }
 
-/* What of its memory a copy of a zygote does not share with others. */
-static void complete_memory(const struct plan *plan)
+/* Maps the memory that a zygote's copy does not inherit. */
+static void complete_copy_address_space(const struct plan *plan)
 {
-	leave_zygote(plan);
-	make_calls(plan, plan->calls_before_maps);
-	map_all(plan);
-	guard_all(plan);
-	lock_all(plan);
-	mark(plan, MARK_MAPPED);
-	mark(plan, MARK_REGISTERED);
+	unmap_zygote_region(plan);
+	run_syscalls(plan, plan->syscalls_before_mappings);
+	map_all_mappings(plan);
+	install_guards(plan);
+	lock_ranges(plan);
+	set_mark(plan, MARK_MAPPED);
+	set_mark(plan, MARK_REGISTERED);
 }
 
 void restore(const struct plan *plan)
 {
-	const struct plan_thread *leader = at(plan, plan->threads.offset);
-	struct scratch *scratch = scratch_of(plan);
+	const struct plan_thread *leader = plan_pointer(plan, plan->threads.offset);
+	struct thread_scratch *scratch = scratch_page(plan);
 
-	mark(plan, MARK_ENTERED);
-	if (plan->flags & PLAN_SAME_MEMORY)
-		begin_sharing(plan);
-	else if (plan->flags & PLAN_COPY)
-		complete_memory(plan);
+	set_mark(plan, MARK_RESTORER_ENTERED);
+	if (plan->flags & PLAN_SHARES_MEMORY)
+		start_shared_memory_process(plan);
+	else if (plan->flags & PLAN_ZYGOTE_COPY)
+		complete_copy_address_space(plan);
 	else
-		build_memory(plan);
+		build_address_space(plan);
 	if (plan->flags & PLAN_ZYGOTE)
-		be_zygote(plan);
-	bear_sharers(plan);
-	join_kin(plan);
-	set_process(plan);
-	make_calls(plan, plan->calls_before_files);
+		run_zygote(plan);
+	fork_shared_memory_children(plan);
+	join_group_and_wait_zombies(plan);
+	set_process_attributes(plan);
+	run_syscalls(plan, plan->syscalls_before_files);
 	open_descriptors(plan);
-	mark(plan, MARK_OPENED);
-	make_calls(plan, plan->calls_behind_paths);
-	enter_users(plan);
+	set_mark(plan, MARK_FILES_OPENED);
+	run_syscalls(plan, plan->syscalls_after_paths);
+	enter_user_namespace(plan);
 
-	scratch->inside = plan->threads.count;
+	scratch->threads_inside = plan->threads.count;
 	start_threads(plan);
 	become_leader(plan, leader);
-	wait_for(&scratch->ready, plan->threads.count - 1);
-	/* Each thread that has become somebody else has changed this. */
+	futex_wait_until(&scratch->threads_ready, plan->threads.count - 1);
+	/* A thread that changes its credentials resets this. */
 	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
-	make_calls(plan, plan->calls_at_last);
-	await_kin(plan);
-	raise_pending(plan, plan->pending, 0);
+	run_syscalls(plan, plan->syscalls_before_start);
+	consume_child_events(plan);
+	queue_pending_signals(plan, plan->pending_signals, 0);
 	set_limits(plan);
-	if (plan->process == 0) {
+	if (plan->process_index == 0) {
 		if (plan->process_count > 1)
-			await_all(plan);
-		/* The last words of the first process's leader: all is built. */
+			wait_tree_ready(plan);
+		/* The last report of the first process's leader: everything is restored. */
 		report_restored(plan);
 		if (plan->flags & PLAN_PAUSED)
-			await_word(plan);
+			wait_unpause(plan);
 	}
-	pass_gate(plan);
-	__atomic_store_n(&scratch->go, 1, __ATOMIC_RELEASE);
-	CALL3(futex, &scratch->go, K_FUTEX_WAKE, plan->threads.count);
-	enter(plan, leader);
+	wait_tree_start(plan);
+	__atomic_store_n(&scratch->start, 1, __ATOMIC_RELEASE);
+	CALL3(futex, &scratch->start, K_FUTEX_WAKE, plan->threads.count);
+	enter_thread(plan, leader);
 }

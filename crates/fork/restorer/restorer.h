@@ -1,4 +1,5 @@
-/* What the stub and the restorer share. */
+/* Declarations that the stub's and the restorer's source files share, grouped by the file that defines them.
+ * From restore() on, code runs from the copy in the child's region. */
 #pragma once
 
 #include "plan.h"
@@ -7,109 +8,111 @@
 extern char image_start[] __attribute__((visibility("hidden")));
 extern char image_end[] __attribute__((visibility("hidden")));
 
-/* Words in the region that the child's threads share while they are made. */
-struct scratch {
-	u32 ready;  /* threads that stand before their last step */
-	u32 go;	    /* set when all may leave */
-	u32 inside; /* threads that still use the part of the region that goes */
+/* The region's scratch page: counters that the child's threads share during the restore, and timestamps. */
+struct thread_scratch {
+	u32 threads_ready;  /* threads that have only their last step left */
+	u32 start;	    /* set when all may start */
+	u32 threads_inside; /* threads that still use the part of the region that the last one unmaps */
 	u64 marks_ns[MARK_COUNT];
 };
 
-/* Words that the processes of a tree share, and meet at. */
-struct gate {
-	u32 named;  /* processes that build an address space, and have made shared memory that has a name */
-	u32 born;   /* processes that have forked all of their children */
-	u32 opened; /* processes that have opened files */
-	u32 taken;  /* processes that have files of others */
-	u32 ready;  /* processes that are complete, but the first */
-	u32 go;	    /* set when all may leave */
-	u32 closed; /* processes that need none of farfork's descriptors any more, but the first; only where some have one table */
-	u32 done[PROCESSES_MAX]; /* so, by the process that places the table's */
+/* The barrier page: counters on which the processes of a tree synchronize. */
+struct tree_barrier {
+	u32 shared_memory_ready; /* processes that build an address space and have created named shared memory */
+	u32 processes_forked;	 /* processes that have forked all their children */
+	u32 files_opened;	 /* processes that have opened their files */
+	u32 files_copied;	 /* processes that have copied files from others */
+	u32 processes_ready;	 /* complete processes, without the first */
+	u32 start;		 /* set when all may start */
+	/* Processes that have closed farfork's descriptors, without the first; only with PLAN_TREE_SHARES_FILES. */
+	u32 processes_closed;
+	u32 table_users_done[PROCESSES_MAX]; /* likewise, by the process that places the table's descriptors */
 };
-_Static_assert(sizeof(struct gate) <= 4096, "the gate is a page");
+_Static_assert(sizeof(struct tree_barrier) <= 4096, "the barrier is a page");
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* The daemon's socket, as whoever starts the stub leaves it. */
+/* The daemon's socket, which the stub inherits under this number. */
 #define CONTROL_FD 3
-/* What a stub has once its child lives; the daemon knows the second one (stub.rs). */
+/* The stub's descriptors once its child runs; stub.rs repeats the queue's number (STUB_QUEUE_FD). */
 #define STATUS_FD (CONTROL_FD + 1)
-#define KEEP_FD (CONTROL_FD + 2)
+#define USERFAULTFD_QUEUE_FD (CONTROL_FD + 2)
 #define STUB_FDS (CONTROL_FD + 3)
 
-/* Descriptors that came with a request: one behind the other, as who hears it has none with higher numbers. */
-struct passed_set {
+/* Descriptors of a request. Their numbers are consecutive, because the receiver has none with higher numbers. */
+struct passed_fds {
 	i32 first;
 	u32 count;
 };
 
-/* What all that is forked needs. */
-struct request {
-	struct passed_set passed;
-	int plan; /* one of these at first */
-	int keep;
-	int control; /* where to tell what goes wrong */
+/* One request to restore a child: the descriptors and times that a forked process needs. */
+struct restore_request {
+	struct passed_fds passed;
+	int plan; /* at first one of the passed ones */
+	int userfaultfd_queue; /* self-connected socket that holds the child's userfaultfds */
+	int control; /* socket for failure reports */
 	u64 requested_ns;
 };
 
 /* request.c */
-HIDDEN __attribute__((noreturn)) void leave(int status);
+HIDDEN __attribute__((noreturn)) void exit_process(int status);
 HIDDEN __attribute__((noreturn)) void fail(enum step step, long error, u32 detail);
-HIDDEN __attribute__((noreturn)) void fail_at(int control, enum step step, long error, u32 detail);
-HIDDEN void close_passed(const struct passed_set *passed);
-HIDDEN void receive_request(struct stub_request *request, struct passed_set *passed);
+HIDDEN __attribute__((noreturn)) void fail_on(int control, enum step step, long error, u32 detail);
+HIDDEN void close_passed_fds(const struct passed_fds *passed);
+HIDDEN void receive_request(struct stub_request *request, struct passed_fds *passed);
 
 /* fork.c */
-HIDDEN void leave_keys(void);
-HIDDEN void set_time(const struct stub_request *request);
-HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup);
-HIDDEN __attribute__((noreturn)) void become_child(struct request *request, u64 plan_at);
-HIDDEN u64 shared_flags(const struct plan_kin *kin);
+HIDDEN void join_new_session_keyring(void);
+HIDDEN void unshare_time_namespace(const struct stub_request *request);
+HIDDEN long fork_with_pid(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup);
+HIDDEN __attribute__((noreturn)) void become_child(struct restore_request *request, u64 plan_file_offset);
+HIDDEN u64 clone_sharing_flags(const struct plan_child *child);
 HIDDEN void begin_session(const struct plan *head, int control);
-HIDDEN const struct plan *map_region(const struct plan *head, u64 plan_at, int plan_file, int control);
+HIDDEN const struct plan *map_region(const struct plan *head, u64 plan_file_offset, int plan_file, int control);
 
 /* shared_memory_process.c */
-HIDDEN void bear_sharers(const struct plan *plan);
-HIDDEN void begin_sharing(const struct plan *plan);
+HIDDEN void fork_shared_memory_children(const struct plan *plan);
+HIDDEN void start_shared_memory_process(const struct plan *plan);
 
 /* stub.c */
 HIDDEN void mount_proc(void);
 
 /* privileged_forker.c */
-HIDDEN int has_rights(void);
-HIDDEN __attribute__((noreturn)) void bear_beside(const struct stub_request *asked, struct request *request);
-HIDDEN void enter_users(const struct plan *plan);
+HIDDEN int has_sys_admin(void);
+HIDDEN __attribute__((noreturn)) void fork_via_intermediate(const struct stub_request *stub_request,
+							    struct restore_request *request);
+HIDDEN void enter_user_namespace(const struct plan *plan);
 
 /* zygote.c */
-HIDDEN __attribute__((noreturn)) void be_zygote(const struct plan *plan);
-HIDDEN void leave_zygote(const struct plan *plan);
+HIDDEN __attribute__((noreturn)) void run_zygote(const struct plan *plan);
+HIDDEN void unmap_zygote_region(const struct plan *plan);
 
-/* restore.c: turns the calling process, a fork of the stub, into the child. Runs in the copy of the code inside the region. */
+/* restore.c: turns the calling process, a fork of the stub, into the child. Runs in the copy of the code in the region. */
 HIDDEN __attribute__((noreturn)) void restore(const struct plan *plan);
 
 /* address_space.c */
-HIDDEN void park_special(const struct plan *plan);
+HIDDEN void stage_special_mappings(const struct plan *plan);
 HIDDEN void unmap_stub(const struct plan *plan);
-HIDDEN void map_all(const struct plan *plan);
-HIDDEN void guard_all(const struct plan *plan);
-HIDDEN void lock_all(const struct plan *plan);
-HIDDEN void fill_eager(const struct plan *plan);
-HIDDEN void hand_to_pager(const struct plan *plan);
-HIDDEN void place_special(const struct plan *plan);
+HIDDEN void map_all_mappings(const struct plan *plan);
+HIDDEN void install_guards(const struct plan *plan);
+HIDDEN void lock_ranges(const struct plan *plan);
+HIDDEN void copy_eager_bytes(const struct plan *plan);
+HIDDEN void register_userfaultfd(const struct plan *plan);
+HIDDEN void place_special_mappings(const struct plan *plan);
 HIDDEN void set_mm(const struct plan *plan);
 
 /* syscalls.c */
-HIDDEN void make_calls(const struct plan *plan, struct plan_span calls);
+HIDDEN void run_syscalls(const struct plan *plan, struct plan_span syscalls);
 
 /* process_tree.c */
-HIDDEN void meet(const struct plan *plan, u32 *word, u32 count);
-HIDDEN void await_others(const struct plan *plan, u32 *word, u32 wanted);
-HIDDEN void join_kin(const struct plan *plan);
-HIDDEN void await_kin(const struct plan *plan);
-HIDDEN void await_all(const struct plan *plan);
-HIDDEN void pass_gate(const struct plan *plan);
+HIDDEN void wait_barrier(const struct plan *plan, u32 *counter, u32 count);
+HIDDEN void wait_barrier_count(const struct plan *plan, u32 *counter, u32 wanted);
+HIDDEN void join_group_and_wait_zombies(const struct plan *plan);
+HIDDEN void consume_child_events(const struct plan *plan);
+HIDDEN void wait_tree_ready(const struct plan *plan);
+HIDDEN void wait_tree_start(const struct plan *plan);
 HIDDEN void remove_cores(const struct plan *plan);
-HIDDEN __attribute__((noreturn)) void become_zombie(const struct plan_kin *kin, int gate, u32 process_count);
+HIDDEN __attribute__((noreturn)) void become_zombie(const struct plan_child *child, int barrier_fd, u32 process_count);
 
 /* file_descriptors.c */
 HIDDEN void open_descriptors(const struct plan *plan);
@@ -118,12 +121,12 @@ HIDDEN void open_descriptors(const struct plan *plan);
 HIDDEN void set_credentials(const struct plan *plan, u32 index);
 
 /* threads.c */
-HIDDEN long start_task(struct k_clone_args *args, void (*run)(void *), void *given);
+HIDDEN long start_task(struct k_clone_args *args, void (*run)(void *), void *run_argument);
 HIDDEN void start_threads(const struct plan *plan);
 HIDDEN void become_leader(const struct plan *plan, const struct plan_thread *leader);
-HIDDEN void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid);
-HIDDEN void wait_for(u32 *word, u32 wanted);
-HIDDEN __attribute__((noreturn)) void enter(const struct plan *plan, const struct plan_thread *thread);
+HIDDEN void queue_pending_signals(const struct plan *plan, struct plan_span pending_signals, u32 tid);
+HIDDEN void futex_wait_until(u32 *futex, u32 wanted);
+HIDDEN __attribute__((noreturn)) void enter_thread(const struct plan *plan, const struct plan_thread *thread);
 
 static inline u64 realtime_ns(void)
 {
@@ -132,67 +135,67 @@ static inline u64 realtime_ns(void)
 	return (u64)now.seconds * 1000000000ull + (u64)now.nanoseconds;
 }
 
-static inline void send_words(int socket, struct report *report)
+static inline void send_report_struct(int socket, struct stub_report *report)
 {
 	report->realtime_ns = realtime_ns();
 	CALL6(sendto, socket, report, sizeof *report, K_MSG_NOSIGNAL, 0, 0);
 }
 
-static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 detail, u32 process,
-			       const u64 *marks_ns)
+static inline void send_report_with_marks(int socket, u32 kind, u32 step, long error, u32 detail,
+					  u32 process_index, const u64 *marks_ns)
 {
-	struct report report;
+	struct stub_report report;
 	clear_bytes(&report, sizeof report);
 	report.kind = kind;
 	report.error = (i32)-error;
 	report.step = step;
 	report.detail = detail;
-	report.process = process;
+	report.process_index = process_index;
 	if (marks_ns)
 		copy_bytes(report.marks_ns, marks_ns, sizeof report.marks_ns);
-	send_words(socket, &report);
+	send_report_struct(socket, &report);
 }
 
 static inline void send_report(int socket, u32 kind, u32 step, long error, u32 detail)
 {
-	send_marked(socket, kind, step, error, detail, 0, 0);
+	send_report_with_marks(socket, kind, step, error, detail, 0, 0);
 }
 
-static inline const void *at(const struct plan *plan, u32 offset)
+static inline const void *plan_pointer(const struct plan *plan, u32 offset)
 {
 	return (const char *)plan + offset;
 }
 
-/* Where restore() is in the copy of the code. */
-static inline u64 entry_of(const struct plan *head)
+/* Address of restore() in the copy of the code. */
+static inline u64 restorer_entry(const struct plan *head)
 {
 	return head->region_start + ((u64)restore - (u64)image_start);
 }
 
-static inline struct scratch *scratch_of(const struct plan *plan)
+static inline struct thread_scratch *scratch_page(const struct plan *plan)
 {
-	return (struct scratch *)(plan->region_start + plan->scratch_offset);
+	return (struct thread_scratch *)(plan->region_start + plan->scratch_offset);
 }
 
-static inline void mark(const struct plan *plan, enum mark moment)
+static inline void set_mark(const struct plan *plan, enum restore_mark mark)
 {
-	scratch_of(plan)->marks_ns[moment] = realtime_ns();
+	scratch_page(plan)->marks_ns[mark] = realtime_ns();
 }
 
-static inline struct gate *gate_of(const struct plan *plan)
+static inline struct tree_barrier *barrier_page(const struct plan *plan)
 {
-	return (struct gate *)(plan->region_start + plan->gate_offset);
+	return (struct tree_barrier *)(plan->region_start + plan->barrier_offset);
 }
 
-static inline int control_of(const struct plan *plan)
+static inline int control_fd(const struct plan *plan)
 {
-	return (int)plan->fd_base + CHILD_CONTROL;
+	return (int)plan->fd_base + RESTORER_SLOT_CONTROL;
 }
 
-/* In the child; its stub has a way of its own to give up. */
-static inline __attribute__((noreturn)) void give_up(const struct plan *plan, u32 step, long error, u32 detail)
+/* For the child; the stub uses fail(). */
+static inline __attribute__((noreturn)) void fail_restore(const struct plan *plan, u32 step, long error, u32 detail)
 {
-	send_marked(control_of(plan), REPORT_FAILED, step, error, detail, plan->process, 0);
+	send_report_with_marks(control_fd(plan), REPORT_FAILED, step, error, detail, plan->process_index, 0);
 	for (;;)
 		CALL1(exit_group, 127);
 }
@@ -200,6 +203,6 @@ static inline __attribute__((noreturn)) void give_up(const struct plan *plan, u3
 static inline long check(const struct plan *plan, u32 step, long result, u32 detail)
 {
 	if (result < 0)
-		give_up(plan, step, result, detail);
+		fail_restore(plan, step, result, detail);
 	return result;
 }

@@ -1,44 +1,45 @@
-/* Processes that have their parent's address space (clone(2), CLONE_VM): they are born when that has been built, each with a region of its
- * own in it, and go their ways like others from where all are born.
- *
- *   parent ── session ─ forks ─ memory ─┬─ born ── files, threads ── go
- *                                       └▶ sharer ── session ─┬─ born ── files, threads ── go
- *                                                             └▶ sharer's sharer ── …
- */
+/* Processes of a tree that share their parent's address space (clone(2), CLONE_VM).
+ * The parent forks them when it has built the memory, because they cannot build their own.
+ * Each has a region of its own in that memory. From the barrier after the forks on, they restore like other processes. */
 #include "restorer.h"
 
-static void bear_sharer(const struct plan *plan, const struct plan_kin *kin)
+/*   parent ── session ─ forks ─ memory ─┬─ all forked ── files, threads ── start
+ *                                       └▶ child ── session ─┬─ all forked ── files, threads ── start
+ *                                                            └▶ child that shares its memory ── … */
+
+static void fork_shared_memory_child(const struct plan *plan, const struct plan_child *child)
 {
 	struct plan head;
 	struct k_clone_args args;
-	i32 pid = (i32)kin->pid;
-	long got = CALL4(pread64, plan->plan_file, &head, sizeof head, kin->plan_at);
-	if (got != sizeof head || head.magic != PLAN_MAGIC)
-		give_up(plan, STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, kin->pid);
-	const struct plan *own = map_region(&head, kin->plan_at, (int)plan->plan_file, control_of(plan));
+	i32 pid = (i32)child->pid;
+	long bytes_read = CALL4(pread64, plan->plan_file, &head, sizeof head, child->plan_offset);
+	if (bytes_read != sizeof head || head.magic != PLAN_MAGIC)
+		fail_restore(plan, STEP_MAP_PLAN, bytes_read < 0 ? bytes_read : -K_EINVAL, child->pid);
+	const struct plan *child_plan = map_region(&head, child->plan_offset, (int)plan->plan_file, control_fd(plan));
 	clear_bytes(&args, sizeof args);
-	args.flags = shared_flags(kin);
-	args.exit_signal = kin->exit_signal;
+	args.flags = clone_sharing_flags(child);
+	args.exit_signal = child->exit_signal;
 	args.stack = head.region_start + head.leader_stack_offset;
 	args.stack_size = LEADER_STACK_BYTES;
 	args.set_tid = (u64)&pid;
 	args.set_tid_size = 1;
-	check(plan, STEP_FORK, start_task(&args, (void (*)(void *))entry_of(&head), (void *)own), kin->pid);
+	check(plan, STEP_FORK, start_task(&args, (void (*)(void *))restorer_entry(&head), (void *)child_plan),
+	      child->pid);
 }
 
-void bear_sharers(const struct plan *plan)
+void fork_shared_memory_children(const struct plan *plan)
 {
-	const struct plan_kin *kin = at(plan, plan->kin.offset);
-	for (u32 i = 0; i < plan->kin.count; i++)
-		if (kin[i].flags & KIN_SAME_MEMORY)
-			bear_sharer(plan, &kin[i]);
+	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
+	for (u32 i = 0; i < plan->children.count; i++)
+		if (children[i].flags & CHILD_SHARES_MEMORY)
+			fork_shared_memory_child(plan, &children[i]);
 }
 
-/* In one of them: what others do before they build their memory. */
-void begin_sharing(const struct plan *plan)
+/* The first steps of such a process, which others take before they build their memory. */
+void start_shared_memory_process(const struct plan *plan)
 {
 	if (plan->flags & PLAN_SUBREAPER)
 		CALL5(prctl, K_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-	begin_session(plan, control_of(plan));
-	hand_to_pager(plan);
+	begin_session(plan, control_fd(plan));
+	register_userfaultfd(plan);
 }

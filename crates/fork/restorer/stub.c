@@ -1,23 +1,25 @@
-/* pid 1 of a lean container. It waits in the pool, already in all namespaces and its control group; on request it forks
- * the child, with the pid that it must have, or takes one on that a zygote has forked; then it reaps, and leaves the child's
- * wait status in a file. Outside of containers, the same program becomes a zygote.
- *
- * It needs no daemon once the child runs. How a process becomes the child: fork.c, restore.c. */
+/* The stub: pid 1 of a lean container. It waits in the pool, already in its namespaces and its cgroup.
+ * On request it forks the child with the wanted pid, or adopts a child that a zygote or a privileged forker forked.
+ * Then it reaps processes, and writes the child's wait status to a file. It needs no daemon once the child runs.
+ * Outside of containers the same program becomes a zygote or a privileged forker.
+ * fork.c and restore.c turn the forked process into the child. */
 #include "restorer.h"
 
-/* Closes what the child has by now, but the control socket and these two, which have the numbers behind it from now on.
+/* Closes the descriptors that the child has inherited, except the control socket and these two. They move to the numbers
+ * after it.
  *
- * `keep` is a socket that is connected to itself: the child sends its userfaultfd into it, the pager those of processes that it forks,
- * and the stub holds it and reads nothing. A message in it holds a userfaultfd open whoever else is killed: with the last one
- * closed, missing pages would read as zeroes. The daemon made it, outside of the container's network, where its name shows; and
- * takes a copy of it (pidfd_getfd(2)) where the pager and all beside it are gone. */
-static void keep_only(int status_file, int keep)
+ * `queue` is the userfaultfd queue, a socket that is connected to itself. The child sends its userfaultfd into it; the
+ * pager adds the userfaultfds of processes that the child forks. The stub holds it and reads nothing. A message in it
+ * keeps a userfaultfd open even if all other holders are killed: without any holder, missing pages would read as zeroes.
+ * The daemon creates the socket outside of the container's network namespace, where its name would show. It copies the
+ * socket (pidfd_getfd(2)) when the pager and its replacements are dead. */
+static void keep_stub_fds(int status_file, int queue)
 {
-	int top = (status_file > keep ? status_file : keep) + STUB_FDS;
+	int top = (status_file > queue ? status_file : queue) + STUB_FDS;
 	CALL3(dup3, status_file, top, K_O_CLOEXEC);
-	CALL3(dup3, keep, top + 1, K_O_CLOEXEC);
+	CALL3(dup3, queue, top + 1, K_O_CLOEXEC);
 	CALL3(dup3, top, STATUS_FD, K_O_CLOEXEC);
-	CALL3(dup3, top + 1, KEEP_FD, K_O_CLOEXEC);
+	CALL3(dup3, top + 1, USERFAULTFD_QUEUE_FD, K_O_CLOEXEC);
 	CALL3(close_range, STUB_FDS, ~0u, 0);
 }
 
@@ -28,8 +30,8 @@ void mount_proc(void)
 		fail(STEP_MOUNT_PROC, error, 0);
 }
 
-/* Reaps all that end, orphans too, until the child has; its end is the container's. */
-static __attribute__((noreturn)) void reap(long child)
+/* Reaps processes, orphans included, until the child has ended. The container ends with the child. */
+static __attribute__((noreturn)) void reap_until_exit(long child)
 {
 	i32 status = 0;
 	long ended;
@@ -37,41 +39,42 @@ static __attribute__((noreturn)) void reap(long child)
 		ended = CALL4(wait4, -1, &status, 0, 0);
 	while (ended != child && (ended > 0 || ended == -K_EINTR));
 	CALL4(pwrite64, STATUS_FD, &status, sizeof status, 0);
-	send_report(CONTROL_FD, REPORT_ENDED, 0, 0, (u32)status);
-	leave(0);
+	send_report(CONTROL_FD, REPORT_CHILD_ENDED, 0, 0, (u32)status);
+	exit_process(0);
 }
 
-/* Forks the child, and stays. */
-static __attribute__((noreturn)) void bear_child(const struct stub_request *asked, struct request *request)
+/* Forks the child, then reaps. */
+static __attribute__((noreturn)) void fork_child(const struct stub_request *stub_request,
+						 struct restore_request *request)
 {
-	set_time(asked);
-	request->keep = request->passed.first + (i32)--request->passed.count;
-	long child = fork_with(asked->pid, K_SIGCHLD, 0, -1);
+	unshare_time_namespace(stub_request);
+	request->userfaultfd_queue = request->passed.first + (i32)--request->passed.count;
+	long child = fork_with_pid(stub_request->pid, K_SIGCHLD, 0, -1);
 	if (child == 0) {
-		if (asked->pid == 1)
+		if (stub_request->pid == 1)
 			mount_proc();
 		become_child(request, 0);
 	}
 	if (child < 0)
-		fail(STEP_FORK, child, asked->pid);
-	keep_only(request->passed.first + PASSED_STATUS, request->keep);
-	reap(child);
+		fail(STEP_FORK, child, stub_request->pid);
+	keep_stub_fds(request->passed.first + PASSED_STATUS, request->userfaultfd_queue);
+	reap_until_exit(child);
 }
 
-/* The network of others in its container's place: what it forks is born there. It says when it is there. */
-static void enter_network(const struct passed_set *passed)
+/* Enters another network namespace in place of its container's, for itself and its future children, and reports READY. */
+static void enter_network(const struct passed_fds *passed)
 {
-	long error = CALL2(setns, passed->first + NETWORK_PASSED, K_CLONE_NEWNET);
+	long error = CALL2(setns, passed->first + NETWORK_PASSED_NAMESPACE, K_CLONE_NEWNET);
 	if (error < 0)
 		fail(STEP_ENTER_NETWORK, error, 0);
-	close_passed(passed);
+	close_passed_fds(passed);
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 }
 
 __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 {
-	struct stub_request asked;
-	struct request request;
+	struct stub_request stub_request;
+	struct restore_request request;
 	u64 all_signals = ~0ull;
 	struct k_rlimit limit;
 
@@ -82,33 +85,33 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 		limit.soft = limit.hard;
 		CALL4(prlimit64, 0, K_RLIMIT_NOFILE, &limit, 0);
 	}
-	leave_keys();
-	if (CALL0(getpid) == 1 && has_rights())
+	join_new_session_keyring();
+	if (CALL0(getpid) == 1 && has_sys_admin())
 		mount_proc();
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 
-	receive_request(&asked, &request.passed);
-	if (asked.magic == NETWORK_MAGIC) {
+	receive_request(&stub_request, &request.passed);
+	if (stub_request.magic == NETWORK_MAGIC) {
 		enter_network(&request.passed);
 		request.passed.count = 0;
 		send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
-		receive_request(&asked, &request.passed);
+		receive_request(&stub_request, &request.passed);
 	}
 	request.plan = request.passed.first + PASSED_PLAN;
 	request.requested_ns = realtime_ns();
-	if (asked.magic == AWAIT_MAGIC) {
-		/* It is ours since before anybody was told that it stands; it may have ended since. */
+	if (stub_request.magic == WAIT_MAGIC) {
+		/* The child was reparented to this process before it was reported as restored. It may have ended since. */
 		const i32 first = request.passed.first;
-		keep_only(first + AWAITED_STATUS, first + AWAITED_KEEP);
-		reap(asked.pid);
+		keep_stub_fds(first + WAIT_PASSED_STATUS, first + WAIT_PASSED_QUEUE);
+		reap_until_exit(stub_request.pid);
 	}
-	if (asked.midwife != 0)
-		bear_beside(&asked, &request);
-	if (asked.pid == 0) {
-		request.keep = CONTROL_FD; /* it takes its own place later */
+	if (stub_request.intermediate_pid != 0)
+		fork_via_intermediate(&stub_request, &request);
+	if (stub_request.pid == 0) {
+		request.userfaultfd_queue = CONTROL_FD; /* run_zygote() replaces it later */
 		become_child(&request, 0);
 	}
-	bear_child(&asked, &request);
+	fork_child(&stub_request, &request);
 }
 
 __asm__(".text\n"

@@ -1,16 +1,18 @@
-/* System calls that make a child's resources, one after the other. What they are for, src/restore/calls/ says. */
+/* Runs the plan's system calls, which create or set the child's resources, in order.
+ * src/restore/syscalls/ compiles the lists and documents the calls. */
 #include "restorer.h"
 
-void make_calls(const struct plan *plan, struct plan_span calls)
+void run_syscalls(const struct plan *plan, struct plan_span syscalls)
 {
-	const struct plan_call *call = at(plan, calls.offset);
-	for (u32 i = 0; i < calls.count; i++, call++) {
-		long given[6];
+	const struct plan_syscall *syscall = plan_pointer(plan, syscalls.offset);
+	for (u32 i = 0; i < syscalls.count; i++, syscall++) {
+		long arguments[6];
 		for (u32 n = 0; n < 6; n++)
-			given[n] = (long)(call->arguments[n] + (call->pointers >> n & 1 ? (u64)plan : 0));
-		long result = call6(call->number, given[0], given[1], given[2], given[3], given[4], given[5]);
-		int is_right = call->expected == CALL_ANY_RESULT ? result >= 0 : result == (long)call->expected;
-		if (!is_right && call->expected != CALL_MAY_FAIL)
-			give_up(plan, call->step, result < 0 ? result : -K_EINVAL, call->object);
+			arguments[n] = (long)(syscall->arguments[n] + (syscall->pointer_mask >> n & 1 ? (u64)plan : 0));
+		long result = call6(syscall->number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
+				    arguments[5]);
+		int is_right = syscall->expected == SYSCALL_ANY_RESULT ? result >= 0 : result == (long)syscall->expected;
+		if (!is_right && syscall->expected != SYSCALL_MAY_FAIL)
+			fail_restore(plan, syscall->step, result < 0 ? result : -K_EINVAL, syscall->object);
 	}
 }

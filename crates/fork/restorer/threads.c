@@ -1,8 +1,9 @@
-/* The child's threads: made, given what each sets for itself, and entered through their signal frames. */
+/* Creates the child's threads; each sets its own attributes and enters the child through its signal frame.
+ * enter_thread() is all code that stays mapped in the child: it must fit in the first page of the code. */
 #include "restorer.h"
 
-/* What a thread of the child gets from the leader. */
-struct start {
+/* The leader's arguments to a new thread. */
+struct thread_start {
 	const struct plan *plan;
 	const struct plan_thread *thread;
 };
@@ -10,21 +11,22 @@ struct start {
 static void set_scheduling(const struct plan *plan, const struct plan_thread *thread)
 {
 	struct k_sched_param parameter = { (i32)thread->priority };
-	if (thread->policy != 0 && thread->attributes == 0)
+	if (thread->policy != 0 && thread->sched_attr == 0)
 		check(plan, STEP_SCHEDULING, CALL3(sched_setscheduler, 0, thread->policy, &parameter), thread->tid);
-	/* Also 0: the daemon may have another. */
+	/* Set 0 as well: the daemon's nice value may differ. */
 	check(plan, STEP_SCHEDULING, CALL3(setpriority, 0, 0, thread->nice), thread->tid);
-	if (thread->attributes != 0)
-		check(plan, STEP_SCHEDULING, CALL3(sched_setattr, 0, at(plan, thread->attributes), 0), thread->tid);
+	if (thread->sched_attr != 0)
+		check(plan, STEP_SCHEDULING, CALL3(sched_setattr, 0, plan_pointer(plan, thread->sched_attr), 0),
+		      thread->tid);
 }
 
-/* Signals that were pending are pending again: all are blocked until the thread enters its own mask. One may send to
- * itself what it likes, sender and code included. */
-void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid)
+/* Queues the pending signals again. All signals are blocked until the thread's own mask is set. A process may queue any
+ * siginfo to itself, sender and code included. */
+void queue_pending_signals(const struct plan *plan, struct plan_span pending_signals, u32 tid)
 {
-	const struct plan_thread *leader = at(plan, plan->threads.offset);
-	const char *info = at(plan, pending.offset);
-	for (u32 i = 0; i < pending.count; i++, info += SIGINFO_BYTES) {
+	const struct plan_thread *leader = plan_pointer(plan, plan->threads.offset);
+	const char *info = plan_pointer(plan, pending_signals.offset);
+	for (u32 i = 0; i < pending_signals.count; i++, info += SIGINFO_BYTES) {
 		i32 signal = *(const i32 *)info;
 		check(plan, STEP_PENDING_SIGNAL,
 		      tid != 0 ? CALL4(rt_tgsigqueueinfo, leader->tid, tid, signal, info)
@@ -33,8 +35,8 @@ void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid)
 	}
 }
 
-/* What each thread does for itself. */
-static void set_thread(const struct plan *plan, const struct plan_thread *thread)
+/* Attributes that each thread sets for itself. */
+static void set_thread_attributes(const struct plan *plan, const struct plan_thread *thread)
 {
 	if (thread->gs_base != 0)
 		check(plan, STEP_TLS, CALL2(arch_prctl, K_ARCH_SET_GS, thread->gs_base), thread->tid);
@@ -47,39 +49,42 @@ static void set_thread(const struct plan *plan, const struct plan_thread *thread
 	CALL5(prctl, K_PR_SET_NAME, thread->name, 0, 0, 0);
 	CALL5(prctl, K_PR_SET_TIMERSLACK, thread->timer_slack_ns, 0, 0, 0);
 	CALL1(personality, thread->personality);
-	if (thread->forbids_time_stamps)
+	if (thread->forbids_tsc)
 		CALL5(prctl, K_PR_SET_TSC, K_PR_TSC_SIGSEGV, 0, 0, 0);
 	set_scheduling(plan, thread);
 	set_credentials(plan, thread->credentials);
-	/* Behind the credentials, which clear it. */
+	/* After the credentials, because changing them clears it. */
 	if (thread->parent_death_signal != 0)
 		CALL5(prctl, K_PR_SET_PDEATHSIG, thread->parent_death_signal, 0, 0, 0);
-	raise_pending(plan, thread->pending, thread->tid);
+	queue_pending_signals(plan, thread->pending_signals, thread->tid);
 }
 
-/* Enters the thread through its signal frame. Whoever is last takes the plan, the stacks and all other code away, which each child
- * would have for itself as long as it lives; after the count nothing but registers is used, for the stack may be gone, and no code
- * but this, which is in the first page. Its filters of system calls come behind all calls but
- * the last; where one cannot be installed the child ends here, rather than go on without.
+/* Enters the thread through its signal frame.
  *
- * Filters in common: a thread counts itself and sleeps. The leader waits for the count; it moves the sleepers to another futex until all
- * have been moved, so that none is on its way to sleep, which a filter might judge; installs the filters for all; and wakes them,
- * which it knows to be allowed. Where it is not, the others do not sleep.
+ * The last thread unmaps the plan, the stacks and all other code, which would otherwise stay in every child. After the
+ * count a thread uses registers only, because its stack may be unmapped, and only this code, which is in the first page.
+ * It installs its own seccomp filters after all system calls but the last. If one cannot be installed, the child ends
+ * here instead of running without it.
  *
- *   other   ── count ── sleep ─────┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄──▶ own filters ── frame
- *   leader  ───────── counted? ── all moved? ── install for all ── wake ── own filters ── frame */
-__attribute__((section(".text.last"), noinline)) void enter(const struct plan *plan,
-							    const struct plan_thread *thread)
+ * Filters for all threads: every other thread counts itself and sleeps. The leader waits for the count. It requeues the
+ * sleepers to a second futex until all have been requeued, so that none is still on its way to sleep, in a call that a
+ * filter might forbid. It installs the filters for all threads and wakes them, if the filters allow that. Otherwise the
+ * other threads do not sleep.
+ *
+ *   other   ── count ── sleep ─────┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄──────▶ own filters ── frame
+ *   leader  ───────── counted? ── all requeued? ── install for all ── wake ── own filters ── frame */
+__attribute__((section(".text.retained"), noinline)) void enter_thread(const struct plan *plan,
+								       const struct plan_thread *thread)
 {
-	u64 gone = plan->region_start + plan->keep_bytes;
-	u64 gone_bytes = plan->region_bytes - plan->keep_bytes;
-	register u64 code __asm__("r8") = plan->region_start + LAST_CODE_BYTES;
-	register u64 code_bytes __asm__("r9") = plan->code_bytes - LAST_CODE_BYTES;
-	register u64 frame __asm__("r12") = thread->frame + 8; /* behind the return address, as a handler's ret leaves it */
-	register u32 *inside __asm__("r13") = &scratch_of(plan)->inside;
+	u64 unmapped = plan->region_start + plan->retained_bytes;
+	u64 unmapped_bytes = plan->region_bytes - plan->retained_bytes;
+	register u64 code __asm__("r8") = plan->region_start + RETAINED_CODE_BYTES;
+	register u64 code_bytes __asm__("r9") = plan->code_bytes - RETAINED_CODE_BYTES;
+	register u64 frame __asm__("r12") = thread->frame + 8; /* above the return address, as after a handler's ret */
+	register u32 *inside __asm__("r13") = &scratch_page(plan)->threads_inside;
 	register u64 filter __asm__("r14") = thread->filters;
 	register u64 common __asm__("r15") = thread->common_filters;
-	register u64 leads __asm__("rbx") = thread == at(plan, plan->threads.offset);
+	register u64 is_leader __asm__("rbx") = thread == plan_pointer(plan, plan->threads.offset);
 	__asm__ volatile("mov %[frame], %%rsp\n\t"
 			 "lock decl (%[inside])\n\t"
 			 "jnz 1f\n\t"
@@ -92,7 +97,7 @@ __attribute__((section(".text.last"), noinline)) void enter(const struct plan *p
 			 "1:\n\t"
 			 "test %[common], %[common]\n\t"
 			 "jz 7f\n\t"
-			 "test %[leads], %[leads]\n\t"
+			 "test %[is_leader], %[is_leader]\n\t"
 			 "jnz 3f\n\t"
 			 /* Another thread. */
 			 "lock incl (%[common])\n"
@@ -185,7 +190,8 @@ __attribute__((section(".text.last"), noinline)) void enter(const struct plan *p
 			 "syscall\n"
 			 "8:\n\t"
 			 "ud2"
-			 : [filter] "+r"(filter), "+D"(gone), "+S"(gone_bytes), [inside] "+r"(inside), [leads] "+r"(leads)
+			 : [filter] "+r"(filter), "+D"(unmapped), "+S"(unmapped_bytes), [inside] "+r"(inside),
+			   [is_leader] "+r"(is_leader)
 			 : [frame] "r"(frame), [common] "r"(common), [code] "r"(code),
 			   [code_bytes] "r"(code_bytes), [munmap] "i"(__NR_munmap),
 			   [sigreturn] "i"(__NR_rt_sigreturn), [seccomp] "i"(__NR_seccomp), [futex] "i"(__NR_futex),
@@ -196,34 +202,34 @@ __attribute__((section(".text.last"), noinline)) void enter(const struct plan *p
 	__builtin_unreachable();
 }
 
-void wait_for(u32 *word, u32 wanted)
+void futex_wait_until(u32 *futex, u32 wanted)
 {
 	for (;;) {
-		u32 seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+		u32 seen = __atomic_load_n(futex, __ATOMIC_ACQUIRE);
 		if (seen == wanted)
 			return;
-		CALL4(futex, word, K_FUTEX_WAIT, seen, 0);
+		CALL4(futex, futex, K_FUTEX_WAIT, seen, 0);
 	}
 }
 
 static __attribute__((noreturn)) void run_thread(void *argument)
 {
-	const struct start *start = argument;
+	const struct thread_start *start = argument;
 	const struct plan *plan = start->plan;
 	const struct plan_thread *thread = start->thread;
-	struct scratch *scratch = scratch_of(plan);
+	struct thread_scratch *scratch = scratch_page(plan);
 
-	set_thread(plan, thread);
-	if (__atomic_add_fetch(&scratch->ready, 1, __ATOMIC_RELEASE) == plan->threads.count - 1)
-		CALL3(futex, &scratch->ready, K_FUTEX_WAKE, 1);
-	wait_for(&scratch->go, 1);
-	enter(plan, thread);
+	set_thread_attributes(plan, thread);
+	if (__atomic_add_fetch(&scratch->threads_ready, 1, __ATOMIC_RELEASE) == plan->threads.count - 1)
+		CALL3(futex, &scratch->threads_ready, K_FUTEX_WAKE, 1);
+	futex_wait_until(&scratch->start, 1);
+	enter_thread(plan, thread);
 }
 
-/* The new task takes its argument from a register that the call keeps: it has no stack frame yet. */
-long start_task(struct k_clone_args *args, void (*run)(void *), void *given)
+/* The new task takes its argument from a register that the system call preserves: it has no stack frame yet. */
+long start_task(struct k_clone_args *args, void (*run)(void *), void *run_argument)
 {
-	register void *argument __asm__("r12") = given;
+	register void *argument __asm__("r12") = run_argument;
 	register void (*entry)(void *) __asm__("r13") = run;
 	long result;
 	__asm__ volatile("syscall\n\t"
@@ -242,11 +248,11 @@ long start_task(struct k_clone_args *args, void (*run)(void *), void *given)
 
 void start_threads(const struct plan *plan)
 {
-	const struct plan_thread *thread = at(plan, plan->threads.offset);
+	const struct plan_thread *thread = plan_pointer(plan, plan->threads.offset);
 	for (u32 i = 1; i < plan->threads.count; i++) {
 		struct k_clone_args args;
 		i32 tid = (i32)thread[i].tid;
-		struct start *start = (struct start *)(thread[i].stack_top - sizeof *start);
+		struct thread_start *start = (struct thread_start *)(thread[i].stack_top - sizeof *start);
 		start->plan = plan;
 		start->thread = &thread[i];
 		clear_bytes(&args, sizeof args);
@@ -255,7 +261,7 @@ void start_threads(const struct plan *plan)
 		args.tls = thread[i].fs_base;
 		args.child_tid = thread[i].clear_child_tid;
 		args.stack = thread[i].stack_top - THREAD_STACK_BYTES;
-		args.stack_size = THREAD_STACK_BYTES - 64; /* `start` stands above */
+		args.stack_size = THREAD_STACK_BYTES - 64; /* `start` is above */
 		args.set_tid = (u64)&tid;
 		args.set_tid_size = 1;
 		check(plan, STEP_THREAD, start_task(&args, run_thread, start), thread[i].tid);
@@ -266,5 +272,5 @@ void become_leader(const struct plan *plan, const struct plan_thread *leader)
 {
 	check(plan, STEP_TLS, CALL2(arch_prctl, K_ARCH_SET_FS, leader->fs_base), leader->tid);
 	CALL1(set_tid_address, leader->clear_child_tid);
-	set_thread(plan, leader);
+	set_thread_attributes(plan, leader);
 }

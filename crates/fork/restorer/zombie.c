@@ -1,16 +1,17 @@
-/* Processes that have ended: they are forked, and end again as they did. */
+/* Zombies of a tree: forked like other processes, then ended with the recorded wait status.
+ * fork.c calls become_zombie() instead of the restorer; the parent then calls remove_cores(). */
 #include "restorer.h"
 
 #define CORE_PATH_BYTES 64
 
-static char *append(char *at, const char *text)
+static char *append_text(char *end, const char *text)
 {
-	while ((*at = *text++))
-		at++;
-	return at;
+	while ((*end = *text++))
+		end++;
+	return end;
 }
 
-static char *append_number(char *at, u32 number)
+static char *append_number(char *end, u32 number)
 {
 	char digits[11];
 	char *digit = digits + sizeof digits - 1;
@@ -18,17 +19,17 @@ static char *append_number(char *at, u32 number)
 	do
 		*--digit = (char)('0' + number % 10);
 	while (number /= 10);
-	return append(at, digit);
+	return append_text(end, digit);
 }
 
-/* A directory of its own for a process's core. */
-static char *append_core_directory(char *at, u32 pid)
+/* The directory for one process's core. */
+static char *append_core_directory(char *end, u32 pid)
 {
-	return append_number(append(at, "/dev/shm/.farfork-core-"), pid);
+	return append_number(append_text(end, "/dev/shm/.farfork-core-"), pid);
 }
 
-/* Only who has left a core has ended with one, as wait(2) tells: one is left, of the little that the process has, in a directory of
- * its own. Whether that can be. */
+/* Lets the process dump a core, in a directory of its own: only then does its wait status have the core flag. The core is
+ * small, as the process has little memory. Returns whether a core can be written. */
 static int prepare_core(u32 pid)
 {
 	char directory[CORE_PATH_BYTES];
@@ -42,45 +43,46 @@ static int prepare_core(u32 pid)
 	return CALL4(prlimit64, 0, K_RLIMIT_CORE, &limit, 0) == 0;
 }
 
-/* Nobody has asked for them. They are called `core`, or that with the process's number. */
+/* Removes the cores, which no program expects. Their name is `core` or `core.<pid>`. */
 void remove_cores(const struct plan *plan)
 {
-	const struct plan_kin *kin = at(plan, plan->kin.offset);
-	for (u32 i = 0; i < plan->kin.count; i++) {
+	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
+	for (u32 i = 0; i < plan->children.count; i++) {
 		char path[CORE_PATH_BYTES];
-		char *end = append_core_directory(path, kin[i].pid), *name;
-		if (!(kin[i].flags & KIN_CORE))
+		char *end = append_core_directory(path, children[i].pid), *name;
+		if (!(children[i].flags & CHILD_CORE_DUMPED))
 			continue;
-		name = append(end, "/core");
+		name = append_text(end, "/core");
 		CALL1(unlink, path);
-		append_number(append(name, "."), kin[i].pid);
+		append_number(append_text(name, "."), children[i].pid);
 		CALL1(unlink, path);
 		*end = 0;
 		CALL1(rmdir, path);
 	}
 }
 
-/* Ends as the one did whose place it has. Its group may be another's, who must be born. */
-void become_zombie(const struct plan_kin *kin, int gate_file, u32 process_count)
+/* Ends with the zombie's wait status. Its group's leader may be another process, which must be forked first. */
+void become_zombie(const struct plan_child *child, int barrier_fd, u32 process_count)
 {
 	u64 none = 0;
-	if (kin->flags & KIN_SESSION_LEADER)
+	if (child->flags & CHILD_SESSION_LEADER)
 		CALL0(setsid);
-	else if (kin->flags & KIN_GROUP_LEADER)
+	else if (child->flags & CHILD_GROUP_LEADER)
 		CALL2(setpgid, 0, 0);
-	if (kin->group != 0 && process_count > 1) {
-		long gate = CALL6(mmap, 0, sizeof(struct gate), K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED, gate_file, 0);
-		if (gate > 0)
-			wait_for(&((struct gate *)gate)->born, process_count);
+	if (child->group_or_session != 0 && process_count > 1) {
+		long barrier = CALL6(mmap, 0, sizeof(struct tree_barrier), K_PROT_READ | K_PROT_WRITE,
+				     K_MAP_SHARED, barrier_fd, 0);
+		if (barrier > 0)
+			futex_wait_until(&((struct tree_barrier *)barrier)->processes_forked, process_count);
 	}
-	if (kin->group != 0)
-		CALL2(setpgid, 0, kin->group);
-	CALL5(prctl, K_PR_SET_NAME, kin->name, 0, 0, 0);
-	/* Else no core is written once more. */
-	CALL5(prctl, K_PR_SET_DUMPABLE, kin->flags & KIN_CORE ? prepare_core(kin->pid) : 0, 0, 0, 0);
+	if (child->group_or_session != 0)
+		CALL2(setpgid, 0, child->group_or_session);
+	CALL5(prctl, K_PR_SET_NAME, child->name, 0, 0, 0);
+	/* Not dumpable unless the original left a core. */
+	CALL5(prctl, K_PR_SET_DUMPABLE, child->flags & CHILD_CORE_DUMPED ? prepare_core(child->pid) : 0, 0, 0, 0);
 	CALL4(rt_sigprocmask, K_SIG_SETMASK, &none, 0, sizeof none);
-	if (kin->status & 0x7f)
-		CALL2(kill, kin->pid, kin->status & 0x7f);
+	if (child->status & 0x7f)
+		CALL2(kill, child->pid, child->status & 0x7f);
 	for (;;)
-		CALL1(exit_group, kin->status >> 8 & 0xff);
+		CALL1(exit_group, child->status >> 8 & 0xff);
 }

@@ -1,8 +1,9 @@
-//! A child that is to have all of its memory before its first instruction: it stands and waits, settles, and is let go.
-//! What settling is, is `pager`'s to say; how the child stands, `restore`'s.
+//! Eager paging: a child gets all of its memory before its first instruction. `resume` calls `settle_before_start`.
+//! `pager` fetches the pages; `restore` keeps the child stopped until they are there.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
+use farfork_sys::clock::realtime_ns;
 use farfork_wire::ChildId;
 
 use crate::pager::{ClientError, PagerClient, SettleProgress, SettleState};
@@ -51,9 +52,4 @@ pub(crate) fn settle_before_start(
         }
         begin = false;
     }
-}
-
-fn realtime_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

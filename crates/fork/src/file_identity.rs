@@ -1,4 +1,4 @@
-//! What tells that a file here is the file that a process had mapped elsewhere.
+//! File identities: whether a file on this node is the file that a process had mapped on another node.
 
 use std::fs::File;
 use std::io;

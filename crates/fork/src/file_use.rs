@@ -1,4 +1,4 @@
-//! The files of a descriptor that come from a node's paths, and how its processes use each.
+//! The files of a descriptor that a node opens by path (`SeedFile`), and how the seed's processes use each (`FileUse`).
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,7 @@
-//! When a server comes to rest, which is the moment to give back the memory that it needed while it was busy
-//! (`farfork_sys::allocator`).
+//! Detects when a server becomes idle: the time to return free memory to the system (`farfork_sys::allocator`).
 //!
-//! The allocator keeps what was freed: a daemon that had 55 MiB at a busy moment, of which 8 were in use a few seconds later,
-//! kept 55 (`docs/decisions/020-memory-at-rest.md`).
+//! The allocator keeps freed memory: a daemon that used 55 MiB at peak load kept them when it used 8 MiB seconds later
+//! (`docs/decisions/020-memory-at-rest.md`). The daemon and the pager use it.
 
 use std::time::{Duration, Instant};
 
@@ -56,11 +55,11 @@ mod tests {
         let start = Instant::now();
         let mut rest = IdleDetector { cpu_time: Duration::ZERO, ..IdleDetector::new(start) };
         let worked_ms = [90, 900, 2000, 2001, 2009, 2091, 2099, 2102];
-        let begun: Vec<_> = (1..)
+        let became_idle: Vec<_> = (1..)
             .zip(worked_ms)
             .map(|(second, worked)| rest.update(start + Duration::from_secs(second), Duration::from_millis(worked)))
             .collect();
-        assert_eq!(begun, [false, false, false, true, false, false, false, true]);
+        assert_eq!(became_idle, [false, false, false, true, false, false, false, true]);
     }
 
     #[test]
@@ -68,8 +67,8 @@ mod tests {
         let start = Instant::now();
         let mut rest = IdleDetector::new(start);
         // By its own work, which a busy machine may take long to give it: that it was at rest in between would be right then.
-        let begun = clock::process_cpu_time();
-        while clock::process_cpu_time() < begun + 3 * WORK_MIN {
+        let start_time = clock::process_cpu_time();
+        while clock::process_cpu_time() < start_time + 3 * WORK_MIN {
             std::hint::black_box(start);
         }
         let looked = start + Duration::from_millis(300);

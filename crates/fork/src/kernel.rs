@@ -1,5 +1,5 @@
-//! What tells one build of the kernel from another, as far as programs notice it: the vdso, a small library that the kernel
-//! maps into each process. Programs look up its functions once and keep their addresses.
+//! Identifies the running kernel: its boot id, and its vdso, the only part by which programs notice another build.
+//! The kernel maps the vdso into each process. Programs look up its functions once and keep their addresses.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

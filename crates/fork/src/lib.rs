@@ -1,7 +1,7 @@
-//! A running process, carried to another node: capture → descriptor → seed → restore → pager.
+//! Carries a running process to another node: capture → descriptor → seed → restore → pager.
 //!
-//! What is a process's state, and how it is taken and built again, is here; who asks for it, and where the nodes are,
-//! is the daemon's business (`farfork-node`).
+//! This crate defines the state of a process, captures it, and builds it again.
+//! The daemon (`farfork-node`) takes the requests and knows the other nodes.
 #![forbid(unsafe_code)]
 
 pub mod call_timer;

@@ -1,5 +1,5 @@
-//! Connections to the owners of seeds, for what is read before a child has a pager: descriptors, and shared memory. One that
-//! was used is kept for a while. To connect anew is to prove anew who both ends are, which takes longer than such a read.
+//! A pool of connections to the owners of seeds, for reads before a child has a pager: descriptors and shared memory.
+//! A used connection is kept for a while. A new one authenticates both ends, which takes longer than such a read.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     /// Where it has its connection in memory: the same one comes from the same place.
-    fn place(connection: &mut dyn Connection) -> Result<usize, ResumeError> {
+    fn memory_address(connection: &mut dyn Connection) -> Result<usize, ResumeError> {
         Ok(std::ptr::from_mut(connection).cast::<()>() as usize)
     }
 
@@ -121,11 +121,11 @@ mod tests {
         let [address, other] = servers.each_ref().map(tcp::TcpServer::address);
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
         let links = OwnerConnectionPool::default();
-        let first = links.with_connection(&address, &n1, place).unwrap();
+        let first = links.with_connection(&address, &n1, memory_address).unwrap();
         for (address, node) in [(&address, &n2), (&other, &n1)] {
-            assert_ne!(links.with_connection(address, node, place).unwrap(), first, "that is another owner");
+            assert_ne!(links.with_connection(address, node, memory_address).unwrap(), first, "that is another owner");
         }
-        assert_eq!(links.with_connection(&address, &n1, place).unwrap(), first);
+        assert_eq!(links.with_connection(&address, &n1, memory_address).unwrap(), first);
 
         let failed = links.with_connection(&address, &n1, |_| {
             Err::<(), _>(ResumeError::creation_error("a file")(io::Error::other("full")))
@@ -146,7 +146,9 @@ mod tests {
         let server = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
         let links = OwnerConnectionPool::default();
         for number in 0..=IDLE_MAX {
-            links.with_connection(&server.address(), &NodeName::new(&format!("n{number}")).unwrap(), place).unwrap();
+            links
+                .with_connection(&server.address(), &NodeName::new(&format!("n{number}")).unwrap(), memory_address)
+                .unwrap();
         }
         assert_eq!(links.lock_idle().len(), IDLE_MAX);
         assert!(links.take_idle(&server.address(), &NodeName::new("n0").unwrap()).is_none(), "the oldest went");

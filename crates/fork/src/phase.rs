@@ -1,5 +1,5 @@
-//! Phases: parts of a request's time that `--profile` tells, as spans of one target. The daemon gathers them; here they are
-//! only made, which costs next to nothing where nobody asks.
+//! Phases: named parts of a request's time, shown by `--profile`. Each is a tracing span of one target.
+//! The daemon collects them. A phase costs next to nothing while no subscriber listens.
 
 /// A phase: of some work, ``phase!("resume.plan", plan.write(directory))?``, or until what this gives is dropped,
 /// ``let _phase = phase!("resume.plan");``. Its name is `noun.verb`; scripts read it.

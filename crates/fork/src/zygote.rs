@@ -1,6 +1,6 @@
-//! Zygotes: a seed's memory, restored once on a node and kept stopped, from which further children are forked into their
-//! containers. What of a child a zygote has, and what a copy adds, is `restore`'s; its pages, and whose userfaultfd is whose,
-//! are the pager's; which seeds have one, and how long, the node's.
+//! Zygotes: a seed's memory, restored once on a node and kept stopped. Further children are forked from it.
+//! `restore` defines what a zygote has of a child and what a copy adds. The pager serves the pages and assigns each
+//! userfaultfd. The node decides which seeds have a zygote, and for how long.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -184,13 +184,13 @@ pub fn resume_from_zygote(
     phase!("resume.memory", zygote.write_copy_plan(source, strategy, directory))?;
     let keep = farfork_sys::fd_passing::self_connected_socket().map_err(ResumeError::creation_error("a socket"))?;
 
-    let turn = phase!("resume.turn", zygote.copy_lock.lock()).unwrap_or_else(PoisonError::into_inner);
+    let copy_guard = phase!("resume.turn", zygote.copy_lock.lock()).unwrap_or_else(PoisonError::into_inner);
     let copy_destination = CopyDestination { init: container.init().as_fd(), cgroup: birthplace.as_fd() };
     let left = deadline.saturating_duration_since(Instant::now());
     let started = phase!("resume.zygote", prepared.start_from_zygote(zygote.process.control(), copy_destination, left));
     let (restored, control) = started?;
     phase!("resume.transfer", pager.transfer(&zygote.id, (child, directory, restored.pid), keep.as_fd()))?;
-    drop(turn);
+    drop(copy_guard);
     prepared.assign_to_init(status_file.as_fd(), keep.as_fd())?;
     Ok((restored, control))
 }

@@ -1,5 +1,5 @@
-//! A thousand captures leave nothing behind. A program of its own: what this process holds is measured, and no other test
-//! may hold something meanwhile.
+//! A thousand captures leave nothing open. This is a test program of its own: it measures what its process holds, so no
+//! other test may hold anything meanwhile.
 
 #[allow(dead_code, reason = "the tests of capture use the rest")]
 #[path = "capture/harness.rs"]

@@ -1,4 +1,4 @@
-//! CPUs that threads may run on, as people are told of them.
+//! Formats the sets of CPUs that threads may run on, for the details of seeds and children.
 
 use std::collections::BTreeSet;
 
@@ -6,8 +6,8 @@ use farfork_sys::process::format_cpu_list;
 
 /// Each of these sets once; not those of threads that have chosen none.
 pub(crate) fn format_distinct_sets<'a>(sets: impl Iterator<Item = &'a [u32]>) -> Vec<String> {
-    let told: BTreeSet<String> = sets.filter(|cpus| !cpus.is_empty()).map(format_cpu_list).collect();
-    told.into_iter().collect()
+    let distinct: BTreeSet<String> = sets.filter(|cpus| !cpus.is_empty()).map(format_cpu_list).collect();
+    distinct.into_iter().collect()
 }
 
 #[cfg(test)]

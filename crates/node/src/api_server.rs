@@ -1,4 +1,5 @@
-//! Serves the API at both doors: users at the Unix socket, users and nodes at the control port.
+//! Serves the API at two listeners: the Unix socket for local users, and the control port for users and nodes. `auth`
+//! decides what each caller may request.
 
 use std::io;
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Descriptors of the kernel's own kinds (pidfd, inotify) on the asynchronous runtime.
+//! Watches kernel descriptors for which the asynchronous runtime has no type, such as pidfd and inotify.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};

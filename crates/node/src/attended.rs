@@ -1,5 +1,8 @@
-//! Children that end with who waits for them: those of one fork on this node, held as long as the node that was asked for the fork keeps
-//! its stream open. That node says when the caller has gone (`Peer.EndBatch`); its own death breaks the stream, and ends no child.
+//! Attended children: they end when the caller of their fork disconnects. A batch holds those of one fork on this node,
+//! for as long as the node that received the fork request keeps its stream open.
+//!
+//! That node reports a disconnected caller with `Peer.EndBatch`. If it dies itself, the stream breaks and no child
+//! ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

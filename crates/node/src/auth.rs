@@ -1,18 +1,8 @@
-//! Who may ask a node for what: the one place where that is decided.
+//! Authorization: the only place that decides what a caller may request from a node.
 //!
-//! A request comes through one of two doors. The Unix socket is guarded by its permissions (mode 0600: its owner), and
-//! whoever gets through may ask for everything. At the network's door the connection has shown who it is
-//! (`gate`), and each request, of every service, passes [`Doorkeeper`]:
-//!
-//! | who | may ask for |
-//! |---|---|
-//! | a node | everything |
-//! | a client | what users ask for, on any node |
-//! | a read-only client | lists, details, logs, results |
-//! | any of them | whom the cluster trusts |
-//! | whoever showed no certificate | to join, with a token |
-//!
-//! A certificate that was revoked since its connection began counts no longer with the next request.
+//! The Unix socket admits its owner only (mode 0600), which may request everything. At the control port the handshake
+//! identifies the peer (`control_port`), and `RequestAuthorizer` checks each request of every service. A certificate
+//! that was revoked while its connection was open no longer counts from the next request on.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -43,6 +33,14 @@ const PATH_BYTES_MAX: usize = 100;
 const READ_ONLY_METHODS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", "Inspect", "Logs", "Wait"];
 
 /// Who asks. Each request carries it.
+///
+/// | caller | may request |
+/// |---|---|
+/// | a node | everything |
+/// | a client | everything of the service for users, on any node |
+/// | a read-only client | lists, details, logs, results |
+/// | any of them | the roster |
+/// | a peer without a certificate | to join, with a token |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
     /// Whoever may write to the Unix socket.

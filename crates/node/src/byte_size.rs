@@ -1,4 +1,4 @@
-//! Amounts of memory as people read them.
+//! Formats byte counts for people, in binary units.
 
 const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
 

@@ -1,4 +1,4 @@
-//! The client of a node's API: connections over the Unix socket or TCP, with their limits.
+//! Client of a node's API: connections over the Unix socket or TCP, with their time limits.
 
 use std::error::Error;
 use std::fmt;
@@ -118,7 +118,11 @@ async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Resul
 }
 
 /// Puts the roster of a node in force, if it is newer than the caller's; tells whether it was.
-async fn adopt_newer_roster(channel: Channel, address: SocketAddr, credentials: &Credentials) -> Result<bool, Failure> {
+pub(crate) async fn adopt_newer_roster(
+    channel: Channel,
+    address: SocketAddr,
+    credentials: &Credentials,
+) -> Result<bool, Failure> {
     let object = format!("roster of the node at {address}");
     let answer = cluster_client(channel).get_roster(request_with_timeout(QUERY_TIMEOUT, GetRosterRequest {})).await;
     let roster = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().roster;

@@ -1,4 +1,4 @@
-//! Wall time for records and listings; and a clock that nobody sets, for what a daemon must know that begins meanwhile.
+//! Wall-clock time for records and listings, and boot time for deadlines: it is never set, and it outlasts a daemon.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

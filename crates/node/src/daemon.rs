@@ -1,12 +1,6 @@
-//! The daemon from start to stop.
+//! The daemon: starts a node, runs it until SIGTERM or SIGINT, and stops it.
 //!
-//! ```text
-//!  take the run directory ─▶ clean what a crashed run left ─▶ find or start the pager ─▶ fabric's server
-//!     ─▶ container pool ─▶ take over children ─▶ join the cluster ─▶ open the socket: ready ─▶ heartbeats
-//!
-//!  SIGTERM, SIGINT: no more requests ─▶ leave the cluster ─▶ end children, drop seeds ─▶ stop the pager ─▶ remove the socket
-//!  SIGKILL: seeds end with the daemon; pager and children go on and are found by the next one
-//! ```
+//! After SIGKILL, seeds that are not sealed are gone. Its pager and children go on, and the next daemon adopts them.
 
 use std::fs;
 use std::io;
@@ -122,6 +116,14 @@ impl From<PagerError> for DaemonError {
 
 /// Runs a node until SIGTERM or SIGINT.
 ///
+/// ```text
+///  take the run directory ─▶ clean what a crashed run left ─▶ find or start the pager ─▶ fabric's server
+///     ─▶ container pool ─▶ adopt children ─▶ join the cluster ─▶ open the socket: ready ─▶ heartbeats
+///
+///  SIGTERM, SIGINT: no more requests ─▶ leave the cluster ─▶ end children, drop seeds ─▶ stop the pager
+///     ─▶ remove the socket
+/// ```
+///
 /// # Errors
 /// It could not be started; what it had made is gone again.
 pub async fn run(options: Options) -> Result<(), DaemonError> {
@@ -154,10 +156,10 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
 
     // Ends with the daemon: dropping the set ends its tasks.
     let mut tasks = JoinSet::new();
-    let here = node.clone();
+    let task_node = node.clone();
     tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), member_file, move || LocalState {
-        children: u32::try_from(here.children.count_alive()).unwrap_or(u32::MAX),
-        not_ready: here.pager.not_ready_reason(),
+        children: u32::try_from(task_node.children.count_alive()).unwrap_or(u32::MAX),
+        not_ready: task_node.pager.not_ready_reason(),
     }));
     tasks.spawn(pager_supervisor::run(node.clone()));
     tasks.spawn(service::run_lease_expiry(node.clone()));
@@ -174,10 +176,10 @@ async fn serve_until_signal(running: &RunningDaemon) -> Result<(), DaemonError> 
             metrics::to_async_listener(listener).map_err(DaemonError::system("watch the listening sockets"))?;
         tasks.spawn(metrics::serve(node.clone(), listener));
     }
-    let here = node.clone();
+    let task_node = node.clone();
     tasks.spawn(async move {
         wait_for_signal().await;
-        here.begin_stop();
+        task_node.begin_stop();
         let _ = stop.send(true);
         // Held until the daemon ends: a closed channel is no order to stop.
         std::future::pending().await
@@ -355,24 +357,24 @@ const HELD_FILES_INTERVAL: Duration = Duration::from_secs(60);
 /// Ends zygotes and closes connections that are of no use, as long as the daemon runs.
 async fn run_cache_eviction(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
-    let mut looked = Instant::now();
+    let mut checked_at = Instant::now();
     loop {
         ticks.tick().await;
-        if looked.elapsed() > HELD_FILES_INTERVAL {
-            looked = Instant::now();
-            let here = node.clone();
-            let _ = tokio::task::spawn_blocking(move || here.seeds.limit_held_files()).await;
+        if checked_at.elapsed() > HELD_FILES_INTERVAL {
+            checked_at = Instant::now();
+            let task_node = node.clone();
+            let _ = tokio::task::spawn_blocking(move || task_node.seeds.limit_held_files()).await;
         }
         // An idle node is not woken for nothing.
         if !node.engine.has_cached_state() {
             continue;
         }
-        let here = node.clone();
-        let is_dropped = move |seed: &SeedId| *seed.node() == here.name && !here.seeds.is_listed(seed);
-        let here = node.clone();
-        let is_in_vain = move |seed: &SeedId| here.fork_history.has_only_remote_forks(seed);
-        let here = node.clone();
-        let _ = tokio::task::spawn_blocking(move || here.engine.evict_unused(is_dropped, is_in_vain)).await;
+        let task_node = node.clone();
+        let is_dropped = move |seed: &SeedId| *seed.node() == task_node.name && !task_node.seeds.is_listed(seed);
+        let task_node = node.clone();
+        let is_in_vain = move |seed: &SeedId| task_node.fork_history.has_only_remote_forks(seed);
+        let task_node = node.clone();
+        let _ = tokio::task::spawn_blocking(move || task_node.engine.evict_unused(is_dropped, is_in_vain)).await;
     }
 }
 

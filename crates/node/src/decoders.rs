@@ -1,6 +1,6 @@
-//! What the daemon makes of bytes that a peer sent to its control port, or answered there, for those who try it with any
-//! bytes (`fuzz/`): the message as protobuf has it, and what is checked of it before anything is done. HTTP/2 below it is
-//! hyper's.
+//! Decodes requests and answers of the control port as the daemon does, for the fuzz targets (`fuzz/`).
+//!
+//! Covers the protobuf messages and the checks made before anything is done. HTTP/2 below them is hyper's.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub fn decode_outcome(bytes: &[u8], wait: Duration) -> Option<usize> {
 /// What a user is told of a refusal with these details, and again after it was passed on by a node in between.
 pub fn decode_failure(details: &[u8]) -> (Failure, Failure) {
     let status = Status::with_details(Code::Internal, "refused", details.to_vec().into());
-    let told = Failure::from_status("node", &status);
-    let passed_on = Failure::from_status("node", &Status::from(told.clone()));
-    (told, passed_on)
+    let decoded = Failure::from_status("node", &status);
+    let passed_on = Failure::from_status("node", &Status::from(decoded.clone()));
+    (decoded, passed_on)
 }

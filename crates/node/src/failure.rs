@@ -1,5 +1,5 @@
-//! What a user is told when a request fails: which object, why, and what to do. It crosses the network in the details
-//! of a gRPC status, so that the client prints the same words on whichever node the failure arose.
+//! A failed request as its user sees it: which object, why, and what to do next. It travels in the details of a gRPC
+//! status, so that the client prints the same words on whichever node the failure arose.
 
 use std::error::Error;
 use std::fmt::{self, Display};
@@ -223,9 +223,9 @@ mod tests {
         let status = Status::from(failure);
         // As they are encoded: three bytes for each of the message, four for three of the details.
         assert!(3 * status.message().len() + status.details().len() * 4 / 3 < 12 << 10);
-        let told = Failure::from_status("ignored", &status);
-        assert!(told.object().starts_with("åå") && told.object().contains("bytes more"), "{}", told.object());
-        assert!(told.next_step().contains("log"), "{}", told.next_step());
+        let decoded = Failure::from_status("ignored", &status);
+        assert!(decoded.object().starts_with("åå") && decoded.object().contains("bytes more"), "{}", decoded.object());
+        assert!(decoded.next_step().contains("log"), "{}", decoded.next_step());
         let exact = Failure::new(Code::Internal, "x", "c".repeat(super::CAUSE_BYTES_MAX));
         assert_eq!(Failure::from_status("ignored", &Status::from(exact.clone())), exact);
     }

@@ -1,4 +1,4 @@
-//! Moves the messages of membership: heartbeats to all members, and to the addresses to join.
+//! Moves the messages of membership: heartbeats to all members and to the addresses to join, and their answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -80,10 +80,10 @@ pub(crate) async fn run(
 /// # Errors
 /// This node cannot be a member of a cluster there.
 pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> Result<(), Failure> {
-    let mut beats: JoinSet<_> = addresses.iter().map(|address| send_heartbeat(peers.clone(), *address)).collect();
+    let mut heartbeats: JoinSet<_> = addresses.iter().map(|address| send_heartbeat(peers.clone(), *address)).collect();
     let deadline = tokio::time::Instant::now() + JOIN_TIMEOUT;
-    while let Ok(Some(beaten)) = timeout_at(deadline, beats.join_next()).await {
-        match beaten {
+    while let Ok(Some(sent)) = timeout_at(deadline, heartbeats.join_next()).await {
+        match sent {
             Ok(Err(failure)) if failure.code() == Code::AlreadyExists => return Err(failure),
             Ok(Err(failure)) => tracing::info!("not joined yet: {failure}"),
             _ => {}
@@ -94,15 +94,15 @@ pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -
 
 /// Tells all members that this node stops. Who does not hear it will find out.
 pub(crate) async fn leave(peers: &Peers) {
-    let me: v1::Member = peers.membership().own_member().clone().into();
+    let own_member: v1::Member = peers.membership().own_member().clone().into();
     let others = peers.others_alive().into_iter();
-    let goodbyes = others.map(|member| {
+    let leave_tasks = others.map(|member| {
         let mut client = peer_client(peers.channel(member.address));
-        let goodbye = request_with_timeout(LEAVE_TIMEOUT, me.clone());
-        tokio::spawn(async move { client.leave(goodbye).await.map(drop) })
+        let request = request_with_timeout(LEAVE_TIMEOUT, own_member.clone());
+        tokio::spawn(async move { client.leave(request).await.map(drop) })
     });
-    for goodbye in goodbyes.collect::<Vec<_>>() {
-        let _ = goodbye.await;
+    for task in leave_tasks.collect::<Vec<_>>() {
+        let _ = task.await;
     }
 }
 
@@ -160,10 +160,10 @@ fn unknown_addresses(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
 /// One heartbeat and its answer.
 async fn send_heartbeat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let object = format!("node at {address}");
-    let me: v1::Member = peers.membership().own_member().clone().into();
+    let own_member: v1::Member = peers.membership().own_member().clone().into();
     let asked_under = peers.applied_roster_counter();
     let mut client = peer_client(peers.channel(address));
-    let answer = client.heartbeat(request_with_timeout(HEARTBEAT_TIMEOUT, me)).await;
+    let answer = client.heartbeat(request_with_timeout(HEARTBEAT_TIMEOUT, own_member)).await;
     let answer = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
     let v1::Members { members, roster, holds_authority } = answer;
     let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;

@@ -1,15 +1,13 @@
-//! The daemon `farfork node`, where requests, seeds, children and the fabric meet, and the client of its API.
-//!
-//! ```text
-//!   client ──▶ serve ──▶ service ──▶ node ─┬─ peers, heartbeat   the other nodes
-//! programs ──▶ program ────▲              ├─ seeds              what children are made from
-//!                                          ├─ children           what runs here
-//!                                          └─ engine             starts a child: container, network, restore, pager
-//! ```
-//!
-//! `phases` gathers where a request's time went, `metrics` tells Prometheus of all of them.
+//! The daemon `farfork node`, which joins requests, seeds, children and the fabric, and the client of its API.
+//! `farfork-cli` calls [`daemon::run`]; commands and benchmarks use [`client`].
 #![forbid(unsafe_code)]
 
+//   client ──▶ api_server ──▶ service ──▶ node ─┬─ peers, heartbeat   the other nodes
+// programs ──▶ program ─────────▲               ├─ seeds              what children are made from
+//                                               ├─ children           what runs here
+//                                               └─ engine             starts a child: container, network, restore, pager
+//
+// `phases` records where a request's time went; `metrics` exports all of this to Prometheus.
 mod affinity;
 pub mod api;
 mod api_server;

@@ -1,4 +1,4 @@
-//! Limits on what clients and nodes wait for and send. Each has its reason beside it.
+//! Limits on what clients and nodes wait for and send. Each has its reason next to it.
 
 use std::time::Duration;
 

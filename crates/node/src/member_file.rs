@@ -1,5 +1,5 @@
-//! The addresses of the nodes that this one knows, kept in `RUN/members.json` while it runs: a daemon that was killed and
-//! is started again finds its cluster there, the first node of a cluster too, which was told of nobody to join.
+//! `RUN/members.json`: the addresses of the nodes that this one knows, kept while it runs. A daemon that was killed and
+//! restarted finds its cluster there. So does the cluster's first node, which was given no node to join.
 
 use std::fs;
 use std::io;

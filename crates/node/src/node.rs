@@ -1,4 +1,4 @@
-//! A node's state: what its requests work on.
+//! The state of a node, which its requests and background tasks share.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Node {
     ) -> Self {
         let (starting, starts) = (Arc::new(Semaphore::new(CONCURRENT_STARTS_MAX)), Arc::default());
         let (name, metrics) = (peers.local_name(), Metrics::new());
-        let (foresight, runtime) = (ForkHistory::default(), Handle::current());
+        let (fork_history, runtime) = (ForkHistory::default(), Handle::current());
         Self {
             name,
             peers,
@@ -71,7 +71,7 @@ impl Node {
             metrics,
             start_permits: starting,
             pending_starts: starts,
-            fork_history: foresight,
+            fork_history,
             attended: AttendedBatches::default(),
             is_stopping: AtomicBool::new(false),
             runtime,

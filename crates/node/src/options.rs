@@ -1,4 +1,4 @@
-//! How a node is run.
+//! Configuration of a node.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The node's pager: a process of its own, which serves the children's memory and outlives the daemon. Here it is found
-//! or started, and asked.
+//! Link to the node's pager, a process of its own that serves the children's memory and outlives the daemon. Finds it
+//! or starts it, sends it requests, and records why the node is not ready while it does not answer.
 
 use std::fs::OpenOptions;
 use std::io;

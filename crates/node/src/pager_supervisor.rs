@@ -1,16 +1,7 @@
-//! Supervises the node's pager: sees that it answers, starts it again where keeper, pager and holder are all gone, and hands it back
-//! the children that it served. While it does not answer, the node is not ready, and says why.
+//! Supervises the node's pager: checks that it answers, restarts it when keeper, pager and holder have all died, and
+//! hands back the children that it served. While it does not answer, the node is not ready, and says why.
 //!
-//! ```text
-//!             connection ends, or a look is due             answers
-//!   answers ────────────────────────────────────▶ asked ───────────────▶ answers: the node is ready
-//!                                                  │  ▲
-//!                             nobody listens there │  │ after a pause, longer each time
-//!                                                  ▼  │
-//!                                             started again ──▶ children handed back
-//! ```
-//!
-//! A pager that is killed alone is replaced by its keeper, and nothing is to be done here.
+//! A pager that dies alone is replaced by its keeper, without the daemon.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,22 +28,31 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(10);
 const PROBE_INTERVAL_MIN: Duration = Duration::from_millis(20);
 
 /// Supervises until the daemon stops.
+///
+/// ```text
+///             connection ends, or a probe is due            answers
+///   running ────────────────────────────────────▶ probe ───────────────▶ running: the node is ready
+///                                                  │  ▲
+///                             no process listens   │  │ after a pause, longer each time
+///                                                  ▼  │
+///                                                restart ──▶ children handed back
+/// ```
 pub(crate) async fn run(node: Arc<Node>) {
     let mut pause = RESTART_BACKOFF_MIN;
     // When a pager was last started, or was to be.
     let mut started_at: Option<Instant> = None;
     let mut was_started = true;
     loop {
-        let here = node.clone();
-        let answer = tokio::task::spawn_blocking(move || here.pager.probe()).await;
+        let task_node = node.clone();
+        let answer = tokio::task::spawn_blocking(move || task_node.pager.probe()).await;
         match answer {
             Ok(PagerStatus::Running) => {
                 if node.pager.set_ready() {
                     tracing::info!("the pager answers again: this node takes children");
                 }
                 if started_at.is_some_and(|at| at.elapsed() < HAND_BACK_PERIOD) {
-                    let here = node.clone();
-                    let _ = tokio::task::spawn_blocking(move || here.children.hand_back_children()).await;
+                    let task_node = node.clone();
+                    let _ = tokio::task::spawn_blocking(move || task_node.children.hand_back_children()).await;
                 }
                 wait_for_change(&node).await;
             }
@@ -87,12 +87,12 @@ pub(crate) async fn run(node: Arc<Node>) {
 /// Starts the pager again, and hands its children back. Tells whether it could be started.
 async fn restart(node: &Arc<Node>) -> bool {
     tracing::error!("the pager is gone with its keeper and holder: it is started again");
-    let here = node.clone();
+    let task_node = node.clone();
     let restarted = tokio::task::spawn_blocking(move || {
         // Their memory is served by nobody any more, and what would be forked from them neither.
-        here.engine.stop_zygotes();
-        here.pager.restart()?;
-        here.children.hand_back_children();
+        task_node.engine.stop_zygotes();
+        task_node.pager.restart()?;
+        task_node.children.hand_back_children();
         Ok::<(), crate::pager_link::PagerError>(())
     });
     let Ok(Err(error)) = restarted.await else { return true };

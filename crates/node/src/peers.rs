@@ -1,4 +1,4 @@
-//! The other nodes: who they are (membership), and connections to their control ports.
+//! The other nodes: their membership, and connections to their control ports.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -45,11 +45,11 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(me: Member, security: Security) -> Self {
+    pub(crate) fn new(own_member: Member, security: Security) -> Self {
         let followed = security.credentials().map(|credentials| AppliedRoster::from_roster(&credentials.roster().0));
         let followed = Mutex::new(followed.unwrap_or_default());
         Self {
-            membership: Mutex::new(Membership::new(me)),
+            membership: Mutex::new(Membership::new(own_member)),
             security,
             channels: Mutex::default(),
             applied_roster: followed,
@@ -136,7 +136,7 @@ impl Peers {
         let expected = self.membership().name_at(address).cloned();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let (key, now) = ((address, expected.clone()), Instant::now());
-        channels.retain(|other, kept| *other != key || now - kept.since < CONNECTION_AGE_MAX);
+        channels.retain(|other, cached| *other != key || now - cached.since < CONNECTION_AGE_MAX);
         let make =
             || CachedChannel { channel: network_channel(address, expected, self.security.tls_mode()), since: now };
         channels.entry(key).or_insert_with(make).channel.clone()
@@ -268,9 +268,9 @@ fn truncate_reason(reason: String) -> String {
 }
 
 /// What a node says of its processor; `None` where it speaks of another number of registers than this release.
-fn parse_processor(told: v1::Processor) -> Option<ProcessorFeatures> {
-    let state = ExtendedState { xcr0: told.xcr0, bytes: told.xstate_bytes };
-    Some(ProcessorFeatures { state, features: told.features.try_into().ok()? })
+fn parse_processor(processor: v1::Processor) -> Option<ProcessorFeatures> {
+    let state = ExtendedState { xcr0: processor.xcr0, bytes: processor.xstate_bytes };
+    Some(ProcessorFeatures { state, features: processor.features.try_into().ok()? })
 }
 
 impl From<MemberView> for v1::NodeView {

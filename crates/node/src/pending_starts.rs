@@ -1,5 +1,5 @@
-//! Seeds of which this node was asked for children, here or elsewhere, that are being started. Until such a child is listed, nobody else says that its seed
-//! is needed; and what is on its way to another node is known here alone.
+//! Seeds for which this node is starting children, here or elsewhere. Until such a child is listed, nothing else shows
+//! that its seed is needed. Only this node knows of starts on their way to another one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,15 +1,7 @@
 //! The run directory: everything that a node keeps while it runs, and that its next daemon finds.
 //!
-//! ```text
-//! RUN/lock             held by the daemon
-//! RUN/node.sock        its API
-//! RUN/program.sock     where programs ask for their own checkpoint
-//! RUN/fabric.sock      the memory of its seeds, for this host
-//! RUN/members.json     the addresses of the nodes that it knows
-//! RUN/pager.log        what the pager says
-//! RUN/images/          sealed seeds, unless the node keeps them elsewhere
-//! RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
-//! ```
+//! [`RunDir`] names the paths. [`RunDirLock`] keeps a second daemon out. The directory is refused if another user could
+//! read it, change it or replace it.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
@@ -74,6 +66,17 @@ pub enum RunDirError {
 }
 
 /// Paths within a run directory.
+///
+/// ```text
+/// RUN/lock             held by the daemon
+/// RUN/node.sock        its API
+/// RUN/program.sock     where programs request their own checkpoint
+/// RUN/fabric.sock      the memory of its seeds, for this host
+/// RUN/members.json     the addresses of the nodes that it knows
+/// RUN/pager.log        the pager's log
+/// RUN/images/          sealed seeds, unless the node keeps them elsewhere
+/// RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir {
     root: PathBuf,
@@ -88,7 +91,7 @@ pub struct RunDirLock {
 impl RunDirLock {
     /// Whether it is still that of the directory: somebody may have removed that, and another daemon have made it again.
     pub fn is_current(&self, run_dir: &RunDir) -> bool {
-        let numbers = |look: Metadata| (look.dev(), look.ino());
+        let numbers = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let (held, there) = (self.file.metadata(), fs::metadata(run_dir.lock_file()));
         held.is_ok_and(|held| there.is_ok_and(|there| numbers(held) == numbers(there)))
     }
@@ -184,11 +187,11 @@ impl RunDir {
             .write(true)
             .open(self.lock_file())
             .map_err(io("open its lock"))?;
-        let give_up = Instant::now() + LOCK_TIMEOUT;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(RunDirLock { file }),
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(LOCK_RETRY_INTERVAL),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOCK_RETRY_INTERVAL),
                 Err(rustix::io::Errno::WOULDBLOCK) => return Err(RunDirError::InUse),
                 Err(errno) => return Err(io("lock it")(errno.into())),
             }
@@ -205,8 +208,8 @@ impl RunDir {
         let existing = above.ancestors().find(|path| path.exists()).unwrap_or(above);
         let real = existing.canonicalize().map_err(io)?;
         for directory in existing.ancestors().chain(real.ancestors()) {
-            for look in [fs::symlink_metadata(directory), fs::metadata(directory)] {
-                if let Some(who) = describe_writers(&look.map_err(io)?) {
+            for metadata in [fs::symlink_metadata(directory), fs::metadata(directory)] {
+                if let Some(who) = describe_writers(&metadata.map_err(io)?) {
                     return Err(RunDirError::UnsafeAncestor { path: directory.to_owned(), who });
                 }
             }
@@ -217,8 +220,8 @@ impl RunDir {
     /// A directory that somebody else made, or a link that somebody else can turn, is open to that one, whatever its mode.
     fn check_ownership(&self) -> Result<(), RunDirError> {
         let own = rustix::process::geteuid().as_raw();
-        for look in [fs::symlink_metadata(&self.root), fs::metadata(&self.root)] {
-            let uid = look.map_err(|cause| RunDirError::Io { action: "see whose it is", cause })?.uid();
+        for metadata in [fs::symlink_metadata(&self.root), fs::metadata(&self.root)] {
+            let uid = metadata.map_err(|cause| RunDirError::Io { action: "see whose it is", cause })?.uid();
             if uid != own {
                 return Err(RunDirError::WrongOwner { uid });
             }

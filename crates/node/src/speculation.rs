@@ -1,13 +1,7 @@
-//! What is foreseen of a seed that nobody has forked yet: that it will be forked as its process's seed before it was, on the same nodes. This
-//! is the memory for that alone; `service::foretell` acts on it.
+//! History of forks, which predicts whether and where the next seed of a process will be forked: as the one before, on
+//! the same nodes. This is only the memory for that; `service::speculative_prewarm` acts on it.
 //!
-//! ```text
-//!  a child is asked for ─▶ asked for ── the process has a next seed ─▶ foretold ─┬─ a child is asked for ─▶ asked for
-//!                                                                               └─ a next seed, or room ─▶ nothing is foreseen
-//! ```
-//!
-//! A *line* is the seeds of one process, one after the other. Which process that is, its owner knows alone; all others hear which seed
-//! follows which.
+//! Only a seed's owner knows which process it is of. Other nodes learn only which seed follows which.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,11 +10,11 @@ use farfork_wire::{NodeName, SeedId};
 
 use crate::engine::StartOptions;
 
-/// Most lines that are known, the oldest go first: as many as an owner knows processes by what their children touch.
+/// Most sequences that are known, the oldest go first: as many as an owner knows processes by what their children touch.
 const SEQUENCES_MAX: usize = 64;
-/// Most other nodes of a line that are told of its next seed: each is asked by itself.
+/// Most other nodes of a sequence that are told of its next seed: each is asked by itself.
 const NODES_MAX: usize = 64;
-/// Most seeds of a line that nodes may still keep something of.
+/// Most seeds of a sequence that nodes may still keep something of.
 const PREVIOUS_SEEDS_MAX: usize = 8;
 
 /// How children of a seed were asked for.
@@ -32,22 +26,27 @@ pub(crate) struct ForkPattern {
     pub(crate) is_fan_out: bool,
 }
 
-/// What is foreseen of a line's new seed.
+/// What is foreseen of a sequence's new seed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpeculationPlan {
     /// How children of it will be asked for here.
     pub(crate) local_pattern: Option<ForkPattern>,
     /// Other nodes, which have their own opinions.
     pub(crate) remote_nodes: Vec<NodeName>,
-    /// Seeds of the line before it, the latest last.
+    /// Seeds of the sequence before it, the latest last.
     pub(crate) previous_seeds: Vec<SeedId>,
 }
 
-/// The lines that a node knows.
+/// The sequences that a node knows.
 #[derive(Debug, Default)]
 pub(crate) struct ForkHistory(Mutex<VecDeque<SeedSequence>>);
 
 /// The seeds of a process.
+///
+/// ```text
+///  a child is requested ─▶ requested ── a next seed ─▶ predicted ─┬─ a child is requested ─▶ requested
+///                                                                 └─ a next seed, or room is needed ─▶ nothing predicted
+/// ```
 #[derive(Debug)]
 struct SeedSequence {
     /// The latest.
@@ -67,27 +66,19 @@ struct SeedSequence {
 
 impl SeedSequence {
     fn new(seed: &SeedId) -> Self {
-        let (nodes, asked_nodes, former) = Default::default();
-        Self {
-            seed: seed.clone(),
-            pattern: None,
-            forks: 0,
-            previous_forks: None,
-            nodes,
-            forked_on: asked_nodes,
-            previous_seeds: former,
-        }
+        let (nodes, forked_on, previous_seeds) = Default::default();
+        Self { seed: seed.clone(), pattern: None, forks: 0, previous_forks: None, nodes, forked_on, previous_seeds }
     }
 }
 
 impl ForkHistory {
     /// So many children of a seed were asked for here, in this manner.
     pub(crate) fn record_local_fork(&self, seed: &SeedId, fork_pattern: ForkPattern, count: usize) {
-        let mut lines = self.lines();
-        let line = lines.get_or_insert(seed);
-        line.forks += count;
-        if line.pattern.as_ref() != Some(&fork_pattern) {
-            line.pattern = Some(fork_pattern);
+        let mut sequences = self.sequences();
+        let sequence = sequences.get_or_insert(seed);
+        sequence.forks += count;
+        if sequence.pattern.as_ref() != Some(&fork_pattern) {
+            sequence.pattern = Some(fork_pattern);
         }
     }
 
@@ -97,117 +88,121 @@ impl ForkHistory {
         if nodes.peek().is_none() {
             return;
         }
-        let mut lines = self.lines();
-        let line = lines.get_or_insert(seed);
+        let mut sequences = self.sequences();
+        let sequence = sequences.get_or_insert(seed);
         for node in nodes {
-            if line.nodes.len() < NODES_MAX || line.nodes.contains(&node) {
-                line.nodes.insert(node.clone());
-                line.forked_on.insert(node);
+            if sequence.nodes.len() < NODES_MAX || sequence.nodes.contains(&node) {
+                sequence.nodes.insert(node.clone());
+                sequence.forked_on.insert(node);
             }
         }
     }
 
     /// A process has a new seed; what is foreseen of that, and, where nobody asked for the one before though it was foretold, nothing.
     pub(crate) fn advance_sequence(&self, before: &SeedId, next: &SeedId) -> SpeculationPlan {
-        let mut lines = self.lines();
-        let Some(mut line) = lines.take(before) else { return SpeculationPlan::default() };
-        if lines.0.iter().any(|other| other.seed == *next) {
+        let mut sequences = self.sequences();
+        let Some(mut sequence) = sequences.take(before) else { return SpeculationPlan::default() };
+        if sequences.0.iter().any(|other| other.seed == *next) {
             // Who forks it was faster than who tells of it.
             return SpeculationPlan::default();
         }
-        match std::mem::take(&mut line.forks) {
-            0 => line.pattern = None,
-            asked => line.previous_forks = Some(asked),
+        match std::mem::take(&mut sequence.forks) {
+            0 => sequence.pattern = None,
+            forks => sequence.previous_forks = Some(forks),
         }
-        if line.pattern.is_none() && line.nodes.is_empty() {
-            // The next child begins a line anew.
+        if sequence.pattern.is_none() && sequence.nodes.is_empty() {
+            // The next child begins a sequence anew.
             return SpeculationPlan::default();
         }
-        if line.previous_seeds.len() == PREVIOUS_SEEDS_MAX {
-            line.previous_seeds.pop_front();
+        if sequence.previous_seeds.len() == PREVIOUS_SEEDS_MAX {
+            sequence.previous_seeds.pop_front();
         }
-        line.previous_seeds.push_back(std::mem::replace(&mut line.seed, next.clone()));
-        line.forked_on.clear();
-        let foreseen = SpeculationPlan {
-            local_pattern: line.pattern.clone(),
-            remote_nodes: line.nodes.iter().cloned().collect(),
-            previous_seeds: line.previous_seeds.iter().cloned().collect(),
+        sequence.previous_seeds.push_back(std::mem::replace(&mut sequence.seed, next.clone()));
+        sequence.forked_on.clear();
+        let plan = SpeculationPlan {
+            local_pattern: sequence.pattern.clone(),
+            remote_nodes: sequence.nodes.iter().cloned().collect(),
+            previous_seeds: sequence.previous_seeds.iter().cloned().collect(),
         };
-        lines.put(line);
-        foreseen
+        sequences.put(sequence);
+        plan
     }
 
     /// Whether a child of a seed was asked for here.
     pub(crate) fn has_local_fork(&self, seed: &SeedId) -> bool {
-        self.lines().0.iter().any(|line| line.seed == *seed && line.forks > 0)
+        self.sequences().0.iter().any(|sequence| sequence.seed == *seed && sequence.forks > 0)
     }
 
     /// Whether a child of a seed was asked for anywhere, or is foreseen.
     pub(crate) fn has_sequence(&self, seed: &SeedId) -> bool {
-        self.lines().0.iter().any(|line| line.seed == *seed)
+        self.sequences().0.iter().any(|sequence| sequence.seed == *seed)
     }
 
     /// How many more children of a seed will be asked for here, as of the seed before it; `None` where nobody can tell, and where there were
     /// more already.
     pub(crate) fn remaining_forks(&self, seed: &SeedId) -> Option<usize> {
-        let lines = self.lines();
-        let line = lines.0.iter().find(|line| line.seed == *seed)?;
-        line.previous_forks?.checked_sub(line.forks)
+        let sequences = self.sequences();
+        let sequence = sequences.0.iter().find(|sequence| sequence.seed == *seed)?;
+        sequence.previous_forks?.checked_sub(sequence.forks)
     }
 
     /// Whether children of a seed were asked for, and none here, where none is foreseen either.
     pub(crate) fn has_only_remote_forks(&self, seed: &SeedId) -> bool {
-        let is = |line: &SeedSequence| line.forks == 0 && line.pattern.is_none() && !line.forked_on.is_empty();
-        self.lines().0.iter().any(|line| line.seed == *seed && is(line))
+        let is = |sequence: &SeedSequence| {
+            sequence.forks == 0 && sequence.pattern.is_none() && !sequence.forked_on.is_empty()
+        };
+        self.sequences().0.iter().any(|sequence| sequence.seed == *seed && is(sequence))
     }
 
     /// Whether a child of a seed was asked for on another node.
     pub(crate) fn has_fork_on(&self, seed: &SeedId, node: &NodeName) -> bool {
-        self.lines().0.iter().any(|line| line.seed == *seed && line.forked_on.contains(node))
+        self.sequences().0.iter().any(|sequence| sequence.seed == *seed && sequence.forked_on.contains(node))
     }
 
-    /// A node does not foresee children of a line, or cannot be told.
+    /// A node does not foresee children of a sequence, or cannot be told.
     pub(crate) fn remove_node(&self, seed: &SeedId, node: &NodeName) {
-        let mut lines = self.lines();
-        if let Some(line) = lines.0.iter_mut().find(|line| line.seed == *seed && !line.forked_on.contains(node)) {
-            line.nodes.remove(node);
+        let mut sequences = self.sequences();
+        if let Some(sequence) =
+            sequences.0.iter_mut().find(|sequence| sequence.seed == *seed && !sequence.forked_on.contains(node))
+        {
+            sequence.nodes.remove(node);
         }
     }
 
-    /// Nodes keep nothing of a line's former seeds any more.
+    /// Nodes keep nothing of a sequence's former seeds any more.
     pub(crate) fn remove_previous_seeds(&self, seed: &SeedId, gone: &[SeedId]) {
-        let mut lines = self.lines();
-        if let Some(line) = lines.0.iter_mut().find(|line| line.seed == *seed) {
-            line.previous_seeds.retain(|former| !gone.contains(former));
+        let mut sequences = self.sequences();
+        if let Some(sequence) = sequences.0.iter_mut().find(|sequence| sequence.seed == *seed) {
+            sequence.previous_seeds.retain(|previous| !gone.contains(previous));
         }
     }
 
     /// Every change is complete under its lock.
-    fn lines(&self) -> SequenceGuard<'_> {
+    fn sequences(&self) -> SequenceGuard<'_> {
         SequenceGuard(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// The lines, the latest used last.
+/// The sequences, the latest used last.
 struct SequenceGuard<'a>(MutexGuard<'a, VecDeque<SeedSequence>>);
 
 impl SequenceGuard<'_> {
     fn take(&mut self, seed: &SeedId) -> Option<SeedSequence> {
-        let place = self.0.iter().position(|line| line.seed == *seed)?;
-        self.0.remove(place)
+        let index = self.0.iter().position(|sequence| sequence.seed == *seed)?;
+        self.0.remove(index)
     }
 
-    fn put(&mut self, line: SeedSequence) {
+    fn put(&mut self, sequence: SeedSequence) {
         if self.0.len() == SEQUENCES_MAX {
             self.0.pop_front();
         }
-        self.0.push_back(line);
+        self.0.push_back(sequence);
     }
 
-    /// The line whose latest seed that is.
+    /// The sequence whose latest seed that is.
     fn get_or_insert(&mut self, seed: &SeedId) -> &mut SeedSequence {
-        let line = self.take(seed).unwrap_or_else(|| SeedSequence::new(seed));
-        self.put(line);
+        let sequence = self.take(seed).unwrap_or_else(|| SeedSequence::new(seed));
+        self.put(sequence);
         self.0.back_mut().expect("it was just put there")
     }
 }
@@ -249,8 +244,8 @@ mod tests {
             assert_eq!(fork_history.remaining_forks(&seed(3)), expected);
             fork_history.record_local_fork(&seed(3), manner(true), 1);
         }
-        let foreseen = fork_history.advance_sequence(&seed(3), &seed(4));
-        assert_eq!((foreseen.local_pattern, foreseen.previous_seeds), (Some(manner(true)), vec![seed(2), seed(3)]));
+        let plan = fork_history.advance_sequence(&seed(3), &seed(4));
+        assert_eq!((plan.local_pattern, plan.previous_seeds), (Some(manner(true)), vec![seed(2), seed(3)]));
     }
 
     #[test]
@@ -274,27 +269,23 @@ mod tests {
     #[test]
     fn nodes_hear_of_the_next_seed_as_long_as_they_expect_its_children() {
         let fork_history = ForkHistory::default();
-        let asked = |number: usize, names: &[&str]| {
+        let record = |number: usize, names: &[&str]| {
             fork_history.record_remote_fork(&seed(number), names.iter().map(|name| node(name)));
         };
-        asked(1, &[]);
+        record(1, &[]);
         assert_eq!(fork_history.advance_sequence(&seed(1), &seed(2)), SpeculationPlan::default());
-        asked(2, &["n2", "n3"]);
-        let foreseen = fork_history.advance_sequence(&seed(2), &seed(3));
-        assert_eq!((foreseen.local_pattern, foreseen.remote_nodes), (None, vec![node("n2"), node("n3")]));
-        asked(3, &["n2"]);
+        record(2, &["n2", "n3"]);
+        let plan = fork_history.advance_sequence(&seed(2), &seed(3));
+        assert_eq!((plan.local_pattern, plan.remote_nodes), (None, vec![node("n2"), node("n3")]));
+        record(3, &["n2"]);
         assert!(fork_history.has_fork_on(&seed(3), &node("n2")) && !fork_history.has_fork_on(&seed(3), &node("n3")));
         assert!(fork_history.has_only_remote_forks(&seed(3)) && !fork_history.has_only_remote_forks(&seed(2)));
         for name in ["n2", "n3"] {
             fork_history.remove_node(&seed(3), &node(name));
         }
         fork_history.remove_previous_seeds(&seed(3), &[seed(2)]);
-        let foreseen = fork_history.advance_sequence(&seed(3), &seed(4));
-        assert_eq!(
-            (foreseen.remote_nodes, foreseen.previous_seeds),
-            (vec![node("n2")], vec![seed(3)]),
-            "it had a child since"
-        );
+        let plan = fork_history.advance_sequence(&seed(3), &seed(4));
+        assert_eq!((plan.remote_nodes, plan.previous_seeds), (vec![node("n2")], vec![seed(3)]), "it had a child since");
         fork_history.remove_node(&seed(4), &node("n2"));
         assert_eq!(fork_history.advance_sequence(&seed(4), &seed(5)), SpeculationPlan::default());
     }
@@ -306,12 +297,12 @@ mod tests {
             fork_history.record_local_fork(&seed(number), manner(true), 1);
             fork_history.record_remote_fork(&seed(999), [node(&format!("n{number}"))]);
         }
-        assert_eq!(fork_history.lines().0.len(), SEQUENCES_MAX);
+        assert_eq!(fork_history.sequences().0.len(), SEQUENCES_MAX);
         assert_eq!(fork_history.advance_sequence(&seed(1), &seed(2000)), SpeculationPlan::default(), "long ago");
         for number in 2000..2100 {
             let before = if number == 2000 { 999 } else { number - 1 };
-            let foreseen = fork_history.advance_sequence(&seed(before), &seed(number));
-            assert!(foreseen.remote_nodes.len() == NODES_MAX && foreseen.previous_seeds.len() <= PREVIOUS_SEEDS_MAX);
+            let plan = fork_history.advance_sequence(&seed(before), &seed(number));
+            assert!(plan.remote_nodes.len() == NODES_MAX && plan.previous_seeds.len() <= PREVIOUS_SEEDS_MAX);
         }
     }
 }

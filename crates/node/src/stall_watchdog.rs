@@ -1,7 +1,8 @@
-//! Notices when the daemon stands still. A thread asks the asynchronous runtime again and again for what takes no time: to wait
-//! for a millisecond, which needs a worker, the timer, and whoever polls the kernel for both. Where no answer comes, the log is
-//! told what each thread of the daemon waited for in the kernel then, and later how long it lasted: requests that ran out of time
-//! meanwhile say only that nobody answered.
+//! Detects that the daemon stalls. A thread repeatedly asks the asynchronous runtime to sleep for a millisecond: this
+//! needs a worker, the timer, and the thread that polls the kernel.
+//!
+//! Without an answer, it logs what each thread of the daemon waits for in the kernel, and later how long that lasted.
+//! Requests that time out meanwhile say only that no answer arrived.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -40,26 +41,26 @@ impl StallWatchdog {
 
     fn start_with(
         runtime: Handle,
-        (interval, patience): (Duration, Duration),
-        tell: impl Fn(&str) + Send + 'static,
+        (interval, timeout): (Duration, Duration),
+        report: impl Fn(&str) + Send + 'static,
     ) -> io::Result<Self> {
         let (alive, ended) = mpsc::channel();
         let watch = move || {
-            let mut asleep = Instant::now();
+            let mut slept_since = Instant::now();
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 let answered = probe_runtime(&runtime);
-                if answered.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                if answered.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
                     let threads = KernelStackSummary::read(std::process::id().cast_signed());
-                    tell(&threads.map_or_else(|error| error.to_string(), |threads| threads.to_string()));
+                    report(&threads.map_or_else(|error| error.to_string(), |threads| threads.to_string()));
                     // An error is an answer too: the runtime has ended.
                     let _ = answered.recv();
                 }
                 // Also where nobody could tell, because this thread had no turn either.
-                let stood_still = asleep.elapsed().saturating_sub(interval);
-                if stood_still >= patience {
+                let stood_still = slept_since.elapsed().saturating_sub(interval);
+                if stood_still >= timeout {
                     tracing::warn!(?stood_still, "the daemon goes on");
                 }
-                asleep = Instant::now();
+                slept_since = Instant::now();
             }
         };
         thread::Builder::new().name("standstill".to_owned()).spawn(watch)?;
@@ -93,23 +94,23 @@ mod tests {
     fn who_stands_still_is_told() {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_time().thread_name("worker").build().unwrap();
-        let (told, heard) = mpsc::channel();
-        let tell = move |threads: &str| told.send(threads.to_owned()).unwrap();
-        let (release, released) = mpsc::channel::<()>();
-        let (begin, begun) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
+        let report = move |threads: &str| sender.send(threads.to_owned()).unwrap();
+        let (release_sender, released) = mpsc::channel::<()>();
+        let (start_sender, started) = mpsc::channel();
         runtime.spawn(async move {
-            begin.send(()).unwrap();
+            start_sender.send(()).unwrap();
             released.recv()
         });
-        begun.recv().unwrap();
+        started.recv().unwrap();
         let stall_watchdog =
-            StallWatchdog::start_with(runtime.handle().clone(), (Duration::from_millis(1), STALL_TIMEOUT), tell)
+            StallWatchdog::start_with(runtime.handle().clone(), (Duration::from_millis(1), STALL_TIMEOUT), report)
                 .unwrap();
-        let threads = heard.recv_timeout(LIMIT).expect("its only worker waits");
+        let threads = receiver.recv_timeout(LIMIT).expect("its only worker waits");
         assert!(threads.contains("1 worker S"), "{threads}");
-        drop(release);
+        drop(release_sender);
         drop(stall_watchdog);
         // Ends with the watching thread.
-        heard.iter().for_each(drop);
+        receiver.iter().for_each(drop);
     }
 }

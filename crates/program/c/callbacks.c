@@ -1,4 +1,4 @@
-/* What a program has called around a checkpoint, and what must differ between children without its help. */
+/* The callbacks that a program registers around a checkpoint, and the reseeding of OpenSSL in children. */
 #include "library.h"
 
 #include <errno.h>

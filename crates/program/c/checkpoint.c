@@ -1,4 +1,4 @@
-/* The checkpoint: one request whose answer comes in the parent and in each child. */
+/* The checkpoint: one request whose reply arrives in the parent and in each child. */
 #include "library.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 /* One at a time: another thread's connection would be a socket that cannot be carried. In a child the thread that holds
  * it goes on as in the parent, and lets it go. */
-static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t checkpoint_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Which child this is, if it is one: there is no daemon where it is. */
 static char child_id[FARFORK_ID_BYTES];
@@ -87,15 +87,15 @@ static int become(const union farfork_message *reply, const int fds[FARFORK_FDS_
 }
 
 /* The callbacks have run that come before. */
-static int ask(int connection, struct farfork_checkpoint_request *request, struct farfork_outcome *outcome) {
+static int request_checkpoint(int connection, struct farfork_checkpoint_request *request, struct farfork_outcome *outcome) {
     union farfork_message reply;
     int fds[FARFORK_FDS_MAX];
-    if (request->pages) request->kept_thread = processor_keep();
+    if (request->pages) request->kept_thread = processor_pin();
     int failed = connection_send(connection, &request->header, sizeof *request) < 0 ||
                  connection_receive(connection, &reply, fds) < 0;
     int error = errno;
     /* In a child, too: what this thread has on its stack is as it was. */
-    processor_leave(request->kept_thread);
+    processor_unpin(request->kept_thread);
     if (failed) {
         callbacks_in_parent();
         errno = error;
@@ -116,17 +116,17 @@ int farfork_checkpoint(const struct farfork_options *options, struct farfork_out
         strcpy(request.name, name);
     }
     if (child_id[0]) return say_errno(EPERM, "child %s: a child cannot be forked further; its parent can", child_id);
-    pthread_mutex_lock(&one_at_a_time);
+    pthread_mutex_lock(&checkpoint_lock);
     int connection = connection_open(), result = -1;
     if (connection >= 0) {
         callbacks_before();
         pages_offer(&request);
-        result = ask(connection, &request, outcome);
+        result = request_checkpoint(connection, &request, outcome);
         int error = errno;
         close(connection);
         errno = error;
     }
-    pthread_mutex_unlock(&one_at_a_time);
+    pthread_mutex_unlock(&checkpoint_lock);
     return result;
 }
 

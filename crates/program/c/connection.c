@@ -21,11 +21,11 @@
  * FARFORK_PROGRAM_SOCKET; program.sock beside FARFORK_SOCKET; program.sock in FARFORK_RUN_DIR or /run/farfork, or in the
  * directory of the first node that `farfork up` started there. */
 static int find_socket(char *path, size_t bytes) {
-    const char *said = getenv("FARFORK_PROGRAM_SOCKET");
-    if (said) return snprintf(path, bytes, "%s", said);
-    said = getenv("FARFORK_SOCKET");
-    const char *slash = said ? strrchr(said, '/') : NULL;
-    if (slash) return snprintf(path, bytes, "%.*s/program.sock", (int)(slash - said), said);
+    const char *value = getenv("FARFORK_PROGRAM_SOCKET");
+    if (value) return snprintf(path, bytes, "%s", value);
+    value = getenv("FARFORK_SOCKET");
+    const char *slash = value ? strrchr(value, '/') : NULL;
+    if (slash) return snprintf(path, bytes, "%.*s/program.sock", (int)(slash - value), value);
     const char *run_dir = getenv("FARFORK_RUN_DIR");
     if (!run_dir) run_dir = DEFAULT_RUN_DIR;
     int length = snprintf(path, bytes, "%s/program.sock", run_dir);
@@ -38,7 +38,7 @@ static int find_socket(char *path, size_t bytes) {
 }
 
 /* Numbers 0 to 2 are the standard streams, whatever they lead to: children get others in their place. */
-static int above_streams(int fd) {
+static int move_above_stdio(int fd) {
     if (fd < 0 || fd > 2) return fd;
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3), error = errno;
     close(fd);
@@ -50,7 +50,7 @@ int connection_open(void) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (find_socket(address.sun_path, sizeof address.sun_path) >= (int)sizeof address.sun_path)
         return say_errno(ENAMETOOLONG, "node at %s…: the path of its socket is too long", address.sun_path);
-    int connection = above_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    int connection = move_above_stdio(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (connection < 0) return say_errno(errno, "a socket: %s", strerror(errno));
     if (connect(connection, (struct sockaddr *)&address, sizeof address) < 0) {
         say_errno(errno,

@@ -1,4 +1,4 @@
-/* Why a call failed, for each thread. */
+/* The error text of each thread's last failed call: farfork_error(). */
 #include "library.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What the files of the C library have of each other. */
+/* The functions that the files of the C library share. */
 #pragma once
 
 #include "farfork.h"
@@ -21,10 +21,10 @@ HIDDEN int connection_receive(int connection, union farfork_message *reply, int 
 HIDDEN void pages_offer(struct farfork_checkpoint_request *request);
 
 /* Has the calling thread stay on its processor, if it may run on all: gives its id, or 0 where it is left as it is. */
-HIDDEN uint64_t processor_keep(void);
+HIDDEN uint64_t processor_pin(void);
 
-/* Lets the thread run on all again, which processor_keep() has named. */
-HIDDEN void processor_leave(uint64_t kept_thread);
+/* Lets the thread run on all again, which processor_pin() has named. */
+HIDDEN void processor_unpin(uint64_t thread_id);
 
 HIDDEN void callbacks_before(void);
 HIDDEN void callbacks_in_parent(void);

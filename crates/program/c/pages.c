@@ -1,4 +1,4 @@
-/* The pages that a program offers for the calls of a capture. They are made once, and stay. */
+/* The pages that a program offers for the system calls of a capture. They are mapped once, and stay. */
 #include "library.h"
 
 #include <sys/mman.h>
@@ -9,23 +9,23 @@
 
 /* Maps them; MAP_FAILED where that is not allowed. Never writable and executable at once: some programs may have no such
  * memory. */
-static void *make(size_t page_bytes) {
+static void *map_pages(size_t page_bytes) {
     char *pages = mmap(NULL, PAGES_BYTES, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return MAP_FAILED;
     if (mprotect(pages + page_bytes, PAGES_BYTES - page_bytes, PROT_READ | PROT_WRITE) < 0) {
         munmap(pages, PAGES_BYTES);
         return MAP_FAILED;
     }
-    struct farfork_pages *mark = (struct farfork_pages *)(pages + page_bytes);
-    mark->magic = FARFORK_PAGES_MAGIC;
-    mark->address = (uint64_t)(uintptr_t)pages;
-    mark->bytes = PAGES_BYTES;
+    struct farfork_pages *marker = (struct farfork_pages *)(pages + page_bytes);
+    marker->magic = FARFORK_PAGES_MAGIC;
+    marker->address = (uint64_t)(uintptr_t)pages;
+    marker->bytes = PAGES_BYTES;
     return pages;
 }
 
 void pages_offer(struct farfork_checkpoint_request *request) {
     static void *pages;
-    if (!pages) pages = make((size_t)sysconf(_SC_PAGESIZE));
+    if (!pages) pages = map_pages((size_t)sysconf(_SC_PAGESIZE));
     if (pages == MAP_FAILED) return;
     request->pages = (uint64_t)(uintptr_t)pages;
     request->pages_bytes = PAGES_BYTES;

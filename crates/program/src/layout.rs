@@ -1,5 +1,5 @@
-//! The messages' structures, twins of those in `include/farfork_protocol.h`, where each field is explained.
-//! `tests/layout.rs` holds the two, and the Python package's, against each other.
+//! The structures of the messages, the same as in `include/farfork_protocol.h`, which explains each field. The test in
+//! `tests/layout.rs` compares them with that header and with the Python package.
 
 use std::ops::Range;
 

@@ -1,7 +1,8 @@
-//! What programs and a node's daemon say to each other: requests and replies of fixed layout, one a message. Bytes only;
-//! who listens is the daemon's business, who asks that of the C library beside this (`c/`) and of the Python package.
+//! The messages between programs and a node's daemon: requests and replies of fixed layout, one for each packet. Bytes
+//! only: the daemon listens, and the C library (`c/`) and the Python package connect.
 //!
-//! `include/farfork_protocol.h` says what the messages mean. [`layout`] is its twin, which a test compares with it.
+//! `include/farfork_protocol.h` defines what the messages mean. [`layout`] has the same structures, which a test
+//! compares.
 #![forbid(unsafe_code)]
 
 pub mod layout;

@@ -1,4 +1,4 @@
-//! What the daemon answers.
+//! The replies that the daemon sends to programs.
 
 use farfork_wire::{ChildId, SeedId};
 use zerocopy::IntoBytes;

@@ -1,4 +1,4 @@
-//! What programs ask for. The bytes come from any program that may connect: nothing of them is believed unchecked.
+//! The requests of programs. Any program that may connect sends the bytes, so every field is checked before it is used.
 
 use std::mem::offset_of;
 use std::ops::Range;

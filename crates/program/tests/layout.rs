@@ -1,4 +1,4 @@
-//! The structures of C (`include/farfork_protocol.h`), Rust and Python are the same: every size, every offset.
+//! The structures in C (`include/farfork_protocol.h`), Rust and Python have the same sizes and offsets.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
-//! From a stream of bytes to greeting and frames.
+//! Decodes a stream of bytes into the hello and frames.
 //!
-//! Bytes are received into a staging area that all connections of a thread share, and understood there, in place; what
-//! is incomplete at the end of a turn is kept by its connection. A long payload that does not arrive whole gets a buffer
-//! as soon as its head is verified, and the rest is received straight into it.
+//! All connections of a thread receive into one shared staging buffer, and frames are decoded there in place. At the
+//! end of a turn the connection keeps an incomplete frame. A long payload that arrives in parts gets its own buffer
+//! once its head is verified, and the rest is received straight into it.
 
 use std::io::IoSliceMut;
 use std::ops::{Deref, Range};

@@ -1,21 +1,19 @@
-//! Calls between nodes: a client asks, a handler of the server answers, and each request is executed at most once,
-//! whatever becomes of connections meanwhile.
-//!
-//! ```text
-//!   caller                                                   handlers
-//!   Client ── submit, poll ──▶ completions                   Handlers ◀── called by ── server threads
-//!     │                                                          ▲
-//!   client::core        pure: sessions, requests, what to send   server::peer      pure: frames → handlers → replies
-//!     │                                                          │                 server::session, server::registry
-//!     │                                                          server::hall      connections, turns, sweeping
-//!   client::link        streams, waiting, reconnecting           server::worker    threads, sockets, waiting
-//!     └──────────────────── bytes of wire::rpc over fabric::transport::Stream ──────┘
-//! ```
-//!
-//! Frames are built where they are sent from ([`spool`]) and understood where they are received ([`inbound`]); on the way
-//! of a small request nothing is allocated and nothing locked. What the bytes travel through, and who may connect, is
-//! the business of the `Stream`'s maker; what is called, that of the crates above.
+//! Calls between nodes: a client submits requests, and handlers at the server answer them. Each request is executed at
+//! most once, also across reconnections. The fabric's `Stream` carries the bytes and decides which peer may connect;
+//! the crates above define the calls.
 #![forbid(unsafe_code)]
+
+//   caller                                                   handlers
+//   Client -- submit, poll --> completions                   HandlerTable <-- called by -- server threads
+//     |                                                          ^
+//   client::protocol     pure: sessions, requests            server::protocol           pure: frames, handlers, replies
+//     |                                                          |                          session, session_registry
+//     |                                                      server::connection_table   connections, turns, sweeping
+//   client::connection   streams, waiting, reconnecting      server::worker             threads, sockets, waiting
+//     +------------------- bytes of wire::rpc over fabric::transport::Stream -------------------+
+//
+// Frames are encoded in the buffer that they are sent from (`retransmit`), and decoded where they are received
+// (`frame_decoder`). A small request is handled without allocation and without a lock.
 
 pub mod client;
 mod frame_decoder;

@@ -1,4 +1,4 @@
-//! Calls with types: what is asked and answered is a value, postcard on the wire.
+//! Typed calls: request and reply are values, encoded with postcard.
 
 use std::io;
 

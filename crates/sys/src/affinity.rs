@@ -1,5 +1,5 @@
-//! On which CPU threads run, and how the calling one is moved. A move is a push, not a fence: afterwards the thread may run
-//! wherever it could before.
+//! CPU affinity: on which CPU threads run, and how to move the calling thread. A move is a push, not a pin: afterwards
+//! the thread may run wherever it could before.
 
 use std::path::Path;
 use std::{fs, io, iter};

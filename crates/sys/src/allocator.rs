@@ -1,4 +1,4 @@
-//! How the C library's allocator, from which all memory of this process comes, shares it among threads.
+//! Controls how the C library's allocator, which serves all memory of this process, divides memory among threads.
 
 /// Has threads share so many pools of free memory, from now on; one that has a pool keeps it. Without this the C library
 /// makes up to eight of each processor, and each keeps what it once needed: a server whose threads come and go for hours

@@ -1,5 +1,5 @@
-//! A loopback interface that takes whatever is sent to any address of version 4: each is the machine's own then, and leads back to it
-//! ("AnyIP", a `local` route as of ip-route(8)).
+//! A loopback interface that accepts packets to every IPv4 address. Each address is then local to the namespace
+//! ("AnyIP", a `local` route of ip-route(8)).
 
 use std::io;
 use std::net::Ipv4Addr;

@@ -1,5 +1,5 @@
-//! A large piece of private memory that is used in parts: it takes room only where it was filled, and gives the room
-//! back where it is told to. What it holds stays out of core dumps, and of processes that this one forks.
+//! A large private mapping that is used in parts. It takes memory only where it was filled, and frees parts on request.
+//! Its contents are left out of core dumps and of forked processes.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Programs and maps of the kernel's own machine (bpf(2)).
+//! BPF programs and maps (bpf(2)).
 
 use std::io;
 use std::mem;
@@ -102,7 +102,7 @@ pub(crate) fn load_socket_lookup(instructions: &[BpfInstruction]) -> io::Result<
 /// As bpf(2): E2BIG where 64 are asked already.
 pub(crate) fn attach_socket_lookup(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     #[repr(C)]
-    struct MapCreateAttributes {
+    struct LinkCreateAttributes {
         program: u32,
         target: u32,
         attach_kind: u32,
@@ -111,7 +111,7 @@ pub(crate) fn attach_socket_lookup(program: BorrowedFd<'_>, namespace: BorrowedF
     const BPF_LINK_CREATE: libc::c_int = 28;
     let fd = |fd: BorrowedFd<'_>| fd.as_raw_fd() as u32;
     let create =
-        MapCreateAttributes { program: fd(program), target: fd(namespace), attach_kind: BPF_SK_LOOKUP, flags: 0 };
+        LinkCreateAttributes { program: fd(program), target: fd(namespace), attach_kind: BPF_SK_LOOKUP, flags: 0 };
     // SAFETY: the kernel reads the attributes, which hold no pointers.
     unsafe { bpf_descriptor(BPF_LINK_CREATE, &create) }
 }

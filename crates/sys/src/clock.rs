@@ -1,4 +1,4 @@
-//! The clocks that a time namespace shifts, as another process sees them; and how long this process has worked.
+//! The clocks that a time namespace shifts, as another process sees them, and the CPU time of this process.
 
 use std::time::Duration;
 use std::{fs, io};
@@ -47,6 +47,12 @@ impl Clocks {
 /// CLOCK_MONOTONIC, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec * NANOSECONDS_PER_SECOND + now.tv_nsec).cast_unsigned()
+}
+
+/// CLOCK_REALTIME, in nanoseconds.
+pub fn realtime_ns() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
     (now.tv_sec * NANOSECONDS_PER_SECOND + now.tv_nsec).cast_unsigned()
 }
 

@@ -1,9 +1,7 @@
-//! Processes born into a new pid namespace, or the caller's, and a control group (clone3(2)), by the shortest way from `clone3` to `exec`.
+//! Starts a process in a new pid namespace, or the caller's, and a control group (clone3(2)).
 //!
-//! Until it is another program, the process uses the caller's memory on a stack of its own, while the calling thread waits
-//! (CLONE_VM, CLONE_VFORK): a copy of a daemon's memory takes longer to make than all else, and whoever wrote to that
-//! afterwards would pay for it too. It may do nothing but system calls meanwhile: a lock that another thread holds may
-//! be held for long. What the program needs is made ready before.
+//! Takes the shortest way from `clone3` to `exec`: the new process shares the caller's memory until it runs its
+//! program. Until then it may only make system calls. See [`spawn_init`].
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
@@ -81,6 +79,10 @@ pub fn spawn_in_current_namespace(init: &InitProgram<'_>) -> io::Result<SpawnedP
     spawn(init, 0)
 }
 
+// Until its exec, the process uses the caller's memory on a stack of its own, while the calling thread waits
+// (CLONE_VM, CLONE_VFORK). To copy a daemon's memory would take longer than everything else, and each later write
+// to it would cost a fault too. The process may only make system calls: another thread may hold any lock for long.
+// So everything that the program needs is prepared before.
 fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> {
     let fd_reservation = FdReservation::fill(init)?;
     let [image, fds @ ..] = fd_reservation.numbers();
@@ -96,16 +98,16 @@ fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> 
     let every_signal = block_signals();
     // SAFETY: every signal is blocked, and `become_init` only makes system calls, on what this frame holds until it has
     // another program's memory, or has ended.
-    let born = unsafe { clone_into(namespaces, init.cgroup, &plan) };
+    let spawned = unsafe { clone_into(namespaces, init.cgroup, &plan) };
     restore_signals(&every_signal);
     fd_reservation.release();
-    let born = born?;
+    let spawned = spawned?;
 
     // SAFETY: the process that wrote there runs another program now, or none.
     match unsafe { plan.failure.get().read_volatile() } {
-        0 => Ok(born),
+        0 => Ok(spawned),
         errno => {
-            let _ = reap_within(&born.pidfd, Duration::from_millis(END_MS_MAX));
+            let _ = reap_within(&spawned.pidfd, Duration::from_millis(END_MS_MAX));
             Err(io::Error::from_raw_os_error(errno))
         }
     }
@@ -145,14 +147,14 @@ impl FdReservation {
         let free = FREE_RESERVATIONS.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut fd_reservation = free.map_or_else(|| Self::new(init.image), Ok)?;
         dup3(init.image, &mut fd_reservation.0[0], DupFlags::CLOEXEC)?;
-        for (kept, fd) in fd_reservation.0[1..].iter_mut().zip(init.fds) {
-            dup3(fd, kept, DupFlags::CLOEXEC)?;
+        for (reserved, fd) in fd_reservation.0[1..].iter_mut().zip(init.fds) {
+            dup3(fd, reserved, DupFlags::CLOEXEC)?;
         }
         Ok(fd_reservation)
     }
 
-    fn new(occupant: BorrowedFd<'_>) -> io::Result<Self> {
-        let new = || fcntl_dupfd_cloexec(occupant, STAGING_FD_MIN);
+    fn new(source: BorrowedFd<'_>) -> io::Result<Self> {
+        let new = || fcntl_dupfd_cloexec(source, STAGING_FD_MIN);
         Ok(Self([new()?, new()?, new()?, new()?, new()?]))
     }
 
@@ -182,10 +184,10 @@ fn ignored_signals() -> u64 {
         let mut action = [0_u64; 4];
         // By number: the C library hides the two that are its own, which may be ignored as well.
         // SAFETY: the kernel writes its sigaction, four words, of which the first is the handler, to this frame; nothing is set.
-        let told = unsafe {
+        let result = unsafe {
             libc::syscall(libc::SYS_rt_sigaction, *signal, ptr::null::<u64>(), action.as_mut_ptr(), size_of::<u64>())
         };
-        told == 0 && action[0] == libc::SIG_IGN as u64
+        result == 0 && action[0] == libc::SIG_IGN as u64
     };
     (1..=SIGNAL_MAX).filter(is_ignored).fold(0, |signals, signal| signals | signal_bit(signal))
 }

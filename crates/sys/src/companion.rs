@@ -1,20 +1,8 @@
-//! A process of its own that shares memory and open files with the process that starts it (clone(2) with CLONE_VM and CLONE_FILES,
-//! without CLONE_THREAD): it outlives a SIGKILL of that one for as long as it is in the middle of something.
+//! Runs code in a companion: a process that shares memory and open files with the process that starts it. It survives a
+//! SIGKILL of that process until the end of its current critical section.
 //!
-//! ```text
-//!  owner    ── run ─────────────── one thread waits ───────────────▶ goes on
-//!                └▶ companion ── life ── critical section ── life ──▶ ends
-//!  owner killed:                  │              └─ ends here
-//!                └─ ends at once ─┘
-//! ```
-//!
-//! The thread that starts it sleeps until it has ended: so the companion uses that thread's local storage, and all else that the C
-//! library keeps of a thread. (CLONE_VFORK would have it sleep as well, uninterruptibly, which counts as load of the machine.)
-//! What the kernel keeps by process is its own: timers (timer_create(2)), children, tracees, and the threads that it starts,
-//! which end with it: [`spawn_in_owner`] starts threads that stay.
-//!
-//! Locks are shared. One that a thread of the owner held when that was killed stays locked, and a critical section that needs it
-//! ends by a limit.
+//! Locks are shared. A lock that a killed owner's thread held stays locked; a critical section that needs it ends by
+//! the limit `ORPHAN_LIMIT_US`.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -82,6 +70,19 @@ impl Drop for CriticalSection {
         }
     }
 }
+
+//  owner    -- run_companion ----- one thread waits ---------------> continues
+//                +> companion -- life -- critical section -- life --> ends
+//  owner killed:                 |              +- ends here
+//                +- ends at once +
+//
+// The companion is made by clone(2) with CLONE_VM and CLONE_FILES, without CLONE_THREAD. The thread that starts it
+// sleeps until it has ended, so the companion uses that thread's local storage, and everything else that the C
+// library keeps per thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts as load of the
+// machine.)
+//
+// What the kernel keeps per process is the companion's own: timers (timer_create(2)), children, tracees, and the
+// threads that it starts, which end with it. `spawn_in_owner` starts threads that stay.
 
 /// Runs `life` in a companion with a stack of this many bytes, and returns when that has ended. Where the kernel gives none,
 /// `life` runs in the calling thread. Not to be called in a companion: its own would end with it.
@@ -195,10 +196,10 @@ pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'st
     if OWNER.with(|owner| owner.load(Ordering::Relaxed)) == 0 {
         return builder.spawn(body).map(drop);
     }
-    let (told, hear) = mpsc::sync_channel(1);
+    let (result_sender, result_receiver) = mpsc::sync_channel(1);
     let lost = || io::Error::other("nobody starts threads for companions");
-    owner_spawner().ok_or_else(lost)?.send((builder, Box::new(body), told)).map_err(|_| lost())?;
-    hear.recv().map_err(|_| lost())?
+    owner_spawner().ok_or_else(lost)?.send((builder, Box::new(body), result_sender)).map_err(|_| lost())?;
+    result_receiver.recv().map_err(|_| lost())?
 }
 
 /// Reaches the owner's thread that starts others; it is started by the first who asks, in the owner.
@@ -207,9 +208,9 @@ fn owner_spawner() -> Option<&'static Sender<SpawnRequest>> {
     let begin = || {
         let (sender, orders) = mpsc::channel::<SpawnRequest>();
         let serve = move || {
-            for (builder, body, told) in orders {
+            for (builder, body, result_sender) in orders {
                 // Who asked may have ended meanwhile.
-                let _ = told.send(builder.spawn(body).map(drop));
+                let _ = result_sender.send(builder.spawn(body).map(drop));
             }
         };
         thread::Builder::new().name("thread-starter".to_owned()).spawn(serve).is_ok().then_some(sender)
@@ -302,37 +303,37 @@ mod tests {
 
     #[test]
     fn channels_and_threads_work_across() {
-        let (ask, asked) = mpsc::channel();
+        let (request_sender, requests) = mpsc::channel();
         let (answer, answered) = mpsc::channel();
         let starter = thread::spawn(move || {
             run_companion(STACK_BYTES, move || {
-                for number in asked {
+                for number in requests {
                     let twice = thread::spawn(move || 2 * number).join().unwrap();
                     answer.send(twice).unwrap();
                 }
             })
         });
         for number in 0..100 {
-            ask.send(number).unwrap();
+            request_sender.send(number).unwrap();
             assert_eq!(answered.recv().unwrap(), 2 * number);
         }
-        drop(ask);
+        drop(request_sender);
         starter.join().unwrap().unwrap();
     }
 
     #[test]
     fn a_thread_of_the_owner_outlives_the_companion_that_asked_for_it() {
-        let (ask, asked) = mpsc::channel::<()>();
+        let (request_sender, requests) = mpsc::channel::<()>();
         let (answer, answered) = mpsc::channel();
         run_companion(STACK_BYTES, move || {
             let body = move || {
-                let _ = asked.recv();
+                let _ = requests.recv();
                 answer.send(std::process::id()).unwrap();
             };
             spawn_in_owner(thread::Builder::new(), body).unwrap();
         })
         .unwrap();
-        drop(ask);
+        drop(request_sender);
         assert_eq!(answered.recv().unwrap(), std::process::id());
     }
 
@@ -348,24 +349,24 @@ mod tests {
 
     /// Forks an owner that starts a companion, and kills it when that has begun; gives what the companion wrote.
     fn written_by_orphan(life: fn(&mut io::PipeWriter)) -> String {
-        let (mut begun, begin) = io::pipe().unwrap();
+        let (mut started, start) = io::pipe().unwrap();
         let (mut output, input) = io::pipe().unwrap();
         // SAFETY: the child touches nothing that another thread could hold: it starts a companion and ends.
         let owner = unsafe { libc::fork() };
         if owner == 0 {
-            drop((begun, output));
-            let (mut begin, mut input) = (begin, input);
+            drop((started, output));
+            let (mut start, mut input) = (start, input);
             let _ = run_companion(STACK_BYTES, move || {
                 let section = CriticalSection::enter();
-                begin.write_all(b"b").unwrap();
+                start.write_all(b"b").unwrap();
                 life(&mut input);
                 drop(section);
                 input.write_all(b" and on").unwrap();
             });
             exit_companion();
         }
-        drop((begin, input));
-        begun.read_exact(&mut [0]).unwrap();
+        drop((start, input));
+        started.read_exact(&mut [0]).unwrap();
         // SAFETY: our own child.
         unsafe { libc::kill(owner, libc::SIGKILL) };
         let mut status = MaybeUninit::uninit();
@@ -391,8 +392,8 @@ mod tests {
 
     #[test]
     fn a_critical_section_that_does_not_end_is_ended() {
-        let begun = std::time::Instant::now();
+        let began = std::time::Instant::now();
         assert_eq!(written_by_orphan(|_| thread::sleep(Duration::from_secs(60))), "");
-        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
 }

@@ -1,4 +1,4 @@
-//! Datagrams of version 4 that tell whom they were sent to.
+//! IPv4 datagrams with the address that each was sent to.
 
 use std::io;
 use std::mem;

@@ -1,4 +1,4 @@
-//! Who is told of an open file's readiness (fcntl(2), F_GETOWN_EX and F_GETSIG).
+//! The process or thread that is signalled when an open file becomes ready (fcntl(2), F_GETOWN_EX and F_GETSIG).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,9 +1,10 @@
-//! Questions to the kernel about a descriptor or a thread that change nothing: commands of fcntl(2) and ioctl(2), the priority
-//! of input and output, and what ptrace(2) tells beside registers.
+//! Read-only kernel queries about a descriptor or a thread: fcntl(2) and ioctl(2) commands, the I/O priority, and the
+//! state other than registers that ptrace(2) shows.
 
 use std::io;
-use std::mem::size_of_val;
 use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::sched_attr::sched_getattr;
 
 /// Most bytes that an answer may have.
 const RESULT_BYTES_MAX: usize = 64;
@@ -63,29 +64,29 @@ pub const IOCTL_QUERIES: [FdQuery; 17] = [
 ///
 /// # Errors
 /// EINVAL where the file has no such thing.
-pub fn query_fcntl(fd: BorrowedFd<'_>, inquiry: FdQuery) -> io::Result<Vec<u8>> {
-    debug_assert!(FCNTL_QUERIES.contains(&inquiry));
+pub fn query_fcntl(fd: BorrowedFd<'_>, query: FdQuery) -> io::Result<Vec<u8>> {
+    debug_assert!(FCNTL_QUERIES.contains(&query));
     let mut answer = [0_u8; RESULT_BYTES_MAX];
-    let command = inquiry.command as libc::c_int;
+    let command = query.command as libc::c_int;
     // SAFETY: each command of `FCNTL` reads, and writes at most `bytes` to `answer`, which has more and outlives the call.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, answer.as_mut_ptr()) };
-    query_result(result, &answer, inquiry)
+    query_result(result, &answer, query)
 }
 
 /// Asks ioctl(2): the answer's bytes.
 ///
 /// # Errors
 /// ENOTTY where the file has no such thing.
-pub fn query_ioctl(fd: BorrowedFd<'_>, inquiry: FdQuery) -> io::Result<Vec<u8>> {
-    debug_assert!(IOCTL_QUERIES.contains(&inquiry));
+pub fn query_ioctl(fd: BorrowedFd<'_>, query: FdQuery) -> io::Result<Vec<u8>> {
+    debug_assert!(IOCTL_QUERIES.contains(&query));
     let mut answer = [0_u8; RESULT_BYTES_MAX];
     // SAFETY: each command of `IOCTL` reads, and writes at most `bytes` to `answer`, which has more and outlives the call.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), inquiry.command, answer.as_mut_ptr()) };
-    query_result(result, &answer, inquiry)
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), query.command, answer.as_mut_ptr()) };
+    query_result(result, &answer, query)
 }
 
-fn query_result(result: libc::c_int, answer: &[u8; RESULT_BYTES_MAX], inquiry: FdQuery) -> io::Result<Vec<u8>> {
-    match (result, inquiry.bytes) {
+fn query_result(result: libc::c_int, answer: &[u8; RESULT_BYTES_MAX], query: FdQuery) -> io::Result<Vec<u8>> {
+    match (result, query.bytes) {
         (..0, _) => Err(io::Error::last_os_error()),
         (_, 0) => Ok(result.to_ne_bytes().to_vec()),
         (_, bytes) => Ok(answer[..bytes].to_vec()),
@@ -108,11 +109,7 @@ pub fn io_priority(tid: i32) -> io::Result<u32> {
 /// # Errors
 /// ESRCH when the thread has ended.
 pub fn scheduling_attributes(tid: i32) -> io::Result<Vec<u8>> {
-    let mut raw = [0_u8; RESULT_BYTES_MAX];
-    // SAFETY: the kernel writes at most the size given, that of `raw`.
-    let failed =
-        unsafe { libc::syscall(libc::SYS_sched_getattr, tid, raw.as_mut_ptr(), size_of_val(&raw) as libc::c_uint, 0) };
-    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok(raw.to_vec()) }
+    Ok(sched_getattr(tid)?.to_bytes())
 }
 
 #[cfg(test)]
@@ -125,7 +122,7 @@ mod tests {
     fn a_pipe_tells_what_is_in_it() {
         let (reader, mut writer) = io::pipe().unwrap();
         io::Write::write_all(&mut writer, b"abc").unwrap();
-        let find = |list: &[FdQuery], name: &str| *list.iter().find(|inquiry| inquiry.name == name).unwrap();
+        let find = |list: &[FdQuery], name: &str| *list.iter().find(|query| query.name == name).unwrap();
         assert_eq!(query_ioctl(reader.as_fd(), find(&IOCTL_QUERIES, "FIONREAD")).unwrap(), 3_i32.to_ne_bytes());
         assert_eq!(query_fcntl(reader.as_fd(), find(&FCNTL_QUERIES, "F_GETPIPE_SZ")).unwrap(), 65536_i32.to_ne_bytes());
         assert!(query_ioctl(reader.as_fd(), find(&IOCTL_QUERIES, "TIOCGWINSZ")).is_err());

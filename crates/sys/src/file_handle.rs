@@ -1,4 +1,4 @@
-//! Files by a handle of name_to_handle_at(2), as `fdinfo` tells it: their paths.
+//! Resolves a file handle of name_to_handle_at(2), as `fdinfo` shows it, to the file's path.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

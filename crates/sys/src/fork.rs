@@ -1,5 +1,5 @@
-//! A copy of the process that shares its table of open files (clone3(2), CLONE_FILES without CLONE_VM): a descriptor
-//! stays open as long as either of the two lives.
+//! Forks this process with a shared table of open files (clone3(2), CLONE_FILES without CLONE_VM). A descriptor stays
+//! open as long as either process lives.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};

@@ -1,4 +1,4 @@
-//! Transparent huge pages: whether a process may have them, and making one of small pages that are there already.
+//! Transparent huge pages: enables them for a process, and collapses existing small pages into one.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

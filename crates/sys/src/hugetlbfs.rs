@@ -1,5 +1,5 @@
-//! Files of hugetlbfs: which of their pages are there. lseek(2) takes all of such a file for data, and what reads a page that is
-//! not there by way of a mapping takes one from the pool.
+//! Finds the present pages of hugetlbfs files. lseek(2) reports such a file as data throughout. To read a missing page
+//! through a mapping would take a page from the pool.
 
 use std::fs::File;
 use std::io;
@@ -34,14 +34,14 @@ pub fn is_on_hugetlbfs(file: impl AsFd) -> io::Result<bool> {
 pub fn find_present_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     let status = file.metadata()?;
     let (bytes, page_bytes) = (status.len(), status.blksize());
-    let there = (status.blocks() * BLOCK_BYTES).min(bytes.next_multiple_of(page_bytes));
-    if there == 0 {
+    let present_bytes = (status.blocks() * BLOCK_BYTES).min(bytes.next_multiple_of(page_bytes));
+    if present_bytes == 0 {
         return Ok(Vec::new());
     }
-    if there >= bytes {
+    if present_bytes >= bytes {
         return Ok(std::iter::once(0..bytes).collect());
     }
-    let mut found = PresenceProbe::map(file, bytes.next_multiple_of(page_bytes))?.find(page_bytes, there)?;
+    let mut found = PresenceProbe::map(file, bytes.next_multiple_of(page_bytes))?.find(page_bytes, present_bytes)?;
     if let Some(last) = found.last_mut() {
         last.end = last.end.min(bytes);
     }
@@ -68,10 +68,10 @@ impl PresenceProbe {
         Ok(probe)
     }
 
-    /// Looks until `there` bytes were found.
-    fn find(&self, page_bytes: u64, there: u64) -> io::Result<Vec<Range<u64>>> {
+    /// Looks until `present_bytes` bytes were found.
+    fn find(&self, page_bytes: u64, present_bytes: u64) -> io::Result<Vec<Range<u64>>> {
         let (mut runs, mut found, mut at) = (Vec::<Range<u64>>::new(), 0, 0);
-        while at < self.bytes && found < there {
+        while at < self.bytes && found < present_bytes {
             let done = match self.faults.continue_range(self.start + at, self.bytes - at) {
                 Ok(()) => self.bytes - at,
                 Err(RangeError { done: 0, cause: RangeErrorCause::Other(error) })

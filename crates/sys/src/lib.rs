@@ -1,6 +1,7 @@
-//! Linux, as farfork needs it: the one home of `unsafe` system calls. Errno becomes meaning here, once.
+//! The Linux interface of farfork: the one crate for `unsafe` system calls. Errno is translated to a meaning here,
+//! once.
 //!
-//! A module is a facility of the kernel and nothing above it: no seeds, no children, no policy.
+//! Each module covers one facility of the kernel and nothing above it: no seeds, no children, no policy.
 
 pub mod affinity;
 pub mod allocator;
@@ -32,10 +33,12 @@ pub mod process;
 pub mod process_identity;
 pub mod process_memory;
 pub mod ptrace;
+mod sched_attr;
 pub mod sched_slice;
 pub mod shared_mapping;
 pub mod sock_diag;
 pub mod socket;
+pub mod socket_abi;
 pub mod socket_lookup;
 pub mod syscall_alarm;
 pub mod system_memory;

@@ -1,4 +1,4 @@
-//! Memory as a file (memfd_create(2)).
+//! Anonymous memory as a file (memfd_create(2)).
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,5 @@
-//! Namespaces of the calling thread. What is changed here is the thread's own for the rest of its life: it belongs
-//! into a thread made for it, or one that comes [`Home`].
+//! Namespaces of the calling thread. Changes last for the rest of the thread's life. Call from a thread made for it, or
+//! from one that returns by [`HomeNamespaces`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -178,8 +178,8 @@ fn run_in_thread<T: Send>(
     to_do: impl FnOnce() -> T + Send,
 ) -> io::Result<T> {
     thread::scope(|scope| {
-        let entered = thread::Builder::new().spawn_scoped(scope, || enter().map(|()| to_do()))?;
-        entered.join().unwrap_or_else(|_| Err(io::Error::other("the thread that looks panicked")))
+        let thread = thread::Builder::new().spawn_scoped(scope, || enter().map(|()| to_do()))?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that looks panicked")))
     })
 }
 

@@ -1,4 +1,4 @@
-//! PAGEMAP_SCAN (Linux 6.7): which pages of a process hold something.
+//! PAGEMAP_SCAN (Linux 6.7): finds the pages of a process that hold data.
 
 use std::fs::File;
 use std::io;
@@ -199,11 +199,11 @@ mod tests {
         tables.scan_populated(base, base + 8 * PAGE as u64, ScanDetail::Populated, &mut regions).unwrap();
         // SAFETY: the mapping made above.
         unsafe { munmap(at, 8 * PAGE).unwrap() };
-        let told: Vec<_> =
+        let found: Vec<_> =
             regions.iter().map(|r| ((r.start - base) / 4096, (r.end - base) / 4096, r.is_guard())).collect();
         // Before Linux 6.13 there are none.
         let expected = if guarded { vec![(0, 2, true), (4, 5, false)] } else { vec![(4, 5, false)] };
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Processes by descriptor, so that a number that was given to another process is never mistaken for the old one.
+//! Processes by pidfd, so that a reused process id is never mistaken for the old process.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! Waiting for descriptors; for one never longer than until a moment that the caller names.
+//! Waits for descriptors; waits for one descriptor take a deadline.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

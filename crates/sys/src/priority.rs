@@ -1,4 +1,4 @@
-//! Scheduling of threads, for a moment in which others wait for them.
+//! Raises the scheduling priority of a thread for a short time, while other threads wait for it.
 
 use std::io;
 

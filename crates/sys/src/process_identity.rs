@@ -1,4 +1,5 @@
-//! Which process a number meant when it was written down: its start time goes with it, since numbers are used again.
+//! Identifies a process by its id and start time, so that a stored id is not mistaken for a later process with the same
+//! id.
 
 use std::fmt;
 use std::fs::File;

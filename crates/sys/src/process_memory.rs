@@ -1,4 +1,4 @@
-//! Another process's memory (process_vm_readv(2), proc_pid_mem(5)).
+//! Reads and writes another process's memory (process_vm_readv(2), proc_pid_mem(5)).
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
-//! ptrace(2): stopping threads, reading and setting what only a tracer can.
+//! ptrace(2): stops threads, and reads and sets state that only a tracer can.
 //!
-//! Each call is one system call; what to do with a stopped thread is decided by `farfork-fork`. All of them must come
-//! from the thread that seized the tracee: the kernel ties a tracee to one tracer *thread*.
+//! Each function is one system call; `farfork-fork` decides what to do with a stopped thread. Call all of them from the
+//! thread that seized the tracee: the kernel ties a tracee to one tracer thread.
 
 use std::io;
 use std::mem::{offset_of, size_of};

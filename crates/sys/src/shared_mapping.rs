@@ -1,7 +1,7 @@
-//! A file mapped shared, as a place for records that outlive the process that writes them: what was stored before a
-//! SIGKILL is there for the next process, with no system call per record.
+//! A shared file mapping for records that outlive the process that writes them. The next process finds everything that
+//! was stored before a SIGKILL, and storing needs no system call per record.
 //!
-//! Other processes may write the same file at any time, so that its bytes are only ever copied, never borrowed.
+//! Other processes may write the file at any time, so its bytes are only copied, never borrowed.
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,5 @@
-//! What the kernel tells of sockets (sock_diag(7)): of Unix sockets by their inodes who is at the other end, of TCP
-//! connections by their addresses whether anybody has them.
+//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode, and whether any process has a
+//! TCP connection, by its addresses.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -58,15 +58,15 @@ impl SockDiag {
     pub fn unix_socket(&self, inode: u32) -> io::Result<UnixSocket> {
         const SHOW_PEER_AND_QUEUE: u32 = 0x4 | 0x10;
         const SHOW_CLIENTS: u32 = 0x8;
-        let ask = |what: u32| {
+        let query_with = |show: u32| {
             let mut body = vec![AddressFamily::UNIX.as_raw() as u8, 0, 0, 0];
-            [NO_COOKIE, inode, what, NO_COOKIE, NO_COOKIE].iter().for_each(|word| body.extend(word.to_ne_bytes()));
+            [NO_COOKIE, inode, show, NO_COOKIE, NO_COOKIE].iter().for_each(|word| body.extend(word.to_ne_bytes()));
             parse(&self.query(&body)?)
         };
-        match ask(SHOW_PEER_AND_QUEUE | SHOW_CLIENTS) {
+        match query_with(SHOW_PEER_AND_QUEUE | SHOW_CLIENTS) {
             // More than a page of clients.
-            Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => ask(SHOW_PEER_AND_QUEUE),
-            told => told,
+            Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => query_with(SHOW_PEER_AND_QUEUE),
+            result => result,
         }
     }
 
@@ -141,23 +141,23 @@ fn parse(answer: &[u8]) -> io::Result<UnixSocket> {
     check_error(answer)?;
     let word = |at: usize| u32_at(answer, at);
     let state = *answer.get(HEADER_BYTES + 2).ok_or_else(malformed)?;
-    let mut told = UnixSocket { state, ..UnixSocket::default() };
+    let mut socket = UnixSocket { state, ..UnixSocket::default() };
     let mut at = HEADER_BYTES + MESSAGE_BYTES;
     while let (Some(length @ 4..), Some(kind)) = (u16_at(answer, at), u16_at(answer, at + 2)) {
         let data = at + 4..at + usize::from(length);
         match kind {
-            2 => told.peer = word(data.start),
-            3 => told.pending_clients = data.clone().step_by(4).filter_map(word).collect(),
+            2 => socket.peer = word(data.start),
+            3 => socket.pending_clients = data.clone().step_by(4).filter_map(word).collect(),
             4 => {
-                (told.queued, told.backlog) =
+                (socket.queued, socket.backlog) =
                     (word(data.start).ok_or_else(malformed)?, word(data.start + 4).ok_or_else(malformed)?);
             }
-            6 => told.shut_down = *answer.get(data.start).ok_or_else(malformed)?,
+            6 => socket.shut_down = *answer.get(data.start).ok_or_else(malformed)?,
             _ => {}
         }
         at += usize::from(length).next_multiple_of(4);
     }
-    Ok(told)
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -177,9 +177,9 @@ mod tests {
         let (one, mut other) = UnixStream::pair().unwrap();
         other.write_all(b"five!").unwrap();
         other.shutdown(std::net::Shutdown::Write).unwrap();
-        let told = diagnosis.unix_socket(inode(&one)).unwrap();
+        let socket = diagnosis.unix_socket(inode(&one)).unwrap();
         let peer = Some(inode(&other));
-        assert_eq!(told, UnixSocket { state: 1, peer, queued: 5, shut_down: 1, ..UnixSocket::default() });
+        assert_eq!(socket, UnixSocket { state: 1, peer, queued: 5, shut_down: 1, ..UnixSocket::default() });
         drop(other);
         assert_eq!(diagnosis.unix_socket(inode(&one)).unwrap().peer, Some(0));
         assert!(diagnosis.unix_socket(1).is_err());
@@ -195,10 +195,10 @@ mod tests {
         one.connect(other.local_addr().unwrap()).unwrap();
         let cookie = crate::socket::read_option(one.as_fd(), libc::SOL_SOCKET as u32, SO_COOKIE).unwrap();
         let cookie = u64::from_ne_bytes(cookie.try_into().unwrap());
-        let told = || diagnosis.udp_shutdown(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie);
-        assert_eq!(told().unwrap(), Some(0));
+        let shut_down = || diagnosis.udp_shutdown(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie);
+        assert_eq!(shut_down().unwrap(), Some(0));
         rustix::net::shutdown(&one, rustix::net::Shutdown::Write).unwrap();
-        assert_eq!(told().unwrap(), Some(2));
+        assert_eq!(shut_down().unwrap(), Some(2));
         let stale = diagnosis.udp_shutdown(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie + 1);
         assert!(stale.is_err());
     }
@@ -214,8 +214,8 @@ mod tests {
         let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
         let number =
             std::fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&listener))).unwrap();
-        let told = diagnosis.unix_socket(number.ino() as u32).unwrap();
-        assert_eq!(told.pending_clients, clients.each_ref().map(inode));
+        let socket = diagnosis.unix_socket(number.ino() as u32).unwrap();
+        assert_eq!(socket.pending_clients, clients.each_ref().map(inode));
 
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

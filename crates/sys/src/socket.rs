@@ -1,4 +1,4 @@
-//! Sockets of other processes: what they are, and what waits in them, without taking it out.
+//! Sockets of other processes: their type and options, and the data queued in them, which is not removed.
 
 use std::io;
 use std::mem;
@@ -264,8 +264,8 @@ mod tests {
         assert_eq!(crate::fd_passing::receive(other.as_fd(), &mut room, 2).unwrap().1.len(), 2);
         crate::fd_passing::enable_sender_pid(other.as_fd()).unwrap();
         crate::fd_passing::send(one.as_fd(), b"whose", &[]).unwrap();
-        let told = peek(other.as_fd(), &mut room).unwrap().sender.unwrap();
-        assert_eq!(told.pid, std::process::id().cast_signed());
+        let sender = peek(other.as_fd(), &mut room).unwrap().sender.unwrap();
+        assert_eq!(sender.pid, std::process::id().cast_signed());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A limit for system calls that have none, such as waitid(2) of a tracee: a signal that does nothing but interrupt
-//! them, sent to one thread.
+//! A time limit for system calls that have none, such as waitid(2) of a tracee: a signal to one thread whose only
+//! effect is to interrupt them.
 
 use std::io;
 use std::marker::PhantomData;
@@ -117,11 +117,11 @@ mod tests {
     #[test]
     fn a_system_call_without_limit_gets_one() {
         let (mut reader, _writer) = io::pipe().unwrap();
-        let begun = Instant::now();
+        let began = Instant::now();
         let _alarm = SyscallAlarm::armed(Duration::from_millis(30)).unwrap();
         let interrupted = reader.read(&mut [0]).unwrap_err();
         assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
-        assert!(begun.elapsed() >= Duration::from_millis(30));
+        assert!(began.elapsed() >= Duration::from_millis(30));
     }
 
     #[test]

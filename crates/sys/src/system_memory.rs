@@ -1,4 +1,4 @@
-//! How much memory the machine has, and how much of it is left (proc_meminfo(5)).
+//! The memory of the machine: total and available (proc_meminfo(5)).
 
 use std::fs;
 use std::io;

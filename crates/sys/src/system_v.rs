@@ -1,5 +1,5 @@
-//! System V shared memory, semaphores and message queues of the calling thread's IPC namespace: looked at, never changed
-//! (sysvipc(7)).
+//! System V shared memory, semaphores and message queues of the calling thread's IPC namespace (sysvipc(7)). They are
+//! read, never changed.
 
 use std::fs::File;
 use std::{io, mem, ptr};
@@ -114,19 +114,19 @@ pub fn read_queue_limit(id: u32) -> io::Result<u64> {
 ///
 /// # Errors
 /// As msgrcv(2), MSG_COPY: E2BIG where it is longer.
-pub fn peek_message(id: u32, place: u32, bytes_max: usize) -> io::Result<Option<(i64, Vec<u8>)>> {
+pub fn peek_message(id: u32, index: u32, bytes_max: usize) -> io::Result<Option<(i64, Vec<u8>)>> {
     const MSG_COPY: libc::c_int = 0o40_000;
     const TYPE_BYTES: usize = mem::size_of::<libc::c_long>();
-    let mut room = vec![0_u64; (TYPE_BYTES + bytes_max).div_ceil(TYPE_BYTES)];
+    let mut buffer = vec![0_u64; (TYPE_BYTES + bytes_max).div_ceil(TYPE_BYTES)];
     let flags = libc::IPC_NOWAIT | MSG_COPY;
-    // SAFETY: the kernel writes a long and at most `bytes_max` bytes to `room`, which has room for them and outlives the call.
-    let got = unsafe { libc::msgrcv(id.cast_signed(), room.as_mut_ptr().cast(), bytes_max, place.into(), flags) };
+    // SAFETY: the kernel writes a long and at most `bytes_max` bytes to `buffer`, which has room for them and outlives the call.
+    let got = unsafe { libc::msgrcv(id.cast_signed(), buffer.as_mut_ptr().cast(), bytes_max, index.into(), flags) };
     if got < 0 {
         let error = io::Error::last_os_error();
         return if error.raw_os_error() == Some(libc::ENOMSG) { Ok(None) } else { Err(error) };
     }
-    let bytes: Vec<u8> = room[1..].iter().flat_map(|word| word.to_ne_bytes()).take(got as usize).collect();
-    Ok(Some((room[0].cast_signed(), bytes)))
+    let bytes: Vec<u8> = buffer[1..].iter().flat_map(|word| word.to_ne_bytes()).take(got as usize).collect();
+    Ok(Some((buffer[0].cast_signed(), bytes)))
 }
 
 fn check_result(result: libc::c_int) -> io::Result<i32> {

@@ -1,5 +1,6 @@
-//! Pseudo-terminals of other processes (pty(7)): their settings, who uses them, and whether anything waits in them. Nothing
-//! of it is taken out or changed: a terminal has no way to look at what waits. And their other ends, for those that are our own.
+//! Pseudo-terminals of other processes (pty(7)): their settings, their users, and whether data waits in them. The
+//! waiting data itself cannot be read without removing it, so it is left alone. Also opens the peers of this process's
+//! own masters.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -56,7 +57,7 @@ pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     let group = |request| match ioctl_value(fd, request, 0_i32) {
         // Nobody's.
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
-        told => told.map(Some),
+        group => group.map(Some),
     };
     Ok(PtyMaster {
         number: ioctl_value(fd, TIOCGPTN, 0_u32)?,
@@ -161,16 +162,19 @@ mod tests {
     #[test]
     fn a_new_one_is_locked_and_nothing_waits() {
         let mut fd = std::fs::File::options().read(true).write(true).open("/dev/ptmx").unwrap();
-        let told = read_master(fd.as_fd()).unwrap();
-        assert!(told.is_locked && !told.is_packet_mode && told.session.is_none() && told.discipline == 0, "{told:?}");
+        let master = read_master(fd.as_fd()).unwrap();
+        assert!(
+            master.is_locked && !master.is_packet_mode && master.session.is_none() && master.discipline == 0,
+            "{master:?}"
+        );
         assert_eq!(
-            told.readiness,
+            master.readiness,
             PtyReadiness { unread_bytes: 0, has_packet_event: false, is_writable: true, is_hung_up: false }
         );
         assert!(open_peer(fd.as_fd()).is_err(), "it is locked");
         unlock(fd.as_fd()).unwrap();
         let other = open_peer(fd.as_fd()).unwrap();
-        assert_eq!(pts_number(other.as_fd()).unwrap(), Some(told.number));
+        assert_eq!(pts_number(other.as_fd()).unwrap(), Some(master.number));
         assert_eq!(pts_number(std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap(), None);
         // What is typed comes back as an echo, by a thread of the kernel.
         fd.write_all(b"typed").unwrap();

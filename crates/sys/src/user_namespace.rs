@@ -1,4 +1,4 @@
-//! User namespaces: which numbers stand for the users and groups inside, and numbers that nobody else on the machine takes.
+//! User namespaces: id maps for the users and groups inside, and id ranges that no one else on the machine uses.
 
 use std::fs::{self, File};
 use std::io;

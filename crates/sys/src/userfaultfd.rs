@@ -1,8 +1,8 @@
-//! Page faults of a process, answered by another (userfaultfd(2), ioctl_userfaultfd(2)).
+//! userfaultfd(2) and ioctl_userfaultfd(2): lets one process answer the page faults of another.
 //!
-//! The crate `userfaultfd` has most of these calls, but reads messages only into a buffer of its own (the pager reads
-//! them into a mapped journal, so that a killed pager loses none), has no UFFDIO_POISON, and hides which errno ended
-//! a partial copy.
+//! The crate `userfaultfd` has most of these calls, but lacks three things. It reads messages only into its own buffer,
+//! while the pager reads them into a mapped journal, so that a killed pager loses none. It has no UFFDIO_POISON. It
+//! hides the errno that ended a partial copy.
 
 use std::fs;
 use std::io;

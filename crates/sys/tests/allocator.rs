@@ -1,4 +1,4 @@
-//! Alone in their process: how memory is shared among threads is decided once for all of them.
+//! Tests that run alone in their process: how memory is divided among threads is set once per process.
 #![cfg(target_env = "gnu")]
 
 use std::sync::Barrier;
@@ -32,9 +32,9 @@ fn what_is_free_between_what_is_used_goes_back() {
     let used: Vec<_> = blocks.into_iter().step_by(20).collect();
     let before = anonymous_kib();
     allocator::trim_heap();
-    let given = before - anonymous_kib();
+    let freed_kib = before - anonymous_kib();
     // Of 38 MiB; a page that a used block touches stays.
-    assert!(given > 25 << 10, "{given} KiB");
+    assert!(freed_kib > 25 << 10, "{freed_kib} KiB");
     assert!(used.iter().enumerate().all(|(at, block)| block.iter().all(|byte| *byte == (at * 20) as u8)));
 }
 

@@ -1,5 +1,5 @@
-//! The cluster's authority: the key whose signature makes a certificate one of the cluster's. It is held by one member,
-//! in `authority.pem`.
+//! The cluster's authority: the key whose signature makes a certificate one of the cluster's. One member holds it, in
+//! `authority.pem`.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};

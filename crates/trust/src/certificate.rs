@@ -1,14 +1,7 @@
-//! What a certificate says, as far as this crate wrote it: whose it is, and when it was made.
+//! Reads what this crate wrote into a certificate: the identity that it names, and when it was issued.
 //!
-//! The serial number tells the moment, to the microsecond, so that a revocation covers what was issued before it and not
-//! what is issued after it:
-//!
-//! ```text
-//!   0        1                          9               17
-//!   ├────────┼──────────────────────────┼────────────────┤
-//!   │ 0x01   │ issued, µs since 1970    │ random         │      big-endian; the first byte keeps DER from
-//!   └────────┴──────────────────────────┴────────────────┘      stripping zeroes
-//! ```
+//! The serial number contains the time of issue, so that a revocation covers what was issued before it and nothing
+//! later.
 
 use std::time::SystemTime;
 
@@ -17,6 +10,14 @@ use webpki::EndEntityCert;
 
 use crate::Identity;
 
+/// Size of a serial number, in bytes. Big-endian; the first byte keeps DER from stripping zeroes:
+///
+/// ```text
+///   0        1                          9               17
+///   ├────────┼──────────────────────────┼────────────────┤
+///   │ 0x01   │ issued, µs since 1970    │ random         │
+///   └────────┴──────────────────────────┴────────────────┘
+/// ```
 const SERIAL_BYTES: usize = 17;
 const SERIAL_FORMAT: u8 = 1;
 

@@ -1,6 +1,6 @@
-//! What a member shows and whom it trusts, ready for connections. The files may change at any time (a renewed key, a newer
-//! roster): each new connection uses what is in force. Those that stand are asked about now and then, by whoever holds them
-//! ([`Credentials::check_standing`]).
+//! A member's credentials: its certificate and what it trusts, ready for connections. The files may change at any time
+//! (a renewed key, a newer roster): each new connection uses the files in force. The holder of an open connection
+//! checks it again now and then ([`Credentials::check_certificate`]).
 
 use std::fmt;
 use std::path::Path;
@@ -116,13 +116,8 @@ impl Credentials {
     pub fn open(directory: &TrustDirectory, encryption: Encryption) -> Result<Self, CredentialsError> {
         let versions = read_file_stamps(directory);
         let current = RwLock::new(Arc::new(load_snapshot(directory, encryption)?));
-        let looked = Mutex::new(LastFileCheck { checked_at: Instant::now(), stamps: versions });
-        Ok(Self(Arc::new(CredentialState {
-            directory: directory.clone(),
-            encryption,
-            snapshot: current,
-            last_check: looked,
-        })))
+        let last_check = Mutex::new(LastFileCheck { checked_at: Instant::now(), stamps: versions });
+        Ok(Self(Arc::new(CredentialState { directory: directory.clone(), encryption, snapshot: current, last_check })))
     }
 
     /// Who this member is.
@@ -175,8 +170,8 @@ impl Credentials {
     /// [`RosterError`] but for one that is not newer; [`DirectoryError`].
     pub fn install_roster(&self, bytes: &[u8]) -> Result<bool, CredentialsError> {
         let _lock = self.0.directory.lock()?;
-        let (mine, _) = self.0.directory.read_roster()?;
-        match mine.verify_successor(bytes) {
+        let (current, _) = self.0.directory.read_roster()?;
+        match current.verify_successor(bytes) {
             Err(RosterError::Stale) => Ok(false),
             Err(error) => Err(content_error(&self.0.directory.roster_path(), &error)),
             Ok(_) => {
@@ -229,16 +224,16 @@ impl Credentials {
 
     /// Reads the files again if they have changed. What cannot be used changes nothing, and is said once.
     fn reload_if_changed(&self, now: bool) {
-        let mut looked = self.0.last_check.lock().unwrap_or_else(PoisonError::into_inner);
-        if !now && looked.checked_at.elapsed() < RELOAD_INTERVAL {
+        let mut last_check = self.0.last_check.lock().unwrap_or_else(PoisonError::into_inner);
+        if !now && last_check.checked_at.elapsed() < RELOAD_INTERVAL {
             return;
         }
-        looked.checked_at = Instant::now();
+        last_check.checked_at = Instant::now();
         let versions = read_file_stamps(&self.0.directory);
-        if versions == looked.stamps {
+        if versions == last_check.stamps {
             return;
         }
-        looked.stamps = versions;
+        last_check.stamps = versions;
         match load_snapshot(&self.0.directory, self.0.encryption) {
             Ok(loaded) => {
                 tracing::info!(roster = loaded.roster.counter(), "new credentials are in force");

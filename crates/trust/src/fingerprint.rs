@@ -1,4 +1,4 @@
-//! Digests that name a certificate or stand for a secret: SHA-256.
+//! SHA-256 digests, which name a certificate or stand for a secret.
 
 use std::fmt;
 use std::str::FromStr;

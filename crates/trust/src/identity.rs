@@ -1,4 +1,4 @@
-//! Who somebody is: the one name that a certificate carries, as a URI in its subject alternative names.
+//! Identity of a member: the one name that a certificate carries, as a URI in its subject alternative names.
 //!
 //! ```text
 //! farfork://CLUSTER/ROLE/NAME       farfork://blue/node/n1      farfork://blue/read-only/grafana

@@ -1,4 +1,4 @@
-//! Counts wrong join tokens by where they come from, and makes whoever shows many wait. Time is an argument.
+//! Counts wrong join tokens by source address, and makes sources with many of them wait. Time is an argument.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

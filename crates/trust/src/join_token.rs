@@ -1,16 +1,8 @@
-//! Join tokens: what makes a machine a node. A token pins the authority, so that the machine knows the cluster, and holds
-//! a secret, so that the cluster knows the machine.
+//! Join tokens make a machine a node. A token pins the authority, so that the machine can verify the cluster. It
+//! contains a secret, so that the cluster can verify the machine.
 //!
-//! As text, on one line: `farfork-join-1.SECRET.PIN`, a secret of 128 random bits and the authority's fingerprint, both in
-//! hexadecimal digits. The cluster keeps a digest of the secret and the moment when it expires, in `tokens.json`.
-//!
-//! The secret goes over no connection. The machine sends a *proof* that it has it, which is good for one name and one
-//! request for a certificate: whoever sees it on its way, or passes it on, can have the same request signed again and
-//! nothing else.
-//!
-//! ```text
-//!   proof = HMAC-SHA256(key = SHA-256(secret), "farfork join 1\0" │ bytes of the name, u64 LE │ name │ request)
-//! ```
+//! The secret is never sent. The machine sends a [`JoinProof`], which is valid for one name and one certificate
+//! request.
 
 use std::fmt;
 use std::str::FromStr;
@@ -62,7 +54,13 @@ impl fmt::Debug for TokenSecret {
     }
 }
 
-/// That whoever sends a request to join has a token: [`JoinToken::prove`].
+/// That whoever sends a request to join has a token: [`JoinToken::create_proof`].
+///
+/// ```text
+///   proof = HMAC-SHA256(key = SHA-256(secret), "farfork join 1\0" │ bytes of the name, u64 LE │ name │ request)
+/// ```
+///
+/// A party that sees a proof or passes it on can have the same request signed again, and nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinProof([u8; DIGEST_BYTES]);
 
@@ -89,6 +87,9 @@ fn proof_key(digest: &[u8; DIGEST_BYTES]) -> hmac::Key {
 }
 
 /// A join token.
+///
+/// As text, on one line: `farfork-join-1.SECRET.PIN`, a secret of 128 random bits and the authority's fingerprint, both
+/// in hexadecimal digits. The cluster keeps a digest of the secret and its time of expiry, in `tokens.json`.
 #[derive(Debug, Clone)]
 pub struct JoinToken {
     /// What the cluster knows the machine by.
@@ -239,50 +240,50 @@ mod tests {
     #[test]
     fn a_token_opens_until_it_expires() {
         let (token, now) = (token(), SystemTime::now());
-        let mut book = TokenStore::default();
-        let admit = |book: &TokenStore, token: &JoinToken, at| {
-            book.check_proof(&token.create_proof(&name("n2"), b"request"), &name("n2"), b"request", at)
+        let mut store = TokenStore::default();
+        let admit = |store: &TokenStore, token: &JoinToken, at| {
+            store.check_proof(&token.create_proof(&name("n2"), b"request"), &name("n2"), b"request", at)
         };
-        assert_eq!(admit(&book, &token, now), Err(TokenRefusal::Unknown));
-        book.add(&token, now, HOUR);
-        assert_eq!(admit(&book, &token, now + HOUR / 2), Ok(()));
-        assert_eq!(admit(&book, &token, now + HOUR), Err(TokenRefusal::Expired));
-        assert_eq!(admit(&book, &self::token(), now), Err(TokenRefusal::Unknown));
-        assert_eq!((book.valid_count(now), book.valid_count(now + HOUR)), (1, 0));
+        assert_eq!(admit(&store, &token, now), Err(TokenRefusal::Unknown));
+        store.add(&token, now, HOUR);
+        assert_eq!(admit(&store, &token, now + HOUR / 2), Ok(()));
+        assert_eq!(admit(&store, &token, now + HOUR), Err(TokenRefusal::Expired));
+        assert_eq!(admit(&store, &self::token(), now), Err(TokenRefusal::Unknown));
+        assert_eq!((store.valid_count(now), store.valid_count(now + HOUR)), (1, 0));
     }
 
     #[test]
     fn a_proof_is_good_for_its_own_request_alone() {
         let (token, now) = (token(), SystemTime::now());
-        let mut book = TokenStore::default();
-        book.add(&self::token(), now, HOUR);
-        book.add(&token, now, HOUR);
+        let mut store = TokenStore::default();
+        store.add(&self::token(), now, HOUR);
+        store.add(&token, now, HOUR);
         let proof = token.create_proof(&name("n2"), b"request");
         assert_eq!(
-            book.check_proof(&proof, &name("n2"), b"request", now),
+            store.check_proof(&proof, &name("n2"), b"request", now),
             Ok(()),
             "also again: its answer may be lost"
         );
         for (other, request) in [("n3", &b"request"[..]), ("n2", b"another"), ("n", b"2request"), ("n2r", b"equest")] {
-            assert_eq!(book.check_proof(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");
+            assert_eq!(store.check_proof(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");
         }
         for at in 0..DIGEST_BYTES {
             let mut changed = proof;
             changed.0[at] ^= 1;
-            assert_eq!(book.check_proof(&changed, &name("n2"), b"request", now), Err(TokenRefusal::Unknown));
+            assert_eq!(store.check_proof(&changed, &name("n2"), b"request", now), Err(TokenRefusal::Unknown));
         }
         assert!(!token.to_text().contains(&to_hex(proof.as_bytes())), "it does not show the secret");
     }
 
     #[test]
     fn the_book_stays_small() {
-        let (mut book, now) = (TokenStore::default(), SystemTime::now());
+        let (mut store, now) = (TokenStore::default(), SystemTime::now());
         for _ in 0..2 * TOKENS_MAX {
-            book.add(&token(), now, HOUR);
+            store.add(&token(), now, HOUR);
         }
-        assert_eq!(book.tokens.len(), TOKENS_MAX);
-        book.add(&token(), now + 3 * HOUR, HOUR);
-        assert_eq!(book.tokens.len(), 1);
+        assert_eq!(store.tokens.len(), TOKENS_MAX);
+        store.add(&token(), now + 3 * HOUR, HOUR);
+        assert_eq!(store.tokens.len(), 1);
     }
 
     proptest! {

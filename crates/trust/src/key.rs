@@ -1,4 +1,4 @@
-//! A private key and the request for a certificate that goes with it. The key is made where it is used and never leaves.
+//! A private key and the certificate request for it. The key is made where it is used, and never leaves.
 
 use std::fmt;
 

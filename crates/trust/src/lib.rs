@@ -1,22 +1,19 @@
-//! Who is who in a cluster, and streams to peers that have proved it.
+//! Identities of a cluster's members, and streams to authenticated peers.
 //!
-//! A cluster has an *authority*, a key that one member holds. It signs a certificate for each member, which names cluster,
-//! role and name ([`Identity`]), and the *roster*, which says which authorities are trusted and whose certificates no
-//! longer are. A machine becomes a node with a *join token*. Any connection between members begins with a handshake of
-//! TLS 1.3 in which both sides show their certificates.
-//!
-//! ```text
-//!  member      what operators and joining machines do ──▶ directory   files of a member: identity, roster, authority
-//!  authority, key, certificate, roster, token, throttle    what the files hold; time is an argument
-//!  private       files that nobody else can read or change
-//!  credentials   the files of now ──▶ tls (how TLS is spoken) ──▶ verify (who may come in)
-//!  session       a stream over any pipe of bytes ──▶ records (what was received of it)
-//! ```
-//!
-//! Connecting, listening and timing out are the business of `farfork-fabric` and `farfork-node`; what a role may ask for
-//! is `farfork-node`'s.
+//! One member holds the *authority*, a key that signs certificates and the *roster* of trusted authorities and
+//! revocations. A machine becomes a node with a *join token*. Connections between members begin with a handshake of TLS
+//! 1.3 in which both sides show their certificates. `farfork-fabric` and `farfork-node` connect, listen and time out.
+//! `farfork-node` decides what a role may request.
 #![forbid(unsafe_code)]
 
+//  member                operations of operators and joining machines
+//  trust_directory       files of a member: identity, roster, authority
+//  authority, key, certificate, roster, join_token, join_throttle    contents of the files; time is an argument
+//  private_file          files that no other user can read or change
+//  credentials           the current files ──▶ tls (configuration of TLS) ──▶ verify (which peers are let in)
+//  authenticated_stream  a stream over any pipe of bytes ──▶ record_buffer (received bytes)
+//
+// A certificate names cluster, role and name ([`Identity`]).
 mod authenticated_stream;
 mod authority;
 mod certificate;

@@ -1,5 +1,5 @@
-//! Files and directories for their owner alone: what others may read is no secret, and what others may change is not to be
-//! trusted. What is looked at is what was opened, whatever the path names by then.
+//! Files and directories for their owner alone. A file that others may read is no secret, and one that others may
+//! change is not trusted. The opened file is checked, whatever its path names by then.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,7 +21,7 @@ const GROUP_OTHER_WRITE: u32 = 0o022;
 /// Reads a secret from a file of its owner's, or from a pipe; `path` names it in what is said of it.
 ///
 /// # Errors
-/// [`DirectoryError::Open`] and [`DirectoryError::Owner`] for one that others can reach, [`DirectoryError::Content`] for
+/// [`DirectoryError::TooPermissive`] and [`DirectoryError::WrongOwner`] for one that others can reach, [`DirectoryError::InvalidContent`] for
 /// one that is longer than `bytes_max`; it cannot be read.
 pub fn read_private(path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec<u8>>, DirectoryError> {
     let file = File::open(path).map_err(io_error("open", path))?;
@@ -76,7 +76,7 @@ impl<'a> PrivateDir<'a> {
     /// Whether others cannot even read it.
     ///
     /// # Errors
-    /// [`DirectoryError::Open`]: they can.
+    /// [`DirectoryError::TooPermissive`]: they can.
     pub(crate) fn check_unreadable_by_others(&self) -> Result<(), DirectoryError> {
         check_permissions(&self.dir, self.path, GROUP_OTHER_ANY)
     }

@@ -1,4 +1,4 @@
-//! What was received of a stream and not yet given to TLS, record by record where that matters.
+//! Received bytes of a stream that TLS has not processed yet, record by record where that matters.
 
 use std::io::{self, Read};
 

@@ -1,13 +1,5 @@
-//! The roster: which authorities a cluster trusts, and whose certificates it no longer does. Every member has a copy; a
-//! newer one spreads from member to member, and counts because an authority signed it that the receiver trusted before.
-//!
-//! ```text
-//!   0           8        12
-//!   ├───────────┼────────┼──────────────────────────────────────────────┤
-//!   │ FFROSTER  │ form 1 │ postcard: document, signatures               │
-//!   └───────────┴────────┴──────────────────────────────────────────────┘
-//!                            document = postcard: cluster, counter, authorities, revocations
-//! ```
+//! The roster: which authorities a cluster trusts, and whose certificates it no longer does. Every member has a copy. A
+//! newer one spreads from member to member, and counts if an authority signed it that the receiver already trusts.
 //!
 //! During a rotation there are two authorities, the one that issues first, and both sign.
 
@@ -22,6 +14,13 @@ use crate::authority::{Authority, AuthorityError};
 use crate::certificate::certificate_issued_us;
 use crate::{AuthenticatedPeer, Fingerprint, Identity};
 
+/// ```text
+///   0           8        12
+///   ├───────────┼────────┼──────────────────────────────────────────────┤
+///   │ FFROSTER  │ form 1 │ postcard: document, signatures               │
+///   └───────────┴────────┴──────────────────────────────────────────────┘
+///                            document = postcard: cluster, counter, authorities, revocations
+/// ```
 const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
 
 /// Longest roster, in bytes: some ten thousand revocations.

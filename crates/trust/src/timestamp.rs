@@ -1,5 +1,5 @@
-//! Moments as certificates and files have them: microseconds or milliseconds since 1970. The clock itself is an
-//! argument everywhere in this crate but in the verifiers, which TLS hands its time.
+//! Timestamps of certificates and files: microseconds or milliseconds since 1970. The clock is an argument everywhere
+//! in this crate, except in the verifiers, which get the time from TLS.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
-//! How TLS is spoken here: version 1.3 only, one key exchange, one kind of signature, no resumption, no tickets.
+//! Configuration of TLS: version 1.3 only, one key exchange, one kind of signature, no resumption, no tickets.
 //!
-//! What a connection is for stands in its protocol name (ALPN), so that neither can be led to the other's port, and so
-//! that both sides agree, under the handshake's protection, on whether the fabric goes on in clear.
+//! The protocol name (ALPN) says what a connection is for. A connection cannot be redirected to the other port, and the
+//! handshake protects the agreement on whether the fabric continues in clear.
 
 use std::sync::Arc;
 

@@ -1,15 +1,6 @@
 //! The trust directory: a member's key and what it trusts, for its owner alone.
 //!
-//! ```text
-//! TRUST/identity.pem     certificate and key of this member                         0600
-//! TRUST/roster           whom the cluster trusts, signed                            0600
-//! TRUST/authority.pem    certificate and key of the authority, where it is held     0600
-//! TRUST/authority.old.pem   of the authority before, during a rotation              0600
-//! TRUST/tokens.json      digests of the join tokens, beside the authority           0600
-//! TRUST/lock             held by whoever changes any of these
-//! ```
-//!
-//! Each file is written whole or not at all: whoever reads while somebody writes gets the one or the other.
+//! Each file is written whole or not at all: a concurrent reader gets the old one or the new one.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -91,6 +82,15 @@ pub enum DirectoryError {
 }
 
 /// A trust directory.
+///
+/// ```text
+/// TRUST/identity.pem       certificate and key of this member                         0600
+/// TRUST/roster             which members the cluster trusts, signed                   0600
+/// TRUST/authority.pem      certificate and key of the authority, where it is held     0600
+/// TRUST/authority.old.pem  of the authority before, during a rotation                 0600
+/// TRUST/tokens.json        digests of the join tokens, next to the authority          0600
+/// TRUST/lock               held while any of these changes
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustDirectory {
     root: PathBuf,
@@ -148,7 +148,7 @@ impl TrustDirectory {
     /// Makes it, for its owner alone.
     ///
     /// # Errors
-    /// [`DirectoryError::File`].
+    /// [`DirectoryError::Io`].
     pub fn create(&self) -> Result<(), DirectoryError> {
         let make = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
         make.map_err(io_error("make", &self.root))?;
@@ -158,7 +158,7 @@ impl TrustDirectory {
     /// Waits for its turn to change files here.
     ///
     /// # Errors
-    /// [`DirectoryError::File`].
+    /// [`DirectoryError::Io`].
     pub fn lock(&self) -> Result<DirectoryLock, DirectoryError> {
         let path = self.root.join("lock");
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -180,7 +180,7 @@ impl TrustDirectory {
     /// Puts a certificate with its key in force.
     ///
     /// # Errors
-    /// [`DirectoryError::File`].
+    /// [`DirectoryError::Io`].
     pub fn write_identity(&self, pem: &str) -> Result<(), DirectoryError> {
         self.write(&self.identity_path(), pem.as_bytes())
     }
@@ -188,7 +188,7 @@ impl TrustDirectory {
     /// The roster in force.
     ///
     /// # Errors
-    /// [`DirectoryError::NoIdentity`], [`DirectoryError::Content`], and as for any file.
+    /// [`DirectoryError::NoIdentity`], [`DirectoryError::InvalidContent`], and as for any file.
     pub fn read_roster(&self) -> Result<(Roster, Vec<u8>), DirectoryError> {
         let path = self.roster_path();
         let bytes = self.read(&path)?.ok_or_else(|| DirectoryError::NoIdentity { path: path.clone() })?.to_vec();
@@ -199,7 +199,7 @@ impl TrustDirectory {
     /// Puts a roster in force that was checked or made here.
     ///
     /// # Errors
-    /// [`DirectoryError::File`].
+    /// [`DirectoryError::Io`].
     pub fn write_roster(&self, bytes: &[u8]) -> Result<(), DirectoryError> {
         self.write(&self.roster_path(), bytes)
     }
@@ -207,7 +207,7 @@ impl TrustDirectory {
     /// The authority that issues.
     ///
     /// # Errors
-    /// [`DirectoryError::NoAuthority`], [`DirectoryError::Content`], and as for any file.
+    /// [`DirectoryError::NoAuthority`], [`DirectoryError::InvalidContent`], and as for any file.
     pub fn read_authority(&self) -> Result<Authority, DirectoryError> {
         let path = self.authority_path();
         self.read_authority_at(&path)?.ok_or(DirectoryError::NoAuthority { path })
@@ -232,7 +232,7 @@ impl TrustDirectory {
     /// none that issues.
     ///
     /// # Errors
-    /// [`DirectoryError::File`].
+    /// [`DirectoryError::Io`].
     pub fn write_authority(&self, authority: &Authority) -> Result<(), DirectoryError> {
         if let Some(bytes) = self.read(&self.authority_path())? {
             self.write(&self.old_authority_path(), &bytes)?;
@@ -243,7 +243,7 @@ impl TrustDirectory {
     /// Forgets the authority before.
     ///
     /// # Errors
-    /// [`DirectoryError::File`].
+    /// [`DirectoryError::Io`].
     pub fn remove_old_authority(&self) -> Result<(), DirectoryError> {
         let path = self.old_authority_path();
         fs::remove_file(&path).map_err(io_error("remove", &path))
@@ -252,7 +252,7 @@ impl TrustDirectory {
     /// The join tokens.
     ///
     /// # Errors
-    /// [`DirectoryError::Content`], and as for any file.
+    /// [`DirectoryError::InvalidContent`], and as for any file.
     pub fn read_tokens(&self) -> Result<TokenStore, DirectoryError> {
         let path = self.tokens_path();
         let Some(bytes) = self.read(&path)? else { return Ok(TokenStore::default()) };
@@ -263,7 +263,7 @@ impl TrustDirectory {
     /// Writes the join tokens down.
     ///
     /// # Errors
-    /// [`DirectoryError::File`].
+    /// [`DirectoryError::Io`].
     pub fn write_tokens(&self, tokens: &TokenStore) -> Result<(), DirectoryError> {
         let path = self.tokens_path();
         let bytes = serde_json::to_vec(tokens).map_err(|error| io_error("write", &path)(error.into()))?;

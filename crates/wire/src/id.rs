@@ -1,5 +1,5 @@
-//! Names of nodes, seeds and children. Seeds and children carry the name of the node that owns them, so that
-//! finding one needs no catalog.
+//! Names of nodes, seeds and children. The id of a seed or a child contains the name of the node that owns it, so that
+//! finding it needs no catalog.
 
 use std::fmt;
 use std::str::FromStr;

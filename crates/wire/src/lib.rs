@@ -1,7 +1,7 @@
-//! farfork's bytes and nothing else: identifiers, the descriptor of a seed, frames of the fabric and of the RPC.
+//! The bytes of farfork: identifiers, the descriptor of a seed, frames of the fabric and of the RPC.
 //!
-//! There is no I/O here, no clock, no randomness and no `unsafe`. Who moves these bytes is the business of
-//! `farfork-fabric`; what they mean for a process, that of `farfork-fork`.
+//! Contains no I/O, no clock, no randomness and no `unsafe`. `farfork-fabric` moves these bytes; `farfork-fork` defines
+//! their meaning for a process.
 #![forbid(unsafe_code)]
 
 pub mod descriptor;

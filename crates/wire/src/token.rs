@@ -1,4 +1,4 @@
-//! Capability tokens: who shows a seed's token may read its memory.
+//! Capability tokens: a peer that presents a seed's token may read its memory.
 
 use std::fmt;
 

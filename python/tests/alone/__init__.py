@@ -1,1 +1,1 @@
-"""Parts by themselves."""
+"""Unit tests: they need no daemon."""

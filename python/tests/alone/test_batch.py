@@ -1,4 +1,4 @@
-"""Which calls are forked when, and what becomes of futures."""
+"""Which calls are forked when, and how futures end."""
 
 import unittest
 from concurrent.futures import CancelledError
@@ -26,37 +26,37 @@ class Futures(unittest.TestCase):
 
     def test_no_more_children_live_than_there_is_room_for(self) -> None:
         batch = self.batch(5)
-        self.assertEqual(batch.take(2), range(0, 2))
-        self.assertEqual(batch.take(0), range(2, 2))
-        self.assertEqual(batch.take(9), range(2, 5))
+        self.assertEqual(batch.allocate(2), range(0, 2))
+        self.assertEqual(batch.allocate(0), range(2, 2))
+        self.assertEqual(batch.allocate(9), range(2, 5))
         self.assertFalse(batch.is_over)
 
     def test_a_cancelled_call_is_not_forked(self) -> None:
         batch = self.batch(4)
         batch.futures[0].cancel()
         batch.futures[2].cancel()
-        self.assertEqual(batch.take(9), range(1, 2))
-        self.assertEqual(batch.take(9), range(3, 4))
-        self.assertEqual(batch.take(9), range(4, 4))
+        self.assertEqual(batch.allocate(9), range(1, 2))
+        self.assertEqual(batch.allocate(9), range(3, 4))
+        self.assertEqual(batch.allocate(9), range(4, 4))
 
     def test_a_call_that_runs_can_be_cancelled_once(self) -> None:
         batch = self.batch(1)
         future = batch.futures[0]
-        batch.take(1)
-        self.assertFalse(batch.started(message(_protocol.STARTED, child="n2.c0")))
+        batch.allocate(1)
+        self.assertFalse(batch.handle_started(message(_protocol.STARTED, child="n2.c0")))
         self.assertEqual((future.running(), future.child, future.node), (True, "n2.c0", "n2"))
         self.assertTrue(future.cancel() and future.cancel())
         self.assertEqual((self.killed, future.running(), future.cancelled()), (1, False, True))
         with self.assertRaises(CancelledError):
             future.result(0)
-        batch.ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9), [])()
+        batch.handle_ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9), [])()
         self.assertTrue(future.cancelled() and batch.is_over)
 
     def test_a_child_that_starts_after_its_call_was_given_up_is_killed(self) -> None:
         batch = self.batch(1)
-        batch.take(1)
+        batch.allocate(1)
         batch.futures[0].cancel()
-        self.assertTrue(batch.started(message(_protocol.STARTED, child="n2.c0")))
+        self.assertTrue(batch.handle_started(message(_protocol.STARTED, child="n2.c0")))
 
     def test_ends_without_a_result_are_errors(self) -> None:
         ends = [
@@ -69,9 +69,9 @@ class Futures(unittest.TestCase):
         ]
         for error, end in ends:
             batch = self.batch(1)
-            batch.take(1)
-            batch.started(message(_protocol.STARTED, child="n2.c0"))
-            batch.ended(end, [])()
+            batch.allocate(1)
+            batch.handle_started(message(_protocol.STARTED, child="n2.c0"))
+            batch.handle_ended(end, [])()
             with self.assertRaises(error):
                 batch.futures[0].result(0)
             self.assertTrue(batch.is_over)
@@ -79,9 +79,9 @@ class Futures(unittest.TestCase):
     def test_a_kill_for_its_time_is_a_timeout(self) -> None:
         def raised(limit: int) -> ChildDied:
             batch = self.batch(1)
-            batch.take(1)
-            batch.started(message(_protocol.STARTED, child="n2.c0"))
-            batch.ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9, limit=limit), [])()
+            batch.allocate(1)
+            batch.handle_started(message(_protocol.STARTED, child="n2.c0"))
+            batch.handle_ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9, limit=limit), [])()
             with self.assertRaises(ChildDied) as raised:
                 batch.futures[0].result(0)
             return raised.exception

@@ -14,10 +14,10 @@ class Files(unittest.TestCase):
             fd = os.memfd_create("contents")
             os.write(fd, expected)
             os.lseek(fd, 0, os.SEEK_SET)
-            self.assertEqual(_connection.contents(fd), expected)
+            self.assertEqual(_connection.read_all(fd), expected)
             self.assertRaises(OSError, os.fstat, fd)
 
     def test_a_file_that_cannot_be_read_is_closed(self) -> None:
         fd = os.open("/", os.O_RDONLY)
-        self.assertRaises(IsADirectoryError, _connection.contents, fd)
+        self.assertRaises(IsADirectoryError, _connection.read_all, fd)
         self.assertRaises(OSError, os.fstat, fd)

@@ -1,4 +1,4 @@
-"""At-fork hooks are found, run in order, and do nothing to threads that go on."""
+"""At-fork hooks are found and run in order, and leave running threads alone."""
 
 import concurrent.futures.thread
 import logging
@@ -88,13 +88,13 @@ class Hooks(unittest.TestCase):
 
     def test_what_a_hook_raises_is_told_and_ignored(self) -> None:
         with redirect_stderr(StringIO()) as said:
-            _hooks._run(lambda: 1 / 0)
+            _hooks._run_hook(lambda: 1 / 0)
         self.assertIn("ZeroDivisionError", said.getvalue())
 
     def test_they_are_found_among_frozen_objects(self) -> None:
         program = (
             "import random, gc; gc.freeze(); from farfork import _hooks;"
-            "print(len(_hooks._lists()[2]) > 1, gc.get_freeze_count() > 1000)"
+            "print(len(_hooks._find_hook_lists()[2]) > 1, gc.get_freeze_count() > 1000)"
         )
         said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         self.assertEqual(said.stdout.split(), ["True", "True"])

@@ -1,4 +1,4 @@
-"""The pages that are offered to a capture are what the daemon takes."""
+"""The pages offered to a capture have the layout that the daemon expects."""
 
 import ctypes
 import struct
@@ -20,10 +20,10 @@ def rights(address: int) -> str:
 
 class Pages(unittest.TestCase):
     def test_one_is_for_code_and_the_others_bear_a_mark(self) -> None:
-        address, length = _pages.offer()
+        address, length = _pages.offer_pages()
         self.assertEqual(length, _pages.PAGES_BYTES)
         self.assertEqual((rights(address), rights(address + PAGE_BYTES)), ("r-xp", "rw-p"))
         self.assertEqual(rights(address + length - 1), "rw-p")
         mark = struct.unpack("<QQQ", ctypes.string_at(address + PAGE_BYTES, 24))
         self.assertEqual(mark, (_protocol.PAGES_MAGIC, address, length))
-        self.assertEqual(_pages.offer(), (address, length), "they are made once")
+        self.assertEqual(_pages.offer_pages(), (address, length), "they are made once")

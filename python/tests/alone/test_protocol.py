@@ -1,4 +1,4 @@
-"""Messages are what the header says, and nothing else is taken for one."""
+"""Messages are encoded and decoded as the header defines them; other bytes are refused."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""NumPy's generator is seeded anew in children alone, whichever way, and nothing of its parent's numbers comes."""
+"""NumPy's generator is reseeded in children only, either way, and keeps nothing of its parent's state."""
 
 import os
 import unittest
@@ -10,11 +10,11 @@ import numpy
 from farfork._reseed import Reseeding
 from farfork._twister import Twister
 
-front = numpy.random.mtrand._rand
+random_state = numpy.random.mtrand._rand
 
 
 def state() -> tuple[bytes, int, int]:
-    now: Any = front.get_state(legacy=False)
+    now: Any = random_state.get_state(legacy=False)
     return now["state"]["key"].tobytes(), now["state"]["pos"], now["has_gauss"]
 
 
@@ -49,16 +49,16 @@ class NumPy(unittest.TestCase):
         self.assertEqual(len(states), 3)
 
     def test_another_generator_is_left_to_numpy(self) -> None:
-        known = Twister.of(numpy.random)
+        known = Twister.find(numpy.random)
         assert known is not None
         before, other = state(), numpy.random.MT19937(3)
-        with mock.patch.object(known, "_front", numpy.random.RandomState(other)):
+        with mock.patch.object(known, "_random_state", numpy.random.RandomState(other)):
             self.assertFalse(known.reseed())
         self.assertEqual(state(), before)
 
     def test_a_numpy_with_its_state_elsewhere_is_left_to_itself(self) -> None:
         with mock.patch.object(Twister, "_known", (None, None)), mock.patch("farfork._twister._KEY_BYTES", 2492):
-            self.assertIsNone(Twister.of(numpy.random))
+            self.assertIsNone(Twister.find(numpy.random))
             with mock.patch("numpy.random.seed") as seed:
                 Reseeding().in_child()
         seed.assert_called_once_with()

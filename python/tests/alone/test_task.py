@@ -1,4 +1,4 @@
-"""What a call gave in a child is what its future gives, or raises."""
+"""A future returns or raises what its call returned or raised in the child."""
 
 import pickle
 import unittest
@@ -15,7 +15,7 @@ class Stubborn(Exception):
 
 
 def outcome(call: Any) -> Any:
-    return _task.read(_task._outcome(call))
+    return _task.decode_result(_task._encode_outcome(call))
 
 
 class Task(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""On a running cluster of at least two nodes, which ``FARFORK_SOCKET`` or ``FARFORK_RUN_DIR`` leads to, as root."""
+"""Tests on a running cluster of at least two nodes, as root. ``FARFORK_SOCKET`` or ``FARFORK_RUN_DIR`` leads to it."""
 
 import json
 import subprocess

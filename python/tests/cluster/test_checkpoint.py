@@ -1,4 +1,4 @@
-"""A checkpoint returns in the parent and in each child, and each is what it should be."""
+"""A checkpoint returns in the parent and in each child, with the right result and state."""
 
 import ctypes
 import gc
@@ -64,7 +64,7 @@ class Checkpoint(unittest.TestCase):
     def test_offered_pages_are_used_and_hold_the_same_in_children(self) -> None:
         for _ in range(2):
             who = farfork.checkpoint()
-            held = ctypes.string_at(*_pages.offer())
+            held = ctypes.string_at(*_pages.offer_pages())
             digest = hashlib.sha256(held).hexdigest()
             if who.is_child:
                 end(who, digest)

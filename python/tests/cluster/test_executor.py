@@ -55,7 +55,7 @@ class Executor(unittest.TestCase):
 
     def test_children_are_spread_over_the_nodes(self) -> None:
         with executor() as children:
-            batch = children._start([partial(square, number) for number in range(20)])
+            batch = children._submit_calls([partial(square, number) for number in range(20)])
             self.assertEqual([future.result(PATIENCE_S) for future in batch], [number * number for number in range(20)])
         self.assertEqual(Counter(future.node for future in batch), dict.fromkeys(nodes(), 10))
 
@@ -105,7 +105,7 @@ class Executor(unittest.TestCase):
     def test_children_of_a_call_may_share_a_network(self) -> None:
         def networks(net: str) -> int:
             with executor(net=net) as children:
-                batch = children._start([partial(time.sleep, 600) for _ in range(4)])
+                batch = children._submit_calls([partial(time.sleep, 600) for _ in range(4)])
                 while not all(future.running() or future.done() for future in batch):
                     time.sleep(0.01)
                 own = {future.child for future in batch}

@@ -1,10 +1,7 @@
-// The floor of connections: connect and accept over TCP, with nothing around them.
+// The floor of connections: connect and accept over TCP, with nothing around them. Threads block.
 //
-//   connect serve IP THREADS                  says `listening PORT`; accepts and closes until its input ends
-//   connect drive IP PORT THREADS SECONDS     says `ready`; a letter starts it; then `connected N NS`
-//
-// A client's thread makes one connection after the other: it waits until the server has closed it, which says that it was
-// accepted, and closes it with a reset, so that no port is kept for late segments. Threads block.
+// Each thread of a client opens one connection after another. It waits until the server closes the connection, which
+// proves that it was accepted. Then it closes with a reset, so that no port stays in TIME_WAIT.
 
 #include "endpoint.h"
 
@@ -71,6 +68,8 @@ static int drive(char **arguments) {
     return 0;
 }
 
+//   connect serve IP THREADS                  prints `listening PORT`; accepts and closes until its input ends
+//   connect drive IP PORT THREADS SECONDS     prints `ready`; a letter starts it; then prints `connected N NS`
 int main(int count, char **arguments) {
     if (count == 4 && std::string(arguments[1]) == "serve") return serve(arguments[2], std::atoi(arguments[3]));
     if (count == 6 && std::string(arguments[1]) == "drive") return drive(arguments + 2);

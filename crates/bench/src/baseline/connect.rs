@@ -1,5 +1,5 @@
-//! The floor of connections: TCP connect and accept over the same links, with nothing around them, by bare programs.
-//! `connect.cpp` says how.
+//! The floor of `farfork bench connect`: bare programs that connect and accept over TCP on the same links.
+//! `connect.cpp` is the program.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ impl BareConnect<'_> {
             Ok(client)
         };
         let mut clients = (0..self.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
-        clients.iter_mut().try_for_each(|client| client.send_letter(b'g'))?;
+        clients.iter_mut().try_for_each(|client| client.send_message(b'g'))?;
         let mut per_s = 0.0;
         for client in &mut clients {
             let [connections, ns] = client.read_answer("connected")?;

@@ -1,12 +1,7 @@
-// A floor of a fan-out: what the kernel has to do for children with the guarantees of a container, and nothing else. Two
-// processes, each in a mount namespace that stays, make one child after the other: a control group is made and opened; process 1
-// of a new pid, UTS and IPC namespace, and of a network where each has its own, is born into it, which borrows its maker's memory
-// as a stub does until its exec, replaces /proc and raises the loopback interface; a fork of that memory, in huge pages as a
-// zygote's, touches four and says what it made of them; both are reaped, and the group is removed.
-// usage: container MIB NETWORK GROUP  networks as of crowd; GROUP is made, and removed whoever is killed
-// takes: COUNT FIRST                  children of these numbers
-// says:  ready ERRNO                  0, or why the first child could not be made; then it ends
-//        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
+// A floor of a fan-out: the kernel's work for children with the guarantees of a container, and nothing else.
+//
+// Two processes (`Maker`) create the children, each one child after another; their mount namespaces stay.
+// `Maker::contain` has the steps of one child.
 #include "local_fanout.h"
 
 #include <atomic>
@@ -38,7 +33,7 @@ struct Round {
     std::atomic<uint64_t> next;
     std::atomic<int> error;
     uint64_t first, count;
-    Answer answers[COUNT_MAX];
+    ChildAnswer answers[COUNT_MAX];
 };
 
 // A group whose processes have ended may have been left by them a moment later.
@@ -79,44 +74,44 @@ struct Maker {
     int ends[2];
 
     // The whole life of a process 1. It has its maker's stack, below what the maker, who waits, has of it.
-    [[noreturn]] __attribute__((noinline)) void be_first(uint64_t number) {
+    [[noreturn]] __attribute__((noinline)) void run_init(uint64_t number) {
         umount2("/proc", MNT_DETACH);
         if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr)) _exit(errno);
         if (int error = private_network ? raise_loopback() : 0) _exit(error);
         long pid = syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr);
         if (pid < 0) _exit(errno);
-        if (pid == 0) _exit(touch_and_say(memory, number, ends[1]) ? 0 : errno);
+        if (pid == 0) _exit(touch_and_report(memory, number, ends[1]) ? 0 : errno);
         int status;
         if (syscall(SYS_wait4, pid, &status, 0, nullptr) != pid) _exit(errno);
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD);
     }
 
     // Not by syscall(2): two would return from one call of it, of which the first spoils the other's stack.
-    __attribute__((noinline)) pid_t bear_first(const clone_args &args, uint64_t number) {
+    __attribute__((noinline)) pid_t clone_init(const clone_args &args, uint64_t number) {
         long result = SYS_clone3;
         __asm__ volatile("syscall" : "+a"(result) : "D"(&args), "S"(sizeof args) : "rcx", "r11", "memory");
-        if (result == 0) be_first(number);
+        if (result == 0) run_init(number);
         return (pid_t)result;
     }
 
-    int contain_in(int group, uint64_t number, Answer &answer) {
+    int contain_in(int group, uint64_t number, ChildAnswer &answer) {
         clone_args args = {};
         args.flags = CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_VM | CLONE_VFORK | CLONE_INTO_CGROUP;
         if (private_network) args.flags |= CLONE_NEWNET;
         args.exit_signal = SIGCHLD;
         args.cgroup = (uint64_t)group;
-        pid_t pid = bear_first(args, number);
+        pid_t pid = clone_init(args, number);
         if (pid < 0) return -pid;
         int status;
         if (waitpid(pid, &status, 0) != pid) return errno;
         if (status) return WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD;
-        // It is there: who said it has ended.
-        if (read(ends[0], &answer.said, sizeof answer.said) != sizeof answer.said) return EPIPE;
+        // The result is in the pipe: the process that wrote it has ended.
+        if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) return EPIPE;
         answer.answered_ns = now_ns();
         return 0;
     }
 
-    int contain(uint64_t number, Answer &answer) {
+    int contain(uint64_t number, ChildAnswer &answer) {
         if (mkdir(path, 0755)) return errno;
         int group = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         int error = group < 0 ? errno : contain_in(group, number, answer);
@@ -189,6 +184,15 @@ struct Makers {
 
 } // namespace
 
+// For each child a maker creates and opens a control group. It clones process 1 of a new pid, UTS and IPC namespace, and of a
+// network namespace where each child has its own, into that group. Process 1 uses its maker's memory, as a stub does until its
+// exec. It replaces /proc, and brings up the loopback interface of its own network. It forks a child of that memory, which is
+// in huge pages as a zygote's; the child touches four pages and reports the result. Both are reaped, and the group is removed.
+//
+// usage: container MIB NETWORK GROUP  NETWORK as of local_fanout; GROUP is created, and removed even if a process is killed
+// takes: COUNT FIRST                  children of these numbers
+// says:  ready ERRNO                  0, or why the first child could not be created; then it ends
+//        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
 int main(int count, char **arguments) {
     if (count != 4) return 2;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -213,7 +217,7 @@ int main(int count, char **arguments) {
     while (!error && scanf("%llu %llu", &children, &first) == 2 && children <= COUNT_MAX) {
         int64_t began = now_ns();
         error = makers.fan(children, first);
-        if (!error) tell(began, round.answers, children);
+        if (!error) print_answers(began, round.answers, children);
     }
     makers.end();
     errno = error;

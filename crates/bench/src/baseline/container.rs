@@ -1,5 +1,5 @@
-//! The floor of a fan-out whose children have the guarantees of a container: what the kernel has to do for them, and nothing
-//! else. `container.cpp` says what that is.
+//! The floor of a fan-out with the guarantees of a container: the kernel's work for each child and nothing else.
+//! `container.cpp` is the program, and lists that work.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,6 @@
 // The floors of calls: messages there and back over TCP with nothing around them.
 //
-//   echo serve IP sleep|spin                                  says `listening PORT`, and sends back all it gets
-//   echo drive IP PORT CONNECTIONS WINDOW BYTES SECONDS sleep|spin
-//                                                             says `ready`; a letter starts it; then `echoed N NS WRONG`
-//
-// Each connection has WINDOW messages of BYTES on their way; whatever came back goes out again with one send. One thread
-// on each side, epoll; with one connection and one message, a plain recv and send: the ping-pong. `spin` asks again
-// instead of sleeping. The first bytes of a message are its number, checked when it comes back.
+// Each side has one thread and an epoll. With one connection and one message it uses plain recv and send, a ping-pong.
 
 #include "endpoint.h"
 
@@ -174,6 +168,12 @@ static int drive(char **arguments) {
     return 0;
 }
 
+//   echo serve IP sleep|spin         prints `listening PORT`, and sends back all that it receives
+//   echo drive IP PORT CONNECTIONS WINDOW BYTES SECONDS sleep|spin
+//                                    prints `ready`; a letter starts it; then prints `echoed N NS WRONG`
+//
+// Each connection has WINDOW messages of BYTES in flight; all that has come back is sent again with one send. `spin` polls
+// instead of sleeping. The first bytes of a message are its number, which is checked when it comes back.
 int main(int count, char **arguments) {
     if (count == 4 && std::string(arguments[1]) == "serve") return serve(arguments[2], std::string(arguments[3]) == "spin");
     if (count == 9 && std::string(arguments[1]) == "drive") return drive(arguments + 2);

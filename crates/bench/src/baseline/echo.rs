@@ -1,5 +1,4 @@
-//! The floor of calls: messages there and back over the same link, with nothing around them, by two bare programs.
-//! `echo.cpp` says how.
+//! The floor of calls: two bare programs that exchange messages over the same link. `echo.cpp` is the program.
 
 use std::net::Ipv4Addr;
 use std::path::Path;

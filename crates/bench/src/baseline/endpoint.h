@@ -1,4 +1,4 @@
-// What the ends of all floors have in common: the time, an address, and how they give up.
+// The clock, addresses and fatal errors of all floor programs.
 #pragma once
 
 #include <arpa/inet.h>

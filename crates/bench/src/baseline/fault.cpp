@@ -1,17 +1,8 @@
-// The floor of a page fault: what any pager in user space has to do for a page of another machine, by two bare programs with
+// The floor of a page fault: the work of any user-space pager for a page of another machine, by two bare programs with
 // a socket between them.
 //
-//   fault serve ADDRESS MODE       listens, says `listening PORT`, and sends a page for each request it receives
-//   fault drive ADDRESS PORT MODE  says `ready`; then for each line `COUNT GAP_US` of standard input touches COUNT pages,
-//                                  with a sleep of GAP_US before each, and says for each
-//                                  `served TOUCH_NS EXCHANGE_NS COPY_NS WRONG`
-//   fault send ADDRESS             listens, says `listening PORT`, and sends pages as fast as they are taken
-//   fault install ADDRESS PORT     says `ready`, and maps what comes of these, until it ends; for each line of standard input
-//                                  says `installed PAGES WRONG`, so far
-//
-// A thread touches missing pages; another hears of each by userfaultfd(2), exchanges a request for a page, and has the kernel
-// map a copy of it. TOUCH is the whole, EXCHANGE the way to the other program and back, COPY the mapping. MODE is `sleep` or
-// `spin`: who waits sleeps, or looks again for 50 µs, giving its processor away between two looks, before it does.
+// One thread touches missing pages. Another reads each fault from userfaultfd(2), requests the page from the other
+// program, and has the kernel map a copy of it.
 #include "endpoint.h"
 
 #include <algorithm>
@@ -245,6 +236,16 @@ int install_pages(const char *ip, int port) {
 
 } // namespace
 
+//   fault serve ADDRESS MODE       prints `listening PORT`, and sends a page for each request it receives
+//   fault drive ADDRESS PORT MODE  prints `ready`; then for each line `COUNT GAP_US` of standard input touches COUNT pages,
+//                                  with a sleep of GAP_US before each, and prints for each
+//                                  `served TOUCH_NS EXCHANGE_NS COPY_NS WRONG`
+//   fault send ADDRESS             prints `listening PORT`, and sends pages as fast as they are received
+//   fault install ADDRESS PORT     prints `ready`, and maps the pages that `fault send` sends, until it ends; for each line of
+//                                  standard input prints the totals `installed PAGES WRONG`
+//
+// TOUCH is the whole fault, EXCHANGE the way to the other program and back, COPY the mapping. MODE says how both wait: `sleep`
+// blocks, `spin` polls for 50 µs before it blocks, and yields the processor between two polls.
 int main(int count, char **arguments) {
     if (count == 4 && strcmp(arguments[1], "serve") == 0) {
         spins = strcmp(arguments[3], "spin") == 0;

@@ -1,5 +1,5 @@
-//! The floor of a page fault: a page asked for over the same link, mapped for a thread that touched it, by two bare programs
-//! in the namespaces of the nodes. `fault.cpp` says how.
+//! The floor of a page fault: two bare programs in the nodes' namespaces, of which one requests each page that its
+//! thread touches over the same link, and maps it. `fault.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,12 +1,7 @@
 // The floor of paging: the same bytes over the same link, by two bare programs with a socket between them.
 //
-//   link send ADDRESS MIB          listens, says `listening PORT`, and sends all of its memory for each byte it receives
-//   link receive ADDRESS PORT MIB  says `ready`; then, for each letter of standard input:
-//     l  copies over the link;            answers `copied NS WRONG`: from the request to the last byte, and bytes amiss
-//     m  copies the same within itself;   answers `copied NS WRONG`: what no copy over a link can be faster than
-//
-// Both sides touch all of their memory before they answer. What was received is compared byte by byte after the time was
-// taken, and spoilt again before the next copy, so that a copy that did not take place is seen.
+// Both sides touch all of their memory before they answer. The receiver compares every byte after the time was taken,
+// and overwrites its memory before the next copy, so that a copy that did not happen is detected.
 #include "endpoint.h"
 
 #include <cstdint>
@@ -110,6 +105,10 @@ int receive_all(const char *address, int port, size_t bytes) {
 
 } // namespace
 
+//   link_copy send ADDRESS MIB          prints `listening PORT`, and sends all of its memory for each byte it receives
+//   link_copy receive ADDRESS PORT MIB  prints `ready`; then, for each letter of standard input:
+//     l  copies over the link;            prints `copied NS WRONG`: from the request to the last byte, and the wrong bytes
+//     m  copies the same within itself;   prints `copied NS WRONG`: no copy over a link can be faster
 int main(int count, char **arguments) {
     if (count == 4 && strcmp(arguments[1], "send") == 0) return send_all(arguments[2], strtoul(arguments[3], nullptr, 10) << 20);
     if (count == 5 && strcmp(arguments[1], "receive") == 0)

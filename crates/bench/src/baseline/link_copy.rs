@@ -1,9 +1,5 @@
-//! The floor of paging: the same bytes over the same link, by two bare programs with a socket between them, each in the
-//! namespace of one node. `link_copy.cpp` says how.
-//!
-//! A floor that is too low or too high would flatter or slander, so a copy is believed only where it is plausible: every
-//! byte arrived; it took no less than a copy within one process's memory, of which it contains at least one; and the
-//! link was not so slow that something else must have held it up.
+//! The floor of paging: two bare programs, each in the namespace of one node, that copy the same bytes over the same
+//! link. `link_copy.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;
@@ -73,6 +69,10 @@ fn node_command(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command
 }
 
 /// Why medians of copies of so much cannot be what they seem to be; none if they can.
+///
+/// A floor that is too low or too high makes the comparison worthless. So a copy counts only where it is plausible: every
+/// byte arrived (`request_copy` checks that); it took no less than a copy within one process's memory, of which it
+/// contains at least one; and the link was not so slow that something else must have held it up.
 pub(crate) fn implausible_reason(mib: u64, copy_ms: f64, memory_copy_ms: f64) -> Option<String> {
     let rate = mib as f64 / (copy_ms / 1e3);
     if copy_ms < memory_copy_ms * MEMORY_COPY_RATIO_MIN {

@@ -1,12 +1,8 @@
-// A floor of a fan-out: a process forks children that touch four pages and say what they made of them, so many at once;
-// each in the namespaces of a container that was there before, or in its own. What namespaces there are is for children
-// one after the other, which costs less than new ones.
-// usage: crowd MIB AT_ONCE CONTAINERS NETWORK  without containers: none; 0: each has a network, 1: all have one, 2: its own
-// takes: COUNT FIRST                           children of these numbers
-//        0 NUMBER                              one that stays until the next line
-// says:  ready
-//        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
-//        held PID
+// A floor of a fan-out: a process forks children that touch four pages and report a value computed from them, so many
+// at once.
+//
+// Each child runs in the namespaces of a container that was there before, or in its parent's. Children use the
+// containers one after another, which costs less than new namespaces.
 #include "local_fanout.h"
 
 #include <csignal>
@@ -37,13 +33,13 @@ int make_container() {
     return pidfd;
 }
 
-struct Crowd {
+struct Fanout {
     Sparse &memory;
     const std::vector<int> &containers;
     int ends[2];
     size_t next = 0;
 
-    Crowd(Sparse &memory, const std::vector<int> &containers) : memory(memory), containers(containers) {
+    Fanout(Sparse &memory, const std::vector<int> &containers) : memory(memory), containers(containers) {
         if (pipe(ends)) fail("pipe");
     }
 
@@ -54,22 +50,22 @@ struct Crowd {
         if (pid < 0) fail("fork");
         if (pid > 0) return pid;
         if (container >= 0 && setns(container, namespaces)) _exit(1);
-        // The crowd may be killed before it ends what stays; until the answer it lives.
+        // This program may be killed before it ends what stays; until the answer it lives.
         if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (!touch_and_say(memory, number, ends[1])) _exit(1);
+        if (!touch_and_report(memory, number, ends[1])) _exit(1);
         if (stays) pause();
         _exit(0);
     }
 
-    Answer answer() {
-        Answer answer;
-        if (read(ends[0], &answer.said, sizeof answer.said) != sizeof answer.said) fail("an answer");
+    ChildAnswer answer() {
+        ChildAnswer answer;
+        if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) fail("an answer");
         answer.answered_ns = now_ns();
         return answer;
     }
 
     void fan(uint64_t count, uint64_t first, uint64_t at_once) {
-        std::vector<Answer> answers;
+        std::vector<ChildAnswer> answers;
         answers.reserve(count);
         int64_t began = now_ns();
         uint64_t started = 0;
@@ -79,12 +75,20 @@ struct Crowd {
             while (waitpid(-1, nullptr, WNOHANG) > 0) {
             }
         }
-        tell(began, answers.data(), count);
+        print_answers(began, answers.data(), count);
     }
 };
 
 } // namespace
 
+// usage: local_fanout MIB AT_ONCE CONTAINERS NETWORK
+//                                CONTAINERS 0: no namespaces. NETWORK 0: one for each container, 1: one for all,
+//                                2: this program's own
+// takes: COUNT FIRST             children of these numbers
+//        0 NUMBER                one that stays until the next line
+// says:  ready
+//        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
+//        held PID
 int main(int count, char **arguments) {
     if (count != 5) return 2;
     uint64_t network = strtoull(arguments[4], nullptr, 10);
@@ -93,7 +97,7 @@ int main(int count, char **arguments) {
     std::vector<int> containers;
     for (uint64_t i = strtoull(arguments[3], nullptr, 10); i > 0; i--) containers.push_back(make_container());
     Sparse memory(strtoull(arguments[1], nullptr, 10));
-    Crowd crowd(memory, containers);
+    Fanout fanout(memory, containers);
     puts("ready");
     fflush(stdout);
     unsigned long long children, first;
@@ -102,11 +106,11 @@ int main(int count, char **arguments) {
         if (held) kill(held, SIGKILL);
         held = 0;
         if (children) {
-            crowd.fan(children, first, strtoull(arguments[2], nullptr, 10));
+            fanout.fan(children, first, strtoull(arguments[2], nullptr, 10));
             continue;
         }
-        held = crowd.start(first, true);
-        crowd.answer();
+        held = fanout.start(first, true);
+        fanout.answer();
         printf("held %d\n", held);
         fflush(stdout);
     }

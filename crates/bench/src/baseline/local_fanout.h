@@ -1,29 +1,29 @@
-// What floors of a fan-out say of their children.
+// The results of children that floors of a fan-out report and print.
 #pragma once
 
 #include "../workload/sparse.h"
 
-struct Said {
+struct ChildResult {
     uint64_t number, value;
     int64_t result_ns;
 };
 
-struct Answer {
-    Said said;
+struct ChildAnswer {
+    ChildResult result;
     int64_t answered_ns;
 };
 
 // What a child does: it touches, and says what it made of that.
-inline bool touch_and_say(Sparse &memory, uint64_t number, int end) {
+inline bool touch_and_report(Sparse &memory, uint64_t number, int end) {
     uint64_t value = memory.touch(number);
-    Said said = {number, value, now_ns()};
-    return write(end, &said, sizeof said) == sizeof said;
+    ChildResult result = {number, value, now_ns()};
+    return write(end, &result, sizeof result) == sizeof result;
 }
 
-inline void tell(int64_t began, const Answer *answers, uint64_t count) {
+inline void print_answers(int64_t began, const ChildAnswer *answers, uint64_t count) {
     printf("fanned %lld\n", (long long)(now_ns() - began));
-    for (const Answer *a = answers; a < answers + count; a++)
-        printf("answered %lld %lld %lld %lld\n", (long long)a->said.number, (long long)a->said.value,
-               (long long)(a->said.result_ns - began), (long long)(a->answered_ns - began));
+    for (const ChildAnswer *a = answers; a < answers + count; a++)
+        printf("answered %lld %lld %lld %lld\n", (long long)a->result.number, (long long)a->result.value,
+               (long long)(a->result.result_ns - began), (long long)(a->answered_ns - began));
     fflush(stdout);
 }

@@ -1,5 +1,5 @@
-//! Floors of a fan-out: local forks of the same memory that do the same, with or without the namespaces of a container for
-//! each. `local_fanout.cpp` says how.
+//! Floors of a fan-out: local forks of the same memory that do the same work, with or without a container's namespaces
+//! for each. `local_fanout.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! What figures are compared with, measured in the same run: floors, below which nobody can be, and peers. One file each,
-//! with its program beside it. The floor that is a local `fork()` is the workload's own doing: see `workload`.
+//! Floors and peers, measured in the same run as farfork. A floor is the least that any implementation needs. One file
+//! each, next to its C++ program. The floor that is a local `fork()` is in `workload`.
 
 pub(crate) mod connect;
 pub(crate) mod container;

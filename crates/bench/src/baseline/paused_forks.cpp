@@ -1,11 +1,5 @@
-// Floors of pausing: local forks that answer requests as children do, and stand still between two of them, by SIGSTOP or by
-// the freezer of a control group of version 2.
-// usage: halts stop STEPS CHILDREN
-//        halts freeze STEPS CHILDREN GROUP     a group for each child is made below that one
-// takes: PARALLEL MS GAP_US FIRST              so many children, each by a thread of its own, for so long, one turn at least;
-//                                              a gap before each turn, in which nothing happens
-// says:  ready
-//        halted NS TURNS, and for each turn: turn NUMBER VALUE UNPAUSE_NS ANSWER_NS PAUSE_NS
+// Floors of pausing: local forks that answer requests as children do. Between two requests each is paused, by SIGSTOP
+// or by the freezer of a control group of version 2.
 #include "../workload/warm_function.h"
 
 #include <csignal>
@@ -21,7 +15,7 @@
 
 namespace {
 
-struct Turn {
+struct FunctionRun {
     Answer answer;
     int64_t unpause_ns, answer_ns, pause_ns;
 };
@@ -35,7 +29,7 @@ void write_file(const std::string &path, const std::string &text) {
 struct Child {
     pid_t pid;
     int end;
-    // Of its control group: what stops it, and what tells that it stands. Negative where signals do that.
+    // cgroup.freeze and cgroup.events of its control group. Negative where signals pause it.
     int freeze = -1, events = -1;
 
     Child(uint64_t steps, const std::string &group) {
@@ -63,7 +57,7 @@ struct Child {
         if (freeze < 0 || events < 0) fail("the freezer");
     }
 
-    bool stands() {
+    bool is_frozen() {
         char text[128];
         ssize_t length = pread(events, text, sizeof text - 1, 0);
         if (length < 0) fail("cgroup.events");
@@ -79,31 +73,31 @@ struct Child {
         }
         if (pwrite(freeze, "1", 1, 0) != 1) fail("cgroup.freeze");
         // The kernel tells of few changes of a group a second: waiting for that would be no floor.
-        while (!stands()) sched_yield();
+        while (!is_frozen()) sched_yield();
     }
 
     void unpause() {
         if (freeze < 0 ? kill(pid, SIGCONT) != 0 : pwrite(freeze, "0", 1, 0) != 1) fail("unpause");
     }
 
-    Turn turn(uint64_t number) {
-        Turn turn;
+    FunctionRun request_run(uint64_t number) {
+        FunctionRun run;
         Request request = {number};
         if (write(end, &request, sizeof request) != sizeof request) fail("a request");
         int64_t began = now_ns();
         unpause();
-        turn.unpause_ns = now_ns() - began;
-        if (read(end, &turn.answer, sizeof turn.answer) != sizeof turn.answer) fail("an answer");
+        run.unpause_ns = now_ns() - began;
+        if (read(end, &run.answer, sizeof run.answer) != sizeof run.answer) fail("an answer");
         int64_t answered = now_ns();
-        turn.answer_ns = answered - began;
+        run.answer_ns = answered - began;
         pause();
-        turn.pause_ns = now_ns() - answered;
-        return turn;
+        run.pause_ns = now_ns() - answered;
+        return run;
     }
 };
 
 void run(std::vector<Child> &children, size_t parallel, int64_t ms, long gap_us, uint64_t first) {
-    std::vector<std::vector<Turn>> turns(parallel);
+    std::vector<std::vector<FunctionRun>> runs(parallel);
     std::vector<std::thread> threads;
     int64_t began = now_ns();
     for (size_t i = 0; i < parallel; i++)
@@ -111,24 +105,30 @@ void run(std::vector<Child> &children, size_t parallel, int64_t ms, long gap_us,
             uint64_t number = first + i;
             do {
                 if (gap_us) usleep(gap_us);
-                turns[i].push_back(children[i].turn(number));
+                runs[i].push_back(children[i].request_run(number));
                 number += parallel;
             } while (now_ns() - began < ms * 1000000);
         });
     for (std::thread &thread : threads) thread.join();
     int64_t took = now_ns() - began;
     size_t all = 0;
-    for (auto &of_child : turns) all += of_child.size();
+    for (auto &child_runs : runs) all += child_runs.size();
     printf("halted %lld %zu\n", (long long)took, all);
-    for (auto &of_child : turns)
-        for (Turn &t : of_child)
-            printf("turn %lld %lld %lld %lld %lld\n", (long long)t.answer.number, (long long)t.answer.value,
-                   (long long)t.unpause_ns, (long long)t.answer_ns, (long long)t.pause_ns);
+    for (auto &child_runs : runs)
+        for (FunctionRun &one : child_runs)
+            printf("turn %lld %lld %lld %lld %lld\n", (long long)one.answer.number, (long long)one.answer.value,
+                   (long long)one.unpause_ns, (long long)one.answer_ns, (long long)one.pause_ns);
     fflush(stdout);
 }
 
 } // namespace
 
+// usage: paused_forks stop STEPS CHILDREN
+//        paused_forks freeze STEPS CHILDREN GROUP  creates a group for each child below that one
+// takes: PARALLEL MS GAP_US FIRST                  so many children, each by a thread of its own, for MS, at least one request
+//                                                  each; a gap before each request
+// says:  ready
+//        halted NS TURNS, and for each request: turn NUMBER VALUE UNPAUSE_NS ANSWER_NS PAUSE_NS
 int main(int count, char **arguments) {
     bool freezes = count == 5 && !strcmp(arguments[1], "freeze");
     if (!freezes && (count != 4 || strcmp(arguments[1], "stop"))) return 2;

@@ -1,4 +1,5 @@
-//! Floors of pausing: local forks that stand still between two requests, by a signal or by a bare freezer. `paused_forks.cpp` says how.
+//! Floors of pausing: local forks that are paused between two requests, by SIGSTOP or by a bare cgroup freezer.
+//! `paused_forks.cpp` is the program.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What an end counts.
+//! The counters and latencies that an endpoint records.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 

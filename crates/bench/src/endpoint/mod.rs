@@ -1,15 +1,7 @@
-//! One end of a connection that is measured: a process of its own, in its own network namespace. It is this program,
-//! started again with a specification, and says what came of it, a line for each interval and one at the end:
+//! One endpoint of a measured connection: a process in its own network namespace, which prints its results.
 //!
-//! ```text
-//!   server   listening PORT                                         ends with its input
-//!   client   ready      then, a letter starts it
-//!            interval ANSWERS NS ERRORS DAMAGED                     once each interval
-//!            done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX    latencies in ns
-//!   acceptor  as a server
-//!   connector as a client, without intervals:
-//!            done CONNECTIONS NS P50 P99
-//! ```
+//! `experiment` starts this program again as `farfork bench end`, with an `EndpointSpec`. `workload` and `peer` make
+//! and answer the calls.
 
 pub(crate) mod counts;
 pub(crate) mod specification;
@@ -28,6 +20,16 @@ use crate::{peer, workload};
 use counts::{CallCounts, new_latencies};
 use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
 use stdout::print_line;
+
+// What each role prints, latencies in ns:
+//
+//   server     listening PORT       it ends when its input does
+//   client     ready                then it waits for a letter, which starts it
+//              interval ANSWERS NS ERRORS DAMAGED                           once each interval
+//              done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX
+//   acceptor   as a server
+//   connector  as a client, without intervals:
+//              done CONNECTIONS NS P50 P99
 
 /// Is the end that the specification asks for.
 ///

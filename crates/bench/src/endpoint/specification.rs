@@ -1,4 +1,4 @@
-//! What an end is told to be, as JSON in its arguments.
+//! `EndpointSpec`: the role and options of an endpoint, passed as JSON in its arguments.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! What an end says.
+//! Lines that an endpoint prints on its standard output.
 
 use std::io::{self, Write as _};
 

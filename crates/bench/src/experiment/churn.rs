@@ -1,5 +1,5 @@
-//! The course of `farfork bench churn`: children that change their memory hard while it comes, in turn with the same program
-//! unforked.
+//! Runs `farfork bench churn`: children that change their memory while it is still being fetched, alternating with the
+//! same program unforked.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The course of `farfork bench connect`: for each number of clients and threads, the floor and farfork's connections with
-//! each protection in turn, several times, so that what else the machine does meets all of them.
+//! Runs `farfork bench connect`: for each number of clients and threads, the floor and farfork's connections with each
+//! protection. They alternate several times, so that other load on the machine affects all of them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -106,7 +106,7 @@ impl ConnectRun<'_> {
             Ok(client)
         };
         let mut clients = (0..case.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
-        clients.iter_mut().try_for_each(|client| client.send_letter(b'g'))?;
+        clients.iter_mut().try_for_each(|client| client.send_message(b'g'))?;
         let (mut per_s, mut p50_us, mut p99_us) = (0.0, 0.0_f64, 0.0_f64);
         for client in &mut clients {
             let [made, ns, p50_ns, p99_ns] = client.read_answer("done")?;

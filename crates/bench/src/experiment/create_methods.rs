@@ -1,4 +1,5 @@
-//! Who makes children of one parent: farfork, and, as floors, local forks of as much memory that do the same.
+//! Creates children of one parent by each `CreateMethod`: farfork, and as floors local forks of as much memory that do
+//! the same work.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
-//! The course of `farfork bench fanout`: many children of one seed over some nodes, in turn with local forks that do the same
-//! with and without the namespaces of a container, and with what the kernel must do for containers alone; then what memory one child has for itself.
+//! Runs `farfork bench fanout`: many children of one seed on several nodes. They alternate with local forks with and
+//! without a container's namespaces, and with the kernel's work for containers. Then it measures the memory of single
+//! children.
 
 use std::fs;
 use std::io;

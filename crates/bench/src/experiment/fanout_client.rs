@@ -1,5 +1,5 @@
-//! Many children of one seed at once: asked for in one request, as a user asks, waited for by some requests as they come,
-//! each answer checked. What they do is `sparse`.
+//! Forks many children of one seed in one request, as a user does, waits for them in batches, and checks each answer.
+//! The children run the program of `workload::sparse`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

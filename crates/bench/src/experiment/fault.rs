@@ -1,5 +1,5 @@
-//! The course of `farfork bench fault`: single faults of a child on another node, back to back and after idleness, alone and
-//! beside a stream to another child of that node, in turn with what two bare programs need for the same.
+//! Runs `farfork bench fault`: single page faults of a child on another node, back to back and after idle time, alone
+//! and during a stream to another child of that node. They alternate with the faults of two bare programs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ const STREAMED_MIB: u64 = 64;
 const GAP: Duration = Duration::from_micros(100);
 
 /// Beside a stream no fault follows the one before at once, or it would be a stream of its own.
-const GAP_BESIDE_STREAM: Duration = Duration::from_millis(1);
+const GAP_NEXT_TO_STREAM: Duration = Duration::from_millis(1);
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
 ///
@@ -56,10 +56,10 @@ pub async fn run_fault(
             report_progress(show, done, plan.runs * steps.len(), step.text())?;
             match step {
                 FaultStep::Alone => fault_run.measure_alone().await?,
-                FaultStep::BesideStream => fault_run.measure_beside_stream().await?,
+                FaultStep::BesideStream => fault_run.measure_next_to_stream().await?,
                 FaultStep::Streams => fault_run.measure_streams(&streams).await?,
                 FaultStep::Bare(waiting) => fault_run.measure_bare(&floor, waiting)?,
-                FaultStep::BareBesideStream => fault_run.measure_bare_beside_stream(&floor)?,
+                FaultStep::BareBesideStream => fault_run.measure_bare_next_to_stream(&floor)?,
             }
             done += 1;
         }
@@ -130,10 +130,10 @@ impl FaultRun<'_> {
     }
 
     /// A child that never runs takes all of its memory meanwhile. Where the stream ends too early, nothing is counted.
-    async fn measure_beside_stream(&mut self) -> Result<(), BenchError> {
+    async fn measure_next_to_stream(&mut self) -> Result<(), BenchError> {
         let began = Instant::now();
         let streaming = self.cluster.start_settling(&self.stream_seed, ChildPlace::Other).await?;
-        let us = self.measure_touches(self.plan.faults, GAP_BESIDE_STREAM).await?;
+        let us = self.measure_touches(self.plan.faults, GAP_NEXT_TO_STREAM).await?;
         let took = began.elapsed();
         let left_mib = self.cluster.end_settling(streaming).await? as f64 / MIB_BYTES;
         if left_mib > 0.0 {
@@ -173,12 +173,12 @@ impl FaultRun<'_> {
         Ok(())
     }
 
-    fn measure_bare_beside_stream(&mut self, program: &Path) -> Result<(), BenchError> {
+    fn measure_bare_next_to_stream(&mut self, program: &Path) -> Result<(), BenchError> {
         let nodes = self.cluster.nodes();
         let (mut stream, mut bare) =
             (BareStream::open(program, nodes)?, BareFaults::open(program, nodes, WaitMode::Sleep)?);
         let (began, pages) = (Instant::now(), stream.read_pages()?);
-        let served = bare.measure(self.plan.faults, GAP_BESIDE_STREAM)?;
+        let served = bare.measure(self.plan.faults, GAP_NEXT_TO_STREAM)?;
         let mib = (stream.read_pages()? - pages) as f64 * PAGE_BYTES as f64 / MIB_BYTES;
         let pace = Pace::BackToBack;
         self.add(FaultSeries::BareStreamBeside, pace, [mib / began.elapsed().as_secs_f64()])?;

@@ -1,4 +1,4 @@
-//! What a node has of the machine: counted before a long run and after it, when nothing of that should be there any more.
+//! Counts a node's resources before and after a long run. After it, none that the run used may be left.
 
 use std::collections::BTreeSet;
 use std::fs;

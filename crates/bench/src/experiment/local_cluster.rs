@@ -1,4 +1,5 @@
-//! Nodes on this machine, two unless told otherwise, and the requests that are measured: made through the API, as any client makes them.
+//! `BenchCluster`: nodes on this machine, two by default, and the requests that are measured. It makes them through the
+//! API, as any client does.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -1,5 +1,5 @@
-//! Starts nodes and has things happen in order. `cluster` has the nodes and the requests to them; each benchmark has a
-//! file with its course.
+//! Runs the benchmarks: one file for each command, which starts nodes and takes samples in a fixed order.
+//! `local_cluster` has the nodes and the requests to them, `testbed` the namespaces for endpoints without nodes.
 
 pub(crate) mod churn;
 pub(crate) mod connect;

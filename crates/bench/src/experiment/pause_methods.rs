@@ -1,5 +1,5 @@
-//! Who has processes stand still between two requests: farfork its children, and, as floors, a bare freezer and signals local
-//! forks that do the same.
+//! Pauses processes between two requests by each `PauseMethod`: farfork its children, and as floors a bare freezer and
+//! SIGSTOP local forks that do the same work.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The course of `farfork bench pool`: a child is created in a container of the pool, one after the other and many at once; one
-//! that is warm is let go on, and paused. In turn with local forks that do the same, back to back and after a while of nothing.
+//! Runs `farfork bench pool`: creates children in containers of the pool, one after another and in bursts, and unpauses
+//! and pauses warm ones. They alternate with local forks that do the same, back to back and after idle time.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The course of `farfork bench rpc`: for each case, floors and peers and farfork's own calls in turn, several times, so
-//! that what else the machine does meets all of them.
+//! Runs `farfork bench rpc`: for each case, floors, peers and farfork's own calls. They alternate several times, so
+//! that other load on the machine affects all of them.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -144,7 +144,7 @@ pub(crate) fn run_once(
         Ok(client)
     };
     let mut clients = (0..case.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
-    clients.iter_mut().try_for_each(|client| client.send_letter(b'g'))?;
+    clients.iter_mut().try_for_each(|client| client.send_message(b'g'))?;
     let mut outcome = RpcRunOutcome::default();
     for interval in 0..load.interval_count() as usize {
         let mut per_s = 0.0;

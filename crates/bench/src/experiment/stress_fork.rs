@@ -1,12 +1,6 @@
-//! The course of `farfork stress fork`: client processes on several nodes fork one parent's children, one after the other, for
-//! as long as is wanted; then a verdict, and a count of what is left. A client is this program, started again.
-//!
-//! ```text
-//!   client   ready     then, a letter starts it
-//!            forked CHILDREN LONGEST_GAP_US          once each interval
-//!            done CHILDREN NS P50_US P99_US
-//!            failed WHY                              in the place of any of these
-//! ```
+//! Runs `farfork stress fork`: client processes on several nodes fork one parent's children, one after another, for a
+//! given time. Then it judges the run, and counts leftovers. A client is this program, started again by
+//! `run_clients`.
 
 use std::io::{self, Read as _};
 use std::ops::ControlFlow;
@@ -157,7 +151,7 @@ fn run_clients(
         let [] = client.read_answer("ready")?;
     }
     for client in &mut clients {
-        client.send_letter(b'g')?;
+        client.send_message(b'g')?;
     }
     let intervals = (plan.seconds / REPORT_INTERVAL.as_secs_f64()).floor().max(1.0) as usize;
     for _ in 0..intervals {
@@ -196,6 +190,13 @@ fn judge_outcome(plan: &StressForkParameters, outcome: &mut StressForkOutcome) {
     }
     outcome.faults.extend(outcome.counts.iter().filter_map(ResourceCount::leak_text));
 }
+
+// What a client prints:
+//
+//   ready                              then it waits for a letter, which starts it
+//   forked CHILDREN LONGEST_GAP_US     once each interval
+//   done CHILDREN NS P50_US P99_US
+//   failed WHY                         in the place of any of these
 
 /// Is the client that the specification asks for.
 ///

@@ -1,4 +1,4 @@
-//! The course of `farfork stress rpc`: one long run, and a verdict on it.
+//! Runs `farfork stress rpc`: one long run of calls, which it judges.
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What benchmarks of connections need besides their plans: namespaces for a server and its clients, a directory for
-//! programs, and a cluster of two members for ends that prove who they are.
+//! The testbed of benchmarks of connections: namespaces for a server and its clients, a directory for programs, and a
+//! cluster of two members for endpoints that authenticate each other.
 
 use std::io;
 use std::path::Path;

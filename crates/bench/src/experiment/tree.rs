@@ -1,4 +1,5 @@
-//! The course of `farfork bench tree`: trees of several sizes, in turn, and in each turn `fork()` of every process first.
+//! Runs `farfork bench tree`: for process trees of several sizes in turn, `fork()` of every process, then the tree's
+//! pause.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! Children that stand paused between two requests. A turn is: a request is sent, the child goes on, its function answers, it
-//! is paused again; as many take turns at once as are wanted.
+//! Children that are paused between two requests. For each request a child is unpaused, its function answers, and it is
+//! paused again; several children run in parallel.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

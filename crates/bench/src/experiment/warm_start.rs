@@ -1,5 +1,6 @@
-//! The course of `farfork bench warm-start`: C children that stand paused, each of which runs a function whenever it is let
-//! go on; in turn with local forks that are stopped by a signal and by a bare freezer. C is doubled as long as that brings more.
+//! Runs `farfork bench warm-start`: C paused children, each of which runs a function when it is unpaused. They
+//! alternate with local forks that are paused by SIGSTOP or by a bare freezer. C doubles as long as that increases the
+//! rate.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What `farfork bench churn` measures.
+//! The parameters of `farfork bench churn`, and the keys of its samples.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What `farfork bench connect` measures.
+//! The parameters of `farfork bench connect`, and the keys of its samples.
 
 use std::path::PathBuf;
 

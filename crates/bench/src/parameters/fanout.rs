@@ -1,4 +1,4 @@
-//! What `farfork bench fanout` measures.
+//! The parameters of `farfork bench fanout`, and the keys of its samples.
 
 use std::path::PathBuf;
 

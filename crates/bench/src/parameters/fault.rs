@@ -1,4 +1,4 @@
-//! What `farfork bench fault` measures.
+//! The parameters of `farfork bench fault`, and the keys of its samples.
 
 use std::path::PathBuf;
 

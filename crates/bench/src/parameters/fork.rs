@@ -1,5 +1,5 @@
-//! What a run of `farfork bench fork` measures, how often, and for how long: pure. Samples are taken in steps; each step ends when it has its
-//! number of samples or has used its share of the time, but never before it has a few.
+//! The parameters of `farfork bench fork`, its steps, and the time and number of samples of each. Pure. A step ends
+//! when it has its number of samples or has used its share of the time, but never before it has a few.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

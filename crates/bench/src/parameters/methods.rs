@@ -1,4 +1,4 @@
-//! Who does what is measured: farfork, or a floor.
+//! The methods that create or pause processes: farfork, and its floors.
 
 use serde::Serialize;
 

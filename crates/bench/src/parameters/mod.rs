@@ -1,4 +1,4 @@
-//! What each benchmark measures: what it is told, and the keys of its figures. Pure.
+//! The parameters of each benchmark, and the keys of its samples. Pure.
 
 pub(crate) mod churn;
 pub(crate) mod connect;

@@ -1,4 +1,4 @@
-//! What `farfork bench pool` measures.
+//! The parameters of `farfork bench pool`, and the keys of its samples.
 
 use std::path::PathBuf;
 

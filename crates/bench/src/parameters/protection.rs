@@ -1,4 +1,4 @@
-//! What protects the connections that are measured.
+//! The protection of measured connections: none, authenticated, or encrypted.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What `farfork bench rpc` measures.
+//! The parameters of `farfork bench rpc`, and the keys of its samples.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What `farfork bench fork` measures of strategies beside each other.
+//! The figures that `farfork bench fork` takes of each strategy.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What `farfork bench tree` measures.
+//! The parameters of `farfork bench tree`, and the keys of its samples.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What `farfork bench warm-start` measures.
+//! The parameters of `farfork bench warm-start`, and the keys of its samples.
 
 use std::path::PathBuf;
 

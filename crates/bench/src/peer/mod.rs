@@ -1,5 +1,5 @@
-//! What others make of the same calls, measured in the same run: empty ones, at the same windows, one thread on each side.
-//! One file each. They are part of the benchmark, of nothing else.
+//! Peers: other RPC systems, measured in the same run with the same calls. Calls are empty, windows are the same, and
+//! each side has one thread. One file each. Nothing but the benchmark uses them.
 
 mod tarpc;
 mod tokio_echo;

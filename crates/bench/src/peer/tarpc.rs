@@ -1,4 +1,4 @@
-//! tarpc, with bincode over TCP as it comes.
+//! tarpc, with bincode over TCP and default options.
 
 use std::io;
 use std::net::SocketAddr;

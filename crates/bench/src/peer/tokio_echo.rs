@@ -1,5 +1,5 @@
-//! Messages with nothing but a length before them, sent back in order: what calls cost on tokio before they have ids,
-//! sessions, checksums or deadlines. Reading and writing are buffered; all that is ready goes out at once.
+//! Messages with only a length in front, sent back in order: the cost of calls on tokio without ids, sessions,
+//! checksums and deadlines. Reads and writes are buffered; all that is ready is sent at once.
 
 use std::collections::VecDeque;
 use std::io;

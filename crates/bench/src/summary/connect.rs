@@ -1,4 +1,5 @@
-//! What `farfork bench connect` found: a table for people, one document for scripts.
+//! The summary of `farfork bench connect`: a table as text, and a JSON document for scripts. Both have published
+//! figures for comparison.
 
 use serde_json::{Value, json};
 

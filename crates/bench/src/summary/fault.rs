@@ -1,4 +1,4 @@
-//! What `farfork bench fault` found: a table for people, one document for scripts.
+//! The summary of `farfork bench fault`: a table as text, and a JSON document for scripts.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What a run amounts to: tables for people, one document for scripts. `table` is what all benchmarks share.
+//! The summaries of runs: tables as text, and a JSON document for scripts. `table` is shared by all benchmarks.
 
 pub(crate) mod churn;
 pub(crate) mod connect;

@@ -1,4 +1,5 @@
-//! What `farfork bench rpc` found: a table for people, one document for scripts.
+//! The summary of `farfork bench rpc`: a table as text, and a JSON document for scripts. Both have published figures
+//! for comparison.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Tables of figures that line up, and the figures in them.
+//! `FigureTable`: tables of figures with aligned columns, and the text of a figure.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table as Grid};

@@ -1,4 +1,4 @@
-//! What `farfork bench tree` found: a table for people, one document for scripts.
+//! The summary of `farfork bench tree`: a table as text, and a JSON document for scripts.
 
 use serde_json::{Value, json};
 

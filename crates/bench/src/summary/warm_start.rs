@@ -1,4 +1,5 @@
-//! What `farfork bench warm-start` found: a table for people, one document for scripts, beside a published reference.
+//! The summary of `farfork bench warm-start`: a table as text, and a JSON document for scripts. Both have published
+//! figures for comparison.
 
 use serde_json::{Value, json};
 

@@ -1,17 +1,8 @@
-// A program that changes its memory hard, as allocators, collectors and servers do, and says how long that took. As a parent it
-// holds MIB of private memory, every byte of it known, and waits on its standard input. Where that is at its end (/dev/null, as in a
-// child) it opens PAYLOAD, which says what to do:
+// A program that changes its memory at a high rate, as allocators, collectors and servers do, and prints how long that
+// took.
 //
-//   decay     as an allocator with decay: gives pieces back (MADV_DONTNEED, MADV_FREE in turn) and fills them anew
-//   remap     moves blocks to other addresses, and lets one grow and shrink (mremap)
-//   collect   as a copying collector: copies what lives to a new space, twice as large or half, and unmaps the old one
-//   forks     a hundred processes at once, forked from each other, look at pages and change their own copies
-//   signals   a signal every 200 µs, whose handler looks at a page, while all pages are looked at
-//
-// It says `churned US WRONG`: how long, and how many pages were not as they must be. Without the file it ends: it is the parent, and
-// whoever drove it is gone.
-//
-// usage: churn MIB PAYLOAD
+// As a parent it fills MIB of private memory and waits on standard input. At the end of that (/dev/null, as in a child)
+// it reads the operation from the file PAYLOAD. Without the file it is the parent, its caller is gone, and it exits.
 #include "parent.h"
 
 #include <atomic>
@@ -29,7 +20,7 @@ namespace {
 constexpr size_t PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr size_t BLOCK_PAGES = 16;
 constexpr int PROCESSES = 100;
-constexpr int LOOKS_OF_PROCESS = 32;
+constexpr int PAGES_PER_PROCESS = 32;
 constexpr suseconds_t SIGNAL_US = 200;
 
 uint64_t *memory;
@@ -45,14 +36,14 @@ void fill(uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word = 0; word < PAGE_WORDS; word++) words[word] = mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1);
 }
 
-// By its first and last words and one between: every word would measure the looking.
+// By its first and last words and one between: checking every word would be most of the time.
 bool is_right(const volatile uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word : {size_t{0}, page % PAGE_WORDS, PAGE_WORDS - 1})
         if (words[word] != mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1)) return false;
     return true;
 }
 
-void look_at(size_t page) { wrong += !is_right(memory + page * PAGE_WORDS, page, writings[page]); }
+void verify_page(size_t page) { wrong += !is_right(memory + page * PAGE_WORDS, page, writings[page]); }
 
 void *mapped(size_t bytes) {
     void *area = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -63,12 +54,12 @@ void *mapped(size_t bytes) {
 void decay() {
     for (size_t round = 0; round < pages / 4; round++) {
         size_t first = drawn(pages - BLOCK_PAGES), count = 1 + drawn(BLOCK_PAGES);
-        for (size_t page = first; page < first + count; page++) look_at(page);
+        for (size_t page = first; page < first + count; page++) verify_page(page);
         auto *words = memory + first * PAGE_WORDS;
         if (madvise(words, count * PAGE_BYTES, round % 2 ? MADV_FREE : MADV_DONTNEED) != 0) fail("madvise");
         for (size_t page = first; page < first + count; page++) fill(memory + page * PAGE_WORDS, page, ++writings[page]);
     }
-    for (size_t page = 0; page < pages; page++) look_at(page);
+    for (size_t page = 0; page < pages; page++) verify_page(page);
 }
 
 void remap() {
@@ -97,7 +88,7 @@ void collect() {
         size_t space = round % 2 ? pages : 2 * pages;
         auto *to = static_cast<uint64_t *>(mapped(space * PAGE_BYTES));
         for (size_t page = 0; page < pages; page++) {
-            look_at(page);
+            verify_page(page);
             memcpy(to + page * PAGE_WORDS, memory + page * PAGE_WORDS, PAGE_BYTES);
         }
         // What the program makes until the next time.
@@ -116,11 +107,11 @@ void fork_on(int left) {
         state += static_cast<uint64_t>(left);
         wrong = 0;
         fork_on(left - 1);
-        for (int i = 0; i < LOOKS_OF_PROCESS; i++) {
+        for (int i = 0; i < PAGES_PER_PROCESS; i++) {
             size_t page = drawn(pages);
-            look_at(page);
+            verify_page(page);
             fill(memory + page * PAGE_WORDS, page, ++writings[page]);
-            look_at(page);
+            verify_page(page);
         }
         _exit(wrong > 0);
     }
@@ -132,7 +123,7 @@ void fork_on(int left) {
 
 void on_signal(int) {
     static uint64_t count;
-    look_at(mixed(++count) % pages);
+    verify_page(mixed(++count) % pages);
 }
 
 void signals() {
@@ -142,7 +133,7 @@ void signals() {
     itimerval every{{0, SIGNAL_US}, {0, SIGNAL_US}}, never{};
     if (sigaction(SIGALRM, &action, nullptr) != 0 || setitimer(ITIMER_REAL, &every, nullptr) != 0) fail("setitimer");
     for (int round = 0; round < 8; round++)
-        for (size_t i = 0; i < pages; i++) look_at(drawn(pages));
+        for (size_t i = 0; i < pages; i++) verify_page(drawn(pages));
     if (setitimer(ITIMER_REAL, &never, nullptr) != 0) fail("setitimer");
 }
 
@@ -158,6 +149,15 @@ void churn(const char *what) {
 
 } // namespace
 
+//   decay     as an allocator with decay: frees pieces (MADV_DONTNEED, MADV_FREE in turn) and fills them again
+//   remap     moves blocks to other addresses, and grows and shrinks them (mremap)
+//   collect   as a copying collector: copies live pages to a new space, twice as large or half, and unmaps the old one
+//   forks     a hundred processes at once, forked from each other, verify pages and change their own copies
+//   signals   a signal every 200 µs, whose handler verifies a page, while all pages are verified
+//
+// Prints `churned US WRONG`: how long it took, and how many pages had wrong contents.
+//
+// usage: churn MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
         fputs("usage: churn MIB PAYLOAD\n", stderr);

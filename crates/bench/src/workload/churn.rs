@@ -1,4 +1,4 @@
-//! A program that changes its memory hard. `churn.cpp` says how.
+//! A program whose children change their memory at a high rate. `churn.cpp` is the program.
 
 use std::fmt::{self, Display};
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Connections as a node makes and accepts them: TCP, and the handshake that both sides prove themselves in. Without
-//! credentials a byte of greeting stands in its place. Nothing is said on them: each is closed as soon as both sides
-//! know that it is there.
+//! Connects and accepts as a node does: TCP, then the handshake in which both sides authenticate. Without credentials
+//! one byte of greeting replaces the handshake. Each connection carries nothing else: it is closed as soon as both
+//! sides know that it is established.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

@@ -1,14 +1,8 @@
-// A program whose children wander through their memory and change it, and know what each page must hold, also after they were
-// forked in turn. As a parent it holds MIB of private memory, every byte of it known, and waits on its standard input. In a
-// child standard input is /dev/null: the read(2) returns 0, and it opens PAYLOAD, which says `SEED MS STAYS`. For MS milliseconds
-// it looks at pages, in order and out of it, writes some, gives some back, moves some elsewhere with each flag that mremap(2) has, makes
-// some longer and shorter, and has processes that it forks look at these and at others. Then it looks at all of them, and says `sound LOOKS`: how often a page was looked at, byte by byte,
-// and was right. At the first page that is not right it says `wrong PAGE …`, and its exit status is 1. A page that is lost
-// is SIGBUS, which ends it. If STAYS is not 0 it stays until SIGTERM comes: what is forked from it needs it. What is forked from it then finds
-// another payload, looks at all pages, too, and says so. Without the file it ends: it is the parent, and whoever drove it is gone.
-// Beside that the parent has threads that wait, and that no stop may disturb: waits.h.
+// A program whose children change their memory at random and verify every page, also after they were forked in turn.
 //
-// usage: wander MIB PAYLOAD
+// As a parent it fills MIB of private memory and waits on standard input. At the end of that (/dev/null, as in a child)
+// it reads PAYLOAD. Without the file it is the parent, its caller is gone, and it exits. Its other threads (waits.h)
+// wait meanwhile; a stop must not disturb them.
 #include "parent.h"
 #include "waits.h"
 
@@ -25,29 +19,29 @@ namespace {
 constexpr size_t PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 // What is moved at once, and given back at most.
 constexpr size_t BLOCK_PAGES = 16;
-// What is looked at in order at once, at most.
+// What is verified in order at once, at most.
 constexpr size_t RUN_PAGES_MAX = 256;
 constexpr size_t BLOCK_BYTES = BLOCK_PAGES * PAGE_BYTES;
-// What a forked process looks at.
-constexpr int LOOKS_OF_OTHERS = 32;
-// Places that moves have left mapped, and that are kept.
-constexpr size_t LEFT_MAX = 16;
+// Pages of other blocks that a forked process verifies.
+constexpr int PAGES_PER_CHILD = 32;
+// Blocks that moves have left mapped and empty.
+constexpr size_t EMPTY_BLOCKS_MAX = 16;
 constexpr int FIXED = MREMAP_MAYMOVE | MREMAP_FIXED, LEAVING = MREMAP_MAYMOVE | MREMAP_DONTUNMAP;
 // A sleep after so many steps: nobody is to be kept from a CPU by this.
 constexpr int STEPS_A_NAP = 8;
 constexpr long NAP_NS = 1'000'000;
-// Between two looks whether it is another child by now.
-constexpr long LOOK_NS = 50'000'000;
+// Between two checks whether this process is another child by now.
+constexpr long PAYLOAD_POLL_NS = 50'000'000;
 // What a page holds: its parent's, nothing, or what the child wrote in a step of this number.
 constexpr uint32_t ORIGINAL = 0, GIVEN_BACK = 1, FIRST_STEP = 2;
 
 size_t pages;
 uint64_t **blocks;
 uint32_t *holds;
-uint64_t state, looks;
+uint64_t state, pages_verified;
 // Blocks that hold nothing, each of which a move has left mapped.
-uint64_t *left[LEFT_MAX];
-size_t left_count;
+uint64_t *empty_blocks[EMPTY_BLOCKS_MAX];
+size_t empty_block_count;
 
 uint64_t drawn(uint64_t below) { return mixed(state += 0x9e3779b97f4a7c15u) % below; }
 
@@ -63,7 +57,7 @@ void *mapped(size_t bytes) {
     return area;
 }
 
-void look_at(size_t page) {
+void verify_page(size_t page) {
     const volatile uint64_t *words = page_at(page);
     for (size_t word = 0; word < PAGE_WORDS; word++) {
         uint64_t found = words[word], expected = word_of(page, holds[page], word);
@@ -73,7 +67,7 @@ void look_at(size_t page) {
         fflush(stdout);
         _exit(1);
     }
-    looks++;
+    pages_verified++;
 }
 
 void write_page(size_t page, uint32_t step) {
@@ -97,7 +91,7 @@ void require_empty(const uint64_t *block, size_t count) {
         fflush(stdout);
         _exit(1);
     }
-    looks += count;
+    pages_verified += count;
 }
 
 uint64_t *moved(uint64_t *from, size_t bytes, size_t new_bytes, int flags, void *to) {
@@ -111,23 +105,23 @@ void move_block(size_t block) { blocks[block] = moved(blocks[block], BLOCK_BYTES
 // Its place stays mapped, and empty.
 void move_and_leave(size_t block) {
     uint64_t *place = blocks[block];
-    if (left_count == LEFT_MAX) {
-        require_empty(left[0], BLOCK_PAGES);
-        if (munmap(left[0], BLOCK_BYTES) != 0) fail("munmap");
-        left[0] = left[--left_count];
+    if (empty_block_count == EMPTY_BLOCKS_MAX) {
+        require_empty(empty_blocks[0], BLOCK_PAGES);
+        if (munmap(empty_blocks[0], BLOCK_BYTES) != 0) fail("munmap");
+        empty_blocks[0] = empty_blocks[--empty_block_count];
     }
     blocks[block] = moved(place, BLOCK_BYTES, BLOCK_BYTES, LEAVING, nullptr);
-    left[left_count++] = place;
+    empty_blocks[empty_block_count++] = place;
 }
 
 // Onto a place that another move has left mapped, or away from which it goes.
-void move_onto_left(size_t block) {
-    if (left_count == 0) return move_and_leave(block);
-    size_t which = drawn(left_count);
-    uint64_t *place = blocks[block], *to = left[which];
+void move_onto_empty_block(size_t block) {
+    if (empty_block_count == 0) return move_and_leave(block);
+    size_t which = drawn(empty_block_count);
+    uint64_t *place = blocks[block], *to = empty_blocks[which];
     bool leaves = drawn(2) == 0;
     blocks[block] = moved(place, BLOCK_BYTES, BLOCK_BYTES, FIXED | (leaves ? MREMAP_DONTUNMAP : 0), to);
-    left[which] = leaves ? place : left[--left_count];
+    empty_blocks[which] = leaves ? place : empty_blocks[--empty_block_count];
 }
 
 // Two blocks change places, each of which is mapped all the time.
@@ -163,7 +157,7 @@ void remap(size_t block) {
     switch (drawn(6)) {
     case 0: return move_block(block);
     case 1: return move_and_leave(block);
-    case 2: return move_onto_left(block);
+    case 2: return move_onto_empty_block(block);
     case 3: return exchange(block, drawn(pages / BLOCK_PAGES));
     case 4: return grow_and_shrink(block);
     default: return shrink_and_grow(block);
@@ -171,16 +165,16 @@ void remap(size_t block) {
 }
 
 // At a block, at what was left mapped, and at others. A process that finds a page lost, or wrong, is not alone with that.
-void have_others_look(size_t block) {
+void verify_in_children(size_t block) {
     pid_t other = fork();
     if (other < 0) {
         if (errno == EAGAIN || errno == ENOMEM) return;
         fail("fork");
     }
     if (other == 0) {
-        for (size_t page = 0; page < BLOCK_PAGES; page++) look_at(block * BLOCK_PAGES + page);
-        for (size_t which = 0; which < left_count; which++) require_empty(left[which], BLOCK_PAGES);
-        for (int i = 0; i < LOOKS_OF_OTHERS; i++) look_at(drawn(pages));
+        for (size_t page = 0; page < BLOCK_PAGES; page++) verify_page(block * BLOCK_PAGES + page);
+        for (size_t which = 0; which < empty_block_count; which++) require_empty(empty_blocks[which], BLOCK_PAGES);
+        for (int i = 0; i < PAGES_PER_CHILD; i++) verify_page(drawn(pages));
         _exit(0);
     }
     int status = 0;
@@ -190,20 +184,20 @@ void have_others_look(size_t block) {
     if (status != 0) _exit(1);
 }
 
-void wander(uint32_t step) {
+void run_step(uint32_t step) {
     size_t page = drawn(pages);
     switch (drawn(16)) {
     case 0: return give_back(page);
     case 1: return remap(page / BLOCK_PAGES);
-    case 2: return have_others_look(page / BLOCK_PAGES);
+    case 2: return verify_in_children(page / BLOCK_PAGES);
     case 3:
     case 4: return write_page(page, step);
-    // Nothing is looked at between.
-    case 6: return remap(page / BLOCK_PAGES), have_others_look(page / BLOCK_PAGES);
+    // Nothing is verified in between.
+    case 6: return remap(page / BLOCK_PAGES), verify_in_children(page / BLOCK_PAGES);
     case 5:
-        for (size_t end = page + drawn(RUN_PAGES_MAX); page < pages && page < end; page++) look_at(page);
+        for (size_t end = page + drawn(RUN_PAGES_MAX); page < pages && page < end; page++) verify_page(page);
         return;
-    default: return look_at(page);
+    default: return verify_page(page);
     }
 }
 
@@ -217,17 +211,26 @@ void set_up(size_t mib) {
 }
 
 // Waits until SIGTERM comes; or until it is not who waited, but forked from that, which its payload tells.
-template <size_t BYTES> bool stays_to_the_end(const sigset_t &term, const char *path, const char (&payload)[BYTES]) {
+template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path, const char (&payload)[BYTES]) {
     char now[BYTES];
     for (;;) {
-        timespec look{0, LOOK_NS};
-        if (sigtimedwait(&term, nullptr, &look) >= 0) return true;
+        timespec poll_interval{0, PAYLOAD_POLL_NS};
+        if (sigtimedwait(&term, nullptr, &poll_interval) >= 0) return true;
         if (find_payload(path, now) && strcmp(now, payload) != 0) return false;
     }
 }
 
 } // namespace
 
+// PAYLOAD holds `SEED MS STAYS`. For MS milliseconds the child verifies pages, in order and at random. It writes some, discards
+// some, moves some with each flag of mremap(2), and grows and shrinks some. Processes that it forks verify these and others.
+// Then it verifies all pages, and prints `sound LOOKS`: how many pages were verified, byte by byte. At the first wrong page it
+// prints `wrong PAGE …` and exits with status 1. A lost page is SIGBUS, which ends it.
+//
+// If STAYS is not 0 it stays until SIGTERM, because its own children need it. A child of it finds another payload, verifies all
+// pages, too, and prints the result.
+//
+// usage: memory_walk MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
         fputs("usage: wander MIB PAYLOAD\n", stderr);
@@ -249,16 +252,16 @@ int main(int count, char **arguments) {
     sigprocmask(SIG_BLOCK, &term, nullptr);
     int64_t end_ns = now_ns() + ms * 1'000'000;
     for (uint32_t step = FIRST_STEP; now_ns() < end_ns; step++) {
-        wander(step);
+        run_step(step);
         timespec nap{0, NAP_NS};
         if (step % STEPS_A_NAP == 0) nanosleep(&nap, nullptr);
     }
     do {
-        for (size_t page = 0; page < pages; page++) look_at(page);
-        for (size_t which = 0; which < left_count; which++) require_empty(left[which], BLOCK_PAGES);
+        for (size_t page = 0; page < pages; page++) verify_page(page);
+        for (size_t which = 0; which < empty_block_count; which++) require_empty(empty_blocks[which], BLOCK_PAGES);
         find_payload(arguments[2], payload);
-        printf("sound %" PRIu64 "\n", looks);
+        printf("sound %" PRIu64 "\n", pages_verified);
         fflush(stdout);
-    } while (stays && !stays_to_the_end(term, arguments[2], payload));
+    } while (stays && !wait_for_end(term, arguments[2], payload));
     return 0;
 }

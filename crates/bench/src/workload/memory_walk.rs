@@ -1,4 +1,4 @@
-//! A program whose children wander through their memory, change it, and check every page. `memory_walk.cpp` says how.
+//! A program whose children change their memory at random and verify every page. `memory_walk.cpp` is the program.
 
 use crate::embedded_program::EmbeddedProgram;
 

@@ -1,26 +1,8 @@
-// The program whose forks are measured. As a parent it holds MIB of private memory, every page filled, and obeys commands
-// of one letter that come on its standard input. In a child standard input is /dev/null or a pipe that nobody holds: the
-// read(2) in which the fork found it returns 0 at once, and the very next instruction takes a time stamp, in registers,
-// before any page of the child is touched.
+// The program whose forks are measured. As a parent it fills MIB of private memory and runs commands of one letter from
+// standard input.
 //
-//   w  write to every page, as a busy program would; answers `written NS`
-//   f  fork(), the other side ends at once;          answers `forked NS`, the call alone
-//   t  fork(), the other side touches every page;    answers `touched NS FAULTS WRONG`
-//   c  the same, but writing whatever ACCESS says;   answers `copied NS FAULTS WRONG`
-//   s  make a seed of itself, named `micro-PID`;     answers `seeded NS PAUSE_US`, the call alone
-//
-// To touch is to do once for every page, in ORDER (`random` or `sequential`), what ACCESS says (`read` or `write` a word).
-//
-// A child opens PAYLOAD: without that file it ends (it is the parent, and whoever drove it is gone); if the file says
-// `touch` it touches every page, then compares every byte with what its parent held. It says
-// `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG SHARED_KIB PRIVATE_KIB`: when (CLOCK_REALTIME) its first instruction ran,
-// and when it could have spoken; how long touching took, with how many page faults; how many pages were not its parent's;
-// how much of its memory others have, too, and how much is its own (smaps_rollup of proc(5)).
-//
-// PAGES says in what pages the memory is: `small`, or `huge` where the machine has them. It has THREADS threads, of which all
-// but the first wait, and MAPPINGS mappings beside that memory and what every program has.
-//
-// usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS
+// In a child standard input is /dev/null or a pipe without a writer: the read(2) that the fork interrupted returns 0 at
+// once. The next instruction takes a timestamp, in registers, before the child touches any page.
 #include <farfork.h>
 
 #include <cstdarg>
@@ -70,12 +52,12 @@ int64_t now_ns(clockid_t clock) {
     return now.tv_sec * NS_PER_S + now.tv_nsec;
 }
 
-[[noreturn]] void give_up(const char *what) {
+[[noreturn]] void exit_with_error(const char *what) {
     perror(what);
     exit(1);
 }
 
-__attribute__((format(printf, 1, 2))) void say(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) void print_line(const char *format, ...) {
     char line[256];
     va_list arguments;
     va_start(arguments, format);
@@ -194,7 +176,7 @@ int64_t time_fork() {
     pid_t pid = fork();
     int64_t ended_ns = now_ns(CLOCK_MONOTONIC);
     if (pid == 0) _exit(0);
-    if (pid < 0 || waitpid(pid, nullptr, 0) != pid) give_up("fork");
+    if (pid < 0 || waitpid(pid, nullptr, 0) != pid) exit_with_error("fork");
     return ended_ns - began_ns;
 }
 
@@ -213,23 +195,23 @@ void checkpoint() {
         exit(1);
     }
     if (outcome.is_child) _exit(0);
-    say("seeded %lld %llu", static_cast<long long>(ns), static_cast<unsigned long long>(outcome.pause_us));
+    print_line("seeded %lld %llu", static_cast<long long>(ns), static_cast<unsigned long long>(outcome.pause_us));
 }
 
 // The other side says how long its touches took.
-void touch_in_a_fork(const char *answer, Access access) {
+void touch_in_fork(const char *answer, Access access) {
     pid_t pid = fork();
     if (pid == 0) {
         Touched touched = touch_all(access);
         uint64_t wrong = wrong_pages(access == Access::write ? MARK : 0);
-        say("%s %lld %ld %llu", answer, static_cast<long long>(touched.ns), touched.faults,
+        print_line("%s %lld %ld %llu", answer, static_cast<long long>(touched.ns), touched.faults,
             static_cast<unsigned long long>(wrong));
         _exit(0);
     }
-    if (pid < 0 || waitpid(pid, nullptr, 0) != pid) give_up("fork");
+    if (pid < 0 || waitpid(pid, nullptr, 0) != pid) exit_with_error("fork");
 }
 
-bool is_told_to_touch() {
+bool must_touch() {
     char payload[16] = "";
     int fd = open(payload_path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) exit(0);
@@ -261,33 +243,33 @@ Resident resident_memory() {
     return resident;
 }
 
-[[noreturn]] void be_child(uint64_t first_ticks) {
-    int64_t spoke_ns = now_ns(CLOCK_REALTIME);
+[[noreturn]] void run_child(uint64_t first_ticks) {
+    int64_t reported_ns = now_ns(CLOCK_REALTIME);
     auto since_first_ns = static_cast<int64_t>(static_cast<double>(__rdtsc() - first_ticks) * ns_per_tick);
-    int64_t first_ns = spoke_ns - since_first_ns;
+    int64_t first_ns = reported_ns - since_first_ns;
     Touched touched{};
     uint64_t wrong = 0;
-    if (is_told_to_touch()) {
+    if (must_touch()) {
         touched = touch_all(access_mode);
         wrong = wrong_pages(access_mode == Access::write ? MARK : 0);
     }
     Resident resident = resident_memory();
-    say("child %lld %lld %lld %ld %llu %lu %lu", static_cast<long long>(first_ns), static_cast<long long>(spoke_ns),
+    print_line("child %lld %lld %lld %ld %llu %lu %lu", static_cast<long long>(first_ns), static_cast<long long>(reported_ns),
         static_cast<long long>(touched.ns), touched.faults, static_cast<unsigned long long>(wrong), resident.shared_kib,
         resident.private_kib);
     _exit(wrong != 0);
 }
 
-void obey(char command) {
+void run_command(char command) {
     int64_t began_ns = now_ns(CLOCK_MONOTONIC);
     switch (command) {
     case 'w':
         write_all();
-        say("written %lld", static_cast<long long>(now_ns(CLOCK_MONOTONIC) - began_ns));
+        print_line("written %lld", static_cast<long long>(now_ns(CLOCK_MONOTONIC) - began_ns));
         break;
-    case 'f': say("forked %lld", static_cast<long long>(time_fork())); break;
-    case 't': touch_in_a_fork("touched", access_mode); break;
-    case 'c': touch_in_a_fork("copied", Access::write); break;
+    case 'f': print_line("forked %lld", static_cast<long long>(time_fork())); break;
+    case 't': touch_in_fork("touched", access_mode); break;
+    case 'c': touch_in_fork("copied", Access::write); break;
     case 's': checkpoint(); break;
     }
 }
@@ -302,7 +284,7 @@ void map(size_t bytes, bool in_huge_pages) {
     // With room to begin where a huge page may.
     size_t room = in_huge_pages ? HUGE_PAGE_BYTES : 0;
     void *at = mmap(nullptr, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) give_up("mmap");
+    if (at == MAP_FAILED) exit_with_error("mmap");
     // Small pages: what a page costs must not come from fewer pages.
     madvise(at, bytes + room, in_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     uintptr_t start = reinterpret_cast<uintptr_t>(at);
@@ -314,11 +296,11 @@ void map(size_t bytes, bool in_huge_pages) {
 void map_apart(uint64_t mappings) {
     if (mappings == 0) return;
     void *at = mmap(nullptr, mappings * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) give_up("mmap");
+    if (at == MAP_FAILED) exit_with_error("mmap");
     auto *byte = static_cast<char *>(at);
     for (uint64_t i = 0; i < mappings; i++) {
         byte[i * PAGE_BYTES] = 1;
-        if (i % 2 == 1 && mprotect(byte + i * PAGE_BYTES, PAGE_BYTES, PROT_READ) != 0) give_up("mprotect");
+        if (i % 2 == 1 && mprotect(byte + i * PAGE_BYTES, PAGE_BYTES, PROT_READ) != 0) exit_with_error("mprotect");
     }
 }
 
@@ -332,6 +314,24 @@ void wait_in_threads(unsigned long threads) {
 
 } // namespace
 
+//   w  write to every page, as a busy program would; prints `written NS`
+//   f  fork(), the other side ends at once;          prints `forked NS`, the call alone
+//   t  fork(), the other side touches every page;    prints `touched NS FAULTS WRONG`
+//   c  the same, but always writing;                 prints `copied NS FAULTS WRONG`
+//   s  make a seed of itself, named `micro-PID`;     prints `seeded NS PAUSE_US`, the call alone
+//
+// A touch does what ACCESS says (`read` or `write` a word) once for every page, in ORDER (`random` or `sequential`).
+//
+// A child opens PAYLOAD. Without that file it is the parent, its caller is gone, and it exits. If the file holds `touch` the
+// child touches every page, then compares every byte with its parent's memory. It prints
+// `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG SHARED_KIB PRIVATE_KIB`: when (CLOCK_REALTIME) its first instruction ran, and
+// when it could have printed; how long the touches took, with how many page faults; how many pages differed from the parent's;
+// how much of its memory is shared with others, and how much is private (smaps_rollup of proc(5)).
+//
+// PAGES is `small`, or `huge` for huge pages where the machine has them. The program has THREADS threads, of which all but the
+// first wait, and MAPPINGS mappings besides that memory and those of every program.
+//
+// usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS
 int main(int count, char **arguments) {
     if (count != 8) {
         fputs("usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS\n", stderr);
@@ -345,11 +345,11 @@ int main(int count, char **arguments) {
     wait_in_threads(strtoul(arguments[6], nullptr, 10));
     calibrate();
     fill();
-    say("ready %d", getpid());
+    print_line("ready %d", getpid());
     for (;;) {
         uint64_t ticks;
         char command = read_command(ticks);
-        if (command == 0) be_child(ticks);
-        obey(command);
+        if (command == 0) run_child(ticks);
+        run_command(command);
     }
 }

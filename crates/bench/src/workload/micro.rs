@@ -1,5 +1,5 @@
-//! The C++ micro-benchmark: a process with so much private memory, which its children touch. `micro.cpp` says what it
-//! answers to what.
+//! The C++ micro-benchmark: a process with private memory that its children touch. `micro.cpp` is the program, and
+//! lists its commands and answers.
 
 use std::fmt::{self, Display};
 use std::path::Path;

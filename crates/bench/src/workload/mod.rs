@@ -1,4 +1,4 @@
-//! Programs that are measured. One file each, with the program beside it.
+//! The programs and loads that are measured. One file each, next to its C++ program if it has one.
 
 pub(crate) mod churn;
 pub(crate) mod handshakes;

@@ -1,11 +1,7 @@
-// A program that touches single pages, and says how long each touch took. As a parent it holds MIB of private memory, every
-// page filled, and waits on its standard input. In a child standard input is /dev/null: the read(2) returns 0, and it opens
-// PAYLOAD, which says `COUNT GAP_US`. Then it touches COUNT pages, each once, no two of them near each other, with a sleep of
-// GAP_US before each, and says `touched WRONG NS NS NS …`: how many did not hold what the parent had written, and how long
-// each touch took. All else that it needs is there before the first. Without the file it ends: it is the parent, and
-// whoever drove it is gone.
+// A program whose children touch single pages, and print how long each touch took.
 //
-// usage: single MIB PAYLOAD
+// As a parent it fills MIB of private memory and waits on standard input. In a child that is /dev/null, the read(2)
+// returns 0, and the child reads PAYLOAD. Without the file it is the parent, its caller is gone, and it exits.
 #include "parent.h"
 
 #include <cinttypes>
@@ -28,6 +24,11 @@ void pause_us(long us) {
 
 } // namespace
 
+// PAYLOAD holds `COUNT GAP_US`. The child touches COUNT pages, each once and far from the others, with a sleep of GAP_US before
+// each. It prints `touched WRONG NS NS NS …`: how many pages did not hold the parent's contents, and how long each touch took.
+// All its other memory is present before the first touch.
+//
+// usage: page_touch MIB PAYLOAD
 int main(int count, char **arguments) {
     if (count != 3) {
         fputs("usage: single MIB PAYLOAD\n", stderr);

@@ -1,4 +1,4 @@
-//! A program whose children touch single pages, and tell how long each touch took. `page_touch.cpp` says how.
+//! A program whose children touch single pages and print how long each touch took. `page_touch.cpp` is the program.
 
 use std::time::Duration;
 

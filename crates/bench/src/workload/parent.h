@@ -1,5 +1,5 @@
-// What programs have in common that are parents and, forked, their own children: they wait between the two, and know what
-// their memory must hold.
+// Shared by programs that run as a parent and, forked, as its children: the wait between the two, and the contents of
+// their memory.
 #pragma once
 
 #include "../baseline/endpoint.h"

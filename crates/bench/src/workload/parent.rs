@@ -1,4 +1,4 @@
-//! A parent whose children read what they are to do from a file. `parent.h` says how it waits.
+//! `ParentProgram`: a parent whose children read their commands from a payload file. `parent.h` has the wait for it.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,12 +1,7 @@
-// A tree of processes whose pause is measured. The first forks PROCESSES - 1 others; each holds MIB of private memory of its
-// own, every page filled, and all map SHARED_MIB that one process's writes show in another's. The first obeys commands of one
-// letter that come on its standard input, and passes them on to the others, one after the other:
+// A tree of processes whose pause is measured. The first process forks PROCESSES - 1 others.
 //
-//   w  each writes to every page of its own, as a busy program would;   answers `written NS`
-//   f  each calls fork(), the other side ends at once;                  answers `forked NS`, the calls alone, summed up
-//   m  the first copies the shared memory to memory that it has had;    answers `copied NS`
-//
-// usage: tree PROCESSES MIB SHARED_MIB
+// Each process fills MIB of private memory, and all share a mapping of SHARED_MIB. The first runs commands of one
+// letter from standard input, and passes them on to the others, one after another.
 #include "../baseline/endpoint.h"
 
 #include <csignal>
@@ -68,9 +63,9 @@ int64_t time_copy() {
     return ended_ns - began_ns;
 }
 
-int64_t obey(char command) { return command == 'f' ? time_fork() : write_all(); }
+int64_t run_command(char command) { return command == 'f' ? time_fork() : write_all(); }
 
-[[noreturn]] void be_member(Member member) {
+[[noreturn]] void run_member(Member member) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     own = map(own_bytes, MAP_PRIVATE);
     int64_t ns = 0;
@@ -78,17 +73,17 @@ int64_t obey(char command) { return command == 'f' ? time_fork() : write_all(); 
     do {
         if (write(member.answer, &ns, sizeof ns) != sizeof ns) _exit(1);
         if (read(member.command, &command, 1) != 1) _exit(0);
-        ns = obey(command);
+        ns = run_command(command);
     } while (true);
 }
 
-int64_t await(const Member &member) {
+int64_t read_answer(const Member &member) {
     int64_t ns;
     if (read(member.answer, &ns, sizeof ns) != sizeof ns) fail("a process of the tree");
     return ns;
 }
 
-Member bear() {
+Member fork_member() {
     int command[2], answer[2];
     if (pipe(command) || pipe(answer)) fail("pipe");
     pid_t pid = fork();
@@ -98,26 +93,31 @@ Member bear() {
         int above = answer[1] + 1;
         Member member = {dup2(command[0], above), dup2(answer[1], above + 1)};
         close_range(STREAMS, static_cast<unsigned>(answer[1]), 0);
-        be_member(member);
+        run_member(member);
     }
     close(command[0]);
     close(answer[1]);
     Member member = {command[1], answer[0]};
-    await(member);
+    read_answer(member);
     return member;
 }
 
-int64_t ask_all(const std::vector<Member> &members, char command) {
-    int64_t ns = obey(command);
+int64_t command_all(const std::vector<Member> &members, char command) {
+    int64_t ns = run_command(command);
     for (const Member &member : members) {
         if (write(member.command, &command, 1) != 1) fail("a process of the tree");
-        ns += await(member);
+        ns += read_answer(member);
     }
     return ns;
 }
 
 } // namespace
 
+//   w  each writes to every page of its own, as a busy program would;   prints `written NS`
+//   f  each calls fork(), the other side ends at once;                  prints `forked NS`, the sum of the calls alone
+//   m  the first copies the shared memory to memory that is present;    prints `copied NS`
+//
+// usage: process_tree PROCESSES MIB SHARED_MIB
 int main(int count, char **arguments) {
     if (count != 4) {
         fputs("usage: tree PROCESSES MIB SHARED_MIB\n", stderr);
@@ -127,7 +127,7 @@ int main(int count, char **arguments) {
     shared_bytes = strtoul(arguments[3], nullptr, 10) << 20;
     shared_memory = map(shared_bytes, MAP_SHARED);
     std::vector<Member> members;
-    for (long left = strtol(arguments[1], nullptr, 10) - 1; left > 0; left--) members.push_back(bear());
+    for (long left = strtol(arguments[1], nullptr, 10) - 1; left > 0; left--) members.push_back(fork_member());
     own = map(own_bytes, MAP_PRIVATE);
     puts("ready");
     for (;;) {
@@ -135,8 +135,8 @@ int main(int count, char **arguments) {
         char command;
         if (read(STDIN_FILENO, &command, 1) != 1) return 0;
         switch (command) {
-        case 'w': printf("written %lld\n", static_cast<long long>(ask_all(members, 'w'))); break;
-        case 'f': printf("forked %lld\n", static_cast<long long>(ask_all(members, 'f'))); break;
+        case 'w': printf("written %lld\n", static_cast<long long>(command_all(members, 'w'))); break;
+        case 'f': printf("forked %lld\n", static_cast<long long>(command_all(members, 'f'))); break;
         case 'm': printf("copied %lld\n", static_cast<long long>(time_copy())); break;
         }
     }

@@ -1,4 +1,4 @@
-//! A tree of processes that stand still together. `process_tree.cpp` says how it is made.
+//! `ProcessTree`: a tree of processes that are paused together. `process_tree.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,7 +1,7 @@
-//! Calls as a client makes them and a server answers them: empty ones, and answers of random bytes with a checksum.
+//! Makes calls as a client does and answers them as a server does: empty ones, and answers of random bytes.
 //!
-//! A server makes each answer anew: random bytes, and behind them eight bytes of checksum, their CRC-32C and its
-//! complement, which the client computes again.
+//! The server creates each answer anew: random bytes, then eight bytes of checksum, which are their CRC-32C and its
+//! complement. The client computes the checksum again.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};

@@ -1,11 +1,11 @@
-// A parent whose children touch four pages each, and say what they made of them.
-// usage: sparse MIB PAYLOAD
-// payload: NUMBER [hold]
-// says: result NUMBER VALUE UNIX_NS, and stays with `hold`
+// A parent whose children touch four pages each, and print the value that they compute from them.
 #include "sparse.h"
 
 #include <cstring>
 
+// usage: sparse MIB PAYLOAD
+// payload: NUMBER [hold]
+// says: result NUMBER VALUE UNIX_NS, and stays with `hold`
 int main(int count, char **arguments) {
     if (count != 3) return 2;
     Sparse memory(strtoull(arguments[1], nullptr, 10));

@@ -1,5 +1,5 @@
-// What the parents have in their memory whose children touch four pages of it, and what such a child makes of them: a number
-// that no other child has, which whoever asked for it can work out, too.
+// The memory of parents whose children touch four pages of it, and the value that a child computes from them. The value
+// is unique to each child. `expected_value` in `sparse.rs` computes it, too.
 #pragma once
 
 #include "parent.h"

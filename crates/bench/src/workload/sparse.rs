@@ -1,5 +1,5 @@
-//! A program whose children touch four pages each, and say what they made of them: a number that each has for itself.
-//! `sparse.h` says how.
+//! A program whose children touch four pages each and compute a value from them. The value is unique to each child, and
+//! `expected_value` computes it too. `sparse.h` has the same computation in C++.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,9 @@
-// Threads that wait, each in another of the calls that a stop ends with EINTR or has begin anew (signal(7)), with a time limit
-// again and again, or without one. No handler is installed: a parent whose wait gives EINTR, ends too early or far too late
-// says `wrong wait NAME …`, and its exit status is 1. In a child, which is stopped for other reasons as well, they end.
-// Not semtimedop(2): a semaphore outlives a process that is killed.
+// Threads that wait, each in another system call that a stop ends with EINTR or restarts (signal(7)), with or without a
+// time limit.
+//
+// No handler is installed. A parent whose wait fails with EINTR, ends too early or far too late prints `wrong wait NAME
+// …` and exits with status 1. In a child, which is stopped for other reasons as well, the threads end. semtimedop(2) is
+// missing: a semaphore outlives a killed process.
 #pragma once
 
 #include "../baseline/endpoint.h"

@@ -1,7 +1,5 @@
-// A parent whose children stand ready for requests: each connects to a socket, says which one it is, and answers one request
-// after the other; between two it is paused.
-// usage: turns MIB PAYLOAD
-// payload: INDEX STEPS SOCKET
+// A parent whose children wait for requests. Each connects to a socket, sends its index, and answers one request after
+// another; between two requests it is paused.
 #include "warm_function.h"
 
 #include <cstring>
@@ -22,6 +20,8 @@ int connect_to(const char *path) {
 
 } // namespace
 
+// usage: warm_function MIB PAYLOAD
+// payload: INDEX STEPS SOCKET
 int main(int count, char **arguments) {
     if (count != 3) return 2;
     uint64_t bytes = strtoull(arguments[1], nullptr, 10) << 20;

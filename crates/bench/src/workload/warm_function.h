@@ -1,4 +1,4 @@
-// What runs at each warm start: a value that whoever asked for it can work out, too.
+// The function that runs at each warm start. Its caller computes the value, too.
 #pragma once
 
 #include "parent.h"

@@ -1,4 +1,5 @@
-//! A program whose children stand ready for requests, each of which runs a function of theirs. `warm_function.cpp` says how.
+//! A program whose children wait for requests, each of which runs a function of theirs. `warm_function.cpp` is the
+//! program.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! `farfork call-timer`, which the daemon starts: the process that ends interrupted system calls in time. Not for users.
+//! `farfork call-timer`: the process that ends interrupted system calls when their time is over. The daemon starts it;
+//! users do not.
 
 use std::os::fd::AsFd as _;
 use std::process::ExitCode;

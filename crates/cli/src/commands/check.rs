@@ -1,4 +1,5 @@
-//! `farfork check`: what a prepare would carry, and what it would refuse.
+//! `farfork check`: reports what a prepare of a process would carry and what it would refuse, without stopping the
+//! process.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `farfork completions`: what a shell needs to complete commands and options.
+//! `farfork completions`: prints the completion script of a shell.
 
 use std::io;
 use std::process::ExitCode;

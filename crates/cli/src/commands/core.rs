@@ -1,4 +1,4 @@
-//! `farfork core`: the state of a child as a core file.
+//! `farfork core`: writes the state of a child as a core file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

@@ -1,4 +1,4 @@
-//! `farfork down`: the end of a cluster on this machine.
+//! `farfork down`: stops the cluster that `farfork up` started on this machine.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `farfork drop`: seeds end.
+//! `farfork drop`: drops seeds.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `farfork inspect`: all that is known of a seed, a child or a node; a child, compared with its parent.
+//! `farfork inspect`: prints everything known about a seed, a child or a node. `inspect_compare` has `--against`.
 
 use std::process::ExitCode;
 

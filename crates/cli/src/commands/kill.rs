@@ -1,4 +1,4 @@
-//! `farfork kill`: a signal for children.
+//! `farfork kill`: sends a signal to children.
 
 use std::process::ExitCode;
 

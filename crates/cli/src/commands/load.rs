@@ -1,4 +1,4 @@
-//! The arguments that describe a load of calls: what `bench rpc` and `stress rpc` have in common.
+//! `LoadArgs`: the arguments that describe a load of calls, shared by `bench rpc` and `stress rpc`.
 
 use clap::Args;
 use farfork_bench::{ConnectionSecurity, RpcCase};

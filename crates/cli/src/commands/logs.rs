@@ -1,4 +1,4 @@
-//! `farfork logs`: what a child wrote.
+//! `farfork logs`: prints the output of a child.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;

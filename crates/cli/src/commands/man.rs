@@ -1,4 +1,4 @@
-//! `farfork man`: the manual pages.
+//! `farfork man`: prints or writes the manual pages that `manual` makes.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};

@@ -1,4 +1,5 @@
-//! The commands, one file each. A file has the arguments, whose comments are the documentation, and what they do.
+//! The commands, one file each. A file has the arguments of a command and runs it. The comments on the arguments are
+//! the help text.
 
 mod bench;
 mod call_timer;
@@ -44,7 +45,7 @@ use crate::connection::block_on;
 pub(crate) enum Command {
     Up(up::Up),
     Down(down::Down),
-    Cluster(cluster::Cluster),
+    Cluster(cluster::ClusterArguments),
     Node(node::Node),
     #[command(hide = true)]
     Pager(pager::Pager),

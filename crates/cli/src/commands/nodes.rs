@@ -1,4 +1,4 @@
-//! `farfork nodes`: the cluster's nodes.
+//! `farfork nodes`: lists the nodes of the cluster.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
-//! Commands that do one thing to each of several objects: one failure does not keep the others from it.
+//! `ObjectOutcome`: the results of a command that does one thing to several objects. After a failure of one object the
+//! command continues with the others.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `farfork pager`, which the daemon starts: the process that serves children's memory. Not for users.
+//! `farfork pager`: the process that serves the page faults of children. The daemon starts it; users do not.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `farfork pause`: children stand still where they are.
+//! `farfork pause`: pauses children.
 
 use std::process::ExitCode;
 

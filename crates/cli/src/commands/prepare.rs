@@ -1,4 +1,4 @@
-//! `farfork prepare`: a process becomes a seed.
+//! `farfork prepare`: makes a seed of a process.
 
 use std::process::ExitCode;
 use std::time::Duration;

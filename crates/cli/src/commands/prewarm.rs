@@ -1,4 +1,4 @@
-//! `farfork prewarm`: nodes make ready for children of a seed.
+//! `farfork prewarm`: copies the descriptor and the working set of a seed to nodes before its first child there.
 
 use std::process::ExitCode;
 

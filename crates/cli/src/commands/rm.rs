@@ -1,4 +1,4 @@
-//! `farfork rm`: children that have ended are forgotten.
+//! `farfork rm`: removes the records of children that have ended.
 
 use std::process::ExitCode;
 

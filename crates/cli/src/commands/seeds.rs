@@ -1,4 +1,4 @@
-//! `farfork seeds`: the cluster's seeds.
+//! `farfork seeds`: lists the seeds of the cluster.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `farfork settle`: a child takes the rest of its pages, and needs its seed no more.
+//! `farfork settle`: has a child fetch its remaining pages, so that it no longer needs its seed.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! `farfork unpause`: children that stand still go on.
+//! `farfork unpause`: continues paused children.
 
 use std::process::ExitCode;
 

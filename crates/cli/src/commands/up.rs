@@ -1,4 +1,4 @@
-//! `farfork up`: a small cluster on this machine.
+//! `farfork up`: starts a small cluster on this machine.
 
 use std::env;
 use std::io::{IsTerminal as _, stderr};

@@ -1,4 +1,4 @@
-//! `farfork wait`: how children ended, and what they printed.
+//! `farfork wait`: waits for children to end, and reports their status and output.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What a node has promised of its memory, as scripts see it.
+//! `BudgetView`: the memory budget of a node in JSON output.
 
 use farfork_node::api::v1::MemoryBudget;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! How far something is that moves bytes: on a terminal only.
+//! `ByteProgressBar`: the progress of a transfer, shown on a terminal only.
 
 use std::io::{IsTerminal as _, stderr};
 

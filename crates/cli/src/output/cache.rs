@@ -1,4 +1,4 @@
-//! What a node keeps of other nodes' seeds, as scripts see it.
+//! `CacheView`: the page cache of a node in JSON output.
 
 use farfork_node::api::v1::CacheUse;
 use serde::Serialize;

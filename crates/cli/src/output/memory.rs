@@ -1,4 +1,4 @@
-//! What a child's memory cost so far: its pager's counts, and where its memory is.
+//! The cost of a child's memory: the counters of its pager, and how much of the memory is local, shared or remote.
 
 use farfork_node::api::v1::{MemoryUse, PagerStats};
 use serde::Serialize;

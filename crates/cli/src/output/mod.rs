@@ -1,4 +1,4 @@
-//! What commands print: tables and sentences for people, JSON with stable keys for scripts.
+//! The output of commands: tables and sentences for people, JSON with stable keys for scripts.
 
 mod budget;
 mod byte_progress;

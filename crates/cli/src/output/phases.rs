@@ -1,4 +1,4 @@
-//! Where the time of a request went: a table of its phases with bars for people, a list with stable keys for scripts.
+//! The phases of a request: a table with bars for people, a list with stable keys for scripts.
 
 use farfork_node::api::v1::Phase;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! The phases of many children beside each other: a line for each phase, with the median and the longest.
+//! `PhaseSummary`: the phases of several children in one table. A line has the median and the maximum of a phase.
 
 use farfork_node::api::v1::Phase;
 use serde::Serialize;

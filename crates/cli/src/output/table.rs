@@ -1,4 +1,4 @@
-//! Tables whose columns line up, without frames, so that `awk` can read them too.
+//! `Table`: aligned columns without frames, so that `awk` can parse them.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table as Grid};

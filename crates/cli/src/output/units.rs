@@ -1,4 +1,4 @@
-//! Figures as people read them.
+//! Formats numbers with units for people.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

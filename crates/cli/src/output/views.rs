@@ -1,4 +1,4 @@
-//! Seeds, children and nodes as scripts see them. The names of these fields are a promise: they may be added to, never
+//! Seeds, children and nodes in JSON output. The field names are a stable interface: fields may be added, never
 //! renamed.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What a node keeps for further children of seeds that were forked there, as scripts see it.
+//! `ZygotesView`: the zygotes of a node in JSON output.
 
 use farfork_node::api::v1::ZygoteUse;
 use serde::Serialize;

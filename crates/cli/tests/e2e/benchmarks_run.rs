@@ -1,4 +1,4 @@
-//! Benchmarks run to their end, print what they promise, and leave nothing. What their figures are is no test's business.
+//! Each benchmark runs to its end, prints the figures that it promises, and leaves nothing. The values are not tested.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,20 +12,20 @@ use crate::harness::{Farfork, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("fork_prints_every_figure_and_leaves_nothing", fork),
+    Test::alone("fork_prints_every_figure_and_cleans_up", fork),
     Test::alone("fork_compares_strategies", fork_compares_strategies),
     Test::alone("fork_writes_sequentially", fork_writes_sequentially),
     Test::alone("fork_measures_first_children", fork_measures_first_children),
-    Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
-    Test::alone("fault_stands_beside_its_floors", fault),
-    Test::alone("connect_prints_every_case_and_leaves_nothing", connect),
-    Test::alone("churn_finds_no_wrong_page_and_leaves_nothing", churn),
-    Test::alone("many_fanout_finds_no_wrong_result_and_leaves_nothing", fanout),
-    Test::alone("many_stress_fork_judges_and_leaves_nothing", stress_fork),
-    Test::alone("tree_prints_every_figure_and_leaves_nothing", tree),
-    Test::alone("pool_prints_every_figure_and_leaves_nothing", pool),
-    Test::alone("warm_start_finds_the_best_number_and_leaves_nothing", warm_start),
-    Test::alone("a_missing_peer_is_named_with_what_to_do", missing_peer),
+    Test::alone("fork_refuses_sizes_above_free_memory", fork_refuses),
+    Test::alone("fault_prints_figures_next_to_their_floors", fault),
+    Test::alone("connect_prints_every_case_and_cleans_up", connect),
+    Test::alone("churn_finds_no_wrong_page_and_cleans_up", churn),
+    Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
+    Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
+    Test::alone("tree_prints_every_figure_and_cleans_up", tree),
+    Test::alone("pool_prints_every_figure_and_cleans_up", pool),
+    Test::alone("warm_start_finds_the_best_concurrency_and_cleans_up", warm_start),
+    Test::alone("a_missing_peer_program_is_reported_with_a_remedy", missing_peer),
 ];
 
 /// A few dozen children, and as many touches of a few MiB, on a busy machine.

@@ -1,5 +1,5 @@
-//! Children equal their parent: each page that the template can read is the same in a child that is stopped before its
-//! first step, on another node. Then the child runs on, and answers rightly.
+//! A child has the memory of its parent. Each page that the template can read is the same in a child on another node
+//! that is stopped before its first instruction. The child then runs and must answer correctly.
 
 use crate::harness::{Cluster, Parent, Program, Seed, memory};
 use crate::test::Test;
@@ -10,8 +10,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_go_program", |cluster| check(cluster, Program::Goroutines, &["32"])),
     Test::shared("python_with_numpy", |cluster| check(cluster, Program::Arrays, &["64"])),
     Test::shared("on_the_parents_own_node", on_own_node),
-    Test::shared("after_another_second", later_children),
-    Test::shared("frozen", frozen),
+    Test::shared("when_the_parent_has_run_on", later_children),
+    Test::shared("when_the_parent_is_frozen", frozen),
 ];
 
 /// A program whose whole memory is compared has at least this many pages: what a libc alone has, ten times over.

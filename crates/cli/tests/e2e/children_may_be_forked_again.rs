@@ -1,5 +1,5 @@
-//! Children are forked on: prepared on whatever node they are, and their children in turn. Pages come from whoever owns
-//! them, and what is lost is lost to those alone who need it.
+//! A child is prepared and forked like any other process, on any node, and so are its children. Each page is fetched
+//! from the node that owns it. A lost page affects only the processes that need it.
 
 use std::fs;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("with_all_that_they_changed", changed),
-    Test::shared("whatever_they_are", whatever),
-    Test::shared("sixteen_times", sixteen_times),
-    Test::shared("with_files_that_they_alone_have", own_files),
-    Test::shared("and_what_they_forked_is", forked),
-    Test::shared("while_what_they_forked_forks", storming),
-    Test::shared("not_through_the_middle", not_through_middle),
-    Test::shared("without_their_seed_where_they_settled", settled),
-    Test::shared("without_anybody_where_their_seed_is_sealed", sealed),
-    Test::shared("and_told_whose_pages_are_lost", lost),
-    Test::shared("and_their_seeds_end_with_them", seeds_end),
-    Test::shared("and_never_stopped_for_good", never_frozen),
-    Test::alone("while_pagers_are_killed", pagers_die),
-    Test::alone("and_outlive_the_middle", middle_dies),
+    Test::shared("a_grandchild_has_the_pages_that_the_child_changed", changed_pages),
+    Test::shared("c_cpp_go_and_python_programs_are_forked_again", four_languages),
+    Test::shared("sixteen_generations_are_forked", sixteen_times),
+    Test::shared("files_that_only_the_child_has_are_restored", own_files),
+    Test::shared("a_process_that_a_child_forked_is_prepared", forked_process),
+    Test::shared("a_child_is_prepared_while_its_descendants_fork", descendants_fork),
+    Test::shared("pages_that_the_child_never_touched_come_from_their_owner", not_through_middle),
+    Test::shared("a_settled_child_is_forked_after_its_seed_was_dropped", settled),
+    Test::shared("a_sealed_seed_of_a_child_needs_no_ancestor", sealed),
+    Test::shared("a_lost_page_is_reported_with_the_seed_that_owned_it", lost),
+    Test::shared("a_seed_of_a_child_ends_with_the_child", seeds_end),
+    Test::shared("freezing_a_child_is_refused", freeze_refused),
+    Test::alone("a_child_is_forked_again_while_pagers_are_killed", pagers_die),
+    Test::alone("a_grandchild_survives_a_killed_daemon_of_the_child", middle_dies),
 ];
 
 const MEMORY_MIB: &str = "16";
@@ -121,7 +121,7 @@ fn counted(farfork: &Farfork, child: &str, what: &str) -> u64 {
 }
 
 /// Every page, by its bytes, of a child that stands still while it is looked at.
-fn changed(cluster: &Cluster) {
+fn changed_pages(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
@@ -142,7 +142,7 @@ fn changed(cluster: &Cluster) {
 }
 
 /// Real programs with threads, in three languages.
-fn whatever(cluster: &Cluster) {
+fn four_languages(cluster: &Cluster) {
     for (program, arguments) in [
         (Program::Arrays, &[][..]),
         (Program::Threads, &["16"][..]),
@@ -204,7 +204,7 @@ fn own_files(cluster: &Cluster) {
 }
 
 /// A process that a child forked is a parent like any other.
-fn forked(cluster: &Cluster) {
+fn forked_process(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
@@ -220,7 +220,7 @@ fn forked(cluster: &Cluster) {
 }
 
 /// The template is told apart from all that others fork at the same moment, and nobody is harmed by being looked at for it.
-fn storming(cluster: &Cluster) {
+fn descendants_fork(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &COW);
@@ -347,7 +347,7 @@ fn seeds_end(cluster: &Cluster) {
 }
 
 /// A child cannot be its own template: its missing pages would be read.
-fn never_frozen(cluster: &Cluster) {
+fn freeze_refused(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
     let middle = Middle::of(cluster, &seed, 1, &[]);

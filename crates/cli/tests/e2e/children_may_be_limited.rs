@@ -1,5 +1,5 @@
-//! Children may be limited: one that needs more memory than it may have is killed, and its end says so; what it may use of
-//! processors is the kernel's to see to. Others are not limited by that.
+//! Limits of a child: memory, processor time, processes and run time. A child that exceeds one is killed or refused,
+//! and its recorded end names the limit. Children without limits are not affected.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -17,11 +17,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("in_memory", in_memory),
     Test::shared("in_processor_time", in_processor_time),
     Test::shared("in_processes", in_processes),
-    Test::shared("in_time", in_time),
-    Test::shared("and_are_killed_with_their_container", with_container),
-    Test::shared("and_are_killed_although_their_container_stands_still", first_process_traced),
-    Test::alone("in_memory_while_no_daemon_is_there", without_daemon),
-    Test::shared("and_senseless_limits_are_refused", senseless),
+    Test::shared("in_run_time", in_run_time),
+    Test::shared("the_end_of_a_child_is_reported_when_its_init_is_killed_too", with_container),
+    Test::shared("a_child_that_traces_its_init_is_killed", first_process_traced),
+    Test::alone("in_memory_while_no_daemon_runs", without_daemon),
+    Test::shared("limits_below_the_minimum_are_refused", below_minimum),
 ];
 
 /// What the parent holds, in MiB: a child touches all of it to answer.
@@ -148,7 +148,7 @@ fn multiply(seed: &Seed, options: &[&str]) -> u64 {
 
 fn in_processes(cluster: &Cluster) {
     const UNTRUSTED: u64 = 1024;
-    let mut parent = Parent::start(Program::Situation("multiplying"), &[]);
+    let mut parent = Parent::start(Program::Situation("fork_bomb"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
     let beside = &seed.fork_idle(1, &to)[0];
@@ -169,7 +169,7 @@ fn in_processes(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn in_time(cluster: &Cluster) {
+fn in_run_time(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(1, &["--timeout", "200ms"]);
@@ -211,7 +211,7 @@ fn with_container(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn senseless(cluster: &Cluster) {
+fn below_minimum(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let farfork = cluster.first();

@@ -1,5 +1,5 @@
-//! Children may be paused: one that is stands still with all its threads, shows so, and goes on as if nothing had been;
-//! what is asked of it meanwhile is done, or refused with what to do.
+//! A paused child is stopped with all its threads, is listed as paused, and later continues unharmed. A request that
+//! arrives meanwhile is done, or refused with the next step.
 
 use std::fs;
 use std::thread;
@@ -11,11 +11,11 @@ use crate::harness::{Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("and_stand_still", stand_still),
-    Test::shared("while_their_pages_come", while_paging),
-    Test::shared("and_settled_and_looked_at", settled_and_looked_at),
-    Test::shared("and_killed", killed),
-    Test::alone("and_outlive_their_daemon", outlive_daemon),
+    Test::shared("a_paused_child_makes_no_progress", stand_still),
+    Test::shared("while_their_pages_are_fetched", while_paging),
+    Test::shared("a_paused_child_settles_and_dumps_its_core", settled_and_looked_at),
+    Test::shared("a_paused_child_is_killed", killed),
+    Test::alone("a_paused_child_survives_a_killed_daemon", outlive_daemon),
 ];
 
 const MEMORY_MIB: &str = "64";

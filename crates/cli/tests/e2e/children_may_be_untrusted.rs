@@ -1,5 +1,5 @@
-//! Children may be untrusted: what might lead out of their containers is closed to them, to each thread and process, and what
-//! opens seeds is not in their memory. Others are as they were.
+//! Untrusted children: every thread and process of the child is kept inside the container, and no secret that opens a
+//! seed is in its memory. Trusted children keep their rights.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,12 @@ use crate::harness::{Cluster, Parent, Program, Seed, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("no_way_out_is_open", no_way_out),
-    Test::shared("others_are_as_they_were", others),
-    Test::shared("with_threads_of_python", python),
-    Test::shared("what_opens_a_seed_is_not_in_its_children", tokens),
-    Test::shared("a_child_of_one_is_no_freer", children_of_one),
-    Test::shared("files_may_be_read_only", read_only),
+    Test::shared("an_untrusted_child_cannot_escape", no_escape),
+    Test::shared("a_trusted_child_keeps_its_rights", trusted_child),
+    Test::shared("a_python_program_with_threads_runs_untrusted", python),
+    Test::shared("the_seed_token_is_not_in_the_childs_memory", tokens),
+    Test::shared("a_grandchild_inherits_the_restrictions", children_of_one),
+    Test::shared("the_file_system_is_read_only_on_request", read_only),
 ];
 
 /// Read at a time.
@@ -35,7 +35,7 @@ fn ways(seed: &Seed, options: &[&str]) -> Vec<String> {
     ended.stdout.lines().filter_map(|line| line.strip_prefix("open ")).map(str::to_owned).collect()
 }
 
-fn no_way_out(cluster: &Cluster) {
+fn no_escape(cluster: &Cluster) {
     let mut parent = escaping(cluster);
     let seed = Seed::prepare(cluster.first(), &parent);
     for network in ["private", "shared"] {
@@ -53,7 +53,7 @@ fn no_way_out(cluster: &Cluster) {
 }
 
 /// The tries are real: where nothing is closed, many are open.
-fn others(cluster: &Cluster) {
+fn trusted_child(cluster: &Cluster) {
     let mut parent = escaping(cluster);
     let seed = Seed::prepare(cluster.first(), &parent);
     let open = ways(&seed, &["--to", cluster.name(1)]);

@@ -1,5 +1,5 @@
-//! Children may choose networks: their own, into which ports of the node lead, one for all of a fork, or the node's. Their
-//! parent's server is not touched by any.
+//! The networks of a child: its own one with published ports, one shared by all children of a fork, or the node's. No
+//! child disturbs the server of its parent.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -11,14 +11,14 @@ use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("ports_of_the_node_lead_to_a_child", published),
-    Test::shared("a_published_port_has_one_child", taken_port),
-    Test::alone("a_new_daemon_leads_to_its_children", new_daemon),
-    Test::shared("children_of_a_fork_meet_in_a_shared_one", shared),
-    Test::shared("the_nodes_has_its_interfaces", host),
-    Test::alone("copies_of_zygotes_are_where_they_are_to_be", copies),
-    Test::shared("in_the_nodes_a_port_belongs_to_one", port_of_the_node),
-    Test::shared("what_makes_no_sense_is_refused", senseless),
+    Test::shared("a_published_port_reaches_the_child", published),
+    Test::shared("a_port_that_is_already_published_is_refused", taken_port),
+    Test::alone("a_restarted_daemon_serves_published_ports", new_daemon),
+    Test::shared("children_of_one_fork_connect_in_a_shared_network", shared),
+    Test::shared("the_host_network_has_the_nodes_interfaces", host),
+    Test::alone("copies_of_a_zygote_join_the_chosen_network", copies),
+    Test::shared("a_taken_port_of_the_host_network_is_refused", port_of_the_node),
+    Test::shared("contradicting_network_options_are_refused", contradicting_options),
 ];
 
 /// For a child to be where it serves, and for a port to be free again.
@@ -240,7 +240,7 @@ fn port_of_the_node(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn senseless(cluster: &Cluster) {
+fn contradicting_options(cluster: &Cluster) {
     let mut sharing = parent("share");
     let (seed, port) = (Seed::prepare(cluster.first(), &sharing), port_of(&sharing));
     let refused = |options: &[&str]| cluster.first().run_failing(&[&["fork", seed.id(), "--detach"], options].concat());

@@ -1,4 +1,5 @@
-//! Children may have a way out of their own networks: they call others by way of their nodes, as far as they may, and have names resolved.
+//! Egress: a child in its own network connects to other hosts through its node, only to the allowed addresses, and
+//! resolves names.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -12,15 +13,15 @@ use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("others_are_called_from_the_node", called),
-    Test::shared("only_where_it_may_a_child_gets", limited),
-    Test::shared("datagrams_and_names_are_answered", datagrams),
-    Test::shared("a_connected_socket_is_of_use_with_a_way_out", connected),
-    Test::shared("who_is_not_trusted_may_call_too", untrusted),
-    Test::shared("who_says_something_and_ends_is_heard", parting),
-    Test::shared("children_of_a_fork_share_a_way_out", shared),
-    Test::alone("a_new_daemon_lets_its_children_call", new_daemon),
-    Test::shared("the_nodes_network_has_a_way_out", senseless),
+    Test::shared("a_child_connects_from_the_address_of_its_node", connected_from_node),
+    Test::shared("a_child_reaches_only_allowed_addresses", allowed_addresses),
+    Test::shared("datagrams_and_name_lookups_are_answered", datagrams),
+    Test::shared("a_connected_udp_socket_works_with_egress", connected_socket),
+    Test::shared("an_untrusted_child_connects", untrusted),
+    Test::shared("data_sent_just_before_the_end_arrives", data_before_end),
+    Test::shared("children_of_a_shared_network_share_egress", shared),
+    Test::alone("children_connect_through_a_restarted_daemon", new_daemon),
+    Test::shared("egress_with_the_host_network_is_refused", host_network),
 ];
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -71,7 +72,7 @@ fn heard(seed: &Seed, payload: &str, options: &[&str]) -> Vec<String> {
     ended.stdout.lines().filter_map(|line| line.strip_prefix("heard ")).map(str::to_owned).collect()
 }
 
-fn called(cluster: &Cluster) {
+fn connected_from_node(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, own) = (cluster.ip(0).to_string(), cluster.ip(1).to_string());
@@ -92,7 +93,7 @@ fn called(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn limited(cluster: &Cluster) {
+fn allowed_addresses(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::prepare(cluster.first(), &parent);
     let (ip, server) = (cluster.ip(0).to_string(), Server::start(cluster, 0, true));
@@ -169,7 +170,7 @@ fn datagrams(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn connected(cluster: &Cluster) {
+fn connected_socket(cluster: &Cluster) {
     let (ip, own, port) = (cluster.ip(0).to_string(), cluster.ip(1).to_string(), echo(cluster).to_string());
     let mut parent = Parent::start(Program::Situation("networks"), &["connected", &ip, &port]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -195,7 +196,7 @@ fn untrusted(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn parting(cluster: &Cluster) {
+fn data_before_end(cluster: &Cluster) {
     const CHILDREN: usize = 20;
     let mut parent = parent();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -277,7 +278,7 @@ fn new_daemon() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-fn senseless(cluster: &Cluster) {
+fn host_network(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::prepare(cluster.first(), &parent);
     let options = ["fork", seed.id(), "--detach", "--net", "host", "--egress", "any"];

@@ -1,5 +1,5 @@
-//! Untrusted children may have users and groups of their own: root inside is nobody outside, all the same finds its parent's files
-//! its own, and changes none of the node's.
+//! Untrusted children with a user namespace: root in the child has no rights on the node. The child still owns the
+//! files of its parent, and changes no file of the node.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,14 +13,14 @@ use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("root_inside_is_nobody_outside", nobody),
-    Test::shared("no_two_have_the_same", apart),
-    Test::shared("no_way_out_is_open", no_way_out),
-    Test::shared("with_threads_of_python", python),
-    Test::shared("what_is_shared_is_theirs_too", shared_files),
-    Test::shared("what_it_does_not_go_with_is_refused", refused),
-    Test::alone("numbers_outlive_a_daemon", daemon_killed),
-    Test::alone("its_processes_may_be_killed", processes_killed),
+    Test::shared("root_in_the_child_is_unprivileged_on_the_node", unprivileged_root),
+    Test::shared("each_child_has_its_own_id_range", own_ranges),
+    Test::shared("a_child_with_a_user_namespace_cannot_escape", no_escape),
+    Test::shared("a_python_program_with_threads_runs", python),
+    Test::shared("a_child_owns_the_files_of_a_shared_path", shared_files),
+    Test::shared("conflicting_options_are_refused", refused),
+    Test::alone("an_id_range_survives_a_killed_daemon", daemon_killed),
+    Test::alone("an_id_range_is_freed_when_its_processes_are_killed", processes_killed),
 ];
 
 const OPTIONS: [&str; 2] = ["--untrusted", "--user-namespace"];
@@ -49,12 +49,12 @@ fn first_of(pid: i32) -> u32 {
     numbers[1]
 }
 
-fn nobody(cluster: &Cluster) {
+fn unprivileged_root(cluster: &Cluster) {
     let directory = scratch::directory();
     let secret = directory.path().join("secret");
     fs::write(&secret, "secret").expect("a small file can be written");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
-    let mut parent = Parent::start(Program::Situation("numbered"), &[&directory.path().to_string_lossy()]);
+    let mut parent = Parent::start(Program::Situation("file_ownership"), &[&directory.path().to_string_lossy()]);
     let seed = Seed::prepare(cluster.first(), &parent);
     for network in ["private", "shared"] {
         let options = [&OPTIONS[..], &["--to", cluster.name(1), "--net", network]].concat();
@@ -87,7 +87,7 @@ fn nobody(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn apart(cluster: &Cluster) {
+fn own_ranges(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let nodes = format!("{},{}", cluster.name(0), cluster.name(1));
@@ -108,7 +108,7 @@ fn apart(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn no_way_out(cluster: &Cluster) {
+fn no_escape(cluster: &Cluster) {
     let socket = cluster.node(1).socket().to_string_lossy().into_owned();
     let mut parent = Parent::start(Program::Situation("escaping"), &[&socket]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -135,7 +135,7 @@ fn shared_files(cluster: &Cluster) {
     let secret = directory.path().join("secret");
     fs::write(&secret, "secret").expect("a small file can be written");
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
-    let mut parent = Parent::start(Program::Situation("numbered"), &[&path]);
+    let mut parent = Parent::start(Program::Situation("file_ownership"), &[&path]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let options = [&OPTIONS[..], &["--to", cluster.name(1), "--shared", &path]].concat();
     let ended = seed.fork_attached("7", &options);

@@ -1,5 +1,5 @@
-//! Children may settle: one that has taken all of its memory needs neither its seed nor the node of its parent, whatever it
-//! did to its memory meanwhile.
+//! A settled child has fetched all of its memory. It needs neither its seed nor the node of its parent, whatever it did
+//! to its memory meanwhile.
 
 use std::thread;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, memory, wait}
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("and_outlive_their_owner", outlive_owner),
-    Test::alone("while_the_link_is_cut", while_cut),
-    Test::alone("while_the_pager_is_killed", while_pager_dies),
+    Test::alone("a_settled_child_survives_a_killed_owner", outlive_owner),
+    Test::alone("settling_continues_after_the_link_was_cut", while_cut),
+    Test::alone("settling_continues_while_the_pager_is_killed", while_pager_dies),
     Test::shared("while_they_change_their_memory", while_changing),
-    Test::shared("and_have_what_their_seed_has", have_all),
-    Test::shared("in_the_background", in_background),
-    Test::shared("not_without_their_seed", not_without_seed),
+    Test::shared("a_settled_child_has_every_page_of_its_seed", have_all),
+    Test::shared("settling_continues_in_the_background_after_a_timeout", in_background),
+    Test::shared("a_child_without_its_seed_cannot_settle", not_without_seed),
 ];
 
 const MEMORY_MIB: &str = "256";

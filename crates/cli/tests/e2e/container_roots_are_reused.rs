@@ -1,4 +1,5 @@
-//! A child may be in the root of one of its parent's that has ended and left nothing there; nobody else is, and no other root is used again.
+//! The root of an ended child is reused only for a child of the same parent, and only if the ended child left nothing
+//! in it.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,10 +12,10 @@ use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("where_a_child_has_left_nothing", where_nothing_is_left),
-    Test::alone("by_children_of_the_same_parent", only_of_the_same_parent),
-    Test::alone("while_that_is_who_it_was", only_while_it_is_who_it_is),
-    Test::alone("and_none_is_left_behind", none_is_left_behind),
+    Test::alone("only_when_the_previous_child_left_no_files", left_clean),
+    Test::alone("only_by_children_of_the_same_parent", same_parent),
+    Test::alone("only_while_the_parent_keeps_its_credentials", same_credentials),
+    Test::alone("no_root_is_leaked", no_leak),
 ];
 
 /// For a root to have its next container.
@@ -46,7 +47,7 @@ fn within(pid: i32, command: &str) {
     assert!(status.expect("nsenter is needed").success(), "{command}");
 }
 
-fn where_nothing_is_left() {
+fn left_clean() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -75,7 +76,7 @@ fn where_nothing_is_left() {
 }
 
 /// Makes seeds of a process until a child of one has the root of one of another. Gives the roots of all.
-fn until_handed_on(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<Root> {
+fn reuse_across_seeds(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<Root> {
     let next = Seed::prepare(cluster.first(), parent);
     let (mut of_others, mut of_next) = (Vec::<Root>::new(), Vec::new());
     wait::wait_until("a child is in the root of one of another seed", SOON, || {
@@ -91,14 +92,14 @@ fn until_handed_on(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<
     of_others
 }
 
-fn only_of_the_same_parent() {
+fn same_parent() {
     let cluster = Cluster::start(2);
     let [mut parent, mut other] = [(); 2].map(|()| Parent::start(Program::Waits, &["4"]));
     for to in [&[][..], &["--to", cluster.name(1)]] {
         let shared = [to, &["--net", "shared"]].concat();
         let root = |seed: &Seed, options: &[&str]| root_of(&cluster, seed, options, |_| ());
         let [its, not_its] = [&parent, &other].map(|parent| Seed::prepare(cluster.first(), parent));
-        let mut former = until_handed_on(&cluster, &parent, to);
+        let mut former = reuse_across_seeds(&cluster, &parent, to);
         former.push(root(&its, &shared));
         for (seed, options) in [(&not_its, to), (&not_its, &shared), (&its, &shared)] {
             for _ in 0..3 {
@@ -111,9 +112,9 @@ fn only_of_the_same_parent() {
     other.require_unharmed();
 }
 
-fn only_while_it_is_who_it_is() {
+fn same_credentials() {
     let cluster = Cluster::start(1);
-    let mut parent = Parent::start(Program::Situation("becoming"), &[]);
+    let mut parent = Parent::start(Program::Situation("changing_credentials"), &[]);
     let mut former: Vec<Root> = Vec::new();
     let ways = ["itself", "in other groups", "not dumpable", "with fewer capabilities", "another user"];
     for (number, way) in ways.into_iter().enumerate() {
@@ -121,7 +122,7 @@ fn only_while_it_is_who_it_is() {
             kill_process(Pid::from_raw(parent.pid()).expect("a process id"), Signal::USR1).expect("it runs");
             parent.wait_for_ticks(3);
         }
-        let found = until_handed_on(&cluster, &parent, &[]);
+        let found = reuse_across_seeds(&cluster, &parent, &[]);
         let is_strange = |root: &Root| former.iter().all(|former| former.name != root.name);
         assert!(found.iter().all(is_strange), "{way}");
         former.extend(found);
@@ -129,7 +130,7 @@ fn only_while_it_is_who_it_is() {
     parent.require_unharmed();
 }
 
-fn none_is_left_behind() {
+fn no_leak() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -1,5 +1,5 @@
-//! Cores of children are readable: they have each thread's registers and all memory, also what the child had not touched
-//! when it was asked for its core, and the child runs on.
+//! The core of a child has the registers of each thread and all memory, also pages that the child had not touched. The
+//! child runs on.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -13,10 +13,10 @@ use crate::harness::{Cluster, Parent, Program, Seed, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("with_all_memory", all_memory),
-    Test::shared("by_debuggers", by_debuggers),
-    Test::shared("and_children_run_on", run_on),
-    Test::shared("and_failures_leave_nothing", failures),
+    Test::shared("a_core_contains_all_memory", all_memory),
+    Test::shared("readelf_and_gdb_read_a_core", by_debuggers),
+    Test::shared("a_child_runs_on_after_its_core_was_written", run_on),
+    Test::shared("a_failed_core_leaves_no_file", failures),
 ];
 
 const LOAD: u32 = 1;

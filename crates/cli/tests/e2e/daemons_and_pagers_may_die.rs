@@ -1,5 +1,5 @@
-//! Daemons and pagers may die: children page on when their own daemon or their pager is killed, and a child whose owner
-//! is gone gets an error where a page is missing, never a wrong byte.
+//! Killed daemons and pagers: children go on fetching pages after their own daemon or pager is killed. If the owner is
+//! gone, a missing page is an error, never a wrong byte.
 
 use std::thread;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use crate::harness::{Cluster, NodeProcess, Parent, Program, Seed, StartedChild, 
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("the_pager", pager),
-    Test::alone("the_daemon_of_the_children", daemon_of_children),
-    Test::alone("the_daemon_of_the_parent", daemon_of_parent),
-    Test::alone("a_dropped_seed", dropped_seed),
-    Test::alone("a_child", child),
-    Test::alone("any_of_a_nodes_processes_together", any_together),
-    Test::alone("all_that_hold_descriptors", all_holders),
+    Test::alone("children_survive_a_killed_pager", pager),
+    Test::alone("children_survive_a_killed_daemon", daemon_of_children),
+    Test::alone("missing_pages_are_errors_when_the_owners_daemon_was_killed", daemon_of_parent),
+    Test::alone("missing_pages_are_errors_when_the_seed_was_dropped", dropped_seed),
+    Test::alone("a_killed_child_disturbs_no_other", child),
+    Test::alone("children_survive_node_processes_killed_together", killed_together),
+    Test::alone("children_survive_all_descriptor_holders_killed_together", all_holders),
     Test::alone("a_node_without_a_pager_is_not_ready", not_ready),
-    Test::alone("and_daemons_are_started_again_by_up", started_again),
+    Test::alone("up_restart_starts_only_ended_daemons", up_restart),
 ];
 
 /// Deaths that leave only the stubs of the containers.
@@ -178,9 +178,9 @@ fn child() {
 }
 
 /// Children, copies of a zygote among them, fork others all the while, and these again.
-fn any_together() {
+fn killed_together() {
     let cluster = Cluster::start(2);
-    let mut parent = Parent::start(Program::Situation("descending"), &["64"]);
+    let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let mut number = 30;
     for victims in DEATHS {
@@ -212,7 +212,7 @@ fn kill_while_they_fork(cluster: &Cluster, victims: &[NodeProcess]) {
 /// What was forked before is served again from what the stubs hold; and the node takes children.
 fn all_holders() {
     let cluster = Cluster::start(2);
-    let mut parent = Parent::start(Program::Situation("descending"), &["64"]);
+    let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let mut number = 60;
     for victims in DEATHS_OF_ALL {
@@ -240,7 +240,7 @@ fn all_holders() {
 /// A pager that cannot be started: its log cannot be opened.
 fn not_ready() {
     let cluster = Cluster::start(2);
-    let parent = Parent::start(Program::Situation("descending"), &["1"]);
+    let parent = Parent::start(Program::Situation("forking_descendants"), &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let second = cluster.name(1);
     let node = || {
@@ -272,7 +272,7 @@ fn not_ready() {
 }
 
 /// `farfork up --restart` starts those that have ended, and no others.
-fn started_again() {
+fn up_restart() {
     let cluster = Cluster::start(3);
     let mut parent = Parent::start(Program::Arrays, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);

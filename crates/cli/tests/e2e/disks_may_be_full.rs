@@ -1,5 +1,5 @@
-//! The file system that a node's run directory is on may be full: what runs goes on and its end is told, what is refused is refused by
-//! name, and when there is room again all is as before.
+//! The file system of a node's run directory is full: running children go on and their ends are reported. New children
+//! are refused with the reason. When there is space again, forks succeed.
 
 use std::thread;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::harness::seed::EXIT_VERIFIED;
 use crate::harness::{Cluster, Disk, Parent, Program, Seed};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] = &[Test::alone("under_children_that_page", under_children)];
+pub(crate) const TESTS: &[Test] = &[Test::alone("while_children_fetch_pages", under_children)];
 
 /// What the parent holds, and the room for two nodes' run directories.
 const PARENT_MIB: &str = "16";

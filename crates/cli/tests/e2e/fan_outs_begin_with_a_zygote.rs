@@ -1,5 +1,5 @@
-//! A fan-out of a seed that a node has not forked before has its zygote made first: all but the first child of the fork, which is on one of the
-//! nodes, are copies of that. What becomes of the zygote meanwhile changes no answer, and is waited for in vain by nobody for long.
+//! A fan-out of a fresh seed first makes a zygote on each node; all children but the first one of the fork are copies
+//! of it. A killed pager, a dropped seed or a failed zygote changes no answer and delays none for long.
 
 use std::fs;
 use std::thread;
@@ -9,11 +9,11 @@ use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("of_each_fresh_seed", of_each_fresh_seed),
-    Test::alone("without_exception", without_exception).long(),
-    Test::alone("or_without_one_that_cannot_be_made", without_one),
-    Test::alone("whose_pager_may_be_killed", pager_killed),
-    Test::alone("whose_seed_may_be_dropped", seed_dropped),
+    Test::alone("most_children_of_a_fresh_seed_are_zygote_copies", fresh_seeds),
+    Test::alone("every_fan_out_is_of_zygote_copies", every_fan_out).long(),
+    Test::alone("a_fan_out_succeeds_when_no_zygote_can_be_made", no_zygote),
+    Test::alone("a_fan_out_succeeds_when_the_pager_is_killed", pager_killed),
+    Test::alone("a_fan_out_ends_when_its_seed_is_dropped", seed_dropped),
 ];
 
 /// Children of one fan-out on each node: more than start at once.
@@ -52,7 +52,7 @@ fn count_copies(cluster: &Cluster, parent: &Parent) -> [u64; 2] {
     [0, 1].map(|node| now[node] - before[node])
 }
 
-fn of_each_fresh_seed() {
+fn fresh_seeds() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let (mut has_enough, mut has_all) = (false, false);
@@ -71,7 +71,7 @@ fn of_each_fresh_seed() {
 }
 
 /// Where the machine has time for it, of every fan-out.
-fn without_exception() {
+fn every_fan_out() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let parent = Parent::start(Program::Waits, &["16"]);
     for _ in 0..ROUNDS {
@@ -80,7 +80,7 @@ fn without_exception() {
     }
 }
 
-fn without_one() {
+fn no_zygote() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);

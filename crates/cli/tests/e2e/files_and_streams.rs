@@ -1,5 +1,5 @@
-//! Files and streams: an attached child's standard streams, signals and exit status are the command's own; what a child
-//! writes stays its own unless a path is shared or bound.
+//! An attached child has the standard streams, signals and exit status of its command. The writes of a child stay
+//! private unless a path is shared or bound.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,18 +11,18 @@ use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, scratch, wait
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("standard_streams_are_the_commands_own", streams),
-    Test::shared("exit_status_is_the_childs", exit_status),
-    Test::shared("signals_are_passed_on", signals),
-    Test::shared("a_signal_ends_several_children_that_are_waited_for", several_signalled),
-    Test::shared("a_child_hears_that_nobody_reads_what_it_writes", no_reader),
-    Test::shared("and_so_do_several", no_reader_of_several),
-    Test::shared("a_killed_child_gives_the_shells_status", killed),
-    Test::shared("logs_show_what_a_detached_child_wrote", logs),
-    Test::shared("each_of_several_children_has_its_own_end", independent_ends),
-    Test::shared("what_a_child_writes_is_its_own", own_files),
+    Test::shared("an_attached_child_has_the_commands_standard_streams", streams),
+    Test::shared("the_command_exits_with_the_childs_status", exit_status),
+    Test::shared("signals_are_forwarded_to_the_child", signals),
+    Test::shared("sigint_ends_all_attached_children", several_signalled),
+    Test::shared("a_child_ends_when_its_output_has_no_reader", no_reader),
+    Test::shared("several_children_end_when_their_output_has_no_reader", no_reader_of_several),
+    Test::shared("a_killed_child_has_the_shells_exit_status", killed),
+    Test::shared("logs_show_the_output_of_a_detached_child", logs),
+    Test::shared("each_child_has_its_own_exit_status", independent_ends),
+    Test::shared("writes_of_a_child_do_not_reach_the_node", own_files),
     Test::shared("a_shared_path_is_the_same_file", shared_files),
-    Test::shared("a_bound_directory_is_there", bound_directory),
+    Test::shared("a_bound_directory_is_visible_to_the_child", bound_directory),
     Test::shared("a_child_that_takes_too_long_is_killed", timeout),
 ];
 
@@ -101,15 +101,15 @@ fn running(cluster: &Cluster, seed: &Seed) -> usize {
 }
 
 fn no_reader(cluster: &Cluster) {
-    silent_end_of(cluster, "1");
+    end_without_reader(cluster, "1");
 }
 
 fn no_reader_of_several(cluster: &Cluster) {
-    silent_end_of(cluster, "3");
+    end_without_reader(cluster, "3");
 }
 
 /// Of children that write for ever, one line is read.
-fn silent_end_of(cluster: &Cluster, count: &str) {
+fn end_without_reader(cluster: &Cluster, count: &str) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let mut command = cluster.first().spawn(&["fork", seed.id(), "--to", cluster.name(1), "-n", count]);

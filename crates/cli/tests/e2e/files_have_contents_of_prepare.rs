@@ -1,4 +1,5 @@
-//! Files are those of prepare: a child has the bytes of what its parent had open or mapped then, or the fork is refused by the file's name.
+//! A child has the contents that its parent's open and mapped files had at prepare. Otherwise the fork is refused, and
+//! the message names the file.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,21 +12,21 @@ use crate::harness::{Cluster, Parent, Program, Seed, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("where_they_were_replaced", replaced),
-    Test::shared("where_they_were_removed", removed),
-    Test::shared("but_not_where_they_were_changed_in_place", changed),
-    Test::shared("but_not_where_their_owners_copy_was_changed", changed_behind),
-    Test::shared("where_they_were_replaced_as_soon_as_prepare_was_over", replaced_at_once),
-    Test::shared("but_not_where_they_were_changed_as_soon_as_prepare_was_over", changed_at_once),
-    Test::shared("but_not_where_one_that_is_written_to_and_replaced_was_changed", changed_behind_equal_bytes),
-    Test::shared("from_a_sealed_seed", sealed),
-    Test::shared("where_they_were_copied", copied),
-    Test::shared("but_not_where_a_database_goes_on", database),
-    Test::shared("with_the_length_of_then_where_they_are_added_to", added_to),
-    Test::shared("where_attributes_or_equal_bytes_were_written", touched),
-    Test::shared("where_an_array_is_mapped", mapped_array),
-    Test::shared("where_a_program_was_installed_anew", installed_anew),
-    Test::shared("but_not_where_a_path_is_shared", shared_path),
+    Test::shared("a_replaced_file_keeps_its_contents", replaced),
+    Test::shared("a_removed_file_keeps_its_contents", removed),
+    Test::shared("a_fork_is_refused_after_a_change_in_place", changed),
+    Test::shared("a_fork_is_refused_after_a_replaced_file_was_changed", changed_after_replacement),
+    Test::shared("a_file_replaced_right_after_prepare_keeps_its_contents", replaced_at_once),
+    Test::shared("a_fork_is_refused_after_a_change_right_after_prepare", changed_at_once),
+    Test::shared("a_fork_is_refused_after_a_replaced_private_mapping_was_changed", replaced_mapping_changed),
+    Test::shared("a_sealed_seed_keeps_the_contents_of_replaced_files", sealed),
+    Test::shared("snapshot_files_keeps_the_contents_of_changed_files", copied),
+    Test::shared("a_fork_is_refused_while_a_database_is_written", database),
+    Test::shared("an_appended_file_keeps_its_length", added_to),
+    Test::shared("new_attributes_or_equal_bytes_are_not_a_change", touched),
+    Test::shared("a_mapped_numpy_array_keeps_its_contents", mapped_array),
+    Test::shared("a_replaced_executable_keeps_its_contents", installed_anew),
+    Test::shared("a_shared_path_has_its_current_contents", shared_path),
 ];
 
 /// As the program names them.
@@ -117,7 +118,7 @@ fn changed_at_once(cluster: &Cluster) {
 }
 
 /// What was not written through a private mapping comes from the file of then, whatever its path leads to.
-fn changed_behind_equal_bytes(cluster: &Cluster) {
+fn replaced_mapping_changed(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("copied")), directory.path().join("copied"));
     let file = File::options().write(true).open(&path).expect("it is there");
@@ -179,7 +180,7 @@ fn word_of(index: u64) -> u64 {
 }
 
 /// Replaced, and then the old one was changed by who has it open still.
-fn changed_behind(cluster: &Cluster) {
+fn changed_after_replacement(cluster: &Cluster) {
     for kind in &KINDS[..READ_KINDS] {
         let directory = scratch::directory();
         let parent = parent(directory.path(), Some(kind));
@@ -278,7 +279,7 @@ fn mapped_array(cluster: &Cluster) {
 fn installed_anew(cluster: &Cluster) {
     let directory = scratch::directory();
     let program = directory.path().join("program");
-    let command = Program::Situation("still").command();
+    let command = Program::Situation("idle").command();
     fs::copy(command.get_program(), &program).expect("a directory of ours");
     let parent = Parent::start_command(&mut Command::new(&program));
     let seed = Seed::prepare(cluster.first(), &parent);

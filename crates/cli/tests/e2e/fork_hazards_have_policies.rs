@@ -1,5 +1,5 @@
-//! Hazards have policies: what may go wrong when a program goes on in two places, and has no other test. The table of all
-//! of them is `docs/fork-correctness.md`.
+//! Hazards of a program that goes on in two places, as far as no other test covers them. `docs/fork-correctness.md` has
+//! the table of all hazards.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,25 +17,25 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("no_lock_has_two_owners", file_locks),
     Test::shared("a_seed_keeps_no_file_lock", seed_and_locks),
-    Test::shared("a_child_has_children_of_its_own", own_children),
-    Test::shared("a_host_name_is_the_nodes", host_names),
+    Test::shared("the_parents_descendants_are_copied_into_the_child", own_children),
+    Test::shared("a_child_has_the_host_name_of_its_node", host_names),
     Test::shared("a_mapped_file_is_the_parents_version", mapped_file),
-    Test::shared("a_private_mapping_follows_a_memfd", private_memfd),
-    Test::shared("a_private_mapping_follows_shared_anonymous_memory", private_anonymous),
-    Test::shared("a_private_mapping_follows_a_deleted_file", private_deleted_file),
-    Test::shared("a_private_mapping_follows_posix_shared_memory", private_posix_memory),
-    Test::shared("a_private_mapping_follows_a_file", private_file),
-    Test::shared("private_mappings_of_descendants_follow", private_descendants),
-    Test::shared("a_private_mapping_of_a_file_opened_later_keeps_what_it_shows", private_file_opened_later),
-    Test::shared("private_mappings_of_segments_and_huge_pages_keep_what_they_show", private_copy),
-    Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
-    Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
-    Test::shared("temporary_files_of_one_name_are_apart", temporary_files),
-    Test::shared("files_that_a_child_opens_are_the_nodes_of_the_moment", files_later),
-    Test::shared("a_file_has_other_numbers", file_numbers),
-    Test::shared("files_are_those_of_the_parents_root", jailed),
-    Test::shared("an_encrypted_connection_goes_on_with_its_own_other_end", encrypted_connection),
-    Test::shared("memory_that_has_not_come_is_an_error_to_debuggers", memory_of_a_child),
+    Test::shared("a_private_mapping_shows_writes_to_a_memfd", private_memfd),
+    Test::shared("a_private_mapping_shows_writes_to_shared_anonymous_memory", private_anonymous),
+    Test::shared("a_private_mapping_shows_writes_to_a_deleted_file", private_deleted_file),
+    Test::shared("a_private_mapping_shows_writes_to_posix_shared_memory", private_posix_memory),
+    Test::shared("a_private_mapping_shows_writes_to_a_file", private_file),
+    Test::shared("private_mappings_of_descendants_show_writes", private_descendants),
+    Test::shared("a_private_mapping_hides_writes_to_a_file_opened_later", private_file_opened_later),
+    Test::shared("private_mappings_of_segments_and_huge_pages_hide_writes", private_copy),
+    Test::shared("libc_random_state_is_copied_and_kernel_random_numbers_differ", random_state),
+    Test::shared("a_lock_held_by_another_thread_is_released", held_lock),
+    Test::shared("temporary_files_of_one_name_are_separate", temporary_files),
+    Test::shared("files_opened_by_a_child_are_the_nodes_current_files", files_later),
+    Test::shared("device_and_inode_numbers_of_a_file_differ", file_numbers),
+    Test::shared("a_chrooted_parents_files_are_those_of_its_root", jailed),
+    Test::shared("a_tls_connection_inside_the_process_goes_on", encrypted_connection),
+    Test::shared("debuggers_get_an_error_for_missing_pages", memory_of_a_child),
 ];
 
 const PAGE_BYTES: usize = 4096;
@@ -246,7 +246,7 @@ fn files_later(cluster: &Cluster) {
     let directory = scratch::directory();
     let [changed, removed] = ["changed", "removed"].map(|name| directory.path().join(name));
     let paths = [&changed, &removed].map(|path| path.to_string_lossy().into_owned());
-    let mut parent = situation("files_later", &paths.each_ref().map(String::as_str));
+    let mut parent = situation("files_changed_later", &paths.each_ref().map(String::as_str));
     let seed = Seed::prepare(cluster.first(), &parent);
     fs::write(&changed, "after").expect("the parent wrote it");
     fs::remove_file(&removed).expect("the parent wrote it");
@@ -264,11 +264,11 @@ fn file_numbers(cluster: &Cluster) {
 
 fn jailed(cluster: &Cluster) {
     let directory = scratch::directory();
-    check_twice(cluster, situation("jailed", &[&directory.path().to_string_lossy()]), &[]);
+    check_twice(cluster, situation("chrooted", &[&directory.path().to_string_lossy()]), &[]);
 }
 
 fn encrypted_connection(cluster: &Cluster) {
-    let program = programs::sources().join("situations/session.py");
+    let program = programs::sources().join("situations/tls_connection.py");
     check_twice(cluster, Parent::start_command(Command::new(programs::python()).arg(program)), &[]);
 }
 

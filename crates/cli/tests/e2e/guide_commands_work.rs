@@ -1,5 +1,5 @@
-//! Guides do what they say: their files and commands are taken from the pages as they are printed, and run. What
-//! installs something or starts a cluster is left out; the cluster of the tests stands for it.
+//! The commands and files of the guides are taken from the pages as printed, and run. Steps that install something or
+//! start a cluster are left out: the shared cluster of the tests replaces them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use crate::harness::{BINARY, Cluster, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("a_first_fork", first_fork),
-    Test::shared("from_within_python", python),
-    Test::shared("from_within_c", c_program),
+    Test::shared("in_the_first_fork_guide", first_fork),
+    Test::shared("in_the_python_guide", python),
+    Test::shared("in_the_c_guide", c_program),
 ];
 
 /// For all commands of a page.

@@ -1,5 +1,5 @@
-//! Children are compared with their parents by `farfork inspect CHILD --against PID`: what is the same shows so, what differs is named
-//! with both values, and what cannot be compared says why.
+//! `farfork inspect CHILD --against PID`: equal fields are reported as equal, and each difference with both values. A
+//! comparison that is impossible is refused with the reason.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use crate::harness::{Cluster, Parent, Program, Seed, require_same_as_parent};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("and_are_the_same", same),
-    Test::shared("and_a_change_is_named", change),
-    Test::shared("and_what_cannot_be_is_refused", refused),
+    Test::shared("an_unchanged_child_has_no_differences", same),
+    Test::shared("a_changed_field_is_reported", change),
+    Test::shared("an_impossible_comparison_is_refused", refused),
 ];
 
 /// Least fields of the smallest program: each signal, socket option and file of /proc is one.
@@ -55,7 +55,7 @@ fn change(cluster: &Cluster) {
 /// A process that there is not, and a child that stands still.
 fn refused(cluster: &Cluster) {
     const NOBODY: &str = "4194303";
-    let parent = Parent::start(Program::Situation("still"), &[]);
+    let parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     cluster.first().run_failing(&["inspect", &child.id, "--against", NOBODY]).require_mentions(&[NOBODY]);

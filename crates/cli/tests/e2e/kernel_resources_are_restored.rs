@@ -1,5 +1,5 @@
-//! Resources are restored: one program per kernel resource sets it up, is forked to another node, and finds in the child
-//! that all is as it was. What a program checks stands at its head. What the kernel shows of parent and child is compared, too.
+//! One program per kernel resource sets it up, is forked to another node, and finds it unchanged in the child. The head
+//! of each program says what it checks. The test also compares what the kernel shows of parent and child.
 
 use crate::harness::{Cluster, Parent, Program, Seed, require_forked_child_same};
 use crate::test::Test;

@@ -1,4 +1,4 @@
-//! Links may be cut: children wait for pages while their node cannot reach the owner, and go on when it can again.
+//! A cut link: children wait for pages while their node cannot reach the owner, and go on when it can again.
 
 use std::thread;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::harness::{Cluster, Parent, Program, Seed};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] =
-    &[Test::alone("while_children_page", while_paging), Test::alone("while_a_fork_is_asked_for", while_forking)];
+    &[Test::alone("while_children_fetch_pages", while_paging), Test::alone("while_a_fork_is_requested", while_forking)];
 
 const PAGING_MS: u64 = 3000;
 /// Shorter than the fabric takes to give a page up, longer than any single request.

@@ -1,9 +1,9 @@
-//! End-to-end tests: the real binary, real nodes in network namespaces, real processes. They need root, start and remove
-//! their own clusters, and may run beside a user's.
+//! End-to-end tests: the real binary, real nodes in network namespaces, real processes. They need root, start and
+//! remove their own clusters, and can run next to a user's cluster.
 //!
-//! A file is a sentence that the tests in it show. `harness` has what they stand on, `../programs` the programs that
-//! are forked. `runner` runs the tests in control groups, because what they start must end with them, whatever happens. The
-//! arguments are those of libtest.
+//! The name of a file is a sentence that its tests show. `harness` has clusters, parents and seeds; `../programs` has
+//! the programs that are forked. `runner` runs the tests in control groups, because everything that they start must end
+//! with them. The arguments are those of libtest.
 #![forbid(unsafe_code)]
 
 mod benchmarks_run;
@@ -77,59 +77,59 @@ use test::Test;
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
 const TEST_FILES: &[(&str, &[Test])] = &[
-    ("programs_are_right_by_themselves", test_programs_pass_without_farfork::TESTS),
+    ("test_programs_pass_without_farfork", test_programs_pass_without_farfork::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
-    ("children_are_compared", inspect_compares_with_parent::TESTS),
-    ("resources_are_restored", kernel_resources_are_restored::TESTS),
-    ("processes_are_carried_whole", process_state_is_restored::TESTS),
-    ("parents_may_be_run", run_starts_parents::TESTS),
+    ("inspect_compares_with_parent", inspect_compares_with_parent::TESTS),
+    ("kernel_resources_are_restored", kernel_resources_are_restored::TESTS),
+    ("process_state_is_restored", process_state_is_restored::TESTS),
+    ("run_starts_parents", run_starts_parents::TESTS),
     ("random_calls_are_compared", random_calls_are_compared::TESTS),
-    ("random_processes_are_carried", random_processes_are_restored::TESTS),
+    ("random_processes_are_restored", random_processes_are_restored::TESTS),
     ("real_programs_are_forked", real_programs_are_forked::TESTS),
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
-    ("files_are_those_of_prepare", files_have_contents_of_prepare::TESTS),
+    ("files_have_contents_of_prepare", files_have_contents_of_prepare::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
-    ("lists_may_be_watched", ps_watches_children::TESTS),
-    ("refusals_are_named", refusals_name_object_and_cause::TESTS),
+    ("ps_watches_children", ps_watches_children::TESTS),
+    ("refusals_name_object_and_cause", refusals_name_object_and_cause::TESTS),
     ("namespaces_may_differ", namespaces_may_differ::TESTS),
     ("processors_may_differ", processors_may_differ::TESTS),
-    ("hazards_have_policies", fork_hazards_have_policies::TESTS),
-    ("hostile_bytes_are_harmless", malformed_input_is_harmless::TESTS),
+    ("fork_hazards_have_policies", fork_hazards_have_policies::TESTS),
+    ("malformed_input_is_harmless", malformed_input_is_harmless::TESTS),
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
     ("results_are_kept", results_are_kept::TESTS),
     ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),
-    ("phases_are_told", phases_are_reported::TESTS),
-    ("guides_do_what_they_say", guide_commands_work::TESTS),
-    ("prepare_and_drop_leave_nothing", prepare_and_drop_do_not_leak::TESTS),
+    ("phases_are_reported", phases_are_reported::TESTS),
+    ("guide_commands_work", guide_commands_work::TESTS),
+    ("prepare_and_drop_do_not_leak", prepare_and_drop_do_not_leak::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("disks_may_be_full", disks_may_be_full::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("nodes_may_be_slow", nodes_may_be_slow::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
-    ("paging_bears_harm", paging_survives_injected_faults::TESTS),
-    ("memory_is_admitted", memory_budgets_are_enforced::TESTS),
+    ("paging_survives_injected_faults", paging_survives_injected_faults::TESTS),
+    ("memory_budgets_are_enforced", memory_budgets_are_enforced::TESTS),
     ("children_may_be_limited", children_may_be_limited::TESTS),
     ("children_may_be_untrusted", children_may_be_untrusted::TESTS),
-    ("children_may_have_users", children_may_have_user_namespaces::TESTS),
-    ("children_may_call_out", children_may_have_egress::TESTS),
+    ("children_may_have_user_namespaces", children_may_have_user_namespaces::TESTS),
+    ("children_may_have_egress", children_may_have_egress::TESTS),
     ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
     ("fan_outs_begin_with_a_zygote", fan_outs_begin_with_a_zygote::TESTS),
-    ("roots_are_used_again", container_roots_are_reused::TESTS),
+    ("container_roots_are_reused", container_roots_are_reused::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
-    ("children_stand_by", next_child_is_prestarted::TESTS),
-    ("children_are_foretold", zygotes_are_prewarmed_speculatively::TESTS),
-    ("children_are_forked_on", children_may_be_forked_again::TESTS),
-    ("pages_are_remembered", pages_are_cached::TESTS),
+    ("next_child_is_prestarted", next_child_is_prestarted::TESTS),
+    ("zygotes_are_prewarmed_speculatively", zygotes_are_prewarmed_speculatively::TESTS),
+    ("children_may_be_forked_again", children_may_be_forked_again::TESTS),
+    ("pages_are_cached", pages_are_cached::TESTS),
     ("seeds_live_while_needed", seeds_live_while_needed::TESTS),
     ("seeds_may_be_sealed", seeds_may_be_sealed::TESTS),
     ("cores_are_readable", cores_are_readable::TESTS),
-    ("strategies_are_what_they_say", strategies_fetch_as_documented::TESTS),
-    ("members_are_let_in", members_are_authenticated::TESTS),
+    ("strategies_fetch_as_documented", strategies_fetch_as_documented::TESTS),
+    ("members_are_authenticated", members_are_authenticated::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("runs_are_contained", runs_are_contained::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
@@ -140,7 +140,7 @@ fn main() -> ExitCode {
     let sentences = if self_test::is_running() { self_test::SENTENCES } else { TEST_FILES };
     let own_arguments: Vec<String> = std::env::args().skip(1).collect();
     match own_arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [WORKER_ARGUMENT, socket] => return runner::work(Path::new(socket), |name| find(sentences, name)),
+        [WORKER_ARGUMENT, socket] => return runner::run_worker(Path::new(socket), |name| find(sentences, name)),
         [JANITOR_ARGUMENT, run_name] => return runner::clean_after(run_name),
         _ => {}
     }

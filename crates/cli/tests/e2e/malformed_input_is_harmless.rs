@@ -1,5 +1,5 @@
-//! Hostile bytes are harmless: whatever comes to a node's ports, and however it ends, the node goes on serving. (What
-//! the fabric does with damaged frames and wrong tokens, its own tests show with frames made for it.)
+//! A node keeps serving after malformed input on any of its ports. The tests of the fabric cover damaged frames and
+//! wrong tokens.
 
 use std::process::Command;
 use std::time::Duration;

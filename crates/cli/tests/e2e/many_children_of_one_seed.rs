@@ -1,4 +1,5 @@
-//! Many children of one seed: each is its own, each right, and none costs the daemon more than two descriptors.
+//! Many children of one seed are distinct and answer correctly. Each costs a process of the node at most two
+//! descriptors.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,10 +10,10 @@ use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("two_hundred_over_two_nodes_twenty_at_once", two_hundred),
-    Test::shared("at_most_two_descriptors_each", descriptors),
-    Test::alone("hundreds_alive_at_once", alive_at_once).within(alive_limit),
-    Test::alone("from_a_pool_of_one", small_pool),
+    Test::shared("two_hundred_children_on_two_nodes_answer_correctly", two_hundred),
+    Test::shared("each_child_costs_at_most_two_descriptors", descriptors),
+    Test::alone("hundreds_of_children_live_at_once", alive_at_once).within(alive_limit),
+    Test::alone("children_start_from_a_pool_of_one_container", small_pool),
 ];
 
 /// How many children live at once: by default as many as a machine for tests bears beside others.
@@ -97,7 +98,7 @@ fn alive_limit() -> Duration {
 fn alive_at_once() {
     let all = alive();
     let cluster = Cluster::start(1);
-    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let mut parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 1, &[]);
     let processes = [cluster.daemon_pid(0), cluster.pager_pid(0)];
@@ -109,7 +110,7 @@ fn alive_at_once() {
     for options in kinds.into_iter().cycle() {
         match PORTION.min(all - children.len()) {
             0 => break,
-            portion => children.extend(seed.fork_detached(&vec!["7 still".to_owned(); portion], options)),
+            portion => children.extend(seed.fork_detached(&vec!["7 idle".to_owned(); portion], options)),
         }
     }
     let lost: Vec<_> = children.iter().filter(|child| !Path::new(&format!("/proc/{}", child.pid)).exists()).collect();

@@ -1,5 +1,5 @@
-//! Members are let in: a client with a certificate uses a node over the network, a read-only one looks, a stranger gets
-//! nowhere; keys change under running nodes, and who is revoked is out. All with the real binary.
+//! A client with a certificate uses a node over the network, a read-only client only reads, and all others are refused.
+//! Keys change while nodes run, and revoked members are refused. All tests use the real binary.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,8 +14,8 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("by_certificate_and_role", roles),
-    Test::alone("and_out_when_revoked", revoked),
-    Test::alone("with_new_keys_while_children_page", rotated),
+    Test::alone("a_revoked_member_is_refused", revoked),
+    Test::alone("keys_are_rotated_while_children_fetch_pages", rotated),
 ];
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,12 +1,15 @@
-//! Memory is admitted: what does not fit is refused before it is promised, and told what holds the room; what has fitted goes on.
+//! Memory budgets of a node: a seed or child that does not fit is refused before memory is promised. The refusal names
+//! what uses the budget. Admitted seeds and children go on.
 
 use std::time::Duration;
 
 use crate::harness::{Cluster, Farfork, Parent, Program, Seed, wait};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] =
-    &[Test::alone("to_seeds_up_to_their_bound", to_seeds), Test::alone("to_children_up_to_their_bound", to_children)];
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("a_seed_above_the_budget_is_refused", seed_above_budget),
+    Test::alone("a_child_above_the_budget_is_refused", child_above_budget),
+];
 
 /// What each parent holds, in MiB; two seeds of it fit, a third does not.
 const PARENT_MIB: &str = "32";
@@ -15,7 +18,7 @@ const SEEDS_BOUND: &str = "90MiB";
 /// For an image of that to be written.
 const SEAL_LIMIT: Duration = Duration::from_secs(120);
 
-fn to_seeds() {
+fn seed_above_budget() {
     let cluster = Cluster::start_with(1, &["--seed-memory", SEEDS_BOUND]);
     let node = cluster.first();
     let mut parent = Parent::start(Program::Waits, &[PARENT_MIB]);
@@ -60,7 +63,7 @@ fn to_seeds() {
     assert!(cluster.stop().is_empty());
 }
 
-fn to_children() {
+fn child_above_budget() {
     let cluster = Cluster::start_with(1, &["--child-memory", "256MiB", "--seed-memory-per-user", SEEDS_BOUND]);
     let node = cluster.first();
     let mut parent = Parent::start(Program::Waits, &["1"]);

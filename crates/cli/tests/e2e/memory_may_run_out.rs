@@ -1,11 +1,12 @@
-//! A node's memory may run out: the child that needs more ends, it is told why, and nobody else is harmed.
+//! A node runs out of memory: the child that needs more is killed, its end names the reason, and no other process is
+//! harmed.
 
 use crate::harness::{Cluster, Parent, Program, Seed};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("in_the_nodes_control_group", in_the_group),
-    Test::alone("and_children_go_before_templates", children_first),
+    Test::alone("children_are_killed_before_templates", children_first),
 ];
 
 /// What the parent holds, in MiB, and what the node's group may grow by: a child cannot fit, one of a small seed can.
@@ -48,7 +49,7 @@ fn in_the_group() {
 
 fn children_first() {
     let cluster = Cluster::start(1);
-    let mut parent = Parent::start(Program::Situation("hungry"), &[PARENT_MIB]);
+    let mut parent = Parent::start(Program::Situation("memory_hog"), &[PARENT_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let template = seed.template_pid();
     let idle = seed.fork_idle(1, &[]);

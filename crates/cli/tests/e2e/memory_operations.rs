@@ -1,5 +1,5 @@
-//! A child may do to memory that has not arrived yet whatever a process may do: fork, mremap, munmap, madvise, mprotect,
-//! and let the kernel read and write it. The program that does it says what it checks.
+//! A child may use memory that has not arrived yet as any process may: fork, mremap, munmap, madvise, mprotect, and
+//! system calls that read and write it. The heads of the programs say what they check.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("one_child_after_another", one_by_one),
-    Test::shared("eight_children_at_once", at_once),
-    Test::shared("memory_that_a_child_empties_is_empty_in_what_it_forks", emptied),
-    Test::shared("several_areas_are_moved_at_once_when_a_child_has_settled", several),
-    Test::shared("a_collected_heap_grows_and_shrinks", collected_heap),
+    Test::shared("work_in_one_child_after_another", one_by_one),
+    Test::shared("work_in_eight_children_at_once", at_once),
+    Test::shared("memory_discarded_by_a_child_is_empty_in_processes_it_forks", emptied),
+    Test::shared("one_mremap_moves_several_mappings_of_a_settled_child", several),
+    Test::shared("a_garbage_collected_heap_grows_and_shrinks", collected_heap),
 ];
 
 /// For a child to make its first system calls, on a busy machine.
@@ -52,7 +52,7 @@ fn emptied(cluster: &Cluster) {
 
 /// Before that the kernel refuses it, and the child has what it had.
 fn several(cluster: &Cluster) {
-    let mut parent = Parent::start(Program::Situation("moving_several"), &[]);
+    let mut parent = Parent::start(Program::Situation("mremap_several"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&["5".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]);
     wait::wait_until("the kernel refuses", REFUSAL_LIMIT, || {

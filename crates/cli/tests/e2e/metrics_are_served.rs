@@ -1,5 +1,5 @@
-//! `farfork node --metrics`: Prometheus reads what a node did and has, a fork moves the numbers, each says what it is; and
-//! without it nobody listens.
+//! `farfork node --metrics`: Prometheus scrapes the counters and gauges of a node. A fork changes them, and each has a
+//! help text. Without the option the node does not listen.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -9,9 +9,9 @@ use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("and_a_fork_moves_them", a_fork_moves_them),
-    Test::alone("by_http_and_nothing_else", by_http),
-    Test::shared("only_where_they_were_asked_for", only_where_asked_for),
+    Test::alone("a_fork_changes_the_counters", a_fork_changes_counters),
+    Test::alone("only_to_valid_http_requests", valid_http),
+    Test::shared("only_with_the_metrics_option", only_with_option),
 ];
 
 /// In each node's namespace by itself, so that no other cluster is in the way.
@@ -23,7 +23,7 @@ const GUIDE: &str = include_str!("../../../../docs/guide/observing.md");
 /// For a scrape: far more than a pager needs to answer for a handful of children.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(60);
 
-fn a_fork_moves_them() {
+fn a_fork_changes_counters() {
     let cluster = Cluster::start_with(2, &["--metrics", PORT]);
     let before = [scrape(&cluster, 0), scrape(&cluster, 1)];
     let parent = Parent::start(Program::Waits, &["4"]);
@@ -71,7 +71,7 @@ fn a_fork_moves_them() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-fn by_http() {
+fn valid_http() {
     let cluster = Cluster::start_with(1, &["--metrics", PORT]);
     for (request, status) in [
         ("GET /metrics HTTP/1.1", "200"),
@@ -99,7 +99,7 @@ fn by_http() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-fn only_where_asked_for(cluster: &Cluster) {
+fn only_with_option(cluster: &Cluster) {
     assert_eq!(ask(cluster, 0, "GET /metrics HTTP/1.1"), None, "somebody listens who was not asked to");
 }
 

@@ -1,5 +1,5 @@
-//! A parent in namespaces of its own: what its children would lack is refused by name, by check and prepare alike, unless they are to have
-//! the node's; what merely differs is noted.
+//! A parent in its own namespaces: `check` and `prepare` refuse by name what its children would lack. With
+//! `--namespaces node` the children have the node's instead. Other differences are noted.
 
 use std::process::Command;
 
@@ -7,25 +7,25 @@ use crate::harness::{Cluster, Parent, Program, Seed};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("nothing_is_lost_of_what_nobody_changed", unchanged),
-    Test::shared("a_host_name_is_refused", |cluster| {
+    Test::shared("unchanged_namespaces_are_accepted_with_notes", unchanged),
+    Test::shared("a_changed_host_name_is_refused", |cluster| {
         refused(cluster, &["--uts"], "hostname own-name", &["host name", "own-name"]);
     }),
-    Test::shared("an_ipc_limit_is_refused", |cluster| {
+    Test::shared("a_changed_ipc_limit_is_refused", |cluster| {
         refused(cluster, &["--ipc"], "echo 7777 > /proc/sys/kernel/msgmax", &["/proc/sys/kernel/msgmax", "7777"]);
     }),
-    Test::shared("a_current_directory_is_refused", |cluster| {
+    Test::shared("a_current_directory_on_a_private_mount_is_refused", |cluster| {
         let script = "mount -t tmpfs own-mount /mnt && cd /mnt";
         refused(cluster, &["--mount"], script, &["current directory", "/mnt"]);
     }),
-    Test::shared("an_open_directory_is_refused", |cluster| {
+    Test::shared("an_open_directory_on_a_private_mount_is_refused", |cluster| {
         refused(cluster, &["--mount"], "mount -t tmpfs own-mount /mnt && exec 7</mnt", &["fd 7", "/mnt"]);
     }),
     Test::shared("a_socket_of_another_network_is_refused", |cluster| {
         let script = "ip link set lo up && ip address add 192.0.2.1/32 dev lo && exec 7<>/dev/udp/192.0.2.1/9 8<>/dev/udp/127.0.0.1/9";
         refused(cluster, &["--net"], script, &["fd 7", "network"]);
     }),
-    Test::shared("a_root_directory_is_refused", root_directory),
+    Test::shared("a_private_root_directory_is_refused", root_directory),
 ];
 
 /// Namespaces of all kinds that a parent may have for itself.

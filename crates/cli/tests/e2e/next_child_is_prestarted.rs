@@ -1,5 +1,5 @@
-//! Where children are forked one by one, the next stands by before it is asked for. It is whoever's asks, and as good as any other; one that
-//! nobody asks for leaves nothing; and none stands by of which somebody could notice.
+//! When children are forked one by one, a standby child exists before the next request. It serves any next fork and
+//! equals any other child. An unused one leaves nothing. None is made where another process could notice it.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("for_whoever_asks_next", for_whoever_asks),
-    Test::alone("and_leave_nothing_where_nobody_asks", nobody_asks),
-    Test::alone("but_not_where_others_would_notice", others_would_notice),
-    Test::alone("with_the_nodes_files_as_they_are_now", files_of_now),
+    Test::alone("prestarted_children_serve_the_next_forks", next_forks),
+    Test::alone("unused_prestarted_children_leave_nothing", unused_standby),
+    Test::alone("not_while_the_parent_has_a_file_open_for_writing", open_for_writing),
+    Test::alone("a_prestarted_child_sees_the_nodes_current_files", current_files),
 ];
 
 /// For one to stand by, or to be gone.
@@ -40,7 +40,7 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
 
 /// Forks children one by one until a standby child exists, and returns it. Each child must answer correctly. The standby child needs
 /// time: a fork that comes at once takes it as its own child.
-fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
+fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
     wait::wait_until("a child stands by", SOON, || {
         number += 1;
@@ -50,9 +50,9 @@ fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
 }
 
 /// Kills a standby child. If it has ended by itself before that, another one is made.
-fn kill_one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
+fn kill_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     wait::wait_until("one that stands by is killed", SOON, || {
-        let pid = one_that_stands_by(cluster, parent, seed);
+        let pid = fork_until_standby(cluster, parent, seed);
         let process = pidfd::open(pid).ok()?;
         // Its number is not another's by now.
         let stands_by = in_containers(cluster, parent).contains(&pid);
@@ -65,7 +65,7 @@ fn require_gone(pid: i32, why: &str) {
     wait::wait_until(why, SOON, || (!Path::new(&directory).exists()).then_some(()));
 }
 
-fn for_whoever_asks() {
+fn next_forks() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["8"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -98,31 +98,31 @@ fn for_whoever_asks() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-fn nobody_asks() {
+fn unused_standby() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["8"]);
     let seed = Seed::prepare(cluster.first(), &parent);
 
-    let killed = kill_one_that_stands_by(&cluster, &parent, &seed);
+    let killed = kill_standby(&cluster, &parent, &seed);
     require_gone(killed, "the one that was killed is gone");
     seed.fork_and_check(&parent, 1, &[]);
 
-    require_gone(one_that_stands_by(&cluster, &parent, &seed), "nobody asked in time");
+    require_gone(fork_until_standby(&cluster, &parent, &seed), "nobody asked in time");
     seed.fork_and_check(&parent, 2, &[]);
 
-    let unpaged = one_that_stands_by(&cluster, &parent, &seed);
+    let unpaged = fork_until_standby(&cluster, &parent, &seed);
     cluster.kill_pager(0);
     seed.fork_and_check(&parent, 3, &[]);
     require_gone(unpaged, "it was that child, or too old");
 
-    let orphan = one_that_stands_by(&cluster, &parent, &seed);
+    let orphan = fork_until_standby(&cluster, &parent, &seed);
     cluster.kill_daemon(0);
     require_gone(orphan, "it ends with its daemon");
     cluster.restart_daemon(0);
     drop(seed);
 
     let other = Seed::prepare(cluster.first(), &parent);
-    let last = one_that_stands_by(&cluster, &parent, &other);
+    let last = fork_until_standby(&cluster, &parent, &other);
     cluster.first().json(&["drop", other.id()]);
     require_gone(last, "it goes with its seed");
     let listed = cluster.first().json(&["ps"]);
@@ -135,7 +135,7 @@ fn nobody_asks() {
 }
 
 /// Who replaces a directory and forks then, has the new one in the child.
-fn files_of_now() {
+fn current_files() {
     let cluster = Cluster::start(1);
     let place = scratch::directory();
     let [current, former] = ["current", "former"].map(|name| place.path().join(name));
@@ -165,7 +165,7 @@ fn files_of_now() {
 }
 
 /// A file that an overlay would copy when it is opened, and the same one where it is only read.
-fn others_would_notice() {
+fn open_for_writing() {
     let cluster = Cluster::start(1);
     let file = scratch::file("contents");
     let opened = |redirection: &str, mib: u64| {
@@ -175,7 +175,7 @@ fn others_would_notice() {
     };
     let (writes, reads) = (opened(">>", 8), opened("<", 9));
     let [writers, readers] = [&writes, &reads].map(|parent| Seed::prepare(cluster.first(), parent));
-    one_that_stands_by(&cluster, &reads, &readers);
+    fork_until_standby(&cluster, &reads, &readers);
     for number in 0..FORKS {
         writers.fork_and_check(&writes, number, &[]);
     }

@@ -1,4 +1,4 @@
-//! Nodes and links may be slow: children wait for their pages, and go on; none of them finds a wrong byte.
+//! Slow nodes and links: children wait for their pages and go on, and none finds a wrong byte.
 
 use std::process::Command;
 use std::thread;
@@ -9,8 +9,10 @@ use farfork_sys::pidfd;
 use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] =
-    &[Test::alone("over_a_slow_link", slow_link), Test::alone("while_daemon_and_pager_stand_still", standing_still)];
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("children_run_over_a_slow_link", slow_link),
+    Test::alone("children_run_on_after_daemon_and_pager_were_stopped", stopped_processes),
+];
 
 /// Of the owner's node: 16 MiB take four seconds.
 const SLOW_LINK: [&str; 7] = ["tbf", "rate", "32mbit", "burst", "64kb", "latency", "200ms"];
@@ -49,7 +51,7 @@ fn shape(cluster: &Cluster, what: &str, how: &[&str]) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn standing_still() {
+fn stopped_processes() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -1,5 +1,5 @@
-//! Nothing is left behind: not by `farfork down` under running children, not by a run that crashed once the next has
-//! cleaned up, not in a node's control groups.
+//! `farfork down` leaves nothing of a cluster whose children run. After a crash it removes the remains. Ended children
+//! leave no memory in the control groups of their node.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -12,11 +12,11 @@ use crate::harness::{BINARY, Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("with_children_in_every_state", with_children),
+    Test::alone("by_down_with_children_in_every_state", with_children),
     Test::alone("after_a_crash", after_a_crash),
-    Test::alone("with_a_daemon_that_somebody_has_started", started_by_hand),
-    Test::alone("where_containers_with_a_shared_root_are_mounted", where_containers_are_mounted),
-    Test::alone("no_memory_in_the_control_groups", no_memory),
+    Test::alone("by_down_with_a_daemon_that_was_started_by_hand", started_by_hand),
+    Test::alone("by_down_while_the_run_directory_is_a_mount_point", mounted_run_dir),
+    Test::alone("in_the_memory_control_groups_of_ended_children", memory_is_uncharged),
 ];
 
 /// An empty node's groups hold what the kernel itself needs for the containers that are ready, 200 KiB each; a forgotten child has
@@ -78,7 +78,7 @@ fn started_by_hand() {
 }
 
 /// As `/run/farfork` is, where a cluster is by default: by its own daemons, once they have had such a container, or by others'.
-fn where_containers_are_mounted() {
+fn mounted_run_dir() {
     let cluster = Cluster::start(1);
     let run_dir = cluster.node(0).socket().ancestors().nth(2).expect("a node is in the cluster's directory").to_owned();
     let needed = MountPoint::acquire(&run_dir).expect("it is there");
@@ -91,7 +91,7 @@ fn where_containers_are_mounted() {
     other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
-fn no_memory() {
+fn memory_is_uncharged() {
     let cluster = Cluster::start_with(2, &["--pool", "1"]);
     let mut parent = Parent::start(Program::Waits, &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -1,5 +1,5 @@
-//! Pages are remembered: those of a seed stay on a node for its next child, which of them children touch is known to the
-//! next one wherever it runs, and a node may have both before its first.
+//! The pages of a seed stay on a node for its next child there. The recorded working set speeds up the next child on
+//! any node. `farfork prewarm` gives a node both before its first child.
 
 use std::time::Duration;
 
@@ -9,18 +9,23 @@ use crate::harness::{Cluster, Parent, Program, Seed, StartedChild, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("the_next_childs_pages_cross_no_network", next_child_asks_nobody),
-    Test::shared("and_leave_with_their_seed", dropped_seeds_leave),
-    Test::shared("a_recorded_set_spares_nine_faults_in_ten", |cluster| {
-        recorded_sets_spare_faults(cluster, child_with_set)
+    Test::shared("the_next_child_fetches_no_page_over_the_network", next_child_uses_cache),
+    Test::shared("pages_of_a_dropped_seed_leave_the_cache", dropped_seeds_leave),
+    Test::shared("a_recorded_working_set_saves_nine_faults_in_ten", |cluster| {
+        recorded_sets_save_faults(cluster, child_with_set)
     }),
-    Test::shared("also_where_nobody_waits_for_it", |cluster| recorded_sets_spare_faults(cluster, child_at_once)).long(),
-    Test::shared("also_one_that_was_recorded_by_default", default_sets_spare_faults),
-    Test::shared("and_is_handed_on_to_the_next_seed", |cluster| sets_are_handed_on(cluster, child_with_set)),
-    Test::shared("and_handed_on_where_nobody_waits_for_it", |cluster| sets_are_handed_on(cluster, child_at_once))
-        .long(),
-    Test::shared("a_node_is_warmed_up_before_its_first_child", nodes_are_warmed_up),
-    Test::alone("within_a_limit_and_whoever_dies", within_a_limit),
+    Test::shared("a_recorded_working_set_saves_faults_of_a_child_started_at_once", |cluster| {
+        recorded_sets_save_faults(cluster, child_at_once)
+    })
+    .long(),
+    Test::shared("a_working_set_recorded_by_default_saves_nine_faults_in_ten", default_sets_save_faults),
+    Test::shared("the_next_seed_inherits_the_working_set", |cluster| sets_are_inherited(cluster, child_with_set)),
+    Test::shared("an_inherited_working_set_saves_faults_of_a_child_started_at_once", |cluster| {
+        sets_are_inherited(cluster, child_at_once)
+    })
+    .long(),
+    Test::shared("a_prewarmed_node_serves_its_first_child_from_the_cache", nodes_are_prewarmed),
+    Test::alone("the_cache_keeps_its_limit_when_pager_and_daemon_are_killed", within_a_limit),
 ];
 
 const MEMORY_MIB: &str = "16";
@@ -90,7 +95,7 @@ fn wait_for_set(cluster: &Cluster, seed: &Seed, pages: u64) -> u64 {
     })
 }
 
-fn next_child_asks_nobody(cluster: &Cluster) {
+fn next_child_uses_cache(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let there = ["--to", cluster.name(1), "--strategy", "cow,cache"];
@@ -115,7 +120,7 @@ fn dropped_seeds_leave(cluster: &Cluster) {
     assert_eq!((cache(cluster, 1, "bytes"), cache(cluster, 1, "seeds")), (0, 0));
 }
 
-fn recorded_sets_spare_faults(cluster: &Cluster, begin: Begin) {
+fn recorded_sets_save_faults(cluster: &Cluster, begin: Begin) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 65, &["--to", cluster.name(1), "--strategy", "cow"]);
@@ -126,7 +131,7 @@ fn recorded_sets_spare_faults(cluster: &Cluster, begin: Begin) {
     assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
 }
 
-fn default_sets_spare_faults(cluster: &Cluster) {
+fn default_sets_save_faults(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 77, &["--to", cluster.name(1)]);
@@ -139,7 +144,7 @@ fn default_sets_spare_faults(cluster: &Cluster) {
     }
 }
 
-fn sets_are_handed_on(cluster: &Cluster, begin: Begin) {
+fn sets_are_inherited(cluster: &Cluster, begin: Begin) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 69, &["--to", cluster.name(1), "--strategy", "cow"]);
@@ -156,7 +161,7 @@ fn sets_are_handed_on(cluster: &Cluster, begin: Begin) {
     assert!(alone.get("faults_missing") >= PAGES, "{}", alone.0);
 }
 
-fn nodes_are_warmed_up(cluster: &Cluster) {
+fn nodes_are_prewarmed(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 67, &["--to", cluster.name(1), "--strategy", "cow"]);

@@ -1,5 +1,5 @@
-//! Paging bears harm: a soak with everything that may fail failing finds no wrong byte, no child that ends as it should not, and
-//! nothing that a node does not let go of.
+//! A soak that injects every kind of failure finds no wrong page, no child that ends unexpectedly, and no leak on a
+//! node.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::harness::Farfork;
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("and_loses_nothing", || drop(soak("30"))).within(|| RUN_LIMIT + Duration::from_secs(10)),
-    Test::alone("in_every_way", in_every_way).long(),
+    Test::alone("for_thirty_seconds", || drop(soak("30"))).within(|| RUN_LIMIT + Duration::from_secs(10)),
+    Test::alone("for_five_minutes_with_each_kind_of_fault", five_minutes).long(),
 ];
 
 /// Rounds begin for the seconds that are asked for. The last round may have to wait for another, and for two minutes at most nodes let go
@@ -33,7 +33,7 @@ fn soak(seconds: &str) -> Value {
 }
 
 /// Five minutes have time for each kind of round.
-fn in_every_way() {
+fn five_minutes() {
     let outcome = soak("300");
     let deeds = outcome["deeds"].as_object().expect("deeds by kind");
     assert!(deeds["fan_out"].as_u64() > Some(0), "{outcome}");

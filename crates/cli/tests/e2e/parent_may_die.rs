@@ -1,5 +1,5 @@
-//! The parent may die: before, while and after it is prepared, by a signal to itself, to its group or to its session.
-//! A seed outlives it, and a prepare that comes too late says so.
+//! The parent dies before, during or after a prepare, by a signal to itself, its process group or its session. A
+//! finished seed outlives it; a prepare that is too late fails with the reason.
 
 use std::fs;
 use std::process::Command;

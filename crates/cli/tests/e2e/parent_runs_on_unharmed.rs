@@ -1,5 +1,5 @@
-//! The parent runs on unharmed: it never notices an interrupted wait, and none of farfork's marks stay on it. That its output shows no
-//! gap above the pause that prepare tells, and that no wait lasts longer than its limit, is a matter of speed: the long tests show it.
+//! The parent sees no interrupted wait, and no trace of farfork stays on it. Only the long tests check timing: no
+//! output gap exceeds the reported pause, and no wait exceeds its limit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,23 +18,25 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_cpp_program_ticks_on", |cluster| ticks_on(cluster, Program::Threads)),
     Test::shared("a_go_program_ticks_on", |cluster| ticks_on(cluster, Program::Goroutines)),
     Test::shared("python_ticks_on", |cluster| ticks_on(cluster, Program::Arrays)),
-    Test::shared("no_gap_exceeds_the_pause", |cluster| {
+    Test::shared("no_output_gap_exceeds_the_pause", |cluster| {
         PROGRAMS.into_iter().for_each(|program| check_gap(cluster, program))
     })
     .long(),
-    Test::shared("no_refusal_stops_it_for_long", refusals_are_short).long(),
-    Test::shared("it_gets_no_strange_child", no_strange_child),
-    Test::shared("it_is_as_before", as_before),
-    Test::shared("it_feeds_children_while_it_runs", feeds_children_while_it_runs),
-    Test::shared("waits_see_no_stop", |cluster| waits_see_no_stop(cluster, PREPARES_BESIDE_WAITS, &[])),
-    Test::shared("waits_see_none_of_many_stops", |cluster| waits_see_no_stop(cluster, MANY_PREPARES, &[WAIT_SLACK_MS]))
+    Test::shared("a_refused_prepare_stops_it_only_briefly", refusals_are_short).long(),
+    Test::shared("it_sees_no_unknown_child", no_unknown_child),
+    Test::shared("its_proc_files_are_unchanged", unchanged_proc_files),
+    Test::shared("it_runs_on_while_children_fetch_pages", children_fetch_pages),
+    Test::shared("waits_are_not_interrupted_by_prepares", |cluster| check_waits(cluster, PREPARES_BESIDE_WAITS, &[])),
+    Test::shared("waits_end_in_time_during_many_prepares", |cluster| {
+        check_waits(cluster, MANY_PREPARES, &[WAIT_SLACK_MS])
+    })
+    .long(),
+    Test::shared("waits_of_a_child_are_not_interrupted", |cluster| waits_of_a_child(cluster, &[])),
+    Test::shared("waits_of_a_child_keep_their_remaining_time", |cluster| waits_of_a_child(cluster, &[WAIT_SLACK_MS]))
         .long(),
-    Test::shared("waits_of_a_child_go_on", |cluster| waits_of_a_child(cluster, &[])),
-    Test::shared("waits_of_a_child_have_the_time_that_was_left", |cluster| waits_of_a_child(cluster, &[WAIT_SLACK_MS]))
-        .long(),
-    Test::alone("waits_see_no_killed_daemon", || waits_see_no_killed_daemon(&[])),
-    Test::alone("waits_see_no_killed_daemon_and_end_in_time", || waits_see_no_killed_daemon(&[WAIT_SLACK_MS])).long(),
-    Test::shared("waits_that_are_not_kept_exactly_are_named", inexact_waits),
+    Test::alone("waits_are_not_interrupted_by_a_killed_daemon", || check_waits_with_killed_daemon(&[])),
+    Test::alone("waits_end_in_time_after_a_killed_daemon", || check_waits_with_killed_daemon(&[WAIT_SLACK_MS])).long(),
+    Test::shared("check_names_waits_that_are_not_kept_exactly", inexact_waits),
 ];
 
 const PROGRAMS: [Program; 4] = [Program::Waits, Program::Threads, Program::Goroutines, Program::Arrays];
@@ -102,7 +104,7 @@ fn check_gap(cluster: &Cluster, program: Program) {
     parent.require_unharmed();
 }
 
-/// Each program that is refused (`processes_are_carried_whole`), by the shortest of several stops.
+/// Each program that is refused (`process_state_is_restored`), by the shortest of several stops.
 fn refusals_are_short(cluster: &Cluster) {
     let directory = sources().join("../../../../tests/resources");
     let names = fs::read_dir(directory).expect("the sources can be read").flatten().map(|entry| entry.path());
@@ -133,7 +135,7 @@ fn refusals_are_short(cluster: &Cluster) {
 
 /// The template is a child of the parent for the kernel: while the seed lives it must not show in a wait, and
 /// afterwards nothing must stay.
-fn no_strange_child(cluster: &Cluster) {
+fn no_unknown_child(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     for _ in 0..5 {
         drop(Seed::prepare(cluster.first(), &parent));
@@ -145,7 +147,7 @@ fn no_strange_child(cluster: &Cluster) {
 }
 
 /// What `/proc` shows of a process that a prepare might have changed.
-fn as_before(cluster: &Cluster) {
+fn unchanged_proc_files(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let before = proc_snapshot::read_proc_snapshot(parent.pid());
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -157,7 +159,7 @@ fn as_before(cluster: &Cluster) {
 }
 
 /// Three children on three nodes, one after the other, while the parent runs.
-fn feeds_children_while_it_runs(cluster: &Cluster) {
+fn children_fetch_pages(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Goroutines, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 31, &["--to", cluster.name(1)]);
@@ -168,7 +170,7 @@ fn feeds_children_while_it_runs(cluster: &Cluster) {
 
 /// A thread in each kind of wait: however often it is interrupted, none sees EINTR, none is shorter than its limit, and each ends. With a
 /// slack, none is longer than its limit and that.
-fn waits_see_no_stop(cluster: &Cluster, prepares: usize, slack: &[&str]) {
+fn check_waits(cluster: &Cluster, prepares: usize, slack: &[&str]) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
     for _ in 0..prepares {
         parent.wait_for_ticks(1);
@@ -189,7 +191,7 @@ fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
 }
 
 /// The daemon is killed as soon as the parent is seen to be traced, or a little later.
-fn waits_see_no_killed_daemon(slack: &[&str]) {
+fn check_waits_with_killed_daemon(slack: &[&str]) {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
     parent.wait_for_ticks(BASELINE_TICKS);

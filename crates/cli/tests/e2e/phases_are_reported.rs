@@ -1,5 +1,4 @@
-//! `--profile` says where the time of a prepare and of a fork went: phases that lie within each other, and what the
-//! children's memory cost.
+//! `--profile` reports the time of a prepare or fork as nested phases, and the cost of the children's memory.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +13,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("of_a_prepare", of_a_prepare),
     Test::shared("of_a_fork_on_another_node", of_a_fork),
     Test::shared("of_several_children", of_several),
-    Test::shared("and_only_to_who_asks", only_to_who_asks),
+    Test::shared("only_with_the_profile_option", only_with_profile),
 ];
 
 /// For a child to touch its program.
@@ -87,7 +86,7 @@ fn of_several(cluster: &Cluster) {
     assert!(summary.iter().all(is_ordered), "{summary:?}");
 }
 
-fn only_to_who_asks(cluster: &Cluster) {
+fn only_with_profile(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     assert!(seed.prepare_output["phases"].is_null(), "{}", seed.prepare_output);

@@ -1,5 +1,5 @@
-//! Prepare and drop leave nothing: after many rounds, daemon and parent have no more memory, descriptors, threads or children than
-//! after the first ones.
+//! After many rounds of prepare and drop, daemon and parent have no more memory, descriptors, threads or children than
+//! after the first rounds.
 
 use std::fs;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use crate::harness::{Cluster, Parent, Program, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("two_hundred_rounds", |cluster| nothing_grows(cluster, &SHORT)).within(|| limit(&SHORT)),
-    Test::shared("a_thousand_rounds", |cluster| nothing_grows(cluster, &LONG)).long(),
+    Test::shared("in_two_hundred_rounds", |cluster| nothing_grows(cluster, &SHORT)).within(|| limit(&SHORT)),
+    Test::shared("in_a_thousand_rounds", |cluster| nothing_grows(cluster, &LONG)).long(),
 ];
 
 /// How many rounds of prepare and drop are compared with how many before.

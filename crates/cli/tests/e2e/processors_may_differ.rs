@@ -1,6 +1,5 @@
-//! A node whose processor saves more, or less, than that of a seed refuses its children by name, and is not chosen for them.
-//!
-//! The nodes are of one machine; one of them takes its processor for another (`farfork node --xcr0`).
+//! A node whose processor saves more or less register state than the node of a seed refuses its children by name, and
+//! is not chosen for them. All nodes run on one machine: `farfork node --xcr0` makes one pretend.
 
 use farfork_sys::cpu;
 
@@ -8,10 +7,10 @@ use crate::harness::{Cluster, Parent, Program, Seed};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("a_greater_one_is_refused_and_not_chosen", || {
+    Test::alone("a_processor_with_more_state_is_refused_and_not_chosen", || {
         other_processor(|mask| mask | UNNAMED, &["XCR0 bit 40", "no room"])
     }),
-    Test::alone("a_lesser_one_is_refused_and_not_chosen", || {
+    Test::alone("a_processor_with_less_state_is_refused_and_not_chosen", || {
         other_processor(|mask| mask & !AVX, &["state that this node lacks"])
     }),
 ];

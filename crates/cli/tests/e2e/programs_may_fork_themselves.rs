@@ -1,4 +1,4 @@
-//! Programs may fork themselves: by the C library and by the Python package, whose own tests run here.
+//! Programs that fork themselves with the C library and the Python package. The package's own tests run here, too.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,15 +15,15 @@ use crate::harness::{BINARY, Cluster, WAIT_TIMEOUT, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("python_by_itself", python_alone),
-    Test::shared("a_python_program_returns_twice", python_checkpoint),
-    Test::shared("an_executor_calls_functions_in_children", python_executor),
-    Test::shared("no_two_children_share_random_numbers", python_random_numbers),
+    Test::alone("the_python_package_passes_its_tests_without_a_daemon", python_alone),
+    Test::shared("a_python_checkpoint_returns_twice", python_checkpoint),
+    Test::shared("a_python_executor_calls_functions_in_children", python_executor),
+    Test::shared("no_two_children_share_python_random_numbers", python_random_numbers),
     Test::shared("children_end_with_their_program", program_killed),
-    Test::shared("children_that_are_being_started_do_too", program_killed_early),
-    Test::alone("a_program_hears_of_its_daemons_end", daemon_killed),
-    Test::shared("a_c_program_returns_twice", c_calls),
-    Test::shared("the_examples_do_what_they_say", examples),
+    Test::shared("children_being_started_end_with_their_program", program_killed_early),
+    Test::alone("a_program_is_notified_when_its_daemon_dies", daemon_killed),
+    Test::shared("a_c_checkpoint_returns_twice", c_calls),
+    Test::shared("the_c_examples_give_the_documented_results", examples),
 ];
 
 /// For the tests of one module, below the limit of a test here.
@@ -78,12 +78,12 @@ fn python_random_numbers(cluster: &Cluster) {
 }
 
 /// A program, whose lines are read one by one; it is killed when this is dropped.
-struct Running {
+struct RunningProgram {
     process: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
-impl Running {
+impl RunningProgram {
     fn start(command: &mut Command) -> Self {
         let spawned = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
         let mut process = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -105,7 +105,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -113,15 +113,15 @@ impl Drop for Running {
 }
 
 /// Four children on two nodes, who sleep.
-fn sleepers(cluster: &Cluster) -> Running {
+fn sleepers(cluster: &Cluster) -> RunningProgram {
     executor(cluster, "sleepers", "running")
 }
 
 /// A Python program with an executor on two nodes, which has said this line.
-fn executor(cluster: &Cluster, name: &str, line: &str) -> Running {
+fn executor(cluster: &Cluster, name: &str, line: &str) -> RunningProgram {
     let mut command = python(Some(cluster));
     command.arg(programs::sources().join(format!("cooperative/{name}.py"))).args([cluster.name(0), cluster.name(1)]);
-    let mut running = Running::start(&mut command);
+    let mut running = RunningProgram::start(&mut command);
     assert_eq!(running.line(), line);
     running
 }
@@ -151,7 +151,7 @@ fn program_killed(cluster: &Cluster) {
 fn program_killed_early(cluster: &Cluster) {
     let before = running(cluster);
     for _ in 0..3 {
-        let mut program = executor(cluster, "crowd", "asked");
+        let mut program = executor(cluster, "many_children", "asked");
         let pid = program.process.id();
         program.kill();
         wait::wait_until("its seeds end", END_LIMIT, || (belongings(cluster, pid).1 == 0).then_some(()));
@@ -201,8 +201,8 @@ fn library() -> &'static Path {
 }
 
 /// Starts what speaks to the first node.
-fn start(cluster: &Cluster, program: &Path, input: Stdio) -> Running {
-    Running::start(Command::new(program).env("FARFORK_SOCKET", cluster.first().socket()).stdin(input))
+fn start(cluster: &Cluster, program: &Path, input: Stdio) -> RunningProgram {
+    RunningProgram::start(Command::new(program).env("FARFORK_SOCKET", cluster.first().socket()).stdin(input))
 }
 
 fn c_calls(cluster: &Cluster) {

@@ -1,4 +1,4 @@
-//! `farfork ps --watch`: the list as it changes, until nobody reads it any more.
+//! `farfork ps --watch`: prints the list as it changes, and ends when its output has no reader.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] = &[Test::shared("as_children_come", as_children_come)];
+pub(crate) const TESTS: &[Test] = &[Test::shared("new_children_appear_in_the_list", new_children)];
 
 /// Lists in which a child that runs must have shown: one comes each second.
 const LISTS_MAX: usize = 10;
@@ -14,7 +14,7 @@ const LISTS_MAX: usize = 10;
 /// For a watcher to see that nobody reads: it notices when it writes the next list.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-fn as_children_come(cluster: &Cluster) {
+fn new_children(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let mut watcher = cluster.first().spawn(&["ps", "--watch", "--running"]);

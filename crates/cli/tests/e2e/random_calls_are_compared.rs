@@ -1,8 +1,8 @@
-//! Random system calls are compared: programs make state by every call of x86-64 that leaves any, are forked to another node, and the differ
-//! finds nothing in the child that is not in the parent, but for the rows of its table. What is refused, `check` refuses, too.
+//! Programs make state by every x86-64 system call that leaves any, and are forked to another node. The differ must
+//! find no difference outside its table. What a prepare refuses, `check` refuses, too.
 //!
-//! `calls.c` has the actions that make the calls. A round deals all of them to its programs, so that each is made in each round, beside ever others.
-//! `FARFORK_RANDOM_SEED` asks for the program that failed.
+//! `calls.c` has the actions that make the calls. Each round deals all actions to its programs in a new combination.
+//! `FARFORK_RANDOM_SEED` repeats the program that failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ use crate::random_processes_are_restored::{prepare_process, refusals_of_check, r
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("each_system_call_is_made_or_left_out", require_coverage),
+    Test::alone("each_system_call_is_covered_or_listed_as_left_out", require_coverage),
     Test::shared("in_programs_of_many_actions", |cluster| check_programs(cluster, 0..PROGRAMS_PER_ROUND)),
     Test::shared("in_programs_of_one_action", check_single_actions).long(),
     Test::shared("in_a_thousand_programs", |cluster| {

@@ -1,8 +1,8 @@
-//! Random processes are carried: a program makes five or more resources that follow from a number, says all that the kernel
-//! tells of it, is forked to another node, and says it again there and in the parent: both must say the same, and the
-//! parent the same as before. At the end each uses its resources up, and says what was in them.
+//! A program makes five or more resources that follow from a number, prints all that the kernel shows of them, and is
+//! forked to another node. Child and parent print it again: both must equal the first statement. At the end each uses
+//! up its resources, and prints their contents.
 //!
-//! `FARFORK_RANDOM_CASES` asks for more cases than the usual four hundred, `FARFORK_RANDOM_SEED` for the one that failed.
+//! `FARFORK_RANDOM_CASES` sets the number of cases (400), `FARFORK_RANDOM_SEED` repeats the case that failed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,9 +19,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("second_quarter", |cluster| check(cluster, 1)).within(limit),
     Test::shared("third_quarter", |cluster| check(cluster, 2)).within(limit),
     Test::shared("fourth_quarter", |cluster| check(cluster, 3)).within(limit),
-    Test::shared("ten_thousand", |cluster| check_seeds(cluster, &(CASES_DEFAULT..CASES_LONG).collect::<Vec<_>>()))
-        .long(),
-    Test::shared("check_and_prepare_agree", agree).within(limit),
+    Test::shared("ten_thousand_cases", |cluster| {
+        check_seeds(cluster, &(CASES_DEFAULT..CASES_LONG).collect::<Vec<_>>())
+    })
+    .long(),
+    Test::shared("check_and_prepare_agree", check_and_prepare_agree).within(limit),
 ];
 
 const QUARTERS: u64 = 4;
@@ -125,7 +127,7 @@ type Statement = Vec<String>;
 /// One process and its child; how they differ, and how to see it again.
 fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), String> {
     let mut made = String::new();
-    let outcome = Running::start(seed, &[]).and_then(|mut parent| {
+    let outcome = RandomProcess::start(seed, &[]).and_then(|mut parent| {
         made = parent.made.join(", ");
         compare(cluster, seed, &mut parent, prepared)
     });
@@ -136,16 +138,16 @@ fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), 
 
 /// Processes that may have something that is not carried: what check refuses, prepare does, and names nothing else; of what is
 /// prepared, children stand.
-fn agree(cluster: &Cluster) {
+fn check_and_prepare_agree(cluster: &Cluster) {
     let seeds =
         number_of("FARFORK_RANDOM_SEED").map_or_else(|| (0..cases() / CASES_TO_AGREE).collect(), |seed| vec![seed]);
-    let outcomes = seeds.into_iter().map(|seed: u64| (seed, agree_upon(cluster, seed)));
+    let outcomes = seeds.into_iter().map(|seed: u64| (seed, compare_check_with_prepare(cluster, seed)));
     let failed: Vec<_> = outcomes.filter_map(|(seed, outcome)| Some((seed, outcome.err()?))).collect();
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-fn agree_upon(cluster: &Cluster, seed: u64) -> Result<(), String> {
-    let mut parent = Running::start(seed, &["refused"])?;
+fn compare_check_with_prepare(cluster: &Cluster, seed: u64) -> Result<(), String> {
+    let mut parent = RandomProcess::start(seed, &["refused"])?;
     let pid = parent.talker.pid_text();
     let refusals = refusals_of_check(cluster.first(), &pid);
     let prepared = prepare(cluster, &parent);
@@ -194,7 +196,7 @@ fn named(pid: &str, refusal: &serde_json::Value) -> String {
     format!("{}: {}", text("object").replace(&format!("pid {pid}, "), ""), text("reason"))
 }
 
-fn compare(cluster: &Cluster, seed: u64, parent: &mut Running, prepared: &mut Vec<String>) -> Result<(), String> {
+fn compare(cluster: &Cluster, seed: u64, parent: &mut RandomProcess, prepared: &mut Vec<String>) -> Result<(), String> {
     let id = prepare(cluster, parent)?;
     prepared.push(id.clone());
     let has_ended = seed.is_multiple_of(ENDED_PARENTS);
@@ -219,7 +221,7 @@ fn compare(cluster: &Cluster, seed: u64, parent: &mut Running, prepared: &mut Ve
 }
 
 /// The id of its seed.
-fn prepare(cluster: &Cluster, parent: &Running) -> Result<String, String> {
+fn prepare(cluster: &Cluster, parent: &RandomProcess) -> Result<String, String> {
     prepare_process(cluster.first(), &parent.talker.pid_text())
 }
 
@@ -268,7 +270,7 @@ fn is_near(expected: &str, found: &str) -> bool {
 }
 
 /// A parent.
-struct Running {
+struct RandomProcess {
     talker: LineProgram,
     /// Its resources, in words.
     made: Vec<String>,
@@ -276,7 +278,7 @@ struct Running {
     _files: tempfile::TempDir,
 }
 
-impl Running {
+impl RandomProcess {
     fn start(seed: u64, more: &[&str]) -> Result<Self, String> {
         let files = scratch::directory();
         let talker = LineProgram::start(Program::Random.command().arg(seed.to_string()).arg(files.path()).args(more))?;

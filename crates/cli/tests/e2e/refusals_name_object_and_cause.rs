@@ -1,5 +1,4 @@
-//! Refusals are named: what cannot be done fails at once, with a message that names the object and the cause, and with
-//! the parent unharmed.
+//! A request that cannot be done fails at once. The message names the object and the cause, and the parent is unharmed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,24 +13,24 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("an_unknown_node", unknown_node),
     Test::shared("an_unknown_seed_or_child", unknown_ids),
-    Test::shared("a_process_that_is_not_there", no_process),
+    Test::shared("a_process_that_does_not_exist", no_process),
     Test::shared("a_kernel_thread", kernel_thread),
-    Test::shared("a_socket_of_another_kind", |cluster| refused(cluster, "socket", &["fd 3", "socket"])),
+    Test::shared("an_unsupported_socket", |cluster| refused(cluster, "socket", &["fd 3", "socket"])),
     Test::shared("sealed_memory", |cluster| refused(cluster, "sealed", &["sealed"])),
     Test::shared("a_traced_process", |cluster| refused(cluster, "traced", &["traces it"])),
-    Test::shared("a_target_in_vfork", |cluster| refused(cluster, "vfork", &["vfork"])),
-    Test::shared("a_target_whose_leader_has_ended", |cluster| refused(cluster, "leaderless", &["main thread"])),
-    Test::shared("a_frozen_target", frozen),
-    Test::shared("a_32_bit_program", narrow),
+    Test::shared("a_process_in_vfork", |cluster| refused(cluster, "vfork", &["vfork"])),
+    Test::shared("a_process_whose_main_thread_has_ended", |cluster| refused(cluster, "leaderless", &["main thread"])),
+    Test::shared("a_frozen_process", frozen),
+    Test::shared("a_32_bit_program", program_32_bit),
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
-    Test::shared("a_container_that_is_stopped", stopped_container),
-    Test::shared("words_that_are_too_long", too_long),
-    Test::shared("a_process_that_may_not_be_looked_into", unreadable_process),
+    Test::shared("a_stopped_container", stopped_container),
+    Test::shared("names_that_are_too_long", too_long),
+    Test::shared("an_unreadable_process", unreadable_process),
     Test::shared("a_wrong_command_line", wrong_usage),
-    Test::shared("a_disk_that_takes_no_output", no_output),
+    Test::shared("a_full_output_device", no_output),
     Test::shared("a_cluster_of_another_name", other_cluster),
-    Test::shared("without_a_daemon", no_daemon),
+    Test::shared("a_missing_daemon", no_daemon),
 ];
 
 /// Hang guard: a target that never stops costs prepare its own time limit, no more.
@@ -119,9 +118,9 @@ fn frozen(cluster: &Cluster) {
 }
 
 /// Killed when this is dropped, with what it started.
-struct Running(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Running {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         // It may have ended by itself, which the test has noticed.
         let _ = self.0.kill();
@@ -150,14 +149,14 @@ fn stopped_container(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-fn narrow(cluster: &Cluster) {
+fn program_32_bit(cluster: &Cluster) {
     let directory = scratch::directory();
-    let binary = directory.path().join("narrow");
+    let binary = directory.path().join("program_32_bit");
     let mut compiler = Command::new("gcc");
     compiler.args(["-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-pic", "-no-pie", "-fno-stack-protector"]);
-    compiler.arg(programs::sources().join("situations/narrow.c")).arg("-o").arg(&binary);
+    compiler.arg(programs::sources().join("situations/program_32_bit.c")).arg("-o").arg(&binary);
     assert!(compiler.status().expect("gcc").success());
-    let process = Running(Command::new(&binary).stdin(Stdio::null()).spawn().expect("32-bit programs run here"));
+    let process = KilledOnDrop(Command::new(&binary).stdin(Stdio::null()).spawn().expect("32-bit programs run here"));
     let pid = process.0.id().to_string();
     cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "32-bit"]);
 }

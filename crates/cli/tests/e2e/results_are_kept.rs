@@ -1,5 +1,5 @@
-//! Results are kept: of children that end quickly, for who waits or comes later, however many others end meanwhile. Children that are
-//! waited for end with who waits.
+//! The results of short-lived children are kept for commands that wait now or later, however many other children end
+//! meanwhile. Attached children end with the command that waits for them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,12 +10,13 @@ use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("of_quick_children_that_are_waited_for", || quick_attached(QUICK)).within(|| quick_limit(QUICK)),
-    Test::alone("of_ten_thousand_quick_children_that_are_waited_for", || quick_attached(MANY_QUICK)).long(),
-    Test::alone("of_quick_children_until_somebody_comes", quick_detached).within(|| quick_limit(QUICK)),
-    Test::alone("over_the_end_of_a_daemon", over_a_restart),
-    Test::alone("unless_who_waits_is_killed", client_killed),
-    Test::alone("and_children_outlive_the_daemon_that_was_asked", daemon_killed),
+    Test::alone("of_short_lived_attached_children", || quick_attached(QUICK)).within(|| quick_limit(QUICK)),
+    Test::alone("of_ten_thousand_short_lived_attached_children", || quick_attached(MANY_QUICK)).long(),
+    Test::alone("of_short_lived_detached_children_until_they_are_waited_for", quick_detached)
+        .within(|| quick_limit(QUICK)),
+    Test::alone("across_a_daemon_restart", over_a_restart),
+    Test::alone("unless_the_waiting_command_is_killed", client_killed),
+    Test::alone("children_survive_a_killed_daemon_of_the_waiting_command", daemon_killed),
 ];
 
 /// The number of quick children of one command: more than a node lists of children whose ends were reported.
@@ -41,7 +42,7 @@ fn lines(numbers: impl Iterator<Item = u64>) -> String {
 /// All on one node, and most have ended before the first is asked for.
 fn quick_attached(count: u64) {
     let cluster = Cluster::start(2);
-    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let mut parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let file = scratch::file(&lines(0..count));
     let path = file.path().to_string_lossy();
@@ -60,7 +61,7 @@ fn quick_attached(count: u64) {
 /// Nobody waits while they end; then somebody does.
 fn quick_detached() {
     let cluster = Cluster::start(2);
-    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let mut parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..QUICK).collect();
     let mut children = Vec::new();
@@ -78,7 +79,7 @@ fn quick_detached() {
 fn over_a_restart() {
     const ENDED: u64 = 20;
     let cluster = Cluster::start(2);
-    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let mut parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..ENDED).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
@@ -108,7 +109,7 @@ fn running(cluster: &Cluster) -> usize {
 
 /// Starts a command that waits for so many children that do not end by themselves, and waits until all run.
 fn waiting_client(cluster: &Cluster, seed: &Seed, count: usize, options: &[&str]) -> std::process::Child {
-    let file = scratch::file(&vec!["7 still"; count].join("\n"));
+    let file = scratch::file(&vec!["7 idle"; count].join("\n"));
     let path = file.path().to_string_lossy();
     let client = cluster.first().spawn(&[&["fork", seed.id(), "--payloads", &path], options].concat());
     wait::wait_until("all children run", GONE_LIMIT, || (running(cluster) == count).then_some(()));
@@ -124,7 +125,7 @@ fn kill(client: &mut std::process::Child) {
 /// One attached child, and several on two nodes: nobody could collect what comes of them. Those of `--detach` go on.
 fn client_killed() {
     let cluster = Cluster::start(2);
-    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let mut parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let both = cluster.names(&[0, 1]);
     for (count, options) in
@@ -134,7 +135,7 @@ fn client_killed() {
         kill(&mut client);
         wait::wait_until("children end with who waits for them", GONE_LIMIT, || (running(&cluster) == 0).then_some(()));
     }
-    let children = seed.fork_detached(&vec!["7 still".to_owned(); 4], &["--to", &both]);
+    let children = seed.fork_detached(&vec!["7 idle".to_owned(); 4], &["--to", &both]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     let mut waiter = cluster.first().spawn(&[&["wait"], &ids[..]].concat());
     kill(&mut waiter);
@@ -147,7 +148,7 @@ fn client_killed() {
 /// What a daemon's own death breaks off is not the caller's end: children on another node go on.
 fn daemon_killed() {
     let cluster = Cluster::start(2);
-    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let mut parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--wait"]);
     let mut client = waiting_client(&cluster, &seed, 3, &["--to", cluster.name(1)]);
     cluster.kill_daemon(0);

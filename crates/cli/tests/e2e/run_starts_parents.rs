@@ -1,5 +1,5 @@
-//! Parents may be run: `farfork run` starts a program that has a name, and its memory in huge pages, and that is otherwise as
-//! if its user had started it.
+//! `farfork run`: starts a program under a name and with its memory in huge pages. Apart from that the program behaves
+//! as if its user had started it.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("under_a_name", under_a_name),
     Test::shared("in_huge_pages", in_huge_pages),
-    Test::shared("with_the_programs_own_status", own_status),
+    Test::shared("with_the_programs_exit_status", own_status),
 ];
 
 /// For what looks after a process to find its memory and make huge pages of most of it, on a busy machine.

@@ -1,5 +1,5 @@
-//! Runs of tests are contained: whatever a test does, and however the run ends, the machine is as before, and the run's report
-//! says what happened.
+//! The runner's own tests: whatever a test does and however the run ends, the machine is as before, and the report of
+//! the run says what happened.
 
 use std::fs;
 use std::path::Path;
@@ -15,11 +15,11 @@ use crate::runner::{self, self_test};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("by_name_and_kind_of_failure", kinds_of_failure),
+    Test::alone("each_failure_is_reported_with_its_name_and_kind", kinds_of_failure),
     Test::alone("when_a_test_hangs", hanging_tests),
-    Test::alone("when_a_test_multiplies", fork_bomb),
+    Test::alone("when_a_test_is_a_fork_bomb", fork_bomb),
     Test::alone("when_no_cluster_starts", starved_run),
-    Test::alone("when_its_time_is_over", overdue_run),
+    Test::alone("when_the_time_limit_is_over", overdue_run),
     Test::alone("when_the_runner_is_terminated", terminated_run),
     Test::alone("when_the_runner_is_killed", killed_run),
     Test::alone("when_the_runner_and_its_janitor_are_killed", run_killed_with_its_janitor),
@@ -104,13 +104,13 @@ fn require(ended: &CommandOutput, condition: bool, what: &str) {
     assert!(condition, "{what}: {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
 }
 
-/// One passes, one fails and is not run again, one waits in vain and then passes, one waits in vain twice, one leaks.
+/// One passes, one fails and is not run again, one times out and then passes, one times out twice, one leaks.
 fn kinds_of_failure() {
     let (ended, directory) = InnerRun::start(&["kinds::"]).end();
     require(&ended, last_line(&ended) == "2 passed, 3 failed", "the last line");
     require(&ended, ended.status.code() == Some(101), "the run fails");
     let failures = note_in(directory.path(), "failures").expect("failures are written");
-    let reasons = ["kinds::fails: a wrong byte", "kinds::leaves_a_process: ", "kinds::waits_in_vain: "];
+    let reasons = ["kinds::fails: a wrong byte", "kinds::leaves_a_process: ", "kinds::times_out: "];
     for reason in reasons {
         let line = failures.lines().find(|line| line.starts_with(reason));
         let line = line.unwrap_or_else(|| panic!("no `{reason}` in:\n{failures}"));
@@ -120,9 +120,9 @@ fn kinds_of_failure() {
     let counts = note_in(directory.path(), "counts").expect("counts are written");
     assert_eq!(counts.trim(), "passed=2 failed=3 flaky=1");
     let runs_of = |test: &str| ended.stdout.lines().filter(|l| l.starts_with(&format!("test kinds::{test} "))).count();
-    let runs = ["passes", "fails", "leaves_a_process", "waits_in_vain_once", "waits_in_vain"].map(runs_of);
+    let runs = ["passes", "fails", "leaves_a_process", "times_out_once", "times_out"].map(runs_of);
     require(&ended, runs == [1, 1, 1, 2, 2], "only what timed out is run again");
-    let log = fs::read_to_string(directory.path().join("logs/kinds.waits_in_vain_once.log"));
+    let log = fs::read_to_string(directory.path().join("logs/kinds.times_out_once.log"));
     assert!(log.is_ok_and(|log| log.contains("comm test-worker")), "the threads of the first run are recorded");
 }
 

@@ -1,5 +1,4 @@
-//! Seeds live while they are needed: one that a child wants pages of is dropped neither by a user who does not insist nor by
-//! its lease; labels say which ones are meant.
+//! A seed whose pages a child needs is dropped neither without `--force` nor by its lease. Labels select seeds.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,11 +12,11 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("by_children", by_children),
     Test::shared("by_seeds_of_children", by_seeds),
-    Test::shared("and_their_leases_with_them", leases),
-    Test::shared("and_are_found_by_labels", labels),
+    Test::shared("a_lease_is_renewed_while_a_child_needs_the_seed", leases),
+    Test::shared("seeds_are_selected_by_labels", labels),
     Test::alone("by_children_that_are_being_started", by_starts),
-    Test::alone("by_starts_that_have_not_arrived", by_starts_on_their_way),
-    Test::alone("and_nodes_that_do_not_say_may_need_them", silent),
+    Test::alone("by_fork_requests_that_have_not_arrived", by_requests_in_flight),
+    Test::alone("unreachable_nodes_count_as_needing_a_seed", unreachable_nodes),
 ];
 
 /// A time to live, and far more than it may take to be renewed or to run out.
@@ -110,11 +109,11 @@ fn lease_end(seed: &Seed) -> u64 {
 }
 
 /// Starts that their node has not heard of: who asked it for them knows.
-fn by_starts_on_their_way() {
+fn by_requests_in_flight() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["4"]);
     // The daemon that was asked may not have heard of it either when a slow machine asks it to drop the seed: it waits longer, then.
-    let is_shown = (1..=ATTEMPTS_MAX).any(|attempt| refused_while_on_its_way(&cluster, &parent, attempt * WAY_MIN));
+    let is_shown = (1..=ATTEMPTS_MAX).any(|attempt| refused_while_in_flight(&cluster, &parent, attempt * WAY_MIN));
     assert!(is_shown, "the seed was dropped {ATTEMPTS_MAX} times");
     drop(parent);
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -124,7 +123,7 @@ fn by_starts_on_their_way() {
 const WAY_MIN: Duration = Duration::from_millis(300);
 
 /// Whether the seed was not dropped; then the refusal says why, and the child has answered rightly.
-fn refused_while_on_its_way(cluster: &Cluster, parent: &Parent, way: Duration) -> bool {
+fn refused_while_in_flight(cluster: &Cluster, parent: &Parent, way: Duration) -> bool {
     cluster.wait_until_all_are_alive();
     let seed = Seed::prepare(cluster.first(), parent);
     let fork = || seed.fork_attached("1", &["--to", cluster.name(1)]);
@@ -201,7 +200,7 @@ fn labels(cluster: &Cluster) {
     cluster.first().run_failing(&["prepare", &pid, "--label", "a=b c"]).require_mentions(&["label `a=b c`", "letters"]);
 }
 
-fn silent() {
+fn unreachable_nodes() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);

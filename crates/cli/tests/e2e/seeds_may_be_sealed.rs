@@ -1,5 +1,5 @@
-//! Seeds may be sealed: their memory is in a file then, and they outlive their template, their parent and their node's daemon.
-//! A file that is damaged is refused, and never gives a wrong byte.
+//! A sealed seed has its memory in a file. It outlives its template, its parent and its node's daemon. A damaged file
+//! is refused, and never gives a wrong byte.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -13,15 +13,15 @@ use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, memory, scrat
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("and_outlive_daemon_and_parent", outlive_daemon),
-    Test::alone("and_outlive_a_daemon_that_stops", outlive_stop),
-    Test::alone("and_remember_what_children_touch", remember_touches),
-    Test::alone("while_children_page", while_paging),
+    Test::alone("a_sealed_seed_outlives_a_killed_daemon_and_parent", outlive_daemon),
+    Test::alone("a_sealed_seed_outlives_a_daemon_that_stops", outlive_stop),
+    Test::alone("a_sealed_seed_keeps_its_working_set", remember_touches),
+    Test::alone("while_children_fetch_pages", while_paging),
     Test::alone("unless_the_disk_is_full", no_room),
-    Test::alone("and_damage_is_found", damaged),
-    Test::shared("with_the_same_memory", same_memory),
+    Test::alone("a_damaged_image_is_detected", damaged),
+    Test::shared("the_image_has_the_memory_of_the_template", same_memory),
     Test::shared("with_shared_memory", shared_memory),
-    Test::shared("and_dropped_meanwhile", dropped),
+    Test::shared("a_seed_is_dropped_while_it_is_sealed", dropped),
     Test::shared("from_a_frozen_parent", frozen),
 ];
 

@@ -1,12 +1,12 @@
-//! Strategies are what they say, by the counts that everybody can ask for.
+//! Each paging strategy fetches pages as documented, by the counters that `farfork inspect` shows.
 
 use crate::harness::{Cluster, Parent, Program, Seed, StartedChild};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("eager_children_have_all_before_they_run", eager),
+    Test::shared("eager_children_have_all_pages_before_they_run", eager),
     Test::shared("cow_fetches_page_by_page", cow),
-    Test::shared("and_others_are_refused", others),
+    Test::shared("contradicting_strategies_are_refused", others),
 ];
 
 const MEMORY_MIB: &str = "16";

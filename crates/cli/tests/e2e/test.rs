@@ -1,4 +1,4 @@
-//! What a test is: a name and a function, on a cluster that it shares with others or by itself. Each is bounded in time.
+//! `Test`: a name and a function. A test uses the shared cluster or starts its own, and has a time limit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The test programs are right by themselves: each finds nothing wrong when the payload appears in the parent's own
-//! view. What one of them finds wrong in a child is then the child's fault. Those that would harm the machine refuse to.
+//! The test programs are correct: each passes without a fork when the payload appears in its own mount namespace. So
+//! what a program finds wrong in a child is the child's fault. Dangerous programs refuse to run outside a container.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ use crate::harness::{Program, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("without_farfork", without_farfork),
-    Test::alone("and_do_nothing_dangerous_outside_of_a_container", nothing_dangerous),
+    Test::alone("when_a_payload_appears", payload_appears),
+    Test::alone("dangerous_programs_refuse_to_run_outside_a_container", dangerous_programs),
 ];
 
 /// For Python, on a busy machine.
@@ -53,17 +53,17 @@ fn start(program: Program, argument: &str, payload: &Path) -> Child {
     command.spawn().expect("unshare(1) can be started")
 }
 
-fn give(payload: &Path, text: &str) {
+fn write_payload(payload: &Path, text: &str) {
     fs::write(payload.join("unfinished"), text).expect("the payload can be written");
     fs::rename(payload.join("unfinished"), payload.join("payload")).expect("the payload gets its name");
 }
 
-fn without_farfork() {
+fn payload_appears() {
     let payload = scratch::directory();
     let running: Vec<_> =
         PROGRAMS.iter().map(|(program, argument)| start(*program, argument, payload.path())).collect();
     std::thread::sleep(Duration::from_millis(300));
-    give(payload.path(), "7\n");
+    write_payload(payload.path(), "7\n");
     for (child, (program, _)) in running.into_iter().zip(&PROGRAMS) {
         let ended = wait::wait_with_output(child, &format!("{program:?}"), PROGRAM_LIMIT);
         assert_eq!(ended.status.code(), Some(42), "{program:?}: {}", ended.stderr);
@@ -71,16 +71,16 @@ fn without_farfork() {
 }
 
 /// Programs that would harm the machine refuse to run in the pid namespace in which they were started.
-fn nothing_dangerous() {
+fn dangerous_programs() {
     for (name, payload) in
-        [("multiplying", "7 multiply"), ("escaping", "7"), ("numbered", "7"), ("tracing", "7 traces")]
+        [("fork_bomb", "7 multiply"), ("escaping", "7"), ("file_ownership", "7"), ("tracing", "7 traces")]
     {
         let (directory, own) = (scratch::directory(), scratch::directory());
-        // `numbered` reads this file, and `escaping` would try to reach it.
+        // `file_ownership` reads this file, and `escaping` would try to reach it.
         fs::write(own.path().join("secret"), "secret").expect("a scratch directory can be written");
         let argument = own.path().to_string_lossy();
-        let argument = if ["escaping", "numbered"].contains(&name) { &*argument } else { "" };
-        give(directory.path(), payload);
+        let argument = if ["escaping", "file_ownership"].contains(&name) { &*argument } else { "" };
+        write_payload(directory.path(), payload);
         let child = start(Program::Situation(name), argument, directory.path());
         let ended = wait::wait_with_output(child, name, PROGRAM_LIMIT);
         assert!(ended.stderr.contains("refused: this is dangerous"), "{name}: {}{}", ended.stdout, ended.stderr);

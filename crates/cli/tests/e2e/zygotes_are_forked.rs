@@ -1,5 +1,5 @@
-//! Further children of a seed on a node are forked from a zygote: each is right and its own, whoever dies meanwhile, and
-//! nothing of the zygote is left behind it.
+//! Further children of a seed on a node are copies of a zygote. Each answers correctly and is independent, also when
+//! pager or daemon are killed meanwhile, and nothing of the zygote remains in it.
 
 use std::fs;
 use std::thread;
@@ -10,9 +10,9 @@ use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("and_their_children_are_right_whoever_dies", whoever_dies),
-    Test::alone("where_they_may_be", where_they_may_be),
-    Test::alone("in_huge_pages", in_huge_pages),
+    Test::alone("copies_answer_correctly_when_pager_and_daemon_are_killed", processes_killed),
+    Test::alone("only_within_their_limit_and_for_matching_forks", limits_and_matching_forks),
+    Test::alone("while_their_memory_becomes_huge_pages", in_huge_pages),
 ];
 
 /// For a zygote to stand, to be gone, or to have its memory in huge pages.
@@ -69,7 +69,7 @@ fn code_bytes_of_restorer(line: &str) -> Option<u64> {
 }
 
 /// Children that touch memory while what they need is killed under them.
-fn whoever_dies() {
+fn processes_killed() {
     let cluster = Cluster::start_with(2, &["--zygotes", "8"]);
     let mut parent = Parent::start(Program::Situation("paging"), &["32"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -130,7 +130,7 @@ fn whoever_dies() {
 }
 
 /// None where they are switched off, for children that are to be first ones, and of seeds that were dropped.
-fn where_they_may_be() {
+fn limits_and_matching_forks() {
     let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);

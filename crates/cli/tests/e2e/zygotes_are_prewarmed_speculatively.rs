@@ -1,5 +1,6 @@
-//! A process's first seed is expected to be forked where it is, and its next ones as the one before was: their zygotes are there before anybody asks.
-//! Each child has the memory of its own seed; what nobody asks for is not made again, and leaves nothing.
+//! A node makes a zygote before the first request: of the first seed of a process on its own node, and of a later seed
+//! where the previous one was forked. Each child has the memory of its own seed. An unused zygote is not made again,
+//! and leaves nothing.
 
 use std::thread;
 use std::time::Duration;
@@ -12,13 +13,13 @@ use crate::test::Test;
 use crate::zygotes_are_forked::timely;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("of_each_next_seed", of_each_next_seed),
-    Test::alone("and_not_where_nobody_asked", nobody_asked),
-    Test::alone("and_not_of_each_first_seed", not_of_each_first),
-    Test::alone("also_many_at_once", many_at_once),
+    Test::alone("for_each_next_seed", each_next_seed),
+    Test::alone("not_again_after_an_unused_zygote", unused_zygote),
+    Test::alone("not_for_sealed_or_frozen_first_seeds", sealed_or_frozen),
+    Test::alone("for_fan_outs_on_two_nodes", fan_outs),
     Test::alone("on_other_nodes", on_other_nodes),
-    Test::alone("whoever_dies_meanwhile", whoever_dies),
-    Test::alone("also_on_another_node", whoever_dies_elsewhere),
+    Test::alone("children_answer_correctly_when_processes_are_killed", processes_killed),
+    Test::alone("children_of_another_node_answer_correctly_when_processes_are_killed", processes_killed_elsewhere),
 ];
 
 /// For a zygote to stand, or to be gone.
@@ -40,7 +41,7 @@ struct Changing {
 
 impl Changing {
     fn start() -> Self {
-        Self { parent: Parent::start(Program::Situation("changing"), &["8"]), times: 0 }
+        Self { parent: Parent::start(Program::Situation("rewritten_memory"), &["8"]), times: 0 }
     }
 
     /// A seed of what it is now.
@@ -80,7 +81,7 @@ fn require_nothing_left(cluster: Cluster) {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-fn of_each_next_seed() {
+fn each_next_seed() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
     let used = || cluster.zygote_count(0, "foretold_used");
@@ -124,7 +125,7 @@ fn of_each_next_seed() {
     require_nothing_left(cluster);
 }
 
-fn nobody_asked() {
+fn unused_zygote() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
     // Of its first seed one is made, and of another behind one that had children.
@@ -154,7 +155,7 @@ fn nobody_asked() {
 }
 
 /// What is made to be kept, and what stands still for its seed.
-fn not_of_each_first() {
+fn sealed_or_frozen() {
     let cluster = Cluster::start(1);
     for options in [&["--sealed"][..], &["--freeze"]] {
         let parent = Parent::start(Program::Waits, &["8"]);
@@ -166,7 +167,7 @@ fn not_of_each_first() {
     require_nothing_left(cluster);
 }
 
-fn many_at_once() {
+fn fan_outs() {
     let cluster = Cluster::start(2);
     let both = [0, 1].map(|node| move |cluster: &Cluster, what| cluster.zygote_count(node, what));
     let there = cluster.names(&[0, 1]);
@@ -249,7 +250,7 @@ fn on_other_nodes() {
     require_nothing_left(cluster);
 }
 
-fn whoever_dies_elsewhere() {
+fn processes_killed_elsewhere() {
     let cluster = Cluster::start(2);
     let mut changing = Changing::start();
     let there = ["--to", cluster.name(1)];
@@ -286,7 +287,7 @@ fn whoever_dies_elsewhere() {
     require_nothing_left(cluster);
 }
 
-fn whoever_dies() {
+fn processes_killed() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
     let known = |changing: &mut Changing| {

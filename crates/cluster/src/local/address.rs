@@ -1,4 +1,4 @@
-//! Addresses of nodes: of a private range, and only within the cluster's own namespaces.
+//! Node addresses of a local cluster: from a private range, and visible only inside the cluster's own namespaces.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! Control groups of a cluster: whatever is in them was started by its daemons.
+//! Control groups of a local cluster. Only its daemons start processes in them: `down` may kill all.
 //!
 //! ```text
 //! BASE/farfork-NAME/n1/farfork-daemon      the daemon and its pager

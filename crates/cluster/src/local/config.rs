@@ -1,4 +1,4 @@
-//! What a local cluster shall be.
+//! Configuration of a local cluster, and the names derived from it.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The daemons of a cluster's nodes: started in their namespaces and groups, waited for, told to stop.
+//! Starts, awaits, signals and stops the daemons of a local cluster, each in its own namespace and control groups.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};

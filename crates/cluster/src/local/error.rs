@@ -1,4 +1,4 @@
-//! Why a local cluster does not come up, or does not go.
+//! Errors of creating, changing and removing a local cluster.
 
 use std::io;
 use std::path::PathBuf;

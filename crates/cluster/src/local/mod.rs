@@ -1,28 +1,7 @@
-//! A cluster on one machine, to try and to test: each node is a network namespace with a daemon in it.
+//! A local cluster, for trying and testing: each node is a network namespace of this machine with a daemon in it.
 //!
-//! ```text
-//!   ff-NAME-n1        ff-NAME-n2        ff-NAME-n3        network namespaces, with a loopback each
-//!   eth0 10.x.y.1     eth0 10.x.y.2     eth0 10.x.y.3
-//!      │ veth            │                 │
-//!   ┌──┴─────────────────┴─────────────────┴──┐
-//!   │ n1                n2                n3   │  ff-NAME-net: a namespace too, so that the machine's own
-//!   │                   br0                    │  network has no part of this
-//!   └──────────────────────────────────────────┘
-//! ```
-//!
-//! Interfaces and namespaces are made by `ip` (iproute2). Each daemon starts in control groups of its own, beside which
-//! everything is made that it starts: what is in them is ours, whatever has become of the daemon. What was made stands
-//! in `RUN/cluster.json` before it is made, so that whoever finds that file can remove all of it.
-//!
-//! ```text
-//! RUN/cluster.json       what was made
-//! RUN/NODE/              the node's run directory
-//! RUN/NODE/node.log      what its daemon says
-//! RUN/NODE/trust/        its identity in the cluster
-//! RUN/client/            an identity for commands that speak to a node over the network
-//! ```
-//!
-//! A real second machine differs only in the address.
+//! `ClusterState` is written to `RUN/cluster.json` before anything is created. A later process that finds the file can
+//! therefore remove everything. A real second machine differs only in its address.
 
 mod address;
 mod cgroups;
@@ -66,6 +45,28 @@ pub enum UpProgress<'a> {
 }
 
 /// A cluster of this machine. It goes on when this value is dropped; [`LocalCluster::down`] ends it.
+///
+/// ```text
+///   ff-NAME-n1        ff-NAME-n2        ff-NAME-n3        network namespaces, with a loopback each
+///   eth0 10.x.y.1     eth0 10.x.y.2     eth0 10.x.y.3
+///      │ veth            │                 │
+///   ┌──┴─────────────────┴─────────────────┴──┐
+///   │ n1                n2                n3   │  ff-NAME-net: a namespace too, so that the cluster
+///   │                   br0                    │  does not touch the machine's own network
+///   └──────────────────────────────────────────┘
+/// ```
+///
+/// `ip` (iproute2) creates interfaces and namespaces. Each daemon starts in its own control groups, and everything that
+/// it starts is created next to them. All processes in these groups belong to the cluster, even after the daemon has
+/// died.
+///
+/// ```text
+/// RUN/cluster.json       what was created
+/// RUN/NODE/              the node's run directory
+/// RUN/NODE/node.log      its daemon's log
+/// RUN/NODE/trust/        its identity in the cluster
+/// RUN/client/            an identity for commands that connect to a node over the network
+/// ```
 #[derive(Debug)]
 pub struct LocalCluster {
     run_dir: PathBuf,
@@ -77,7 +78,7 @@ impl LocalCluster {
     /// removed first. When something fails, what was made is removed.
     ///
     /// # Errors
-    /// [`LocalError`] as the first step that fails; [`LocalError::Exists`] where a cluster runs in this directory.
+    /// [`LocalError`] as the first step that fails; [`LocalError::AlreadyExists`] where a cluster runs in this directory.
     pub fn up(config: &LocalClusterConfig, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<Self, LocalError> {
         config.check()?;
         let made_run_dir = run_dir::make_run_dir(&config.run_dir)?;
@@ -122,7 +123,7 @@ impl LocalCluster {
     /// The cluster of a run directory.
     ///
     /// # Errors
-    /// [`LocalError::None`] where there is none; [`LocalError::State`] where its file cannot be read.
+    /// [`LocalError::NotFound`] where there is none; [`LocalError::State`] where its file cannot be read.
     pub fn load(run_dir: &Path) -> Result<Self, LocalError> {
         Self::load_if_present(run_dir)?.ok_or_else(|| LocalError::NotFound { run_dir: run_dir.to_owned() })
     }
@@ -199,7 +200,7 @@ impl LocalCluster {
     /// Starts a node's daemon again after it has ended, and waits until it answers.
     ///
     /// # Errors
-    /// [`LocalError::Running`], and as [`LocalCluster::up`].
+    /// [`LocalError::AlreadyRunning`], and as [`LocalCluster::up`].
     pub fn restart_node(&mut self, index: usize) -> Result<(), LocalError> {
         let node = self.node(index)?;
         if node.is_alive() {

@@ -1,7 +1,7 @@
-//! Namespaces, bridge and links of a cluster, by `ip`.
+//! Creates and removes the namespaces, bridge and links of a local cluster with `ip`.
 //!
-//! The first named network namespace of a machine makes `ip` mount `/run/netns` upon itself, for ever. A mark beside
-//! that directory says that it was for a cluster of ours; the last one that finds the directory empty undoes it.
+//! The first named network namespace of a machine makes `ip` mount `/run/netns` on itself permanently. `NETNS_MARK`
+//! records that a cluster caused this. The last cluster that finds the directory empty unmounts it.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use super::state::ClusterState;
 
 /// Where `ip` keeps named namespaces.
 const NETNS_DIR: &str = "/run/netns";
-/// Exists while `NAMES_DIR` is mounted for the sake of clusters.
+/// Exists while `NETNS_DIR` is mounted for the sake of clusters.
 const NETNS_MARK: &str = "/run/farfork-netns";
 /// The bridge, in a namespace of its own.
 const BRIDGE: &str = "br0";

@@ -1,4 +1,4 @@
-//! A node of a local cluster, and how its daemon is started.
+//! One node of a local cluster: its name and paths, how its daemon is started, and which processes it runs.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -1,4 +1,4 @@
-//! The directory that a cluster is in: made, locked, removed.
+//! Creates, locks and removes the directory of a local cluster.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;

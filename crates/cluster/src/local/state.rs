@@ -1,4 +1,4 @@
-//! `RUN/cluster.json`: what was made for a cluster, written before it is made.
+//! `RUN/cluster.json`: everything created for a cluster, recorded before it is created.
 
 use std::fs;
 use std::io;
@@ -45,9 +45,9 @@ impl ClusterState {
     ) -> Self {
         let node = |(index, name): (usize, String)| {
             let cgroups = groups.iter().map(|group| group.node_directory(&name)).collect();
-            let (place, run_dir) =
+            let (address_and_netns, run_dir) =
                 ((address::node_address(&config.name, index), config.node_netns(&name)), run_dir.join(&name));
-            LocalNode::new(name, place, run_dir, cgroups)
+            LocalNode::new(name, address_and_netns, run_dir, cgroups)
         };
         let nodes = config.node_names().enumerate().map(node).collect();
         Self {

@@ -1,10 +1,6 @@
-//! Who is who in a local cluster: its nodes have identities before they start, as they would after joining. The first
-//! holds the authority. A client's identity lies beside them, for commands that speak to a node over the network.
-//!
-//! ```text
-//! RUN/NODE/trust/     a node's trust directory
-//! RUN/client/         a client's
-//! ```
+//! Identities of a local cluster's members. Nodes have theirs before they start (`RUN/NODE/trust/`), as they would
+//! after joining; the first holds the authority. A client's identity is in `RUN/client/`, for commands that connect to
+//! a node over the network.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -1,20 +1,8 @@
-//! Membership: which nodes there are, and which of them still answer.
+//! Membership: which nodes exist, and which of them still answer. Pure: time is an argument, and `farfork-node` sends
+//! the messages.
 //!
-//! Every node sends a heartbeat to every other, once a second, with all that it says of itself. The answer names the
-//! members that the receiver hears from, so that a node that knows one member soon knows all.
-//!
-//! ```text
-//!              heartbeat or answer                     silent for UNREACHABLE_AFTER
-//!   unknown ───────────────────────────▶ alive ───────────────────────────────────▶ unreachable
-//!      ▲  │ named in an answer             ▲                                             │  │
-//!      │  └──▶ introduced ─────────────────┴──────────── heartbeat or answer ────────────┘  │
-//!      │            │                                                                       │
-//!      └────────────┴── leave, or silent for FORGOTTEN_AFTER ───────────────────────────────┘
-//! ```
-//!
-//! Only what a node hears itself counts: hearsay introduces a member and never keeps one alive, so that a dead member
-//! does not live on in the answers of others. Time in which a node was kept from looking, by a busy machine or because it stood
-//! still, says nothing of others, and is no silence of theirs. Time is an argument; sending is the business of `farfork-node`.
+//! Every node sends a heartbeat with its own state to every other node once a second. The answer names the members that
+//! are alive for the receiver, so that a node that knows one member soon knows all.
 
 mod peer;
 #[cfg(test)]
@@ -116,6 +104,19 @@ pub enum JoinError {
 }
 
 /// The members that one node knows, itself included.
+///
+/// ```text
+///              heartbeat or answer                     silent for UNREACHABLE_AFTER
+///   unknown ───────────────────────────▶ alive ───────────────────────────────────▶ unreachable
+///      ▲  │ named in an answer             ▲                                             │  │
+///      │  └──▶ introduced ─────────────────┴──────────── heartbeat or answer ────────────┘  │
+///      │            │                                                                       │
+///      └────────────┴── leave, or silent for FORGOTTEN_AFTER ───────────────────────────────┘
+/// ```
+///
+/// Only messages that a node itself receives keep a member alive. An answer of a third node only introduces a member: a
+/// dead member does not live on in the answers of others. Time in which this node did not poll, because it was stopped
+/// or the machine was busy, does not count as silence of others.
 #[derive(Debug)]
 pub struct Membership {
     own: Member,
@@ -126,8 +127,8 @@ pub struct Membership {
 
 impl Membership {
     /// A node that knows itself only.
-    pub fn new(me: Member) -> Self {
-        Self { own: me, peers: BTreeMap::new(), polled_at: None }
+    pub fn new(own_member: Member) -> Self {
+        Self { own: own_member, peers: BTreeMap::new(), polled_at: None }
     }
 
     /// What this node says of itself.
@@ -181,7 +182,7 @@ impl Membership {
         self.peers.remove(name).is_some()
     }
 
-    /// Time has passed: returns who fell silent. To be called more often than every [`LOOK_INTERVAL_MAX`].
+    /// Time has passed: returns who fell silent. To be called more often than every [`POLL_INTERVAL_MAX`].
     pub fn handle_time(&mut self, now: Instant) -> Vec<MembershipEvent> {
         let missed = self.missed_time(now);
         self.peers.values_mut().for_each(|peer| peer.discount_missed(missed, now));
@@ -209,17 +210,17 @@ impl Membership {
     /// What to answer to a heartbeat: this node first, then those that it hears from.
     pub fn known_members(&self, now: Instant) -> Vec<Member> {
         let now = now - self.missed_time(now);
-        let heard = self.peers.values().filter(|peer| peer.is_alive(now));
-        std::iter::once(&self.own).chain(heard.map(|peer| &peer.member)).cloned().collect()
+        let alive_peers = self.peers.values().filter(|peer| peer.is_alive(now));
+        std::iter::once(&self.own).chain(alive_peers.map(|peer| &peer.member)).cloned().collect()
     }
 
     /// All members, by name.
     pub fn views(&self, now: Instant) -> Vec<MemberView> {
         let now = now - self.missed_time(now);
-        let myself =
+        let own_view =
             MemberView { member: self.own.clone(), state: MemberState::Alive, silence: Duration::ZERO, is_self: true };
         let mut views: Vec<MemberView> = self.peers.values().map(|peer| peer.view(now)).collect();
-        views.push(myself);
+        views.push(own_view);
         views.sort_by(|a, b| a.member.name.cmp(&b.member.name));
         views
     }

@@ -1,4 +1,4 @@
-//! One other member: when it was heard of, when it is to hear of us.
+//! One other member: its last heartbeat, its silence, and when the next heartbeat to it is due.
 
 use std::time::{Duration, Instant};
 

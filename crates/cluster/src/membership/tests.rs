@@ -1,4 +1,4 @@
-//! Nodes on a virtual clock, whose messages arrive or not as a test says.
+//! Membership tests: nodes on a virtual clock, and a network that delivers or drops messages as each test says.
 
 use super::{
     FORGOTTEN_AFTER, HEARTBEAT_INTERVAL, JoinError, Member, MemberState, Membership, MembershipEvent, UNREACHABLE_AFTER,

@@ -1,4 +1,4 @@
-//! One group, in every hierarchy that is used: who is in it, what it may use, what it uses.
+//! The control group of one container in every used hierarchy: its processes, limits and usage.
 
 use std::fs::File;
 use std::path::Path;
@@ -28,19 +28,19 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::Join`].
     pub fn join(&self, pid: i32) -> Result<(), CgroupError> {
-        self.directories.iter().try_for_each(|place| join_directory(place, pid))
+        self.directories.iter().try_for_each(|directory| join_directory(directory, pid))
     }
 
     /// The group's directory in each hierarchy.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.directories.iter().map(|place| place.path.as_path())
+        self.directories.iter().map(|directory| directory.path.as_path())
     }
 
     /// Opens the directory that a process can be born into, if there is a unified hierarchy.
     pub(crate) fn open_clone_target(&self) -> Result<Option<File>, CgroupError> {
-        let unified = self.directories.iter().find(|place| place.version == CgroupVersion::V2);
-        let open = |place: &CgroupDirectory| {
-            cgroup::open(&place.path).map_err(|cause| CgroupError::File { path: place.path.clone(), cause })
+        let unified = self.directories.iter().find(|directory| directory.version == CgroupVersion::V2);
+        let open = |directory: &CgroupDirectory| {
+            cgroup::open(&directory.path).map_err(|cause| CgroupError::File { path: directory.path.clone(), cause })
         };
         unified.map(open).transpose()
     }
@@ -49,8 +49,8 @@ impl ContainerCgroup {
     pub(crate) fn join_v1(&self, pid: i32) -> Result<(), CgroupError> {
         self.directories
             .iter()
-            .filter(|place| place.version == CgroupVersion::V1)
-            .try_for_each(|place| join_directory(place, pid))?;
+            .filter(|directory| directory.version == CgroupVersion::V1)
+            .try_for_each(|directory| join_directory(directory, pid))?;
         self.unlimited.as_ref().map_or(Ok(()), |common| common.join(pid))
     }
 
@@ -67,15 +67,19 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
     pub fn memory_bytes(&self) -> Result<u64, CgroupError> {
-        let place = self.directory_with("memory")?;
-        let file = by_version(place, "memory.usage_in_bytes", "memory.current");
-        cgroup::read_number(&place.path, file).map_err(|cause| CgroupError::File { path: place.path.join(file), cause })
+        let directory = self.directory_with("memory")?;
+        let file = by_version(directory, "memory.usage_in_bytes", "memory.current");
+        cgroup::read_number(&directory.path, file)
+            .map_err(|cause| CgroupError::File { path: directory.path.join(file), cause })
     }
 
     /// The processes of the group, as numbers of the caller's pid namespace.
     pub fn processes(&self) -> Vec<i32> {
-        let mut pids: Vec<i32> =
-            self.directories.iter().flat_map(|place| cgroup::processes(&place.path).unwrap_or_default()).collect();
+        let mut pids: Vec<i32> = self
+            .directories
+            .iter()
+            .flat_map(|directory| cgroup::processes(&directory.path).unwrap_or_default())
+            .collect();
         pids.sort_unstable();
         pids.dedup();
         pids
@@ -90,31 +94,36 @@ impl ContainerCgroup {
         let failures: Vec<CgroupError> = self
             .directories
             .iter()
-            .filter_map(|place| {
-                let cause = cgroup::remove(&place.path, limit).err()?;
-                Some(CgroupError::Remove { path: place.path.clone(), cause })
+            .filter_map(|directory| {
+                let cause = cgroup::remove(&directory.path, limit).err()?;
+                Some(CgroupError::Remove { path: directory.path.clone(), cause })
             })
             .collect();
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
     pub(super) fn directory_with(&self, controller: &'static str) -> Result<&CgroupDirectory, CgroupError> {
-        let has = |place: &&CgroupDirectory| place.controllers.iter().any(|c| c == controller);
+        let has = |directory: &&CgroupDirectory| directory.controllers.iter().any(|c| c == controller);
         self.directories.iter().find(has).ok_or(CgroupError::ControllerMissing { controller })
     }
 }
 
-pub(super) fn by_version(place: &CgroupDirectory, v1: &'static str, v2: &'static str) -> &'static str {
-    match place.version {
+pub(super) fn by_version(directory: &CgroupDirectory, v1: &'static str, v2: &'static str) -> &'static str {
+    match directory.version {
         CgroupVersion::V1 => v1,
         CgroupVersion::V2 => v2,
     }
 }
 
-pub(super) fn join_directory(place: &CgroupDirectory, pid: i32) -> Result<(), CgroupError> {
-    cgroup::move_process(&place.path, pid).map_err(|cause| CgroupError::Join { path: place.path.clone(), pid, cause })
+pub(super) fn join_directory(directory: &CgroupDirectory, pid: i32) -> Result<(), CgroupError> {
+    cgroup::move_process(&directory.path, pid).map_err(|cause| CgroupError::Join {
+        path: directory.path.clone(),
+        pid,
+        cause,
+    })
 }
 
-pub(super) fn write_file(place: &CgroupDirectory, file: &str, value: &str) -> Result<(), CgroupError> {
-    cgroup::write(&place.path, file, value).map_err(|cause| CgroupError::File { path: place.path.join(file), cause })
+pub(super) fn write_file(directory: &CgroupDirectory, file: &str, value: &str) -> Result<(), CgroupError> {
+    cgroup::write(&directory.path, file, value)
+        .map_err(|cause| CgroupError::File { path: directory.path.join(file), cause })
 }

@@ -1,4 +1,4 @@
-//! Why a control group does not do what it shall.
+//! Why an operation on a control group failed.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Pausing all that runs in a group, by the unified hierarchy where there is one, else by the freezer of version 1.
+//! Pauses all processes of a group: by the unified hierarchy if there is one, else by the version 1 freezer.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::Freeze`].
     pub fn freeze(&self, limit: Duration) -> Result<(), CgroupError> {
-        let (place, began) = (self.freezer()?, Instant::now());
-        freezer::freeze(&place.path, place.version, limit).map_err(|cause| CgroupError::Freeze {
-            path: place.path.clone(),
+        let (directory, began) = (self.freezer()?, Instant::now());
+        freezer::freeze(&directory.path, directory.version, limit).map_err(|cause| CgroupError::Freeze {
+            path: directory.path.clone(),
             cause,
             waited_ms: began.elapsed().as_millis(),
         })
@@ -26,27 +26,27 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
     pub fn thaw(&self) -> Result<(), CgroupError> {
-        let place = self.freezer()?;
-        let failed = |cause| CgroupError::File { path: place.path.clone(), cause };
-        freezer::thaw(&place.path, place.version).map_err(failed)
+        let directory = self.freezer()?;
+        let failed = |cause| CgroupError::File { path: directory.path.clone(), cause };
+        freezer::thaw(&directory.path, directory.version).map_err(failed)
     }
 
     /// Whether it was stopped, by this process or one before it.
     pub fn is_frozen(&self) -> bool {
-        self.freezer().is_ok_and(|place| freezer::is_frozen(&place.path, place.version))
+        self.freezer().is_ok_and(|directory| freezer::is_frozen(&directory.path, directory.version))
     }
 
     /// Lets what was killed end: the freezer of version 1 keeps even SIGKILL from its tasks.
     pub(crate) fn thaw_killed(&self) {
-        if self.freezer().is_ok_and(|place| place.version == CgroupVersion::V1) && self.is_frozen() {
+        if self.freezer().is_ok_and(|directory| directory.version == CgroupVersion::V1) && self.is_frozen() {
             // What stands then does not end in time, and is reported.
             let _ = self.thaw();
         }
     }
 
     fn freezer(&self) -> Result<&CgroupDirectory, CgroupError> {
-        let can = |place: &&CgroupDirectory| {
-            place.version == CgroupVersion::V2 || place.controllers.iter().any(|c| c == "freezer")
+        let can = |directory: &&CgroupDirectory| {
+            directory.version == CgroupVersion::V2 || directory.controllers.iter().any(|c| c == "freezer")
         };
         self.directories.iter().find(can).ok_or(CgroupError::ControllerMissing { controller: "freezer" })
     }
@@ -88,9 +88,9 @@ mod tests {
         group.join(process.id().cast_signed()).unwrap();
         group.freeze(LIMIT).unwrap();
         group.freeze(LIMIT).unwrap();
-        let stood = ticks_used(&process);
+        let frozen_ticks = ticks_used(&process);
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!((ticks_used(&process), group.is_frozen()), (stood, true));
+        assert_eq!((ticks_used(&process), group.is_frozen()), (frozen_ticks, true));
         group.thaw().unwrap();
         group.thaw().unwrap();
         assert!(goes_on(&process) && !group.is_frozen());

@@ -1,6 +1,6 @@
-//! What the processes of a group may use together, and whether that was too little for one of them. A group has limits only
-//! where they were asked for: writing them costs time, and a group is removed with its container, never used again. In
-//! hierarchies of version 1 beside the unified one there is none without limits.
+//! Limits on what the processes of a group use together, and whether a process was killed for lack of memory. Limits
+//! are set only on request: writing them takes time, and a group is removed with its container, never reused. A
+//! container without limits has no group in version 1 hierarchies next to the unified one.
 
 use std::io;
 
@@ -61,12 +61,12 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
     pub fn set_memory_bytes_max(&self, bytes: u64) -> Result<(), CgroupError> {
-        let place = self.directory_with("memory")?;
-        write_file(place, by_version(place, "memory.limit_in_bytes", "memory.max"), &bytes.to_string())?;
+        let directory = self.directory_with("memory")?;
+        write_file(directory, by_version(directory, "memory.limit_in_bytes", "memory.max"), &bytes.to_string())?;
         // Version 1 limits memory and swap as one sum, which may not be less than the memory.
-        let without_swap = match place.version {
-            CgroupVersion::V1 => write_file(place, "memory.memsw.limit_in_bytes", &bytes.to_string()),
-            CgroupVersion::V2 => write_file(place, "memory.swap.max", "0"),
+        let without_swap = match directory.version {
+            CgroupVersion::V1 => write_file(directory, "memory.memsw.limit_in_bytes", &bytes.to_string()),
+            CgroupVersion::V2 => write_file(directory, "memory.swap.max", "0"),
         };
         match without_swap {
             // A kernel that cannot swap has no such file.
@@ -80,21 +80,21 @@ impl ContainerCgroup {
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
     pub fn set_cpu_millicores_max(&self, millicores: u64) -> Result<(), CgroupError> {
-        let place = self.directory_with("cpu")?;
+        let directory = self.directory_with("cpu")?;
         let quota_us = millicores * CPU_PERIOD_US / 1000;
-        match place.version {
-            CgroupVersion::V2 => write_file(place, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")),
+        match directory.version {
+            CgroupVersion::V2 => write_file(directory, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")),
             CgroupVersion::V1 => {
-                write_file(place, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
-                write_file(place, "cpu.cfs_quota_us", &quota_us.to_string())
+                write_file(directory, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
+                write_file(directory, "cpu.cfs_quota_us", &quota_us.to_string())
             }
         }
     }
 
     /// Why the kernel killed a process of the group for want of memory; `None` where it killed none, or does not say.
     pub fn oom_cause(&self) -> Option<OomCause> {
-        let place = self.directory_with("memory").ok().filter(|place| read_oom_kills(place) > 0)?;
-        Some(if has_met_limit(place) { OomCause::OwnLimit } else { OomCause::NodeFull })
+        let directory = self.directory_with("memory").ok().filter(|directory| read_oom_kills(directory) > 0)?;
+        Some(if has_met_limit(directory) { OomCause::OwnLimit } else { OomCause::NodeFull })
     }
 
     /// As [`Self::memory_end`], of a group one of whose processes was killed. Where it has no count of its own, that of all
@@ -108,22 +108,22 @@ impl ContainerCgroup {
 }
 
 /// How many processes of a group the kernel has killed for want of memory; none where it does not say.
-pub(super) fn read_oom_kills(place: &CgroupDirectory) -> u64 {
-    let file = by_version(place, "memory.oom_control", "memory.events");
-    cgroup::read_keyed_number(&place.path, file, "oom_kill").unwrap_or(0)
+pub(super) fn read_oom_kills(directory: &CgroupDirectory) -> u64 {
+    let file = by_version(directory, "memory.oom_control", "memory.events");
+    cgroup::read_keyed_number(&directory.path, file, "oom_kill").unwrap_or(0)
 }
 
-fn has_met_limit(place: &CgroupDirectory) -> bool {
-    match place.version {
+fn has_met_limit(directory: &CgroupDirectory) -> bool {
+    match directory.version {
         // Its count of failed charges stays 0 on kernels of today.
         CgroupVersion::V1 => {
-            let read = |file| cgroup::read_number(&place.path, file);
+            let read = |file| cgroup::read_number(&directory.path, file);
             let (peak, limit) = (read("memory.max_usage_in_bytes"), read("memory.limit_in_bytes"));
             peak.is_ok_and(|peak| limit.is_ok_and(|limit| peak + CHARGE_BYTES_MAX >= limit))
         }
         // Not of what is above: that has a file of its own.
         CgroupVersion::V2 => {
-            cgroup::read_keyed_number(&place.path, "memory.events", "oom").is_ok_and(|times| times > 0)
+            cgroup::read_keyed_number(&directory.path, "memory.events", "oom").is_ok_and(|times| times > 0)
         }
     }
 }

@@ -1,15 +1,6 @@
-//! The control groups of a node: one for each container, others for its own services, all below a directory that is
-//! the node's alone. Controllers are used in version 2 where it has them, else in version 1; the unified hierarchy is
-//! used in any case, since a process can be *born* into its groups, which is cheaper than to be moved.
-//!
-//! ```text
-//! OWN/farfork/NODE/pool-ID      a container          OWN: the group that the daemon was started in, so that what
-//! OWN/farfork/NODE/templates    a service's           limits the daemon limits what it starts
-//! OWN/farfork/NODE/children     version 1, beside the unified hierarchy: all containers without limits
-//! ```
-//!
-//! In a hierarchy of version 1 nobody can be born where the parent is not, and a group that limits nothing is of no use: so a
-//! container has one there only where it was built to have limits.
+//! The control groups of a node: one per container, others for its services, all below a directory of the node's own. A
+//! controller is used in version 2 if it is available there, else in version 1. The unified hierarchy is always used: a
+//! process can be created inside its groups, which is cheaper than moving it.
 
 mod container;
 mod error;
@@ -31,6 +22,13 @@ pub use self::node::NodeCgroups;
 pub(crate) fn group_name(container: &str) -> String {
     format!("pool-{container}")
 }
+
+//  OWN/farfork/NODE/pool-ID      a container          OWN: the group that the daemon was started in, so that what
+//  OWN/farfork/NODE/templates    a service            limits the daemon limits what it starts
+//  OWN/farfork/NODE/children     version 1, next to the unified hierarchy: all containers without limits
+//
+// In a version 1 hierarchy, a process can only be created in its parent's group, and a group without limits is of
+// no use. So a container has a group there only if it was built to have limits.
 
 /// A group's directory in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]

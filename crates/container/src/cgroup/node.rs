@@ -1,4 +1,4 @@
-//! The node's own directory in each hierarchy: found, made, handed its controllers, and removed.
+//! The node's own directory in each hierarchy: finds it, creates it, enables its controllers, and removes it.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ impl NodeCgroups {
         hierarchies.sort_by_key(|hierarchy| hierarchy.version == CgroupVersion::V1);
         let is_unified = hierarchies.first().is_some_and(|hierarchy| hierarchy.version == CgroupVersion::V2);
         let wanted = [&CONTROLLERS[..], if is_unified { &[] } else { &[FREEZER] }].concat();
-        let mut places: Vec<CgroupDirectory> = Vec::new();
+        let mut directories: Vec<CgroupDirectory> = Vec::new();
         for hierarchy in &hierarchies {
             if !hierarchy.top.starts_with(STANDARD_TOP) {
                 let mount = hierarchy.top.display();
@@ -48,22 +48,22 @@ impl NodeCgroups {
             let path = directory.join(name);
             cgroup::create_path(&directory, Path::new(name), hierarchy.version, &controllers)
                 .map_err(|cause| CgroupError::Create { path: path.clone(), cause })?;
-            places.push(CgroupDirectory { version: hierarchy.version, controllers, path });
+            directories.push(CgroupDirectory { version: hierarchy.version, controllers, path });
         }
-        let bare = Self { directories: places, unlimited: UnlimitedGroup::default() };
-        let unlimited = bare.make_unlimited()?;
-        Ok(Self { unlimited, ..bare })
+        let without_unlimited = Self { directories, unlimited: UnlimitedGroup::default() };
+        let unlimited = without_unlimited.make_unlimited()?;
+        Ok(Self { unlimited, ..without_unlimited })
     }
 
     /// Directories that an earlier daemon used under another name, to be removed.
     pub(crate) fn from_former(directories: impl IntoIterator<Item = PathBuf>) -> Self {
-        let place = |path| CgroupDirectory { version: CgroupVersion::V1, controllers: Vec::new(), path };
-        Self { directories: directories.into_iter().map(place).collect(), unlimited: UnlimitedGroup::default() }
+        let to_directory = |path| CgroupDirectory { version: CgroupVersion::V1, controllers: Vec::new(), path };
+        Self { directories: directories.into_iter().map(to_directory).collect(), unlimited: UnlimitedGroup::default() }
     }
 
     /// The node's directory in each hierarchy.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.directories.iter().map(|place| place.path.as_path())
+        self.directories.iter().map(|directory| directory.path.as_path())
     }
 
     /// Makes the group `name` below the node's, or finds it.
@@ -82,7 +82,7 @@ impl NodeCgroups {
     /// The group `name` below the node's, which was made before, by this process or one before it.
     pub fn open_group(&self, name: &str) -> ContainerCgroup {
         let group = self.group_below(name);
-        let has_others = group.directories.iter().skip(1).any(|place| place.path.exists());
+        let has_others = group.directories.iter().skip(1).any(|directory| directory.path.exists());
         if has_others { group } else { self.use_shared_v1(group) }
     }
 
@@ -100,9 +100,10 @@ impl NodeCgroups {
     }
 
     pub(super) fn group_below(&self, name: &str) -> ContainerCgroup {
-        let below = |place: &CgroupDirectory| CgroupDirectory { path: place.path.join(name), ..place.clone() };
-        let places = self.directories.iter().map(below).collect();
-        ContainerCgroup { directories: places, unlimited: None }
+        let below =
+            |directory: &CgroupDirectory| CgroupDirectory { path: directory.path.join(name), ..directory.clone() };
+        let directories = self.directories.iter().map(below).collect();
+        ContainerCgroup { directories, unlimited: None }
     }
 
     /// The group of the node's templates: apart from their parents', so that their copies of pages are not charged to

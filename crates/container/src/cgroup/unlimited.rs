@@ -1,5 +1,5 @@
-//! The group that all containers without limits have in common in hierarchies of version 1, beside the unified one. Threads of
-//! the daemon that start containers are in it, so that nothing has to be moved there.
+//! The shared group of all containers without limits, in version 1 hierarchies next to the unified one. The daemon's
+//! threads that start containers are in it, so that no process has to be moved there.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ thread_local! {
 /// The group.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UnlimitedGroup {
-    places: Vec<CgroupDirectory>,
+    directories: Vec<CgroupDirectory>,
     /// How many of its processes the kernel had killed for want of memory when that was last told of one.
     reported_oom_kills: Arc<AtomicU64>,
 }
@@ -35,20 +35,21 @@ pub(crate) struct UnlimitedGroup {
 impl NodeCgroups {
     /// Makes the group; in no place where the unified hierarchy is all there is, or there is none.
     pub(super) fn make_unlimited(&self) -> Result<UnlimitedGroup, CgroupError> {
-        let is_unified = self.directories.first().is_some_and(|place| place.version == CgroupVersion::V2);
-        let places: Vec<CgroupDirectory> = match is_unified {
+        let is_unified = self.directories.first().is_some_and(|directory| directory.version == CgroupVersion::V2);
+        let directories: Vec<CgroupDirectory> = match is_unified {
             true => self
                 .group_below(NAME)
                 .directories
                 .into_iter()
-                .filter(|place| place.version == CgroupVersion::V1)
+                .filter(|directory| directory.version == CgroupVersion::V1)
                 .collect(),
             false => Vec::new(),
         };
-        for place in &places {
-            cgroup::create(&place.path).map_err(|cause| CgroupError::Create { path: place.path.clone(), cause })?;
+        for directory in &directories {
+            cgroup::create(&directory.path)
+                .map_err(|cause| CgroupError::Create { path: directory.path.clone(), cause })?;
         }
-        let unlimited = UnlimitedGroup { places, reported_oom_kills: Arc::default() };
+        let unlimited = UnlimitedGroup { directories, reported_oom_kills: Arc::default() };
         unlimited.reported_oom_kills.store(unlimited.read_oom_kills(), Ordering::Relaxed);
         Ok(unlimited)
     }
@@ -57,7 +58,7 @@ impl NodeCgroups {
 impl UnlimitedGroup {
     /// Whether there is such a group.
     pub(crate) fn exists(&self) -> bool {
-        !self.places.is_empty()
+        !self.directories.is_empty()
     }
 
     /// Has all that the calling thread starts from now on be born in the group.
@@ -65,13 +66,13 @@ impl UnlimitedGroup {
     /// # Errors
     /// [`CgroupError::Join`].
     pub(crate) fn enter(&self) -> Result<(), CgroupError> {
-        let enter = |place: &CgroupDirectory| {
-            cgroup::move_thread(&place.path).map_err(|cause| {
+        let enter = |directory: &CgroupDirectory| {
+            cgroup::move_thread(&directory.path).map_err(|cause| {
                 let pid = std::process::id().cast_signed();
-                CgroupError::Join { path: place.path.clone(), pid, cause }
+                CgroupError::Join { path: directory.path.clone(), pid, cause }
             })
         };
-        self.places.iter().try_for_each(enter)?;
+        self.directories.iter().try_for_each(enter)?;
         IS_IN.set(true);
         Ok(())
     }
@@ -84,15 +85,16 @@ impl UnlimitedGroup {
         if IS_IN.get() {
             return Ok(());
         }
-        self.places.iter().try_for_each(|place| super::container::join_directory(place, pid))
+        self.directories.iter().try_for_each(|directory| super::container::join_directory(directory, pid))
     }
 
     /// Waits until this process has no threads there any more: those that have ended are there for a moment still.
     pub(super) fn wait_threads_left(&self) {
         let deadline = Instant::now() + LEAVE_LIMIT;
         let us = std::process::id().cast_signed();
-        let has_us = |place: &CgroupDirectory| cgroup::processes(&place.path).is_ok_and(|pids| pids.contains(&us));
-        while self.places.iter().any(has_us) && Instant::now() < deadline {
+        let has_us =
+            |directory: &CgroupDirectory| cgroup::processes(&directory.path).is_ok_and(|pids| pids.contains(&us));
+        while self.directories.iter().any(has_us) && Instant::now() < deadline {
             std::thread::sleep(LEAVE_PAUSE);
         }
     }
@@ -106,7 +108,8 @@ impl UnlimitedGroup {
     }
 
     fn read_oom_kills(&self) -> u64 {
-        let place = self.places.iter().find(|place| place.controllers.iter().any(|name| name == "memory"));
-        place.map_or(0, read_oom_kills)
+        let directory =
+            self.directories.iter().find(|directory| directory.controllers.iter().any(|name| name == "memory"));
+        directory.map_or(0, read_oom_kills)
     }
 }

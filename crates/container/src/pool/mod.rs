@@ -1,5 +1,5 @@
-//! Containers ahead of need: some threads keep a number of them built; who takes one makes them build the next. Kinds other than
-//! the usual one are kept once the first was asked for, until nobody asks any more.
+//! Containers built ahead of need: threads keep a number of them ready, and each taken one makes them build the next.
+//! Containers of a non-default kind are kept ready from the first request until the requests stop.
 
 mod root_cache;
 
@@ -102,12 +102,12 @@ impl ContainerPool {
     pub fn start(config: ContainerConfig, size: usize) -> Result<Self, ContainerError> {
         let size = size.clamp(1, SIZE_MAX);
         let usual = SpecPool { target_size: size, ..SpecPool::default() };
-        let shelves = BTreeMap::from([(ContainerSpec::default(), usual)]);
+        let by_spec = BTreeMap::from([(ContainerSpec::default(), usual)]);
         let root_cache = RootCache::new(config.cached_roots_max);
         let shared = Arc::new(PoolShared {
             builder: Arc::new(ContainerBuilder::new(config)?),
             size,
-            state: Mutex::new(PoolState { by_spec: shelves, root_cache, ..PoolState::default() }),
+            state: Mutex::new(PoolState { by_spec, root_cache, ..PoolState::default() }),
             wanted: Condvar::new(),
         });
         let mut pool = Self { shared, fillers: Vec::new() };
@@ -182,23 +182,23 @@ impl ContainerPool {
 
     /// Gives up what was left to a line of which no more will come.
     pub fn evict_roots(&self, line: &str) {
-        let mut stale = Discarded::default();
+        let mut discarded = Discarded::default();
         self.shared.lock().root_cache.evict_unused(
             Instant::now(),
             |root_reuse_key| *root_reuse_key.lineage == *line,
-            &mut stale,
+            &mut discarded,
         );
     }
 }
 
 impl RootSink for PoolShared {
     fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot) {
-        let mut stale = Discarded::default();
+        let mut discarded = Discarded::default();
         let mut state = self.lock();
         match state.stopping {
             true => drop(state),
             false => {
-                state.root_cache.insert(&(kind, root_reuse_key.clone()), root, Instant::now(), &mut stale);
+                state.root_cache.insert(&(kind, root_reuse_key.clone()), root, Instant::now(), &mut discarded);
                 drop(state);
                 self.wanted.notify_one();
             }
@@ -218,8 +218,8 @@ impl Drop for ContainerPool {
             let _ = filler.join();
         }
         let mut state = self.shared.lock();
-        let PoolState { by_spec: shelves, root_cache: estates, discarded: stale, .. } = &mut *state;
-        let unused = (std::mem::take(shelves), std::mem::take(estates), std::mem::take(stale));
+        let PoolState { by_spec, root_cache: estates, discarded, .. } = &mut *state;
+        let unused = (std::mem::take(by_spec), std::mem::take(estates), std::mem::take(discarded));
         drop(state);
         drop(unused);
         self.shared.builder.close();
@@ -242,9 +242,9 @@ impl PoolState {
         if !self.root_cache.finish_rebuild(key, built, Instant::now()) {
             return;
         }
-        let for_heirs = self.root_cache.waiter_count(key);
+        let waiting_for_root = self.root_cache.waiter_count(key);
         let spec_pool = self.spec_pool(key.0);
-        match spec_pool.waiting == for_heirs {
+        match spec_pool.waiting == waiting_for_root {
             true => spec_pool.available.notify_one(),
             // Among others whom it is not for.
             false => spec_pool.available.notify_all(),
@@ -273,18 +273,18 @@ impl PoolState {
 
     /// What is to be built now.
     fn next_task(&mut self, now: Instant) -> FillerTask {
-        let quiet = self.last_taken.map(|taken| taken + QUIET_PERIOD).filter(|quiet| *quiet > now);
+        let busy_until = self.last_taken.map(|taken| taken + QUIET_PERIOD).filter(|busy_until| *busy_until > now);
         let is_due = |kind: ContainerSpec, ready: usize, waiting: usize| {
             let spec_pool = self.by_spec.get(&kind);
             let others = spec_pool.map_or(0, |spec_pool| spec_pool.ready.len() + spec_pool.building);
-            quiet.is_none() || ready + others < READY_WHILE_BUSY_MAX + waiting
+            busy_until.is_none() || ready + others < READY_WHILE_BUSY_MAX + waiting
         };
         if let Some((key, root)) = self.root_cache.take_for_rebuild(is_due) {
             return FillerTask::Rebuild(key, Box::new(root));
         }
-        match self.most_lacking_spec(quiet.is_some()) {
+        match self.most_lacking_spec(busy_until.is_some()) {
             Some(kind) => FillerTask::Build(kind),
-            None => FillerTask::Wait(quiet),
+            None => FillerTask::Wait(busy_until),
         }
     }
 
@@ -294,9 +294,10 @@ impl PoolState {
             true => spec_pool.target_size.min(READY_WHILE_BUSY_MAX + spec_pool.waiting),
             false => spec_pool.target_size,
         };
-        let lack = |spec_pool: &SpecPool| wanted(spec_pool).saturating_sub(spec_pool.ready.len() + spec_pool.building);
-        let (kind, spec_pool) = self.by_spec.iter().max_by_key(|(_, spec_pool)| lack(spec_pool))?;
-        (lack(spec_pool) > 0).then_some(*kind)
+        let missing_count =
+            |spec_pool: &SpecPool| wanted(spec_pool).saturating_sub(spec_pool.ready.len() + spec_pool.building);
+        let (kind, spec_pool) = self.by_spec.iter().max_by_key(|(_, spec_pool)| missing_count(spec_pool))?;
+        (missing_count(spec_pool) > 0).then_some(*kind)
     }
 
     /// The container that has waited longest, if there is one that is as one built now would be.
@@ -310,8 +311,8 @@ impl PoolState {
     }
 
     /// The same, one in a root that was left to who asks first.
-    fn take_container(&mut self, (kind, heir): (ContainerSpec, Option<&RootCacheKey>)) -> Option<Container> {
-        while let Some(container) = heir.and_then(|key| self.root_cache.take_container(key)) {
+    fn take_container(&mut self, (kind, root_key): (ContainerSpec, Option<&RootCacheKey>)) -> Option<Container> {
+        while let Some(container) = root_key.and_then(|key| self.root_cache.take_container(key)) {
             match container.is_current() {
                 true => return Some(container),
                 false => self.discarded.containers.push(container),
@@ -320,10 +321,10 @@ impl PoolState {
         self.take_current(kind)
     }
 
-    fn update_waiters(&mut self, (kind, heir): (ContainerSpec, Option<&RootCacheKey>), begins: bool) {
+    fn update_waiters(&mut self, (kind, root_key): (ContainerSpec, Option<&RootCacheKey>), begins: bool) {
         let waiting = &mut self.spec_pool(kind).waiting;
         *waiting = if begins { *waiting + 1 } else { *waiting - 1 };
-        if let Some(key) = heir {
+        if let Some(key) = root_key {
             self.root_cache.update_waiters(key, begins);
         }
     }
@@ -381,8 +382,8 @@ impl PoolShared {
             }
             phase.get_or_insert_with(|| tracing::debug_span!(target: "farfork::phase", "container.wait").entered());
             self.wanted.notify_one();
-            let supplied = state.spec_pool(kind).available.clone();
-            state = supplied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let available = state.spec_pool(kind).available.clone();
+            state = available.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
         state.update_waiters(wanted, false);
         self.wanted.notify_one();
@@ -400,10 +401,10 @@ impl PoolShared {
         let mut state = self.lock();
         while !state.stopping {
             let next = state.evict_unused(Instant::now());
-            let stale = std::mem::take(&mut state.discarded);
-            if !stale.is_empty() {
+            let discarded = std::mem::take(&mut state.discarded);
+            if !discarded.is_empty() {
                 drop(state);
-                drop(stale);
+                drop(discarded);
                 state = self.lock();
                 continue;
             }
@@ -416,8 +417,8 @@ impl PoolShared {
                     state.finish_rebuild(&key, built);
                     continue;
                 }
-                FillerTask::Wait(quiet) => {
-                    state = self.wait_for_work(state, next.into_iter().chain(quiet).min());
+                FillerTask::Wait(busy_until) => {
+                    state = self.wait_for_work(state, next.into_iter().chain(busy_until).min());
                     continue;
                 }
             };
@@ -476,37 +477,4 @@ impl PoolShared {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::RootSpec;
-
-    #[test]
-    fn kinds_that_nobody_asks_for_are_given_up() {
-        let mut state = PoolState::default();
-        let (usual, other) = (ContainerSpec::default(), ContainerSpec::from(RootSpec::Shared));
-        for kind in [usual, other] {
-            state.touch_spec_pool(kind).target_size = 3;
-        }
-        let now = Instant::now();
-        let goes = state.evict_unused(now).expect("one of them goes one day");
-        assert!(goes > now && goes <= now + UNUSED_LIMIT);
-        assert_eq!(state.evict_unused(goes), None);
-        assert_eq!([usual, other].map(|kind| state.spec_pool(kind).target_size), [3, 0]);
-    }
-
-    #[test]
-    fn what_can_wait_is_built_when_none_was_taken_for_a_while() {
-        let (mut state, now, kind) = (PoolState::default(), Instant::now(), ContainerSpec::default());
-        state.spec_pool(kind).target_size = 8;
-        state.last_taken = Some(now);
-        assert!(matches!(state.next_task(now), FillerTask::Build(_)), "too few");
-        state.spec_pool(kind).building = READY_WHILE_BUSY_MAX;
-        assert!(matches!(state.next_task(now), FillerTask::Wait(Some(quiet)) if quiet == now + QUIET_PERIOD));
-        state.spec_pool(kind).waiting = 1;
-        assert!(matches!(state.next_task(now), FillerTask::Build(_)), "one more is waited for");
-        state.spec_pool(kind).waiting = 0;
-        assert!(matches!(state.next_task(now + QUIET_PERIOD), FillerTask::Build(_)));
-        state.spec_pool(kind).building = 8;
-        assert!(matches!(state.next_task(now + QUIET_PERIOD), FillerTask::Wait(None)));
-    }
-}
+mod tests;

@@ -1,9 +1,5 @@
-//! What containers that have ended leave to others: their roots, until a container is built around each, and these until they are taken.
-//!
-//! ```text
-//!  taken for heirs ─▶ a child runs, ends ─▶ root ─▶ rebuilt by a filler ─▶ ready ─▶ taken …
-//!                                             └─▶ spoilt, or one too many: goes
-//! ```
+//! The cache of roots of ended containers: each is held until a container is built around it, and that until it is
+//! taken. Only requests with the same [`RootReuseKey`] may get it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -26,6 +22,9 @@ const CHANGED_ROOTS_PAUSE: Duration = Duration::from_secs(3);
 
 /// Of whom it is, and which kind of container.
 pub(super) type RootCacheKey = (ContainerSpec, RootReuseKey);
+
+//  taken with a reuse key -> a child runs, ends -> root -> rebuilt by a filler -> ready -> taken ...
+//                                                    +-> changed, or one too many: discarded
 
 /// All that was left to anybody.
 #[derive(Debug, Default)]
@@ -62,8 +61,8 @@ impl Discarded {
 }
 
 impl RootCache {
-    pub(super) fn new(kept_max: usize) -> Self {
-        Self { entries: BTreeMap::new(), roots_max: kept_max }
+    pub(super) fn new(roots_max: usize) -> Self {
+        Self { entries: BTreeMap::new(), roots_max }
     }
 
     /// Somebody asks for a container: whether what that leaves is wanted.
@@ -84,17 +83,17 @@ impl RootCache {
         self.entries.get(key).map_or(0, |root_cache_entry| root_cache_entry.waiting)
     }
 
-    /// Keeps a root, or leaves it for `stale`.
-    pub(super) fn insert(&mut self, key: &RootCacheKey, root: CachedRoot, now: Instant, stale: &mut Discarded) {
-        let has_room = self.root_count() < self.roots_max || self.evict_one(now, stale);
+    /// Keeps a root, or leaves it for `discarded`.
+    pub(super) fn insert(&mut self, key: &RootCacheKey, root: CachedRoot, now: Instant, discarded: &mut Discarded) {
+        let has_room = self.root_count() < self.roots_max || self.evict_one(now, discarded);
         match self.entries.get_mut(key).filter(|root_cache_entry| has_room && root_cache_entry.is_wanted(now)) {
             Some(root_cache_entry) => root_cache_entry.roots.push(root),
-            None => stale.roots.push(root),
+            None => discarded.roots.push(root),
         }
     }
 
     /// Gives up what was left to whom nobody has asked for longest, one root of it; tells whether there was one.
-    fn evict_one(&mut self, now: Instant, stale: &mut Discarded) -> bool {
+    fn evict_one(&mut self, now: Instant, discarded: &mut Discarded) -> bool {
         let unused = self.entries.values_mut().filter(|root_cache_entry| {
             root_cache_entry.last_requested.is_none_or(|used| used + EVICTABLE_AFTER <= now)
         });
@@ -104,8 +103,8 @@ impl RootCache {
             return false;
         };
         match root_cache_entry.roots.pop() {
-            Some(root) => stale.roots.push(root),
-            None => stale.containers.extend(root_cache_entry.ready.pop_front()),
+            Some(root) => discarded.roots.push(root),
+            None => discarded.containers.extend(root_cache_entry.ready.pop_front()),
         }
         true
     }
@@ -115,8 +114,8 @@ impl RootCache {
         &mut self,
         is_due: impl Fn(ContainerSpec, usize, usize) -> bool,
     ) -> Option<(RootCacheKey, CachedRoot)> {
-        let is_next = |(key, estate): &(&RootCacheKey, &mut RootCacheEntry)| {
-            !estate.roots.is_empty() && is_due(key.0, estate.ready.len() + estate.building, estate.waiting)
+        let is_next = |(key, entry): &(&RootCacheKey, &mut RootCacheEntry)| {
+            !entry.roots.is_empty() && is_due(key.0, entry.ready.len() + entry.building, entry.waiting)
         };
         let (key, root_cache_entry) = self.entries.iter_mut().find(is_next)?;
         root_cache_entry.building += 1;
@@ -156,18 +155,18 @@ impl RootCache {
         &mut self,
         now: Instant,
         is_over: impl Fn(&RootReuseKey) -> bool,
-        stale: &mut Discarded,
+        discarded: &mut Discarded,
     ) -> Option<Instant> {
         let mut next = None;
-        self.entries.retain(|(_, heirs), estate| {
-            let goes = estate.last_requested.map_or(now, |used| used + UNUSED_LIMIT);
-            if goes > now && !is_over(heirs) {
+        self.entries.retain(|(_, reuse_key), entry| {
+            let goes = entry.last_requested.map_or(now, |used| used + UNUSED_LIMIT);
+            if goes > now && !is_over(reuse_key) {
                 next = next.into_iter().chain([goes]).min();
                 return true;
             }
-            stale.containers.extend(estate.ready.drain(..));
-            stale.roots.append(&mut estate.roots);
-            estate.waiting > 0
+            discarded.containers.extend(entry.ready.drain(..));
+            discarded.roots.append(&mut entry.roots);
+            entry.waiting > 0
         });
         next
     }
@@ -200,21 +199,21 @@ mod tests {
 
     #[test]
     fn who_spoils_roots_leaves_none_for_a_while() {
-        let (mut estates, now) = (RootCache::new(8), Instant::now());
+        let (mut cache, now) = (RootCache::new(8), Instant::now());
         let key = |line: &str| (ContainerSpec::default(), RootReuseKey { lineage: line.into(), fan_out: None });
         let spoil = |root_cache: &mut RootCache, line: &str, now| {
             let error = ContainerError::RootChanged { path: "/".to_owned(), why: "it was changed".to_owned() };
             assert!(!root_cache.finish_rebuild(&key(line), Err(error), now));
         };
         for _ in 0..CHANGED_ROOTS_MAX {
-            assert!(estates.record_request(&key("writes"), now));
-            spoil(&mut estates, "writes", now);
+            assert!(cache.record_request(&key("writes"), now));
+            spoil(&mut cache, "writes", now);
         }
-        assert!(!estates.record_request(&key("writes"), now));
-        assert!(estates.record_request(&key("another"), now));
+        assert!(!cache.record_request(&key("writes"), now));
+        assert!(cache.record_request(&key("another"), now));
         let later = now + CHANGED_ROOTS_PAUSE;
-        assert!(estates.record_request(&key("writes"), later), "one is tried");
-        spoil(&mut estates, "writes", later);
-        assert!(!estates.record_request(&key("writes"), later), "and tells");
+        assert!(cache.record_request(&key("writes"), later), "one is tried");
+        spoil(&mut cache, "writes", later);
+        assert!(!cache.record_request(&key("writes"), later), "and tells");
     }
 }

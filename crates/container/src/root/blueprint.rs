@@ -1,4 +1,4 @@
-//! Which of the node's mounts containers show: how each is made, and one number that changes with them.
+//! The mounts of the node that containers show: how each is made, and a version number that changes with them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;

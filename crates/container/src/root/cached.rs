@@ -1,17 +1,7 @@
-//! The root of a container that has ended, kept for the next one: that takes it if it is as it was when it was built. To make a root
-//! anew, and to take the old one down, is most of what a container costs (`docs/decisions/017-roots.md`).
+//! The root of an ended container, kept for the next one, which takes it only if it is unchanged. To build a root and
+//! to take one down is most of a container's cost (`docs/decisions/017-roots.md`).
 //!
-//! ```text
-//!  build ─▶ looked at ─▶ a child runs in it, ends with all processes ─▶ looked at again ─┬─ the same ─▶ names forgotten ─▶ next
-//!                                                                                       └─ not so ──▶ it goes
-//! ```
-//!
-//! Nobody writes to a file system without a trace in this: what has a place of its own in the container's layers is directories made by
-//! the builder, whose times and attributes tell of each change, and the file system below the layers counts what it has besides. Times of
-//! change (ctime) are the kernel's to set. All processes that were there have ended. What could still hold a file or a directory open is a
-//! process elsewhere that was sent a descriptor: who may be sent one decides whose container it may become ([`crate::Heirs`]).
-//!
-//! Only the mount namespace is kept. All others, the first process and the control group are the next container's own.
+//! Only the mount namespace is kept. The other namespaces, init and the control group are new for each container.
 
 use std::fmt::Display;
 use std::io;
@@ -44,6 +34,15 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
 
 /// All that a file system of terminals has while none is open.
 const PTMX: &str = "ptmx";
+
+//  build -> fingerprint -> a child runs, ends with all processes -> fingerprint -+- same -> dentries dropped -> next
+//                                                                               +- changed -> discarded
+//
+// Every write to this root leaves a trace. The container's layers hold only directories that the builder made, and
+// their times and attributes show each change. The file system of the layers counts everything else in it. Only
+// the kernel sets times of change (ctime). All processes of the container have ended. Only a process elsewhere
+// that was sent a descriptor could still hold a file or directory open. So the processes that may be sent one
+// decide which requests may reuse the root (`RootReuseKey`).
 
 /// A root. Dropping it ends it, once no container has it.
 #[derive(Debug)]

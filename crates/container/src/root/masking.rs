@@ -1,5 +1,5 @@
-//! Keeps what is masked out of an overlay: the container's own layer has something empty in its place, which hides what the
-//! node has there, or will have. Root of a container can do with it what it likes, and finds nothing of the node's.
+//! Masks paths in an overlay: the container's upper layer has an empty file or directory in their place, which hides
+//! the node's present and future files. The container's root user may change it, but finds nothing of the node's.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -25,9 +25,9 @@ const ACL_BYTES_MAX: usize = 4096;
 /// it has made, by way of either.
 pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOptions<'_>) -> io::Result<Vec<PathBuf>> {
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
-    let places: Vec<&Path> = below.filter(|place| place.parent().is_some()).collect();
+    let paths: Vec<&Path> = below.filter(|path| path.parent().is_some()).collect();
     // The outer ones come first.
-    let on_the_way: BTreeSet<&Path> = places.iter().flat_map(|place| place.ancestors().skip(1)).collect();
+    let on_the_way: BTreeSet<&Path> = paths.iter().flat_map(|path| path.ancestors().skip(1)).collect();
     let mut made: Vec<(&Path, Option<Metadata>)> = Vec::new();
     for directory in on_the_way.into_iter().filter(|directory| !directory.as_os_str().is_empty()) {
         match fs::metadata(point.join(directory)) {
@@ -44,17 +44,17 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
             _ => {}
         }
     }
-    let has_room = |place: &Path| {
-        let parent = place.parent().unwrap_or(place);
+    let has_room = |path: &Path| {
+        let parent = path.parent().unwrap_or(path);
         parent.as_os_str().is_empty() || made.iter().any(|(directory, _)| *directory == parent)
     };
-    let filled: Vec<&Path> = places.iter().copied().filter(|place| has_room(place)).collect();
-    for place in &filled {
-        match fs::symlink_metadata(point.join(place)) {
+    let filled: Vec<&Path> = paths.iter().copied().filter(|path| has_room(path)).collect();
+    for path in &filled {
+        match fs::symlink_metadata(point.join(path)) {
             Ok(metadata) if !metadata.is_dir() => {
-                File::create(upper.join(place))?.set_permissions(fs::Permissions::from_mode(0o444))?;
+                File::create(upper.join(path))?.set_permissions(fs::Permissions::from_mode(0o444))?;
             }
-            _ => make_opaque(&upper.join(place), 0o555)?,
+            _ => make_opaque(&upper.join(path), 0o555)?,
         }
     }
     // Once they are filled.
@@ -67,10 +67,10 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
 }
 
 /// A directory that shows nothing of the layer below.
-fn make_opaque(place: &Path, mode: u32) -> io::Result<()> {
-    fs::create_dir(place)?;
-    fs::set_permissions(place, fs::Permissions::from_mode(mode))?;
-    Ok(rustix::fs::setxattr(place, OPAQUE_XATTR.0, OPAQUE_XATTR.1, XattrFlags::empty())?)
+fn make_opaque(path: &Path, mode: u32) -> io::Result<()> {
+    fs::create_dir(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    Ok(rustix::fs::setxattr(path, OPAQUE_XATTR.0, OPAQUE_XATTR.1, XattrFlags::empty())?)
 }
 
 /// A directory on the way: what the overlay shows of it comes from here.

@@ -1,8 +1,8 @@
 //! The root file system of a container, built by a thread in a mount namespace of its own.
 //!
-//! Of the node's mounts, file systems with data get an overlay each, whose upper layers lie on one tmpfs that only the
-//! container's mount namespace knows; those that are views of the kernel are shown as they are. `/proc` is left to
-//! init, which alone is in the pid namespace that it has to show.
+//! A node's file system with data gets an overlay. All upper layers are on one tmpfs that only the container's mount
+//! namespace can reach. Views of the kernel are mounted as they are. `/proc` is left to init, the only process in the
+//! pid namespace that it has to show.
 
 pub(crate) mod blueprint;
 pub(crate) mod cached;
@@ -66,12 +66,12 @@ pub(crate) fn build_root(
 fn collect_layers(made: Vec<MadeMount<'_>>, layers: OwnedFd) -> RootLayers {
     let mut own = RootLayers { upper_dir: layers, overlays: Vec::new(), files: Vec::new() };
     for (point, upper) in made {
-        let Some(UpperLayer { directory, paths: places }) = upper else { continue };
+        let Some(UpperLayer { directory, paths }) = upper else { continue };
         own.overlays.push(point.to_owned());
-        own.files.extend(places.into_iter().map(|place| directory.join(place)));
+        own.files.extend(paths.into_iter().map(|path| directory.join(path)));
         // The private directory's place, and what is above it: as far as this layer has them.
         let private = Path::new(PRIVATE_DIR).strip_prefix(point).into_iter().flat_map(Path::ancestors);
-        own.files.extend(private.map(|place| directory.join(place)));
+        own.files.extend(private.map(|path| directory.join(path)));
         own.files.push(directory);
     }
     own
@@ -126,13 +126,13 @@ fn apply_step(
     step: &MountStep,
     root: &Path,
     layers: &Path,
-    given: MaskOptions<'_>,
+    mask_options: MaskOptions<'_>,
 ) -> Result<Option<UpperLayer>, ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
     let made = match step {
         MountStep::Overlay { attributes, .. } => {
-            return match make_overlay(point, &target, layers, *attributes, given) {
+            return match make_overlay(point, &target, layers, *attributes, mask_options) {
                 Err(error) if point != Path::new("/") => {
                     tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
                     bind_read_only(point, &target, *attributes).map_err(mount_error("a read-only copy", point))?;
@@ -147,7 +147,7 @@ fn apply_step(
         MountStep::MessageQueues { attributes, .. } => mount::create_filesystem("mqueue", &[], *attributes)
             .and_then(|queues| mount::attach(queues.as_fd(), &target))
             .map_err(mount_error("message queues", point)),
-        MountStep::Terminals { attributes, .. } => make_devpts(*attributes, given.1)
+        MountStep::Terminals { attributes, .. } => make_devpts(*attributes, mask_options.1)
             .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
             .map_err(mount_error("terminals", point)),
     };
@@ -175,15 +175,15 @@ fn make_overlay(
     fs::create_dir(&work)?;
     // The overlay's root takes owner and mode from the upper directory.
     copy_ownership(&metadata, &upper, users)?;
-    let places = masking::mask_in_upper(point, &upper, (hidden, users))?;
+    let paths = masking::mask_in_upper(point, &upper, (hidden, users))?;
     let lower = match users {
         None => point.to_owned(),
         Some(users) => idmap_for_users(point, &layers.with_extension("lower"), users)?,
     };
     mount::attach(mount::overlay(&lower, &upper, &work, attributes)?.as_fd(), target)?;
     // An overlay marks a directory of the upper layer when it is first looked up: now, so that it says nothing about the container's users.
-    places.iter().try_for_each(|place| fs::symlink_metadata(target.join(place)).map(drop))?;
-    Ok(upper.file_name().map(|name| UpperLayer { directory: name.into(), paths: places }))
+    paths.iter().try_for_each(|path| fs::symlink_metadata(target.join(path)).map(drop))?;
+    Ok(upper.file_name().map(|name| UpperLayer { directory: name.into(), paths }))
 }
 
 /// Has the node's files at `point` be of the container's users at `shown`, which does not exist yet, and gives where they are.

@@ -1,5 +1,5 @@
-//! From the node's table of mounts to the mounts of a container's root: which are overlaid, which are shown as they
-//! are, which are left out. Pure.
+//! Plans the mounts of a container's root from the node's mount table: which are overlaid, which are bound as they are,
+//! which are left out. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -150,7 +150,7 @@ mod tests {
     fn each_kind_of_mount_has_its_step() {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
         let masked = [PathBuf::from("/run/far")];
-        let told: Vec<String> = plan_steps(&mounts, &masked)
+        let steps: Vec<String> = plan_steps(&mounts, &masked)
             .iter()
             .map(|step| match step {
                 MountStep::Overlay { point, .. } => format!("overlay {}", point.display()),
@@ -160,7 +160,7 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            told,
+            steps,
             [
                 "overlay /",
                 "Recursive /sys",

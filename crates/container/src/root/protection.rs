@@ -1,15 +1,5 @@
-//! Takes away from the root of a container that exists already what those in it are not trusted with: devices, programs with
-//! other users' rights, what of the kernel can be written; and, where that is wanted, all other writing.
-//!
-//! ```text
-//!  /dev       a directory with null, zero, full, random, urandom, tty, and the container's own pts, shm and mqueue
-//!  /sys …     views of the kernel: read-only; those for debuggers are covered
-//!  /proc      is made read-only by the child, when nothing of it is to be written any more
-//!  the rest   no devices, no set-user-id programs
-//! ```
-//!
-//! Root of a container may write what belongs to root without any capability, and read the node's disk by its device: that is
-//! what this is against. It holds only against who has no capability to mount.
+//! Removes from an existing container's root what its processes are not trusted with: devices, set-user-id programs,
+//! and writable kernel settings. On request it makes the files read-only too.
 
 use std::fs;
 use std::io;
@@ -26,6 +16,14 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use super::mount_plan::is_kernel_view;
 use super::{PRIVATE_DIR, mask_path};
 use crate::config::RootSpec;
+
+//  /dev       a directory with null, zero, full, random, urandom, tty, and the container's own pts, shm and mqueue
+//  /sys ...   views of the kernel: read-only; those for debuggers are covered
+//  /proc      is made read-only by the child, once nothing in it has to be written any more
+//  the rest   no devices, no set-user-id programs
+//
+// Root in a container needs no capability to write files that belong to root, and to read the node's disk by its
+// device. This prevents both. It holds only against processes without the capability to mount.
 
 /// What those in a container are kept from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

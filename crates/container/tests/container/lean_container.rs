@@ -1,4 +1,4 @@
-//! What a container is: separate where it has to be, the same as the node where it has to be, and gone afterwards.
+//! Tests of a container: isolated where it must be, equal to the node where it must be, and gone afterwards.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Containers on this machine's kernel. The tests need root, and say so where they don't have it.
+//! Tests of containers on this machine's kernel. They need root, and fail with a message without it.
 
 mod lean_container;
 mod pool;

@@ -1,4 +1,5 @@
-//! The pool: ready ahead of need, bounded, honest when it cannot; and what remains when its daemon dies.
+//! Tests of the pool: containers are ready ahead of need, bounded, and build failures are reported. Also tests what
+//! remains when the pool's daemon dies.
 
 use std::fs;
 use std::process::Command;
@@ -66,11 +67,11 @@ fn what_cannot_be_built_is_an_error_at_once() {
     node.config.init_image = b"this is no program";
     let pool = node.pool(1);
     // It does not wait for as long as it may.
-    let (began, patience) = (Instant::now(), Duration::from_secs(300));
-    let error = pool.take(RootSpec::Overlay, began + patience).unwrap_err();
+    let (began, timeout) = (Instant::now(), Duration::from_secs(300));
+    let error = pool.take(RootSpec::Overlay, began + timeout).unwrap_err();
     assert!(matches!(error, ContainerError::PoolBuild { .. }), "{error}");
     assert!(error.to_string().contains("init") && error.to_string().contains("n1"), "{error}");
-    assert!(began.elapsed() < patience / 5);
+    assert!(began.elapsed() < timeout / 5);
     drop(pool);
     assert_eq!(node.cgroup_dirs(), [""; 0]);
 }
@@ -88,13 +89,13 @@ fn an_empty_pool_says_how_long_was_waited() {
     let node = Node::new();
     let pool = node.pool(1);
     // Faster than it is filled, unless this thread has to stand aside: then it is empty another time.
-    let give_up = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let error = loop {
         let taken: Vec<_> = (0..100).map(|_| pool.take(RootSpec::Overlay, Instant::now())).collect();
         if let Some(error) = taken.into_iter().find_map(Result::err) {
             break error;
         }
-        assert!(Instant::now() < give_up, "it is never empty");
+        assert!(Instant::now() < deadline, "it is never empty");
     };
     assert!(matches!(error, ContainerError::PoolEmpty { size: 1, .. }), "{error}");
 }
@@ -127,9 +128,9 @@ fn a_file_system_mounted_since_is_shown() {
     let container = take(&pool, RootSpec::Overlay);
     let seen = ask(&container, &format!("R{}/file", point.display()));
     ask(&container, &format!("W{}/file changed", point.display()));
-    let kept = fs::read_to_string(point.join("file")).unwrap();
+    let on_node = fs::read_to_string(point.join("file")).unwrap();
     assert!(mount(&["umount"]).success());
-    assert_eq!((seen.as_str(), kept.as_str()), ("contents", "contents"));
+    assert_eq!((seen.as_str(), on_node.as_str()), ("contents", "contents"));
     assert!(try_ask(&take(&pool, RootSpec::Overlay), &format!("R{}/file", point.display())).is_err());
 }
 

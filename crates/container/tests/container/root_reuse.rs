@@ -1,4 +1,5 @@
-//! The root of a container that has ended: the next one has it where nothing tells of the one before, and nobody has it else.
+//! Tests of reusing the root of an ended container: the next container gets it only if nothing reveals the previous
+//! one.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
@@ -98,8 +99,8 @@ fn end(pool: &ContainerPool, container: Container) -> bool {
     pidfd::wait_exit(running.init(), WAIT).unwrap();
     running.remove().unwrap();
     until("what comes of the root is known", || {
-        let (kept, ready) = pool.root_counts();
-        kept == ready
+        let (cached, ready) = pool.root_counts();
+        cached == ready
     });
     pool.root_counts().1 > 0
 }
@@ -251,10 +252,10 @@ fn only_plain_containers_leave_a_root() {
             .unwrap();
         assert!(!end(&pool, container), "{spec:?}");
     }
-    let (bound, disinherited) = (take(plain), take(plain));
+    let (bound, discarded) = (take(plain), take(plain));
     bound.bind(node.path(), node.path()).unwrap();
     assert!(!end(&pool, bound));
-    let (running, _control) = disinherited.into_running().unwrap();
+    let (running, _control) = discarded.into_running().unwrap();
     running.discard_root();
     running.remove().unwrap();
     assert_eq!(pool.root_counts(), (0, 0));

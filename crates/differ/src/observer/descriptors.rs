@@ -1,5 +1,5 @@
-//! Open files: what `/proc/PID/fdinfo` shows of each, and what its open file answers when it is asked from outside, through a copy of
-//! the descriptor (pidfd_getfd(2)).
+//! Open files: what `/proc/PID/fdinfo` shows of each, and what the open file answers through a copy of the descriptor
+//! (pidfd_getfd(2)).
 
 use std::collections::BTreeMap;
 use std::fs;

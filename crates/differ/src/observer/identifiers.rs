@@ -1,4 +1,5 @@
-//! Names for ids and inode numbers: those of a copy are others, and name the same things.
+//! `IdentifierMap`: replaces ids and inode numbers by names. A child has other numbers than its parent for the same
+//! objects, but the same names.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! What only a process itself can ask the kernel: dispositions of signals, timers, prctl(2) values and the like. Its threads ask, while
-//! they are stopped.
+//! Reads what only the process itself can ask the kernel for: signal dispositions, timers, prctl(2) values and the
+//! like. The calls are injected into its threads while they are stopped.
 
 use std::fs;
 

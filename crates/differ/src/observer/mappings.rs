@@ -1,7 +1,7 @@
 //! The memory map: protection, file, policy and flags of each address, as `smaps` and `numa_maps` show them.
 //!
-//! Each property has runs of its own: where the kernel divides areas depends on how they came to be, and an area that differs in
-//! one property is not a different area.
+//! Each property has its own runs of addresses. Where the kernel splits mappings depends on their history, so a mapping
+//! that differs in one property must not count as different in the others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;

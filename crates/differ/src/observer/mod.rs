@@ -1,4 +1,4 @@
-//! What the kernel shows of a process and of all that descends from it, read within one stop of all of them.
+//! `observe`: reads what the kernel shows of a process and of all its descendants, within one stop of all of them.
 
 mod descriptors;
 mod identifiers;

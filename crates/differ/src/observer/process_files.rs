@@ -1,4 +1,4 @@
-//! The files of `/proc/PID`, by their listing: one that a later kernel adds is read, too.
+//! The files of `/proc/PID`, taken from its listing, so that files that a later kernel adds are read too.
 
 use std::fs;
 use std::path::Path;

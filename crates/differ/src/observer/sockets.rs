@@ -1,5 +1,5 @@
-//! Sockets: addresses, and every option of every level that a carried socket has, by number, so that an option that only a later
-//! kernel has is read, too.
+//! Sockets: addresses, and every option of every level of a carried socket. Options are read by number, so that options
+//! that a later kernel adds are read too.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;

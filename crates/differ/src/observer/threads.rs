@@ -1,5 +1,5 @@
-//! What is each thread's own: files of `/proc/PID/task/TID`, scheduling, registrations, masks, filters, pending signals. Ptrace tells
-//! of some of it, so that the calling thread must have stopped them.
+//! The state of each thread: files of `/proc/PID/task/TID`, scheduling, registrations, masks, filters, pending signals.
+//! Some of it is read by ptrace(2), so the caller must have stopped the threads.
 
 use farfork_sys::ptrace::{self, SignalQueue};
 use farfork_sys::{fd_query, process};

@@ -1,4 +1,4 @@
-//! A process and all that descends from it, standing still.
+//! `StoppedTree`: a process and all its descendants, stopped.
 
 use std::fs;
 use std::time::Duration;

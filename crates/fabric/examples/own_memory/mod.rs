@@ -1,5 +1,5 @@
-//! What both examples read: memory of the running process itself, exported as a template's would be, and a loop that keeps
-//! reads of it in flight.
+//! Shared code of both examples: exports memory of the running process, as an owner exports a template's memory, and
+//! runs a loop that keeps reads of that memory in flight.
 
 use std::io;
 use std::sync::Arc;

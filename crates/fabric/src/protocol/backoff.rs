@@ -1,9 +1,4 @@
-//! How long a requester waits for an owner before it makes a new connection, and between attempts.
-//!
-//! A link that swallows packets looks like an owner that thinks. TCP would go on sending into it at ever longer
-//! intervals, and come back late; a new connection finds out within a round trip. But if it is the owner that is
-//! slow, new connections add to its load; so patience grows with each one that did not help, and returns to the
-//! start with an answer.
+//! The timeouts of a requester: how long it waits for an answer before it reconnects, and between attempts to connect.
 
 use std::time::Duration;
 
@@ -25,6 +20,10 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a handshake may take: some round trips, and the peer's arithmetic while it has many others to do.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(4);
+
+// A link that drops packets looks like a slow owner. TCP retransmits into such a link at ever longer intervals and
+// recovers late; a new connection recovers within a round trip. If the owner itself is slow, new connections add
+// to its load. So each reconnection that did not help raises the response timeout, and an answer resets it.
 
 /// The waits of a connection, as its fortunes go.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
-//! What an owner remembers of the changes that each requester asked for, over all sockets of its connection: so that
-//! none is made twice, and none by a socket that its requester has given up. [`farfork_wire::frame::change`] tells the
-//! rules.
+//! The owner's record of the changes that each requester has made, shared by all sockets of the requester's connection.
+//! It ensures that no change is made twice, and none by a socket that its requester has given up.
+//! [`farfork_wire::frame::change`] defines the rules.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,9 +80,9 @@ impl ChangeSessionIndex {
             let state = ChangeSessionState { current_epoch: 0, applied_below: 0, forgotten_below: sent_below, refused };
             Arc::new(ChangeSession { state: Mutex::new(state) })
         };
-        let (entered, session) = self.sessions.entry(name).or_insert_with(|| (0, fresh()));
-        self.by_attach_order.remove(entered);
-        *entered = self.attach_counter;
+        let (attach_number, session) = self.sessions.entry(name).or_insert_with(|| (0, fresh()));
+        self.by_attach_order.remove(attach_number);
+        *attach_number = self.attach_counter;
         let session = Arc::clone(session);
         self.by_attach_order.insert(self.attach_counter, name);
         while self.sessions.len() > SESSIONS_MAX {
@@ -119,8 +119,8 @@ impl SessionAttachment {
         state.applied_below = id + 1;
         if let Err(refusal) = made {
             if state.refused.len() == REFUSALS_MAX {
-                let gone = state.refused.pop_front().map_or(0, |(gone, _)| gone + 1);
-                state.forgotten_below = state.forgotten_below.max(gone);
+                let forgotten = state.refused.pop_front().map_or(0, |(forgotten, _)| forgotten + 1);
+                state.forgotten_below = state.forgotten_below.max(forgotten);
             }
             state.refused.push_back((id, refusal));
         }
@@ -139,11 +139,15 @@ mod tests {
     }
 
     /// Asks for a change that would go this way; gives what came of it, and whether it was made now.
-    fn ask(session_attachment: &SessionAttachment, id: u64, way: Result<(), Refusal>) -> (Result<(), Refusal>, bool) {
+    fn ask(
+        session_attachment: &SessionAttachment,
+        id: u64,
+        outcome: Result<(), Refusal>,
+    ) -> (Result<(), Refusal>, bool) {
         let mut now = false;
         let result = session_attachment.apply_once(id, || {
             now = true;
-            way
+            outcome
         });
         (result.unwrap(), now)
     }

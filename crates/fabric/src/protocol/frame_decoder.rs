@@ -1,8 +1,8 @@
-//! From a stream of bytes to greeting and frames.
+//! Decodes a stream of bytes into the hello and frames.
 //!
-//! Small things arrive in the staging area, many with one system call. A body that does not arrive whole gets its
-//! buffer as soon as its header is known, and the rest is received straight into it: a long reply is not copied. From a
-//! peer that is not believed every length, a long body's buffer grows as the body comes.
+//! Small frames arrive in the staging buffer, many per system call. A body that arrives in parts gets its own buffer
+//! once its header is known. The rest is received straight into it, so a long reply is not copied. The buffer for a
+//! body from an untrusted peer grows as the bytes arrive, so an announced length alone costs no memory.
 
 use std::io::IoSliceMut;
 
@@ -210,19 +210,19 @@ mod tests {
         feed_to(FrameDecoder::new(staging_bytes, believed_bytes), stream, pieces)
     }
 
-    fn feed_to(mut inbound: FrameDecoder, stream: &[u8], pieces: &[usize]) -> Result<Vec<usize>, FabricFrameError> {
+    fn feed_to(mut decoder: FrameDecoder, stream: &[u8], pieces: &[usize]) -> Result<Vec<usize>, FabricFrameError> {
         let (mut pool, mut lengths) = (BufferPool::default(), Vec::new());
         let (mut rest, mut pieces) = (stream, pieces.iter().cycle());
         while !rest.is_empty() {
             let mut piece = *pieces.next().unwrap();
             let mut count = 0;
-            for space in &mut inbound.receive_buffers() {
+            for space in &mut decoder.receive_buffers() {
                 let part = piece.min(space.len()).min(rest.len());
                 space[..part].copy_from_slice(&rest[..part]);
                 (rest, piece, count) = (&rest[part..], piece - part, count + part);
             }
-            inbound.mark_received(count);
-            while let Some(event) = inbound.next_event(&mut pool)? {
+            decoder.mark_received(count);
+            while let Some(event) = decoder.next_event(&mut pool)? {
                 if let DecodeEvent::Frame(header, body) = event {
                     assert_eq!(header.id, lengths.len() as u64);
                     assert!(body[..body.len() - 8].iter().all(|byte| *byte == header.id as u8));

@@ -1,4 +1,4 @@
-//! The requester's short names for seeds, for the life of one connection.
+//! The requester's table of handles: short numbers for seeds, valid for one connection.
 
 use std::sync::Arc;
 

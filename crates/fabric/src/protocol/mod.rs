@@ -1,10 +1,8 @@
-//! The fabric's protocol without I/O: both sides as state that is given bytes and times, and asked for bytes.
+//! The fabric's protocol without I/O. Both sides are state machines that take bytes and times and produce bytes.
 //! [`farfork_wire::frame`] draws the exchange; [`crate::stream`] moves the bytes.
-//!
-//! ```text
-//!             stream of bytes ──▶ Inbound ──▶ frames ──▶ Requester or Owner
-//!   frames ──▶ Outbound ──▶ stream of bytes
-//! ```
+
+//             stream of bytes --> FrameDecoder --> frames --> Requester or Responder
+//  frames --> SendQueue --> stream of bytes
 
 mod backoff;
 mod change_sessions;

@@ -1,4 +1,4 @@
-//! What is asked of an owner, until it has ended.
+//! A request to an owner from its submission until it ends, and the outcomes that it can have.
 
 use std::sync::Arc;
 use std::time::Instant;

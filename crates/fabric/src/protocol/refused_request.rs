@@ -1,4 +1,4 @@
-//! A request that was refused, as the log tells of it.
+//! A request that the owner refused, formatted for the log.
 
 use std::fmt;
 

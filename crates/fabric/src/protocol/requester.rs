@@ -1,5 +1,5 @@
 //! The requester's side of a connection: which requests wait, which were sent, and what their answers mean. It outlives
-//! the sockets: what was sent into one that broke is sent again into the next.
+//! the sockets: requests that were sent into a broken socket are sent again through the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -60,11 +60,11 @@ impl Requester {
     }
 
     /// Takes something to ask.
-    pub(crate) fn enqueue(&mut self, ask: PendingRequest) {
-        self.unanswered_grants += usize::from(ask.is_grants_request());
-        self.unanswered_bytes += ask.payload_bytes();
-        self.deadlines.insert((ask.deadline(), self.next_id));
-        self.unanswered.insert(self.next_id, ask);
+    pub(crate) fn enqueue(&mut self, pending: PendingRequest) {
+        self.unanswered_grants += usize::from(pending.is_grants_request());
+        self.unanswered_bytes += pending.payload_bytes();
+        self.deadlines.insert((pending.deadline(), self.next_id));
+        self.unanswered.insert(self.next_id, pending);
         self.next_id += 1;
     }
 
@@ -85,22 +85,22 @@ impl Requester {
 
     /// Appends the frames of the next request that this connection has not seen; `false` when there is none.
     pub(crate) fn encode_next(&mut self, now: Instant, out: &mut Vec<u8>) -> bool {
-        let Some((&id, ask)) = self.unanswered.range(self.next_to_send..).next() else {
+        let Some((&id, pending)) = self.unanswered.range(self.next_to_send..).next() else {
             return false;
         };
-        if ask.is_change() && !self.is_introduced {
+        if pending.is_change() && !self.is_introduced {
             append_introduce(out, self.connection_id, self.sent_below);
             self.is_introduced = true;
         }
         let mut handle = 0;
-        if let Some(key) = ask.seed_key() {
+        if let Some(key) = pending.seed_key() {
             let unknown;
             (handle, unknown) = self.handles.handle_for(key);
             if unknown {
                 append_open(out, handle, &key.seed, &key.token);
             }
         }
-        match ask {
+        match pending {
             PendingRequest::Read(request) => append_read(out, id, handle, request.mode, &request.spans),
             PendingRequest::Write(request) => append_write(out, id, handle, &request.spans, &request.data),
             PendingRequest::Message(message) => append_message(out, id, &message.bytes),
@@ -141,8 +141,8 @@ impl Requester {
         if self.expected_replies == 0 {
             self.silent_since = None;
         }
-        let Some(ask) = self.unanswered.get(&header.id) else { return Ok(None) };
-        if !ask.is_answered_by(&decoded) {
+        let Some(pending) = self.unanswered.get(&header.id) else { return Ok(None) };
+        if !pending.is_answered_by(&decoded) {
             return Err(sense("it is no answer to its request"));
         }
         let outcome = match decoded {
@@ -156,8 +156,8 @@ impl Requester {
             }
             reply::Reply::Written | reply::Reply::Arrived => RequestOutcome::Completed(Reply::default()),
         };
-        let ask = self.remove(header.id).expect("it was found above");
-        Ok(Some((ask, outcome)))
+        let pending = self.remove(header.id).expect("it was found above");
+        Ok(Some((pending, outcome)))
     }
 
     /// Something whose deadline has passed, while there is any, and whether it was ever sent.
@@ -167,15 +167,15 @@ impl Requester {
             return None;
         }
         let sent = id < self.next_to_send.max(self.sent_below);
-        self.remove(id).map(|ask| (ask, sent))
+        self.remove(id).map(|pending| (pending, sent))
     }
 
     fn remove(&mut self, id: u64) -> Option<PendingRequest> {
-        let ask = self.unanswered.remove(&id)?;
-        self.deadlines.remove(&(ask.deadline(), id));
-        self.unanswered_grants -= usize::from(ask.is_grants_request());
-        self.unanswered_bytes -= ask.payload_bytes();
-        Some(ask)
+        let pending = self.unanswered.remove(&id)?;
+        self.deadlines.remove(&(pending.deadline(), id));
+        self.unanswered_grants -= usize::from(pending.is_grants_request());
+        self.unanswered_bytes -= pending.payload_bytes();
+        Some(pending)
     }
 
     /// Everything unanswered, which is forgotten, each with whether it was ever sent; answers that still come are
@@ -185,7 +185,7 @@ impl Requester {
         self.deadlines.clear();
         self.unanswered_grants = 0;
         self.unanswered_bytes = 0;
-        std::mem::take(&mut self.unanswered).into_iter().map(move |(id, ask)| (ask, id < sent_below))
+        std::mem::take(&mut self.unanswered).into_iter().map(move |(id, pending)| (pending, id < sent_below))
     }
 
     /// The next deadline.

@@ -1,5 +1,5 @@
-//! The owner's side of one connection: requests in, replies out. Memory is read straight into the reply, and written
-//! straight from the request.
+//! The owner's side of one connection: decodes requests and encodes replies. Memory is read straight into the reply and
+//! written straight from the request.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! From frames to a stream of bytes: what waits to be sent, in few large chunks, so that everything that is ready goes
-//! out with one system call.
+//! Encodes frames into a stream of bytes. The queue holds few large chunks, so that one system call sends everything
+//! that is ready.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -107,27 +107,27 @@ impl SendQueue {
 mod tests {
     use super::*;
 
-    fn send_some(outbound: &mut SendQueue, most: usize, pool: &mut BufferPool, into: &mut Vec<u8>) -> bool {
-        let (slices, count, descriptor) = outbound.slices();
+    fn send_some(queue: &mut SendQueue, most: usize, pool: &mut BufferPool, into: &mut Vec<u8>) -> bool {
+        let (slices, count, descriptor) = queue.slices();
         let with_descriptor = descriptor.is_some();
         let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.iter().copied()).collect();
         let sent = most.min(bytes.len());
         into.extend_from_slice(&bytes[..sent]);
-        outbound.mark_sent(sent, pool);
+        queue.mark_sent(sent, pool);
         with_descriptor
     }
 
     #[test]
     fn bytes_leave_in_order_whatever_a_call_takes() {
-        let (mut outbound, mut pool) = (SendQueue::default(), BufferPool::default());
+        let (mut queue, mut pool) = (SendQueue::default(), BufferPool::default());
         let pieces: Vec<Vec<u8>> = (0..50u8).map(|n| vec![n; 7 + usize::from(n) * 3001]).collect();
         let (mut sent, mut calls) = (Vec::new(), 0);
         for piece in &pieces {
-            outbound.append(piece, &mut pool);
-            send_some(&mut outbound, 4321, &mut pool, &mut sent);
+            queue.append(piece, &mut pool);
+            send_some(&mut queue, 4321, &mut pool, &mut sent);
         }
-        while outbound.queued_bytes() > 0 {
-            send_some(&mut outbound, 100_000, &mut pool, &mut sent);
+        while queue.queued_bytes() > 0 {
+            send_some(&mut queue, 100_000, &mut pool, &mut sent);
             calls += 1;
         }
         assert_eq!(sent, pieces.concat());
@@ -136,16 +136,16 @@ mod tests {
 
     #[test]
     fn a_descriptor_goes_with_its_first_byte() {
-        let (mut outbound, mut pool) = (SendQueue::default(), BufferPool::default());
+        let (mut queue, mut pool) = (SendQueue::default(), BufferPool::default());
         let descriptor = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
-        outbound.append(b"before", &mut pool);
-        outbound.append_with_fd(b"with", descriptor, &mut pool);
-        outbound.append(b"after", &mut pool);
+        queue.append(b"before", &mut pool);
+        queue.append_with_fd(b"with", descriptor, &mut pool);
+        queue.append(b"after", &mut pool);
         let mut sent = Vec::new();
-        assert!(!send_some(&mut outbound, 100, &mut pool, &mut sent));
+        assert!(!send_some(&mut queue, 100, &mut pool, &mut sent));
         assert_eq!(sent, b"before");
-        assert!(send_some(&mut outbound, 1, &mut pool, &mut sent));
-        assert!(!send_some(&mut outbound, 100, &mut pool, &mut sent));
-        assert_eq!((sent.as_slice(), outbound.queued_bytes()), (&b"beforewithafter"[..], 0));
+        assert!(send_some(&mut queue, 1, &mut pool, &mut sent));
+        assert!(!send_some(&mut queue, 100, &mut pool, &mut sent));
+        assert_eq!((sent.as_slice(), queue.queued_bytes()), (&b"beforewithafter"[..], 0));
     }
 }

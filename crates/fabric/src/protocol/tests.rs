@@ -1,5 +1,5 @@
-//! Requester and owner as a pair, without sockets, on a clock of the test's own: whatever a path does to the bytes,
-//! each read ends once, with the right bytes.
+//! Tests of requester and responder as a pair, without sockets and on a virtual clock. Whatever the path does to the
+//! bytes, each read ends once, with the right bytes.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,9 +19,9 @@ use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SeedKey, Span};
 const EXTENT_BYTES: u64 = 10_000;
 
 /// A seed whose byte at offset N depends on N and the seed's number. Even numbers exist.
-struct Pattern(u64);
+struct NumberedPattern(u64);
 
-impl Region for Pattern {
+impl Region for NumberedPattern {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
         (extent.0 < 2).then_some(EXTENT_BYTES)
     }
@@ -37,7 +37,7 @@ struct Patterns;
 impl Exporter for Patterns {
     fn open_region(&self, seed: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
         let number = seed.number();
-        if number.is_multiple_of(2) { Ok(Arc::new(Pattern(number))) } else { Err(Refusal::UnknownSeed) }
+        if number.is_multiple_of(2) { Ok(Arc::new(NumberedPattern(number))) } else { Err(Refusal::UnknownSeed) }
     }
 }
 
@@ -113,14 +113,14 @@ impl ConnectionPair {
 }
 
 /// Puts what fits into an inbound's spaces; gives how much that was.
-fn feed(inbound: &mut FrameDecoder, bytes: &[u8]) -> usize {
+fn feed(decoder: &mut FrameDecoder, bytes: &[u8]) -> usize {
     let mut count = 0;
-    for space in &mut inbound.receive_buffers() {
+    for space in &mut decoder.receive_buffers() {
         let part = space.len().min(bytes.len() - count);
         space[..part].copy_from_slice(&bytes[count..count + part]);
         count += part;
     }
-    inbound.mark_received(count);
+    decoder.mark_received(count);
     count
 }
 
@@ -136,9 +136,9 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let ask = (0u64..100, 0..EXTENT_BYTES, 1u32..3000, 1u64..2000);
+    let pending = (0u64..100, 0..EXTENT_BYTES, 1u32..3000, 1u64..2000);
     let step = prop_oneof![
-        6 => ask.prop_map(|(seed, offset, bytes, wait_ms)| Step::SubmitRead { seed, offset, bytes, wait_ms }),
+        6 => pending.prop_map(|(seed, offset, bytes, wait_ms)| Step::SubmitRead { seed, offset, bytes, wait_ms }),
         4 => Just(Step::Send),
         4 => (1usize..4000).prop_map(Step::AdvanceOwner),
         4 => (1usize..4000).prop_map(Step::AdvanceRequester),
@@ -166,8 +166,8 @@ impl ReadTracker {
             Step::AdvanceOwner(bytes) => self.path.advance_owner(bytes),
             Step::AdvanceRequester(bytes) => {
                 self.requester.mark_received(self.now);
-                for (ask, outcome) in self.path.advance_requester(bytes, &mut self.requester) {
-                    self.check_ended(&ask, Some(&outcome));
+                for (pending, outcome) in self.path.advance_requester(bytes, &mut self.requester) {
+                    self.check_ended(&pending, Some(&outcome));
                 }
             }
             Step::Reconnect => {
@@ -176,13 +176,13 @@ impl ReadTracker {
             }
             Step::Wait(wait_ms) => {
                 self.now += Duration::from_millis(wait_ms);
-                while let Some((ask, _)) = self.requester.take_expired(self.now) {
-                    self.check_ended(&ask, None);
+                while let Some((pending, _)) = self.requester.take_expired(self.now) {
+                    self.check_ended(&pending, None);
                 }
             }
             Step::AbandonAll => {
-                for (ask, _) in self.requester.take_all() {
-                    let PendingRequest::Read(request) = ask else { panic!("only reads were asked") };
+                for (pending, _) in self.requester.take_all() {
+                    let PendingRequest::Read(request) = pending else { panic!("only reads were asked") };
                     *self.ended.entry(request.tag).or_default() += 1;
                 }
             }
@@ -200,8 +200,8 @@ impl ReadTracker {
     }
 
     /// Checks how a read ended; `None`: its time was up.
-    fn check_ended(&mut self, ask: &PendingRequest, outcome: Option<&RequestOutcome>) {
-        let PendingRequest::Read(request) = ask else { panic!("only reads were asked") };
+    fn check_ended(&mut self, pending: &PendingRequest, outcome: Option<&RequestOutcome>) {
+        let PendingRequest::Read(request) = pending else { panic!("only reads were asked") };
         *self.ended.entry(request.tag).or_default() += 1;
         let (span, seed) = (request.spans[0], request.key.seed.number());
         let beyond = span.offset + u64::from(span.bytes) > EXTENT_BYTES;
@@ -212,7 +212,7 @@ impl ReadTracker {
             Some(RequestOutcome::Completed(reply)) => {
                 let bytes = u64::from(span.bytes).min(EXTENT_BYTES - span.offset);
                 let mut expected = vec![0; bytes as usize];
-                Pattern(seed).read(span.extent, span.offset, &mut expected).unwrap();
+                NumberedPattern(seed).read(span.extent, span.offset, &mut expected).unwrap();
                 assert!(*reply.data == *expected && reply.extent_bytes == EXTENT_BYTES);
                 assert!(!beyond || request.mode == ReadMode::Clip);
             }

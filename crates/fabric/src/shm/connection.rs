@@ -1,4 +1,4 @@
-//! The requester's end of `shm`.
+//! The requester's end of `shm`: reads granted memory directly, and sends every other request to the owner.
 
 use std::collections::VecDeque;
 use std::io;

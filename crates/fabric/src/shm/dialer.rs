@@ -1,4 +1,4 @@
-//! Unix sockets: how they connect.
+//! Connects Unix sockets for `shm`.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What owners granted: per seed, its template and where each extent lies in it.
+//! The requester's cache of grants: for each seed, its template and the address of each extent in it.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -1,26 +1,22 @@
-//! The provider for the same host: asks the owner once, through a Unix socket, then reads the template's memory for
-//! itself.
-//!
-//! ```text
-//!  requester                                     owner
-//!     │ OPEN, ASK GRANTS, READ …                   │   the first reads go through the owner
-//!     │───────────────────────────────────────────▶│
-//!     │ DATA …          GRANTED addresses + pidfd  │
-//!     │◀───────────────────────────────────────────│
-//!     │                         template           │
-//!     │ /proc/PID/mem, is it still alive?     │    │   then nobody is asked
-//!     │──────────────────────────────────────▶│    │
-//! ```
-//!
-//! Writes and messages go through the owner.
-//!
-//! In any doubt the owner is asked: what was not granted (copies of shared memory, the descriptor), what lies outside
-//! the bounds, and what cannot be read, goes through the socket, and the owner's answer counts. Only a template that
-//! has ended needs no answer: its seed is gone.
-//!
-//! The owner checks the token when it grants. A requester that may read another process's memory has root's power over
-//! it (ptrace(2)), so that nothing is lost by not asking at each read; dropping a seed ends its template, which ends
-//! every grant.
+//! The provider for one host. The requester asks the owner once through a Unix socket, then reads the template's memory
+//! directly. Writes and messages always go through the owner.
+
+//  requester                                     owner
+//     | OPEN, ASK GRANTS, READ ...                 |   the first reads go through the owner
+//     |------------------------------------------->|
+//     | DATA ...        GRANTED addresses + pidfd  |
+//     |<-------------------------------------------|
+//     |                         template           |
+//     | /proc/PID/mem, is it still alive?     |    |   from now on the owner is not asked
+//     |-------------------------------------->|    |
+//
+// In any doubt the owner is asked, and its answer counts. Through the socket go reads of memory that was not
+// granted (copies of shared memory, the descriptor), reads outside the bounds, and reads that fail. Only a
+// template that has ended needs no answer: its seed is gone.
+//
+// The owner checks the token when it grants, not at each read. This loses nothing: a requester that may read
+// another process's memory has root's power over it (ptrace(2)). Dropping a seed ends its template, which ends
+// every grant.
 
 mod connection;
 mod dialer;

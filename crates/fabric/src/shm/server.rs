@@ -1,4 +1,4 @@
-//! The owner's end of `shm`.
+//! The owner's end of `shm`: serves an exporter on a Unix socket to processes of root and of its own user.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -33,18 +33,18 @@ impl ShmServer {
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         listener.set_nonblocking(true)?;
-        let door = ListenerConfig {
+        let config = ListenerConfig {
             thread_name: "fabric-shm",
             same_host: true,
             make_stream: stream_from_socket,
             security: None,
         };
-        Ok(Self { path, server: stream::StreamServer::start(listener.into(), &door, exporter)? })
+        Ok(Self { path, server: stream::StreamServer::start(listener.into(), &config, exporter)? })
     }
 
-    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `patience`.
-    pub fn close(self, patience: Duration) {
-        self.server.close(patience);
+    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `timeout`.
+    pub fn close(self, timeout: Duration) {
+        self.server.close(timeout);
     }
 
     /// How often its threads have panicked: each time, connections were lost, and the thread went on.

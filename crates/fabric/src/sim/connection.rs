@@ -1,4 +1,4 @@
-//! The requester's end of `sim`.
+//! The requester's end of `sim`: a link whose event source is a simulated world.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -21,8 +21,8 @@ pub fn connect(
     security: Option<Arc<dyn Security>>,
 ) -> Box<dyn Connection> {
     let (address, dialer) = (Address::Sim(to), Box::new(SimDialer::new(world, from, to)));
-    let rim = Box::new(SimEventSource { world: world.clone(), node: from });
-    let parts = LinkConfig { address, dialer, security, event_source: rim, connection_id: connection_id_from(world) };
+    let event_source = Box::new(SimEventSource { world: world.clone(), node: from });
+    let parts = LinkConfig { address, dialer, security, event_source, connection_id: connection_id_from(world) };
     let mut link = Link::new(parts);
     link.connect(world.local_time(from));
     Box::new(link)

@@ -1,4 +1,4 @@
-//! Connecting in a simulated world.
+//! Connects streams in a simulated world.
 
 use std::io;
 use std::os::fd::BorrowedFd;

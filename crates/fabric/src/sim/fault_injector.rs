@@ -1,4 +1,4 @@
-//! Misfortunes of a world, one after the other, as its seed decides.
+//! Injects faults into a simulated world, one after the other, chosen by the world's random seed.
 
 use std::time::{Duration, Instant};
 

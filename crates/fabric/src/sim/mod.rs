@@ -1,7 +1,7 @@
-//! The provider for tests: nodes, network and time are simulated, from a seed, in one thread.
+//! The provider for tests: nodes, network and time are simulated from a random seed, in one thread.
 //!
-//! A failure that one seed brings about is brought about by it every time. What runs on it is the code that runs on
-//! sockets: protocol, connection and peer are the same; only who carries the bytes and who tells the time differ.
+//! The same seed reproduces the same failure every time. Protocol, link and server connection are the code that runs on
+//! real sockets; only the transport and the clock differ.
 
 mod connection;
 mod dialer;

@@ -1,4 +1,4 @@
-//! Many seeds of one test: run side by side, and how one that failed is repeated.
+//! Runs one test with many random seeds in parallel, and prints how to repeat a seed that failed.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -40,8 +40,8 @@ pub fn run_random_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64,
 ///
 /// # Panics
 /// As the course does.
-pub fn run_scenario(world: &World, seed: u64, tests: &str, course: impl FnOnce()) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(course)) {
+pub fn run_scenario(world: &World, seed: u64, tests: &str, scenario: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(scenario)) {
         eprintln!("{}", world.format_trace());
         eprintln!("repeat it: {SEED_VARIABLE}={seed} cargo test {tests}");
         resume_unwind(panic);

@@ -1,4 +1,4 @@
-//! The owner's end of `sim`: what a server's threads are to sockets, an actor is to a world.
+//! The owner's end of `sim`: an actor of the world does the work of a real server's threads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Serves an exporter's memory in a world until it is dropped, which ends all connections at once.
 pub struct SimServer {
     world: World,
-    place: SimAddress,
+    address: SimAddress,
     actor_id: ActorId,
     stage: Arc<Mutex<ServerStage>>,
 }
@@ -37,8 +37,8 @@ impl SimServer {
     ///
     /// # Errors
     /// `AddrInUse`.
-    pub fn start(world: &World, place: SimAddress, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
-        Self::start_secured(world, place, exporter, None)
+    pub fn start(world: &World, address: SimAddress, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
+        Self::start_secured(world, address, exporter, None)
     }
 
     /// The same, with connections that something protects.
@@ -47,36 +47,36 @@ impl SimServer {
     /// As [`Server::start`].
     pub fn start_secured(
         world: &World,
-        place: SimAddress,
+        address: SimAddress,
         exporter: &Arc<dyn Exporter>,
         security: Option<Arc<dyn Security>>,
     ) -> io::Result<Self> {
         let stage = Arc::new(Mutex::new(ServerStage::Serving));
         let server_actor = ServerActor {
             world: world.clone(),
-            listener: Some(world.listen(place)?),
+            listener: Some(world.listen(address)?),
             security,
             shared: OwnerContext::new(exporter),
             connections: BTreeMap::new(),
             next_token: 0,
             pool: BufferPool::default(),
-            swept_at: world.local_time(place.node),
+            swept_at: world.local_time(address.node),
             stage: Arc::clone(&stage),
         };
-        let actor = world.add_actor(place.node, Box::new(server_actor));
-        Ok(Self { world: world.clone(), place, actor_id: actor, stage })
+        let actor = world.add_actor(address.node, Box::new(server_actor));
+        Ok(Self { world: world.clone(), address, actor_id: actor, stage })
     }
 
-    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `patience`.
-    pub fn close(self, patience: Duration) {
+    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `timeout`.
+    pub fn close(self, timeout: Duration) {
         let stage = || *self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = ServerStage::Draining;
-        self.world.run_until(self.world.now() + patience, || stage() == ServerStage::Drained);
+        self.world.run_until(self.world.now() + timeout, || stage() == ServerStage::Drained);
     }
 
     /// Where it is reached.
     pub fn address(&self) -> Address {
-        Address::Sim(self.place)
+        Address::Sim(self.address)
     }
 }
 
@@ -88,7 +88,7 @@ impl Drop for SimServer {
 
 impl fmt::Debug for SimServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server({})", self.place)
+        write!(f, "Server({})", self.address)
     }
 }
 

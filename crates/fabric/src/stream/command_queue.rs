@@ -1,4 +1,4 @@
-//! How other threads reach a worker: with connections that were let in, and to end it.
+//! The queue by which other threads reach a worker: it passes accepted connections, and the command to end.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -58,8 +58,8 @@ impl CommandQueue {
         self.signal_wakeup();
     }
 
-    pub(crate) fn push_stream(&self, entered: AcceptedStream) {
-        self.lock().accepted.push(entered);
+    pub(crate) fn push_stream(&self, accepted: AcceptedStream) {
+        self.lock().accepted.push(accepted);
         self.signal_wakeup();
     }
 

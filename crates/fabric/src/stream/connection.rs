@@ -1,4 +1,4 @@
-//! A link as the connection that its users see: what they may ask for is checked here.
+//! Implements `Connection` for a [`Link`], and checks requests before the link takes them.
 
 use std::io;
 use std::os::fd::BorrowedFd;

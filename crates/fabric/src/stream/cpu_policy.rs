@@ -1,15 +1,4 @@
-//! How a worker shares CPUs with those who ask it: on which one it runs, and for how long at a time.
-//!
-//! *Single pages.* Whoever asks for one page waits for it, and works while the worker waits. On one machine a request is
-//! taken from the network where it was sent: there asker and worker hand over to each other by a switch of some 2 µs, while
-//! waking another CPU costs 15 to 30. On several machines it is where the network card interrupts, and again nobody else
-//! has to be woken. So the worker goes where requests come in, and has the shortest turns that there are.
-//!
-//! *Streams.* Both ends work at the same time: the asker goes away from there (`farfork_fork`), the worker stays. It has
-//! longer turns, for the kernel lets who is woken run at once only before those with longer ones: otherwise a single page
-//! would wait until the worker next to it has sent what it is about to.
-//!
-//! The kernel may move it at any time.
+//! Chooses the CPU and the time slice of a worker by what it serves: single pages or streams.
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +15,18 @@ const CPU_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long a worker that sends a stream runs at a time: as long as a few replies take.
 const STREAM_TIME_SLICE: Duration = Duration::from_micros(500);
+
+// Single pages: a requester that asks for one page waits for it, and works while the worker waits. On one machine,
+// a request is received on the CPU that sent it. There requester and worker hand over to each other by a switch of
+// about 2 us, while waking another CPU costs 15 to 30 us. Between machines, the request is received on the CPU
+// that the network card interrupts, and again no other CPU has to be woken. So the worker moves to the CPU that
+// receives the requests, and has the shortest time slice.
+//
+// Streams: both ends work at the same time. The requester moves to another CPU (`farfork_fork`), and the worker
+// stays. It has a longer time slice: the kernel lets a woken thread preempt at once only a thread with a longer
+// slice. Otherwise a single page would wait until the worker next to it has sent its current data.
+//
+// The kernel may move the worker at any time.
 
 /// What a worker has served lately.
 #[derive(Debug, Default)]
@@ -82,14 +83,14 @@ mod tests {
 
     #[test]
     fn only_many_single_pages_in_a_row_are_worth_a_look() {
-        let (mut conduct, mut now, mut looks) = (CpuPolicy::default(), Instant::now(), 0);
+        let (mut policy, mut now, mut looks) = (CpuPolicy::default(), Instant::now(), 0);
         let mut serve = |bytes, now| {
             let look = || {
                 looks += 1;
                 None
             };
-            conduct.record_turn(bytes, look, now);
-            (looks, conduct.is_streaming)
+            policy.record_turn(bytes, look, now);
+            (looks, policy.is_streaming)
         };
         for (bytes, streams) in
             [(4096, false), (0, false), (4096, false), (SINGLE_PAGE_BYTES_MAX + 1, true), (4096, true)]

@@ -1,4 +1,4 @@
-//! What a requester waits with: one descriptor for its whole life, whatever sockets come and go.
+//! What a requester waits on: one file descriptor for the life of the connection, whichever socket is current.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! One stream's life at the requester: what waits to be sent through it, what has come.
+//! One stream of a requester, with its frame decoder and its queue of bytes to send.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -39,12 +39,12 @@ pub(crate) struct ReceiveResult {
 impl FramedStream {
     /// Begins with the greeting.
     pub(crate) fn new(stream: Box<dyn Stream>, pool: &mut BufferPool) -> Self {
-        let mut outbound = SendQueue::default();
-        outbound.append(&encode_hello(), pool);
+        let mut send_queue = SendQueue::default();
+        send_queue.append(&encode_hello(), pool);
         Self {
             stream,
             decoder: FrameDecoder::new(STAGING_BYTES, usize::MAX),
-            send_queue: outbound,
+            send_queue,
             is_send_blocked: false,
             scratch: Vec::new(),
         }

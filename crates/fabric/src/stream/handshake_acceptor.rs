@@ -1,10 +1,5 @@
-//! Where connections wait that have not shown who they are: a thread of its own, which accepts and shakes hands, so that a
-//! flood of handshakes takes no turn of those that are served. Who has shown it goes to one of the workers.
-//!
-//! ```text
-//!   accept ─▶ guests, GUESTS_MAX at most, each for HELLO_WAIT_MAX ── handshake is over ─▶ mailbox of a worker
-//!               └ refused, too slow, or the oldest of too many: a line in the log, which names the peer
-//! ```
+//! The thread that accepts connections and completes their handshakes, so that a flood of handshakes takes no time from
+//! connections that are served. It hands authenticated connections to the workers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -42,6 +37,9 @@ struct PendingConnection {
     interest: Interest,
 }
 
+//   accept -> pending, PENDING_MAX at most, each for HELLO_TIMEOUT -- handshake done -> command queue of a worker
+//               +- refused, too slow, or the oldest of too many: a log line that names the peer
+
 /// The thread's state.
 pub(crate) struct HandshakeAcceptor {
     config: ListenerConfig,
@@ -60,18 +58,18 @@ pub(crate) struct HandshakeAcceptor {
 impl HandshakeAcceptor {
     /// Accepts at a nonblocking, listening socket.
     pub(crate) fn new(
-        door: ListenerConfig,
+        config: ListenerConfig,
         socket: OwnedFd,
-        mailbox: Arc<CommandQueue>,
+        commands: Arc<CommandQueue>,
         workers: Vec<Arc<CommandQueue>>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &mailbox.wakeup_fd, epoll::EventData::new_u64(COMMAND_TOKEN), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &commands.wakeup_fd, epoll::EventData::new_u64(COMMAND_TOKEN), epoll::EventFlags::IN)?;
         let listener = EpollListener::new(&epoll, LISTENER_TOKEN, socket)?;
         let now = Instant::now();
         Ok(Self {
-            config: door,
-            commands: mailbox,
+            config,
+            commands,
             epoll,
             listener,
             pending: BTreeMap::new(),
@@ -99,7 +97,7 @@ impl HandshakeAcceptor {
                     COMMAND_TOKEN if self.commands.drain().0 != ServerCommand::Serve => return,
                     COMMAND_TOKEN => {}
                     LISTENER_TOKEN => self.accept(now),
-                    guest => self.continue_handshake(guest, now),
+                    token => self.continue_handshake(token, now),
                 }
             }
             self.sweep(now);
@@ -130,7 +128,7 @@ impl HandshakeAcceptor {
     /// Takes a new connection.
     fn add_pending(&mut self, socket: OwnedFd, now: Instant) {
         let (stream, from) = match self.config.wrap_socket(socket) {
-            Ok(entered) => entered,
+            Ok(accepted) => accepted,
             Err(error) => return self.log.log_disconnect(now, "a new one", &error),
         };
         let interest = Interest { receive: true, send: false };
@@ -155,8 +153,8 @@ impl HandshakeAcceptor {
     /// Takes a step of a guest's handshake.
     fn continue_handshake(&mut self, number: u64, now: Instant) {
         let Some(pending_connection) = self.pending.get_mut(&number) else { return };
-        let shaken = pending_connection.accepted.stream.continue_handshake().map_err(LinkError::Handshake);
-        match shaken.and_then(|over| {
+        let handshake = pending_connection.accepted.stream.continue_handshake().map_err(LinkError::Handshake);
+        match handshake.and_then(|over| {
             if over { Ok(true) } else { pending_connection.watch(&self.epoll, number).map(|()| false) }
         }) {
             Ok(true) => self.hand_to_worker(number),

@@ -1,14 +1,5 @@
-//! The requester's end: one stream at a time, made anew whenever it fails while there is something to ask.
-//!
-//! ```text
-//!        ┌────────────────────────── failed: wait, longer each time ──────────────────────────┐
-//!        ▼                                                                                    │
-//!      Down ── something to ask, waited ──▶ Connecting ── connected ──▶ Securing ── open ──▶ Up ── failed, silent,
-//!        ▲                                       │                          │                │     damaged
-//!        └───────── refused, no answer ──────────┴──────────────────────────┘     greeting, requests ▶ ◀ replies
-//! ```
-//!
-//! It waits for nothing itself: that is its rim's business, and its user's.
+//! The requester's end of a connection: one stream at a time, replaced when it fails while requests wait. It does not
+//! wait itself: its event source and its user do.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -52,6 +43,12 @@ pub(crate) struct LinkConfig {
     /// What the owner knows it by.
     pub(crate) connection_id: ConnectionId,
 }
+
+//        +-------------------------- failed: wait, longer each time --------------------------+
+//        v                                                                                    |
+//      Down -- request, delay over -> Connecting -- connected -> Handshaking -- open -> Up -- failed, silent,
+//        ^                                 |                          |                 |     damaged
+//        +------ refused, no answer -------+--------------------------+      hello, requests >  < replies
 
 /// A connection to one owner over streams.
 #[derive(Debug)]
@@ -98,8 +95,8 @@ impl Link {
     }
 
     /// Takes something to ask; the caller has checked the spans, and how much is unanswered.
-    pub(crate) fn enqueue(&mut self, ask: PendingRequest) {
-        self.requester.enqueue(ask);
+    pub(crate) fn enqueue(&mut self, pending: PendingRequest) {
+        self.requester.enqueue(pending);
     }
 
     /// The socket that requests go through now.
@@ -145,14 +142,14 @@ impl Link {
         if let Err(cause) = self.advance(now, completions) {
             self.handle_failure(cause, now, completions);
         }
-        while let Some((ask, sent)) = self.requester.take_expired(now) {
+        while let Some((pending, sent)) = self.requester.take_expired(now) {
             let error = self.failure.to_error(
                 &self.config.address,
-                sent && ask.is_change(),
+                sent && pending.is_change(),
                 self.requester.silent_since(),
                 now,
             );
-            self.complete_request(ask, Err(error), completions);
+            self.complete_request(pending, Err(error), completions);
         }
         let idle = match &self.state {
             LinkState::Up(session) => !session.has_unsent(),
@@ -249,11 +246,11 @@ impl Link {
             Some((PendingRequest::Grants { key, .. }, RequestOutcome::Granted(grants))) => {
                 self.grant_answers.push(GrantAnswer { key, grants: Some(grants), template });
             }
-            Some((ask, RequestOutcome::Refused(refusal))) => {
-                let error = self.refusal_error(&ask, refusal);
-                self.complete_request(ask, Err(error), completions);
+            Some((pending, RequestOutcome::Refused(refusal))) => {
+                let error = self.refusal_error(&pending, refusal);
+                self.complete_request(pending, Err(error), completions);
             }
-            Some((ask, RequestOutcome::Completed(reply))) => self.complete_request(ask, Ok(reply), completions),
+            Some((pending, RequestOutcome::Completed(reply))) => self.complete_request(pending, Ok(reply), completions),
             Some(_) => unreachable!("a requester pairs asks with the outcomes that answer them"),
             None => {}
         }
@@ -270,10 +267,10 @@ impl Link {
         self.state = LinkState::Down { retry_at: Some(now + self.backoff.next_retry_delay()) };
         if let LinkError::Frame(version @ FabricFrameError::Version { .. }) = &cause {
             let error = FabricError::Incompatible { address: self.config.address.clone(), cause: version.clone() };
-            for (ask, sent) in self.requester.take_all() {
-                let perhaps = || self.failure.to_error(&self.config.address, true, None, now);
-                let error = if sent && ask.is_change() { perhaps() } else { error.clone() };
-                self.complete_request(ask, Err(error), completions);
+            for (pending, sent) in self.requester.take_all() {
+                let outcome_unknown = || self.failure.to_error(&self.config.address, true, None, now);
+                let error = if sent && pending.is_change() { outcome_unknown() } else { error.clone() };
+                self.complete_request(pending, Err(error), completions);
             }
         }
         let waiting_since = self.requester.has_unanswered().then(|| silent_since.unwrap_or(now));
@@ -282,11 +279,11 @@ impl Link {
 
     fn complete_request(
         &mut self,
-        ask: PendingRequest,
+        pending: PendingRequest,
         result: Result<Reply, FabricError>,
         completions: &mut Vec<Completion>,
     ) {
-        match (ask.tag(), ask) {
+        match (pending.tag(), pending) {
             (Some(tag), _) => completions.push(Completion { tag, result }),
             (None, PendingRequest::Grants { key, .. }) => {
                 self.grant_answers.push(GrantAnswer { key, grants: None, template: None });
@@ -299,9 +296,9 @@ impl Link {
         self.requester.silent_since().map(|since| since + self.backoff.response_timeout())
     }
 
-    fn refusal_error(&self, ask: &PendingRequest, refusal: Refusal) -> FabricError {
+    fn refusal_error(&self, pending: &PendingRequest, refusal: Refusal) -> FabricError {
         let address = self.config.address.clone();
-        match ask.seed_key() {
+        match pending.seed_key() {
             Some(key) => FabricError::Refused { address, seed: key.seed.clone(), refusal },
             None => FabricError::MessageRefused { address, refusal },
         }

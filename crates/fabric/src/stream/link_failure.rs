@@ -1,4 +1,4 @@
-//! What is wrong with a connection, from a failure to the next answer: what a read that gets none has to tell.
+//! The failure of a connection, recorded until the next answer. A read without an answer gets its error from here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! How a link comes to a stream: it connects, and both sides prove who they are; then, now and then, whether that still
-//! holds. [`super::link`] draws the states.
+//! The setup of a link's stream: connects, authenticates both sides, and rechecks now and then that the owner is still
+//! trusted. [`Link`] draws the states.
 
 use std::time::{Duration, Instant};
 

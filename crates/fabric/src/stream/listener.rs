@@ -1,4 +1,4 @@
-//! A listening socket.
+//! A listening socket in an epoll, with limits on how many connections are accepted at a time.
 
 use std::io;
 use std::os::fd::OwnedFd;

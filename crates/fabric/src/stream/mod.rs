@@ -1,8 +1,8 @@
-//! The protocol over streams: [`Link`] is the requester's end, [`Peer`] the owner's of one connection. What the frames
-//! mean is `protocol`'s business; what carries the bytes, the providers'.
+//! The protocol over streams: [`Link`] is the requester's end, [`ServerConnection`] the owner's end of one connection.
+//! `protocol` defines the meaning of frames; the providers move the bytes.
 //!
-//! Link and peer wait for nothing. Who waits are the rims: [`EpollRim`] for a requester with sockets, a server's worker
-//! for an owner's; `sim` has rims of its own.
+//! Links and server connections never wait. [`EpollEventSource`] waits for a requester with sockets, and a server's
+//! worker for an owner's sockets; `sim` has its own counterparts of both.
 
 mod command_queue;
 mod connection;

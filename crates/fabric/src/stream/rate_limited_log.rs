@@ -1,4 +1,4 @@
-//! What the log says of peers that misbehave: each by name, but not more of them than a person can read.
+//! Log lines about misbehaving peers: each names the peer, and their rate is limited to what a person can read.
 
 use std::fmt;
 use std::time::{Duration, Instant};

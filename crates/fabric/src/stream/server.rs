@@ -1,5 +1,5 @@
-//! The owner's end: a listening socket, a thread that lets in what connects to it, and a few that serve it. One that panics
-//! loses the connections that it has, and goes on.
+//! The owner's server: a listening socket, one thread that accepts connections, and worker threads that serve them. A
+//! thread that panics loses its connections and continues.
 
 use std::fmt;
 use std::io;
@@ -51,7 +51,7 @@ impl ListenerConfig {
 
 /// Serves an exporter's memory until it is dropped, which ends its threads and connections at once.
 pub(crate) struct StreamServer {
-    /// The workers', then the porch's.
+    /// The workers, then the thread that authenticates connections.
     command_queues: Vec<Arc<CommandQueue>>,
     threads: Vec<JoinHandle<()>>,
     panics: Arc<AtomicU64>,
@@ -88,34 +88,34 @@ impl ServerTask for HandshakeAcceptor {
 
 impl StreamServer {
     /// Serves what connects to `listener`, a nonblocking, listening socket.
-    pub(crate) fn start(listener: OwnedFd, door: &ListenerConfig, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
-        let mailbox = || CommandQueue::new().map(Arc::new);
-        let workers: Vec<_> = (0..WORKERS).map(|_| mailbox()).collect::<io::Result<_>>()?;
+    pub(crate) fn start(listener: OwnedFd, config: &ListenerConfig, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
+        let new_queue = || CommandQueue::new().map(Arc::new);
+        let workers: Vec<_> = (0..WORKERS).map(|_| new_queue()).collect::<io::Result<_>>()?;
         let mut server = Self { command_queues: workers.clone(), threads: Vec::new(), panics: Arc::default() };
         let shared = OwnerContext::new(exporter);
         for (number, own) in workers.iter().enumerate() {
-            let worker = Worker::new(door.same_host, shared.clone(), Arc::clone(own))?;
-            server.spawn_task(format!("{}-{number}", door.thread_name), worker)?;
+            let worker = Worker::new(config.same_host, shared.clone(), Arc::clone(own))?;
+            server.spawn_task(format!("{}-{number}", config.thread_name), worker)?;
         }
-        let own = mailbox()?;
+        let own = new_queue()?;
         server.command_queues.push(Arc::clone(&own));
-        let handshake_acceptor = HandshakeAcceptor::new(door.clone(), listener, own, workers)?;
-        server.spawn_task(format!("{}-porch", door.thread_name), handshake_acceptor)?;
+        let handshake_acceptor = HandshakeAcceptor::new(config.clone(), listener, own, workers)?;
+        server.spawn_task(format!("{}-auth", config.thread_name), handshake_acceptor)?;
         Ok(server)
     }
 
     /// Gives a thread its duty, which it keeps whatever happens.
-    fn spawn_task(&mut self, name: String, mut duty: impl ServerTask) -> io::Result<()> {
+    fn spawn_task(&mut self, name: String, mut task: impl ServerTask) -> io::Result<()> {
         let (thread, panics) = (thread::Builder::new().name(name.clone()), Arc::clone(&self.panics));
         let work = move || {
-            while catch_unwind(AssertUnwindSafe(|| duty.run())).is_err() {
+            while catch_unwind(AssertUnwindSafe(|| task.run())).is_err() {
                 let panics = panics.fetch_add(1, Ordering::Relaxed) + 1;
                 tracing::error!(
                     thread = name,
                     panics,
                     "a thread of the fabric's server panicked: its connections are lost"
                 );
-                duty.drop_connections();
+                task.drop_connections();
             }
         };
         self.threads.push(thread.spawn(work)?);
@@ -127,14 +127,14 @@ impl StreamServer {
         self.panics.load(Ordering::Relaxed)
     }
 
-    /// Accepts and receives nothing more, serves what was received, sends what waits, until all is sent or `patience` is
+    /// Accepts and receives nothing more, serves what was received, sends what waits, until all is sent or `timeout` is
     /// over; then ends.
-    pub(crate) fn close(mut self, patience: Duration) {
-        self.stop_threads(ServerCommand::Drain(Instant::now() + patience));
+    pub(crate) fn close(mut self, timeout: Duration) {
+        self.stop_threads(ServerCommand::Drain(Instant::now() + timeout));
     }
 
     fn stop_threads(&mut self, order: ServerCommand) {
-        self.command_queues.iter().for_each(|mailbox| mailbox.set_command(order));
+        self.command_queues.iter().for_each(|new_queue| new_queue.set_command(order));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the fabric's server panicked");

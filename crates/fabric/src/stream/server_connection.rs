@@ -1,10 +1,5 @@
-//! One requester's connection at the owner. It works in turns of bounded length, so that no requester holds up
-//! another, and reads no further requests while the requester does not take its replies, so that none exhausts memory.
-//!
-//! ```text
-//!   Securing ── open ──▶ Greeting ── greeted ──▶ Serving
-//!      └──────── not within the limit ──┴──▶ ended
-//! ```
+//! One requester's connection at the owner. It works in turns of bounded length, so that no requester delays another.
+//! While the requester does not take its replies, no further requests are read, so that none exhausts memory.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -47,6 +42,9 @@ pub(crate) enum TurnOutcome {
     HasMore,
 }
 
+//   handshake -- done --> hello expected -- greeted --> serving
+//       +------- not within HELLO_TIMEOUT ---+--> ended
+
 /// One requester's connection.
 pub(crate) struct ServerConnection {
     stream: Box<dyn Stream>,
@@ -76,25 +74,25 @@ impl ServerConnection {
         stream: Box<dyn Stream>,
         from: String,
         same_host: bool,
-        came_at: Instant,
+        accepted_at: Instant,
         pool: &mut BufferPool,
     ) -> Self {
-        let mut outbound = SendQueue::default();
-        let owner = Responder::new(from, same_host, &mut outbound, pool);
-        let inbound = FrameDecoder::new(STAGING_BYTES, BODY_PREALLOC_BYTES);
-        let (secured, backlog, unread, finishing) = (false, false, false, false);
+        let mut send_queue = SendQueue::default();
+        let responder = Responder::new(from, same_host, &mut send_queue, pool);
+        let decoder = FrameDecoder::new(STAGING_BYTES, BODY_PREALLOC_BYTES);
+        let (is_handshake_done, has_backlog, may_have_unread, is_draining) = (false, false, false, false);
         Self {
             stream,
-            decoder: inbound,
-            send_queue: outbound,
-            responder: owner,
-            is_handshake_done: secured,
-            has_backlog: backlog,
-            may_have_unread: unread,
-            is_draining: finishing,
+            decoder,
+            send_queue,
+            responder,
+            is_handshake_done,
+            has_backlog,
+            may_have_unread,
+            is_draining,
             served_bytes: 0,
-            progress_at: came_at,
-            received_at: came_at,
+            progress_at: accepted_at,
+            received_at: accepted_at,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Attempts to connect a nonblocking stream socket.
+//! Nonblocking attempts to connect a stream socket.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

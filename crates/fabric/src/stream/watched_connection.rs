@@ -1,4 +1,4 @@
-//! A connection as a worker has it: the peer, and what the worker's epoll waits for.
+//! A server connection as a worker holds it, with the events that the worker's epoll waits for.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

@@ -1,4 +1,4 @@
-//! One thread of a server: the rim where its connections' streams meet an epoll, and each gets its turn.
+//! A worker thread of a server: waits on an epoll for its connections' sockets, and gives each connection its turn.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -59,14 +59,14 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(same_host: bool, shared: OwnerContext, mailbox: Arc<CommandQueue>) -> io::Result<Self> {
+    pub(crate) fn new(same_host: bool, shared: OwnerContext, commands: Arc<CommandQueue>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &mailbox.wakeup_fd, epoll::EventData::new_u64(COMMAND_TOKEN), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &commands.wakeup_fd, epoll::EventData::new_u64(COMMAND_TOKEN), epoll::EventFlags::IN)?;
         let now = Instant::now();
         Ok(Self {
             same_host,
             shared,
-            commands: mailbox,
+            commands,
             epoll,
             connections: HashMap::new(),
             ungreeted: BTreeSet::new(),
@@ -153,7 +153,7 @@ impl Worker {
         let (order, admitted) = self.commands.drain();
         self.command = order;
         match order {
-            ServerCommand::Serve => admitted.into_iter().for_each(|entered| self.add_connection(entered, now)),
+            ServerCommand::Serve => admitted.into_iter().for_each(|accepted| self.add_connection(accepted, now)),
             ServerCommand::Drain(_) => self.start_draining(now),
             ServerCommand::Stop => {}
         }
@@ -162,14 +162,14 @@ impl Worker {
     /// Takes a new connection.
     fn add_connection(
         &mut self,
-        AcceptedStream { stream, peer_name: from, accepted_at: came_at }: AcceptedStream,
+        AcceptedStream { stream, peer_name: from, accepted_at }: AcceptedStream,
         now: Instant,
     ) {
         if self.connections.len() >= CONNECTIONS_MAX {
             let cause = format!("{CONNECTIONS_MAX} connections are served by this thread already");
             return self.log.log_disconnect(now, &from, &cause);
         }
-        let peer = ServerConnection::new(stream, from, self.same_host, came_at, &mut self.pool);
+        let peer = ServerConnection::new(stream, from, self.same_host, accepted_at, &mut self.pool);
         let (token, interest) = (self.next_token, peer.interest());
         let Some(socket) = peer.stream().socket() else { return };
         if epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), interest.to_epoll_flags()).is_err() {
@@ -187,29 +187,29 @@ impl Worker {
     }
 
     fn run_turn(&mut self, token: u64, now: Instant) {
-        let Some(seated) = self.connections.get_mut(&token) else { return };
-        let turn_outcome = seated.connection.run_turn(now, &self.shared, &mut self.pool);
-        let peer = &seated.connection;
+        let Some(watched) = self.connections.get_mut(&token) else { return };
+        let turn_outcome = watched.connection.run_turn(now, &self.shared, &mut self.pool);
+        let peer = &watched.connection;
         self.cpu_policy.record_turn(
             peer.served_bytes(),
             || sockopt::socket_incoming_cpu(peer.stream().socket()?).ok(),
             now,
         );
-        if seated.connection.has_greeted() {
+        if watched.connection.has_greeted() {
             self.ungreeted.remove(&token);
         }
-        if let Some(refused) = seated.connection.take_last_refusal() {
-            self.log.log_refusal(now, seated.connection.peer_name(), &refused);
+        if let Some(refused) = watched.connection.take_last_refusal() {
+            self.log.log_refusal(now, watched.connection.peer_name(), &refused);
         }
-        let watched = turn_outcome.and_then(|turn_outcome| {
-            seated.update_interest(&self.epoll, token)?;
+        let outcome = turn_outcome.and_then(|turn_outcome| {
+            watched.update_interest(&self.epoll, token)?;
             Ok(turn_outcome)
         });
-        match watched {
+        match outcome {
             Ok(TurnOutcome::Idle) => {}
             Ok(TurnOutcome::HasMore) => self.ready.push(token),
             Err(cause @ (LinkError::Closed | LinkError::Broken(_) | LinkError::Superseded)) => {
-                tracing::debug!(peer = seated.connection.peer_name(), %cause, "a connection of the fabric's server ends");
+                tracing::debug!(peer = watched.connection.peer_name(), %cause, "a connection of the fabric's server ends");
                 self.remove(token);
             }
             Err(cause) => self.disconnect(token, now, cause),
@@ -218,8 +218,8 @@ impl Worker {
 
     /// Ends a connection that did what it must not, or did nothing.
     fn disconnect(&mut self, token: u64, now: Instant, cause: impl std::fmt::Display) {
-        if let Some(seated) = self.remove(token) {
-            self.log.log_disconnect(now, seated.connection.peer_name(), &cause);
+        if let Some(watched) = self.remove(token) {
+            self.log.log_disconnect(now, watched.connection.peer_name(), &cause);
         }
     }
 
@@ -235,15 +235,15 @@ impl Worker {
             let stalled = self
                 .connections
                 .iter()
-                .filter(|(_, seated)| seated.connection.is_stalled(now))
+                .filter(|(_, watched)| watched.connection.is_stalled(now))
                 .map(|(token, _)| *token);
             for token in stalled.collect::<Vec<_>>() {
                 self.disconnect(token, now, "it takes no replies, or has not said what it speaks");
             }
-            let unwelcome = |(token, seated): (&u64, &WatchedConnection)| {
-                Some((*token, seated.connection.stream().check_peer_trusted().err()?))
+            let untrusted = |(token, watched): (&u64, &WatchedConnection)| {
+                Some((*token, watched.connection.stream().check_peer_trusted().err()?))
             };
-            for (token, cause) in self.connections.iter().filter_map(unwelcome).collect::<Vec<_>>() {
+            for (token, cause) in self.connections.iter().filter_map(untrusted).collect::<Vec<_>>() {
                 self.disconnect(token, now, cause);
             }
         }
@@ -253,8 +253,8 @@ impl Worker {
     fn start_draining(&mut self, now: Instant) {
         let tokens: Vec<u64> = self.connections.keys().copied().collect();
         for token in tokens {
-            if let Some(seated) = self.connections.get_mut(&token) {
-                seated.connection.stop_receiving();
+            if let Some(watched) = self.connections.get_mut(&token) {
+                watched.connection.stop_receiving();
             }
             self.run_turn(token, now);
         }
@@ -266,7 +266,7 @@ impl Worker {
             ServerCommand::Serve => false,
             ServerCommand::Stop => true,
             ServerCommand::Drain(until) => {
-                self.connections.retain(|_, seated| !seated.connection.is_drained());
+                self.connections.retain(|_, watched| !watched.connection.is_drained());
                 self.connections.is_empty() || until <= now
             }
         }

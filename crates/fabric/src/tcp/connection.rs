@@ -1,4 +1,4 @@
-//! The requester's end of `tcp`.
+//! The requester's end of `tcp`: a link over a TCP socket.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! TCP sockets: how they connect, and what is asked of them.
+//! Connects TCP sockets, and sets their options.
 
 use std::io;
 use std::net::SocketAddr;

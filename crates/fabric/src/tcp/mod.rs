@@ -1,4 +1,4 @@
-//! The provider for other hosts: everything goes through a TCP socket.
+//! The provider for other hosts: TCP sockets carry all requests and replies.
 
 mod connection;
 mod dialer;

@@ -1,4 +1,4 @@
-//! The owner's end of `tcp`.
+//! The owner's end of `tcp`: serves an exporter on a listening TCP socket.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -38,14 +38,14 @@ impl TcpServer {
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let door =
+        let config =
             ListenerConfig { thread_name: "fabric-tcp", same_host: false, make_stream: stream_from_socket, security };
-        Ok(Self { address, server: stream::StreamServer::start(listener.into(), &door, exporter)? })
+        Ok(Self { address, server: stream::StreamServer::start(listener.into(), &config, exporter)? })
     }
 
-    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `patience`.
-    pub fn close(self, patience: Duration) {
-        self.server.close(patience);
+    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `timeout`.
+    pub fn close(self, timeout: Duration) {
+        self.server.close(timeout);
     }
 
     /// How often its threads have panicked: each time, connections were lost, and the thread went on.

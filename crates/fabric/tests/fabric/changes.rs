@@ -1,5 +1,5 @@
-//! What every provider does alike when memory is registered, written and revoked, when messages are sent, and when
-//! either end closes. Each test runs on each of them.
+//! Tests that every provider handles registering, writing and revoking memory, messages, and closing in the same way.
+//! Each test runs on each provider.
 
 use std::collections::HashMap;
 use std::io;
@@ -275,9 +275,9 @@ fn what_was_never_sent_was_not_done(mut fixture: Fixture) {
     fixture.server = None;
     let mut requester = fixture.site.connect(&fixture.address);
     let wait = Duration::from_millis(300);
-    let untold = requester.tell(b"anybody?", wait).unwrap_err();
+    let unsent = requester.tell(b"anybody?", wait).unwrap_err();
     let unwritten = requester.write(&key(1), &[span(0, 1)], b"x", wait).unwrap_err();
-    for error in [untold, unwritten] {
+    for error in [unsent, unwritten] {
         assert!(matches!(error, FabricError::Unreachable { .. }), "{error}");
         assert!(!error.is_permanent() && !error.may_have_taken_effect());
     }

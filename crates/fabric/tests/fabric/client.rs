@@ -1,4 +1,4 @@
-//! A requester of a simulated world that asks for what chance gives it, and knows what it must get.
+//! A requester in a simulated world that sends random requests and knows the right answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

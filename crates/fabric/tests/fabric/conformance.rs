@@ -1,5 +1,5 @@
-//! What every provider does alike when memory is read. Each test runs on each of them, with a real process as the
-//! template; [`crate::changes`] has the rest.
+//! Tests that every provider reads memory in the same way. Each test runs on each provider, with a real process as the
+//! template; [`crate::changes`] has the other tests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -71,8 +71,8 @@ fn bytes_are_those_of_the_template(mut fixture: Fixture) {
     }
     let through_owner = fixture.seed.reads.load(Ordering::Relaxed);
     fixture.read(MEMORY, 0, 8).unwrap();
-    let asked_again = fixture.seed.reads.load(Ordering::Relaxed) > through_owner;
-    assert_eq!(asked_again, fixture.site.provider != Provider::Shm, "shm reads for itself");
+    let owner_read_again = fixture.seed.reads.load(Ordering::Relaxed) > through_owner;
+    assert_eq!(owner_read_again, fixture.site.provider != Provider::Shm, "shm reads for itself");
 }
 
 fn spans_arrive_in_the_order_of_the_request(mut fixture: Fixture) {
@@ -92,9 +92,9 @@ fn spans_arrive_in_the_order_of_the_request(mut fixture: Fixture) {
 
 fn many_reads_in_flight_all_end_once(mut fixture: Fixture) {
     let mut ended = vec![0; REQUESTS_MAX];
-    let place = |tag: u64| (tag * 31 % PAGES, 1 + tag * 53 % 9000 % (PAGE * 4));
+    let position = |tag: u64| (tag * 31 % PAGES, 1 + tag * 53 % 9000 % (PAGE * 4));
     for tag in 0..REQUESTS_MAX as u64 {
-        let (number, bytes) = place(tag);
+        let (number, bytes) = position(tag);
         let bytes = bytes.min((PAGES - number) * PAGE) as u32;
         let spans = [Span { extent: MEMORY, offset: number * PAGE, bytes }];
         fixture.requester.submit(tag, &fixture.key, &spans, PATIENCE);
@@ -104,7 +104,7 @@ fn many_reads_in_flight_all_end_once(mut fixture: Fixture) {
         fixture.requester.wait();
         for completion in std::mem::take(&mut fixture.requester.completions) {
             let data = completion.result.unwrap().data;
-            let (number, _) = place(completion.tag);
+            let (number, _) = position(completion.tag);
             assert_eq!(*data, expected(MEMORY, number * PAGE, data.len() as u64));
             ended[completion.tag as usize] += 1;
             fixture.requester.connection.recycle_buffer(data);

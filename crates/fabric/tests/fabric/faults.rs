@@ -1,5 +1,5 @@
-//! Random faults on reads, writes and messages, hundreds of seeds of them: no wrong byte, nothing that hangs, nothing done
-//! twice. A seed that fails is repeated by the command that it prints.
+//! Random faults on reads, writes and messages, with hundreds of random seeds: no wrong byte, no hang, no change made
+//! twice. A seed that fails prints the command that repeats it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ const CALM: Duration = Duration::from_secs(60);
 /// A world with an owner and its requesters.
 struct Scene {
     world: World,
-    place: SimAddress,
+    owner_address: SimAddress,
     exporter: Arc<dyn Exporter>,
     inbox: Arc<MessageQueue>,
     server: Option<sim::SimServer>,
@@ -47,7 +47,7 @@ impl Scene {
         let world = World::new(seed);
         let owner = world.add_node("owner");
         let nodes: Vec<NodeId> = (0..REQUESTERS).map(|number| world.add_node(&format!("requester{number}"))).collect();
-        let chaos = FaultInjector::new(&world, &[&[owner][..], &nodes].concat());
+        let injector = FaultInjector::new(&world, &[&[owner][..], &nodes].concat());
         let inbox = Arc::new(MessageQueue::new().unwrap());
         let registry = RegionRegistry::new(Some(Arc::clone(&inbox)));
         std::mem::forget(registry.register(&Pattern::key(), Arc::new(Pattern)).unwrap());
@@ -55,12 +55,12 @@ impl Scene {
             let memory = Arc::new(SharedMemory::new(SLOTS * SLOT_BYTES).unwrap());
             std::mem::forget(registry.register(&key(10 + number), memory).unwrap());
         }
-        let place = SimAddress { node: owner, port: 7001 };
+        let owner_address = SimAddress { node: owner, port: 7001 };
         let exporter: Arc<dyn Exporter> = registry;
-        let server = Some(sim::SimServer::start(&world, place, &exporter).unwrap());
-        let clients = (0..).zip(nodes).map(|(number, node)| Client::new(&world, number, node, place)).collect();
+        let server = Some(sim::SimServer::start(&world, owner_address, &exporter).unwrap());
+        let clients = (0..).zip(nodes).map(|(number, node)| Client::new(&world, number, node, owner_address)).collect();
         let (arrived, last_arrived) = (BTreeSet::new(), [0; REQUESTERS as usize]);
-        (Self { world, place, exporter, inbox, server, clients, arrived, last_arrived, completed: 0 }, chaos)
+        (Self { world, owner_address, exporter, inbox, server, clients, arrived, last_arrived, completed: 0 }, injector)
     }
 
     /// Everybody who is awake does what can be done.
@@ -83,10 +83,10 @@ impl Scene {
 
     /// When somebody wants a turn, at most `until`.
     fn next_at(&self, until: Instant) -> Instant {
-        let awake = |client: &&Client| self.world.is_running(client.node);
+        let is_awake = |client: &&Client| self.world.is_running(client.node);
         let wants =
             |client: &Client| client.connection.next_timeout().map(|at| self.world.to_world_time(client.node, at));
-        self.clients.iter().filter(awake).filter_map(wants).fold(until, Instant::min)
+        self.clients.iter().filter(is_awake).filter_map(wants).fold(until, Instant::min)
     }
 
     /// Lets time pass until then, or until `each` says that it is enough; it gives when it wants to be asked again.
@@ -100,16 +100,17 @@ impl Scene {
     }
 
     /// Things go wrong while everybody asks.
-    fn suffer(&mut self, chaos: &mut FaultInjector) {
+    fn suffer(&mut self, injector: &mut FaultInjector) {
         let mut ask_at = self.world.now();
         let until = self.world.now() + CHAOS;
         self.run(until, |scene| {
             let now = scene.world.now();
-            if chaos.next_due_at() <= now {
-                chaos.apply_due();
+            if injector.next_due_at() <= now {
+                injector.apply_due();
                 if scene.world.random_bool(0.02) {
                     scene.server = None;
-                    scene.server = Some(sim::SimServer::start(&scene.world, scene.place, &scene.exporter).unwrap());
+                    scene.server =
+                        Some(sim::SimServer::start(&scene.world, scene.owner_address, &scene.exporter).unwrap());
                 }
             }
             if ask_at <= now {
@@ -120,7 +121,7 @@ impl Scene {
                     scene.clients[which].ask(&scene.world, within);
                 }
             }
-            Some(ask_at.min(chaos.next_due_at()))
+            Some(ask_at.min(injector.next_due_at()))
         });
     }
 
@@ -132,22 +133,25 @@ impl Scene {
             client.ask(&self.world, CALM);
         }
         self.settle();
-        let first_calm: Vec<u64> = self.clients.iter().map(|client| client.next_tag).collect();
+        let first_calm_tag: Vec<u64> = self.clients.iter().map(|client| client.next_tag).collect();
         for client in &mut self.clients {
             for _ in 0..10 {
                 client.ask(&self.world, CALM);
             }
         }
         self.settle();
-        for (client, first_calm) in self.clients.iter().zip(first_calm) {
+        for (client, first_calm_tag) in self.clients.iter().zip(first_calm_tag) {
             let writes = client.writes.iter().map(|(number, (_, fate))| (*number, *fate));
             for (number, fate) in writes.chain(client.messages.iter().map(|(number, fate)| (*number, *fate))) {
-                assert!(number < first_calm || fate == Fate::Done, "{number} was not done though nothing was wrong");
+                assert!(
+                    number < first_calm_tag || fate == Fate::Done,
+                    "{number} was not done though nothing was wrong"
+                );
             }
             for (number, fate) in &client.messages {
-                let here = self.arrived.contains(&(client.number, *number));
-                assert!(*fate != Fate::Done || here, "message {number} was said to have arrived");
-                assert!(*fate != Fate::NotDone || !here, "message {number} was said not to have arrived");
+                let has_arrived = self.arrived.contains(&(client.number, *number));
+                assert!(*fate != Fate::Done || has_arrived, "message {number} was said to have arrived");
+                assert!(*fate != Fate::NotDone || !has_arrived, "message {number} was said not to have arrived");
             }
         }
     }
@@ -167,11 +171,11 @@ impl Scene {
 
 /// Runs one seed; gives what tells it apart from others.
 fn run(seed: u64) -> (u64, usize) {
-    let (mut scene, mut chaos) = Scene::new(seed);
+    let (mut scene, mut injector) = Scene::new(seed);
     let world = scene.world.clone();
     run_scenario(&world, seed, "-p farfork-fabric --test fabric -- faults::", || {
-        scene.suffer(&mut chaos);
-        chaos.end_all();
+        scene.suffer(&mut injector);
+        injector.end_all();
         scene.recover();
     });
     (scene.world.trace_digest(), scene.completed)

@@ -1,4 +1,4 @@
-//! Peers that mean harm, on real sockets: the log names them, they cost little, and others do not notice.
+//! Hostile peers on real sockets: the log names them, they cost little, and other peers are not affected.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -18,7 +18,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::log;
 use crate::seed::{MEMORY, Seed, Seeds, expected, key};
-use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, Requester, connections_of};
+use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, TestRequester, connections_of};
 
 /// Connections that say nothing.
 const HALF_OPEN: usize = 10_000;
@@ -38,12 +38,12 @@ fn speak(at: SocketAddr, bytes: &[u8]) -> (SocketAddr, Vec<u8>) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let own = stream.local_addr().unwrap();
     let _ = stream.write_all(bytes);
-    let mut heard = Vec::new();
-    match stream.read_to_end(&mut heard) {
+    let mut received = Vec::new();
+    match stream.read_to_end(&mut received) {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
     }
-    (own, heard)
+    (own, received)
 }
 
 /// A header that is right, of a frame that is not.
@@ -82,8 +82,8 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
         }),
     ];
     for (cause, bytes) in cases {
-        let (peer, heard) = speak(at, &bytes);
-        assert_eq!(heard, hello(), "whoever connects learns who is here, and no more");
+        let (peer, received) = speak(at, &bytes);
+        assert_eq!(received, hello(), "whoever connects learns who is here, and no more");
         log::wait_for(&[&peer.to_string(), cause]);
         assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
         // So many lines a second are written; the next case needs one.
@@ -133,9 +133,9 @@ fn replayed_and_reordered_changes_are_not_made_again() {
     let send = |bytes: &[u8], answers: usize| {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.write_all(bytes).unwrap();
-        let mut heard = vec![0; answers];
-        stream.read_exact(&mut heard).unwrap();
-        heard
+        let mut received = vec![0; answers];
+        stream.read_exact(&mut received).unwrap();
+        received
     };
     let first = send(&recorded, answers);
     let mut later = recorded.clone();
@@ -170,15 +170,15 @@ fn a_thread_that_panics_goes_on_and_says_so() {
     let exporter: Arc<dyn Exporter> = Arc::new(Defective(seeds));
     let server = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
     let connect =
-        || Requester { connection: farfork_fabric::connect(&server.address()).unwrap(), completions: Vec::new() };
+        || TestRequester { connection: farfork_fabric::connect(&server.address()).unwrap(), completions: Vec::new() };
     let page = [Span { extent: MEMORY, offset: 0, bytes: 4096 }];
     let mut others = [connect(), connect()];
     others.iter_mut().for_each(|other| drop(other.read(&key(1), &page, PATIENCE).unwrap()));
     // Again and again, over new connections, whichever thread those come to.
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     while server.panic_count() < 2 {
         connect().read(&key(66), &page, Duration::from_secs(1)).unwrap_err();
-        assert!(Instant::now() < give_up, "{} panics", server.panic_count());
+        assert!(Instant::now() < deadline, "{} panics", server.panic_count());
     }
     for other in &mut others {
         assert_eq!(other.read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096), "it connects anew");
@@ -195,8 +195,8 @@ pub(crate) fn is_alone(test: &str) -> bool {
     }
     let own = std::env::current_exe().unwrap();
     let ended = Command::new(own).args(["--exact", test, "--nocapture"]).env(ALONE, "1").output().unwrap();
-    let said = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+    let output = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(ended.status.success() && output.contains("1 passed"), "{output}");
     false
 }
 

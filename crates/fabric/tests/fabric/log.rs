@@ -1,5 +1,5 @@
-//! What the fabric says in the log, caught for tests. All tests of a process share it: they look for lines that name
-//! their own peer.
+//! Captures the fabric's log for tests. All tests of the process share it, so each looks for lines that name its own
+//! peer.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, OnceLock};

@@ -1,4 +1,5 @@
-//! The fabric on real sockets and real processes: what all providers do alike, and what networks do to `tcp`.
+//! Tests of the fabric on real sockets and real processes: the behaviour common to all providers, and network faults on
+//! `tcp`.
 
 mod changes;
 mod client;

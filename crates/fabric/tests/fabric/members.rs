@@ -1,5 +1,5 @@
-//! Connections between members of a cluster: who is served, who is not, and what each is told. Real sockets, real
-//! certificates.
+//! Connections between members of a cluster, on real sockets with real certificates: which peers are served, which are
+//! refused, and the errors that each side gets.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::hostile::{is_alone, memory_peak_kib};
 use crate::log;
 use crate::seed::{MEMORY, PAGE, PAGES, Seed, Seeds, expected, key};
-use crate::support::{PATIENCE, Requester};
+use crate::support::{PATIENCE, TestRequester};
 
 /// Connections that show nobody's certificate: far more than a server lets be silent at a time.
 const SILENT: usize = 10_000;
@@ -58,19 +58,26 @@ impl Owner {
         Self { scratch, directory, credentials, server, seeds }
     }
 
-    fn issue_at(&self, role: Role, who: &str, at: SystemTime, valid: Duration, encryption: Encryption) -> Credentials {
-        let into = TrustDirectory::new(self.scratch.path().join(format!("{role}-{who}")));
-        member::issue_client_directory(&self.directory, &into, role, &name(who), at, valid).unwrap();
+    fn issue_at(
+        &self,
+        role: Role,
+        subject: &str,
+        at: SystemTime,
+        valid: Duration,
+        encryption: Encryption,
+    ) -> Credentials {
+        let into = TrustDirectory::new(self.scratch.path().join(format!("{role}-{subject}")));
+        member::issue_client_directory(&self.directory, &into, role, &name(subject), at, valid).unwrap();
         Credentials::open(&into, encryption).unwrap()
     }
 
-    fn issue(&self, role: Role, who: &str) -> Credentials {
-        self.issue_at(role, who, SystemTime::now(), NODE_VALID, Encryption::On)
+    fn issue(&self, role: Role, subject: &str) -> Credentials {
+        self.issue_at(role, subject, SystemTime::now(), NODE_VALID, Encryption::On)
     }
 
-    fn requester(&self, credentials: Option<&Credentials>, expected: &str) -> Requester {
+    fn requester(&self, credentials: Option<&Credentials>, expected: &str) -> TestRequester {
         let connection = connect_node(&self.server.address(), &name(expected), credentials).unwrap();
-        Requester { connection, completions: Vec::new() }
+        TestRequester { connection, completions: Vec::new() }
     }
 
     /// Why somebody gets nothing.
@@ -81,13 +88,13 @@ impl Owner {
     }
 }
 
-fn read_page(requester: &mut Requester) -> Result<Vec<u8>, FabricError> {
+fn read_page(requester: &mut TestRequester) -> Result<Vec<u8>, FabricError> {
     let spans = [Span { extent: MEMORY, offset: 0, bytes: PAGE as u32 }];
     requester.read(&key(1), &spans, Duration::from_secs(2))
 }
 
 /// Reads all of the seed's memory, which must be right.
-fn read_all(requester: &mut Requester) {
+fn read_all(requester: &mut TestRequester) {
     let pages_each = 16;
     for at in 0..PAGES / pages_each {
         let (offset, bytes) = (at * pages_each * PAGE, pages_each * PAGE);
@@ -101,8 +108,8 @@ fn read_all(requester: &mut Requester) {
 fn nodes_read_each_other_with_and_without_encryption() {
     for ours in [Encryption::On, Encryption::Off] {
         let owner = Owner::new(ours);
-        for (who, theirs) in [("n2", Encryption::On), ("n3", Encryption::Off)] {
-            let credentials = owner.issue_at(Role::Node, who, SystemTime::now(), NODE_VALID, theirs);
+        for (subject, theirs) in [("n2", Encryption::On), ("n3", Encryption::Off)] {
+            let credentials = owner.issue_at(Role::Node, subject, SystemTime::now(), NODE_VALID, theirs);
             read_all(&mut owner.requester(Some(&credentials), "n1"));
         }
     }
@@ -140,10 +147,10 @@ fn a_revoked_node_loses_the_connection_that_it_has() {
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
     member::revoke_identity(&owner.directory, Role::Node, &name("n2"), SystemTime::now).unwrap();
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     let error = loop {
         match read_page(&mut requester) {
-            Ok(_) => assert!(Instant::now() < give_up, "it is still served"),
+            Ok(_) => assert!(Instant::now() < deadline, "it is still served"),
             Err(error) => break error,
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -162,10 +169,10 @@ fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
     // The owner goes on to serve: it is the requester that must not go on to read.
     member::revoke_identity(&owner.directory, Role::Node, &name("n1"), SystemTime::now).unwrap();
     credentials.install_roster(&owner.directory.read_roster().unwrap().1).unwrap();
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     let error = loop {
         match read_page(&mut requester) {
-            Ok(_) => assert!(Instant::now() < give_up, "it still reads"),
+            Ok(_) => assert!(Instant::now() < deadline, "it still reads"),
             Err(error) => break error,
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -201,11 +208,11 @@ fn who_asks_for_what_it_may_not_have_is_named() {
 }
 
 /// Reads again and again until that fails; tells how.
-fn read_until_refused(requester: &mut Requester) -> FabricError {
-    let give_up = Instant::now() + PATIENCE;
+fn read_until_refused(requester: &mut TestRequester) -> FabricError {
+    let deadline = Instant::now() + PATIENCE;
     loop {
         match read_page(requester) {
-            Ok(_) => assert!(Instant::now() < give_up, "it is still served"),
+            Ok(_) => assert!(Instant::now() < deadline, "it is still served"),
             Err(error) => return error,
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -254,7 +261,7 @@ fn an_owner_that_speaks_in_clear_is_not_asked() {
     let plain = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
     let member = Owner::new(Encryption::Off);
     let connection = connect_node(&plain.address(), &name("n1"), Some(&member.credentials)).unwrap();
-    let error = read_page(&mut Requester { connection, completions: Vec::new() }).unwrap_err().to_string();
+    let error = read_page(&mut TestRequester { connection, completions: Vec::new() }).unwrap_err().to_string();
     assert!(error.contains("does not speak TLS") || error.contains("closed"), "{error}");
 }
 

@@ -1,4 +1,4 @@
-//! Memory whose every byte is known, without a process that holds it.
+//! A region whose every byte is computed from its offset, without a process that holds it.
 
 use std::io;
 use std::sync::Arc;

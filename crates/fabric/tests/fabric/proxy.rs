@@ -1,4 +1,4 @@
-//! A path between requester and owner that damages, cuts or swallows bytes.
+//! A proxy between requester and owner that damages, cuts or swallows bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use farfork_fabric::Address;
 
 /// What happens to a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum ProxyFault {
     /// One bit of the owner's bytes is flipped.
     FlipReply,
     /// One bit of the requester's bytes is flipped.
@@ -29,7 +29,7 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     /// Goes wrong on the first `connections` connections after `after` bytes, a little later on each.
-    pub(crate) fn start(to: SocketAddr, fault: Fault, after: usize, connections: usize) -> Self {
+    pub(crate) fn start(to: SocketAddr, fault: ProxyFault, after: usize, connections: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (at, faults) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let count = Arc::clone(&faults);
@@ -37,8 +37,8 @@ impl Proxy {
             for (number, requester) in listener.incoming().flatten().enumerate() {
                 let owner = TcpStream::connect(to).unwrap();
                 let after = if number < connections { after + number * 7 } else { usize::MAX };
-                let on_replies = fault != Fault::FlipRequest;
-                let wrong = |here: bool| if here { after } else { usize::MAX };
+                let on_replies = fault != ProxyFault::FlipRequest;
+                let wrong = |faulty: bool| if faulty { after } else { usize::MAX };
                 pass(&owner, &requester, fault, wrong(on_replies), &count);
                 pass(&requester, &owner, fault, wrong(!on_replies), &count);
             }
@@ -57,26 +57,26 @@ impl Proxy {
 }
 
 /// Passes one direction on, until `after` bytes have passed; then the fault.
-fn pass(from: &TcpStream, to: &TcpStream, fault: Fault, after: usize, count: &Arc<AtomicUsize>) {
+fn pass(from: &TcpStream, to: &TcpStream, fault: ProxyFault, after: usize, count: &Arc<AtomicUsize>) {
     let (mut from, mut to, count) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::clone(count));
     thread::spawn(move || {
         let (mut bytes, mut passed) = (vec![0; 64 << 10], 0);
         while let Ok(read) = from.read(&mut bytes) {
-            let here = after.checked_sub(passed).filter(|at| *at < read);
+            let fault_offset = after.checked_sub(passed).filter(|at| *at < read);
             let mut passes = read;
-            if let Some(at) = here {
+            if let Some(at) = fault_offset {
                 count.fetch_add(1, Ordering::Relaxed);
                 match fault {
-                    Fault::FlipReply | Fault::FlipRequest => bytes[at] ^= 0x10,
-                    Fault::Cut | Fault::Swallow => passes = at,
+                    ProxyFault::FlipReply | ProxyFault::FlipRequest => bytes[at] ^= 0x10,
+                    ProxyFault::Cut | ProxyFault::Swallow => passes = at,
                 }
             }
-            let swallowed = fault == Fault::Swallow && passed > after;
+            let swallowed = fault == ProxyFault::Swallow && passed > after;
             if read == 0 || (!swallowed && to.write_all(&bytes[..passes]).is_err()) {
                 break;
             }
             passed += read;
-            if here.is_some() && fault == Fault::Cut {
+            if fault_offset.is_some() && fault == ProxyFault::Cut {
                 break;
             }
         }

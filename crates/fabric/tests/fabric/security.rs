@@ -1,5 +1,4 @@
-//! Connections that something protects: the place that is left for it, tried with something that keeps bytes inside in
-//! both directions, as TLS does.
+//! Tests of the [`Security`] interface, with a stream that buffers bytes in both directions, as TLS does.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,7 +14,7 @@ use farfork_fabric::{
 };
 
 use crate::seed::{COPY, COPY_BYTES, MEMORY, PAGE, Seed, Seeds, expected, key};
-use crate::support::{PATIENCE, Provider, Requester, Site};
+use crate::support::{PATIENCE, Provider, Site, TestRequester};
 
 /// Inverts every byte, in records, once both sides have said the same word.
 #[derive(Debug)]
@@ -52,17 +51,17 @@ impl Stream for Inverted {
                 None => return Ok(None),
             }
         }
-        let mut given = 0;
+        let mut copied = 0;
         // Less than there is, now and then.
         let most = self.kept.len().min(7000);
         for space in spaces {
-            let part = space.len().min(most - given);
+            let part = space.len().min(most - copied);
             for (to, byte) in space.iter_mut().zip(self.kept.drain(..part)) {
                 *to = byte;
             }
-            given += part;
+            copied += part;
         }
-        Ok(Some(given))
+        Ok(Some(copied))
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
@@ -145,8 +144,8 @@ impl Guarded {
         let (exporter, security): (Arc<dyn Exporter>, _) = (seeds.clone(), Some(Arc::new(Word(word)) as _));
         let (address, server): (_, Box<dyn Any>) = match provider {
             Provider::Sim => {
-                let place = sim::world::SimAddress { node: site.there, port: 7001 };
-                let server = sim::SimServer::start_secured(&site.world, place, &exporter, security).unwrap();
+                let server_address = sim::world::SimAddress { node: site.there, port: 7001 };
+                let server = sim::SimServer::start_secured(&site.world, server_address, &exporter, security).unwrap();
                 (server.address(), Box::new(server))
             }
             _ => {
@@ -158,13 +157,13 @@ impl Guarded {
         Self { site, seeds, address, _server: server }
     }
 
-    fn connect(&self, word: Option<&'static str>) -> Requester {
+    fn connect(&self, word: Option<&'static str>) -> TestRequester {
         let security = word.map(|word| Arc::new(Word(word)) as Arc<dyn Security>);
         let connection = match &self.address {
             Address::Sim(place) => sim::connect(&self.site.world, self.site.here, *place, security),
             other => connect_secured(other, security).unwrap(),
         };
-        Requester { connection, completions: Vec::new() }
+        TestRequester { connection, completions: Vec::new() }
     }
 }
 
@@ -339,7 +338,7 @@ fn handshakes_take_no_turn_of_those_that_are_served() {
     let server = tcp::TcpServer::start_secured(listener, &exporter, Some(Arc::new(Gated(gate.clone())))).unwrap();
     let connect = || {
         let connection = connect_secured(&server.address(), None).unwrap();
-        Requester { connection, completions: Vec::new() }
+        TestRequester { connection, completions: Vec::new() }
     };
     // One at each of the owner's threads that serve.
     let mut members = [connect(), connect()];
@@ -364,11 +363,11 @@ fn a_handshake_has_a_limit_on_both_sides() {
     let guarded = Guarded::new(Provider::Sim, "swordfish");
     let page = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     // A stranger that says no word.
-    let Address::Sim(place) = guarded.address else { panic!("it is in a world") };
-    let mut dialling = guarded.site.world.dial(guarded.site.here, place);
+    let Address::Sim(server_address) = guarded.address else { panic!("it is in a world") };
+    let mut attempt = guarded.site.world.dial(guarded.site.here, server_address);
     let began = guarded.site.world.now();
-    guarded.site.world.run_until(began + Duration::from_secs(1), || dialling.is_ready());
-    let mut silent = dialling.poll().unwrap().unwrap();
+    guarded.site.world.run_until(began + Duration::from_secs(1), || attempt.is_ready());
+    let mut silent = attempt.poll().unwrap().unwrap();
     let mut ended = || loop {
         match silent.receive(&mut [IoSliceMut::new(&mut [0; 100])]) {
             Ok(None) => return false,
@@ -381,11 +380,11 @@ fn a_handshake_has_a_limit_on_both_sides() {
     assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
 
     // A listener that accepts and never says a word.
-    let deaf = sim::world::SimAddress { node: guarded.site.there, port: 9 };
-    let _listener = guarded.site.world.listen(deaf).unwrap();
+    let silent_address = sim::world::SimAddress { node: guarded.site.there, port: 9 };
+    let _listener = guarded.site.world.listen(silent_address).unwrap();
     let security = Some(Arc::new(Word("anybody")) as Arc<dyn Security>);
-    let connection = sim::connect(&guarded.site.world, guarded.site.here, deaf, security);
-    let mut requester = Requester { connection, completions: Vec::new() };
+    let connection = sim::connect(&guarded.site.world, guarded.site.here, silent_address, security);
+    let mut requester = TestRequester { connection, completions: Vec::new() };
     let error = requester.read(&key(1), &page, Duration::from_secs(6)).unwrap_err();
     assert!(matches!(cause_of(&error), LinkError::HandshakeTimeout), "{error}");
 }

@@ -1,5 +1,4 @@
-//! What the owner of a test exports: the memory of a process that does nothing, as a template's, registered memory, and
-//! an inbox.
+//! What a test's owner exports: the memory of an idle process as a template's, registered memory, and a message queue.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
@@ -76,10 +75,10 @@ impl Drop for Template {
 
 /// What `bytes` of an extent at `offset` must be.
 pub(crate) fn expected(extent: ExtentId, offset: u64, bytes: u64) -> Vec<u8> {
-    let at = |place: u64| match extent {
-        MEMORY => (place / PAGE).to_le_bytes()[(place % 8) as usize],
-        COPY => (place * 7 % 251) as u8,
-        _ => (place * 11 % 241) as u8,
+    let at = |position: u64| match extent {
+        MEMORY => (position / PAGE).to_le_bytes()[(position % 8) as usize],
+        COPY => (position * 7 % 251) as u8,
+        _ => (position * 11 % 241) as u8,
     };
     (offset..offset + bytes).map(at).collect()
 }

@@ -1,4 +1,4 @@
-//! What takes longer than a test may, or needs a network that obeys: on `sim` alone.
+//! Tests that would take too long in real time, or need a controllable network: on `sim` only.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering;
@@ -82,9 +82,9 @@ fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
 fn dial(fixture: &Fixture) -> SimStream {
     let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
     let world = &fixture.site.world;
-    let mut dialling = world.dial(fixture.site.here, place);
-    world.run_until(world.now() + Duration::from_secs(1), || dialling.is_ready());
-    dialling.poll().unwrap().unwrap()
+    let mut attempt = world.dial(fixture.site.here, place);
+    world.run_until(world.now() + Duration::from_secs(1), || attempt.is_ready());
+    attempt.poll().unwrap().unwrap()
 }
 
 /// Takes what has come; gives how much that was, and whether the stream has ended.

@@ -1,4 +1,4 @@
-//! What the tests of the fabric share: an owner that exports through any provider, and a requester that polls.
+//! Shared code of the fabric's tests: an owner that exports through any provider, and a requester that polls.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -63,19 +63,19 @@ impl Site {
                 Server::Shm(shm::ShmServer::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
             }
             (Provider::Sim, _) => {
-                let place = SimAddress { node: self.there, port: 7001 };
-                Server::Sim(sim::SimServer::start(&self.world, place, exporter).unwrap())
+                let address = SimAddress { node: self.there, port: 7001 };
+                Server::Sim(sim::SimServer::start(&self.world, address, exporter).unwrap())
             }
         }
     }
 
     /// Begins to connect.
-    pub(crate) fn connect(&self, address: &Address) -> Requester {
+    pub(crate) fn connect(&self, address: &Address) -> TestRequester {
         let connection = match address {
             Address::Sim(place) => sim::connect(&self.world, self.here, *place, None),
             other => farfork_fabric::connect(other).unwrap(),
         };
-        Requester { connection, completions: Vec::new() }
+        TestRequester { connection, completions: Vec::new() }
     }
 
     /// Lets some time pass.
@@ -105,11 +105,11 @@ impl Server {
         }
     }
 
-    pub(crate) fn close(self, patience: Duration) {
+    pub(crate) fn close(self, timeout: Duration) {
         match self {
-            Self::Tcp(server) => server.close(patience),
-            Self::Shm(server) => server.close(patience),
-            Self::Sim(server) => server.close(patience),
+            Self::Tcp(server) => server.close(timeout),
+            Self::Shm(server) => server.close(timeout),
+            Self::Sim(server) => server.close(timeout),
         }
     }
 }
@@ -148,7 +148,7 @@ pub(crate) struct Fixture {
     pub(crate) key: Arc<SeedKey>,
     pub(crate) address: Address,
     pub(crate) server: Option<Server>,
-    pub(crate) requester: Requester,
+    pub(crate) requester: TestRequester,
 }
 
 impl Fixture {
@@ -184,12 +184,12 @@ impl Drop for Fixture {
 }
 
 /// A connection, polled as an event loop would.
-pub(crate) struct Requester {
+pub(crate) struct TestRequester {
     pub(crate) connection: Box<dyn Connection>,
     pub(crate) completions: Vec<Completion>,
 }
 
-impl Requester {
+impl TestRequester {
     pub(crate) fn new(address: &Address) -> Self {
         Self { connection: farfork_fabric::connect(address).unwrap(), completions: Vec::new() }
     }

@@ -1,5 +1,5 @@
-//! What networks and strangers do to `tcp`: damaged, cut and swallowed bytes, peers that are slow, silent or speak
-//! something else.
+//! What networks and foreign peers do to `tcp`: damaged, cut and swallowed bytes, and peers that are slow, silent or
+//! speak another protocol.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::proxy::{Fault, Proxy};
+use crate::proxy::{Proxy, ProxyFault};
 use crate::seed::{MEMORY, PAGE, PAGES, expected, key};
-use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, Requester, connections_of};
+use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, TestRequester, connections_of};
 use farfork_fabric::{Address, FabricError, LinkError, Refusal, Span};
 use farfork_wire::frame::request::{ReadMode, append_open, append_read};
 use farfork_wire::frame::{FabricFrameError, READ_BYTES_MAX, VERSION, encode_hello};
@@ -21,7 +21,7 @@ fn fixture() -> (Fixture, std::net::SocketAddr) {
 }
 
 /// Reads all pages, some at a time, through `requester`; every byte must be right.
-fn read_everything(fixture: &Fixture, requester: &mut Requester) {
+fn read_everything(fixture: &Fixture, requester: &mut TestRequester) {
     let pages_each = 8;
     for tag in 0..PAGES / pages_each {
         let bytes = (pages_each * PAGE) as u32;
@@ -42,11 +42,11 @@ fn read_everything(fixture: &Fixture, requester: &mut Requester) {
 #[test]
 fn flipped_bits_are_never_taken_for_data() {
     let (fixture, at) = fixture();
-    let flips = [Fault::FlipReply, Fault::FlipRequest];
+    let flips = [ProxyFault::FlipReply, ProxyFault::FlipRequest];
     for (fault, after) in flips.into_iter().flat_map(|fault| [3, 30, 100, 1000, 3000].map(|after| (fault, after))) {
         // The first connections are damaged, each at another place; then the path heals.
         let proxy = Proxy::start(at, fault, after, 6);
-        read_everything(&fixture, &mut Requester::new(&proxy.address()));
+        read_everything(&fixture, &mut TestRequester::new(&proxy.address()));
         assert!(proxy.faults() > 0, "{fault:?} after {after} did nothing");
     }
 }
@@ -55,8 +55,8 @@ fn flipped_bits_are_never_taken_for_data() {
 fn cut_connections_are_resumed() {
     let (fixture, at) = fixture();
     for after in [10, 24, 50, 40_000, 400_000] {
-        let proxy = Proxy::start(at, Fault::Cut, after, 6);
-        read_everything(&fixture, &mut Requester::new(&proxy.address()));
+        let proxy = Proxy::start(at, ProxyFault::Cut, after, 6);
+        read_everything(&fixture, &mut TestRequester::new(&proxy.address()));
         assert!(proxy.faults() > 0, "cutting after {after} did nothing");
     }
 }
@@ -64,8 +64,8 @@ fn cut_connections_are_resumed() {
 #[test]
 fn a_path_that_damages_everything_is_unreachable_and_says_why() {
     let (fixture, at) = fixture();
-    let proxy = Proxy::start(at, Fault::FlipReply, 40, usize::MAX);
-    let mut requester = Requester::new(&proxy.address());
+    let proxy = Proxy::start(at, ProxyFault::FlipReply, 40, usize::MAX);
+    let mut requester = TestRequester::new(&proxy.address());
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 4096 }];
     let error = requester.read(&fixture.key, &spans, Duration::from_millis(500)).unwrap_err();
     let FabricError::Unreachable { cause, .. } = &error else { panic!("{error:?}") };
@@ -76,8 +76,8 @@ fn a_path_that_damages_everything_is_unreachable_and_says_why() {
 #[test]
 fn a_link_that_swallows_packets_is_noticed_and_used_again() {
     let (fixture, at) = fixture();
-    let proxy = Proxy::start(at, Fault::Swallow, 100_000, 2);
-    let mut requester = Requester::new(&proxy.address());
+    let proxy = Proxy::start(at, ProxyFault::Swallow, 100_000, 2);
+    let mut requester = TestRequester::new(&proxy.address());
     let before = Instant::now();
     read_everything(&fixture, &mut requester);
     let took = before.elapsed();
@@ -87,7 +87,7 @@ fn a_link_that_swallows_packets_is_noticed_and_used_again() {
 #[test]
 fn a_silent_peer_costs_no_more_than_the_deadline() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut requester = Requester::new(&Address::Tcp(listener.local_addr().unwrap()));
+    let mut requester = TestRequester::new(&Address::Tcp(listener.local_addr().unwrap()));
     let before = Instant::now();
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, Duration::from_millis(300)).unwrap_err();
@@ -113,7 +113,7 @@ fn a_peer_of_another_version_is_refused_with_both_versions() {
     hello[8] = 9;
     let checksum = crc32c::crc32c(&hello[..12]);
     hello[12..].copy_from_slice(&checksum.to_le_bytes());
-    let mut requester = Requester::new(&answer_with(hello.to_vec()));
+    let mut requester = TestRequester::new(&answer_with(hello.to_vec()));
     let before = Instant::now();
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, PATIENCE).unwrap_err();
@@ -128,7 +128,7 @@ fn a_peer_of_another_version_is_refused_with_both_versions() {
 
 #[test]
 fn a_foreign_peer_is_named_as_such() {
-    let mut requester = Requester::new(&answer_with(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec()));
+    let mut requester = TestRequester::new(&answer_with(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec()));
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, Duration::from_millis(300)).unwrap_err();
     assert!(error.to_string().contains("does not speak farfork's fabric protocol"), "{error}");
@@ -220,7 +220,7 @@ fn a_thousand_connections_come_and_go() {
         drop(raw_requester(&fixture, at));
     }
     for _ in 0..20 {
-        let mut requester = Requester::new(&fixture.address);
+        let mut requester = TestRequester::new(&fixture.address);
         let spans = [Span { extent: MEMORY, offset: 8, bytes: 8 }];
         assert_eq!(requester.read(&fixture.key, &spans, PATIENCE).unwrap(), expected(MEMORY, 8, 8));
     }
@@ -235,7 +235,7 @@ fn a_thousand_connections_come_and_go() {
 #[test]
 fn connections_share_an_owner_fairly() {
     let (mut fixture, _) = fixture();
-    let mut streams: Vec<_> = (0..4).map(|_| Requester::new(&fixture.address)).collect();
+    let mut streams: Vec<_> = (0..4).map(|_| TestRequester::new(&fixture.address)).collect();
     let spans = [Span { extent: MEMORY, offset: 0, bytes: READ_BYTES_MAX as u32 }];
     for (tag, requester) in (0..40).flat_map(|tag| (0..4).map(move |which| (tag, which))) {
         streams[requester].submit(tag, &Arc::clone(&fixture.key), &spans, PATIENCE);

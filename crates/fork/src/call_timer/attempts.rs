@@ -1,7 +1,8 @@
 //! The threads that end calls. Each expired call has one thread, which makes all attempts at it.
 //!
-//! The kernel releases a traced thread when its tracer ends. So a thread here ends with its call, and never sleeps while it traces:
-//! [`end::attempt`] asks for a retry only where it has seized nothing. Threads inherit the priority of the timer.
+//! The kernel detaches traced threads when their tracer ends. So a thread here ends with its call, and never sleeps
+//! while it traces: `expire_call` returns `ExpiryOutcome::Retry` only if it has seized nothing.
+//! The threads inherit the timer's priority.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,13 +1,7 @@
-//! How much CPU time the timer may use with real-time priority.
+//! The CPU time that the call timer may use with real-time priority. Pure: clocks are arguments.
 //!
-//! Real-time threads run before all ordinary ones, so an error in the timer, or a flood of calls, would take the machine from everybody.
-//! Within its budget the timer runs with real-time priority; over it, as an ordinary process, which ends calls later but never stops.
-//!
-//! ```text
-//!  real-time ── more than BUDGET_NS within WINDOW_NS ──▶ ordinary
-//!      ▲                                                    │
-//!      └──────── at most REGAIN_NS within WINDOW_NS ────────┘
-//! ```
+//! Real-time threads run before all ordinary ones, so a fault in the timer, or a flood of calls, could block the
+//! machine. Over its budget the timer runs with ordinary priority: it ends calls later, but never stops ending them.
 
 use std::collections::VecDeque;
 
@@ -32,6 +26,9 @@ struct CpuTimeSample {
     used_ns: u64,
 }
 
+//  real-time ── more than BUDGET_NS within WINDOW_NS ──▶ ordinary
+//      ▲                                                    │
+//      └──────── at most REGAIN_NS within WINDOW_NS ────────┘
 /// The budget, as samples of the last window. Clocks are arguments.
 #[derive(Debug)]
 pub(super) struct RealTimeBudget {

@@ -1,4 +1,4 @@
-//! Calls of a child that the capture of its parent has interrupted: each has the time that was left.
+//! Calls of a child that the capture of its parent interrupted: each gets the time that was left.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

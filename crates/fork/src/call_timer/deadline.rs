@@ -1,14 +1,15 @@
-//! What the timer is told of a call, as bytes in a pipe: one write each, which the kernel keeps whole.
+//! The request to end one call, `CallDeadline`, and its encoding.
 //!
-//! ```text
-//!  0         8       16       24       32    40    48        56
-//!  ┌─────────┬───────┬────────┬────────┬─────┬─────┬─────────┬────────┐
-//!  │ thread  │ start │ number │ mark   │ rsp │ rip │ end, ns │ result │   64-bit words of this machine
-//!  └─────────┴───────┴────────┴────────┴─────┴─────┴─────────┴────────┘
-//! ```
+//! Clients write it to the timer's pipe with one write(2) of 64 bytes, which the kernel does not split.
 
 use crate::capture::CallMark;
 
+// Eight 64-bit words in the byte order of this machine:
+//
+//  0     8             16       24     32    40    48            56       64
+//  ┌─────┬─────────────┬────────┬──────┬─────┬─────┬─────────────┬────────┐
+//  │ tid │ start_ticks │ number │ mark │ rsp │ rip │ deadline_ns │ result │
+//  └─────┴─────────────┴────────┴──────┴─────┴─────┴─────────────┴────────┘
 /// Bytes of one.
 pub(super) const DEADLINE_BYTES: usize = 64;
 const WORDS: usize = DEADLINE_BYTES / 8;

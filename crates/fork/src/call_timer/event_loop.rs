@@ -1,4 +1,4 @@
-//! The timer's main loop: receives calls, starts a thread for each whose time is over, and keeps to its budget.
+//! The timer's main loop: receives `CallDeadline`s, starts a thread for each expired call, and keeps to the CPU budget.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, OwnedFd};

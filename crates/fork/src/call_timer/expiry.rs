@@ -1,4 +1,4 @@
-//! The end of one call whose time is over.
+//! Ends one expired call: stops its thread, checks that it is still in the call, and sets the call's result.
 
 use std::time::Duration;
 

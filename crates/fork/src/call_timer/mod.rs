@@ -1,16 +1,8 @@
-//! The call timer: a process that ends system calls of other processes when their time is over.
+//! The call timer: a process that ends interrupted system calls of other processes when their time limits are over.
 //!
-//! A call that a stop has interrupted, and that begins anew with its whole time limit, has a mark
-//! ([`CallMark`](crate::capture::CallMark)) and nothing else that differs: its registers, and the memory that they point to, are the
-//! program's own. When its time is over the timer stops the thread for a moment. If that still is in the marked call it gives the
-//! call the result of a call whose time is over, and lets it go.
-//!
-//! ```text
-//!  capture, node ── Watch ──▶ pipe ──▶ timer: due? asleep there? ─ stop ─ marked? ─ result ─ let go
-//! ```
-//!
-//! It is a process of its own, in a session of its own, and outlives the daemon that started it for as long as it has calls to end. If
-//! it is killed a call ends with its whole limit, and nothing else happens. It has real-time priority within a [budget] of CPU time.
+//! `capture` calls `watch_call`, the node calls `watch_child_calls`, and `farfork call-timer` calls `run`.
+//! The timer has its own session. It outlives the daemon that started it for as long as it has calls to end.
+//! If it is killed, its calls end after their whole limits, and nothing else happens.
 
 mod attempts;
 mod backoff;
@@ -66,6 +58,14 @@ pub(crate) struct CallExpiry {
     pub(crate) result: i64,
 }
 
+// A stop interrupts a call, which then starts again with its whole time limit. Only a mark in the call number
+// (`CallMark`) distinguishes the restarted call: the registers, and the memory that they point to, are the
+// program's own. When the call's time is over, the timer stops the thread for a moment. If the thread is still in the
+// marked call, the timer sets the result of an expired call and detaches.
+//
+//  capture, node ── CallDeadline ──▶ pipe ──▶ timer: due? asleep in the call? ─ stop ─ marked? ─ result ─ detach
+//
+// The timer has real-time priority within a budget of CPU time (`budget`).
 /// Has the timer end a thread's call.
 pub(crate) fn watch_call(tid: i32, site: CallSite, end: CallExpiry) {
     let Ok(stat) = ProcStat::read(tid) else { return };
@@ -102,20 +102,20 @@ impl CallTimerClient {
 
 /// Starts the process by a thread of the owner, which reaps it. A tracer reaps no process while it holds a seed.
 fn start_process(argument: &'static str, input: OwnedFd) -> io::Result<()> {
-    let (told, hear) = mpsc::sync_channel(1);
-    let tend = move || {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let run_timer = move || {
         // Not the path of the binary, which an upgrade may have replaced.
         let mut command = Command::new("/proc/self/exe");
         command.arg(argument).current_dir("/").stdin(input).stdout(Stdio::null()).stderr(Stdio::null());
         let started = command.spawn().map(|mut child| {
             // Its reader waits for this.
-            let _ = told.send(Ok(()));
+            let _ = sender.send(Ok(()));
             child.wait()
         });
         if let Err(error) = started {
-            let _ = told.send(Err(error));
+            let _ = sender.send(Err(error));
         }
     };
-    companion::spawn_in_owner(thread::Builder::new().name("timer-reaper".to_owned()), tend)?;
-    hear.recv().map_err(io::Error::other)?
+    companion::spawn_in_owner(thread::Builder::new().name("timer-reaper".to_owned()), run_timer)?;
+    receiver.recv().map_err(io::Error::other)?
 }

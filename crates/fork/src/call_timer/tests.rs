@@ -1,4 +1,4 @@
-//! The timer on real threads: `sleep 60`, whose sleep it ends early, under a tracer of its own.
+//! Tests of the call timer on real threads: it ends the sleep of `sleep 60` early, also while another tracer holds it.
 
 use std::io::{PipeWriter, Write as _};
 use std::process::{Child, Command};
@@ -61,11 +61,11 @@ fn trace(tid: i32) -> (Sender<()>, JoinHandle<()>) {
 
 /// Its sleep ended without an error, long before its time.
 fn require_ended(mut child: Child) {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     // waitpid(2) also takes stops of a child that another thread of this process traces, from that thread.
     until("the process ends", || ProcStat::read(child.id().cast_signed()).is_ok_and(|stat| stat.state == 'Z'));
     assert!(child.wait().unwrap().success());
-    assert!(begun.elapsed() < Duration::from_secs(55), "the call lasted for its whole limit");
+    assert!(started_at.elapsed() < Duration::from_secs(55), "the call lasted for its whole limit");
 }
 
 #[test]

@@ -1,11 +1,7 @@
-//! One attempt at a capture, from the first look until the parent runs again and nothing stands against it any
-//! more. It runs in a thread of its own, which stays the template's tracer; [`describe`](super::describe) does the rest.
+//! One capture attempt, from the survey until the parent runs again and only mapping flags can still be refused.
 //!
-//! ```text
-//!  running   survey ─ open shared memory
-//!  ┌ pause   stop all ─ registers ─ ask ─ contents of files ─ shared memory ─ likeness ─ clone ─ files ─ let go
-//!  └ running                     template: map ─ set apart, asked
-//! ```
+//! `owner_thread` calls `capture_tree` in the tracer thread, which stays the template's tracer.
+//! `describe` builds the descriptor afterwards.
 
 use std::fs::File;
 use std::ops::Range;
@@ -109,7 +105,7 @@ impl TemplateProcess {
         }
     }
 
-    /// The same before it was described: a parent still has the `lifeline`, which must not stay.
+    /// The same before it was described: a parent still has the injection pages, which must not stay.
     pub(super) fn abort(mut self, injection_pages: &InjectionPages, syscall_at: u64, trace_lock: Option<&TraceLock>) {
         if let Self::Parent(stopped) = &mut self {
             let pid = stopped.snapshot.pid;
@@ -176,10 +172,10 @@ impl CapturedProcess {
 }
 
 /// What is good to know of the children of a tree; of which process, where it is not the first.
-pub(super) fn collect_notes(captured_process: &[CapturedProcess]) -> Vec<String> {
-    let first = captured_process[0].survey.pid;
+pub(super) fn collect_notes(processes: &[CapturedProcess]) -> Vec<String> {
+    let first = processes[0].survey.pid;
     let of_one = |survey: &Survey| survey.notes.iter().map(|note| survey.format_note(first, note)).collect::<Vec<_>>();
-    captured_process.iter().flat_map(|one| of_one(&one.survey)).collect()
+    processes.iter().flat_map(|one| of_one(&one.survey)).collect()
 }
 
 /// What a process had written to before its pause, in bytes.
@@ -189,7 +185,7 @@ fn anonymous_bytes(survey: &Survey) -> u64 {
 
 /// Captures `pid`, again if it changed its files or shared memory at the wrong moment.
 pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<CaptureAttempt, CaptureError> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let timed_out =
         || CaptureError::TimedOut { pid, limit: options.timeout, phase: "waiting for another capture of it" };
     let trace_lock = TraceLock::acquire(pid, options.timeout).ok_or_else(timed_out)?;
@@ -197,7 +193,7 @@ pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<Capture
     loop {
         left -= 1;
         match attempt_capture(pid, options, &trace_lock) {
-            Err(CaptureError::Unstable { what, .. }) if left > 0 && begun.elapsed() < options.timeout => {
+            Err(CaptureError::Unstable { what, .. }) if left > 0 && started_at.elapsed() < options.timeout => {
                 tracing::debug!(pid, what, "a process changed while it was looked at; once more");
             }
             other => return other,
@@ -205,13 +201,16 @@ pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<Capture
     }
 }
 
+//  running   survey ─ open shared memory
+//  ┌ pause   stop all ─ registers ─ queries ─ file states ─ shared memory ─ root ─ clone ─ files ─ release
+//  └ running                     template: map ─ own session, probes for sealed mappings
 fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -> Result<CaptureAttempt, CaptureError> {
-    let begun = Instant::now();
-    let look = |pid: i32, sockets: &DaemonSockets, streams: Option<&TreeStreams>| {
+    let started_at = Instant::now();
+    let prepare = |pid: i32, sockets: &DaemonSockets, streams: Option<&TreeStreams>| {
         prepare_process(pid, options, sockets, streams)
     };
-    let mut family = phase!("prepare.survey", ProcessTree::survey(pid, options, look))?;
-    let mut times = CaptureTimes { survey: begun.elapsed(), ..CaptureTimes::default() };
+    let mut tree = phase!("prepare.survey", ProcessTree::survey(pid, options, prepare))?;
+    let mut times = CaptureTimes { survey: started_at.elapsed(), ..CaptureTimes::default() };
 
     // Nobody stands still for the look, which takes as long as a busy machine has it take.
     let deadline = Deadline::after(options.timeout);
@@ -219,31 +218,33 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     let real_time = RealTimeGuard::enter();
     // Who asks itself waits for the answer, and has no other use for its processor.
     let asks_itself = options.daemon_sockets.caller.is_some();
-    let mut cpu_pin = if asks_itself { CpuPin::pin_to(&family.processes[0].prepared.survey.stat) } else { None };
+    let mut cpu_pin = if asks_itself { CpuPin::pin_to(&tree.processes[0].prepared.survey.stat) } else { None };
     let paused_at = Instant::now();
-    let tids = phase!("prepare.stop", family.stop(options, &deadline, look))?;
+    let tids = phase!("prepare.stop", tree.stop(options, &deadline, prepare))?;
     times.stop = paused_at.elapsed();
-    cpu_pin = cpu_pin.or_else(|| CpuPin::pin_to_busy(pid, times.stop / family.processes.len() as u32));
-    let mut paused_process = pause_tree(&mut family, &tids, options, &deadline, trace_lock, &mut times)?;
-    let open = phase!("prepare.files", TreeFiles::read(&family, &mut paused_process));
-    let released = paused_process.into_iter().map(PausedProcess::release);
-    let (held, mut read): (Vec<TemplateProcess>, Vec<ReleasedProcess>) = phase!("prepare.release", released.unzip());
+    cpu_pin = cpu_pin.or_else(|| CpuPin::pin_to_busy(pid, times.stop / tree.processes.len() as u32));
+    let mut paused_processes = pause_tree(&mut tree, &tids, options, &deadline, trace_lock, &mut times)?;
+    let files = phase!("prepare.files", TreeFiles::read(&tree, &mut paused_processes));
+    let released = paused_processes.into_iter().map(PausedProcess::release);
+    let (templates, mut released): (Vec<TemplateProcess>, Vec<ReleasedProcess>) =
+        phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
     drop(real_time);
     // Others need theirs now.
     let mut cpu_pin = cpu_pin.filter(|_| asks_itself);
     if let Some(cpu_pin) = &mut cpu_pin {
-        held.iter().filter_map(TemplateProcess::as_clone).for_each(|clone| cpu_pin.pin_template(clone.pid));
+        templates.iter().filter_map(TemplateProcess::as_clone).for_each(|clone| cpu_pin.pin_template(clone.pid));
     }
 
-    read.iter_mut()
+    released
+        .iter_mut()
         .filter_map(|(paused, _)| paused.cloned.discarded.take())
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
-    let mut given_up = CaptureRollback { templates: held, pages: injection_pages(&family, &read), lock: trace_lock };
-    let (taken, shared) = read_templates(family, read, (&given_up.templates, open?), &deadline)?;
-    times.threads = taken.iter().map(|captured_process| captured_process.snapshot.threads.len()).sum();
-    times.total = begun.elapsed();
-    Ok(CaptureAttempt { templates: std::mem::take(&mut given_up.templates), processes: taken, shared, times })
+    let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
+    let (processes, shared) = read_templates(tree, released, (&rollback.templates, files?), &deadline)?;
+    times.threads = processes.iter().map(|captured_process| captured_process.snapshot.threads.len()).sum();
+    times.total = started_at.elapsed();
+    Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
 }
 
 /// Templates of an attempt that may still fail. Unless they are taken out, they are given up when this is dropped.
@@ -256,41 +257,49 @@ struct CaptureRollback<'a> {
 
 impl Drop for CaptureRollback<'_> {
     fn drop(&mut self) {
-        for (held, (lifeline, syscall_at)) in self.templates.drain(..).zip(&self.pages) {
-            held.abort(lifeline, *syscall_at, Some(self.lock));
+        for (template, (pages, syscall_at)) in self.templates.drain(..).zip(&self.pages) {
+            template.abort(pages, *syscall_at, Some(self.lock));
         }
     }
 }
 
-fn injection_pages(family: &ProcessTree, read: &[ReleasedProcess]) -> Vec<(InjectionPages, u64)> {
-    let syscalls = family.processes.iter().map(|one| one.prepared.survey.syscall_address);
-    read.iter().map(|(paused, _)| paused.pages.clone()).zip(syscalls).collect()
+fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(InjectionPages, u64)> {
+    let syscalls = tree.processes.iter().map(|one| one.prepared.survey.syscall_address);
+    released.iter().map(|(paused, _)| paused.pages.clone()).zip(syscalls).collect()
 }
 
 /// What can still be refused is read of all templates, before anyone hears of them.
 fn read_templates(
-    family: ProcessTree,
-    read: Vec<ReleasedProcess>,
-    (held, open): (&[TemplateProcess], TreeFiles),
+    tree: ProcessTree,
+    released: Vec<ReleasedProcess>,
+    (templates, files): (&[TemplateProcess], TreeFiles),
     deadline: &Deadline,
 ) -> Result<(Vec<CapturedProcess>, SharedTreeState), CaptureError> {
-    let TreeFiles { processes: own, table: open_files, shared_copies: copies, relations: kin } = open;
-    let (mut taken, mut held_files) = (Vec::with_capacity(held.len()), HeldFileMap::default());
-    for (((relative, (paused, snapshot)), held), own) in family.processes.into_iter().zip(read).zip(held).zip(own) {
-        let mut injector = Injector::new(snapshot.pid, relative.prepared.survey.syscall_address, deadline);
-        let mut prepared = relative.prepared;
+    let TreeFiles { processes: file_tables, table: open_files, shared_copies, relations } = files;
+    let (mut processes, mut held_files) = (Vec::with_capacity(templates.len()), HeldFileMap::default());
+    let members = tree.processes.into_iter().zip(released).zip(templates).zip(file_tables);
+    for (((tree_process, (paused, snapshot)), template), file_table) in members {
+        let mut injector = Injector::new(snapshot.pid, tree_process.prepared.survey.syscall_address, deadline);
+        let mut prepared = tree_process.prepared;
         held_files.merge(std::mem::take(&mut prepared.held_files));
-        taken.push(read_template(prepared, paused, snapshot, (held, &mut injector), (&copies, own))?);
+        processes.push(read_template(
+            prepared,
+            paused,
+            snapshot,
+            (template, &mut injector),
+            (&shared_copies, file_table),
+        )?);
     }
-    kin.check_reapers(&list_reapers(&taken))
-        .map_err(|refusals| CaptureError::refused(taken[0].survey.pid, refusals))?;
-    Ok((taken, SharedTreeState { shared_copies: copies, open_files, held_files, relations: kin }))
+    relations
+        .check_reapers(&list_reapers(&processes))
+        .map_err(|refusals| CaptureError::refused(processes[0].survey.pid, refusals))?;
+    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations }))
 }
 
 /// Of each process its id, and whether it is the parent of those that its descendants leave.
-fn list_reapers(captured_process: &[CapturedProcess]) -> Vec<(u32, bool)> {
+fn list_reapers(processes: &[CapturedProcess]) -> Vec<(u32, bool)> {
     let reaps = |one: &CapturedProcess| one.answers[0].is_subreaper || one.survey.inner_id() == 1;
-    captured_process.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
+    processes.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
 }
 
 fn prepare_process(
@@ -343,40 +352,40 @@ fn read_template(
     paused: PauseOutcome,
     snapshot: ProcessSnapshot,
     (template_process, injector): (&TemplateProcess, &mut Injector<'_>),
-    (copies, (files, likeness)): (&SharedCopies, (ProcessFiles, ProcessRoot)),
+    (copies, (files, root)): (&SharedCopies, (ProcessFiles, ProcessRoot)),
 ) -> Result<CapturedProcess, CaptureError> {
     let (pid, subject) = (snapshot.pid, template_process.pid());
     let PreparedProcess { mut survey, template_search: search, .. } = prepared;
     let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
     let mut leftovers = paused.pages.final_contents(paused.slots(), (pid, &mem))?;
-    if let (Some(desks), false) = (&paused.cloned.saved_slots, leftovers.is_empty()) {
-        leftovers[..desks.len()].copy_from_slice(desks);
+    if let (Some(saved_slots), false) = (&paused.cloned.saved_slots, leftovers.is_empty()) {
+        leftovers[..saved_slots.len()].copy_from_slice(saved_slots);
     }
     let PauseOutcome {
-        extended_states: standing,
-        pages: lifeline,
+        extended_states,
+        pages,
         clocks,
         posix_timers: timers,
         filters,
-        cloned: born,
+        cloned,
         unmap_result: unmapped,
         ..
     } = paused;
-    let unforked = unmapped.and(born.dontfork_ranges)?;
+    let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
     // First, so that the template is a process like any other for all that follows.
-    let missing_pages = match (search, born.address_space?) {
+    let missing_pages = match (search, cloned.address_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
         _ => None,
     };
     let posix_timers = timers?;
     let personality = answers[0].personality;
     let known = (copies, &mut survey.file_systems);
-    let mut space = TemplateMemory::read((pid, subject), lifeline.mapped_range(), known)?;
+    let mut space = TemplateMemory::read((pid, subject), pages.mapped_range(), known)?;
     let arguments = state::read_arguments(pid, subject)?;
     let injection_target = template_process.injection_target(&snapshot, &survey, &mem);
     let apart = (&mut space, personality, anonymous_bytes(&survey));
-    phase!("prepare.apart", detach_template(template_process, &injection_target, apart, (&lifeline, injector)))?;
-    let inheritance = match missing_pages {
+    phase!("prepare.apart", detach_template(template_process, &injection_target, apart, (&pages, injector)))?;
+    let inherited = match missing_pages {
         Some(missing_pages) => {
             phase!("prepare.scan", space.ensure_scanned())?;
             missing_pages.inherited_pages(pid, &space)?
@@ -387,19 +396,19 @@ fn read_template(
         snapshot,
         survey,
         clocks,
-        extended_states: standing,
+        extended_states,
         answers,
-        pages: lifeline,
-        dontfork_ranges: unforked,
+        pages,
+        dontfork_ranges,
         offered_contents: leftovers,
         mem,
-        root: likeness,
+        root,
         arguments,
         files,
         posix_timers,
         filters,
         memory: space,
-        inherited: inheritance,
+        inherited,
     })
 }
 

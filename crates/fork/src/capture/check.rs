@@ -1,4 +1,4 @@
-//! A look at a running process, and at all that descends from it, that changes nothing: what a capture would carry.
+//! Checks a running process and its descendants without changing them: what a capture would carry and refuse.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,10 +1,7 @@
-//! The descriptor of one process, from what was taken and from what can be read of the template at leisure: while the answer travels.
-//! Nothing is refused here any more but what only the kernel's own flags of an area tell.
+//! Builds the descriptors of a tree's processes from the state read in the pause, and from the templates.
 //!
-//! ```text
-//!  template   without files, asked ─ its pages ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
-//!  served     without the lifeline's pages
-//! ```
+//! `owner_thread` calls `describe_tree` after the answer, while the parent runs. A fork may already wait for it.
+//! Nothing is refused here except by mapping flags, which only `smaps` shows.
 
 use std::ops::Range;
 
@@ -42,13 +39,13 @@ pub(super) struct LeftoverPages(Vec<(InjectionPages, u64)>);
 
 impl LeftoverPages {
     /// Unmaps them. Where that fails they stay as long as the template does.
-    pub(super) fn unmap(&self, template_process: &[TemplateProcess], deadline: &Deadline) {
-        for (clone, (lifeline, syscall_at)) in
-            template_process.iter().zip(&self.0).filter_map(|(held, one)| Some((held.as_clone()?, one)))
+    pub(super) fn unmap(&self, templates: &[TemplateProcess], deadline: &Deadline) {
+        for (clone, (pages, syscall_at)) in
+            templates.iter().zip(&self.0).filter_map(|(template, one)| Some((template.as_clone()?, one)))
         {
             let mut injector = Injector::new(clone.pid, *syscall_at, deadline);
             let unmapped = open_memory(clone.pid)
-                .and_then(|mem| run_ready(lifeline.unmap((clone.pid, &clone.registers), (None, &mem), &mut injector)));
+                .and_then(|mem| run_ready(pages.unmap((clone.pid, &clone.registers), (None, &mem), &mut injector)));
             if let Err(error) = unmapped {
                 tracing::debug!(template = clone.pid, %error, "pages that were mapped for a capture stay in a template");
             }
@@ -59,20 +56,19 @@ impl LeftoverPages {
 /// Makes the descriptors of all processes one, and what holds their memory ready to be parked.
 pub(super) fn describe_tree(
     options: &CaptureOptions,
-    template_process: &mut [TemplateProcess],
-    captured_process: Vec<CapturedProcess>,
+    templates: &mut [TemplateProcess],
+    processes: Vec<CapturedProcess>,
     shared: SharedTreeState,
     deadline: &Deadline,
 ) -> Result<DescribedTree, CaptureError> {
-    let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations: kin } = shared;
-    let paused_ns = captured_process[0].clocks.realtime_coarse_ns;
-    let templates: Vec<i32> = template_process.iter().map(TemplateProcess::pid).collect();
+    let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations } = shared;
+    let paused_ns = processes[0].clocks.realtime_coarse_ns;
+    let template_pids: Vec<i32> = templates.iter().map(TemplateProcess::pid).collect();
     let leftovers =
-        LeftoverPages(captured_process.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());
-    let (mut descriptors, mut written) =
-        (Vec::with_capacity(captured_process.len()), Vec::with_capacity(captured_process.len()));
-    for (held, captured_process) in template_process.iter_mut().zip(captured_process) {
-        let (descriptor, its) = describe_process(options, held, captured_process, &copies, deadline)?;
+        LeftoverPages(processes.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());
+    let (mut descriptors, mut written) = (Vec::with_capacity(processes.len()), Vec::with_capacity(processes.len()));
+    for (template, captured_process) in templates.iter_mut().zip(processes) {
+        let (descriptor, its) = describe_process(options, template, captured_process, &copies, deadline)?;
         descriptors.push(descriptor);
         written.push(its);
     }
@@ -81,14 +77,16 @@ pub(super) fn describe_tree(
     let first = descriptors.remove(0);
     let (semaphore_sets, message_queues) = copies.take_sysv_ipc();
     let first = Descriptor { semaphore_sets, message_queues, ..first };
-    let mut descriptor = tree::merge_descriptors(first, descriptors, kin, open_files, (objects, extents));
-    let completion = VersionCompletion { held_files, templates: &templates, paused_ns };
+    let mut descriptor = tree::merge_descriptors(first, descriptors, relations, open_files, (objects, extents));
+    let completion = VersionCompletion { held_files, templates: &template_pids, paused_ns };
     let held_files = phase!("prepare.versions", completion.add_versions(&mut descriptor));
     memory::link_writable_files(&mut descriptor, written);
     descriptor.validate()?;
     Ok(DescribedTree { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
 }
 
+//  template   own file table, queries ─ pages ─ mapping flags ─ memory ─ threads, process ─ eager pages ─ descriptor
+//  served     without the injection pages, unless the process offers them
 /// The descriptor of one process, without what is everybody's.
 fn describe_process(
     options: &CaptureOptions,
@@ -103,29 +101,31 @@ fn describe_process(
     let injection_target =
         template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
     let is_clone = template_process.as_clone().is_some();
-    let asking = InheritedStateQuery::start(&injection_target, is_clone, (&captured_process.pages, &injector));
+    let query = InheritedStateQuery::start(&injection_target, is_clone, (&captured_process.pages, &injector));
     // While it answers.
-    let told = phase!("prepare.scan", captured_process.memory.ensure_scanned())
+    let small_flags = phase!("prepare.scan", captured_process.memory.ensure_scanned())
         .and_then(|()| read_small_flags(template_process, &captured_process.memory));
-    let answer =
-        |asking: InheritedStateQuery| asking.finish(&injection_target, (&captured_process.pages, &mut injector));
-    let asked = phase!("prepare.inherited", asking.and_then(answer));
-    let flagged = told.and_then(|told| {
-        phase!("prepare.flags", apply_mapping_flags(template_process, told, &mut captured_process, &mut injector))
+    let answer = |query: InheritedStateQuery| query.finish(&injection_target, (&captured_process.pages, &mut injector));
+    let inherited = phase!("prepare.inherited", query.and_then(answer));
+    let flagged = small_flags.and_then(|small_flags| {
+        phase!(
+            "prepare.flags",
+            apply_mapping_flags(template_process, small_flags, &mut captured_process, &mut injector)
+        )
     });
     let tidied = phase!("prepare.tidy", restore_offered_pages(template_process, &captured_process, &mut injector));
     template_process.restore_parent();
     flagged.and(tidied)?;
-    let inherited = asked?;
+    let inherited = inherited?;
     let (pid, subject) = (captured_process.snapshot.pid, template_process.pid());
     let CapturedProcess {
         snapshot,
         survey,
         clocks,
-        extended_states: standing,
+        extended_states,
         mut answers,
         mem,
-        root: likeness,
+        root,
         arguments,
         files,
         memory: space,
@@ -141,8 +141,9 @@ fn describe_process(
     let mut filters = captured_process.filters;
     let timers = (answers[0].interval_timers.clone(), captured_process.posix_timers, filters.table);
     let filters = &mut filters.thread_filters;
-    let threads = state::build_threads(&snapshot, standing, &answers, &survey.profiles, filters, inherited.securebits)?;
-    let (is_subreaper, known) = (answers[0].is_subreaper, (subject, likeness, arguments));
+    let threads =
+        state::build_threads(&snapshot, extended_states, &answers, &survey.profiles, filters, inherited.securebits)?;
+    let (is_subreaper, known) = (answers[0].is_subreaper, (subject, root, arguments));
     let mut process = state::build_process(&survey, &snapshot, known, inherited, timers, is_subreaper, oom_score_adj)?;
     process.exe_object = copies.executable_index(subject).map_err(CaptureError::reading(pid, "its executable"))?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::reading(pid, "the time namespace"))?;
@@ -199,21 +200,21 @@ fn read_small_flags(
     areas.map(Some).map_err(CaptureError::reading(space.pid(), "the memory map"))
 }
 
-/// Takes the flags of a clone's areas, where they are not `told` yet those of a twin, or else of the clone itself. A parent's are known.
+/// Takes the flags of a clone's areas, where there are no `small_flags` those of a flag probe, or else of the clone itself. A parent's are known.
 fn apply_mapping_flags(
     template_process: &TemplateProcess,
-    told: Option<Vec<MapEntry>>,
+    small_flags: Option<Vec<MapEntry>>,
     captured_process: &mut CapturedProcess,
     injector: &mut Injector<'_>,
 ) -> Result<(), CaptureError> {
     let TemplateProcess::Clone(clone) = template_process else { return Ok(()) };
-    let (mut areas, mut marked) = (told, Vec::new());
+    let (mut areas, mut marked) = (small_flags, Vec::new());
     if areas.is_none() {
         let large = captured_process.memory.large_mappings(flag_probe::LARGE_MAPPINGS_MAX);
         marked = large.iter().map(|entry| entry.start).collect();
-        let told = flag_probe::read_flags(clone, &large, (&captured_process.pages, &captured_process.mem), injector);
+        let probed = flag_probe::read_flags(clone, &large, (&captured_process.pages, &captured_process.mem), injector);
         let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
-        areas = told.map_err(unknown).ok().filter(|areas| captured_process.memory.is_covered_by(areas));
+        areas = probed.map_err(unknown).ok().filter(|areas| captured_process.memory.is_covered_by(areas));
     }
     let own = || {
         process::read_smaps(clone.pid).map_err(CaptureError::reading(captured_process.snapshot.pid, "the memory map"))

@@ -1,4 +1,4 @@
-//! Why a process was not captured.
+//! Errors of a capture, with the refusals that they list.
 
 use std::fmt;
 use std::io;

@@ -1,23 +1,9 @@
-//! Capture: a running process, and all that descends from it, becomes a descriptor and templates, in a pause not much longer than a local fork(2).
+//! Capture: turns a running process tree into a descriptor and templates, in a pause little longer than a fork(2).
 //!
-//! ```text
-//!  check ────▶ survey: what would be carried, what refused                     (the processes run)
-//!  prepare ──▶ tracer: its thread ─ attempt ─┬─ pause, stop: all threads stand, and how they go on
-//!                                            ├─ tree: who belongs to it, and how many become one
-//!                                            ├─ calls: system calls made on the process's behalf
-//!                                            ├─ files, shared: what fork shares is copied inside the pause
-//!                                            ├─ state/likeness: what its template has as the process has it
-//!                                            ├─ template: the clone that never runs
-//!                                            └─ files, memory/space, memory/seals, state/inherited: what is asked of it before the answer
-//!           ─▶ answer; then describe ────────── template/twin, memory, state: the rest, read from the template
-//! ```
-//!
-//! What becomes of a descriptor is the business of `restore`; who serves the template's memory, that of the seed table.
-//!
-//! # Invariants
-//! - Whatever fails, the parent goes on as it was: registers and signal masks are owned by a guard that puts them back.
-//! - What cannot be carried is refused by name, before memory, files or signals of the parent change.
-//! - The template never runs; it dies with its tracer, at its first instructions if need be.
+//! The node calls `start_capture` or `capture_and_hold`. `restore` uses the descriptor; `seed` serves the memory.
+//! Invariant: on any failure the parent resumes unchanged. `StopGuard` restores its registers and signal masks.
+//! Invariant: unsupported state is refused by name before memory, files or signals of the parent change.
+//! Invariant: a template never runs. It dies with its tracer, at its first instructions at the latest.
 
 mod attempt;
 mod check;
@@ -172,6 +158,16 @@ pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTre
     tracer::owner_thread::capture_blocking(pid, options)
 }
 
+//  check ──────▶ survey: what would be carried, and what refused              (the processes run)
+//  capture ────▶ tracer: owner_thread ─ attempt ─┬─ pause, stop: stops all threads, and resumes them
+//                                                ├─ tree: lists the processes, and merges their descriptors
+//                                                ├─ injection: system calls made by the process's own threads
+//                                                ├─ files, shared: copies in the pause what fork(2) shares
+//                                                ├─ state/process_root: read in the pause, while the clone is made
+//                                                ├─ template: makes the clone that never runs
+//                                                └─ files, memory/template_memory, memory/seals,
+//                                                   state/inherited_state: read from it before the answer
+//         ─▶ answer; then describe ── template/flag_probe, memory, state: read from the template
 /// Starts to capture a process; `observer` hears that it was begun, and then that it was completed, each
 /// within the limit and [`GRACE`].
 ///

@@ -1,10 +1,6 @@
-//! What happens while the parent stands still, and nothing else: as little as can be, as much as possible at once.
+//! The pause of one process, from its stop to its release: as little as possible, and as much as possible at once.
 //!
-//! ```text
-//!  leader    map pages ─ asks, clones itself ············································· unmap pages
-//!  others              ─ ask ─ registers back
-//!  we        registers ─ · · · · · · · · · contents of files, shared memory ─ likeness · · · let go
-//! ```
+//! `tree_pause` calls `run_pause`. Results that can be judged later are returned unjudged (`PauseOutcome`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -96,11 +92,12 @@ impl PauseOutcome {
 
     /// What the threads answered; fails where a call of theirs did.
     pub(super) fn parse_answers(&self, snapshot: &ProcessSnapshot) -> Result<Vec<ThreadAnswers>, CaptureError> {
-        let ThreadResults { scripts: tasks, tid_addresses, slots: desks } = &self.results;
-        let mut all = Vec::with_capacity(desks.len());
-        for (index, ((task, (script, answers)), tid_address)) in tasks.iter().zip(desks).zip(tid_addresses).enumerate()
+        let ThreadResults { scripts, tid_addresses, slots } = &self.results;
+        let mut all = Vec::with_capacity(slots.len());
+        for (index, ((thread_script, (script, answers)), tid_address)) in
+            scripts.iter().zip(slots).zip(tid_addresses).enumerate()
         {
-            for (position, call) in task.calls.iter().enumerate() {
+            for (position, call) in thread_script.calls.iter().enumerate() {
                 call.check_result(snapshot.threads[index].tid, script::result_of(script, position))?;
             }
             all.push(ThreadAnswers::parse((script, answers), index == 0, *tid_address));
@@ -109,6 +106,9 @@ impl PauseOutcome {
     }
 }
 
+//  leader    map pages ─ queries, clones itself ·············································· unmap pages
+//  others              ─ queries ─ registers restored
+//  tracer    registers ─ · · · · · · · · · file states, shared memory ─ root · · · · · · · · · · · · · · · release
 /// All of the pause between stop and release.
 pub(super) async fn run_pause(
     stopped: &mut StopGuard,
@@ -117,47 +117,40 @@ pub(super) async fn run_pause(
     freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<PauseOutcome, CaptureError> {
-    let (begun, clocks) = (Instant::now(), Clocks::now());
-    let thread_extended_state: Result<Vec<ThreadExtendedState>, _> =
+    let (started_at, clocks) = (Instant::now(), Clocks::now());
+    let extended_states: Result<Vec<ThreadExtendedState>, _> =
         stopped.snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
-    let thread_extended_state = thread_extended_state?;
+    let extended_states = extended_states?;
     survey_new_threads(&stopped.snapshot, &mut prepared.survey)?;
     let filters = suspend_filters(&stopped.snapshot, &prepared.survey)?;
     let end = choose_end_signal(&stopped.snapshot, &prepared.survey)?;
-    times.registers = begun.elapsed();
-    let (lifeline, rescue) = phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &thread_extended_state, end, injector))?;
-    let reached = (&lifeline, rescue.as_ref());
+    times.registers = started_at.elapsed();
+    let (pages, rescue) = phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &extended_states, end, injector))?;
+    let reached = (&pages, rescue.as_ref());
     let worked =
-        run_work(stopped, prepared, (&thread_extended_state, reached, end, begun), injector, freeze, times).await;
+        run_work(stopped, prepared, (&extended_states, reached, end, started_at), injector, freeze, times).await;
     let mut unmapped = Ok(());
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
         let thread = (leader.tid, &leader.registers);
         let rescued = (rescue.as_ref(), &prepared.mem);
-        unmapped = phase!(await "prepare.unmap", lifeline.unmap(thread, rescued, injector));
+        unmapped = phase!(await "prepare.unmap", pages.unmap(thread, rescued, injector));
         sigreturn_frame::disarm_leader(leader, rescued);
         stopped.mark_leader_restored();
     }
-    let PauseWork {
-        results: asked,
-        file_states: contents,
-        shared_copies: copies,
-        root: likeness,
-        cloned: born,
-        posix_timers: timers,
-    } = worked?;
+    let PauseWork { results, file_states, shared_copies, root, cloned, posix_timers } = worked?;
     Ok(PauseOutcome {
-        extended_states: thread_extended_state,
-        pages: lifeline,
-        file_states: contents,
-        shared_copies: copies,
-        root: likeness,
+        extended_states,
+        pages,
+        file_states,
+        shared_copies,
+        root,
         clocks,
-        posix_timers: timers,
+        posix_timers,
         filters,
-        cloned: born,
+        cloned,
         unmap_result: unmapped,
-        results: asked,
+        results,
     })
 }
 
@@ -166,22 +159,22 @@ pub(super) async fn run_pause(
 async fn map_injection_pages(
     snapshot: &ProcessSnapshot,
     prepared: &PreparedProcess,
-    thread_extended_state: &[ThreadExtendedState],
+    extended_states: &[ThreadExtendedState],
     end: EndSignal,
     injector: &mut Injector<'_>,
 ) -> Result<(InjectionPages, Option<SigreturnFrame>), CaptureError> {
     let PreparedProcess { survey, mem, offered_pages: offer, .. } = prepared;
-    let room = InjectionLayout::for_threads(thread_extended_state);
+    let layout = InjectionLayout::for_threads(extended_states);
     let offered =
-        offer.as_ref().and_then(|offer| InjectionPages::from_offer(offer, room, end, (snapshot, &survey.maps, mem)));
+        offer.as_ref().and_then(|offer| InjectionPages::from_offer(offer, layout, end, (snapshot, &survey.maps, mem)));
     if let Some(injection_pages) = offered {
         return Ok((injection_pages, None));
     }
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
-    let rescue = SigreturnFrame::prepare(snapshot.leader(), &thread_extended_state[0], gadgets, &survey.maps, mem);
+    let rescue = SigreturnFrame::prepare(snapshot.leader(), &extended_states[0], gadgets, &survey.maps, mem);
     let rescued = (rescue.as_ref(), mem);
     let mapped = match sigreturn_frame::arm_leader(snapshot.leader(), end, rescued) {
-        Ok(()) => InjectionPages::map(snapshot, room, end, rescued, injector).await,
+        Ok(()) => InjectionPages::map(snapshot, layout, end, rescued, injector).await,
         Err(error) => Err(error),
     };
     if mapped.is_err() {
@@ -234,7 +227,7 @@ struct PauseWork {
 async fn run_work(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
-    (standing, (injection_pages, rescue), end, begun): (
+    (extended_states, (injection_pages, rescue), end, started_at): (
         &[ThreadExtendedState],
         (&InjectionPages, Option<&SigreturnFrame>),
         EndSignal,
@@ -244,14 +237,14 @@ async fn run_work(
     freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<PauseWork, CaptureError> {
-    let mut lap = Stopwatch::start_scripts();
+    let mut lap = Stopwatch::start();
     let pid = stopped.snapshot.pid;
-    let (mut tasks, tid_addresses) =
-        thread_queries::build_scripts(&stopped.snapshot, standing, &prepared.survey, injection_pages);
-    tasks[0].calls.extend((!freeze).then(clone_call));
-    injection_pages.write(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
+    let (mut scripts, tid_addresses) =
+        thread_queries::build_scripts(&stopped.snapshot, extended_states, &prepared.survey, injection_pages);
+    scripts[0].calls.extend((!freeze).then(clone_call));
+    injection_pages.write(&stopped.snapshot, extended_states, &scripts, &prepared.mem)?;
     let mut running =
-        start_scripts(&stopped.snapshot, &tasks, injection_pages, (rescue, &prepared.mem), end, injector)?;
+        start_scripts(&stopped.snapshot, &scripts, injection_pages, (rescue, &prepared.mem), end, injector)?;
     injector.wait_scripts(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
     times.queries = lap.lap();
@@ -260,17 +253,17 @@ async fn run_work(
         .filter_map(|one| unshared_threads::refuse_unshared_table(pid, one.tid))
         .collect();
     let Survey { fds, diagnosis, .. } = &prepared.survey;
-    let contents = OpenFileStates::read(pid, (fds, &prepared.daemon_sockets), diagnosis.as_ref());
-    let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
+    let file_states = OpenFileStates::read(pid, (fds, &prepared.daemon_sockets), diagnosis.as_ref());
+    let shared_copies = copy_shared(prepared, file_states.as_ref().ok(), injector.deadline());
     let listed = timers::list_timers(pid);
     times.shared = lap.lap();
-    let process_root = ProcessRoot::read(pid);
+    let root = ProcessRoot::read(pid);
     injector.wait_scripts(&mut running, |_| true).await?;
-    let desks = injection_pages
-        .read_slots(tasks.len(), &prepared.mem)
+    let slots = injection_pages
+        .read_slots(scripts.len(), &prepared.mem)
         .map_err(CaptureError::reading(pid, "the answers of its threads"))?;
-    let (leader, made) = (stopped.snapshot.leader(), (&tasks[0], desks[0].0.as_slice()));
-    let born = if freeze {
+    let (leader, made) = (stopped.snapshot.leader(), (&scripts[0], slots[0].0.as_slice()));
+    let cloned = if freeze {
         CloneOutcome::without_dontfork(None)
     } else {
         CloneOutcome::finish_clone(made, leader, prepared, injection_pages, injector).await?
@@ -278,15 +271,15 @@ async fn run_work(
     times.clone = lap.lap();
     let timers = match listed {
         _ if !apart.is_empty() => Err(CaptureError::refused(pid, apart)),
-        Ok(listed) => read_posix_timers(stopped, prepared, &listed, (injection_pages, begun), injector).await,
+        Ok(listed) => read_posix_timers(stopped, prepared, &listed, (injection_pages, started_at), injector).await,
         Err(error) => Err(error),
     };
     Ok(PauseWork {
-        results: ThreadResults { scripts: tasks, tid_addresses, slots: desks },
-        file_states: contents,
-        shared_copies: copies,
-        root: process_root,
-        cloned: born,
+        results: ThreadResults { scripts, tid_addresses, slots },
+        file_states,
+        shared_copies,
+        root,
+        cloned,
         posix_timers: timers,
     })
 }
@@ -310,7 +303,7 @@ async fn read_posix_timers(
     stopped: &mut StopGuard,
     prepared: &PreparedProcess,
     listed: &[ListedTimer],
-    (lifeline, begun): (&InjectionPages, Instant),
+    (pages, started_at): (&InjectionPages, Instant),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
@@ -320,7 +313,7 @@ async fn read_posix_timers(
     }
     let inner_id = |tid: i32| survey.profiles.get(&tid).map(ThreadProfile::inner_id);
     let leader = (stopped.snapshot.leader(), survey.inner_id());
-    let timers = timers::read_remaining(leader, listed, inner_id, (lifeline, &prepared.mem, begun), injector).await?;
+    let timers = timers::read_remaining(leader, listed, inner_id, (pages, &prepared.mem, started_at), injector).await?;
     stopped.read_late_signals()?;
     Ok(timers)
 }
@@ -328,14 +321,14 @@ async fn read_posix_timers(
 /// Lets all threads run their scripts, the leader first, whose clone takes longest.
 fn start_scripts(
     snapshot: &ProcessSnapshot,
-    tasks: &[ThreadScript],
+    scripts: &[ThreadScript],
     injection_pages: &InjectionPages,
     (rescue, mem): (Option<&SigreturnFrame>, &File),
     end: EndSignal,
     injector: &Injector<'_>,
 ) -> Result<Vec<RunningScript>, CaptureError> {
-    let mut all = Vec::with_capacity(tasks.len());
-    for (index, (thread, task)) in snapshot.threads.iter().zip(tasks).enumerate() {
+    let mut all = Vec::with_capacity(scripts.len());
+    for (index, (thread, task)) in snapshot.threads.iter().zip(scripts).enumerate() {
         let running = injection_pages.script_of(index, thread.tid, task.calls.len());
         injector.point_to_script(&running, &thread.registers)?;
         // Only now: should we die, its script unblocks them.
@@ -356,7 +349,7 @@ fn start_scripts(
 struct Stopwatch(Instant);
 
 impl Stopwatch {
-    fn start_scripts() -> Self {
+    fn start() -> Self {
         Self(Instant::now())
     }
 

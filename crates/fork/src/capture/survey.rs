@@ -1,5 +1,5 @@
-//! The look at a running process before it is stopped: what would be carried, what is refused, and what the pause
-//! then needs at hand. Everything here may change until the pause; what matters is read again from the template.
+//! Surveys a running process before it is stopped: what would be carried and refused, and what the pause needs.
+//! All of it may change until the pause; everything that matters is read again from the template.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! All that is done while the processes of a tree stand: each goes its way through the [`pause`], and is let go when the last
-//! one has.
+//! The pause of a whole tree. Each process passes through `pause`; all are released when the last one has.
+//! `attempt` calls `pause_tree`.
 
 use super::attempt::TemplateProcess;
 use super::error::CaptureError;
@@ -56,19 +56,19 @@ impl PausedProcess {
 
 /// All that is done while all stand.
 pub(super) fn pause_tree(
-    family: &mut ProcessTree,
+    tree: &mut ProcessTree,
     tids: &[Vec<i32>],
     options: &CaptureOptions,
     deadline: &Deadline,
     trace_lock: &TraceLock,
     times: &mut CaptureTimes,
 ) -> Result<Vec<PausedProcess>, CaptureError> {
-    let taken = family.processes.iter().zip(tids).map(|(one, tids)| StopGuard::new(one.pid(), tids));
+    let taken = tree.processes.iter().zip(tids).map(|(one, tids)| StopGuard::new(one.pid(), tids));
     let mut stopped: Vec<StopGuard> =
         phase!("prepare.registers", taken.collect::<Vec<_>>()).into_iter().collect::<Result<_, _>>()?;
     let pause_executor = PauseExecutor::new(tids, deadline);
     let (mut all, mut failed) = (Vec::with_capacity(tids.len()), None);
-    for (paused, own) in pause_processes(family, &mut stopped, options.freeze, &pause_executor) {
+    for (paused, own) in pause_processes(tree, &mut stopped, options.freeze, &pause_executor) {
         times.add_pause(&own);
         match paused {
             Ok(paused) => all.push(paused),
@@ -96,23 +96,23 @@ type TimedPause = (Result<PauseOutcome, CaptureError>, CaptureTimes);
 /// knows a clone by an address that may be the same in several; and those of whom some have one memory, in which each clone shall
 /// find no pages but its own process's.
 fn pause_processes(
-    family: &mut ProcessTree,
+    tree: &mut ProcessTree,
     stopped: &mut [StopGuard],
     freeze: bool,
     pause_executor: &PauseExecutor<'_>,
 ) -> Vec<TimedPause> {
-    let is_served = family.processes.iter().any(|one| one.prepared.template_search.is_some());
-    let have_one_memory = family.processes.iter().any(TreeProcess::shares_memory);
-    let ways = family.processes.iter_mut().zip(stopped);
+    let is_served = tree.processes.iter().any(|one| one.prepared.template_search.is_some());
+    let have_one_memory = tree.processes.iter().any(TreeProcess::shares_memory);
+    let processes = tree.processes.iter_mut().zip(stopped);
     if !is_served && !have_one_memory {
-        let mut all: Vec<(i32, BoxedFuture<'_, TimedPause>)> = Vec::with_capacity(ways.len());
-        for (one, stopped) in ways {
+        let mut all: Vec<(i32, BoxedFuture<'_, TimedPause>)> = Vec::with_capacity(processes.len());
+        for (one, stopped) in processes {
             all.push((one.pid(), Box::pin(pause_process(&mut one.prepared, stopped, freeze, pause_executor))));
         }
         return pause_executor.run(all);
     }
-    let (mut passed, mut last_space): (Vec<TimedPause>, _) = (Vec::with_capacity(ways.len()), None);
-    for (one, stopped) in ways {
+    let (mut pauses, mut last_space): (Vec<TimedPause>, _) = (Vec::with_capacity(processes.len()), None);
+    for (one, stopped) in processes {
         if let (Some(search), Some(last)) = (&mut one.prepared.template_search, last_space) {
             search.skip_address_space(last);
         }
@@ -122,12 +122,12 @@ fn pause_processes(
         let space =
             |(paused, _): &TimedPause| paused.as_ref().ok()?.cloned.address_space.as_ref().ok().copied().flatten();
         last_space = done.first().and_then(space).or(last_space);
-        passed.append(&mut done);
-        if passed.last().is_some_and(|(paused, _)| paused.is_err()) {
+        pauses.append(&mut done);
+        if pauses.last().is_some_and(|(paused, _)| paused.is_err()) {
             break;
         }
     }
-    passed
+    pauses
 }
 
 async fn pause_process(

@@ -21,7 +21,7 @@ pub(super) fn encode_headers(notes: &[u8], areas: &[CoreSegment]) -> (Vec<u8>, V
     let mut end = (notes_at + notes.len() as u64).next_multiple_of(PAGE_SIZE);
     let mut head = encode_file_header(headers as u16);
     append_program_header(&mut head, PT_NOTE, 0, [notes_at, 0, notes.len() as u64, 0, 4]);
-    let mut places = Vec::with_capacity(areas.len());
+    let mut offsets = Vec::with_capacity(areas.len());
     for core_segment in areas {
         let (bytes, file_bytes) = (core_segment.end - core_segment.start, core_segment.file_bytes());
         append_program_header(
@@ -30,11 +30,11 @@ pub(super) fn encode_headers(notes: &[u8], areas: &[CoreSegment]) -> (Vec<u8>, V
             segment_flags(core_segment),
             [end, core_segment.start, file_bytes, bytes, PAGE_SIZE],
         );
-        places.push(end);
+        offsets.push(end);
         end += file_bytes;
     }
     head.extend_from_slice(notes);
-    (head, places, end)
+    (head, offsets, end)
 }
 
 fn encode_file_header(headers: u16) -> Vec<u8> {

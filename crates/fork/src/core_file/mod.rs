@@ -1,15 +1,7 @@
-//! Core files: the state of a running process in the format of core(5), for gdb and the like.
+//! Core files: the state of a running process in the format of core(5), for gdb and similar tools.
 //!
-//! ```text
-//!  0       64         notes                        a multiple of 4096
-//!  ┌───────┬──────────┬────────────────────────────┬──────────────┬──────────────┬───
-//!  │ ELF   │ program  │ process, auxv, files, then │ first area's │ second       │ …
-//!  │ header│ headers  │ registers of each thread   │ contents     │ area's       │
-//!  └───────┴──────────┴────────────────────────────┴──────────────┴──────────────┴───
-//! ```
-//!
-//! The process stands still until its memory was read. Pages of zeroes are left out: a file has holes there. That all of its
-//! memory is there, and none still on another node, is for the caller to see to: what is missing would look like zeroes.
+//! The node calls `dump_core`. The process stays stopped until its memory was read. Pages of zeroes become holes.
+//! The caller makes sure that the process has all of its memory. Pages that are still on another node look like zeroes.
 
 mod elf;
 mod notes;
@@ -76,6 +68,11 @@ pub struct CoreSummary {
 /// Takes a piece of the file, at its place; whoever has enough breaks it off.
 pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 
+//  0       64         notes                        a multiple of 4096
+//  ┌───────┬──────────┬────────────────────────────┬───────────────┬────────────────┬───
+//  │ ELF   │ program  │ process, auxv, files, then │ first segment │ second segment │ …
+//  │ header│ headers  │ registers of each thread   │               │                │
+//  └───────┴──────────┴────────────────────────────┴───────────────┴────────────────┴───
 /// Gives the core file of a process, piece by piece, in ascending order; what was not given is zeroes. Blocks, and traces: to
 /// be called from a thread that ends afterwards.
 ///
@@ -83,20 +80,20 @@ pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 /// [`CoreError`]; the process runs on.
 pub fn dump_core(pid: i32, take: CoreSink<'_>) -> Result<CoreSummary, CoreError> {
     let began = Instant::now();
-    let still = StoppedProcess::stop(pid, STOP_LIMIT)?;
+    let stopped = StoppedProcess::stop(pid, STOP_LIMIT)?;
     let areas = segments::read_segments(pid)?;
     if areas.len() >= elf::SEGMENTS_MAX {
         return Err(CoreError::TooManySegments(areas.len()));
     }
-    let notes = notes::encode_notes(pid, &still, &areas)?;
-    let (head, places, file_bytes) = elf::encode_headers(&notes, &areas);
+    let notes = notes::encode_notes(pid, &stopped, &areas)?;
+    let (head, offsets, file_bytes) = elf::encode_headers(&notes, &areas);
     write_chunk(take, 0, &head)?;
     let mem = File::open(format!("/proc/{pid}/mem")).map_err(CoreError::read_error("memory"))?;
-    for (area, place) in areas.iter().zip(places) {
-        write_segment(pid, &mem, area, place, take)?;
+    for (area, offset) in areas.iter().zip(offsets) {
+        write_segment(pid, &mem, area, offset, take)?;
     }
-    let threads = still.threads().count();
-    drop(still);
+    let threads = stopped.threads().count();
+    drop(stopped);
     Ok(CoreSummary { file_bytes, threads, stop_duration: began.elapsed() })
 }
 
@@ -112,7 +109,7 @@ fn write_segment(
     pid: i32,
     mem: &File,
     core_segment: &CoreSegment,
-    place: u64,
+    offset: u64,
     take: CoreSink<'_>,
 ) -> Result<(), CoreError> {
     let mut buffer = vec![0; CHUNK_BYTES as usize];
@@ -120,7 +117,7 @@ fn write_segment(
         for start in (range.start..range.end).step_by(CHUNK_BYTES as usize) {
             let bytes = &mut buffer[..(range.end - start).min(CHUNK_BYTES) as usize];
             read_segment(pid, mem, core_segment, start, bytes)?;
-            let at = place + (start - core_segment.start);
+            let at = offset + (start - core_segment.start);
             for (first, run) in nonzero_runs(bytes) {
                 write_chunk(take, at + first as u64, run)?;
             }

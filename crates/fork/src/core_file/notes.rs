@@ -1,4 +1,4 @@
-//! The notes of a core file: what is not memory. Layouts as in linux/elfcore.h, for x86-64.
+//! The notes of a core file: everything except memory. Layouts as in linux/elfcore.h, for x86-64.
 
 use std::fs;
 use std::ops::Range;

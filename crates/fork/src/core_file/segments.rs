@@ -1,5 +1,5 @@
-//! Which areas of memory a core file has, and what of them: as the kernel's own (core(5), coredump_filter 0x33 less shared
-//! files). What a program marked with MADV_DONTDUMP is left out.
+//! The segments of a core file: which mappings it has, and which part of each. The selection is the kernel's (core(5),
+//! coredump_filter 0x33) less shared files. MADV_DONTDUMP mappings are left out.
 
 use std::ops::Range;
 

@@ -1,10 +1,8 @@
-//! Huge pages for a process that runs: small pages of which nearly 2 MiB are there become one huge page, in the background,
-//! by MADV_COLLAPSE from outside. No program need ask for it, and the machine's settings need not change.
+//! Replaces small pages of running processes by huge pages, in the background, with MADV_COLLAPSE from outside.
 //!
-//! What for: a fork, and so a prepare, copies an entry for each page, and a huge page has one where small ones have 512.
-//! `docs/decisions/012-huge-pages.md` has what it costs. What is shared with a fork of the process, unless
-//! its tender is told otherwise, or was said to stay small (MADV_NOHUGEPAGE), stays as it is. Which processes are tended, and
-//! when, is their callers' business.
+//! A fork copies one entry per page: one for a huge page, 512 for small ones. The costs are in
+//! `docs/decisions/012-huge-pages.md`. Memory shared with a fork stays small unless `include_shared` was called, and so
+//! does MADV_NOHUGEPAGE memory. The callers (the node, `farfork run`) select processes and times.
 
 mod candidates;
 
@@ -30,6 +28,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(4);
 /// A unit that stayed small is tried again after so many rounds: what keeps it so may pass.
 const RETRY_ROUNDS: u32 = 16;
 
+// A unit of 2 MiB is collapsed when nearly all of its small pages are there. The program does not have to request it,
+// and the machine's settings do not have to change.
 /// Tends one process.
 #[derive(Debug)]
 pub struct HugePageCollapser {

@@ -1,14 +1,11 @@
-//! All of a seed's memory, as its image has it: what the seed inherits is its own from then on.
-//!
-//! ```text
-//!  before   ├─ populated ─┤ zeroes ├─ inherited ─┤├─ populated ─┤      and layers
-//!  image    ├─ populated ─┤ zeroes ├─────── populated ──────────┤      none
-//! ```
+//! Flattens a seed's layers for its image: the pages that a seed inherits become its own.
 
 use std::ops::Range;
 
 use farfork_wire::descriptor::{Descriptor, Extent, InheritedRun, PageRun};
 
+//  before   ├─ populated ─┤ zeroes ├─ inherited ─┤├─ populated ─┤      and layers
+//  image    ├─ populated ─┤ zeroes ├─────── populated ──────────┤      no layers
 /// The descriptor of a seed that has all of its pages itself.
 pub(crate) fn flatten_layers(descriptor: &Descriptor) -> Descriptor {
     let mut whole = Descriptor { layers: Vec::new(), ..descriptor.clone() };

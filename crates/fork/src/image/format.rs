@@ -1,20 +1,17 @@
-//! The bytes of an image. Pure: reading and writing the file is left to `reader` and `writer`.
+//! The byte format of an image. Pure: `reader` and `writer` do the I/O.
 //!
-//! ```text
-//!  0          8         12        16            24
-//!  ┌──────────┬─────────┬─────────┬─────────────┬────────────────┬───────────────┬──────┬───────────────┐
-//!  │ FFIMAGE\n│ version │ CRC-32C │ bytes of    │ head (postcard)│ CRC-32C of    │ 0 …  │ pages, in the │
-//!  │          │ u32 LE  │ u32 LE  │ head u64 LE │                │ each page, LE │      │ order of slots│
-//!  └──────────┴─────────┴─────────┴─────────────┴────────────────┴───────────────┴──────┴───────────────┘
-//!                                 └────────── the first checksum covers these ───┘      └ a multiple of 4096
-//! ```
-//!
-//! Magic and version stand first, so that a reader of any version can say what it was given. The number of pages is in the
-//! head's descriptor, so that the file's length is known before a page is read: a cut image is found when it is opened.
+//! Magic and version are first, so that a reader of any version can name the version that it found.
+//! The header contains the descriptor, which gives the number of pages. So a truncated image is detected at open.
 
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
 
+//  0          8         12        16            24
+//  ┌──────────┬─────────┬─────────┬─────────────┬───────────────────┬───────────────┬──────┬───────────────┐
+//  │ FFIMAGE\n│ version │ CRC-32C │ bytes of    │ header (postcard) │ CRC-32C of    │ 0 …  │ pages, in the │
+//  │          │ u32 LE  │ u32 LE  │header u64 LE│                   │ each page, LE │      │ order of slots│
+//  └──────────┴─────────┴─────────┴─────────────┴───────────────────┴───────────────┴──────┴───────────────┘
+//                                 └─────────── the first CRC covers these ──────────┘      └ a multiple of 4096
 const MAGIC: &[u8; 8] = b"FFIMAGE\n";
 const VERSION: u32 = 1;
 /// Bytes before the head.

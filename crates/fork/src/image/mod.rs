@@ -1,13 +1,8 @@
-//! The image of a seed: all that it has, in one file, so that it outlives its template and the daemon that made it.
+//! The image of a seed: all of it in one file, which outlives the template and the daemon that made it.
 //!
-//! ```text
-//!  template ── writer: page by page ──▶ ID.image.new ── rename ──▶ ID.image ── reader ──▶ fabric
-//! ```
-//!
-//! An image is written whole or not at all, for its owner alone (mode 0600: it has the parent's memory, and the token that
-//! opens the seed). Each page has a checksum, which is looked at whenever the page is read: a damaged image is an error,
-//! never a wrong byte. Beside it stands which pages the seed's children touch (`working_set`). When images are made and
-//! removed is the daemon's business.
+//! `write_image` writes an image whole or not at all. `Image` reads it, and verifies the checksum of each page that it
+//! reads. The file has mode 0600, since it contains the parent's memory and the seed's token.
+//! The daemon decides when images are made and removed.
 
 mod flatten;
 mod format;
@@ -30,6 +25,9 @@ pub use working_set::working_set_path;
 pub use writer::ImageProgress;
 pub(crate) use writer::write_image;
 
+//  template ── writer: page by page ──▶ ID.image.new ── rename ──▶ ID.image ── reader ──▶ fabric
+//
+// The file next to it, `ID.set`, names the pages that the seed's children touch (`working_set`).
 /// Why there is no image, or none that can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {

@@ -1,4 +1,4 @@
-//! The pages of a seed in the order in which an image has them: a page's number there is its *slot*. Pure.
+//! The order of a seed's pages in its image. The position of a page in that order is its *slot*. Pure.
 
 use farfork_wire::descriptor::{Descriptor, ExtentId};
 

@@ -1,5 +1,4 @@
-//! Reads an image: what it says of its seed when it is opened, and pages whenever somebody wants them, each against its
-//! checksum.
+//! Reads an image: the header at open, and pages on demand, each verified against its checksum.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,11 +1,7 @@
-//! The working set of a sealed seed, in a file beside its image: what the next daemon's first children get at once.
+//! The working set of a sealed seed, in a file next to its image. The next daemon's first children get it at once.
 //!
-//! ```text
-//!  ID.image ◀── the seed's memory          ID.set ◀── which of it children touch, as they read it of the owner
-//! ```
-//!
-//! Only an advice, so that it has no checksum: whichever pages it names are fetched as they are, or left out where the seed has no such.
-//! Nor does it wait for the disk: what a crash takes is learnt again.
+//! The file is only a hint. It has no checksum: pages that the seed has are fetched as they are, others are ignored.
+//! It is not synced to disk: after a crash, the working set is learnt again.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -21,6 +17,7 @@ const WORKING_SET_EXTENSION: &str = "set";
 /// Most bytes of one: as many as a set of single pages has, each with its extent, number and count.
 const WORKING_SET_BYTES_MAX: u64 = 1 << 20;
 
+//  ID.image ◀── the seed's memory          ID.set ◀── the pages that its children touch, as they read them of the owner
 /// Where the working set of the seed of this image is kept.
 pub fn working_set_path(image: &Path) -> PathBuf {
     image.with_extension(WORKING_SET_EXTENSION)

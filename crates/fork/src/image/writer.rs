@@ -1,4 +1,4 @@
-//! Writes an image: pages first, then what says what they are, then its name.
+//! Writes an image under a temporary name: first the pages, then header and checksums. Then renames it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

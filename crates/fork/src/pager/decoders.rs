@@ -1,6 +1,5 @@
-//! What the pager and its clients make of bytes that another process wrote, or an earlier pager left, for those who try
-//! it with any bytes (`fuzz/`): what begins each file is put before them here. The pager itself reads where the bytes
-//! arrive.
+//! Decoders of bytes that another process or an earlier pager wrote, as entry points for the fuzz targets (`fuzz/`).
+//! They prepend the magic of each file format to their input. The pager itself decodes the bytes where they arrive.
 
 use std::fs;
 use std::io;
@@ -60,8 +59,8 @@ pub fn plan_from_descriptor(descriptor: &Descriptor) -> MemoryPlan {
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn count_replayed_spaces(child_dir: &Path, snapshot: &[u8], behind_magic: &[u8]) -> io::Result<Option<usize>> {
-    fs::write(child_dir.join(journal::JOURNAL_FILE), journal::build_file(snapshot, behind_magic))?;
+pub fn count_replayed_spaces(child_dir: &Path, snapshot: &[u8], after_magic: &[u8]) -> io::Result<Option<usize>> {
+    fs::write(child_dir.join(journal::JOURNAL_FILE), journal::build_file(snapshot, after_magic))?;
     let replayed = Journal::open(child_dir).ok().map(|(_, replay)| replay_journal(replay, &[PageMap::default()]));
     Ok(replayed.map(|replayed| replayed.spaces.len()))
 }

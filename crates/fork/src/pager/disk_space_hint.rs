@@ -1,4 +1,5 @@
-//! What helps where a file of a pager's has no room. It is said in the pager's own words, which its refusals are passed on in.
+//! The hint that an error message gets when a file of the pager cannot be written for lack of disk space. The pager
+//! adds it itself, because the daemon passes on the pager's refusals as text.
 
 use std::io;
 

@@ -1,25 +1,27 @@
 //! The pager: serves the missing pages of all children of a node, from a process of its own that outlives the daemon.
-//!
-//! ```text
-//!  child touches a missing page ─▶ kernel ─▶ userfaultfd ─▶ server ─▶ journal (events)
-//!                                                             │ faults
-//!                                            space: where does this page belong now?
-//!                                       zeroes │                │ page of the seed
-//!                                              │                ├─▶ owners, demand lane: this page, at once
-//!                                              │                └─▶ owners, bulk lane: its neighbours (prefetch)
-//!                                              ▼                          │ reply
-//!                                           install ◀─────────────────────┘
-//! ```
-//!
-//! Invariants:
-//! - A userfaultfd is closed only after its process is gone, or where it is a template and never runs. The keeper's table holds it while pagers come and go.
-//! - Messages are read into the journal, and applied before any fault of the same batch is judged.
-//! - A page is installed where it belongs at that moment, not where it was asked for.
-//! - What should hold data is never answered with zeroes: what cannot be had is poisoned, and the reason written down.
-//! - A thread that waits is answered, or woken to ask again, whatever becomes of the page it waits for.
-//!
-//! Pure parts: `page_map` and all in it, `plan`'s `populated`, `space`'s `page_set`, `prefetch`, `journal`'s `counters` and `replay`. What becomes of a child as a process,
-//! and when its directory is made and removed, is the daemon's business.
+//! `keeper` keeps the process running, `server` is its loop, and the daemon calls it through `PagerClient`.
+//! `page_map`, `plan::slot_index`, `address_space::slot_bitmap`, `readahead`, `journal::counters` and `journal::replay`
+//! are pure. The daemon manages children as processes, and creates and removes their directories.
+
+// From a page fault to its answer:
+//
+//  child touches a missing page ─▶ kernel ─▶ userfaultfd ─▶ server ─▶ journal (events)
+//                                                             │ faults
+//                                            address_space: which page belongs here now?
+//                                       zeroes │                │ page of the seed
+//                                              │                ├─▶ owners, demand lane: this page, at once
+//                                              │                └─▶ owners, bulk lane: its neighbours (readahead)
+//                                              ▼                          │ reply
+//                                           install ◀─────────────────────┘
+//
+// Invariants:
+// - A userfaultfd is closed only after its process is gone, or if the process is a template, which never runs. The
+//   keeper's descriptor table keeps it open while pagers end and start.
+// - Messages are read into the journal. Events are applied before any fault of the same batch is classified.
+// - A page is installed where it belongs at the time of the install, not where it was requested.
+// - A page that should hold data is never answered with zeroes. If it cannot be fetched it is poisoned, and the reason
+//   is written to `LOST_FILE`.
+// - A thread that waits is answered, or woken to fault again, whatever happens to its page.
 
 mod address_space;
 mod cache;

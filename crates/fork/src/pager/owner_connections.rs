@@ -1,8 +1,7 @@
-//! The owners that pages come from: two connections to each, shared by all children, and what was asked on them. The
-//! connections outlive the last child for a while, so that the next one of any seed of that owner finds them made.
-//!
-//! Pages that a thread waits for have a connection of their own (the demand lane), so that no stream of pages that may
-//! be wanted soon (the bulk lane) delays them. Bulk reads wait here in a queue, few of them are on their way at a time.
+//! Connections to the owners of pages: two for each owner, shared by all children, and the reads in flight on them.
+//! Pages for which a thread waits have their own connection (the demand lane). So they are not delayed by the pages
+//! that may be wanted soon (the bulk lane). Bulk reads wait in a queue, and few of them are in flight at a time.
+//! Connections stay open for `OWNER_IDLE_TIMEOUT` after their last user, for the next child of any seed of that owner.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -374,11 +373,11 @@ impl OwnerConnections {
         let before = completions.len();
         owner.connection_mut(lane).poll(now, completions);
         if lane == Lane::Bulk {
-            let is_told = |completion: &&Completion| {
+            let is_message = |completion: &&Completion| {
                 matches!(self.auxiliary_requests.get(&completion.tag), Some((_, AuxiliaryRequest::Message)))
             };
-            let told = completions[before..].iter().filter(is_told).count();
-            owner.set_bulk_reads(owner.bulk_reads + before + told - completions.len());
+            let message_count = completions[before..].iter().filter(is_message).count();
+            owner.set_bulk_reads(owner.bulk_reads + before + message_count - completions.len());
         }
     }
 

@@ -1,5 +1,5 @@
-//! A pager whose owners are in a simulated world, for tests: the processes that it serves, and their faults, are real; the
-//! network and the time are the world's. Whoever calls it is its loop, in one thread.
+//! A pager whose owners are in a simulated world, for tests. The processes that it serves, and their faults, are real.
+//! Network and time are the world's. The test is its loop, in one thread.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,20 +26,20 @@ pub struct SimulatedPager<'a> {
     node: NodeId,
 }
 
-/// Has `course` play a pager on `node`, with its files in `run_dir`.
+/// Has `scenario` play a pager on `node`, with its files in `run_dir`.
 ///
 /// # Errors
 /// As of a real one.
 pub fn run_simulated_pager<T>(
     run_dir: &Path,
     (world, node): (&World, NodeId),
-    course: impl FnOnce(&mut SimulatedPager<'_>) -> T,
+    scenario: impl FnOnce(&mut SimulatedPager<'_>) -> T,
 ) -> Result<T, PagerError> {
     let config = PagerConfig { run_dir: run_dir.to_owned(), credentials: None };
     let keeper_context = KeeperContext::open(&config)?;
-    let away = world.clone();
+    let peer_world = world.clone();
     let connect: OwnerConnector = Box::new(move |address, _| match address {
-        Address::Sim(place) => Ok(sim::connect(&away, node, *place, None)),
+        Address::Sim(peer) => Ok(sim::connect(&peer_world, node, *peer, None)),
         other => Err(io::Error::other(format!("{other} is not of this world"))),
     });
     let server = PagerServer::with_owners(
@@ -49,7 +49,7 @@ pub fn run_simulated_pager<T>(
         world.local_time(node),
     );
     let server = server.map_err(|source| PagerError::System { action: "begin", source })?;
-    Ok(course(&mut SimulatedPager { server, world: world.clone(), node }))
+    Ok(scenario(&mut SimulatedPager { server, world: world.clone(), node }))
 }
 
 impl SimulatedPager<'_> {

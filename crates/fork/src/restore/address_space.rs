@@ -1,4 +1,5 @@
-//! The child's address space, as the restorer is to build it: what is mapped from the node's own files, what is paged.
+//! Compiles the address space of a restore plan: which mappings the restorer makes, and where their contents come from.
+//! `plan` calls it. Contents come from this node's files, from passed objects, or on page faults from the pager.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,7 +11,7 @@ use super::passed_objects::PassedObjects;
 use super::plan_layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_DROPPABLE, MAPPING_FILE, MAPPING_GROWS_DOWN,
     MAPPING_HUGE_PAGE, MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM,
-    MAPPING_SEQUENTIAL, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
+    MAPPING_SEQUENTIAL, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecialMapping,
 };
 use super::plan_writer::PlanWriter;
 use super::stub_map::StubMap;
@@ -24,7 +25,7 @@ use crate::file_identity;
 pub(super) struct AddressSpacePlan {
     pub(super) mappings: Vec<PlanMapping>,
     pub(super) files: Vec<PlanFile>,
-    pub(super) special_mappings: Vec<PlanSpecial>,
+    pub(super) special_mappings: Vec<PlanSpecialMapping>,
     pub(super) userfaultfd_ranges: Vec<PlanRange>,
     /// Pages that must not be touched.
     pub(super) guards: Vec<PlanRange>,
@@ -43,7 +44,7 @@ pub(super) enum PlanScope {
     Whole,
     /// What copies of a zygote have of it: all that is private to a process.
     Zygote,
-    /// What a copy of a zygote makes for itself; `zygote`, start and length, is the region that it leaves.
+    /// What a copy of a zygote makes for itself; `zygote_region`, start and length, is the region that it unmaps.
     ZygoteCopy {
         /// Where the zygote's restorer is.
         zygote_region: (u64, u64),
@@ -64,7 +65,7 @@ impl AddressSpacePlan {
         descriptor: &Descriptor,
         is_here: &[bool],
         objects: &PassedObjects,
-        (stub, bridge, part): (&StubMap, Option<&VdsoBridge>, PlanScope),
+        (stub, bridge, scope): (&StubMap, Option<&VdsoBridge>, PlanScope),
         writer: &mut PlanWriter,
     ) -> Result<Self, RestoreError> {
         let mut space = Self::default();
@@ -74,10 +75,10 @@ impl AddressSpacePlan {
         }
         let mut opened = HashMap::new();
         for mapping in &descriptor.mappings {
-            if mapping.flags.locked && part != PlanScope::Zygote {
+            if mapping.flags.locked && scope != PlanScope::Zygote {
                 space.locked_ranges.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start });
             }
-            let is_planned = match part {
+            let is_planned = match scope {
                 PlanScope::Whole => true,
                 PlanScope::Zygote => !is_shared_by_fork(mapping),
                 PlanScope::ZygoteCopy { .. } => is_shared_by_fork(mapping),
@@ -253,10 +254,14 @@ fn mapping_flags(mapping: &Mapping) -> u16 {
 }
 
 /// The stub's own vdso and vvar move to where the parent had them; kernels that lay them out otherwise do not match.
-fn plan_special_mapping(mapping: &Mapping, kind: SpecialMapping, stub: &StubMap) -> Result<PlanSpecial, RestoreError> {
+fn plan_special_mapping(
+    mapping: &Mapping,
+    kind: SpecialMapping,
+    stub: &StubMap,
+) -> Result<PlanSpecialMapping, RestoreError> {
     let bytes = mapping.end - mapping.start;
     match stub.special_mapping(kind) {
-        Some((start, end)) if end - start == bytes => Ok(PlanSpecial { from: start, to: mapping.start, bytes }),
+        Some((start, end)) if end - start == bytes => Ok(PlanSpecialMapping { from: start, to: mapping.start, bytes }),
         found => Err(RestoreError::SpecialMappingMismatch {
             kind,
             wanted: bytes,

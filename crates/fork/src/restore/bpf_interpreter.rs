@@ -1,5 +1,5 @@
-//! What a filter of system calls (seccomp(2)) says of one call: its program is run here as the kernel runs it. What the kernel would
-//! not take as a program is said to forbid the call.
+//! Runs a seccomp(2) filter on one system call as the kernel does, and tells whether the filter allows the call.
+//! A program that the kernel would reject counts as forbidding the call. Pure; `seccomp_filters` calls it.
 
 /// `struct seccomp_data`, as 32-bit words: number, architecture, instruction pointer, six arguments.
 const DATA_WORDS: usize = 16;

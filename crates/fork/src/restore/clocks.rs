@@ -1,5 +1,5 @@
-//! The clocks of a child: CLOCK_MONOTONIC and CLOCK_BOOTTIME go on from where the parent's stood at capture
-//! (time_namespaces(7)); wall time is the node's.
+//! Clock offsets of the child's time namespace (time_namespaces(7)).
+//! CLOCK_MONOTONIC and CLOCK_BOOTTIME continue from the parent's values at capture. Wall time is the node's.
 
 use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::Origin;

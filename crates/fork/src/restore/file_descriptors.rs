@@ -1,4 +1,5 @@
-//! The child's file descriptors, as the restorer is to place them.
+//! Compiles the plan's tables of file descriptors and epoll entries, which `restorer/file_descriptors.c` opens and
+//! places. `plan` calls it. Objects without a path come from `passed_objects`, or are created by `syscalls`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +12,7 @@ use super::RestoreError;
 use super::passed_objects::PassedObjects;
 use super::plan_layout::{
     DESCRIPTOR_DUPLICATE, DESCRIPTOR_EPOLL, DESCRIPTOR_FROM_PROCESS, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED,
-    PlanDescriptor, PlanEpoll,
+    PlanEpollEntry, PlanFileDescriptor,
 };
 use super::plan_writer::PlanWriter;
 use super::process_tree::TreePosition;
@@ -33,14 +34,14 @@ pub const PAYLOAD_FD: u32 = 1000;
 /// Descriptors ascending, and the registrations of epolls.
 pub(super) fn build_fd_tables(
     descriptor: &Descriptor,
-    (objects, made, place): (&PassedObjects, &CreatedFiles, &TreePosition<'_>),
+    (objects, created_files, place): (&PassedObjects, &CreatedFiles, &TreePosition<'_>),
     payload: Option<&Path>,
     writer: &mut PlanWriter,
-) -> Result<(Vec<PlanDescriptor>, Vec<PlanEpoll>), RestoreError> {
+) -> Result<(Vec<PlanFileDescriptor>, Vec<PlanEpollEntry>), RestoreError> {
     let mut first_of: HashMap<u32, u32> = HashMap::new();
     let (mut descriptors, mut epolls) = (Vec::new(), Vec::new());
     for entry in &descriptor.file_descriptors {
-        let mut planned = PlanDescriptor {
+        let mut planned = PlanFileDescriptor {
             number: entry.number,
             kind: DESCRIPTOR_DUPLICATE,
             source: 0,
@@ -60,10 +61,10 @@ pub(super) fn build_fd_tables(
         } else {
             first_of.insert(entry.open_file, entry.number);
             let file = &descriptor.open_files[entry.open_file as usize];
-            let aside = objects.slot_of_open_file(entry.open_file).or(made.slot_of_open_file(entry.open_file));
+            let aside = objects.slot_of_open_file(entry.open_file).or(created_files.slot_of_open_file(entry.open_file));
             fill_fd_row(&mut planned, (descriptor, file), aside, writer)?;
             if let OpenFile::Epoll { targets, .. } = file {
-                epolls.extend(targets.iter().map(|target| PlanEpoll {
+                epolls.extend(targets.iter().map(|target| PlanEpollEntry {
                     epoll: entry.number,
                     target: target.number,
                     events: target.events,
@@ -81,7 +82,7 @@ pub(super) fn build_fd_tables(
 }
 
 fn add_payload(
-    descriptors: &mut Vec<PlanDescriptor>,
+    descriptors: &mut Vec<PlanFileDescriptor>,
     descriptor: &Descriptor,
     path: &Path,
     writer: &mut PlanWriter,
@@ -93,7 +94,8 @@ fn add_payload(
     let source = writer.write_text(&path.to_string_lossy())?;
     let flags = (OFlags::RDONLY | OFlags::NOCTTY).bits();
     let kind = DESCRIPTOR_OPEN;
-    let planned = PlanDescriptor { number: PAYLOAD_FD, kind, source, flags, offset: 0, close_on_exec: 0, reserved: 0 };
+    let planned =
+        PlanFileDescriptor { number: PAYLOAD_FD, kind, source, flags, offset: 0, close_on_exec: 0, reserved: 0 };
     match place {
         Ok(place) => descriptors[place] = planned,
         Err(place) => descriptors.insert(place, planned),
@@ -113,7 +115,7 @@ fn has_payload_open(descriptor: &Descriptor) -> bool {
 }
 
 fn fill_fd_row(
-    planned: &mut PlanDescriptor,
+    planned: &mut PlanFileDescriptor,
     (descriptor, file): (&Descriptor, &OpenFile),
     aside: Option<u32>,
     writer: &mut PlanWriter,

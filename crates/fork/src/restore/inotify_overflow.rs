@@ -1,7 +1,7 @@
-//! An inotify(7) that has lost events. What waits in a parent's queue nobody can look at without taking it out: a child learns that
-//! there was something, as from a queue that was full (IN_Q_OVERFLOW), and looks for itself at what it watches.
-//!
-//! The kernel alone writes that event, so the queue is filled here, and all in front of it is taken out.
+//! Creates an inotify(7) instance whose queue has lost events (IN_Q_OVERFLOW), for `passed_objects`. The events in a
+//! parent's queue cannot be read without removing them. So the child gets an overflow event instead, and checks for
+//! itself what it watches. Only the kernel writes that event: this module fills a queue, then removes all events before
+//! it.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,8 +1,7 @@
-//! Whether this node's kernel can go on with what a program began on another's. Nothing is started where it cannot.
-//!
-//! A child keeps the addresses of the functions in the vdso, and gets this kernel's vdso in the old one's place: only
-//! another build of it has them elsewhere, under the same release and in as many pages too. Then there is a
-//! [bridge](super::vdso).
+//! Decides whether this node's kernel can continue a program that began on another one, before anything is started.
+//! A child keeps the addresses of vdso functions, and gets this kernel's vdso at the address of the old one.
+//! Another kernel build may have its functions at other addresses, even with the same release and as many pages.
+//! Then the child needs a bridge (`vdso`).
 
 use farfork_wire::descriptor::Origin;
 

@@ -1,18 +1,7 @@
-//! Restore: a descriptor becomes a running child inside a lean container.
-//!
-//! ```text
-//!  daemon                               stub (pid 1)              child                     pager
-//!    │ compile plan (plan.rs)             │                         │                         │
-//!    │ Adopt: memory plan, socket ────────┼─────────────────────────┼────────────────────────▶│
-//!    │ request: plan, socket, files ─────▶│ clone3(set_tid) ───────▶│ map region, jump        │
-//!    │                                    │                         │ userfaultfd ───────────▶│
-//!    │◀── restored ───────────────────────┼─────────────────────────│ (paused: wait a word)   │
-//!    │                                    │                         │ rt_sigreturn, runs on   │
-//!    │              exit file ◀── status ─│◀── ends ────────────────│                         │
-//! ```
-//!
-//! The plan is trusted: it is compiled here, from a descriptor that `wire` has validated. The C side (`restorer/`) carries
-//! it out without judging. Capture is another module's, and so is the memory once the child runs (`pager`).
+//! Restore: turns a descriptor into a running child inside a lean container. `resume` and `crate::zygote` call it: they
+//! plan a child or a zygote, which also checks this node, and send the plan to a stub. The C code in `restorer/`
+//! carries the plan out. It trusts the plan, which is compiled here from a validated descriptor. `capture` makes
+//! descriptors. `pager` supplies the memory once the child runs.
 
 mod address_space;
 mod bpf_interpreter;
@@ -65,6 +54,14 @@ pub use shared_network::{find_port_conflict, has_bound_sockets};
 pub use stub::{STUB_IMAGE, STUB_QUEUE_FD, enter_network};
 pub use zygote::{CopyDestination, PlannedZygote, ZygoteRegion, find_zygote_obstacle};
 
+//  daemon                               stub (pid 1)              child                     pager
+//    │ compile plan (plan.rs)             │                         │                         │
+//    │ adopt: memory plan, socket ────────┼─────────────────────────┼────────────────────────▶│
+//    │ request: plan, socket, files ─────▶│ clone3(set_tid) ───────▶│ map region, jump        │
+//    │                                    │                         │ userfaultfd ───────────▶│
+//    │◀── restored ───────────────────────┼─────────────────────────│ (paused: wait command)  │
+//    │                                    │                         │ rt_sigreturn, runs on   │
+//    │            status file ◀── status ─│◀── ends ────────────────│                         │
 /// What a node is, as far as restoring depends on it.
 #[derive(Debug, Clone)]
 pub struct LocalNode {

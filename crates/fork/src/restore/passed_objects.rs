@@ -1,5 +1,5 @@
-//! Kernel objects without a path that a child gets from the daemon: pipes, eventfds, memfds, standard streams. They are
-//! made here, in the daemon, and passed to the stub; what has a path is opened by the restorer, inside the container.
+//! Kernel objects without a path that the daemon creates for a child: pipes, eventfds, memfds, standard streams.
+//! The daemon passes them to the stub; `plan` refers to them by their index. The restorer opens what has a path itself.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -58,15 +58,15 @@ pub(super) struct PassedObjects {
 }
 
 impl PassedObjects {
-    /// Makes all objects of a descriptor. `caller` stands for the socket at which the parent waited to be told what it is.
+    /// Makes all objects of a descriptor. `checkpoint_socket` replaces the socket on which the parent waited for the answer of its checkpoint.
     pub(super) fn create(
         descriptor: &Descriptor,
         streams: StandardStreams,
         SharedContents { objects: shared, written_pages: written }: SharedContents,
-        caller: Option<OwnedFd>,
-        views: RootPaths,
+        checkpoint_socket: Option<OwnedFd>,
+        roots: RootPaths,
     ) -> Result<Self, RestoreError> {
-        let mut objects = Self { roots: views, ..Self::empty() };
+        let mut objects = Self { roots, ..Self::empty() };
         objects.create_barrier(descriptor)?;
         let standard = [streams.input, streams.output, streams.error].map(|stream| objects.add(stream));
         for (index, memfd) in (0..).zip(&shared) {
@@ -82,7 +82,7 @@ impl PassedObjects {
         let mut making = ObjectBuilder {
             descriptor,
             shared: &shared,
-            checkpoint_socket: caller,
+            checkpoint_socket,
             pipes: HashMap::new(),
             opened_memfds: HashSet::new(),
         };
@@ -117,20 +117,20 @@ impl PassedObjects {
 
     fn create_barrier(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
         if !descriptor.descendants.is_empty() {
-            let made = farfork_sys::memfd::create("farfork-gate", false);
-            let gate = made.and_then(|gate| gate.set_len(farfork_wire::PAGE_SIZE).map(|()| gate));
-            let gate = gate.map_err(|e| RestoreError::from_object_error("the gate of its processes", e))?;
-            self.barrier = Some(self.add(gate.into()));
+            let memfd = farfork_sys::memfd::create("farfork-gate", false);
+            let barrier = memfd.and_then(|file| file.set_len(farfork_wire::PAGE_SIZE).map(|()| file));
+            let barrier = barrier.map_err(|e| RestoreError::from_object_error("the gate of its processes", e))?;
+            self.barrier = Some(self.add(barrier.into()));
         }
         Ok(())
     }
 
     fn create_terminals(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
-        let made = pseudo_terminals::create_terminals(descriptor, &self.roots)?;
-        for (made, terminal) in made.into_iter().zip(&descriptor.terminals) {
-            let master = self.add(made.master);
-            self.by_open_file.insert(made.open_file, master);
-            if let (Some(session), Some(slave)) = (terminal.session, made.slave) {
+        let created = pseudo_terminals::create_terminals(descriptor, &self.roots)?;
+        for (created, terminal) in created.into_iter().zip(&descriptor.terminals) {
+            let master = self.add(created.master);
+            self.by_open_file.insert(created.open_file, master);
+            if let (Some(session), Some(slave)) = (terminal.session, created.slave) {
                 let slave = self.add(slave);
                 self.controlling_terminals.insert(session.leader, slave);
             }
@@ -170,7 +170,7 @@ impl PassedObjects {
         self.by_open_file.get(&index).copied()
     }
 
-    /// Where the gate of a tree stands.
+    /// Index of the tree's barrier page.
     pub(super) fn barrier(&self) -> Option<u32> {
         self.barrier
     }
@@ -364,7 +364,7 @@ fn duplicate_pipe_end(made: &mut PipePair, is_write_end: bool, flags: u32) -> io
     let end = if is_write_end { &made.ends.1 } else { &made.ends.0 };
     let flags = OFlags::from_bits_retain(flags);
     // Each open file has a description of its own, so that O_NONBLOCK of one is not another's: the first gets the pipe's, if it
-    // was born with the pipe; others are opened by its name, which shows in their flags.
+    // was created with the pipe; others are opened by its name, which shows in their flags.
     let was_opened = flags.contains(OFlags::from_bits_retain(O_LARGEFILE));
     let end = if !was_opened && !std::mem::replace(&mut made.is_end_used[usize::from(is_write_end)], true) {
         end.try_clone()?

@@ -1,5 +1,6 @@
-//! The gate of a child that stands, complete, and waits for a word before its first instruction: whose user has it wait, or one that was
-//! made ahead of need.
+//! Starts a paused child, which is complete and waits for a command before its first instruction.
+//! A child is paused at its user's request, or because the node restores it before it is requested (prestart).
+//! `find_prestart_obstacle` tells which seeds cannot be prestarted.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -21,7 +22,7 @@ pub fn unpause(control: BorrowedFd<'_>) -> io::Result<()> {
     send_command(control, COMMAND_START)
 }
 
-/// Lets a child go that says when: [`wait_gone`] hears it.
+/// Lets a child go that says when: [`wait_unpaused`] waits for that.
 ///
 /// # Errors
 /// As sendmsg(2): EPIPE when the child is gone. It has not run.
@@ -41,8 +42,8 @@ pub fn wait_unpaused(
     stub::wait_restored(control, limit, descriptor).map(RestoredProcess::from)
 }
 
-fn send_command(control: BorrowedFd<'_>, word: u32) -> io::Result<()> {
-    fd_passing::send(control, &word.to_ne_bytes(), &[])
+fn send_command(control: BorrowedFd<'_>, command: u32) -> io::Result<()> {
+    fd_passing::send(control, &command.to_ne_bytes(), &[])
 }
 
 /// Why a child of a seed is not to stand complete before anybody asks for it: what it has that others would notice, that goes on while

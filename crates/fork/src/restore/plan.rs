@@ -1,4 +1,6 @@
-//! Compiles a descriptor into a restore plan: flat tables, all addresses checked, for one container on one node.
+//! Compiles a descriptor into one process's restore plan: flat tables with checked addresses, for a container on this
+//! node. `process_tree` calls it for each process. Other modules compile the single tables; this one assembles them and
+//! the header.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,8 +19,8 @@ use super::file_descriptors;
 use super::passed_objects::PassedObjects;
 use super::plan_layout::{
     CODE_BYTES_MAX, CREDENTIALS_UNCHANGED, PASSED_RESERVED_COUNT, PLAN_EXE_PASSED, PLAN_MAGIC, PLAN_PAUSED,
-    PLAN_ZYGOTE, PLAN_ZYGOTE_COPY, PlanAction, PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange,
-    PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
+    PLAN_ZYGOTE, PLAN_ZYGOTE_COPY, PlanCredentials, PlanEagerBytes, PlanHeader, PlanRange, PlanResourceLimit,
+    PlanSignalAction, PlanSpan, PlanSpecialMapping, PlanThread, SIGINFO_BYTES,
 };
 use super::plan_writer::PlanWriter;
 use super::process_tree::{self, TreePosition};
@@ -42,7 +44,7 @@ pub(super) struct ProcessPlan {
     /// The addresses, start and end, at which something is in its memory, with the restorer.
     pub(super) occupied: Vec<(u64, u64)>,
     /// Where it says whom it forks.
-    pub(super) children: Span,
+    pub(super) children: PlanSpan,
     /// Where open files stand that it makes by calls, as descriptors for others to take.
     pub(super) created_fds: HashMap<u32, u32>,
     /// All numbers of open files that it needs while it is made are below this.
@@ -78,39 +80,39 @@ pub(super) struct UserNamespaceTarget {
 /// Where each table stands; the header is written last, when the region is known.
 struct PlanTables {
     address_space: AddressSpacePlan,
-    mappings: Span,
-    files: Span,
-    special_mappings: Span,
-    userfaultfd_ranges: Span,
-    eager: Span,
-    guards: Span,
-    locked_ranges: Span,
-    file_descriptors: Span,
-    epolls: Span,
+    mappings: PlanSpan,
+    files: PlanSpan,
+    special_mappings: PlanSpan,
+    userfaultfd_ranges: PlanSpan,
+    eager: PlanSpan,
+    guards: PlanSpan,
+    locked_ranges: PlanSpan,
+    file_descriptors: PlanSpan,
+    epolls: PlanSpan,
     syscalls: SyscallLists,
     created_files: CreatedFiles,
-    children: Span,
-    signal_actions: Span,
-    resource_limits: Span,
-    credentials: Span,
-    pending_signals: Span,
-    auxv: Span,
+    children: PlanSpan,
+    signal_actions: PlanSpan,
+    resource_limits: PlanSpan,
+    credentials: PlanSpan,
+    pending_signals: PlanSpan,
+    auxv: PlanSpan,
     fd_base: u32,
     exe: u32,
     cwd: u32,
 }
 
-/// Compiles the plan of `descriptor`, a process at its `place` in a tree, for the stub whose map is `stub`.
+/// Compiles the plan of `descriptor`, a process at its `position` in a tree, for the stub whose map is `stub`.
 pub(super) fn compile(
     descriptor: &Descriptor,
     node: &LocalNode,
     stub: &StubMap,
     objects: &PassedObjects,
-    (wishes, place): (&PlanOptions<'_>, &TreePosition<'_>),
+    (plan_options, position): (&PlanOptions<'_>, &TreePosition<'_>),
 ) -> Result<ProcessPlan, RestoreError> {
     let mut writer = PlanWriter::new();
     let (credentials, credential_index) = collect_credentials(descriptor, node);
-    let tables = write_tables(descriptor, node, stub, objects, &credentials, (wishes, place), &mut writer)?;
+    let tables = write_tables(descriptor, node, stub, objects, &credentials, (plan_options, position), &mut writer)?;
     let mut threads = build_thread_table(descriptor, &credential_index, &mut writer)?;
 
     let frame_bytes = signal_frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
@@ -118,13 +120,13 @@ pub(super) fn compile(
     let filter_bytes = seccomp_filters::table_bytes(descriptor);
     let frames_bytes = frame_bytes * threads.len() as u64;
     let frames = writer.write_bytes(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
-    let parking = tables.address_space.special_mappings.iter().map(|special| special.bytes).sum();
-    let mut occupied = occupied_ranges(descriptor, stub, &tables.address_space.special_mappings, place);
+    let staging_bytes = tables.address_space.special_mappings.iter().map(|special| special.bytes).sum();
+    let mut occupied = occupied_ranges(descriptor, stub, &tables.address_space.special_mappings, position);
     let region = RestorerRegion::lay_out(
         threads.len() as u64,
         (frame_bytes, filter_bytes),
         writer.len(),
-        parking,
+        staging_bytes,
         objects.barrier().is_some(),
     )
     .place(&occupied)?;
@@ -139,42 +141,43 @@ pub(super) fn compile(
     }
     let filters = seccomp_filters::build_table(descriptor, region.start + region.filters);
     writer.overwrite(frames + frames_bytes as u32, &filters.bytes);
-    for (thread, own) in threads.iter_mut().zip(filters.thread_lists) {
-        (thread.filters, thread.common_filters) = (own, filters.common_list);
+    for (thread, list) in threads.iter_mut().zip(filters.thread_lists) {
+        (thread.filters, thread.common_filters) = (list, filters.common_list);
     }
     writer.overwrite(threads_span.offset, threads.as_bytes());
     let process = ProcessContext {
-        position: place,
+        position,
         barrier: objects.barrier(),
         controlling_terminal: objects.controlling_terminal(descriptor.process.pid),
         plan_file: tables.fd_base + PASSED_RESERVED_COUNT + objects.count() as u32,
     };
-    let header = build_header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (wishes, process));
-    let registered =
+    let header =
+        build_header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (plan_options, process));
+    let userfaultfd_ranges =
         tables.address_space.userfaultfd_ranges.iter().map(|range| range.start..range.start + range.bytes).collect();
-    let made = tables.created_files.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
+    let created_fds = tables.created_files.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
     let region = (region.start, region.bytes);
-    let descriptors = tables.fd_base + tables.created_files.next_slot();
+    let fd_limit = tables.fd_base + tables.created_files.next_slot();
     Ok(ProcessPlan {
         bytes: writer.finish(&header),
-        userfaultfd_ranges: registered,
+        userfaultfd_ranges,
         region,
         occupied,
         children: tables.children,
-        created_fds: made,
-        fd_limit: descriptors,
+        created_fds,
+        fd_limit,
     })
 }
 
 fn occupied_ranges(
     descriptor: &Descriptor,
     stub: &StubMap,
-    specials: &[PlanSpecial],
-    place: &TreePosition<'_>,
+    specials: &[PlanSpecialMapping],
+    position: &TreePosition<'_>,
 ) -> Vec<(u64, u64)> {
     let future = descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
     let moved = specials.iter().map(|special| (special.to, special.to + special.bytes));
-    future.chain(stub.ranges()).chain(moved).chain(place.occupied.iter().copied()).collect()
+    future.chain(stub.ranges()).chain(moved).chain(position.occupied.iter().copied()).collect()
 }
 
 fn write_tables(
@@ -183,35 +186,49 @@ fn write_tables(
     stub: &StubMap,
     objects: &PassedObjects,
     credentials: &[Credentials],
-    (wishes, place): (&PlanOptions<'_>, &TreePosition<'_>),
+    (plan_options, position): (&PlanOptions<'_>, &TreePosition<'_>),
     writer: &mut PlanWriter,
 ) -> Result<PlanTables, RestoreError> {
     let process = &descriptor.process;
-    let has_memory = matches!(wishes.scope, PlanScope::ZygoteCopy { .. });
+    let has_memory = matches!(plan_options.scope, PlanScope::ZygoteCopy { .. });
     // The files that a copy maps itself are shared ones, which are always mapped from here.
-    let is_here = if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
-    let space = AddressSpacePlan::compile(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.scope), writer)?;
-    let fd_base = place.fd_base;
+    let matching_files =
+        if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
+    let address_space = AddressSpacePlan::compile(
+        descriptor,
+        &matching_files,
+        objects,
+        (stub, plan_options.bridge, plan_options.scope),
+        writer,
+    )?;
+    let fd_base = position.fd_base;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
-    let numbered = wishes.user_namespace.and_then(|users| Some(confinement::map_credentials(owner?, users.id_map)));
-    let groups_before = &node.credentials.groups;
-    let owner = numbered.as_ref().or(owner).map(|credentials| SocketOwner { credentials, stub_groups: groups_before });
-    let bridged = space.bridge_image.as_ref().and_then(|_| vdso::parent_vdso_range(descriptor));
-    let makes_shared = place.process_index == 0 && wishes.scope != PlanScope::Zygote;
-    let protection = (wishes.untrusted, wishes.user_namespace.is_some());
-    let memory = PatchedMemory { vdso_range: bridged.clone(), overlaid_mappings: &space.overlaid_mappings };
-    let whose = (makes_shared, memory, has_memory, protection);
-    let (calls, made) = SyscallLists::compile(descriptor, (objects, fd_base), owner, whose, place, writer)?;
-    let files = (objects, &made, place);
-    let (planned_descriptors, epolls) = file_descriptors::build_fd_tables(descriptor, files, wishes.payload, writer)?;
+    let mapped_credentials =
+        plan_options.user_namespace.and_then(|users| Some(confinement::map_credentials(owner?, users.id_map)));
+    let stub_groups = &node.credentials.groups;
+    let owner = mapped_credentials.as_ref().or(owner).map(|credentials| SocketOwner { credentials, stub_groups });
+    let vdso_range = address_space.bridge_image.as_ref().and_then(|_| vdso::parent_vdso_range(descriptor));
+    let makes_shared = position.process_index == 0 && plan_options.scope != PlanScope::Zygote;
+    let protection = (plan_options.untrusted, plan_options.user_namespace.is_some());
+    let memory = PatchedMemory { vdso_range: vdso_range.clone(), overlaid_mappings: &address_space.overlaid_mappings };
+    let syscall_options = (makes_shared, memory, has_memory, protection);
+    let (syscalls, created_files) =
+        SyscallLists::compile(descriptor, (objects, fd_base), owner, syscall_options, position, writer)?;
+    let files = (objects, &created_files, position);
+    let (planned_descriptors, epolls) =
+        file_descriptors::build_fd_tables(descriptor, files, plan_options.payload, writer)?;
     let mut eager = if has_memory { Vec::new() } else { build_eager_table(descriptor, writer)? };
-    if let (Some(image), Some(place)) = (&space.bridge_image, bridged) {
-        eager.push(PlanEager { address: place.start, offset: writer.write_bytes(image)?, bytes: image.len() as u32 });
+    if let (Some(image), Some(range)) = (&address_space.bridge_image, vdso_range) {
+        eager.push(PlanEagerBytes {
+            address: range.start,
+            offset: writer.write_bytes(image)?,
+            bytes: image.len() as u32,
+        });
     }
-    let actions: Vec<PlanAction> = process
+    let actions: Vec<PlanSignalAction> = process
         .signal_actions
         .iter()
-        .map(|action| PlanAction {
+        .map(|action| PlanSignalAction {
             signal: action.signal.into(),
             handler: action.handler,
             flags: action.flags,
@@ -219,19 +236,19 @@ fn write_tables(
             mask: action.mask,
         })
         .collect();
-    let limits: Vec<PlanLimit> = process
+    let limits: Vec<PlanResourceLimit> = process
         .limits
         .iter()
-        .map(|limit| PlanLimit { resource: limit.resource.into(), soft: limit.soft, hard: limit.hard })
+        .map(|limit| PlanResourceLimit { resource: limit.resource.into(), soft: limit.soft, hard: limit.hard })
         .collect();
     let credentials = build_credential_table(credentials, writer)?;
     Ok(PlanTables {
-        mappings: writer.write_table(&space.mappings)?,
-        files: writer.write_table(&space.files)?,
-        special_mappings: writer.write_table(&space.special_mappings)?,
-        userfaultfd_ranges: writer.write_table(&space.userfaultfd_ranges)?,
-        guards: writer.write_table(&space.guards)?,
-        locked_ranges: writer.write_table(&space.locked_ranges)?,
+        mappings: writer.write_table(&address_space.mappings)?,
+        files: writer.write_table(&address_space.files)?,
+        special_mappings: writer.write_table(&address_space.special_mappings)?,
+        userfaultfd_ranges: writer.write_table(&address_space.userfaultfd_ranges)?,
+        guards: writer.write_table(&address_space.guards)?,
+        locked_ranges: writer.write_table(&address_space.locked_ranges)?,
         eager: writer.write_table(&eager)?,
         file_descriptors: writer.write_table(&planned_descriptors)?,
         epolls: writer.write_table(&epolls)?,
@@ -240,32 +257,32 @@ fn write_tables(
         credentials: writer.write_table(&credentials)?,
         pending_signals: write_pending_signals(&process.pending_signals, writer)?,
         auxv: writer.write_table(&process.mm.auxv)?,
-        children: writer.write_table(&place.build_child_table())?,
-        syscalls: calls,
-        created_files: made,
+        children: writer.write_table(&position.build_child_table())?,
+        syscalls,
+        created_files,
         fd_base,
         exe: match process.exe_object {
             Some(object) => objects.slot_of_shared_object(object),
             None => writer.write_text(&process.exe)?,
         },
         cwd: writer.write_text(if process.deleted_cwd.is_some() { PRIVATE_DIR } else { &process.cwd })?,
-        address_space: space,
+        address_space,
     })
 }
 
-fn build_eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEager>, RestoreError> {
+fn build_eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEagerBytes>, RestoreError> {
     descriptor
         .eager_bytes
         .iter()
         .map(|eager| {
             let offset = writer.write_bytes(&eager.bytes)?;
-            Ok(PlanEager { address: eager.address, offset, bytes: eager.bytes.len() as u32 })
+            Ok(PlanEagerBytes { address: eager.address, offset, bytes: eager.bytes.len() as u32 })
         })
         .collect()
 }
 
 /// But SIGSTOP, which cannot be blocked: whoever raised it would stand before it is complete (`tree` has it stop when it is).
-fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<Span, RestoreError> {
+fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<PlanSpan, RestoreError> {
     let mut rows = Vec::new();
     for signal in signals.iter().filter(|signal| !process_tree::is_sigstop(signal)) {
         let row: [u8; SIGINFO_BYTES] =
@@ -345,11 +362,11 @@ fn build_thread_table(
             nice: thread.scheduling.nice,
             priority: thread.scheduling.priority,
             credentials: *credentials,
-            attributes: write_sched_attr(thread, writer)?,
-            forbids_time_stamps: thread.is_tsc_disabled.into(),
+            sched_attr: write_sched_attr(thread, writer)?,
+            forbids_tsc: thread.is_tsc_disabled.into(),
             personality: thread.personality,
             reserved: 0,
-            pending: write_pending_signals(&thread.pending_signals, writer)?,
+            pending_signals: write_pending_signals(&thread.pending_signals, writer)?,
             name,
         })
     };
@@ -378,55 +395,55 @@ struct ProcessContext<'a> {
 }
 
 /// What it is to be, and the region of the zygote that it is a copy of.
-fn plan_flags(process: &Process, plan_options: &PlanOptions<'_>, place: &TreePosition<'_>) -> (u32, PlanRange) {
+fn plan_flags(process: &Process, plan_options: &PlanOptions<'_>, position: &TreePosition<'_>) -> (u32, PlanRange) {
     let paused = if plan_options.paused { PLAN_PAUSED } else { 0 };
     let exe = if process.exe_object.is_some() { PLAN_EXE_PASSED } else { 0 };
-    let (part, (start, bytes)) = match plan_options.scope {
-        PlanScope::Whole => (place.plan_flags(), (0, 0)),
-        // It was born into a session of its own.
+    let (scope, (start, bytes)) = match plan_options.scope {
+        PlanScope::Whole => (position.plan_flags(), (0, 0)),
+        // It was forked into a session of its own.
         PlanScope::Zygote => (PLAN_ZYGOTE, (0, 0)),
-        PlanScope::ZygoteCopy { zygote_region: zygote } => (place.plan_flags() | PLAN_ZYGOTE_COPY, zygote),
+        PlanScope::ZygoteCopy { zygote_region } => (position.plan_flags() | PLAN_ZYGOTE_COPY, zygote_region),
     };
-    (part | paused | exe, PlanRange { start, bytes })
+    (scope | paused | exe, PlanRange { start, bytes })
 }
 
 fn build_header(
     descriptor: &Descriptor,
     tables: &PlanTables,
     region: &RestorerRegion,
-    (threads, frames): (Span, u32),
+    (threads, frames): (PlanSpan, u32),
     plan_bytes: u64,
-    (wishes, ProcessContext { position: place, barrier: gate, controlling_terminal: terminal, plan_file }): (
+    (plan_options, ProcessContext { position, barrier, controlling_terminal, plan_file }): (
         &PlanOptions<'_>,
         ProcessContext<'_>,
     ),
 ) -> PlanHeader {
     let process = &descriptor.process;
-    let (flags, zygote) = plan_flags(process, wishes, place);
+    let (flags, zygote_region) = plan_flags(process, plan_options, position);
     PlanHeader {
         magic: PLAN_MAGIC,
         plan_bytes,
         region_start: region.start,
         region_bytes: region.bytes,
-        keep_bytes: region.plan,
+        retained_bytes: region.plan,
         code_bytes: CODE_BYTES_MAX,
         frame_bytes: region.frame_bytes,
         plan_offset: region.plan,
         leader_stack_offset: region.leader_stack,
-        parking_offset: region.staging,
+        staging_offset: region.staging,
         scratch_offset: region.scratch,
-        gate_offset: region.barrier,
-        process: place.process_index,
-        process_count: place.process_count(),
-        group: place.joined_group(),
-        gate: gate.unwrap_or(0),
-        table: place.fd_table_owner(),
-        table_users: place.fd_table_users(),
+        barrier_offset: region.barrier,
+        process_index: position.process_index,
+        process_count: position.process_count(),
+        process_group: position.joined_group(),
+        barrier_fd: barrier.unwrap_or(0),
+        fd_table_owner: position.fd_table_owner(),
+        fd_table_users: position.fd_table_users(),
         flags,
-        terminal: terminal.unwrap_or(0),
-        spaces: place.address_space_count(),
+        controlling_terminal: controlling_terminal.unwrap_or(0),
+        address_space_count: position.address_space_count(),
         plan_file,
-        users: wishes.user_namespace.map_or(0, |users| users.passed_index),
+        user_namespace: plan_options.user_namespace.map_or(0, |users| users.passed_index),
         fd_base: tables.fd_base,
         umask: process.umask,
         personality: descriptor.threads[0].personality,
@@ -436,26 +453,26 @@ fn build_header(
         frames,
         mappings: tables.mappings,
         files: tables.files,
-        specials: tables.special_mappings,
+        special_mappings: tables.special_mappings,
         eager: tables.eager,
-        registered: tables.userfaultfd_ranges,
-        descriptors: tables.file_descriptors,
+        userfaultfd_ranges: tables.userfaultfd_ranges,
+        file_descriptors: tables.file_descriptors,
         epolls: tables.epolls,
-        actions: tables.signal_actions,
-        limits: tables.resource_limits,
+        signal_actions: tables.signal_actions,
+        resource_limits: tables.resource_limits,
         credentials: tables.credentials,
         threads,
-        pending: tables.pending_signals,
+        pending_signals: tables.pending_signals,
         guards: tables.guards,
-        calls_before_maps: tables.syscalls.before_mappings,
-        calls_before_files: tables.syscalls.before_files,
-        calls_behind_paths: tables.syscalls.after_paths,
-        calls_at_last: tables.syscalls.before_start,
+        syscalls_before_mappings: tables.syscalls.before_mappings,
+        syscalls_before_files: tables.syscalls.before_files,
+        syscalls_after_paths: tables.syscalls.after_paths,
+        syscalls_before_start: tables.syscalls.before_start,
         mm: prctl_mm_words(&process.mm),
         auxv: tables.auxv,
-        kin: tables.children,
-        locked: tables.locked_ranges,
-        zygote,
+        children: tables.children,
+        locked_ranges: tables.locked_ranges,
+        zygote_region,
     }
 }
 

@@ -1,5 +1,5 @@
-//! The restore plan's structures, twins of those in `restorer/plan.h`; the constants at the end hold the two against each
-//! other when this is compiled. What the fields mean stands there.
+//! The restore plan's structures and constants: Rust twins of those in `restorer/plan.h`, which documents the fields.
+//! The assertions at the end compare sizes and offsets with the C compiler's, at compile time.
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
@@ -117,7 +117,7 @@ pub(super) const TIME_OFFSETS_BYTES_MAX: usize = 112;
 
 structures! {
     /// A table or text within the plan.
-    struct Span {
+    struct PlanSpan {
         offset: u32,
         count: u32,
     }
@@ -134,7 +134,7 @@ structures! {
         start: u64,
         bytes: u64,
     }
-    struct PlanSpecial {
+    struct PlanSpecialMapping {
         from: u64,
         to: u64,
         bytes: u64,
@@ -143,12 +143,12 @@ structures! {
         path: u32,
         flags: u32,
     }
-    struct PlanEager {
+    struct PlanEagerBytes {
         address: u64,
         offset: u32,
         bytes: u32,
     }
-    struct PlanDescriptor {
+    struct PlanFileDescriptor {
         number: u32,
         kind: u32,
         source: u32,
@@ -157,29 +157,29 @@ structures! {
         close_on_exec: u32,
         reserved: u32,
     }
-    struct PlanEpoll {
+    struct PlanEpollEntry {
         epoll: u32,
         target: u32,
         events: u32,
         reserved: u32,
         data: u64,
     }
-    struct PlanCall {
+    struct PlanSyscall {
         arguments: [u64; 6],
         expected: u64,
         number: u32,
-        pointers: u32,
+        pointer_mask: u32,
         step: u32,
         object: u32,
     }
-    struct PlanAction {
+    struct PlanSignalAction {
         signal: u64,
         handler: u64,
         flags: u64,
         restorer: u64,
         mask: u64,
     }
-    struct PlanLimit {
+    struct PlanResourceLimit {
         resource: u64,
         soft: u64,
         hard: u64,
@@ -187,7 +187,7 @@ structures! {
     struct PlanCredentials {
         uids: [u32; 4],
         gids: [u32; 4],
-        groups: Span,
+        groups: PlanSpan,
         inheritable: u64,
         permitted: u64,
         effective: u64,
@@ -216,20 +216,20 @@ structures! {
         nice: i32,
         priority: u32,
         credentials: u32,
-        attributes: u32,
-        forbids_time_stamps: u32,
+        sched_attr: u32,
+        forbids_tsc: u32,
         personality: u32,
         reserved: u32,
-        pending: Span,
+        pending_signals: PlanSpan,
         name: [u8; 16],
     }
-    struct PlanKin {
-        plan_at: u64,
+    struct PlanChild {
+        plan_offset: u64,
         pid: u32,
         exit_signal: u32,
         flags: u32,
         status: u32,
-        group: u32,
+        group_or_session: u32,
         name: [u8; 16],
         reserved: u32,
     }
@@ -238,25 +238,25 @@ structures! {
         plan_bytes: u64,
         region_start: u64,
         region_bytes: u64,
-        keep_bytes: u64,
+        retained_bytes: u64,
         code_bytes: u64,
         frame_bytes: u64,
         plan_offset: u64,
         leader_stack_offset: u64,
-        parking_offset: u64,
+        staging_offset: u64,
         scratch_offset: u64,
-        gate_offset: u64,
-        process: u32,
+        barrier_offset: u64,
+        process_index: u32,
         process_count: u32,
-        group: u32,
-        gate: u32,
-        table: u32,
-        table_users: u32,
+        process_group: u32,
+        barrier_fd: u32,
+        fd_table_owner: u32,
+        fd_table_users: u32,
         flags: u32,
-        terminal: u32,
-        spaces: u32,
+        controlling_terminal: u32,
+        address_space_count: u32,
         plan_file: u32,
-        users: u32,
+        user_namespace: u32,
         fd_base: u32,
         umask: u32,
         personality: u32,
@@ -264,36 +264,36 @@ structures! {
         exe: u32,
         cwd: u32,
         frames: u32,
-        mappings: Span,
-        files: Span,
-        specials: Span,
-        eager: Span,
-        registered: Span,
-        descriptors: Span,
-        epolls: Span,
-        actions: Span,
-        limits: Span,
-        credentials: Span,
-        threads: Span,
-        pending: Span,
-        guards: Span,
-        calls_before_maps: Span,
-        calls_before_files: Span,
-        calls_behind_paths: Span,
-        calls_at_last: Span,
+        mappings: PlanSpan,
+        files: PlanSpan,
+        special_mappings: PlanSpan,
+        eager: PlanSpan,
+        userfaultfd_ranges: PlanSpan,
+        file_descriptors: PlanSpan,
+        epolls: PlanSpan,
+        signal_actions: PlanSpan,
+        resource_limits: PlanSpan,
+        credentials: PlanSpan,
+        threads: PlanSpan,
+        pending_signals: PlanSpan,
+        guards: PlanSpan,
+        syscalls_before_mappings: PlanSpan,
+        syscalls_before_files: PlanSpan,
+        syscalls_after_paths: PlanSpan,
+        syscalls_before_start: PlanSpan,
         mm: [u64; 11],
-        auxv: Span,
-        kin: Span,
-        locked: Span,
-        zygote: PlanRange,
+        auxv: PlanSpan,
+        children: PlanSpan,
+        locked_ranges: PlanSpan,
+        zygote_region: PlanRange,
     }
     /// What the daemon asks of a stub.
     struct StubRequest {
         magic: u32,
         passed_count: u32,
         pid: u32,
-        midwife: u32,
-        descriptors: u32,
+        intermediate_pid: u32,
+        fd_limit: u32,
         time_offsets_bytes: u32,
         time_offsets: [u8; TIME_OFFSETS_BYTES_MAX],
     }
@@ -327,17 +327,17 @@ const _: () = {
     assert!(size_of::<PlanHeader>() == c::PLAN_BYTES);
     assert!(size_of::<PlanMapping>() == c::MAPPING_BYTES);
     assert!(size_of::<PlanRange>() == c::RANGE_BYTES);
-    assert!(size_of::<PlanSpecial>() == c::SPECIAL_BYTES);
+    assert!(size_of::<PlanSpecialMapping>() == c::SPECIAL_BYTES);
     assert!(size_of::<PlanFile>() == c::FILE_BYTES);
-    assert!(size_of::<PlanEager>() == c::EAGER_BYTES);
-    assert!(size_of::<PlanDescriptor>() == c::DESCRIPTOR_BYTES);
-    assert!(size_of::<PlanEpoll>() == c::EPOLL_BYTES);
-    assert!(size_of::<PlanAction>() == c::ACTION_BYTES);
-    assert!(size_of::<PlanLimit>() == c::LIMIT_BYTES);
+    assert!(size_of::<PlanEagerBytes>() == c::EAGER_BYTES);
+    assert!(size_of::<PlanFileDescriptor>() == c::DESCRIPTOR_BYTES);
+    assert!(size_of::<PlanEpollEntry>() == c::EPOLL_BYTES);
+    assert!(size_of::<PlanSignalAction>() == c::ACTION_BYTES);
+    assert!(size_of::<PlanResourceLimit>() == c::LIMIT_BYTES);
     assert!(size_of::<PlanCredentials>() == c::CREDENTIALS_BYTES);
     assert!(size_of::<PlanThread>() == c::THREAD_BYTES);
-    assert!(size_of::<PlanCall>() == c::CALL_BYTES);
-    assert!(size_of::<PlanKin>() == c::KIN_BYTES);
+    assert!(size_of::<PlanSyscall>() == c::SYSCALL_BYTES);
+    assert!(size_of::<PlanChild>() == c::CHILD_BYTES);
     assert!(size_of::<StubRequest>() == c::REQUEST_BYTES);
     assert!(size_of::<StubReport>() == c::REPORT_BYTES);
     assert!(offset_of!(PlanHeader, flags) == c::PLAN_FLAGS);
@@ -347,15 +347,15 @@ const _: () = {
     assert!(offset_of!(PlanThread, tid) == c::THREAD_TID);
     assert!(offset_of!(PlanThread, name) == c::THREAD_NAME);
     assert!(offset_of!(PlanCredentials, securebits) == c::CREDENTIALS_SECUREBITS);
-    assert!(offset_of!(PlanDescriptor, offset) == c::DESCRIPTOR_OFFSET);
-    assert!(offset_of!(PlanCall, step) == c::CALL_STEP);
-    assert!(offset_of!(PlanHeader, calls_at_last) == c::PLAN_CALLS);
+    assert!(offset_of!(PlanFileDescriptor, offset) == c::DESCRIPTOR_OFFSET);
+    assert!(offset_of!(PlanSyscall, step) == c::SYSCALL_STEP);
+    assert!(offset_of!(PlanHeader, syscalls_before_start) == c::PLAN_SYSCALLS_BEFORE_START);
     assert!(offset_of!(PlanMapping, flags) == c::MAPPING_FLAGS);
-    assert!(offset_of!(PlanHeader, kin) == c::PLAN_KIN);
-    assert!(offset_of!(PlanHeader, locked) == c::PLAN_LOCKED);
-    assert!(offset_of!(PlanHeader, zygote) == c::PLAN_ZYGOTE_AT);
-    assert!(offset_of!(PlanKin, name) == c::KIN_NAME);
-    assert!(offset_of!(StubReport, process_index) == c::REPORT_PROCESS);
+    assert!(offset_of!(PlanHeader, children) == c::PLAN_CHILDREN);
+    assert!(offset_of!(PlanHeader, locked_ranges) == c::PLAN_LOCKED_RANGES);
+    assert!(offset_of!(PlanHeader, zygote_region) == c::PLAN_ZYGOTE_REGION);
+    assert!(offset_of!(PlanChild, name) == c::CHILD_NAME);
+    assert!(offset_of!(StubReport, process_index) == c::REPORT_PROCESS_INDEX);
     assert!(offset_of!(StubReport, realtime_ns) == c::REPORT_REALTIME);
     assert!(offset_of!(StubReport, marks_ns) == c::REPORT_MARKS);
     assert!(MARK_COUNT == c::MARK_COUNT);

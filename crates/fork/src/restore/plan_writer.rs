@@ -1,9 +1,9 @@
-//! Writes the tables and texts of a plan one behind the other.
+//! Writes a plan's tables and texts one after another, and fills in pointers when the plan's address is known.
 
 use zerocopy::{Immutable, IntoBytes};
 
 use super::RestoreError;
-use super::plan_layout::{PlanHeader, Span};
+use super::plan_layout::{PlanHeader, PlanSpan};
 
 /// Tables hold 64-bit words.
 const ALIGNMENT: usize = 8;
@@ -22,9 +22,9 @@ impl PlanWriter {
     }
 
     /// Appends a table.
-    pub(super) fn write_table<T: IntoBytes + Immutable>(&mut self, rows: &[T]) -> Result<Span, RestoreError> {
+    pub(super) fn write_table<T: IntoBytes + Immutable>(&mut self, rows: &[T]) -> Result<PlanSpan, RestoreError> {
         let offset = self.write_bytes(rows.as_bytes())?;
-        Ok(Span { offset, count: rows.len() as u32 })
+        Ok(PlanSpan { offset, count: rows.len() as u32 })
     }
 
     /// Appends bytes, aligned; gives where they stand.

@@ -1,4 +1,6 @@
-//! A child that is planned, checked and ready to begin.
+//! A planned child: checks this node, creates the passed objects, compiles the plans, then starts the child.
+//! The container's stub forks the child. In a container with its own user namespace, `privileged_forker` does.
+//! `zygote` starts a planned child as a zygote's copy instead.
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -6,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
+use farfork_sys::clock::realtime_ns;
 use farfork_sys::fd_passing;
 use farfork_sys::user_namespace::IdRange;
 use farfork_wire::Descriptor;
@@ -86,40 +89,39 @@ impl<'a> PlannedChild<'a> {
     ///
     /// # Errors
     /// A mismatch of CPU, kernel or files; nothing was started.
-    pub fn new(wanted: ChildSpec<'a>) -> Result<Self, RestoreError> {
-        let ChildSpec {
-            descriptor, node, stub_pid, control, streams, shared, checkpoint_socket: caller, payload, ..
-        } = wanted;
-        let ChildSpec { paused, zygote_region: zygote, untrusted, user_namespace: users, .. } = wanted;
+    pub fn new(spec: ChildSpec<'a>) -> Result<Self, RestoreError> {
+        let ChildSpec { descriptor, node, stub_pid, control, streams, shared, checkpoint_socket, payload, .. } = spec;
+        let ChildSpec { paused, zygote_region, untrusted, user_namespace, .. } = spec;
         processor_compatibility::check_processor(&descriptor.origin, node)?;
         let bridge = kernel_compatibility::build_bridge_if_needed(&descriptor.origin, node)?;
         phase!("resume.check", required_files::check_paths(descriptor, node))?;
         stub::wait_stub_started(control).map_err(RestoreError::StubIo)?;
         let read = || phase!("resume.stub", StubMap::read(stub_pid));
-        let (stub, part) = match zygote {
+        let (stub, scope) = match zygote_region {
             None => (read()?, PlanScope::Whole),
-            Some(ZygoteRegion(zygote)) => {
-                (StubMap::from_zygote(&descriptor.mappings, zygote), PlanScope::ZygoteCopy { zygote_region: zygote })
+            Some(ZygoteRegion(zygote_region)) => {
+                (StubMap::from_zygote(&descriptor.mappings, zygote_region), PlanScope::ZygoteCopy { zygote_region })
             }
         };
-        let are_its_machine = node.is_origin_machine(&descriptor.origin);
-        let views = RootPaths {
+        let is_origin_machine = node.is_origin_machine(&descriptor.origin);
+        let roots = RootPaths {
             node_root: node.root.clone(),
             container_root: format!("/proc/{stub_pid}/root").into(),
-            is_origin_machine: are_its_machine,
+            is_origin_machine,
         };
-        let mut objects = phase!("resume.objects", PassedObjects::create(descriptor, streams, shared, caller, views))?;
-        let enter = |(first, numbers): (ContainerInit<'_>, IdRange)| {
-            let passed = objects
-                .add_borrowed(first.pidfd)
+        let mut objects =
+            phase!("resume.objects", PassedObjects::create(descriptor, streams, shared, checkpoint_socket, roots))?;
+        let add_target = |(init, id_map): (ContainerInit<'_>, IdRange)| {
+            let passed_index = objects
+                .add_borrowed(init.pidfd)
                 .map_err(|e| RestoreError::from_object_error("a way to its user namespace", e))?;
-            Ok(UserNamespaceTarget { passed_index: passed, id_map: numbers })
+            Ok(UserNamespaceTarget { passed_index, id_map })
         };
-        let numbered = users.map(enter).transpose()?;
+        let target = user_namespace.map(add_target).transpose()?;
         let plan_options =
-            PlanOptions { payload, paused, untrusted, user_namespace: numbered, bridge: bridge.as_ref(), scope: part };
+            PlanOptions { payload, paused, untrusted, user_namespace: target, bridge: bridge.as_ref(), scope };
         let plans = phase!("resume.plan", process_tree::compile(descriptor, node, &stub, &objects, &plan_options))?;
-        Ok(Self { descriptor, control, plans, objects, stub_pid, container_init: users.map(|(first, _)| first) })
+        Ok(Self { descriptor, control, plans, objects, stub_pid, container_init: user_namespace.map(|(init, _)| init) })
     }
 
     /// The addresses whose pages the pager must serve, ascending, of each process.
@@ -143,7 +145,7 @@ impl<'a> PlannedChild<'a> {
     {
         let plan =
             stub::create_plan_file(&self.plans.bytes).map_err(|e| RestoreError::from_object_error("the plan", e))?;
-        // A bearer is given another, with its first process's.
+        // A privileged forker gets another queue, together with the container's init.
         let queue = fd_passing::self_connected_socket()
             .map_err(|e| RestoreError::from_object_error("its userfaultfd's socket", e))?;
         let request = RestoreRequest {
@@ -158,11 +160,11 @@ impl<'a> PlannedChild<'a> {
             time_offsets: &clocks::format_timens_offsets(&self.descriptor.origin, Clocks::now()),
         };
         fd_passing::enable_sender_pid(self.control).map_err(RestoreError::StubIo)?;
-        let (asked_ns, until) = (report::realtime_ns(), Instant::now() + limit);
-        let keep = match self.container_init {
-            Some(first) => Some((
-                first,
-                privileged_forker::send_forker_request(self.control, first, (request, self.descriptor), limit)?,
+        let (requested_ns, deadline) = (realtime_ns(), Instant::now() + limit);
+        let init_and_queue = match self.container_init {
+            Some(init) => Some((
+                init,
+                privileged_forker::send_forker_request(self.control, init, (request, self.descriptor), limit)?,
             )),
             None => stub::send_request(self.control, &request, self.descriptor).map(|()| None)?,
         };
@@ -170,15 +172,7 @@ impl<'a> PlannedChild<'a> {
         // The child's alone: an end of a pipe that is held here would show.
         self.objects = PassedObjects::empty();
         let Self { descriptor, control, stub_pid, .. } = *self;
-        Ok(PendingRestore {
-            descriptor,
-            control,
-            stub_pid,
-            init_and_queue: keep,
-            status_file,
-            requested_ns: asked_ns,
-            deadline: until,
-        })
+        Ok(PendingRestore { descriptor, control, stub_pid, init_and_queue, status_file, requested_ns, deadline })
     }
 }
 
@@ -202,8 +196,8 @@ impl PendingRestore<'_> {
     pub fn wait_restored(self) -> Result<RestoredProcess, RestoreError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let started = match self.init_and_queue {
-            Some((first, keep)) => {
-                privileged_forker::finish_start(self.control, (first, self.status_file, keep), self.descriptor, left)?
+            Some((init, queue)) => {
+                privileged_forker::finish_start(self.control, (init, self.status_file, queue), self.descriptor, left)?
             }
             None => stub::wait_restored_or_stopped(self.stub_pid, self.control, left, self.descriptor)?,
         };

@@ -1,14 +1,6 @@
-//! A child whose container's first process has no rights to fork it: another, beside that one, does, and the first one waits.
-//!
-//! ```text
-//!  daemon                               bearer                      first process            child
-//!    │ request: plan, socket, … ─────────▶│ a midwife forks it ──────────┼──────────────────────▶│ restores itself
-//!    │                                    │ ends                         │                       │ enters its users'
-//!    │◀── restored ───────────────────────┼──────────────────────────────┼───────────────────────│ namespace, runs on
-//!    │ await it: status file, keep ───────┼─────────────────────────────▶│ wait4                 │
-//! ```
-//!
-//! The C side is `restorer/privileged_forker.c`.
+//! Starts a child in a container whose init is in a user namespace, and has no capabilities to fork it.
+//! A privileged forker, a stub next to the container, forks the child; init waits for it.
+//! `planned_child` calls it. The C side is `restorer/privileged_forker.c`.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -28,37 +20,42 @@ pub struct ContainerInit<'a> {
     pub control: BorrowedFd<'a>,
 }
 
-/// Has the bearer at `control` bear the child as `request` says. Gives the socket that the first process is to keep.
+//  daemon                               privileged forker           container's init         child
+//    │ request: plan, socket, … ─────────▶│ an intermediate forks it ────┼──────────────────────▶│ restores itself
+//    │                                    │ ends                         │                       │ enters its user
+//    │◀── restored ───────────────────────┼──────────────────────────────┼───────────────────────│ namespace, runs on
+//    │ wait request: status file, queue ──┼─────────────────────────────▶│ wait4                 │
+/// Sends the privileged forker at `control` the `request` for the child. Returns the queue that init must hold.
 pub(super) fn send_forker_request(
     control: BorrowedFd<'_>,
-    first: ContainerInit<'_>,
+    init: ContainerInit<'_>,
     (request, descriptor): (RestoreRequest<'_>, &Descriptor),
     limit: Duration,
 ) -> Result<OwnedFd, RestoreError> {
-    let keep = fd_passing::self_connected_socket()
+    let queue = fd_passing::self_connected_socket()
         .map_err(|e| RestoreError::from_object_error("its userfaultfd's socket", e))?;
     stub::wait_ready(control, limit, descriptor)?;
-    let request = RestoreRequest { status_or_control: first.pidfd, cgroup_or_queue: Some(keep.as_fd()), ..request };
+    let request = RestoreRequest { status_or_control: init.pidfd, cgroup_or_queue: Some(queue.as_fd()), ..request };
     stub::send_request(control, &request, descriptor)?;
-    Ok(keep)
+    Ok(queue)
 }
 
-/// Waits until the child stands, at most `limit`, and has the `first` process wait for its end: it is that one's since before it
-/// could tell anything.
+/// Waits until the child stands, at most `limit`, and has `init` wait for its end: it is init's child since before it
+/// could report anything.
 pub(super) fn finish_start(
     control: BorrowedFd<'_>,
-    (first, status_file, keep): (ContainerInit<'_>, BorrowedFd<'_>, OwnedFd),
+    (init, status_file, queue): (ContainerInit<'_>, BorrowedFd<'_>, OwnedFd),
     descriptor: &Descriptor,
     limit: Duration,
 ) -> Result<RestoreReport, RestoreError> {
-    let until = Instant::now() + limit;
-    let told = stub::wait_restored(control, limit, descriptor);
-    let has_died = matches!(told, Err(RestoreError::StubExited));
-    let started = if has_died { None } else { Some(told?) };
-    stub::send_wait_request(first.control, (status_file, keep.as_fd()), descriptor)?;
+    let deadline = Instant::now() + limit;
+    let restored = stub::wait_restored(control, limit, descriptor);
+    let has_died = matches!(restored, Err(RestoreError::StubExited));
+    let started = if has_died { None } else { Some(restored?) };
+    stub::send_wait_request(init.control, (status_file, queue.as_fd()), descriptor)?;
     match started {
         Some(started) => Ok(started),
-        // How, is the first process's to tell.
-        None => stub::wait_restored(first.control, until.saturating_duration_since(Instant::now()), descriptor),
+        // Init reports how the child ended.
+        None => stub::wait_restored(init.control, deadline.saturating_duration_since(Instant::now()), descriptor),
     }
 }

@@ -1,11 +1,6 @@
-//! The plans of a tree of processes: who forks whom and when, and who takes which open file from whom.
-//!
-//! ```text
-//!  memfd   plan of the first ┊ plan of process 1 ┊ plan of process 2 ┊ …     each begins on a page
-//!            └ kin: 1, 2        └ kin: a zombie                               where the plan of each child stands
-//! ```
-//!
-//! A process alone is a tree, too: its memfd is its plan.
+//! Compiles the plans of a process tree into one memfd: which process forks which, when, and from which process it
+//! copies open files. `planned_child` and `zygote` call it. `plan` compiles each process's plan. A single process is a
+//! tree too: its memfd is its plan.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +19,7 @@ use super::plan_layout::{
     CHILD_AFTER_SESSION, CHILD_CORE_DUMPED, CHILD_GROUP_LEADER, CHILD_REAPED, CHILD_REPARENTED, CHILD_SESSION_LEADER,
     CHILD_SHARES_DIRECTORY, CHILD_SHARES_FILES, CHILD_SHARES_HANDLERS, CHILD_SHARES_MEMORY, CHILD_STOP_UNREPORTED,
     CHILD_STOPPED, CHILD_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_SHARES_MEMORY, PLAN_STOPPED,
-    PLAN_SUBREAPER, PLAN_TREE_SHARES_FILES, PlanKin,
+    PLAN_SUBREAPER, PLAN_TREE_SHARES_FILES, PlanChild,
 };
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
@@ -76,25 +71,26 @@ pub(super) fn compile(
     objects: &PassedObjects,
     plan_options: &PlanOptions<'_>,
 ) -> Result<TreePlan, RestoreError> {
-    let nothing = HashMap::new();
+    let no_fds = HashMap::new();
     let fd_base = reserved_fd_base(descriptor, plan_options.payload.is_some(), objects.count() as u32);
-    let place = TreePosition { process_index: 0, fd_base, tree: descriptor, created_fds: &nothing, occupied: &[] };
-    let mut first = plan::compile(descriptor, node, stub, objects, (plan_options, &place))?;
-    let made = std::mem::take(&mut first.created_fds);
+    let position = TreePosition { process_index: 0, fd_base, tree: descriptor, created_fds: &no_fds, occupied: &[] };
+    let mut first = plan::compile(descriptor, node, stub, objects, (plan_options, &position))?;
+    let created_fds = std::mem::take(&mut first.created_fds);
     let mut plans = vec![first];
     // The payload is for the first.
     let plan_options = PlanOptions { payload: None, paused: false, ..*plan_options };
     for (member, number) in descriptor.descendants.iter().zip(1..) {
-        let holder = descriptor.address_space_owner(number);
-        let has_own = holder == number;
-        let occupied = if has_own { &[][..] } else { &plans[holder as usize].occupied };
-        let place = TreePosition { process_index: number, fd_base, tree: descriptor, created_fds: &made, occupied };
+        let owner = descriptor.address_space_owner(number);
+        let has_own_memory = owner == number;
+        let occupied = if has_own_memory { &[][..] } else { &plans[owner as usize].occupied };
+        let position =
+            TreePosition { process_index: number, fd_base, tree: descriptor, created_fds: &created_fds, occupied };
         // Where the functions of another kernel's vdso lead is a matter of who builds the memory.
-        let plan_options = PlanOptions { bridge: plan_options.bridge.filter(|_| has_own), ..plan_options };
-        let plan = plan::compile(&descriptor.rooted_at(member), node, stub, objects, (&plan_options, &place))?;
-        if !has_own {
+        let plan_options = PlanOptions { bridge: plan_options.bridge.filter(|_| has_own_memory), ..plan_options };
+        let plan = plan::compile(&descriptor.rooted_at(member), node, stub, objects, (&plan_options, &position))?;
+        if !has_own_memory {
             let (start, bytes) = plan.region;
-            plans[holder as usize].occupied.push((start, start + bytes));
+            plans[owner as usize].occupied.push((start, start + bytes));
         }
         plans.push(plan);
     }
@@ -106,35 +102,37 @@ pub(super) fn compile(
 fn reserved_fd_base(descriptor: &Descriptor, has_payload: bool, passed: u32) -> u32 {
     let tables = descriptor.descendants.iter().map(|member| &member.file_descriptors);
     let last = |table: &Vec<FileDescriptor>| table.last().map_or(0, |entry| entry.number + 1);
-    let own = std::iter::once(&descriptor.file_descriptors).chain(tables).map(last).max().unwrap_or(0);
-    own.max(if has_payload { PAYLOAD_FD + 1 } else { 0 }).max(FD_BASE_MIN + passed)
+    let used = std::iter::once(&descriptor.file_descriptors).chain(tables).map(last).max().unwrap_or(0);
+    used.max(if has_payload { PAYLOAD_FD + 1 } else { 0 }).max(FD_BASE_MIN + passed)
 }
 
+//  memfd   plan of the first ┊ plan of process 1 ┊ plan of process 2 ┊ …     each begins on a page
+//            └ children: 1, 2   └ child: a zombie                             with the offset of each child's plan
 /// Puts plans behind one another, and into each where those of its children stand.
 fn concatenate_plans(mut plans: Vec<ProcessPlan>, descriptor: &Descriptor) -> TreePlan {
-    let mut places = Vec::with_capacity(plans.len());
+    let mut plan_offsets = Vec::with_capacity(plans.len());
     let mut end = 0_u64;
     for plan in &plans {
-        places.push(end);
+        plan_offsets.push(end);
         end = (end + plan.bytes.len() as u64).next_multiple_of(PAGE_SIZE);
     }
     for (number, plan) in plans.iter_mut().enumerate() {
         for (index, child) in live_children(descriptor, number as u32).enumerate() {
-            let at = plan.children.offset as usize + index * size_of::<PlanKin>();
-            plan.bytes[at..at + size_of::<u64>()].copy_from_slice(places[child].as_bytes());
+            let at = plan.children.offset as usize + index * size_of::<PlanChild>();
+            plan.bytes[at..at + size_of::<u64>()].copy_from_slice(plan_offsets[child].as_bytes());
         }
     }
     let region = plans[0].region;
-    // Their own plan is behind what is passed for as long as they are born.
-    let descriptors = plans.iter().map(|plan| plan.fd_limit + 1).max().unwrap_or(0);
+    // Until all are forked, the plan file has the number after the passed descriptors.
+    let fd_limit = plans.iter().map(|plan| plan.fd_limit + 1).max().unwrap_or(0);
     let mut bytes = Vec::with_capacity(end as usize);
-    let mut registered = Vec::with_capacity(plans.len());
-    for (plan, place) in plans.into_iter().zip(places) {
-        bytes.resize(place as usize, 0);
+    let mut userfaultfd_ranges = Vec::with_capacity(plans.len());
+    for (plan, plan_offset) in plans.into_iter().zip(plan_offsets) {
+        bytes.resize(plan_offset as usize, 0);
         bytes.extend_from_slice(&plan.bytes);
-        registered.push(plan.userfaultfd_ranges);
+        userfaultfd_ranges.push(plan.userfaultfd_ranges);
     }
-    TreePlan { bytes, fd_limit: descriptors, userfaultfd_ranges: registered, region }
+    TreePlan { bytes, fd_limit, userfaultfd_ranges, region }
 }
 
 /// What a process has in common with its parent.
@@ -233,14 +231,14 @@ impl TreePosition<'_> {
     }
 
     /// Its children, the living first; where their plans stand is filled in later.
-    pub(super) fn build_child_table(&self) -> Vec<PlanKin> {
+    pub(super) fn build_child_table(&self) -> Vec<PlanChild> {
         let living = live_children(self.tree, self.process_index)
             .map(|child| self.plan_live_child(&self.tree.descendants[child - 1]));
         let zombies = self.tree.zombies.iter().filter(|zombie| zombie.relations.parent == self.process_index);
         living.chain(zombies.map(|zombie| self.plan_zombie(zombie))).collect()
     }
 
-    fn plan_live_child(&self, member: &DescendantProcess) -> PlanKin {
+    fn plan_live_child(&self, member: &DescendantProcess) -> PlanChild {
         let pid = member.process.pid;
         let mut flags = self.session_flag(pid, &member.relations) | sharing_flags(&member.relations);
         if member.relations.is_session_orphan {
@@ -248,45 +246,46 @@ impl TreePosition<'_> {
         }
         if starts_stopped(member) {
             // A stop that has not come yet was not waited for.
-            let unheard = if member.has_unreported_stop || !member.is_stopped { CHILD_STOP_UNREPORTED } else { 0 };
-            flags |= CHILD_STOPPED | unheard;
+            let unreported = if member.has_unreported_stop || !member.is_stopped { CHILD_STOP_UNREPORTED } else { 0 };
+            flags |= CHILD_STOPPED | unreported;
         }
-        let group = if member.relations.is_session_orphan { member.relations.session } else { 0 };
-        PlanKin {
-            plan_at: 0,
+        let group_or_session = if member.relations.is_session_orphan { member.relations.session } else { 0 };
+        PlanChild {
+            plan_offset: 0,
             pid,
             exit_signal: member.relations.exit_signal,
             flags,
             status: 0,
-            group,
+            group_or_session,
             name: [0; 16],
             reserved: 0,
         }
     }
 
-    fn plan_zombie(&self, zombie: &Zombie) -> PlanKin {
-        let Zombie { pid, relations: process_relations, status, name: text, is_reaped: is_forgotten } = zombie;
+    fn plan_zombie(&self, zombie: &Zombie) -> PlanChild {
+        let Zombie { pid, relations: process_relations, status, name: text, is_reaped } = zombie;
         let mut name = [0; 16];
         name[..text.len()].copy_from_slice(text);
         let (leads_session, leads_group) = (process_relations.session == *pid, process_relations.group == *pid);
         let core = if status & CORE_BIT != 0 && has_plain_core_pattern() { CHILD_CORE_DUMPED } else { 0 };
-        let forgotten = if *is_forgotten { CHILD_REAPED } else { 0 };
-        let flags = self.session_flag(*pid, process_relations) | CHILD_ZOMBIE | core | forgotten;
-        let own =
+        let reaped = if *is_reaped { CHILD_REAPED } else { 0 };
+        let flags = self.session_flag(*pid, process_relations) | CHILD_ZOMBIE | core | reaped;
+        let leader =
             if leads_session { CHILD_SESSION_LEADER } else { 0 } | if leads_group { CHILD_GROUP_LEADER } else { 0 };
-        PlanKin {
-            plan_at: 0,
+        PlanChild {
+            plan_offset: 0,
             pid: *pid,
             exit_signal: process_relations.exit_signal,
-            flags: flags | own,
+            flags: flags | leader,
             status: *status,
-            group: if leads_group { 0 } else { process_relations.group },
+            group_or_session: if leads_group { 0 } else { process_relations.group },
             name,
             reserved: 0,
         }
     }
 
-    /// Into the session that this process has, where it is not of the one that this was born into.
+    /// CHILD_AFTER_SESSION if the child is in this process's session or leads one. Otherwise it is in the session that this process was
+    /// forked in, and 0.
     fn session_flag(&self, pid: u32, process_relations: &ProcessRelations) -> u32 {
         let session = self.member().map_or(self.tree.process.pid, |member| member.relations.session);
         let is_after = process_relations.session == session || process_relations.session == pid;

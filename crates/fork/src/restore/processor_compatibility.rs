@@ -1,6 +1,6 @@
-//! Whether this node's CPU can go on with what a program began on another. Nothing is started where it cannot.
-//!
-//! The decision is [`Processor::mismatch`]'s; here it is made of a seed's origin, and told as an error.
+//! Decides whether this node's CPU can continue a program that began on another one, before anything is started.
+//! `ProcessorFeatures::mismatch` compares the two; this module reads the seed's origin and turns a mismatch into an
+//! error.
 
 use farfork_sys::cpu::{ExtendedState, ProcessorFeatures, ProcessorMismatch};
 use farfork_wire::descriptor::Origin;

@@ -1,6 +1,7 @@
-//! Pseudo-terminals are made outside, in the child's own `/dev/pts`, before any process of it is born: a session has its
-//! controlling terminal in common only with processes that are born into it afterwards (tty_ioctl(4), TIOCSCTTY). What is set of
-//! them, the child does itself (`calls/terminal.rs`).
+//! Creates the child's pseudo-terminals in its own `/dev/pts`, from the daemon, for `passed_objects`. They must exist
+//! before any process of the child: a session shares its controlling terminal only with processes that are forked into
+//! it later (tty_ioctl(4), TIOCSCTTY). The child sets the attributes of the terminals itself
+//! (`syscalls/terminal_settings.rs`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,30 +27,30 @@ pub(super) struct TerminalPair {
     pub(super) master: OwnedFd,
     /// Index of its open file.
     pub(super) open_file: u32,
-    /// Its other end, where it controls a session: whoever leads that takes it at birth.
+    /// Its other end, where it controls a session: the session's leader takes it when it begins the session.
     pub(super) slave: Option<OwnedFd>,
 }
 
 /// Makes the terminals of a descriptor, in its order: ascending, since numbers are given from 0 on where nobody has any yet.
-pub(super) fn create_terminals(descriptor: &Descriptor, views: &RootPaths) -> Result<Vec<TerminalPair>, RestoreError> {
+pub(super) fn create_terminals(descriptor: &Descriptor, roots: &RootPaths) -> Result<Vec<TerminalPair>, RestoreError> {
     let Some(last) = descriptor.terminals.last() else { return Ok(Vec::new()) };
-    if !views.is_private_path(&format!("{PTS_DIRECTORY}/{}", last.number)) {
+    if !roots.is_private_path(&format!("{PTS_DIRECTORY}/{}", last.number)) {
         return Err(RestoreError::SharedTerminal { number: last.number });
     }
-    let made = |error| RestoreError::from_object_error("a terminal", error);
-    let root = rustix::fs::open(&views.container_root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let root = root.map_err(io::Error::from).map_err(made)?;
+    let map_error = |error| RestoreError::from_object_error("a terminal", error);
+    let root = rustix::fs::open(&roots.container_root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let root = root.map_err(io::Error::from).map_err(map_error)?;
     // Terminals that the program has closed: as long as they are open, their numbers are not given again.
     let mut closed = Vec::new();
     let mut terminals = Vec::with_capacity(descriptor.terminals.len());
     for (index, wanted) in descriptor.terminals.iter().enumerate() {
         let next = (closed.len() + terminals.len()) as u32;
         for _ in next..wanted.number {
-            closed.push(open_in_root(&root, PTMX_PATH, OFlags::RDWR.bits()).map_err(made)?);
+            closed.push(open_in_root(&root, PTMX_PATH, OFlags::RDWR.bits()).map_err(map_error)?);
         }
         let (open_file, path, flags) = find_master(descriptor, index as u32)?;
-        let master = open_in_root(&root, path, flags).map_err(made)?;
-        let slave = open_slave(&master, wanted.number, wanted.session.is_some()).map_err(made)?;
+        let master = open_in_root(&root, path, flags).map_err(map_error)?;
+        let slave = open_slave(&master, wanted.number, wanted.session.is_some()).map_err(map_error)?;
         terminals.push(TerminalPair { master, open_file, slave });
     }
     Ok(terminals)

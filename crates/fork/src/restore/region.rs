@@ -1,4 +1,5 @@
-//! Where the restorer lives in the child: a hole of both the stub's map and the child's, and what stands in it.
+//! The restorer's region in the child: its layout, which `restorer/plan.h` draws, and the choice of its address.
+//! The region is in a hole of both the stub's memory map and the child's.
 
 use farfork_wire::PAGE_SIZE;
 
@@ -34,16 +35,16 @@ impl RestorerRegion {
         threads: u64,
         (frame_bytes, filter_bytes): (u64, u64),
         plan_bytes: u64,
-        parking_bytes: u64,
-        has_gate: bool,
+        staging_bytes: u64,
+        has_barrier: bool,
     ) -> Self {
         let frames = CODE_BYTES_MAX;
         let filters = frames + threads * frame_bytes;
         let plan = (filters + filter_bytes).next_multiple_of(PAGE_SIZE);
         let leader_stack = plan + plan_bytes.next_multiple_of(PAGE_SIZE);
         let thread_stacks = leader_stack + LEADER_STACK_BYTES;
-        let parking = thread_stacks + (threads - 1) * THREAD_STACK_BYTES;
-        let scratch = parking + parking_bytes;
+        let staging = thread_stacks + (threads - 1) * THREAD_STACK_BYTES;
+        let scratch = staging + staging_bytes;
         Self {
             start: 0,
             frames,
@@ -52,10 +53,10 @@ impl RestorerRegion {
             plan,
             leader_stack,
             thread_stacks,
-            staging: parking,
+            staging,
             scratch,
-            barrier: if has_gate { scratch + PAGE_SIZE } else { 0 },
-            bytes: scratch + PAGE_SIZE * (1 + u64::from(has_gate)),
+            barrier: if has_barrier { scratch + PAGE_SIZE } else { 0 },
+            bytes: scratch + PAGE_SIZE * (1 + u64::from(has_barrier)),
         }
     }
 

@@ -1,26 +1,20 @@
-//! What the stub and the restorer tell, in words and as phases.
+//! Texts for failures that the stub and the restorer report: the step, its object, and a remedy.
+//! Also traces the phases of a restore from the timestamps in its report.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use farfork_sys::clock::realtime_ns;
 use farfork_wire::Descriptor;
 use rustix::io::Errno;
 
 use super::plan_layout::MARK_COUNT;
 
-/// The phases of a child's way, each up to a mark of `enum mark` in `restorer/plan.h`; the last one to where it stands.
+/// The phases of a child's way, each up to a mark of `enum restore_mark` in `restorer/plan.h`; the last one to where it stands.
 const PHASES: [&str; MARK_COUNT + 1] =
     ["child.wake", "child.fork", "child.enter", "child.map", "child.register", "child.open", "child.thread"];
 
-/// CLOCK_REALTIME, in nanoseconds.
-pub(super) fn realtime_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// Tells the phases of a child that was asked for and stood at these times.
-pub(super) fn trace_phases(asked_ns: u64, marks_ns: &[u64; MARK_COUNT], stood_ns: u64) {
-    let mut begun_ns = asked_ns;
-    for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([stood_ns])) {
+pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], restored_ns: u64) {
+    let mut begun_ns = requested_ns;
+    for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([restored_ns])) {
         tracing::debug!(target: "farfork::phase", phase, begun_ns, ended_ns);
         begun_ns = ended_ns;
     }

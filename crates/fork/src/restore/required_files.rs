@@ -1,4 +1,5 @@
-//! The node's files that a child is given by their paths: whether they are there, and still the same.
+//! Checks that the files which the restorer opens by path exist on this node, before anything is started.
+//! [`PathSnapshot`] tells later whether the same files are still at these paths.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -9,6 +10,7 @@ use farfork_wire::descriptor::{Backing, Mapping, OpenFile};
 use rustix::fs::OFlags;
 
 use super::{LocalNode, RestoreError};
+use crate::file_use::FileKey;
 
 /// Stands for a symbolic link itself (with O_PATH).
 const O_NOFOLLOW: u32 = OFlags::NOFOLLOW.bits();
@@ -74,10 +76,7 @@ fn check_named_pipe(here: &Path) -> io::Result<()> {
 
 /// Which files were at these paths when a child was made.
 #[derive(Debug)]
-pub struct PathSnapshot(Vec<(Option<InodeKey>, PathBuf)>);
-
-/// Device and inode.
-type InodeKey = (u64, u64);
+pub struct PathSnapshot(Vec<(Option<FileKey>, PathBuf)>);
 
 impl PathSnapshot {
     /// Those that a child has which is made now.
@@ -85,17 +84,17 @@ impl PathSnapshot {
         let seen = required_paths(descriptor).map(|file| {
             let (RequiredPath::Any(path) | RequiredPath::Symlink(path) | RequiredPath::NamedPipe(path)) = file;
             let here = node.resolve_path(path);
-            (inode_key(&here), here)
+            (file_key_at(&here), here)
         });
         Self(seen.collect())
     }
 
     /// Whether each path leads to the same file still: who replaces one wants the next child to have the new one.
     pub fn is_current(&self) -> bool {
-        self.0.iter().all(|(number, path)| inode_key(path) == *number)
+        self.0.iter().all(|(number, path)| file_key_at(path) == *number)
     }
 }
 
-fn inode_key(path: &Path) -> Option<InodeKey> {
+fn file_key_at(path: &Path) -> Option<FileKey> {
     path.metadata().ok().map(|found| (found.dev(), found.ino()))
 }

@@ -1,17 +1,7 @@
-//! Filters of system calls (seccomp(2)), installed as the last thing before a thread enters its frame, so what they are installed from
-//! stands where it stays. Those that all threads of a process have are installed once, for all of them (SECCOMP_FILTER_FLAG_TSYNC): then
-//! the threads have them from one ancestor, as in the parent, and can be given further ones in common. Each thread adds what else it has.
-//!
-//! ```text
-//!  ┌─ instructions of each filter ─┬─ struct sock_fprog of each ─┬─ in common ────────────┬─ a list for each thread ─┐
-//!  │ 8 bytes each                  │ length, address             │ struct common_filters, │ as that of a thread      │
-//!  │                               │                             │ and their list         │ that has some of its own │
-//!  └───────────────────────────────┴─────────────────────────────┴────────────────────────┴──────────────────────────┘
-//!  a list: operation, flags, address; …; 0
-//! ```
-//!
-//! The kernel tells which programs a thread has, not which it shares with another: those that all have in the same order are taken for
-//! shared, and others for each thread's own.
+//! The seccomp(2) filters of a plan. `restorer/threads.c` installs them as the last step before a thread enters its
+//! frame, so they are in the part of the region that stays mapped. Filters that all threads of a process have are
+//! installed once for all of them (SECCOMP_FILTER_FLAG_TSYNC). Then the threads have them from one ancestor, as in the
+//! parent, and can get further common filters. Each thread installs its remaining filters itself.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{SeccompFilter, Thread};
@@ -40,6 +30,11 @@ pub(super) fn table_bytes(descriptor: &Descriptor) -> u64 {
     build_table(descriptor, 0).bytes.len() as u64
 }
 
+//  ┌─ instructions of each filter ─┬─ struct sock_fprog of each ─┬─ common ────────────────────┬─ a list for each thread ─┐
+//  │ 8 bytes each                  │ length, address             │ struct plan_common_filters, │ for each thread          │
+//  │                               │                             │ which ends with a list      │ with filters of its own  │
+//  └───────────────────────────────┴─────────────────────────────┴─────────────────────────────┴──────────────────────────┘
+//  a list: operation, flags, address; …; 0
 /// Their contents, to stand at `base`.
 pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTable {
     let filters = &descriptor.process.seccomp_filters;
@@ -63,19 +58,22 @@ pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTa
         shared.iter().for_each(|index| append_words(&mut bytes, &entry(index, SECCOMP_FILTER_FLAG_TSYNC)));
         append_words(&mut bytes, &[0; 3]);
     }
-    let mut own = Vec::with_capacity(descriptor.threads.len());
+    let mut thread_lists = Vec::with_capacity(descriptor.threads.len());
     for thread in &descriptor.threads {
         let list = &thread.seccomp_filters[shared.len()..];
-        own.push(if list.is_empty() { 0 } else { base + bytes.len() as u64 });
+        thread_lists.push(if list.is_empty() { 0 } else { base + bytes.len() as u64 });
         list.iter().for_each(|index| append_words(&mut bytes, &entry(index, 0)));
         if !list.is_empty() {
             append_words(&mut bytes, &[0; 3]);
         }
     }
-    SeccompFilterTable { bytes, thread_lists: own, common_list: common }
+    SeccompFilterTable { bytes, thread_lists, common_list: common }
 }
 
-/// The filters that all threads have, from their first one on. Who installs them for others makes these keep from new privileges as it
+/// The filters that all threads have, from their first one on. The kernel reports which programs a thread has, not which of them it shares
+/// with another thread. Filters that all threads have in the same order count as shared, the others as each thread's own.
+///
+/// Who installs them for others makes these keep from new privileges as it
 /// is kept itself: threads that differ in that install their own.
 fn find_common_filters(descriptor: &Descriptor) -> &[u32] {
     let Some((leader, others)) = descriptor.threads.split_first().filter(|(_, others)| !others.is_empty()) else {
@@ -92,14 +90,14 @@ fn find_common_filters(descriptor: &Descriptor) -> &[u32] {
     &of_leader[..others.iter().map(in_common).min().unwrap_or(0)]
 }
 
-/// `struct common_filters`, which stands at `address`: how many threads wait and whether they may go; where they wait, and how many there
+/// `struct plan_common_filters`, which stands at `address`: how many threads wait and whether they may go; where they wait, and how many there
 /// are; whether they can be woken under the filters.
 fn encode_common_header(descriptor: &Descriptor, shared: &[u32], address: u64) -> [u64; 3] {
-    const WOKEN_OFFSET: u64 = 8;
+    const WAKE_FUTEX_OFFSET: u64 = 8;
     const SYS_FUTEX: u32 = 202;
     const FUTEX_WAKE_PRIVATE: u64 = 129;
     let filters = &descriptor.process.seccomp_filters;
-    let arguments = [address + WOKEN_OFFSET, FUTEX_WAKE_PRIVATE, i32::MAX as u64, 0, 0, 0];
+    let arguments = [address + WAKE_FUTEX_OFFSET, FUTEX_WAKE_PRIVATE, i32::MAX as u64, 0, 0, 0];
     let wake = PlannedSyscall { number: SYS_FUTEX, instruction_pointer: 0, arguments };
     let allows = |filter: &SeccompFilter| wake.is_allowed_by(&filter.instructions);
     let can_wake = shared.iter().all(|index| allows(&filters[*index as usize]));

@@ -1,12 +1,8 @@
-//! What a child would take from others, were it in a network with them.
+//! Finds what a child would take from its parent in a network that both are in: traffic to a port that both can bind.
 
+use farfork_sys::socket_abi::{SO_REUSEADDR, SO_REUSEPORT, SOCK_DGRAM, SOL_SOCKET};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket};
-
-const SOCK_DGRAM: u32 = 2;
-const SOL_SOCKET: u32 = 1;
-const SO_REUSEADDR: u32 = 2;
-const SO_REUSEPORT: u32 = 15;
 
 /// The first socket, by descriptor and address, that the kernel would bind although its parent has the same one, and then give some
 /// of what is meant for the parent. All others are refused by the kernel, as long as the parent is there.

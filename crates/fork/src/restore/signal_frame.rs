@@ -1,15 +1,7 @@
-//! Signal frames: a thread is entered by rt_sigreturn(2), which loads registers, extended state, signal mask and alternate
-//! stack at once, exactly as they stood when the parent was stopped.
-//!
-//! ```text
-//!  0       8                                     0x400                        0x400 + xstate + 4
-//!  ┌───────┬──────────────────────────────┬──────┬────────────────────────────┬─────┐
-//!  │ return│ ucontext: flags, stack,      │ unused│ extended state as ptrace   │ end │
-//!  │ addr. │ registers, mask              │      │ gave it, magic in 464..512 │ mark│
-//!  └───────┴──────────────────────────────┴──────┴────────────────────────────┴─────┘
-//! ```
-//!
-//! Layout: the kernel's `arch/x86/include/uapi/asm/{ucontext,sigcontext}.h`.
+//! Signal frames: a thread enters the child by rt_sigreturn(2), which loads registers, extended state, signal mask and
+//! alternate stack at once, exactly as they were when the parent was stopped.
+//! `plan` builds them for the restorer, and `capture` for code that it injects.
+//! The layout is the kernel's, from `arch/x86/include/uapi/asm/{ucontext,sigcontext}.h`.
 
 use farfork_wire::descriptor::{AltStack, Thread};
 
@@ -68,6 +60,11 @@ pub(super) fn build_frame(thread: &Thread, address: u64, bytes: u64, xcr0: u64) 
     Ok(encode_frame(&state, address, bytes, xcr0))
 }
 
+//  0       8                                      0x400                        0x400 + xstate + 4
+//  ┌───────┬──────────────────────────────┬───────┬────────────────────────────┬─────┐
+//  │ return│ ucontext: flags, stack,      │ unused│ extended state as ptrace   │ end │
+//  │ addr. │ registers, mask              │       │ gave it, magic in 464..512 │ mark│
+//  └───────┴──────────────────────────────┴───────┴────────────────────────────┴─────┘
 /// A frame of `bytes`, to stand at `address`.
 pub(crate) fn encode_frame(state: &SignalFrameState<'_>, address: u64, bytes: u64, xcr0: u64) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];

@@ -1,4 +1,5 @@
-//! Talks to the stub of a container: hands it a plan, hears what becomes of it.
+//! Sends requests to a container's stub, a zygote or a privileged forker over its control socket, and reads the
+//! reports.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -20,7 +21,7 @@ use super::plan_layout::{
 use super::process_tree::starts_stopped;
 use super::report::{describe_step, describe_step_object, suggest_remedy};
 
-/// Under which number a stub whose child lives has the queue with the userfaultfds of its processes (KEEP_FD in restorer.h).
+/// The number of the userfaultfd queue in a stub whose child runs (USERFAULTFD_QUEUE_FD in restorer.h).
 pub const STUB_QUEUE_FD: u32 = 5;
 
 /// The stub: a program of a few KiB without a C library, to be run as pid 1 of each container.
@@ -50,14 +51,14 @@ pub(super) struct RestoreRequest<'a> {
     pub(super) plan: &'a File,
     /// Where the userfaultfd goes; of a zygote's copy, the first process of its container.
     pub(super) pager_or_init: BorrowedFd<'a>,
-    /// The file for the wait status; of a zygote's copy, its control socket; of a bearer's child, the first process of its container.
+    /// The file for the wait status; of a zygote's copy, its control socket; for a privileged forker, the container's init.
     pub(super) status_or_control: BorrowedFd<'a>,
     pub(super) objects: &'a PassedObjects,
-    /// Of a zygote's copy, the control group to be born in; of any other child, the socket that keeps its userfaultfd.
+    /// Of a zygote's copy, the cgroup to be forked into; of any other child, the userfaultfd queue.
     pub(super) cgroup_or_queue: Option<BorrowedFd<'a>>,
     /// 0: to be a zygote itself.
     pub(super) pid: u32,
-    /// Number of the process that forks a zygote's copy, or a bearer's child, in its container.
+    /// Pid of the intermediate, which forks the child of a zygote or a privileged forker in its container.
     pub(super) intermediate_pid: u32,
     /// All numbers of open files that it needs are below this.
     pub(super) fd_limit: u32,
@@ -104,7 +105,7 @@ fn read_failure_report(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Opti
         match wait_report(control, Duration::ZERO, descriptor, REPORT_READY) {
             Ok(_) | Err(RestoreError::StubIo(_)) => {}
             Err(RestoreError::Timeout { .. } | RestoreError::StubExited) => return None,
-            Err(said) => return Some(said),
+            Err(failure) => return Some(failure),
         }
     }
     None
@@ -120,8 +121,8 @@ fn send_request_messages(control: BorrowedFd<'_>, request: &RestoreRequest<'_>) 
         magic: REQUEST_MAGIC,
         passed_count: fds.len() as u32,
         pid: request.pid,
-        midwife: request.intermediate_pid,
-        descriptors: request.fd_limit,
+        intermediate_pid: request.intermediate_pid,
+        fd_limit: request.fd_limit,
         time_offsets_bytes: text.len() as u32,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
@@ -132,11 +133,11 @@ fn send_request_messages(control: BorrowedFd<'_>, request: &RestoreRequest<'_>) 
     rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fd_passing::send(control, &[0; 4], chunk))
 }
 
-/// Tells a stub to wait for the child, which another has forked; `status_file` is where it leaves the wait status, `keep` a socket
-/// that it keeps.
+/// Tells a stub to wait for the child, which another has forked; it writes the wait status to
+/// `status_file`, and holds the userfaultfd `queue`.
 pub(super) fn send_wait_request(
     control: BorrowedFd<'_>,
-    (status_file, keep): (BorrowedFd<'_>, BorrowedFd<'_>),
+    (status_file, queue): (BorrowedFd<'_>, BorrowedFd<'_>),
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
     // What is left unread when our end is closed would have the stub's reads fail.
@@ -146,12 +147,12 @@ pub(super) fn send_wait_request(
         magic: WAIT_MAGIC,
         passed_count: 2,
         pid: descriptor.process.pid,
-        midwife: 0,
-        descriptors: 0,
+        intermediate_pid: 0,
+        fd_limit: 0,
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
-    fd_passing::send(control, message.as_bytes(), &[status_file, keep]).map_err(RestoreError::StubIo)
+    fd_passing::send(control, message.as_bytes(), &[status_file, queue]).map_err(RestoreError::StubIo)
 }
 
 /// Has a stub that was asked for nothing yet leave its container's network for another, and waits until it is there.
@@ -170,8 +171,8 @@ pub fn enter_network(
         magic: NETWORK_MAGIC,
         passed_count: 1,
         pid: 0,
-        midwife: 0,
-        descriptors: 0,
+        intermediate_pid: 0,
+        fd_limit: 0,
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
@@ -195,22 +196,22 @@ pub(super) fn wait_restored_or_stopped(
     limit: Duration,
     descriptor: &Descriptor,
 ) -> Result<RestoreReport, RestoreError> {
-    let (begun, mut stopped_before) = (Instant::now(), None);
+    let (started_at, mut stopped_before) = (Instant::now(), None);
     // Of a tree some of whose processes are to be stopped, nobody knows here which of them stands too early.
     let is_stop_expected = descriptor.descendants.iter().any(starts_stopped);
     loop {
-        let left = limit.saturating_sub(begun.elapsed());
+        let left = limit.saturating_sub(started_at.elapsed());
         match wait_restored(control, left.min(STOP_LOOK_INTERVAL), descriptor) {
             Err(RestoreError::Timeout { .. }) => {}
-            told => return told,
+            result => return result,
         }
         match find_stopped_process(stub_pid) {
-            Some(pid) if pid == stub_pid => return Err(RestoreError::StubStopped { limit: begun.elapsed() }),
+            Some(pid) if pid == stub_pid => return Err(RestoreError::StubStopped { limit: started_at.elapsed() }),
             // Seen twice, so that nobody is blamed who is let go on.
             Some(pid) if stopped_before == Some(pid) && !is_stop_expected => {
-                return Err(RestoreError::ProcessStopped { pid, waited: begun.elapsed() });
+                return Err(RestoreError::ProcessStopped { pid, waited: started_at.elapsed() });
             }
-            _ if begun.elapsed() >= limit => return Err(RestoreError::Timeout { limit }),
+            _ if started_at.elapsed() >= limit => return Err(RestoreError::Timeout { limit }),
             stopped => stopped_before = stopped,
         }
     }
@@ -225,7 +226,7 @@ fn find_stopped_process(pid: i32) -> Option<i32> {
     children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(find_stopped_process)
 }
 
-/// Waits until a zygote can be asked for another copy: the last is born, or has said why not.
+/// Waits until a zygote can be asked for another copy: the last is forked, or the zygote has reported why not.
 pub(super) fn wait_ready(
     control: BorrowedFd<'_>,
     limit: Duration,
@@ -247,9 +248,9 @@ fn wait_report(
         }
         let mut bytes = [0; size_of::<StubReport>()];
         let (received, pid) = fd_passing::receive_with_sender(control, &mut bytes).map_err(RestoreError::StubIo)?;
-        let (kind, told) = parse_report(&bytes[..received], pid, descriptor)?;
+        let (kind, report) = parse_report(&bytes[..received], pid, descriptor)?;
         if kind == wanted {
-            return Ok(told);
+            return Ok(report);
         }
     }
 }
@@ -260,8 +261,8 @@ pub(super) fn parse_restored_report(
     pid: i32,
     descriptor: &Descriptor,
 ) -> Result<Option<RestoreReport>, RestoreError> {
-    let (kind, told) = parse_report(bytes, pid, descriptor)?;
-    Ok(Some(told).filter(|_| kind == REPORT_RESTORED))
+    let (kind, report) = parse_report(bytes, pid, descriptor)?;
+    Ok(Some(report).filter(|_| kind == REPORT_RESTORED))
 }
 
 /// A message that says no ill: its kind, and what it tells.

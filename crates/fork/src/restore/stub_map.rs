@@ -1,4 +1,4 @@
-//! The address space of a waiting stub, or of a zygote: what its fork must keep clear of, and where its vdso is.
+//! The memory map of a waiting stub, or of a zygote: ranges that the region must not overlap, and where the vdso is.
 
 use farfork_sys::process::{self, MapEntry};
 use farfork_wire::descriptor::{Mapping, SpecialMapping, USER_SPACE_END};
@@ -17,7 +17,7 @@ impl StubMap {
     /// Reads it.
     ///
     /// # Errors
-    /// [`RestoreError::StubGone`] when the stub has ended.
+    /// [`RestoreError::StubExited`] when the stub has ended.
     pub(super) fn read(pid: i32) -> Result<Self, RestoreError> {
         let mut entries = process::read_maps(pid).map_err(RestoreError::StubIo)?;
         // That of a process which has ended is there until its end is noticed, and empty.

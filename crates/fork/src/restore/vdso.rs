@@ -1,13 +1,7 @@
-//! A bridge from the vdso that a program knows to the one of the kernel here.
-//!
-//! ```text
-//!  the parent's place    its vdso, as it was: headers, names, and for each function a jump ──┐
-//!                        its data pages: nothing that could be read                           │
-//!  a free place          this kernel's data pages and vdso, as the kernel made them  ◀────────┘
-//! ```
-//!
-//! A function that this kernel's vdso lacks is a system call, or fails as on a machine without it. What a program looks up anew
-//! it finds in the old one, and comes here, too.
+//! A bridge from the vdso that a program knows to this kernel's: each old function becomes a jump to the new one.
+//! A function that this kernel's vdso lacks makes a system call, or fails as on a machine without it.
+//! A new symbol lookup of the program finds the old vdso, so its calls use the bridge too.
+//! `kernel_compatibility` decides whether a child needs one.
 
 use std::ops::Range;
 
@@ -16,7 +10,7 @@ use farfork_wire::descriptor::{Descriptor, Mapping, SpecialMapping};
 use object::{Object, ObjectSymbol, SymbolKind};
 
 use super::RestoreError;
-use super::plan_layout::PlanSpecial;
+use super::plan_layout::PlanSpecialMapping;
 use super::region;
 use super::signal_frame::RIP_INDEX;
 use super::stub_map::StubMap;
@@ -38,6 +32,9 @@ const SYSCALL_FALLBACKS: [(&str, u32); 6] = [
 /// The names of all functions begin with this; some have another name without.
 const SYMBOL_PREFIX: &str = "__vdso_";
 
+//  the parent's place    its vdso, as it was: headers, names, and for each function a jump ──┐
+//                        its data pages: nothing that could be read                           │
+//  a free place          this kernel's data pages and vdso, as the kernel made them  ◀────────┘
 /// Each place of the parent's vdso that a program may call, and what stands there instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct VdsoBridge {
@@ -50,7 +47,7 @@ pub(super) struct VdsoBridge {
 #[derive(Debug)]
 pub(super) struct PlacedBridge {
     /// The kernel's own mappings, where they come from and where they go.
-    pub(super) special_mappings: Vec<PlanSpecial>,
+    pub(super) special_mappings: Vec<PlanSpecialMapping>,
     /// What stands at the parent's place.
     pub(super) image: Vec<u8>,
 }
@@ -94,7 +91,7 @@ impl VdsoBridge {
             descriptor.mappings.iter().map(|one| (one.start, one.end)).chain(stub.ranges()).collect();
         let to = region::find_highest_free_range(bytes, &occupied).ok_or(RestoreError::NoFreeRange { bytes })?;
         let special =
-            |(start, end): (u64, u64)| PlanSpecial { from: start, to: to + (start - from), bytes: end - start };
+            |(start, end): (u64, u64)| PlanSpecialMapping { from: start, to: to + (start - from), bytes: end - start };
         let mut image = self.image.clone();
         for (offset, target) in &self.jumps {
             let Some(target) = target else { continue };

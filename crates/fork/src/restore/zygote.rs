@@ -1,17 +1,6 @@
-//! A zygote: planned like a child, but for all that is a child's own; and its copies, which lack only that.
-//!
-//! ```text
-//!  daemon                               zygote                      container's stub         copy
-//!    │ request: plan, socket ────────────▶│ builds the memory            │
-//!    │◀── stands ─────────────────────────│                              │
-//!    │ request: plan without memory, … ──▶│ a midwife forks it ──────────┼──────────────────────▶│
-//!    │◀── ready for the next ─────────────│                              │                       │ the rest
-//!    │◀── restored ───────────────────────┼──────────────────────────────┼───────────────────────│
-//!    │ await it: status file, keep ───────┼─────────────────────────────▶│ wait4                 │ runs on
-//! ```
-//!
-//! The C side is `restorer/zygote.c`. Where a zygote lives, and who is asked for copies of it, is the node's business; whose
-//! userfaultfd is whose, the pager's.
+//! Plans and starts a zygote, which has a child's memory and nothing else, and starts planned children as its copies.
+//! A copy's plan has only what the zygote lacks. The C side is `restorer/zygote.c`.
+//! The node decides where zygotes live and which one gets a request. The pager assigns userfaultfds to processes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
+use farfork_sys::clock::realtime_ns;
 use farfork_sys::fd_passing;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, Extent, Mapping, ProcessRelations};
@@ -37,6 +27,13 @@ use super::{LocalNode, RestoreError, clocks, kernel_compatibility, processor_com
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZygoteRegion(pub(super) (u64, u64));
 
+//  daemon                               zygote                      container's stub         copy
+//    │ request: plan, socket ────────────▶│ builds the memory            │
+//    │◀── restored ───────────────────────│                              │
+//    │ request: plan without memory, … ──▶│ an intermediate forks it ────┼──────────────────────▶│
+//    │◀── ready for the next ─────────────│                              │                       │ the rest
+//    │◀── restored ───────────────────────┼──────────────────────────────┼───────────────────────│
+//    │ wait request: status file, queue ──┼─────────────────────────────▶│ wait4                 │ runs on
 /// A zygote that is planned but not yet begun: the pager must hear of its memory first.
 #[derive(Debug)]
 pub struct PlannedZygote<'a> {
@@ -49,11 +46,11 @@ pub struct PlannedZygote<'a> {
 pub struct CopyDestination<'a> {
     /// Its first process.
     pub init: BorrowedFd<'a>,
-    /// The control group to be born in.
+    /// The cgroup to be forked into.
     pub cgroup: BorrowedFd<'a>,
 }
 
-/// Why no zygote is made of a seed on this node: what it has that a fork would leave in common, or that only a birth from
+/// Why no zygote is made of a seed on this node: what it has that a fork would leave in common, or that only a restore from
 /// the start can give. `None`: one is.
 pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
@@ -102,14 +99,13 @@ impl<'a> PlannedZygote<'a> {
         let mut bare = descriptor.clone();
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
-        let part = PlanScope::Zygote;
         let plan_options = PlanOptions {
             payload: None,
             paused: false,
             untrusted: false,
             user_namespace: None,
             bridge: None,
-            scope: part,
+            scope: PlanScope::Zygote,
         };
         let plans = process_tree::compile(&bare, node, &stub, &PassedObjects::empty(), &plan_options)?;
         Ok(Self { descriptor, plans })
@@ -154,7 +150,7 @@ impl<'a> PlannedZygote<'a> {
 
 impl PlannedChild<'_> {
     /// Has the zygote at `zygote` fork the child, and waits until it stands, at most `limit`. Gives the child's own control
-    /// socket too. The stub of its container waits for its end once [`Self::have_awaited`] told it to.
+    /// socket too. The stub of its container waits for its end once [`Self::assign_to_init`] told it to.
     ///
     /// # Errors
     /// What could not be done; the container is of no use any more, and the zygote may be of none.
@@ -164,16 +160,16 @@ impl PlannedChild<'_> {
         copy_destination: CopyDestination<'_>,
         limit: Duration,
     ) -> Result<(RestoredProcess, OwnedFd), RestoreError> {
-        let until = Instant::now() + limit;
+        let deadline = Instant::now() + limit;
         let plan =
             stub::create_plan_file(&self.plans.bytes).map_err(|e| RestoreError::from_object_error("the plan", e))?;
-        let (control, childs) =
+        let (control, child_control) =
             fd_passing::seqpacket_pair().map_err(|e| RestoreError::from_object_error("its control socket", e))?;
         fd_passing::enable_sender_pid(control.as_fd()).map_err(RestoreError::StubIo)?;
         let request = RestoreRequest {
             plan: &plan,
             pager_or_init: copy_destination.init,
-            status_or_control: childs.as_fd(),
+            status_or_control: child_control.as_fd(),
             objects: &self.objects,
             cgroup_or_queue: Some(copy_destination.cgroup),
             pid: self.descriptor.process.pid,
@@ -181,23 +177,23 @@ impl PlannedChild<'_> {
             fd_limit: self.plans.fd_limit,
             time_offsets: &clocks::format_timens_offsets(&self.descriptor.origin, Clocks::now()),
         };
-        let asked_ns = report::realtime_ns();
+        let requested_ns = realtime_ns();
         // It has ended: nobody was asked.
         stub::send_request(zygote, &request, self.descriptor).map_err(|error| match error {
             RestoreError::StubIo(cause) => RestoreError::from_object_error("the copy of its zygote", cause),
-            said => said,
+            reported => reported,
         })?;
-        drop((childs, plan));
+        drop((child_control, plan));
         // The child's alone: an end of a pipe that is held here would show.
         self.objects = PassedObjects::empty();
-        let left = || until.saturating_duration_since(Instant::now());
+        let left = || deadline.saturating_duration_since(Instant::now());
         // The zygote is ready long before its copy stands: nobody wakes for that, but where there is no copy and it has said why.
         let started = stub::wait_restored(control.as_fd(), left(), self.descriptor);
         if matches!(started, Ok(_) | Err(RestoreError::StubExited)) {
             stub::wait_ready(zygote, left(), self.descriptor)?;
         }
         let started = started?;
-        report::trace_phases(asked_ns, &started.marks_ns, started.realtime_ns);
+        report::trace_phases(requested_ns, &started.marks_ns, started.realtime_ns);
         Ok((started.into(), control))
     }
 
@@ -205,8 +201,8 @@ impl PlannedChild<'_> {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub fn assign_to_init(&self, status_file: BorrowedFd<'_>, keep: BorrowedFd<'_>) -> Result<(), RestoreError> {
-        stub::send_wait_request(self.control, (status_file, keep), self.descriptor)
+    pub fn assign_to_init(&self, status_file: BorrowedFd<'_>, queue: BorrowedFd<'_>) -> Result<(), RestoreError> {
+        stub::send_wait_request(self.control, (status_file, queue), self.descriptor)
     }
 }
 

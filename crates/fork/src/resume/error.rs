@@ -1,4 +1,4 @@
-//! Why a seed does not become a child.
+//! Errors of resuming a seed as a child.
 
 use std::io;
 

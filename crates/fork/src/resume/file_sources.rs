@@ -1,11 +1,7 @@
-//! The files of a seed at a fork: each one that its processes have open, map or execute is the one of the capture, or a child gets that one from the
-//! owner, or the fork is refused by name. What a path shows to a child that opens it later is the node's business.
+//! Selects the source of each file of a seed at a fork: this node's path, the owner, or refusal by name.
 //!
-//! ```text
-//!  the path leads to     the same, unchanged    opened by its path
-//!                        the same, changed      refused; one that is only written to is opened, and cut to its length of then
-//!                        another, or nothing    the owner holds the file, unchanged: a copy in memory, or pages where it is only read
-//! ```
+//! A child gets each file that the seed's processes have open, mapped or executed as it was at the capture.
+//! `resume` calls `with_captured_files`. The node decides what a path shows to a child that opens it later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -87,6 +83,10 @@ impl FileSelector<'_> {
         now.is_ok_and(|now| file_identity::compare(then, &now) == FileComparison::Same)
     }
 
+    //  the path leads to     the same, unchanged    opened by its path
+    //                        the same, changed      refused; if only written to: opened, and cut to its length of then
+    //                        another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
+    //                                               is only read
     /// Where a file comes from, by what its path leads to `now`.
     fn select_source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
         let (then, path) = (file.identity(), self.node.resolve_path(file.path()));
@@ -172,12 +172,12 @@ impl SeedSource {
     /// # Errors
     /// [`ResumeError::File`] names the file that cannot be had as it was.
     pub fn with_captured_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
-        let asked = Instant::now();
+        let checked_at = Instant::now();
         let descriptor = &*self.descriptor;
         let mut seen = self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner);
         if seen
             .clean_at
-            .is_some_and(|at| at >= policy.requested_at && asked.saturating_duration_since(at) < FILE_CHECK_TTL)
+            .is_some_and(|at| at >= policy.requested_at && checked_at.saturating_duration_since(at) < FILE_CHECK_TTL)
         {
             return Ok(None);
         }
@@ -187,14 +187,14 @@ impl SeedSource {
             .filter(|file| !decision.is_unchanged(*file, seen.matching.get(&file.state_index(descriptor))))
             .collect();
         if touched.is_empty() {
-            seen.clean_at = Some(asked);
+            seen.clean_at = Some(checked_at);
             return Ok(None);
         }
         let owners = decision.select_owner_files(descriptor, touched, &mut seen.matching)?;
         drop(seen);
         let taken = if owners.is_empty() { None } else { self.with_owner_files(&owners)? };
         if taken.is_none() && policy.overridden_paths.is_empty() && !policy.allow_changed {
-            self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(asked);
+            self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(checked_at);
         }
         Ok(taken)
     }
@@ -337,14 +337,14 @@ mod tests {
     use super::*;
 
     /// What a fork decides on a file `/file` below `root` that has these bytes, or is missing.
-    fn decided(here: Option<&[u8]>, used: FileUse, is_its_machine: bool) -> FileSource {
+    fn decided(contents: Option<&[u8]>, used: FileUse, is_its_machine: bool) -> FileSource {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(&path, b"before").unwrap();
         let mut identity = file_identity::read_identity(&path).unwrap();
         identity.digest = file_identity::compute_digest(&fs::File::open(&path).unwrap()).unwrap();
         fs::remove_file(&path).unwrap();
-        if let Some(bytes) = here {
+        if let Some(bytes) = contents {
             // The inode of before may be used again.
             let _other = tempfile::NamedTempFile::new_in(directory.path()).unwrap();
             fs::write(&path, bytes).unwrap();

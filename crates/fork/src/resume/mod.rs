@@ -1,5 +1,5 @@
-//! Resume: a seed becomes a running child on this node. Here the descriptor, the container, the restorer and the pager
-//! come together; each does its own part in its own module.
+//! Resume: starts a running child of a seed on this node. The node calls it.
+//! It combines the descriptor, the container, the restorer and the pager, which do their parts in their own modules.
 
 mod error;
 mod file_sources;

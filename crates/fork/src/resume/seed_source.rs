@@ -1,4 +1,4 @@
-//! Seeds as a node knows them that has children of theirs: what is read from their owners.
+//! Seeds on the node of their children: reads descriptors and shared memory from the owners.
 
 use std::fs::File;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Files that a seed's owner holds: what became of each since the capture, and its bytes.
+//! Files that an owner holds for a seed: their states since the capture, and their bytes.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Seeds of a node: what was captured, and the memory that the fabric serves of it.
+//! The seeds of a node: their descriptors, and the memory that the fabric serves.
 
 use std::collections::HashMap;
 use std::io;

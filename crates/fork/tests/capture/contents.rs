@@ -1,4 +1,4 @@
-//! What a descriptor holds of a process with one of everything.
+//! The descriptor of a process that has one resource of each kind.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -10,20 +10,20 @@ use tempfile::TempDir;
 
 use crate::harness::{Parent, known, mapping_at, options, word};
 
-struct Scene {
+struct ContentScene {
     parent: Parent,
     directory: TempDir,
     captured: CapturedTree,
 }
 
-fn scene(freeze: bool) -> Scene {
+fn scene(freeze: bool) -> ContentScene {
     let directory = TempDir::new().unwrap();
     let parent = Parent::start("resources", &[directory.path().to_str().unwrap()]);
     let captured = capture::capture_blocking(parent.pid(), CaptureOptions { freeze, ..options() }).unwrap();
-    Scene { parent, directory, captured }
+    ContentScene { parent, directory, captured }
 }
 
-impl Scene {
+impl ContentScene {
     fn descriptor(&self) -> &Descriptor {
         &self.captured.descriptor
     }
@@ -38,11 +38,11 @@ impl Scene {
     }
 
     fn told_file(&self, name: &str) -> &OpenFile {
-        self.open_file(self.parent.told(name)).1
+        self.open_file(self.parent.reported(name)).1
     }
 
     fn backing(&self, name: &str) -> Backing {
-        mapping_at(self.descriptor(), self.parent.told(name)).backing
+        mapping_at(self.descriptor(), self.parent.reported(name)).backing
     }
 
     fn populated(&self, id: ExtentId) -> Vec<(u64, u64)> {
@@ -68,13 +68,17 @@ fn files_keep_paths_offsets_and_sharing() {
     const O_APPEND: u32 = 0o2000;
     let regular = OpenFile::Regular { path: scene.path("regular"), flags: 0o100_002 | O_APPEND, offset: 4 };
     assert_eq!(*scene.told_file("regular"), regular);
-    let (twin, _, closes) = scene.open_file(scene.parent.told("twin"));
-    assert_eq!((twin, closes), (scene.open_file(scene.parent.told("regular")).0, true), "duplicates share one file");
+    let (twin, _, closes) = scene.open_file(scene.parent.reported("twin"));
+    assert_eq!(
+        (twin, closes),
+        (scene.open_file(scene.parent.reported("regular")).0, true),
+        "duplicates share one file"
+    );
     assert!(matches!(scene.told_file("directory"), OpenFile::Directory { path, .. }
         if path == scene.directory.path().to_str().unwrap()));
     assert!(matches!(scene.told_file("urandom"), OpenFile::Device { path, .. } if path == "/dev/urandom"));
     assert!(matches!(scene.told_file("eventfd"), OpenFile::EventFd { count: 0x123, semaphore: true, .. }));
-    assert!(scene.open_file(scene.parent.told("eventfd")).2);
+    assert!(scene.open_file(scene.parent.reported("eventfd")).2);
 }
 
 #[test]
@@ -88,7 +92,7 @@ fn pipes_and_epolls_are_whole() {
     assert!(matches!(scene.told_file("pipe_write"), OpenFile::Pipe { pipe: other, is_write_end: true, content, .. }
         if other == pipe && content.is_empty()));
     let OpenFile::Epoll { targets, .. } = scene.told_file("epoll") else { panic!() };
-    let number = scene.parent.told("pipe_read") as u32;
+    let number = scene.parent.reported("pipe_read") as u32;
     // EPOLLET and EPOLLIN, and the EPOLLERR and EPOLLHUP that the kernel adds to every registration.
     assert_eq!(*targets, [EpollTarget { number, events: 0x8000_0019, data: 0xfeed_face_cafe }]);
 }
@@ -129,21 +133,21 @@ fn shared_memory_is_copied() {
 fn private_memory_follows_the_rules_of_fork() {
     for freeze in [false, true] {
         let scene = scene(freeze);
-        let dontfork = scene.parent.told("dontfork");
+        let dontfork = scene.parent.reported("dontfork");
         let unforked = mapping_at(scene.descriptor(), dontfork);
         assert!(unforked.flags.dont_fork && scene.anonymous("dontfork").unwrap() == [(0, 1)]);
-        let wiped = mapping_at(scene.descriptor(), scene.parent.told("wipeonfork"));
+        let wiped = mapping_at(scene.descriptor(), scene.parent.reported("wipeonfork"));
         assert!(wiped.flags.wipe_on_fork && wiped.backing == Backing::Anonymous { extent: None });
-        let sparse = mapping_at(scene.descriptor(), scene.parent.told("sparse"));
+        let sparse = mapping_at(scene.descriptor(), scene.parent.reported("sparse"));
         assert!(sparse.flags.no_reserve);
-        let offset = (scene.parent.told("sparse") - sparse.start) / 4096;
+        let offset = (scene.parent.reported("sparse") - sparse.start) / 4096;
         let holds = |page: u64| {
             let runs = scene.anonymous("sparse").unwrap();
             runs.iter().any(|(first, count)| (*first..first + count).contains(&(offset + page)))
         };
-        let held: Vec<u64> = (0..100).filter(|page| holds(*page)).collect();
-        assert_eq!(held, [10, 11, 50], "the zero page holds nothing");
-        assert_eq!(mapping_at(scene.descriptor(), scene.parent.told("noaccess")).protection, 0);
+        let populated: Vec<u64> = (0..100).filter(|page| holds(*page)).collect();
+        assert_eq!(populated, [10, 11, 50], "the zero page holds nothing");
+        assert_eq!(mapping_at(scene.descriptor(), scene.parent.reported("noaccess")).protection, 0);
     }
 }
 
@@ -158,7 +162,7 @@ fn file_mappings_are_the_files_until_they_are_written() {
     assert_eq!(scene.populated(extent), [(0, 3)], "nothing lies behind the file's end");
 
     assert_eq!(scene.anonymous("written"), Some(vec![(0, 4)]));
-    let (template, written) = (scene.captured.template.pid(), scene.parent.told("written"));
+    let (template, written) = (scene.captured.template.pid(), scene.parent.reported("written"));
     assert_eq!((word(template, written + 2 * 4096), word(template, written + 3 * 4096)), (0x77, known(3)));
     assert_eq!(scene.anonymous("deleted"), Some(vec![(0, 2)]));
     assert!(matches!(scene.backing("by_path"), Backing::SharedFile { writable: true, .. }));
@@ -184,7 +188,7 @@ fn signals_and_attributes_are_carried() {
     let action = |signal: u32| process.signal_actions.iter().find(|action| action.signal == signal);
     const RESTART_ONSTACK_RESTORER: u64 = 0x1000_0000 | 0x0800_0000 | 0x0400_0000;
     let user = action(10).unwrap();
-    assert_eq!((user.handler, user.flags, user.mask), (scene.parent.told("handler"), RESTART_ONSTACK_RESTORER, 1));
+    assert_eq!((user.handler, user.flags, user.mask), (scene.parent.reported("handler"), RESTART_ONSTACK_RESTORER, 1));
     assert_eq!(action(13).unwrap().handler, 1);
     assert_eq!(leader.signal_mask, 1 << 9 | 1 << 33);
     assert_eq!(leader.pending_signals.len(), 1);
@@ -197,7 +201,7 @@ fn signals_and_attributes_are_carried() {
     assert!(process.credentials.no_new_privileges);
     assert_eq!(process.cwd, scene.directory.path().to_str().unwrap());
     assert_eq!((process.limits[7].soft, process.limits[7].hard), (100, 200));
-    assert_eq!(process.mm.brk, scene.parent.told("brk"));
+    assert_eq!(process.mm.brk, scene.parent.reported("brk"));
     assert_eq!(process.pid, scene.parent.pid() as u32);
     assert_eq!(process.arguments[1], scene.directory.path().to_str().unwrap());
 }

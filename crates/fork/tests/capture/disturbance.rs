@@ -1,4 +1,4 @@
-//! A parent is not disturbed: its threads go on as if nothing had been, whatever they were doing.
+//! A capture does not disturb the parent: its threads resume whatever they were doing.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -39,13 +39,17 @@ fn threads_are_captured_in_every_situation_and_go_on() {
         assert_eq!(spinner.xstate[576 + 7 * 16..][..16], high);
 
         let restarter = thread_named(descriptor, "restarter");
-        assert_eq!(restarter.registers[16], parent.told("sequence_abort"), "a sequence is aborted, not resumed inside");
+        assert_eq!(
+            restarter.registers[16],
+            parent.reported("sequence_abort"),
+            "a sequence is aborted, not resumed inside"
+        );
         assert!(restarter.rseq.is_some_and(|rseq| has_eager_page(descriptor, rseq.address)));
 
         let holder = thread_named(descriptor, "holder");
-        assert_eq!((holder.alt_stack.base, holder.alt_stack.bytes), (parent.told("altstack"), 65536));
+        assert_eq!((holder.alt_stack.base, holder.alt_stack.bytes), (parent.reported("altstack"), 65536));
         assert_eq!(holder.signal_mask, 1 << (12 - 1) | 1 << (34 + 3 - 1));
-        assert!(has_eager_page(descriptor, parent.told("robust")), "a robust mutex in hand is eager");
+        assert!(has_eager_page(descriptor, parent.reported("robust")), "a robust mutex in hand is eager");
         assert!(has_eager_page(descriptor, holder.clear_child_tid) && holder.clear_child_tid != 0);
     }
     parent.wait_for("round");
@@ -55,7 +59,7 @@ fn threads_are_captured_in_every_situation_and_go_on() {
 #[test]
 fn a_parent_never_sees_its_stops() {
     let mut parent = Parent::start("threads", &[]);
-    let data = parent.told("data");
+    let data = parent.reported("data");
     for _ in 0..CAPTURES {
         let captured = parent.capture().unwrap();
         let template = captured.template.pid();
@@ -93,7 +97,7 @@ fn a_child_of_a_later_seed_makes_the_call_that_was_interrupted() {
 fn a_template_outlives_its_parent() {
     let mut parent = Parent::start("threads", &[]);
     let captured = parent.capture().unwrap();
-    let data = parent.told("data");
+    let data = parent.reported("data");
     parent.kill();
     thread::sleep(Duration::from_millis(50));
     let template = captured.template.pid();
@@ -138,11 +142,11 @@ fn what_a_parent_closes_nobody_holds_open() {
     }
 
     let parent = Parent::start("closes", &[]);
-    let (pid, (told, tells)) = (parent.pid(), channel());
-    capture::start_capture(pid, options(), Box::new(Closing(parent, told))).unwrap();
-    assert_eq!(tells.recv().unwrap().unwrap(), 1, "the other end has not heard of it");
+    let (pid, (sender, receiver)) = (parent.pid(), channel());
+    capture::start_capture(pid, options(), Box::new(Closing(parent, sender))).unwrap();
+    assert_eq!(receiver.recv().unwrap().unwrap(), 1, "the other end has not heard of it");
     // The capture's thread has come to its end.
-    assert!(tells.recv().is_err());
+    assert!(receiver.recv().is_err());
 }
 
 #[test]
@@ -152,7 +156,7 @@ fn a_frozen_parent_is_its_own_template_and_runs_on_when_dropped() {
     assert_eq!(captured.template.pid(), parent.pid());
     assert_eq!(captured.descriptor.threads.len(), 6);
     assert_eq!(parent.state(), 't');
-    assert_eq!(word(parent.pid(), parent.told("data") + 5 * 4096), known(5));
+    assert_eq!(word(parent.pid(), parent.reported("data") + 5 * 4096), known(5));
     let again = parent.capture().unwrap_err();
     assert!(again.to_string().contains("traces it already"), "{again}");
     drop(captured);

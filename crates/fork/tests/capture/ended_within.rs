@@ -1,10 +1,5 @@
-//! The capturing process is killed before each call of its own that changes anything in the parent, one after the other: with its
-//! tracer, and without. At no moment of the pause is there a parent that could not go on as it was.
-//!
-//! ```text
-//!  this test ── traces ──▶ the victim ──▶ its tracer ── captures ──▶ the parent
-//!              counts the tracer's calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
-//! ```
+//! Kills the capturing process before each of its calls that changes the parent, one after the other: with its tracer,
+//! and without. At each moment of the pause the parent must be able to resume unchanged.
 
 use std::env;
 use std::io::{Read, Write};
@@ -17,7 +12,7 @@ use farfork_sys::process::{self, ProcStatus};
 use farfork_sys::ptrace::{self, TraceeEvent, WaitMode};
 use rustix::process::{Pid, Signal};
 
-use crate::harness::{PATIENCE, Parent, offer, options};
+use crate::harness::{Parent, WAIT_LIMIT, offer, options};
 
 /// The parent, and where it has pages to offer (none are offered where that is empty), in the victim's environment.
 const PARENT: &str = "FARFORK_TEST_PARENT";
@@ -67,7 +62,7 @@ fn a_tracer_lets_go_of_a_parent_whenever_its_owner_is_killed() {
 
 fn end_within_each_call(killed: Killed, offers: bool) {
     let mut parent = Parent::start("threads", &["quiet", "4", "tolerant"]);
-    let pages = if offers { parent.told("pages").to_string() } else { String::new() };
+    let pages = if offers { parent.reported("pages").to_string() } else { String::new() };
     let whole = Wholeness::of(parent.pid());
     assert_eq!(whole.kept_from_fork, PLACES);
     let count = end_before((usize::MAX, killed), &mut parent, &pages);
@@ -85,6 +80,8 @@ fn end_within_each_call(killed: Killed, offers: bool) {
     parent.capture().unwrap();
 }
 
+//  this test ── traces ──▶ the victim ──▶ its tracer ── captures ──▶ the parent
+//              counts the tracer's calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
 /// Has a victim capture the parent, and kills it before it makes the call after so many others. Tells how many it made.
 fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
     let mut victim = Command::new(env::current_exe().unwrap())
@@ -109,13 +106,13 @@ fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
 /// All threads of the victim, which must have reached its reading of standard input: those that it makes later are traced from
 /// their births.
 fn seize_all(pid: i32) {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let reads = |tid: &i32| {
         let call = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
         call.starts_with("0 0x0 ")
     };
     while !process::thread_ids(pid).unwrap().iter().any(reads) {
-        assert!(begun.elapsed() < PATIENCE, "the victim never waits");
+        assert!(started_at.elapsed() < WAIT_LIMIT, "the victim never waits");
         thread::sleep(Duration::from_millis(1));
     }
     for tid in process::thread_ids(pid).unwrap() {
@@ -199,14 +196,14 @@ impl Wholeness {
 
     /// What a script was about it ends by itself.
     fn require(&self, pid: i32, calls: usize) {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         loop {
             let now = Self::of(pid);
             if (&now.masks, now.kept_from_fork) == (&self.masks, self.kept_from_fork) {
                 return;
             }
             assert!(
-                begun.elapsed() < PATIENCE,
+                started_at.elapsed() < WAIT_LIMIT,
                 "before call {calls}: {:?}, {} places kept",
                 now.masks,
                 now.kept_from_fork

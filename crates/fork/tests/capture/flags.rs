@@ -1,4 +1,4 @@
-//! The kernel's flags of areas are carried where there is so much memory that they are asked of a template's twin.
+//! Mapping flags are carried when the parent has so much memory that a flag probe of the template shows them.
 
 use farfork_sys::process;
 use farfork_wire::descriptor::Backing;
@@ -13,7 +13,7 @@ fn areas_of_much_memory_keep_their_flags() {
     for _ in 0..2 {
         let captured = parent.capture().unwrap();
         let descriptor = &captured.descriptor;
-        let mapping = |name: &str| mapping_at(descriptor, parent.told(name));
+        let mapping = |name: &str| mapping_at(descriptor, parent.reported(name));
         let pages = |name: &str| match mapping(name).backing {
             Backing::Anonymous { extent: Some(id) } => {
                 descriptor.extents[id.0 as usize].populated.iter().map(|run| run.count).sum()
@@ -21,28 +21,28 @@ fn areas_of_much_memory_keep_their_flags() {
             Backing::Anonymous { extent: None } => 0,
             other => panic!("{name}: {other:?}"),
         };
-        for (name, flags, held) in [
+        for (name, flags, populated) in [
             ("plain", (false, false, false), AREA_PAGES),
             ("wiped", (true, false, false), 0),
             ("undumped", (false, true, false), AREA_PAGES),
             ("unforked", (false, false, true), AREA_PAGES),
         ] {
-            let told = mapping(name).flags;
-            assert_eq!((told.wipe_on_fork, told.dont_dump, told.dont_fork), flags, "{name}");
-            assert!(told.no_huge_page, "{name}");
-            assert_eq!((mapping(name).start, pages(name)), (parent.told(name), held), "{name}");
+            let mapping_flags = mapping(name).flags;
+            assert_eq!((mapping_flags.wipe_on_fork, mapping_flags.dont_dump, mapping_flags.dont_fork), flags, "{name}");
+            assert!(mapping_flags.no_huge_page, "{name}");
+            assert_eq!((mapping(name).start, pages(name)), (parent.reported(name), populated), "{name}");
         }
-        let key = parent.told("joined") + (1 << 19);
+        let key = parent.reported("joined") + (1 << 19);
         let around = [key - 1, key, key + (1 << 18) - 1, key + (1 << 18)];
         let is_held = |at: u64| descriptor.mappings.iter().any(|one| one.start <= at && at < one.end);
         assert_eq!(around.map(is_held), [true, false, false, true], "only the key is left out");
         assert!(!has_area(captured.template.pid(), key) && has_area(captured.template.pid(), key - 1));
         assert_eq!((marks(parent.pid(), key), marks(parent.pid(), key - 1)), (vec!["dc", "dd"], vec!["dd"]));
         // What no fork and no core shall have is not even in the template.
-        let absent = parent.told("absent");
+        let absent = parent.reported("absent");
         assert!(!has_area(captured.template.pid(), absent));
         for (name, flags) in [("unforked", vec!["dc"]), ("absent", vec!["dc", "dd"]), ("plain", vec![])] {
-            assert_eq!(marks(parent.pid(), parent.told(name)), flags, "the parent's {name}");
+            assert_eq!(marks(parent.pid(), parent.reported(name)), flags, "the parent's {name}");
         }
         assert!(!descriptor.mappings.iter().any(|one| one.start <= absent && absent < one.end));
         assert_eq!(children(captured.template.pid()), Vec::<i32>::new(), "the twin is gone");

@@ -1,4 +1,4 @@
-//! Parents: compiling, starting, reading what they tell, and looking at them from outside.
+//! Parents for the tests: compiles and starts them, reads what they report, and inspects them from outside.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,13 +14,13 @@ use farfork_wire::NodeName;
 use farfork_wire::descriptor::{Descriptor, Mapping};
 
 /// How long a parent may take for what it was asked.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running parent; killed when dropped.
 pub(crate) struct Parent {
     child: Child,
     lines: Receiver<String>,
-    told: HashMap<String, u64>,
+    reported: HashMap<String, u64>,
 }
 
 /// Compiles a program of this folder, once.
@@ -47,7 +47,7 @@ impl Parent {
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the parent starts");
         let lines = read_lines(child.stdout.take().expect("its output is a pipe"));
-        let mut parent = Self { child, lines, told: HashMap::new() };
+        let mut parent = Self { child, lines, reported: HashMap::new() };
         parent.wait_for("ready");
         parent
     }
@@ -57,20 +57,20 @@ impl Parent {
     }
 
     /// What it told under a name.
-    pub(crate) fn told(&self, name: &str) -> u64 {
-        *self.told.get(name).unwrap_or_else(|| panic!("the parent did not tell {name}"))
+    pub(crate) fn reported(&self, name: &str) -> u64 {
+        *self.reported.get(name).unwrap_or_else(|| panic!("the parent did not tell {name}"))
     }
 
     /// Waits for a line that begins with `word`, and gives the number behind it.
     pub(crate) fn wait_for(&mut self, word: &str) -> u64 {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let line = self.lines.recv_timeout(left).unwrap_or_else(|_| panic!("the parent never said {word}"));
             let (name, value) = line.split_once(' ').unwrap_or((&line, "0"));
             assert_ne!(name, "failed", "the parent was disturbed: {line}");
             let value = u64::from_str_radix(value, 16).unwrap_or(0);
-            self.told.insert(name.to_owned(), value);
+            self.reported.insert(name.to_owned(), value);
             if name == word {
                 return value;
             }
@@ -105,7 +105,7 @@ impl Parent {
 
     /// Waits until it is in a state.
     pub(crate) fn wait_state(&self, wanted: char) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         while self.state() != wanted {
             assert!(Instant::now() < deadline, "the parent is {}, not {wanted}", self.state());
             thread::sleep(Duration::from_millis(5));

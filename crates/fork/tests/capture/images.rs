@@ -1,5 +1,4 @@
-//! Images of real seeds: what is read from one is what the template held, and whatever happens to the file, no byte is
-//! wrong.
+//! Images of real seeds: a read returns what the template held, and whatever happens to the file, no byte is wrong.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -17,19 +16,19 @@ use tempfile::TempDir;
 use crate::harness::Parent;
 
 /// A seed with one of everything, and its image.
-struct Scene {
+struct ImageScene {
     directory: TempDir,
     _files: TempDir,
     _parent: Parent,
     seed: Seed,
 }
 
-fn scene() -> Scene {
+fn scene() -> ImageScene {
     let (directory, files) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let parent = Parent::start("resources", &[files.path().to_str().unwrap()]);
     let captured = parent.capture().unwrap();
     let seed = Seed::new("here.s00f3a96c5d217e84".parse().unwrap(), Token::from_bytes([3; 16]), captured).unwrap();
-    Scene { directory, _files: files, _parent: parent, seed }
+    ImageScene { directory, _files: files, _parent: parent, seed }
 }
 
 /// A seed that inherits nothing asks nobody.
@@ -39,7 +38,7 @@ fn nobody_else() -> LayerReader {
     LayerReader { local: own, connections: Arc::default() }
 }
 
-impl Scene {
+impl ImageScene {
     fn path(&self) -> PathBuf {
         self.directory.path().join("seed.image")
     }
@@ -124,8 +123,8 @@ fn a_damaged_image_never_gives_a_wrong_byte() {
     let expected: Vec<(ExtentId, Vec<u8>)> =
         scene.extents().map(|(extent, _)| (extent, scene.expected(extent))).collect();
     let (mut refused, mut unreadable) = (0, 0);
-    let places = (0..40).map(|index| index * 7).chain((1..40).map(|index| index * bytes / 40)).chain([bytes - 1]);
-    for at in places {
+    let offsets = (0..40).map(|index| index * 7).chain((1..40).map(|index| index * bytes / 40)).chain([bytes - 1]);
+    for at in offsets {
         scene.damage(at);
         match Image::open(&scene.path()) {
             Err(error) => {
@@ -166,7 +165,7 @@ fn memory_that_cannot_be_read_leaves_nothing() {
     let scene = scene();
     let template = farfork_sys::pidfd::open(scene.seed.template_pid().unwrap()).unwrap();
     farfork_sys::pidfd::send_signal(&template, 9).unwrap();
-    assert!(farfork_sys::pidfd::wait_exit(&template, crate::harness::PATIENCE).unwrap());
+    assert!(farfork_sys::pidfd::wait_exit(&template, crate::harness::WAIT_LIMIT).unwrap());
     let failed = scene.seed.seal(&nobody_else(), Vec::new(), &scene.path(), &ImageProgress::default()).unwrap_err();
     assert!(matches!(failed, ImageError::ReadMemory { .. }), "{failed}");
     assert_eq!(fs::read_dir(scene.directory.path()).unwrap().count(), 0);

@@ -1,4 +1,4 @@
-//! The capturing process is killed in the middle: the parent runs on as if nothing had been, at whatever point it stood.
+//! The capturing process is killed during a capture: the parent resumes unchanged, at whatever point it was stopped.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use farfork_fork::capture::{self, CaptureOptions};
 use farfork_sys::process::ProcStat;
 
 use crate::flags::marks;
-use crate::harness::{PATIENCE, Parent, children, offer, options};
+use crate::harness::{Parent, WAIT_LIMIT, children, offer, options};
 
 /// The victim's parent, in its environment.
 const PARENT: &str = "FARFORK_TEST_PARENT";
@@ -38,7 +38,7 @@ fn a_parent_outlives_whoever_captures_it() {
         let mut victim = Command::new(env::current_exe().unwrap())
             .args(["--ignored", "--exact", "killed::captures_until_killed"])
             .env(PARENT, parent.pid().to_string())
-            .env(PAGES, if kill % 2 == 0 { String::new() } else { parent.told("pages").to_string() })
+            .env(PAGES, if kill % 2 == 0 { String::new() } else { parent.reported("pages").to_string() })
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
@@ -47,9 +47,9 @@ fn a_parent_outlives_whoever_captures_it() {
         victim.wait().unwrap();
         parent.wait_for("round");
         // The clone may be under way, with the marks taken away: the script that it is in puts them back.
-        let begun = Instant::now();
-        while marks(parent.pid(), parent.told("data")) != ["dc"] {
-            assert!(begun.elapsed() < PATIENCE, "the marks stay away after kill {kill}");
+        let started_at = Instant::now();
+        while marks(parent.pid(), parent.reported("data")) != ["dc"] {
+            assert!(started_at.elapsed() < WAIT_LIMIT, "the marks stay away after kill {kill}");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -60,11 +60,11 @@ fn a_parent_outlives_whoever_captures_it() {
     assert_eq!(spinner.xstate[576 + 7 * 16..][..16], high);
     let holder = captured.descriptor.threads.iter().find(|thread| thread.name == b"holder").unwrap();
     assert_eq!(holder.signal_mask, 1 << (12 - 1) | 1 << (34 + 3 - 1));
-    assert_eq!(holder.alt_stack.base, parent.told("altstack"));
+    assert_eq!(holder.alt_stack.base, parent.reported("altstack"));
     // A tracer outlives a killed process by half a second, at most.
-    let begun = Instant::now();
+    let started_at = Instant::now();
     while let Some(stat) = template_beside(captured.template.pid(), parent.pid()) {
-        assert!(begun.elapsed() < PATIENCE, "a template outlived its tracer: {stat:?}");
+        assert!(started_at.elapsed() < WAIT_LIMIT, "a template outlived its tracer: {stat:?}");
         thread::sleep(Duration::from_millis(1));
     }
     parent.wait_for("round");

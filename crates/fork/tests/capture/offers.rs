@@ -1,5 +1,5 @@
-//! Pages that a process offers for the calls of its capture: they are used, and hold the same in the template as in the parent
-//! afterwards; what is no such pages is left alone.
+//! Pages that a process offers for its capture: they are used, and hold the same in the template as in the parent
+//! afterwards. Pages that do not pass the checks are left alone.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::harness::{Parent, known, mapping_at, offer, options, word};
 const PAGE: u64 = 4096;
 
 fn pages(parent: &Parent) -> Range<u64> {
-    offer(parent.told("pages")).pages
+    offer(parent.reported("pages")).pages
 }
 
 fn capture_with(parent: &Parent, offer: OfferedPages) -> Result<CapturedTree, CaptureError> {
@@ -80,10 +80,10 @@ fn what_is_no_pages_to_use_is_left_alone() {
         u64::MAX - 5..u64::MAX,
     ];
     for pages in wrong {
-        let told = format!("{pages:x?}");
+        let range_text = format!("{pages:x?}");
         capture_with(&parent, OfferedPages { pages, ..offer(range.start) })
-            .unwrap_or_else(|error| panic!("{told}: {error}"));
-        assert!(memory(parent.pid(), &range) == before, "{told}: pages were written to");
+            .unwrap_or_else(|error| panic!("{range_text}: {error}"));
+        assert!(memory(parent.pid(), &range) == before, "{range_text}: pages were written to");
         still_runs(&mut parent);
     }
 }
@@ -92,7 +92,7 @@ fn what_is_no_pages_to_use_is_left_alone() {
 #[test]
 fn pages_that_a_fork_wipes_are_refused() {
     let mut parent = Parent::start("offers", &["wiped"]);
-    let error = capture_with(&parent, offer(parent.told("pages"))).unwrap_err();
+    let error = capture_with(&parent, offer(parent.reported("pages"))).unwrap_err();
     assert!(error.to_string().contains("pages that it offers"), "{error}");
     still_runs(&mut parent);
     parent.capture().unwrap();
@@ -102,7 +102,7 @@ fn pages_that_a_fork_wipes_are_refused() {
 #[test]
 fn pages_that_no_fork_hands_down_are_as_good_as_others() {
     let mut parent = Parent::start("offers", &["absent"]);
-    capture_with(&parent, offer(parent.told("pages"))).unwrap();
+    capture_with(&parent, offer(parent.reported("pages"))).unwrap();
     still_runs(&mut parent);
 }
 
@@ -110,7 +110,7 @@ fn pages_that_no_fork_hands_down_are_as_good_as_others() {
 #[test]
 fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
     let parent = Parent::start("offers", &["plain", "1"]);
-    let (pid, start) = (Pid::from_raw(parent.pid()), parent.told("pages"));
+    let (pid, start) = (Pid::from_raw(parent.pid()), parent.reported("pages"));
     let cpus = sched_getaffinity(pid).unwrap();
     if cpus.count() < 2 {
         return;
@@ -133,7 +133,7 @@ fn a_process_that_may_have_no_other_pages_is_captured_on_those_that_it_offers() 
     let mut parent = Parent::start("offers", &["strict", "2"]);
     let error = parent.capture().unwrap_err();
     assert!(error.to_string().contains("PR_SET_MDWE"), "{error}");
-    let captured = capture_with(&parent, offer(parent.told("pages"))).unwrap();
+    let captured = capture_with(&parent, offer(parent.reported("pages"))).unwrap();
     assert_eq!(captured.descriptor.threads.len(), 3);
     still_runs(&mut parent);
 }

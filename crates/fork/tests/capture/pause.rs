@@ -1,4 +1,4 @@
-//! The pause, beside a fork() of the same process in the same run: a matter of speed, and so one of the long tests.
+//! Compares the pause with a fork() of the same process in the same run. It measures speed, so it is a long test:
 //! `cargo test pause -- --ignored --nocapture` prints the table.
 
 use std::collections::BTreeMap;
@@ -45,8 +45,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Phases {
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {
         let now = Instant::now();
         let Some(span) = context.span(id) else { return };
-        if let Some(begun) = span.extensions().get::<Instant>() {
-            self.0.lock().unwrap().entry(span.name()).or_default().push(now - *begun);
+        if let Some(entered_at) = span.extensions().get::<Instant>() {
+            self.0.lock().unwrap().entry(span.name()).or_default().push(now - *entered_at);
         }
     }
 }
@@ -80,8 +80,9 @@ fn the_pause_is_that_of_a_fork_and_little_more() {
             low(totals).as_micros(),
             low(rests).as_micros(),
         );
-        let told = |(name, samples): (&&str, &Vec<Duration>)| format!("{name} {}", low(samples.clone()).as_micros());
-        println!("    {}", phases.0.lock().unwrap().iter().map(told).collect::<Vec<_>>().join("  "));
+        let format_phase =
+            |(name, samples): (&&str, &Vec<Duration>)| format!("{name} {}", low(samples.clone()).as_micros());
+        println!("    {}", phases.0.lock().unwrap().iter().map(format_phase).collect::<Vec<_>>().join("  "));
         assert!(pause < fork * 2 + ABOVE_FORK + ROOM, "{mebibytes} MiB: pause {pause:?}, fork {fork:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What cannot be carried is refused by name, and the parent has not noticed.
+//! State that cannot be carried is refused by name, and the parent does not notice.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
@@ -8,7 +8,7 @@ use farfork_fork::capture::{
     self, CaptureCallbacks, CaptureError, CaptureOptions, CapturedTree, CheckOptions, ReadyTemplate,
 };
 
-use crate::harness::{PATIENCE, Parent, options};
+use crate::harness::{Parent, WAIT_LIMIT, options};
 
 /// What a parent has, and the object and a word of the reason that its refusal names.
 const REFUSED: [(&str, &str, &str); 10] = [
@@ -60,10 +60,10 @@ fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
     }
     let mut parent = Parent::start("refused", &["nothing"]);
     let before = memory_map(&parent);
-    let (heard, hear) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let options = CaptureOptions { freeze: true, ..options() };
-    capture::start_capture(parent.pid(), options, Box::new(Unwilling(heard))).unwrap();
-    assert!(hear.recv_timeout(PATIENCE).expect("it is told"), "nothing stands against it");
+    capture::start_capture(parent.pid(), options, Box::new(Unwilling(sender))).unwrap();
+    assert!(receiver.recv_timeout(WAIT_LIMIT).expect("it is told"), "nothing stands against it");
     parent.write(b"still here\n");
     parent.wait_for("still");
     assert_eq!(memory_map(&parent), before);

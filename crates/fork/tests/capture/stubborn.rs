@@ -1,4 +1,4 @@
-//! Parents that cannot be stopped, or end: an error that says why, within the limit, and no harm done.
+//! Parents that cannot be stopped, or end: the error says why, within the limit, and the parent is unharmed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farfork_fork::capture::{self, CaptureError, CaptureOptions};
 
-use crate::harness::{PATIENCE, Parent, children, options};
+use crate::harness::{Parent, WAIT_LIMIT, children, options};
 
 #[test]
 fn a_parent_in_vfork_is_refused() {
@@ -85,7 +85,7 @@ impl FreezerGroup {
 
     fn set(&self, state: &str) {
         fs::write(self.0.join("freezer.state"), state).unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         while fs::read_to_string(self.0.join("freezer.state")).unwrap().trim() != state {
             assert!(Instant::now() < deadline);
             thread::sleep(Duration::from_millis(5));
@@ -101,7 +101,7 @@ impl Drop for FreezerGroup {
             let _ = fs::write("/sys/fs/cgroup/freezer/cgroup.procs", pid);
         }
         // A task that is ending keeps the group busy for a moment.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
@@ -128,9 +128,9 @@ fn a_parent_frozen_while_its_template_lives_lets_it_end() {
     let captured = parent.capture().unwrap();
     let group = FreezerGroup::with(parent.pid()).expect("this machine has a v1 freezer");
     group.set("FROZEN");
-    let begun = Instant::now();
+    let started_at = Instant::now();
     drop(captured);
-    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    assert!(started_at.elapsed() < WAIT_LIMIT, "{:?}", started_at.elapsed());
     group.set("THAWED");
 }
 
@@ -141,15 +141,15 @@ fn a_parent_killed_at_any_moment_gives_an_error_or_a_seed() {
         let mut parent = Parent::start("memory", &["4", "3"]);
         let pid = parent.pid();
         let capturing = thread::spawn(move || {
-            let options = CaptureOptions { timeout: PATIENCE, ..options() };
-            let begun = Instant::now();
+            let options = CaptureOptions { timeout: WAIT_LIMIT, ..options() };
+            let started_at = Instant::now();
             let captured = capture::capture_blocking(pid, options);
-            (captured, begun.elapsed())
+            (captured, started_at.elapsed())
         });
         thread::sleep(Duration::from_micros(kill * 100));
         parent.kill();
         let (captured, took) = capturing.join().unwrap();
-        assert!(took < PATIENCE, "{took:?}");
+        assert!(took < WAIT_LIMIT, "{took:?}");
         if let Err(error) = captured {
             assert!(!matches!(error, CaptureError::TimedOut { .. } | CaptureError::TracerLost { .. }), "{error}");
         }

@@ -1,4 +1,4 @@
-//! What the scenarios stand on: a pager in a run directory, programs that it pages, and limits on all waiting.
+//! The test bed of the scenarios: a pager in a run directory, programs that it pages, and limits on all waits.
 
 use std::fs;
 use std::io::{Read, Write};

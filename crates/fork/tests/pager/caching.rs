@@ -1,4 +1,4 @@
-//! Children that find the pages of an earlier one on their node, one scenario a sentence.
+//! Children that find the pages of an earlier child on their node. Each test is one scenario.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use farfork_wire::Token;
 
 use crate::bed::{Bed, soon};
 use crate::scenarios::PAGES;
-use crate::seed::{Seed, start_on_host};
+use crate::seed::{TestSeed, start_on_host};
 use crate::series::Series;
 
 /// Room for 128 pages, a fourteenth of the seed's.
@@ -133,7 +133,7 @@ fn wrong_tokens_open_nothing() {
 }
 
 fn this_host_is_not_kept() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let bed = Bed::new();
     let owner = start_on_host(&bed.dir.path().join("owner.sock"), &seed);
     bed.finish(bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), cached(PagingMode::Prefetch))));

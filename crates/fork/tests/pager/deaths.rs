@@ -1,5 +1,5 @@
-//! Deaths of keeper, pager and holder in any combination, while processes fork, and what they fork does: each page that any of
-//! them touches has never been there before.
+//! Kills keeper, pager and holder in any combination, while processes fork, and their children fork too. Each page that
+//! any of them touches has never been there before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use farfork_sys::fd_passing;
 
 use crate::bed::{Bed, Program, soon};
 use crate::scenarios::{PAGES, Stage, with_program};
-use crate::seed::{Owner, Seed};
+use crate::seed::{Owner, TestSeed};
 
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("descendants_survive_keeper_and_pager", descendants_survive_keeper_and_pager),
@@ -116,7 +116,7 @@ fn a_holder_is_replaced() {
 }
 
 /// A program whose userfaultfd, and those of what it forks, a queue holds as a container's stub does.
-fn start_with_stub(bed: &Bed, owner: &Owner, seed: &Seed, scenario: &str) -> (Program, OwnedFd) {
+fn start_with_stub(bed: &Bed, owner: &Owner, seed: &TestSeed, scenario: &str) -> (Program, OwnedFd) {
     let (child, to_pager) = bed.adopt(&seed.plan(owner.address(), one_by_one()));
     let (ours, programs) = fd_passing::seqpacket_pair().unwrap();
     let program = Program::begin(scenario, PAGES, child, programs);
@@ -129,7 +129,7 @@ fn start_with_stub(bed: &Bed, owner: &Owner, seed: &Seed, scenario: &str) -> (Pr
 }
 
 fn all_three_are_killed_and_what_a_stub_holds_is_taken_back() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let (owner, mut bed) = (Owner::start(&seed), Bed::new());
     let (mut program, queue) = start_with_stub(&bed, &owner, &seed, "descend_then_touch");
     program.meet();
@@ -156,7 +156,7 @@ fn all_three_are_killed_and_what_a_stub_holds_is_taken_back() {
 /// may a byte be wrong.
 fn window_of_all_three() {
     let kills = kills() / 4;
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let (mut lost, mut longest) = (0, Duration::ZERO);
     for number in 0..kills {

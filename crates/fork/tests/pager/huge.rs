@@ -1,5 +1,5 @@
-//! Huge pages among paged memory: units of 2 MiB whose pages are all there become huge pages while the program discards, moves,
-//! protects and forks parts of them; units with missing pages never do.
+//! Huge pages in paged memory: units of 2 MiB with all of their pages become huge pages while the program discards,
+//! moves, protects and forks parts of them. Units with missing pages never do.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! The pager with real memory: programs that page their own memory (`program.c`), a pager with its keeper, an owner on
-//! loopback, and all of them killed, cut off and restarted. Needs the privilege for userfaultfd(2): root.
+//! The pager with real memory: programs that page their own memory (`program.c`), a pager with its keeper, and an owner
+//! on loopback, all of which are killed, cut off and restarted. Needs root, for userfaultfd(2).
 //!
-//! The same executable is the pager when it is told so: a pager is a process of its own, with one thread.
+//! An argument makes the same executable the pager: a pager is a process of its own, with one thread.
 
 mod bed;
 mod caching;

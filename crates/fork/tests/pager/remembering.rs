@@ -1,4 +1,4 @@
-//! Children whose seed remembers what earlier ones touched, one scenario a sentence.
+//! Children of a seed that remembers what earlier children touched. Each test is one scenario.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

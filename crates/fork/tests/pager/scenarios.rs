@@ -1,4 +1,4 @@
-//! What happens to paged memory, one scenario a sentence.
+//! Scenarios of paged memory, one per test.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -8,7 +8,7 @@ use farfork_fork::pager::{LOST_FILE, PagerStats, PagingMode, PagingStrategy};
 use farfork_sys::process_memory;
 
 use crate::bed::{Bed, MemoryLimit, Program, soon};
-use crate::seed::{AREA, Owner, Seed, contents, start_on_host};
+use crate::seed::{AREA, Owner, TestSeed, contents, start_on_host};
 
 /// Pages of most programs: several regions of the prefetch, and a part of one.
 pub(crate) const PAGES: u64 = 2100;
@@ -71,14 +71,14 @@ fn strategy(unreachable: Duration) -> PagingStrategy {
 pub(crate) struct Stage {
     pub(crate) bed: Bed,
     pub(crate) program: Program,
-    pub(crate) seed: Arc<Seed>,
+    pub(crate) seed: Arc<TestSeed>,
     /// The owner, until the scenario takes it away.
     pub(crate) owner: Option<Owner>,
 }
 
 /// Runs a program, lets `act` do what it does to it, and checks that it ends well and leaves nothing.
 pub(crate) fn with_program(scenario: &str, strategy: PagingStrategy, act: impl FnOnce(&mut Stage)) {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let program = bed.start(scenario, PAGES, &seed.plan(owner.address(), strategy));
@@ -171,7 +171,7 @@ fn cow_fetches_each_page_once_and_alone() {
 }
 
 fn pages_come_alone_where_windows_cannot_be_had() {
-    let seed = Seed::brittle(PAGES);
+    let seed = TestSeed::brittle(PAGES);
     let (owner, bed) = (Owner::start(&seed), Bed::new());
     let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
     program.expect_success();
@@ -183,7 +183,7 @@ fn pages_come_alone_where_windows_cannot_be_had() {
 
 fn who_touches_little_of_much_gets_little() {
     let pages = (1 << 30) / 4096;
-    let seed = Seed::new(pages, false);
+    let seed = TestSeed::new(pages, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let mut program = bed.start("touch_sparsely", pages, &seed.plan(owner.address(), PagingStrategy::default()));
@@ -197,7 +197,7 @@ fn who_touches_little_of_much_gets_little() {
 }
 
 fn pages_of_this_host_are_told_apart() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let bed = Bed::new();
     let owner = start_on_host(&bed.dir.path().join("owner.sock"), &seed);
     let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
@@ -210,7 +210,7 @@ fn pages_of_this_host_are_told_apart() {
 }
 
 fn the_next_child_finds_connections_made() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let plan = seed.plan(owner.address(), PagingStrategy::default());
@@ -336,7 +336,7 @@ fn owner_comes_back() {
 }
 
 fn a_wrong_token_opens_nothing() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let mut plan = seed.plan(owner.address(), PagingStrategy::default());
@@ -352,7 +352,7 @@ fn a_wrong_token_opens_nothing() {
 }
 
 fn children_share_owner_and_pager() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let plan = seed.plan(owner.address(), PagingStrategy::default());
@@ -371,7 +371,7 @@ fn children_share_owner_and_pager() {
 }
 
 fn a_child_that_never_begins_is_forgotten() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let mut program = bed.start("no such scenario", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
@@ -407,7 +407,7 @@ fn a_second_pager_is_refused() {
 }
 
 fn a_child_without_memory_is_killed_alone() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let mut program = bed.start("pause_between", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
@@ -441,7 +441,7 @@ fn touching_everything_costs_the_same_at_any_size() {
 /// µs per page of paging, and of a memcpy.
 fn measure(mib: u64, strategy: PagingStrategy) -> (f64, f64) {
     let pages = mib << 8;
-    let seed = Seed::new(pages, true);
+    let seed = TestSeed::new(pages, true);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let mut program = bed.start("measure", pages, &seed.plan(owner.address(), strategy));

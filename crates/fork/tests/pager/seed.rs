@@ -49,7 +49,7 @@ pub(crate) fn contents(page: u64) -> Vec<u8> {
 }
 
 /// A seed whose memory is made up when it is asked for.
-pub(crate) struct Seed {
+pub(crate) struct TestSeed {
     pub(crate) id: SeedId,
     pub(crate) token: Token,
     pub(crate) pages: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Seed {
     learner: LearnerThread,
 }
 
-impl Seed {
+impl TestSeed {
     pub(crate) fn new(pages: u64, ready: bool) -> Arc<Self> {
         Arc::new(Self::made(pages, ready))
     }
@@ -130,7 +130,7 @@ impl Seed {
     }
 }
 
-impl Region for Seed {
+impl Region for TestSeed {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
         match extent {
             EXTENT => Some(self.pages * PAGE_SIZE),
@@ -172,12 +172,12 @@ impl Region for Seed {
 struct Exports {
     id: SeedId,
     token: Token,
-    seed: Option<Arc<Seed>>,
+    seed: Option<Arc<TestSeed>>,
     dropped: AtomicBool,
 }
 
 impl Exports {
-    fn of(seed: &Arc<Seed>, has: Option<Arc<Seed>>) -> Arc<Self> {
+    fn of(seed: &Arc<TestSeed>, has: Option<Arc<TestSeed>>) -> Arc<Self> {
         Arc::new(Self { id: seed.id.clone(), token: seed.token, seed: has, dropped: AtomicBool::new(false) })
     }
 }
@@ -211,7 +211,7 @@ impl Exporter for Exports {
 }
 
 /// An owner on the same host, with its socket at `path`, until it is dropped. It lets nobody read for himself.
-pub(crate) fn start_on_host(path: &Path, seed: &Arc<Seed>) -> shm::ShmServer {
+pub(crate) fn start_on_host(path: &Path, seed: &Arc<TestSeed>) -> shm::ShmServer {
     let exports: Arc<dyn Exporter> = Exports::of(seed, Some(seed.clone()));
     shm::ShmServer::start(UnixListener::bind(path).expect("a socket can be made"), &exports).expect("an owner starts")
 }
@@ -224,16 +224,16 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// One at a free port.
-    pub(crate) fn start(seed: &Arc<Seed>) -> Self {
+    pub(crate) fn start(seed: &Arc<TestSeed>) -> Self {
         Self::serve("127.0.0.1:0".parse().unwrap(), seed, Some(seed.clone()))
     }
 
     /// One at this port, where another was; it has the seed, or has lost it.
-    pub(crate) fn restart(address: SocketAddr, seed: &Arc<Seed>, has_it: bool) -> Self {
+    pub(crate) fn restart(address: SocketAddr, seed: &Arc<TestSeed>, has_it: bool) -> Self {
         Self::serve(address, seed, has_it.then(|| seed.clone()))
     }
 
-    fn serve(address: SocketAddr, seed: &Arc<Seed>, has: Option<Arc<Seed>>) -> Self {
+    fn serve(address: SocketAddr, seed: &Arc<TestSeed>, has: Option<Arc<TestSeed>>) -> Self {
         let listener = TcpListener::bind(address).expect("the owner's port is free");
         let exports = Exports::of(seed, has);
         let exported: Arc<dyn Exporter> = exports.clone();

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use farfork_fork::pager::{MemoryPlan, PagerCounters, PagingStrategy};
 
 use crate::bed::{Bed, Program};
-use crate::seed::{Owner, Seed};
+use crate::seed::{Owner, TestSeed};
 
 /// The seed, its owner, and the node.
 pub(crate) struct Series {
-    pub(crate) seed: Arc<Seed>,
+    pub(crate) seed: Arc<TestSeed>,
     pub(crate) owner: Owner,
     pub(crate) bed: Bed,
     pages: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Series {
 impl Series {
     /// A seed of so many pages.
     pub(crate) fn new(pages: u64) -> Self {
-        let seed = Seed::new(pages, false);
+        let seed = TestSeed::new(pages, false);
         Self { owner: Owner::start(&seed), seed, bed: Bed::new(), pages }
     }
 

@@ -1,4 +1,4 @@
-//! Children that take the rest of their pages, one scenario a sentence.
+//! Children that fetch the rest of their pages. Each test is one scenario.
 
 use std::fs;
 use std::time::Duration;

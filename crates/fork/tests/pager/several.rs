@@ -1,4 +1,4 @@
-//! Children whose pages come from several seeds, one scenario a sentence.
+//! Children with pages from several seeds. Each test is one scenario.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use farfork_fork::pager::{
 use farfork_wire::{SeedId, Token};
 
 use crate::bed::{Bed, Program, soon};
-use crate::seed::{Owner, Seed};
+use crate::seed::{Owner, TestSeed};
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
@@ -26,7 +26,7 @@ const PAGES: u64 = 4096;
 
 /// Some pages of a seed, which the other has, too; the other is not asked for them.
 struct Part {
-    seed: Arc<Seed>,
+    seed: Arc<TestSeed>,
     owner: Owner,
 }
 
@@ -43,7 +43,7 @@ impl Several {
         let part = |id: &str, token: u8, picked: &dyn Fn(u64) -> bool| {
             let id: SeedId = id.parse().unwrap();
             let served: BTreeSet<u64> = (0..PAGES).filter(|page| picked(*page)).collect();
-            let seed = Seed::part(id, Token::from_bytes([token; 16]), PAGES, served);
+            let seed = TestSeed::part(id, Token::from_bytes([token; 16]), PAGES, served);
             Part { owner: Owner::start(&seed), seed }
         };
         let first = part("n1.s00000000000000aa", 1, &|page| !is_of_second(page));
@@ -171,9 +171,9 @@ fn one_is_lost() {
     assert_eq!(read(40), Some(crate::seed::contents(40)));
     assert_eq!(read(PAGES / 2 + 3), None, "a page of the seed that is gone");
     assert_eq!(read(50), Some(crate::seed::contents(50)), "the other goes on");
-    let told = std::fs::read_to_string(program.dir.join(LOST_FILE)).expect("it is written down");
-    assert!(told.contains(&id), "{told}");
-    assert_eq!(several.bed.stats(&program).loss_reason.as_deref(), Some(told.trim_end()));
+    let loss_text = std::fs::read_to_string(program.dir.join(LOST_FILE)).expect("it is written down");
+    assert!(loss_text.contains(&id), "{loss_text}");
+    assert_eq!(several.bed.stats(&program).loss_reason.as_deref(), Some(loss_text.trim_end()));
     program.end();
     several.finish(program);
 }
@@ -187,12 +187,12 @@ fn none_starves() {
     const SIGSTOP: i32 = 19;
     const SIGCONT: i32 = 18;
     let all = (0..PAGES).collect::<BTreeSet<u64>>();
-    let seed = |number| Seed::part(id_of(number), Token::from_bytes([number as u8; 16]), PAGES, all.clone());
+    let seed = |number| TestSeed::part(id_of(number), Token::from_bytes([number as u8; 16]), PAGES, all.clone());
     let seeds: Vec<_> = (1..=STREAMS).map(seed).collect();
     let owners: Vec<_> = seeds.iter().map(Owner::start).collect();
     let bed = Bed::new();
     let start =
-        |(seed, owner): (&Arc<Seed>, &Owner)| bed.start("pause_between", PAGES, &seed.plan(owner.address(), cow()));
+        |(seed, owner): (&Arc<TestSeed>, &Owner)| bed.start("pause_between", PAGES, &seed.plan(owner.address(), cow()));
     let mut programs: Vec<Program> = seeds.iter().zip(&owners).map(start).collect();
     programs.iter_mut().for_each(Program::meet);
 

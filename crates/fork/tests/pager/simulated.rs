@@ -1,6 +1,6 @@
-//! Random faults on paging, hundreds of seeds of them: a real program and real page faults, but an owner, a network and a
-//! time that are simulated. No wrong byte, nothing that hangs, and nothing lost while its owner could be reached. A seed
-//! that fails is repeated by the command that it prints.
+//! Random faults on paging, for hundreds of random seeds: a real program and real page faults, but a simulated owner,
+//! network and clock. No byte is wrong, nothing hangs, and nothing is lost while its owner could be reached.
+//! A seed that fails prints the command that repeats it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,7 @@ use farfork_wire::{ChildId, NodeName, PAGE_SIZE, SeedId, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::bed::Program;
-use crate::seed::{AREA, Seed, is_populated};
+use crate::seed::{AREA, TestSeed, is_populated};
 
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("simulated_no_wrong_byte_and_nothing_hangs", || do_no_harm(SEEDS)),
@@ -60,7 +60,7 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(20);
 const REAL_LIMIT: Duration = Duration::from_secs(30);
 
 /// An owner of a seed that also takes what it is told of children.
-struct Owned(Arc<Seed>);
+struct Owned(Arc<TestSeed>);
 
 impl Exporter for Owned {
     fn open_region(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
@@ -74,36 +74,36 @@ impl Exporter for Owned {
 }
 
 /// A world with an owner and a pager's node, and what goes wrong in it.
-struct Scene {
+struct PagingScenario {
     world: World,
     nodes: [NodeId; 2],
-    place: SimAddress,
+    owner_address: SimAddress,
     owned: Arc<dyn Exporter>,
     server: Option<sim::SimServer>,
     chaos: Option<FaultInjector>,
     strategy: PagingStrategy,
-    begun: Instant,
+    started_at: Instant,
     /// What tells a run from others: each order's answer, and when it came.
-    told: Vec<(u8, Duration)>,
+    answers: Vec<(u8, Duration)>,
 }
 
-impl Scene {
-    fn new(seed: u64) -> (Self, Arc<Seed>) {
+impl PagingScenario {
+    fn new(seed: u64) -> (Self, Arc<TestSeed>) {
         let world = World::new(seed);
         let nodes = ["owner", "pager"].map(|name| world.add_node(name));
         let chaos = Some(FaultInjector::new(&world, &nodes));
-        let pages = Seed::new(PAGES, false);
+        let pages = TestSeed::new(PAGES, false);
         let owned: Arc<dyn Exporter> = Arc::new(Owned(Arc::clone(&pages)));
-        let place = SimAddress { node: nodes[0], port: 7001 };
-        let server = Some(sim::SimServer::start(&world, place, &owned).unwrap());
+        let owner_address = SimAddress { node: nodes[0], port: 7001 };
+        let server = Some(sim::SimServer::start(&world, owner_address, &owned).unwrap());
         let paging = if world.random_bool(0.3) { PagingMode::Cow } else { PagingMode::Prefetch };
         let mut strategy =
             PagingStrategy { mode: paging, uses_cache: world.random_bool(0.2), ..PagingStrategy::default() };
         if world.random_bool(0.2) {
             strategy.unreachable_timeout = SHORT_LIMIT;
         }
-        let begun = world.now();
-        (Self { world, nodes, place, owned, server, chaos, strategy, begun, told: Vec::new() }, pages)
+        let started_at = world.now();
+        (Self { world, nodes, owner_address, owned, server, chaos, strategy, started_at, answers: Vec::new() }, pages)
     }
 
     /// Lets the world go on for a moment, at most until then.
@@ -113,7 +113,7 @@ impl Scene {
             chaos.apply_due();
             if self.world.random_bool(0.05) {
                 self.server = None;
-                self.server = Some(sim::SimServer::start(&self.world, self.place, &self.owned).unwrap());
+                self.server = Some(sim::SimServer::start(&self.world, self.owner_address, &self.owned).unwrap());
             }
         }
         let mut next = until;
@@ -143,7 +143,7 @@ impl Scene {
             }
         }
         let answer = program.answer();
-        self.told.push((answer, self.world.now() - self.begun));
+        self.answers.push((answer, self.world.now() - self.started_at));
         answer
     }
 
@@ -166,7 +166,7 @@ impl Scene {
 
     fn check_loss(&self, reason: Option<&str>, page: u64) {
         let limit = self.strategy.unreachable_timeout;
-        let elapsed = (self.world.now() - self.begun).mul_f64(CLOCK_RATE);
+        let elapsed = (self.world.now() - self.started_at).mul_f64(CLOCK_RATE);
         assert!(elapsed >= limit && limit == SHORT_LIMIT, "page {page} is lost after {elapsed:?}: {reason:?}");
         assert!(reason.is_some(), "page {page} is lost for no reason");
         assert!(is_populated(page), "page {page} has nothing to lose");
@@ -223,14 +223,14 @@ fn is_there(program: &Program, page: u64) -> bool {
 
 /// Runs one seed; gives what tells it apart from others.
 fn run(seed: u64) -> Vec<(u8, Duration)> {
-    let (mut scene, pages) = Scene::new(seed);
+    let (mut scene, pages) = PagingScenario::new(seed);
     let (world, node, dir) = (scene.world.clone(), scene.nodes[1], tempfile::tempdir().unwrap());
     run_scenario(&world, seed, "-p farfork-fork --test pager -- simulated", || {
         let played = run_simulated_pager(dir.path(), (&world, node), |pager| {
             let id = ChildId::new(NodeName::new("n2").unwrap(), seed + 1);
             let child_dir = dir.path().join("child");
             fs::create_dir(&child_dir).unwrap();
-            pages.plan(Address::Sim(scene.place), scene.strategy).write(&child_dir).unwrap();
+            pages.plan(Address::Sim(scene.owner_address), scene.strategy).write(&child_dir).unwrap();
             let (pagers_end, programs_end) = fd_passing::seqpacket_pair().unwrap();
             pager.adopt(id.clone(), &child_dir, pagers_end).unwrap();
             let mut program = Program::begin("obey", PAGES, (id.clone(), child_dir), programs_end);
@@ -241,14 +241,14 @@ fn run(seed: u64) -> Vec<(u8, Duration)> {
         });
         played.unwrap();
     });
-    scene.told
+    scene.answers
 }
 
 fn do_no_harm(seeds: u64) {
     let (count, lost) = run_random_seeds(seeds, |seed| {
-        let told = run(seed);
-        assert_eq!(told.len(), 2 * ORDERS + PAGES as usize);
-        told.iter().filter(|(answer, _)| *answer == b'!').count()
+        let answers = run(seed);
+        assert_eq!(answers.len(), 2 * ORDERS + PAGES as usize);
+        answers.iter().filter(|(answer, _)| *answer == b'!').count()
     });
     assert!(count < seeds || lost > 0, "troubles that nothing is lost by prove little of losses");
 }

@@ -1,4 +1,4 @@
-//! Zygotes: what they fork is transferred to children of their own, one scenario a sentence.
+//! Zygotes: their forks are transferred to children of their own. Each test is one scenario.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use farfork_sys::fd_passing;
 use farfork_wire::{ChildId, NodeName, Token};
 
 use crate::bed::{Bed, Program, soon};
-use crate::seed::{Owner, Seed};
+use crate::seed::{Owner, TestSeed};
 use crate::series::Series;
 
 /// All scenarios, by name.
@@ -34,7 +34,7 @@ fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: Option<&MemoryPl
 }
 
 fn copies() {
-    let seed = Seed::new(PAGES, false);
+    let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let plan = seed.plan(owner.address(), PagingStrategy::default());

@@ -1,5 +1,5 @@
-//! What children may use of the node's memory: one is refused where the limits of all that run come to more than there is, or
-//! where the machine has next to nothing left. What those without a limit will use nobody knows.
+//! Memory budget of children. A start is refused when the limits of all running children would exceed the budget, or
+//! when the machine has almost no memory left. Children without a limit do not count: what they will use is unknown.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

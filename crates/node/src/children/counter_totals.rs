@@ -1,4 +1,5 @@
-//! What the pager counted for all children of a node, over their ends and beyond: sums that never fall.
+//! Sums of the pager's counters over all children that a node has had. They never fall, although children end and are
+//! evicted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

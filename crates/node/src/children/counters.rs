@@ -1,4 +1,4 @@
-//! What a node's pager has counted, as the API tells it.
+//! Converts the pager's counters to API messages.
 
 use farfork_fork::pager::{CacheStats, PagerCounters};
 

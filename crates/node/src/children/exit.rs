@@ -1,4 +1,4 @@
-//! How a child ended.
+//! How a child ended: read from the wait status that its container's stub wrote, and converted for the API.
 
 use std::fs::File;
 use std::io;
@@ -26,9 +26,9 @@ pub(crate) enum Exit {
 impl Exit {
     /// Reads what the container's stub left in the child's directory: a wait status of four bytes.
     pub(crate) fn read(file: &Path) -> Self {
-        let mut word = [0; 4];
-        match File::open(file).and_then(|file| file.read_exact_at(&mut word, 0)) {
-            Ok(()) => Self::from_wait_status(i32::from_ne_bytes(word)),
+        let mut status = [0; 4];
+        match File::open(file).and_then(|file| file.read_exact_at(&mut status, 0)) {
+            Ok(()) => Self::from_wait_status(i32::from_ne_bytes(status)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Self::Lost("its container was killed before it could tell".to_owned())
             }
@@ -46,12 +46,12 @@ impl Exit {
     }
 
     /// As wait(2) lays the word out: the signal in the low seven bits, else the exit code in the second byte.
-    fn from_wait_status(word: i32) -> Self {
+    fn from_wait_status(status: i32) -> Self {
         const SIGNAL_BITS: i32 = 0x7f;
-        let (signal, code) = (word & SIGNAL_BITS, (word >> 8) & 0xff);
+        let (signal, code) = (status & SIGNAL_BITS, (status >> 8) & 0xff);
         match signal {
             0 => Self::Code(code.unsigned_abs()),
-            SIGNAL_BITS => Self::Lost(format!("its wait status {word:#x} makes no sense")),
+            SIGNAL_BITS => Self::Lost(format!("its wait status {status:#x} makes no sense")),
             _ => Self::Signal(signal.unsigned_abs()),
         }
     }

@@ -1,5 +1,5 @@
-//! Who deals with children's ends: few threads, each of which goes on with the next end that waits. To wake one for each costs more, where
-//! many end at a time.
+//! A few threads that clean up after ended children. Each continues with the next queued exit: when many children end
+//! at once, this costs less than waking a thread for each.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,6 +1,6 @@
-//! Hands children back to a pager that was started anew: what the stubs of their containers hold (pidfd_getfd(2)), and who they
-//! are. A child of which that is not possible, or of which a process was lost, has read zeroes or would wait for ever: it is ended,
-//! and its log says why.
+//! Hands children back to a restarted pager. It gets the queue that each container's stub holds (pidfd_getfd(2)), and
+//! each child's id. Where that fails, or the child lost a process, memory has read as zeroes or a thread would wait for
+//! ever. Such a child is killed, and its log says why.
 
 use std::fs;
 use std::io;

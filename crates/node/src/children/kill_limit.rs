@@ -1,4 +1,4 @@
-//! Which limit a child was killed for: its time, its memory, or its node's memory.
+//! Determines which limit a child was killed for: its time, its memory, or its node's memory.
 
 use std::fmt;
 use std::time::Duration;

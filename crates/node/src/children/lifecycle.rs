@@ -1,4 +1,5 @@
-//! Watches over a child from its start to its end: keeps its time limit, leads connections to it, hears when its container ends; then cleans up.
+//! Watches one child from start to end: enforces its time limits, serves its forwarding, waits until its container
+//! ends, then cleans up.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -35,13 +36,13 @@ impl AsFd for ContainerInit {
 pub(super) async fn watch_until_exit(
     child: &Child,
     container: RunningContainer,
-    doors: ChildForwarding,
+    forwarding: ChildForwarding,
 ) -> Arc<RunningContainer> {
     let container = Arc::new(container);
     tokio::select! {
         () = wait_container_exit(&container) => {}
         () = enforce_time_limits(child, &container) => {}
-        () = doors.serve(container.clone()) => {}
+        () = forwarding.serve(container.clone()) => {}
     }
     container
 }
@@ -105,11 +106,11 @@ async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
         tracing::warn!(child = %child.record().id, waited_s, "was killed, and its container's first process does not tell its end: the container is killed");
         container.kill();
     };
-    let no_heirs = async {
+    let root_reuse_expiry = async {
         tokio::time::sleep(ROOT_REUSE_AGE_MAX).await;
         container.discard_root();
     };
-    tokio::join!(deadline, nobody_attached, no_heirs, killed);
+    tokio::join!(deadline, nobody_attached, root_reuse_expiry, killed);
     std::future::pending().await
 }
 

@@ -1,5 +1,7 @@
-//! Huge pages of the parent become huge pages of the child again, where it lives long enough for that to be worth while: its
-//! memory comes in small pages, and what is whole is put together in the background (`farfork_fork::huge`).
+//! Background maintenance of children: collapses huge pages, and evicts ended children.
+//!
+//! Where the parent had huge pages, the child's memory still arrives in small ones. `farfork_fork::huge_pages` merges
+//! complete ranges in the background, in children that live long enough for that to pay.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,16 +42,16 @@ struct CollapseTarget {
 pub(crate) async fn run_child_maintenance(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(MAINTENANCE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut tending = HugePageCollapse::default();
+    let mut collapse = HugePageCollapse::default();
     loop {
         ticks.tick().await;
-        let here = node.clone();
+        let task_node = node.clone();
         let round = tokio::task::spawn_blocking(move || {
-            tending.collapse_due(&here.children.all_alive());
-            here.children.evict_ended(EVICTED_PER_ROUND_MAX);
-            tending
+            collapse.collapse_due(&task_node.children.all_alive());
+            task_node.children.evict_ended(EVICTED_PER_ROUND_MAX);
+            collapse
         });
-        tending = round.await.unwrap_or_default();
+        collapse = round.await.unwrap_or_default();
     }
 }
 

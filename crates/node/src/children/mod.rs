@@ -1,8 +1,7 @@
-//! The children of this node: started here, watched until they end, listed until they are forgotten.
+//! The children of this node: started here, watched until they end, listed until they are evicted.
 //!
-//! A child's state is files in its directory, so that it needs no daemon to go on, and a daemon that starts again
-//! finds it: `child.json` says what it is, `stdout` and `stderr` are what it wrote, `exit` is left by its container's
-//! stub when it ends.
+//! A child's state is files in its directory, so that it needs no daemon, and a restarted daemon finds it. `child.json`
+//! describes the child, `stdout` and `stderr` hold its output, and its container's stub writes `exit` when it ends.
 
 mod budget;
 mod child;
@@ -91,26 +90,26 @@ impl ChildSupervisor {
     /// As inotify_init1(2).
     pub(crate) fn new(run_dir: RunDir, pager: Arc<PagerLink>) -> io::Result<Self> {
         let output = OutputWatcher::start()?;
-        let (register, lives, ends) = (SharedChildTable::default(), Mutex::default(), Arc::default());
+        let (table, watchers, exit_workers) = (SharedChildTable::default(), Mutex::default(), Arc::default());
         Ok(Self {
             run_dir,
-            table: register,
+            table,
             counter_totals: CounterTotals::default(),
             output_watcher: output,
             pager,
-            watchers: lives,
-            exit_workers: ends,
+            watchers,
+            exit_workers,
         })
     }
 
     /// Takes a child that was just started, and watches over it.
     pub(crate) fn add(&self, started_child: StartedChild) -> Arc<Child> {
-        let StartedChild { record, container, stdin, unpause_socket: gate, forwarding: doors } = started_child;
+        let StartedChild { record, container, stdin, unpause_socket, forwarding } = started_child;
         let directory = self.run_dir.child_dir(&record.id);
         let cgroup = Some(container.cgroup().clone());
-        let child = Arc::new(Child::from_started(record, directory, stdin, gate, cgroup));
+        let child = Arc::new(Child::from_started(record, directory, stdin, unpause_socket, cgroup));
         self.table.lock().insert(child.clone());
-        self.spawn_watcher(child.clone(), container, doors);
+        self.spawn_watcher(child.clone(), container, forwarding);
         child
     }
 
@@ -144,15 +143,15 @@ impl ChildSupervisor {
     /// Those that had ended before: the first to end first.
     fn enter_past_exits(&self) {
         let (now, now_unix_ms) = (Instant::now(), clock::unix_ms_now());
-        let mut register = self.table.lock();
-        let settled = register.all().filter(|child| child.is_cleaned_up());
+        let mut table = self.table.lock();
+        let cleaned_up = table.all().filter(|child| child.is_cleaned_up());
         let mut found: Vec<(u64, Arc<Child>)> =
-            settled.filter_map(|child| Some((child.exit_record()?.unix_ms, child.clone()))).collect();
+            cleaned_up.filter_map(|child| Some((child.exit_record()?.unix_ms, child.clone()))).collect();
         found.sort_by_key(|(ended_unix_ms, _)| *ended_unix_ms);
         for (ended_unix_ms, child) in found {
             let at = end_instant(now, now_unix_ms, ended_unix_ms);
             let bytes = disk_usage(child.directory());
-            register.mark_cleaned_up(&child.record().id, CleanedUpChild { ended_at: at, bytes });
+            table.mark_cleaned_up(&child.record().id, CleanedUpChild { ended_at: at, bytes });
         }
     }
 
@@ -169,9 +168,9 @@ impl ChildSupervisor {
         let child = Arc::new(Child::from_record(record, directory, cgroup));
         match container {
             Some(container) => {
-                let doors = reopen_forwarding(child.record(), reopened);
+                let forwarding = reopen_forwarding(child.record(), reopened);
                 self.table.lock().insert(child.clone());
-                self.spawn_watcher(child, container, doors);
+                self.spawn_watcher(child, container, forwarding);
             }
             None => {
                 let memory_end = killed.iter().find(|(id, _)| *id == child.record().container).map(|(_, end)| *end);
@@ -181,25 +180,25 @@ impl ChildSupervisor {
         }
     }
 
-    fn spawn_watcher(&self, child: Arc<Child>, container: RunningContainer, doors: ChildForwarding) {
-        let register = self.table.clone();
-        let (pager, ends) = (self.pager.clone(), self.exit_workers.clone());
-        let life = async move {
-            let container = lifecycle::watch_until_exit(&child, container, doors).await;
-            ends.submit(Box::new(move || {
+    fn spawn_watcher(&self, child: Arc<Child>, container: RunningContainer, forwarding: ChildForwarding) {
+        let table = self.table.clone();
+        let (pager, exit_workers) = (self.pager.clone(), self.exit_workers.clone());
+        let watcher = async move {
+            let container = lifecycle::watch_until_exit(&child, container, forwarding).await;
+            exit_workers.submit(Box::new(move || {
                 lifecycle::clean_up(&child, &container, &pager);
                 let id = &child.record().id;
                 if child.is_cleaned_up() {
-                    let settled = CleanedUpChild { ended_at: Instant::now(), bytes: disk_usage(child.directory()) };
-                    register.lock().mark_cleaned_up(id, settled);
+                    let cleaned_up = CleanedUpChild { ended_at: Instant::now(), bytes: disk_usage(child.directory()) };
+                    table.lock().mark_cleaned_up(id, cleaned_up);
                 } else {
-                    register.lock().mark_ended(id);
+                    table.lock().mark_ended(id);
                 }
             }));
         };
-        let mut lives = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        while lives.try_join_next().is_some() {}
-        lives.spawn(life);
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        while watchers.try_join_next().is_some() {}
+        watchers.spawn(watcher);
     }
 
     /// The child of an id.
@@ -258,8 +257,8 @@ impl ChildSupervisor {
     pub(crate) fn pager_counters(&self) -> PagerCounters {
         // Under the table's lock, so that a child that is forgotten meanwhile counts once.
         let (children, forgotten) = {
-            let register = self.table.lock();
-            (register.all().cloned().collect::<Vec<_>>(), self.counter_totals.evicted_total())
+            let table = self.table.lock();
+            (table.all().cloned().collect::<Vec<_>>(), self.counter_totals.evicted_total())
         };
         self.counter_totals.total(forgotten, &children, &self.pager)
     }
@@ -292,9 +291,9 @@ impl ChildSupervisor {
     /// Forgets ended children where there are too many, at most so many of them. Blocks.
     pub(crate) fn evict_ended(&self, count_max: usize) {
         let (forgotten, uncollected) = {
-            let mut register = self.table.lock();
-            let EvictionBatch { children, uncollected } = register.take_surplus(Instant::now(), count_max);
-            let forgotten: Vec<Arc<Child>> = children.iter().filter_map(|id| register.remove(id)).collect();
+            let mut table = self.table.lock();
+            let EvictionBatch { children, uncollected } = table.take_surplus(Instant::now(), count_max);
+            let forgotten: Vec<Arc<Child>> = children.iter().filter_map(|id| table.remove(id)).collect();
             forgotten.iter().for_each(|child| self.counter_totals.add_evicted(child));
             (forgotten, uncollected)
         };
@@ -307,8 +306,8 @@ impl ChildSupervisor {
     /// Each of two who forget a child at the same time may find its directory gone.
     fn evict(&self, child: &Child) {
         let known = {
-            let mut register = self.table.lock();
-            let known = register.remove(&child.record().id);
+            let mut table = self.table.lock();
+            let known = table.remove(&child.record().id);
             known.iter().for_each(|child| self.counter_totals.add_evicted(child));
             known
         };
@@ -323,8 +322,8 @@ impl ChildSupervisor {
             // It may have ended by itself.
             let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
         }
-        let mut lives = std::mem::take(&mut *self.watchers.lock().unwrap_or_else(PoisonError::into_inner));
-        while lives.join_next().await.is_some() {}
+        let mut watchers = std::mem::take(&mut *self.watchers.lock().unwrap_or_else(PoisonError::into_inner));
+        while watchers.join_next().await.is_some() {}
         self.exit_workers.wait_idle().await;
         self.all().iter().for_each(|child| self.evict(child));
     }

@@ -1,4 +1,4 @@
-//! What children write: files, which grow and are read as they grow. One inotify instance of the daemon tells when.
+//! Reads and follows the output files of children. One inotify instance of the daemon reports when they grow.
 
 use std::collections::HashMap;
 use std::fs::File;

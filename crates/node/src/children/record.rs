@@ -1,4 +1,4 @@
-//! `child.json`: what a child is, kept in its directory for the daemon's next start.
+//! `child.json`: the description of a child, kept in its directory for the daemon's next start.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};

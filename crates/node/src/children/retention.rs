@@ -1,15 +1,7 @@
-//! How long an ended child stays listed: who waits for it, whether its end has been told to anybody, and what its files take decide.
-//! Pure: `Children` says what happens, and removes what this gives up.
+//! Decides how long an ended child stays listed: by the requests that wait for it, whether its end was reported, and
+//! the size of its files. Pure: `ChildTable` reports events, and `ChildSupervisor` removes evicted children.
 //!
-//! ```text
-//!             hold                      release
-//!  settled ──────────▶ held ───────────────────────────▶ collected or uncollected
-//!     │                                                      │        │ too many, too large: the oldest
-//!     └──▶ uncollected ──── UNCOLLECTED_KEPT_MIN ──▶ collected        ▼
-//!                                                            └─────▶ forgotten (the oldest beyond ENDED_CHILDREN_MAX)
-//! ```
-//!
-//! A held child is never forgotten: each holder is a request of a client that lives.
+//! A held child is never evicted: each holder is a request of a connected client.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -31,6 +23,14 @@ pub(super) struct CleanedUpChild {
 }
 
 /// All ended children of a node, and all that are held.
+///
+/// ```text
+///                hold                      release
+///  cleaned up ──────────▶ held ───────────────────────────▶ collected or uncollected
+///      │                                                      │        │ too many, too large: the oldest
+///      └──▶ uncollected ──── UNCOLLECTED_KEPT_MIN ──▶ collected        ▼
+///                                                             └─────▶ evicted (the oldest beyond ENDED_CHILDREN_MAX)
+/// ```
 #[derive(Debug, Default)]
 pub(super) struct Retention {
     states: HashMap<ChildId, ChildState>,
@@ -96,9 +96,9 @@ impl Retention {
     }
 
     /// Nothing is left of the child but its files.
-    pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, settled: CleanedUpChild) {
+    pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, cleaned_up: CleanedUpChild) {
         let state = self.states.entry(id.clone()).or_default();
-        state.cleaned_up = Some(settled);
+        state.cleaned_up = Some(cleaned_up);
         if state.holders == 0 {
             self.join_queue(id);
         }
@@ -139,8 +139,8 @@ impl Retention {
     }
 
     fn is_old(&self, id: &ChildId, now: Instant) -> bool {
-        let settled = self.states.get(id).and_then(|state| state.cleaned_up);
-        settled.is_some_and(|settled| now.saturating_duration_since(settled.ended_at) >= UNCOLLECTED_KEPT_MIN)
+        let cleaned_up = self.states.get(id).and_then(|state| state.cleaned_up);
+        cleaned_up.is_some_and(|cleaned_up| now.saturating_duration_since(cleaned_up.ended_at) >= UNCOLLECTED_KEPT_MIN)
     }
 
     fn has_too_many_uncollected(&self) -> bool {
@@ -150,7 +150,7 @@ impl Retention {
     /// Puts a settled child that nobody holds behind the others of its kind.
     fn join_queue(&mut self, id: &ChildId) {
         let Some(state) = self.states.get_mut(id) else { return };
-        let Some(settled) = state.cleaned_up else { return };
+        let Some(cleaned_up) = state.cleaned_up else { return };
         self.last_ticket += 1;
         let queue = if state.is_collected { RetentionQueue::Collected } else { RetentionQueue::Uncollected };
         state.queue = Some((queue, self.last_ticket));
@@ -158,7 +158,7 @@ impl Retention {
             RetentionQueue::Collected => drop(self.collected.insert(self.last_ticket, id.clone())),
             RetentionQueue::Uncollected => {
                 self.uncollected.insert(self.last_ticket, id.clone());
-                self.uncollected_bytes += settled.bytes;
+                self.uncollected_bytes += cleaned_up.bytes;
             }
         }
     }
@@ -171,7 +171,7 @@ impl Retention {
             RetentionQueue::Collected => drop(self.collected.remove(&ticket)),
             RetentionQueue::Uncollected => {
                 self.uncollected.remove(&ticket);
-                self.uncollected_bytes -= state.cleaned_up.map_or(0, |settled| settled.bytes);
+                self.uncollected_bytes -= state.cleaned_up.map_or(0, |cleaned_up| cleaned_up.bytes);
             }
         }
         true
@@ -193,13 +193,13 @@ mod tests {
         format!("n1.c{number:016x}").parse().expect("a child's id")
     }
 
-    fn settled(at: Instant) -> CleanedUpChild {
+    fn cleaned_up(at: Instant) -> CleanedUpChild {
         CleanedUpChild { ended_at: at, bytes: 4096 }
     }
 
     fn filled(count: usize, at: Instant) -> Retention {
         let mut retention = Retention::default();
-        (0..count).for_each(|number| retention.mark_cleaned_up(&child(number), settled(at)));
+        (0..count).for_each(|number| retention.mark_cleaned_up(&child(number), cleaned_up(at)));
         retention
     }
 
@@ -209,7 +209,7 @@ mod tests {
         let mut retention = Retention::default();
         let held: Vec<ChildId> = (0..2 * UNCOLLECTED_CHILDREN_MAX).map(child).collect();
         held.iter().for_each(|id| retention.hold(id));
-        held.iter().for_each(|id| retention.mark_cleaned_up(id, settled(begin)));
+        held.iter().for_each(|id| retention.mark_cleaned_up(id, cleaned_up(begin)));
         held.iter().for_each(|id| retention.mark_collected(id));
         assert_eq!(retention.take_surplus(begin + 2 * UNCOLLECTED_KEPT_MIN, usize::MAX), EvictionBatch::default());
         held.iter().for_each(|id| retention.release(id));
@@ -232,7 +232,7 @@ mod tests {
         let begin = Instant::now();
         let mut retention = filled(ENDED_CHILDREN_MAX, begin);
         let late = child(ENDED_CHILDREN_MAX);
-        retention.mark_cleaned_up(&late, settled(begin));
+        retention.mark_cleaned_up(&late, cleaned_up(begin));
         retention.mark_collected(&late);
         assert_eq!(retention.take_surplus(begin, usize::MAX).children, [late]);
     }
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!((surplus.children, surplus.uncollected), ((0..3).map(child).collect(), 3));
         let mut retention = Retention::default();
         retention.mark_cleaned_up(&child(0), CleanedUpChild { ended_at: begin, bytes: UNCOLLECTED_BYTES_MAX });
-        retention.mark_cleaned_up(&child(1), settled(begin));
+        retention.mark_cleaned_up(&child(1), cleaned_up(begin));
         assert_eq!(retention.take_surplus(begin, usize::MAX).children, [child(0)]);
         assert_eq!(retention.take_surplus(begin, usize::MAX), EvictionBatch::default());
     }

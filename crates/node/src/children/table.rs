@@ -1,4 +1,4 @@
-//! The table of a node's children: those that live, those that have ended, and how long these stay listed (`retention`).
+//! The table of a node's children: living ones and ended ones. `retention` decides how long ended ones stay listed.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -36,9 +36,9 @@ impl SharedChildTable {
 
     /// Keeps a child listed; none if there is none of that id.
     pub(super) fn hold(&self, id: &ChildId) -> Option<HeldChild> {
-        let mut register = self.lock();
-        let child = register.get(id)?;
-        register.retention.hold(id);
+        let mut table = self.lock();
+        let child = table.get(id)?;
+        table.retention.hold(id);
         Some(HeldChild { child, table: self.clone() })
     }
 }
@@ -71,10 +71,10 @@ impl ChildTable {
     }
 
     /// Nothing is left of a child but its files, if it is still known.
-    pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, settled: CleanedUpChild) {
+    pub(super) fn mark_cleaned_up(&mut self, id: &ChildId, cleaned_up: CleanedUpChild) {
         self.mark_ended(id);
         if self.ended.contains_key(id) {
-            self.retention.mark_cleaned_up(id, settled);
+            self.retention.mark_cleaned_up(id, cleaned_up);
         }
     }
 

@@ -1,12 +1,7 @@
-//! What connects to the control port. Each peer has a short time to show who it is; those that have not yet are few, and
-//! the one that has taken longest makes room, so that whoever connects and says nothing keeps nobody out.
+//! Accepts connections at the control port and authenticates the peers.
 //!
-//! ```text
-//!  accept ─▶ handshake, at most HANDSHAKES_MAX at a time, each within HANDSHAKE_LIMIT ─▶ arrivals ─▶ tonic
-//!                │ refused: a line in the log, which names the peer                        members: CONNECTIONS_MAX
-//!                └ the oldest, when there are too many                                     strangers: STRANGERS_MAX,
-//!                                                                                          each for STRANGER_LIMIT
-//! ```
+//! Each handshake has a time limit, and few run at once: when there are too many, the oldest is aborted. A peer that
+//! connects and sends nothing therefore keeps no other peer out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -80,6 +75,14 @@ impl Connected for AcceptedConnection {
 }
 
 /// The connections of a listener, for a server to take. They end with the stream.
+///
+/// ```text
+///  accept ─▶ handshake, at most HANDSHAKES_MAX at once, each within HANDSHAKE_TIMEOUT ─▶ queue ─▶ tonic
+///                │ refused: a line in the log, which names the peer               members: CONNECTIONS_MAX
+///                └ the oldest, when there are too many                            without a certificate:
+///                                                                                 ANONYMOUS_CONNECTIONS_MAX,
+///                                                                                 each for ANONYMOUS_CONNECTION_TIMEOUT
+/// ```
 pub(crate) fn accept_connections(
     listener: TcpListener,
     credentials: Option<Credentials>,
@@ -154,10 +157,10 @@ impl MtlsAcceptor {
                 None,
             );
         };
-        let shaken =
+        let handshake =
             timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(credentials.control_server_config()).accept(stream)).await;
         let silent = |_| format!("it did not show who it is within {} s", HANDSHAKE_TIMEOUT.as_secs());
-        let stream = shaken.map_err(silent)?.map_err(|error| explain_tls_error(error).to_string())?;
+        let stream = handshake.map_err(silent)?.map_err(|error| explain_tls_error(error).to_string())?;
         let chain = stream.get_ref().1.peer_certificates();
         let peer = Credentials::peer_from_chain(chain);
         let is_stranger = peer.is_none();
@@ -175,12 +178,12 @@ impl MtlsAcceptor {
 fn admit_connection(
     stream: RevalidatedStream,
     info: ConnectionInfo,
-    places: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
     until: Option<Instant>,
 ) -> Result<AcceptedConnection, String> {
-    let place =
-        places.clone().try_acquire_owned().map_err(|_| "there are too many connections of its kind".to_owned())?;
-    Ok(AcceptedConnection { stream, info, deadline: until.map(|until| Box::pin(sleep_until(until))), _permit: place })
+    let permit =
+        permits.clone().try_acquire_owned().map_err(|_| "there are too many connections of its kind".to_owned())?;
+    Ok(AcceptedConnection { stream, info, deadline: until.map(|until| Box::pin(sleep_until(until))), _permit: permit })
 }
 
 impl AsyncRead for AcceptedConnection {

@@ -1,4 +1,5 @@
-//! Connecting to a control port: the node that answers has to prove that it is of the cluster, and which one it is.
+//! Connects to a control port. The server must prove that it is a node of the cluster, and the expected one if one is
+//! named.
 
 use std::future::Future;
 use std::io;

@@ -1,7 +1,7 @@
-//! Connections of the control port: both ends show who they are before the first request.
+//! Connections of the control port: both ends authenticate before the first request.
 //!
-//! `entry` takes what connects, `exit` connects, `stream` is what both have then, for as long as `standing` says. What each
-//! peer may ask for is decided request by request (`auth`).
+//! `acceptor` accepts, `connector` connects. Both yield a `ControlStream`, which `revalidated_stream` ends when its
+//! peer is no longer trusted. `auth` decides for each request whether the peer may make it.
 
 mod acceptor;
 mod connector;

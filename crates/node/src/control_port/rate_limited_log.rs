@@ -1,4 +1,4 @@
-//! What the log hears of peers that are turned away.
+//! Rate-limited log lines about refused peers.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -33,9 +33,9 @@ impl RateLimitedLog {
             return;
         }
         second.lines += 1;
-        let untold = std::mem::take(&mut second.suppressed);
-        if untold > 0 {
-            tracing::warn!("{untold} more peers or requests were turned away");
+        let suppressed = std::mem::take(&mut second.suppressed);
+        if suppressed > 0 {
+            tracing::warn!("{suppressed} more peers or requests were turned away");
         }
         tracing::warn!("{}", text());
     }

@@ -1,7 +1,7 @@
-//! A connection of the control port that stands only as long as its peer would be let in: requests without an end of their
-//! own (attach, logs, wait, tend) end with it.
+//! A control-port connection that lasts only as long as its peer would be let in. Requests without an end of their own
+//! (attach, logs, wait, tend) end with it.
 //!
-//! Whoever uses the connection, in either direction, has it checked on the way; a timer wakes it where nobody does.
+//! Each read and write checks the peer; a timer checks idle connections.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! A connection of the control port: TLS, or in clear where everybody is trusted. What TLS finds wrong is told in words.
+//! A control-port connection: TLS, or plaintext on a node that trusts everyone. TLS errors are explained in words.
 
 use std::io;
 use std::pin::Pin;

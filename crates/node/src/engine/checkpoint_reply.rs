@@ -1,5 +1,5 @@
-//! What a child of a program that asked for its own checkpoint is told: the answer to the request that it still waits
-//! for lies in its socket before it runs, with a file for its result and its payload.
+//! The reply to the checkpoint request that a child inherits from its parent, which still waits for it. The reply is in
+//! the child's socket before the child runs, with a file for its result and its payload.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

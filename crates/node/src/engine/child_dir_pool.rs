@@ -1,7 +1,7 @@
-//! Children's directories, made ahead of need: on a file system with a journal of its own, making a directory and the
-//! files in it takes as long as restoring the child.
+//! Pool of child directories, created in advance: on a journaling file system, creating a directory with its files
+//! takes as long as restoring the child.
 //!
-//! A nest that is never used is removed with its node, or, where that was killed, by the next one: it tells no child.
+//! An unused directory is removed with its node, or by the next daemon after a crash: it contains no `child.json`.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
@@ -154,23 +154,23 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
         let _lock = run_dir.acquire().unwrap();
-        let nests = ChildDirPool::new("n1".parse().unwrap(), run_dir.clone());
-        nests.refill();
+        let pool = ChildDirPool::new("n1".parse().unwrap(), run_dir.clone());
+        pool.refill();
         let count = || fs::read_dir(run_dir.children_dir()).unwrap().count();
         assert_eq!(count(), READY_MAX);
-        let (id, directory, files) = nests.take().unwrap().into_parts();
+        let (id, directory, files) = pool.take().unwrap().into_parts();
         assert_eq!(directory, run_dir.child_dir(&id));
         File::from(files.status).write_all(b"done").unwrap();
         assert_eq!(fs::read(directory.join(STATUS_FILE)).unwrap(), b"done");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
-        assert!(!nests.is_low());
-        let other = nests.take().unwrap();
+        assert!(!pool.is_low());
+        let other = pool.take().unwrap();
         assert_ne!(other.id, id, "none is given twice");
-        nests.refill();
+        pool.refill();
         assert_eq!(count(), READY_MAX + 2);
-        let taken: Vec<_> = (0..=READY_MAX - READY_MIN).map(|_| nests.take().unwrap()).collect();
-        assert!(nests.is_low(), "before none is left");
-        drop((taken, other, nests));
+        let taken: Vec<_> = (0..=READY_MAX - READY_MIN).map(|_| pool.take().unwrap()).collect();
+        assert!(pool.is_low(), "before none is left");
+        drop((taken, other, pool));
         assert_eq!(count(), 1, "what a child has stays");
     }
 }

@@ -1,4 +1,5 @@
-//! Where the daemon meets the machinery: containers, restoring and the pager become one step that starts a child.
+//! Starts children on this node: joins containers, restore and the pager into one step. Also captures processes, and
+//! keeps zygotes and prestarted children.
 //!
 //! Everything here blocks, and runs on threads of its own.
 
@@ -81,27 +82,27 @@ impl Engine {
         own: LocalSeeds,
         credentials: Option<Credentials>,
     ) -> Self {
-        let zygotes = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygotes_max);
+        let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygotes_max);
         // Made now, the group is no more at the end than at the start.
         if let Some(error) = (zygotes_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
             tracing::warn!(%error, "the control group of zygotes is not made yet");
         }
-        let nests = ChildDirPool::new(name.clone(), run_dir);
-        let others = LayerReader { local: own, connections: Arc::new(OwnerConnectionPool::new(credentials)) };
+        let child_dirs = ChildDirPool::new(name.clone(), run_dir);
+        let other_seeds = LayerReader { local: own, connections: Arc::new(OwnerConnectionPool::new(credentials)) };
         Self {
             name,
-            child_dirs: nests,
-            zygote_cache: zygotes,
+            child_dirs,
+            zygote_cache,
             prestart_pool: PrestartPool::default(),
             node,
             pool,
             pager,
-            other_seeds: others,
+            other_seeds,
             source_cache: Mutex::default(),
         }
     }
 
-    /// Starts to capture a process. `asker`: its connections to this
+    /// Starts to capture a process. `caller_sockets`: its connections to this
     /// daemon, and the pages that it offers; `lineage` tells where the process's missing pages are, if it is a child.
     ///
     /// # Errors
@@ -109,12 +110,12 @@ impl Engine {
     pub(crate) fn capture(
         &self,
         pid: u32,
-        manner: CaptureMode,
-        asker: (DaemonSockets, Option<OfferedPages>),
+        mode: CaptureMode,
+        caller_sockets: (DaemonSockets, Option<OfferedPages>),
         lineage: Option<ServingPager>,
         observer: Box<dyn CaptureCallbacks>,
     ) -> Result<(), Failure> {
-        let options = self.capture_options(manner, asker, lineage);
+        let options = self.capture_options(mode, caller_sockets, lineage);
         capture::start_capture(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
@@ -123,13 +124,13 @@ impl Engine {
     pub(crate) fn capture_and_hold(
         &self,
         pid: u32,
-        asker: (DaemonSockets, Option<OfferedPages>),
+        caller_sockets: (DaemonSockets, Option<OfferedPages>),
         lineage: Option<ServingPager>,
         observer: Box<dyn CaptureCallbacks>,
     ) {
         capture::capture_and_hold(
             pid.cast_signed(),
-            self.capture_options(CaptureMode::default(), asker, lineage),
+            self.capture_options(CaptureMode::default(), caller_sockets, lineage),
             observer,
         );
     }

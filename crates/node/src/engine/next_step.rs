@@ -1,4 +1,4 @@
-//! What a user can do where a child cannot be started.
+//! Chooses the next step that a user is advised when a child cannot be started.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! How a child is to be started, as checked from a request.
+//! Options for starting a child, validated from a request.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -136,11 +136,11 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
 
 fn parse_limits(options: &v1::ChildOptions) -> Result<ContainerLimits, Failure> {
     let refuse = |object: &str, cause: String| Err(Failure::new(Code::InvalidArgument, object, cause));
-    let asked = |amount: u64| (amount > 0).then_some(amount);
+    let if_positive = |amount: u64| (amount > 0).then_some(amount);
     let limits = ContainerLimits {
-        memory_bytes_max: asked(options.memory_bytes_max),
-        cpu_millicores_max: asked(options.cpu_millicores_max),
-        tasks_max: asked(options.processes_max).or(options.untrusted.then_some(UNTRUSTED_TASKS_MAX)),
+        memory_bytes_max: if_positive(options.memory_bytes_max),
+        cpu_millicores_max: if_positive(options.cpu_millicores_max),
+        tasks_max: if_positive(options.processes_max).or(options.untrusted.then_some(UNTRUSTED_TASKS_MAX)),
     };
     if limits.memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
         return refuse(

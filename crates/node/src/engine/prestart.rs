@@ -1,16 +1,8 @@
-//! Children that stand by: copies of zygotes that are made ahead of need, complete, and wait at their gates for whoever asks for the
-//! next child. Such a one is told what it is, given its payload, and let go.
+//! Prestarted children: copies of zygotes, made in advance, that wait before their first instruction for the next
+//! request. Such a child then gets its identity and payload, and is released.
 //!
-//! ```text
-//!  a child was started,                                  a child is asked for
-//!  and nobody waits ────▶ making ─┬─▶ ready ─┬─────────────────────────▶ told, let go, recorded
-//!                                 │          └─▶ dropped: not asked for in time, its seed is gone, its container is out of date
-//!                                 └─▶ none: why
-//! ```
-//!
-//! Two for each seed that is forked child by child; fan-outs make their copies as fast as they can. It is nobody's until somebody asks, and
-//! nothing is left of one that nobody asks for. It has run no instruction of its program, so that who gets it cannot tell; but its clocks go
-//! on from its parent's since it stands. Which seeds may have one, is `farfork_fork::restore::unfit_to_wait`'s to say.
+//! It has run no instruction of its program, so its receiver cannot tell. But its clocks run on from its parent's since
+//! it was made. `find_prestart_obstacle` says which seeds may have prestarted children.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd as _;
@@ -56,7 +48,7 @@ struct PrestartedChild {
 /// What stands by of a seed.
 #[derive(Debug)]
 struct PrestartQueue {
-    /// Who makes one knows by this that the row is still the same.
+    /// Who makes one knows by this that the queue is still the same.
     number: u64,
     key: PrestartKey,
     /// The oldest first.
@@ -67,11 +59,21 @@ struct PrestartQueue {
 }
 
 /// The children of a node that stand by.
+///
+/// ```text
+///  a child was started,                                  a child is requested
+///  and no start waits ───▶ making ─┬─▶ ready ─┬─────────────────────────▶ assigned, released, recorded
+///                                  │          └─▶ dropped: too old, its seed is gone, its container is out of date
+///                                  └─▶ none: why
+/// ```
+///
+/// Up to `PRESTARTED_PER_SEED_MAX` for each seed that is forked child by child. Fan-outs make their copies as fast as
+/// they can. A prestarted child belongs to no request until one takes it. Nothing is left of one that is never taken.
 #[derive(Debug, Default)]
 pub(super) struct PrestartPool {
     table: Mutex<BTreeMap<SeedId, PrestartQueue>>,
     changed: Condvar,
-    /// How many rows there were.
+    /// How many queues there were.
     queues_created: AtomicU64,
     /// None is given to anybody.
     is_suspended: AtomicBool,
@@ -142,22 +144,22 @@ impl PrestartPool {
         let until = Instant::now() + PRESTART_WAIT_TIMEOUT;
         let (mut table, mut awaited) = (self.table(), None);
         loop {
-            let row = table
+            let queue = table
                 .get_mut(seed)
-                .filter(|row| row.key == *kind && awaited.is_none_or(|number| number == row.number))?;
+                .filter(|queue| queue.key == *kind && awaited.is_none_or(|number| number == queue.number))?;
             if awaited.take().is_some() {
-                row.waiters -= 1;
+                queue.waiters -= 1;
             }
             // One that is too old goes when nobody waits for that.
-            if let Some(place) = row.ready.iter().position(PrestartedChild::is_current) {
-                return row.ready.remove(place);
+            if let Some(index) = queue.ready.iter().position(PrestartedChild::is_current) {
+                return queue.ready.remove(index);
             }
             let left = until.checked_duration_since(Instant::now())?;
-            if row.in_progress <= row.waiters {
+            if queue.in_progress <= queue.waiters {
                 return None;
             }
-            row.waiters += 1;
-            awaited = Some(row.number);
+            queue.waiters += 1;
+            awaited = Some(queue.number);
             table = self.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -166,14 +168,14 @@ impl PrestartPool {
     /// would be made in vain where one kind follows the other.
     fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &PrestartKey, most: usize) -> Option<PrestartReservation<'a>> {
         let mut table = self.table();
-        let row = table.entry(seed.clone()).or_insert_with(|| self.new_queue(kind));
-        let stale = row.take_stale();
-        if row.key != *kind && row.is_empty() {
-            *row = self.new_queue(kind);
+        let queue = table.entry(seed.clone()).or_insert_with(|| self.new_queue(kind));
+        let stale = queue.take_stale();
+        if queue.key != *kind && queue.is_empty() {
+            *queue = self.new_queue(kind);
         }
-        let is_wanted = row.key == *kind && row.ready.len() + row.in_progress < most.min(PRESTARTED_PER_SEED_MAX);
-        let number = row.number;
-        row.in_progress += usize::from(is_wanted);
+        let is_wanted = queue.key == *kind && queue.ready.len() + queue.in_progress < most.min(PRESTARTED_PER_SEED_MAX);
+        let number = queue.number;
+        queue.in_progress += usize::from(is_wanted);
         drop(table);
         // Their ends take a while: not under the lock.
         drop(stale);
@@ -187,13 +189,13 @@ impl PrestartPool {
     }
 
     /// Enters what came of the making of one, unless its seed was forgotten meanwhile.
-    fn complete_reservation(&self, seed: &SeedId, row: u64, ready: Option<PrestartedChild>) {
+    fn complete_reservation(&self, seed: &SeedId, queue_number: u64, ready: Option<PrestartedChild>) {
         let mut table = self.table();
-        let unwanted = match table.get_mut(seed).filter(|found| found.number == row) {
-            Some(found) => {
-                found.in_progress -= 1;
-                found.ready.extend(ready);
-                if found.is_empty() {
+        let unwanted = match table.get_mut(seed).filter(|queue| queue.number == queue_number) {
+            Some(queue) => {
+                queue.in_progress -= 1;
+                queue.ready.extend(ready);
+                if queue.is_empty() {
                     table.remove(seed);
                 }
                 None
@@ -207,16 +209,16 @@ impl PrestartPool {
 
     /// Lets go of those of a seed.
     pub(super) fn remove_seed(&self, seed: &SeedId) {
-        let gone = self.table().remove(seed);
+        let removed = self.table().remove(seed);
         self.changed.notify_all();
-        drop(gone);
+        drop(removed);
     }
 
     /// Lets go of those that nobody asked for in time.
     pub(super) fn drop_stale(&self) {
         let mut table = self.table();
         let stale: Vec<PrestartedChild> = table.values_mut().flat_map(PrestartQueue::take_stale).collect();
-        table.retain(|_, row| !row.is_empty());
+        table.retain(|_, queue| !queue.is_empty());
         drop(table);
         drop(stale);
     }
@@ -252,29 +254,29 @@ impl Engine {
         }
         let kind = PrestartKey::for_start(source, options, child_assignment.payload.is_some())?;
         let taken = phase!("resume.standby", self.prestart_pool.take(&source.key.seed, &kind));
-        let PrestartedChild { child: mut standing, files, .. } = taken?;
+        let PrestartedChild { child: mut restored_child, files, .. } = taken?;
         if !files.is_current() {
             tracing::debug!(seed = %source.key.seed, "a child that stood by has files that were replaced");
             return None;
         }
-        if let Err(error) = phase!("resume.tell", assign_and_release(&mut standing, source, child_assignment)) {
+        if let Err(error) = phase!("resume.tell", assign_and_release(&mut restored_child, source, child_assignment)) {
             tracing::debug!(seed = %source.key.seed, %error, "a child that stood by is of no use");
             return None;
         }
-        let gate = standing.release_socket.as_ref().expect("a copy of a zygote has one");
+        let release_socket = restored_child.release_socket.as_ref().expect("a copy of a zygote has one");
         let left = START_TIMEOUT.saturating_sub(requested.elapsed());
-        let gone = phase!("resume.go", restore::wait_unpaused(gate.as_fd(), &source.descriptor, left));
-        let settled = match gone {
+        let unpaused = phase!("resume.go", restore::wait_unpaused(release_socket.as_fd(), &source.descriptor, left));
+        let started = match unpaused {
             Ok(restored) => {
-                standing.restored = restored;
-                self.commit_start(standing, start_request)
+                restored_child.restored = restored;
+                self.commit_start(restored_child, start_request)
             }
             Err(error) => Err(self.start_failure(source, &error)),
         };
-        if settled.is_ok() {
+        if started.is_ok() {
             self.zygote_cache.record_prestarted_copy(&source.key.seed);
         }
-        Some(settled.map_err(|broken| broken.failure))
+        Some(started.map_err(|error| error.failure))
     }
 
     /// Has so many children stand by for the next requests like this one, where its seed has a zygote of which there were copies, or that was
@@ -292,7 +294,7 @@ impl Engine {
         if let Some(reason) = find_prestart_obstacle(&source.descriptor) {
             return tracing::trace!(seed = %source.key.seed, reason, "no child of it stands by");
         }
-        while let Some(mut place) = self.prestart_pool.reserve(&source.key.seed, &kind, most) {
+        while let Some(mut reservation) = self.prestart_pool.reserve(&source.key.seed, &kind, most) {
             let (since, files) = (Instant::now(), PathSnapshot::record(&source.descriptor, &self.node));
             let start_request = StartRequest {
                 source: &source,
@@ -300,17 +302,18 @@ impl Engine {
                 fan_out: &FanOutNetwork::default(),
                 requested_at: since,
             };
-            let stood = self.restore_child(Some(&cached_zygote), start_request, Assignment::Deferred { has_payload });
+            let restored =
+                self.restore_child(Some(&cached_zygote), start_request, Assignment::Deferred { has_payload });
             // It has taken of what is ready.
             self.refill_child_dirs();
-            match stood {
+            match restored {
                 Ok(restored_child) => {
-                    place.ready = Some(PrestartedChild { child: restored_child, restored_at: since, files })
+                    reservation.ready = Some(PrestartedChild { child: restored_child, restored_at: since, files })
                 }
-                Err(broken) => {
-                    tracing::debug!(failure = %broken.failure, "no child stands by");
-                    if broken.progress != StartProgress::NotBegun {
-                        self.retire_zygote(&source, &cached_zygote, broken.is_late);
+                Err(start_failure) => {
+                    tracing::debug!(failure = %start_failure.failure, "no child stands by");
+                    if start_failure.progress != StartProgress::NotBegun {
+                        self.retire_zygote(&source, &cached_zygote, start_failure.is_late);
                     }
                     return;
                 }
@@ -331,16 +334,16 @@ fn assign_and_release(
     if let Some(payload) = child_assignment.payload {
         restored_child.container.put_file(PAYLOAD_NAME, payload, 0o444)?;
     }
-    if let Some(line) = restored_child.checkpoint_reply.take() {
+    if let Some(reply) = restored_child.checkpoint_reply.take() {
         let identity = checkpoint_reply::ChildIdentity {
             child: restored_child.rollback.id(),
             seed: &source.key.seed,
             index: child_assignment.index,
         };
-        line.send(identity, child_assignment.payload)?;
+        reply.send(identity, child_assignment.payload)?;
     }
-    let gate = restored_child.release_socket.as_ref().expect("a copy of a zygote has one");
-    Ok(restore::unpause_with_report(gate.as_fd())?)
+    let release_socket = restored_child.release_socket.as_ref().expect("a copy of a zygote has one");
+    Ok(restore::unpause_with_report(release_socket.as_fd())?)
 }
 
 #[cfg(test)]
@@ -361,48 +364,48 @@ mod tests {
 
     #[test]
     fn no_more_are_made_than_may_stand_by() {
-        let (standbys, seed, kind) = (PrestartPool::default(), seed(), kind(true));
+        let (pool, seed, kind) = (PrestartPool::default(), seed(), kind(true));
         for _ in 0..2 {
-            let places: Vec<_> = (0..PRESTARTED_PER_SEED_MAX)
-                .map(|_| standbys.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap())
+            let reservations: Vec<_> = (0..PRESTARTED_PER_SEED_MAX)
+                .map(|_| pool.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap())
                 .collect();
             for _ in 0..3 {
-                assert!(standbys.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).is_none());
+                assert!(pool.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).is_none());
             }
-            drop(places);
-            assert!(standbys.is_empty());
+            drop(reservations);
+            assert!(pool.is_empty());
         }
     }
 
     #[test]
     fn one_that_is_being_made_is_waited_for_by_one_until_it_fails() {
-        let (standbys, seed, kind) = (PrestartPool::default(), seed(), kind(true));
-        assert!(standbys.take(&seed, &kind).is_none());
-        let place = standbys.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap();
+        let (pool, seed, kind) = (PrestartPool::default(), seed(), kind(true));
+        assert!(pool.take(&seed, &kind).is_none());
+        let reservation = pool.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap();
         thread::scope(|scope| {
-            let first = scope.spawn(|| standbys.take(&seed, &kind).is_none());
+            let first = scope.spawn(|| pool.take(&seed, &kind).is_none());
             // It waits for a while, and the machine may be slower than that.
-            while standbys.table()[&seed].waiters == 0 && !first.is_finished() {
+            while pool.table()[&seed].waiters == 0 && !first.is_finished() {
                 thread::yield_now();
             }
-            assert!(standbys.take(&seed, &kind).is_none(), "another waits for it");
-            drop(place);
+            assert!(pool.take(&seed, &kind).is_none(), "another waits for it");
+            drop(reservation);
             assert!(first.join().unwrap());
         });
-        assert!(standbys.is_empty());
+        assert!(pool.is_empty());
     }
 
     #[test]
     fn what_was_forgotten_or_is_of_another_kind_is_not_taken_for_the_same() {
-        let (standbys, seed) = (PrestartPool::default(), seed());
-        let place = standbys.reserve(&seed, &kind(true), PRESTARTED_PER_SEED_MAX).unwrap();
-        assert!(standbys.take(&seed, &kind(false)).is_none());
-        assert!(standbys.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).is_none(), "it has the place");
-        standbys.remove_seed(&seed);
-        let other = standbys.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).unwrap();
-        drop(place);
-        assert_eq!(standbys.table()[&seed].in_progress, 1, "the other's place is its own");
+        let (pool, seed) = (PrestartPool::default(), seed());
+        let reservation = pool.reserve(&seed, &kind(true), PRESTARTED_PER_SEED_MAX).unwrap();
+        assert!(pool.take(&seed, &kind(false)).is_none());
+        assert!(pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).is_none(), "it has the place");
+        pool.remove_seed(&seed);
+        let other = pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).unwrap();
+        drop(reservation);
+        assert_eq!(pool.table()[&seed].in_progress, 1, "the other's place is its own");
         drop(other);
-        assert!(standbys.is_empty());
+        assert!(pool.is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Warming this node up for a seed: its descriptor is kept, its working set is in the pager's cache, and its owner's
-//! connection is there, before the first child is asked for.
+//! Prewarms this node for a seed: caches its descriptor, loads its working set into the pager's cache, and connects to
+//! its owner, before the first child is requested.
 
 use std::fs;
 use std::path::Path;
@@ -44,8 +44,8 @@ impl Engine {
     fn fill_cache(&self, source: &SeedSource, directory: &Path, deadline: Instant) -> Result<PrewarmProgress, String> {
         source.full_memory_plan().write(directory).map_err(|error| error.to_string())?;
         loop {
-            let asked = self.pager.client().prewarm(&source.key.seed, directory);
-            let progress = asked.map_err(|error| error.to_string())?;
+            let reply = self.pager.client().prewarm(&source.key.seed, directory);
+            let progress = reply.map_err(|error| error.to_string())?;
             match progress.state {
                 PrewarmState::Done => return Ok(progress),
                 PrewarmState::Failed(reason) => return Err(reason),

@@ -1,4 +1,5 @@
-//! Why the kernel does not let the daemon look into a process, as far as that shows: it says EACCES or EPERM, and no more.
+//! Explains why the kernel does not let the daemon inspect a process, as far as it shows: it reports only EACCES or
+//! EPERM.
 
 use std::fs;
 

@@ -1,10 +1,7 @@
-//! Who may be in the root of a child after it, when it has left no trace there, which the container tells (`farfork_container::Heirs`):
-//! further children of its parent, of whatever seed. Here is decided which children may have heirs at all.
+//! Decides which children may share a root one after the other (`farfork_container::RootReuseKey`).
 //!
-//! What ties a root to anybody is a descriptor of one of its directories. From a network of its own a child hands it to nobody; who may look
-//! into the child on its node can open one. So seeds of one parent share roots while the same may look into the children of
-//! each (`farfork_wire::Descriptor::lineage`): while all of their threads have the same users, groups and capabilities, and may be dumped or
-//! not alike. Children that share a network hand each other what they like: theirs stay with the seed, and go with it.
+//! Only children of one parent may, of whatever seed, and only after a child that left no trace: the container checks
+//! that.
 
 use std::sync::Arc;
 
@@ -14,6 +11,11 @@ use farfork_wire::SeedId;
 use super::StartOptions;
 use crate::network::{FanOutNetwork, NetworkMode};
 
+// A root leaks only through a descriptor of one of its directories. A child in a network of its own can pass none on. A
+// process that may inspect the child on its node can open one. So seeds of one parent share roots while the same
+// processes may inspect the children of each (`farfork_wire::Descriptor::lineage`). That holds while all their threads
+// have the same users, groups and capabilities, and are alike in being dumpable. Children in one network can pass
+// descriptors to each other: their roots belong to the seed, and are dropped with it.
 /// The heirs of a child that is started so; `None` where it is to have none: it is not trusted, it has more of the node or from its
 /// user than others, or is where strangers are, to whom it could send a descriptor.
 pub(super) fn root_reuse_key(

@@ -1,4 +1,4 @@
-//! What this node knows of seeds that were forked here: their descriptors, so that the next child's need not be read.
+//! Cache of the descriptors of seeds that were forked here, so that the next child's need not be read.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Starts a child: what it is to have is taken from what is ready, it is restored or forked from its seed's zygote, and recorded.
+//! Starts a child: takes the prepared resources, forks it from its seed's zygote or restores it, and records it.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -88,14 +88,14 @@ impl Engine {
     ) -> Result<StartedChild, Failure> {
         let source = &*phase!("resume.source", self.load_source(access, requested + START_TIMEOUT))?;
         let child_assignment = ChildAssignment { index, payload };
-        let owners = phase!("resume.files", self.with_owner_files(source, options, requested))?;
-        if let Some(source) = &owners {
+        let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
+        if let Some(source) = &owner_source {
             // What was made ahead has the node's.
             let start_request = StartRequest { source, options, fan_out, requested_at: requested };
             let restored_child = self
                 .restore_child(None, start_request, Assignment::Immediate(child_assignment))
-                .map_err(|broken| broken.failure)?;
-            return self.commit_start(restored_child, start_request).map_err(|broken| broken.failure);
+                .map_err(|error| error.failure)?;
+            return self.commit_start(restored_child, start_request).map_err(|error| error.failure);
         }
         let start_request = StartRequest { source, options, fan_out, requested_at: requested };
         if alone && let Some(started) = self.start_prestarted(start_request, child_assignment) {
@@ -112,16 +112,16 @@ impl Engine {
                     return Ok(started_child);
                 }
                 Err(StartFailure { failure, progress: StartProgress::NotBegun, .. }) => return Err(failure),
-                Err(StartFailure { failure, progress: came, is_late }) => {
+                Err(StartFailure { failure, progress, is_late }) => {
                     self.retire_zygote(source, &cached_zygote, is_late);
-                    if came == StartProgress::MayHaveRun {
+                    if progress == StartProgress::MayHaveRun {
                         return Err(failure);
                     }
                     tracing::warn!(%failure, "a zygote is given up: children of its seed are restored one by one");
                 }
             }
         }
-        start(None).map_err(|broken| broken.failure)
+        start(None).map_err(|error| error.failure)
     }
 
     /// The seed with files from its owner, where the node has not those of the capture.
@@ -129,13 +129,13 @@ impl Engine {
         &self,
         source: &SeedSource,
         options: &StartOptions,
-        asked: Instant,
+        requested: Instant,
     ) -> Result<Option<SeedSource>, Failure> {
         let everything = [PathBuf::from("/")];
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
         let shown = if options.root == RootSpec::Shared { &everything[..] } else { &shown };
         let policy =
-            FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at: asked };
+            FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at: requested };
         source.with_captured_files(&self.node, &policy).map_err(|error| {
             let StartFailure { failure, .. } = self.start_failure(source, &error);
             match next_step::find_next_step(&error, options.network) {
@@ -164,8 +164,8 @@ impl Engine {
         let StartRequest { source, options, fan_out, requested_at: requested } = start_request;
         let failed = |cause: &dyn Display| self.start_failure(source, cause);
         check_task_limit(source, options).map_err(|(cause, next)| {
-            let broken = failed(&cause);
-            StartFailure { failure: broken.failure.with_next_step(next), ..broken }
+            let start_failure = failed(&cause);
+            StartFailure { failure: start_failure.failure.with_next_step(next), ..start_failure }
         })?;
         let published = BoundPort::bind_all(&options.publish).map_err(StartFailure::nowhere)?;
         let child_dir =
@@ -173,16 +173,16 @@ impl Engine {
         let (id, directory, ChildFiles { output, error, status }) = child_dir.into_parts();
         let start_rollback = StartRollback::new(id, directory, &self.pager);
         let (input, stdin) = phase!("resume.streams", open_stdin(options.attached)).map_err(|error| failed(&error))?;
-        let called = phase!(
+        let opened = phase!(
             "resume.caller",
             self.open_checkpoint_reply(source, start_rollback.id(), start_rollback.directory(), assignment)
         );
-        let (line, caller) = called.map_err(|error| self.directory_failure(source, &error))?;
+        let (reply, checkpoint_socket) = opened.map_err(|error| self.directory_failure(source, &error))?;
 
         let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
         configure_container(&container, start_request).map_err(|error| failed(&*error))?;
-        let doors = self.open_forwarding(published, start_request, &container)?;
+        let forwarding = self.open_forwarding(published, start_request, &container)?;
         let request = ResumeRequest {
             child: start_rollback.id(),
             directory: start_rollback.directory(),
@@ -190,7 +190,7 @@ impl Engine {
             container: &container,
             streams: StandardStreams { input, output, error },
             status_file: status,
-            checkpoint_socket: caller,
+            checkpoint_socket,
             payload: assignment.payload(),
             paused: options.paused || matches!(assignment, Assignment::Deferred { .. }),
             untrusted: options.protection.untrusted,
@@ -198,17 +198,18 @@ impl Engine {
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
         let resumed = self.resume(zygote, request);
-        let (restored, gate) = resumed.map_err(|error| self.resume_failure((source, options), &container, &error))?;
-        let dismissed = container.wait_privileged_forker(&options.limits);
-        dismissed.map_err(|error| StartFailure { progress: StartProgress::MayHaveRun, ..failed(&error) })?;
+        let (restored, release_socket) =
+            resumed.map_err(|error| self.resume_failure((source, options), &container, &error))?;
+        let waited = container.wait_privileged_forker(&options.limits);
+        waited.map_err(|error| StartFailure { progress: StartProgress::MayHaveRun, ..failed(&error) })?;
         Ok(RestoredChild {
             container,
             rollback: start_rollback,
             restored,
-            release_socket: gate,
-            checkpoint_reply: line,
+            release_socket,
+            checkpoint_reply: reply,
             stdin,
-            forwarding: doors,
+            forwarding,
         })
     }
 
@@ -220,14 +221,15 @@ impl Engine {
         directory: &Path,
         assignment: Assignment<'_>,
     ) -> io::Result<(Option<checkpoint_reply::CheckpointReply>, Option<OwnedFd>)> {
-        let Some((line, caller)) = checkpoint_reply::open_reply_socket(&source.descriptor, directory)? else {
+        let Some((reply, checkpoint_socket)) = checkpoint_reply::open_reply_socket(&source.descriptor, directory)?
+        else {
             return Ok((None, None));
         };
         let Assignment::Immediate(ChildAssignment { index, payload }) = assignment else {
-            return Ok((Some(line), Some(caller)));
+            return Ok((Some(reply), Some(checkpoint_socket)));
         };
-        line.send(checkpoint_reply::ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
-        Ok((None, Some(caller)))
+        reply.send(checkpoint_reply::ChildIdentity { child, seed: &source.key.seed, index }, payload)?;
+        Ok((None, Some(checkpoint_socket)))
     }
 
     /// Records a child that stands: it is its user's from now on, and outlives the daemon.
@@ -237,15 +239,8 @@ impl Engine {
         start_request: StartRequest<'_>,
     ) -> Result<StartedChild, StartFailure> {
         let StartRequest { source, options, requested_at: requested, .. } = start_request;
-        let RestoredChild {
-            container,
-            rollback: unfinished,
-            restored,
-            release_socket: gate,
-            checkpoint_reply: _,
-            stdin,
-            forwarding: doors,
-        } = restored_child;
+        let RestoredChild { container, rollback, restored, release_socket, checkpoint_reply: _, stdin, forwarding } =
+            restored_child;
         let requested_at = SystemTime::now() - requested.elapsed();
         let has_run = |error: &dyn Display| StartFailure {
             progress: StartProgress::MayHaveRun,
@@ -253,9 +248,9 @@ impl Engine {
         };
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
         let recording = phase!("resume.record");
-        let record = self.build_record(unfinished.id(), source, &container, &restored, options, requested_at);
+        let record = self.build_record(rollback.id(), source, &container, &restored, options, requested_at);
         let record = record.map_err(|error| has_run(&error))?;
-        let written = record.write(unfinished.directory());
+        let written = record.write(rollback.directory());
         written.map_err(|error| StartFailure {
             progress: StartProgress::MayHaveRun,
             ..self.directory_failure(source, &error)
@@ -263,10 +258,10 @@ impl Engine {
         drop(recording);
         let running = phase!("resume.part", container.into_running());
         let (container, control) = running.map_err(|error| has_run(&error))?;
-        unfinished.disarm();
+        rollback.disarm();
         call_timer::watch_child_calls(restored.pid, &source.descriptor, time_since_restore(&restored));
-        let gate = options.paused.then(|| gate.unwrap_or(control));
-        Ok(StartedChild { record, container, stdin, unpause_socket: gate, forwarding: doors })
+        let unpause_socket = options.paused.then(|| release_socket.unwrap_or(control));
+        Ok(StartedChild { record, container, stdin, unpause_socket, forwarding })
     }
 
     pub(super) fn start_failure(&self, source: &SeedSource, cause: &dyn Display) -> StartFailure {
@@ -275,9 +270,9 @@ impl Engine {
     }
 
     fn directory_failure(&self, source: &SeedSource, cause: &io::Error) -> StartFailure {
-        let place = self.child_dirs.base_dir();
+        let base_dir = self.child_dirs.base_dir();
         let StartFailure { failure, .. } =
-            self.start_failure(source, &format!("its files in {}: {cause}", place.display()));
+            self.start_failure(source, &format!("its files in {}: {cause}", base_dir.display()));
         StartFailure::nowhere(if next_step::is_disk_full(cause) {
             failure.with_next_step(next_step::DISK_FULL_STEP)
         } else {
@@ -293,8 +288,8 @@ impl Engine {
         container: &Container,
     ) -> Result<ChildForwarding, StartFailure> {
         let StartRequest { options, fan_out, .. } = start_request;
-        let place = (options.network, container.init().as_fd(), fan_out);
-        phase!("resume.doors", ChildForwarding::open(published, &options.egress, place)).map_err(|error| {
+        let network_context = (options.network, container.init().as_fd(), fan_out);
+        phase!("resume.doors", ChildForwarding::open(published, &options.egress, network_context)).map_err(|error| {
             let StartFailure { failure, .. } =
                 self.start_failure(start_request.source, &format!("a way out of its network: {error}"));
             StartFailure::nowhere(failure.with_next_step(next_step::EGRESS_UNSUPPORTED_STEP))
@@ -359,7 +354,7 @@ impl Engine {
         requested_at: SystemTime,
     ) -> io::Result<ChildRecord> {
         let requested_us = requested_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        let stood_us = u128::from(restored.realtime_ns / 1_000);
+        let restored_us = u128::from(restored.realtime_ns / 1_000);
         let started_unix_ms = clock::unix_ms(requested_at);
         Ok(ChildRecord {
             id: id.clone(),
@@ -367,7 +362,7 @@ impl Engine {
             command: source.descriptor.process.arguments.join(" "),
             container: container.id().to_owned(),
             process: read_process_identity(restored.pid)?.to_string(),
-            resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
+            resume_us: u64::try_from(restored_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
             deadline_unix_ms: options.timeout.map(|limit| clock::add_duration(started_unix_ms, limit)),
             deadline_boot_ms: options.timeout.map(|limit| clock::add_duration(clock::boot_ms_now(), limit)),

@@ -1,4 +1,4 @@
-//! A child that is being started: until it is finished, dropping this undoes what there is of it.
+//! Guard of a child that is being started: dropping it before [`StartRollback::disarm`] undoes what was done so far.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

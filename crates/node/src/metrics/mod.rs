@@ -1,13 +1,7 @@
-//! What Prometheus reads of a node: how long its work took, what there is, what its pager counted.
+//! Prometheus metrics of a node: how long its work took, what it has, and what its pager counted.
 //!
-//! ```text
-//!  requests ──▶ Metrics: histograms and failures, as things happen ─┐
-//!                                                                   ├─ text ─▶ server ─▶ GET /metrics
-//!  node ──────▶ Inventory: counted when somebody asks ──────────────┘
-//! ```
-//!
-//! Names are `farfork_WHAT_UNIT`; dashboards read them, so that none is changed without need. No label tells of a user's
-//! programs: no id, no command, no name of a seed. The port has no authentication, which is why there is none by default.
+//! Names are `farfork_WHAT_UNIT`. Dashboards read them, so do not change one without need. No label contains data of a
+//! user's programs: no id, no command, no name of a seed. The port has no authentication, so there is none by default.
 
 mod node_collector;
 mod server;
@@ -59,6 +53,12 @@ struct FailureLabels {
 }
 
 /// What is measured as it happens.
+///
+/// ```text
+///  requests ──▶ Metrics: histograms and failures, as things happen ─┐
+///                                                                   ├─ text ─▶ server ─▶ GET /metrics
+///  node ──────▶ NodeCollector: counted at each scrape ──────────────┘
+/// ```
 #[derive(Debug)]
 pub(crate) struct Metrics {
     prepare: Histogram,
@@ -172,7 +172,7 @@ mod tests {
             "farfork_failures_total{work=\"resume\",code=\"failed_precondition\"} 1",
             "# EOF",
         ] {
-            assert!(text.lines().any(|told| told == line), "no `{line}` in\n{text}");
+            assert!(text.lines().any(|text_line| text_line == line), "no `{line}` in\n{text}");
         }
     }
 

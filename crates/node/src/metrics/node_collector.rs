@@ -1,4 +1,4 @@
-//! What there is on a node at the moment that somebody asks, and what its pager has counted.
+//! Counts what a node has at the moment of a scrape, and reads what its pager counted.
 
 use std::fmt;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,4 @@
-//! Serves the metrics over HTTP, to whoever can reach the port: one answer a connection, few at a time.
+//! Serves the metrics over HTTP, to any client that reaches the port: one answer per connection, few at a time.
 
 use std::convert::Infallible;
 use std::io;
@@ -132,15 +132,15 @@ mod tests {
         let turns = Arc::new(Semaphore::new(1));
         let turn = Arc::new(turns.clone().acquire_owned().await.unwrap());
         let (go_on, waits) = mpsc::channel::<()>();
-        let (begin, begun) = mpsc::channel::<()>();
+        let (begin, started) = mpsc::channel::<()>();
         let work = run_with_permit(turn, move || {
             begin.send(()).unwrap();
             waits.recv()
         });
-        let asked = tokio::spawn(work);
-        tokio::task::spawn_blocking(move || begun.recv()).await.unwrap().unwrap();
-        asked.abort();
-        assert!(asked.await.unwrap_err().is_cancelled());
+        let task = tokio::spawn(work);
+        tokio::task::spawn_blocking(move || started.recv()).await.unwrap().unwrap();
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
         assert_eq!(turns.available_permits(), 0, "a thread still works on it");
         go_on.send(()).unwrap();
         drop(timeout(CONNECTION_TIMEOUT, turns.acquire()).await.expect("the turn ends with the work").unwrap());

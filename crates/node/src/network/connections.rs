@@ -1,6 +1,7 @@
-//! Accepts connections, and leads each to where it is to go, at most so many at once.
+//! Accepts connections and forwards each to its destination, with a limit on their number.
 //!
-//! What a child has sent when it ends is on its way all the same, as with any process: its connections are led on for a while.
+//! As with any process, data that a child sent before it ended is still delivered: its connections drain for
+//! `DRAIN_TIMEOUT`.
 
 use std::fmt::Display;
 use std::io;
@@ -36,12 +37,12 @@ pub(super) async fn accept_and_forward<L>(
     name: impl Display,
     at_once_max: usize,
     closed: impl Future<Output = ()>,
-    mut lead: impl FnMut(TcpStream) -> L,
+    mut forward: impl FnMut(TcpStream) -> L,
 ) where
     L: Future<Output = ()> + Send + 'static,
 {
-    let mut led = ForwardedConnections(JoinSet::new());
-    let connections = &mut led.0;
+    let mut forwarded = ForwardedConnections(JoinSet::new());
+    let connections = &mut forwarded.0;
     let (open, _) = watch::channel(());
     let mut is_told = false;
     let mut closed = std::pin::pin!(closed);
@@ -53,7 +54,7 @@ pub(super) async fn accept_and_forward<L>(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     is_told = false;
-                    connections.spawn(forward_until_drained(lead(stream), open.subscribe()));
+                    connections.spawn(forward_until_drained(forward(stream), open.subscribe()));
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_told, true) {
@@ -67,16 +68,16 @@ pub(super) async fn accept_and_forward<L>(
         }
     }
     while let Ok(Ok((stream, _))) = timeout(DRAIN_ACCEPT_TIMEOUT, listener.accept()).await {
-        connections.spawn(forward_until_drained(lead(stream), open.subscribe()));
+        connections.spawn(forward_until_drained(forward(stream), open.subscribe()));
     }
 }
 
 /// Leads a connection to its end, for so long at most when its listener is served no more.
-async fn forward_until_drained(lead: impl Future<Output = ()>, mut open: watch::Receiver<()>) {
-    let mut lead = std::pin::pin!(lead);
+async fn forward_until_drained(forward: impl Future<Output = ()>, mut open: watch::Receiver<()>) {
+    let mut forward = std::pin::pin!(forward);
     tokio::select! {
-        () = &mut lead => {}
-        _ = open.changed() => drop(timeout(DRAIN_TIMEOUT, lead).await),
+        () = &mut forward => {}
+        _ = open.changed() => drop(timeout(DRAIN_TIMEOUT, forward).await),
     }
 }
 
@@ -114,21 +115,21 @@ mod tests {
     use tokio::task::JoinHandle;
 
     /// A child's end, the far end, and what leads from one to the other.
-    async fn led() -> (TcpStream, TcpStream, JoinHandle<()>) {
+    async fn forwarded() -> (TcpStream, TcpStream, JoinHandle<()>) {
         let [near, far] =
             [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
         let (called, to) = (near.local_addr().unwrap(), far.local_addr().unwrap());
-        let lead = move |stream| async move {
+        let forward = move |stream| async move {
             drop(copy_both_ways(stream, TcpStream::connect(to).await.unwrap()).await);
         };
-        let serving = tokio::spawn(accept_and_forward(near, "a test", 1, std::future::pending(), lead));
+        let serving = tokio::spawn(accept_and_forward(near, "a test", 1, std::future::pending(), forward));
         (TcpStream::connect(called).await.unwrap(), far.accept().await.unwrap().0, serving)
     }
 
     #[tokio::test]
     async fn what_a_child_has_sent_arrives_when_it_has_ended() {
         const BYTES: usize = 16 << 20;
-        let (mut child, mut far, serving) = led().await;
+        let (mut child, mut far, serving) = forwarded().await;
         let ended = async {
             child.write_all(&vec![7; BYTES]).await.unwrap();
             drop(child);
@@ -147,7 +148,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_broken_off_is_broken_off_at_the_far_end() {
-        let (child, mut far, _serving) = led().await;
+        let (child, mut far, _serving) = forwarded().await;
         child.set_zero_linger().unwrap();
         drop(child);
         assert_eq!(far.read(&mut [0]).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);

@@ -1,4 +1,4 @@
-//! What leads into a child's network, and out of it: the daemon's, for as long as the child lives.
+//! Forwarding into and out of a child's network: its published ports and its egress, for as long as the child lives.
 
 use std::collections::HashMap;
 use std::fs;
@@ -28,18 +28,18 @@ impl ChildForwarding {
     /// within the runtime.
     ///
     /// # Errors
-    /// As [`Outlet::open`].
+    /// As [`EgressProxy::open`].
     pub(crate) fn open(
         published: Vec<BoundPort>,
         egress: &EgressPolicy,
         (network, process, fan_out): (NetworkMode, BorrowedFd<'_>, &FanOutNetwork),
     ) -> io::Result<Self> {
-        let outlet = match network {
+        let egress_proxy = match network {
             _ if egress.is_none() => None,
             NetworkMode::Shared => Some(fan_out.egress_proxy(egress)?),
             NetworkMode::Private | NetworkMode::Host => Some(Arc::new(open_proxy_in(egress, process)?)),
         };
-        Ok(Self { published, egress_proxy: outlet })
+        Ok(Self { published, egress_proxy })
     }
 
     /// Leads whoever comes. Never returns; what is under way ends when this is dropped.
@@ -61,23 +61,23 @@ impl ReopenedProxies {
     /// Those of a child, which is the process of that identity. Where its way out cannot be opened, it has none. Must be called within the
     /// runtime.
     pub(crate) fn reopen(&mut self, published: Vec<BoundPort>, egress: &EgressPolicy, child: &str) -> ChildForwarding {
-        let outlet = if egress.is_none() { Ok(None) } else { self.reopen_proxy(egress, child).map(Some) };
-        let outlet = outlet.unwrap_or_else(|error| {
+        let egress_proxy = if egress.is_none() { Ok(None) } else { self.reopen_proxy(egress, child).map(Some) };
+        let egress_proxy = egress_proxy.unwrap_or_else(|error| {
             tracing::warn!(process = child, %error, "a child has no way out of its network any more");
             None
         });
-        ChildForwarding { published, egress_proxy: outlet }
+        ChildForwarding { published, egress_proxy }
     }
 
     fn reopen_proxy(&mut self, egress: &EgressPolicy, child: &str) -> io::Result<Arc<EgressProxy>> {
         let child: ProcessIdentity = child.parse().map_err(|_| io::ErrorKind::InvalidData)?;
         let number = fs::metadata(format!("/proc/{}/ns/net", child.pid))?.ino();
-        if let Some(outlet) = self.0.get(&number) {
-            return Ok(outlet.clone());
+        if let Some(egress_proxy) = self.0.get(&number) {
+            return Ok(egress_proxy.clone());
         }
         let process = child.open()?.ok_or(io::ErrorKind::NotFound)?;
-        let outlet = Arc::new(open_proxy_in(egress, process.as_fd())?);
-        self.0.insert(number, outlet.clone());
-        Ok(outlet)
+        let egress_proxy = Arc::new(open_proxy_in(egress, process.as_fd())?);
+        self.0.insert(number, egress_proxy.clone());
+        Ok(egress_proxy)
     }
 }

@@ -1,11 +1,5 @@
-//! Networks of children: their containers' own, one for all of a fan-out, or the node's; and what leads into a child's own, and out of it.
-//!
-//! ```text
-//!  private    each child alone with a loopback interface      --publish 8080:80: the node's port 8080 leads to its port 80
-//!                                                             --egress any: what it sends to others leads out by the node
-//!  shared     the children of one fork on this node, alone with one
-//!  host       the node's interfaces, addresses and ports
-//! ```
+//! Networks of children ([`NetworkMode`]), and forwarding into and out of a child's own network: published ports and
+//! egress. `engine` uses it to start a child; `children` serves the forwarding.
 
 mod connections;
 mod egress;
@@ -34,6 +28,13 @@ pub(crate) use forwarding::{ChildForwarding, ReopenedProxies};
 pub(crate) use ports::{BoundPort, PortMapping};
 
 /// Which network a child is in.
+///
+/// ```text
+///  private    each child alone with a loopback interface      --publish 8080:80: from the node's port 8080 to its 80
+///                                                             --egress any: forwards what it sends to other hosts
+///  shared     the children of one fork on this node, alone with one
+///  host       the node's interfaces, addresses and ports
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum NetworkMode {
@@ -80,12 +81,12 @@ impl FanOutNetwork {
     /// The way out of it, which is the same for all, as they were asked for together.
     fn egress_proxy(&self, egress: &EgressPolicy) -> io::Result<Arc<EgressProxy>> {
         let network = self.get_or_create()?;
-        let mut outlet = self.egress_proxy.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(outlet) = &*outlet {
-            return Ok(outlet.clone());
+        let mut egress_proxy = self.egress_proxy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(egress_proxy) = &*egress_proxy {
+            return Ok(egress_proxy.clone());
         }
         let open = EgressProxy::open(egress.clone(), || namespace::enter_network(network.as_fd()))?;
-        Ok(outlet.insert(Arc::new(open)).clone())
+        Ok(egress_proxy.insert(Arc::new(open)).clone())
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sockets in a child's network. A socket stays in the network that it was made in: a thread goes there, makes one, and ends.
+//! Creates sockets in a child's network. A socket stays in the network that it was created in: a thread enters that
+//! network, creates one, and ends.
 
 use std::io;
 use std::thread;
@@ -13,8 +14,8 @@ pub(super) async fn create_in_netns<T: Send + 'static>(
     enter: impl FnOnce() -> io::Result<()> + Send + 'static,
     make: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    let (told, made) = oneshot::channel();
-    let body = move || drop(told.send(enter().and_then(|()| make())));
+    let (sender, receiver) = oneshot::channel();
+    let body = move || drop(sender.send(enter().and_then(|()| make())));
     thread::Builder::new().name("inside".to_owned()).spawn(body)?;
-    made.await.map_err(|_| io::Error::other("the thread that makes a socket panicked"))?
+    receiver.await.map_err(|_| io::Error::other("the thread that makes a socket panicked"))?
 }

@@ -1,5 +1,5 @@
-//! Ports of the node that lead to a child: the daemon accepts a connection, and makes another inside the child's network, to its
-//! loopback address. Bytes go both ways until both have ended; when the child has, for a while.
+//! Published ports of the node: the daemon accepts a connection, and makes another inside the child's network, to its
+//! loopback address. Bytes flow both ways until both sides have ended, or for a while after the child has ended.
 
 use std::fmt;
 use std::io;
@@ -62,8 +62,9 @@ impl BoundPort {
     /// Leads connections into the container until this is dropped.
     async fn serve(self, container: Arc<RunningContainer>) {
         let Self { port, listener } = self;
-        let lead = |stream| forward_connection(stream, container.clone(), port);
-        connections::accept_and_forward(listener, port, PUBLISHED_CONNECTIONS_MAX, std::future::pending(), lead).await;
+        let forward = |stream| forward_connection(stream, container.clone(), port);
+        connections::accept_and_forward(listener, port, PUBLISHED_CONNECTIONS_MAX, std::future::pending(), forward)
+            .await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Hears of the spans of a process, and writes those below a recording's root into its log.
+//! Tracing layer of a process: writes the spans below a recording's root span into its `PhaseLog`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -95,7 +95,7 @@ where
         let mut fields = FieldVisitor::default();
         attributes.record(&mut fields);
         let root = fields.recording.and_then(|number| self.logs().by_number.get(&number).cloned());
-        let place = match root {
+        let position = match root {
             Some(log) => Some(SpanPosition { log, index: ROOT }),
             None => span.parent().and_then(|parent| {
                 let extensions = parent.extensions();
@@ -104,17 +104,17 @@ where
                     .map(|index| SpanPosition { log: log.clone(), index })
             }),
         };
-        if let Some(place) = place {
-            span.extensions_mut().insert(place);
+        if let Some(position) = position {
+            span.extensions_mut().insert(position);
         }
     }
 
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {
-        with_position(id, &context, |place| place.log.end_phase(place.index));
+        with_position(id, &context, |position| position.log.end_phase(position.index));
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
-        with_position(&id, &context, |place| place.log.close_phase(place.index));
+        with_position(&id, &context, |position| position.log.close_phase(position.index));
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
@@ -136,9 +136,9 @@ where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     if let Some(span) = context.span(id)
-        && let Some(place) = span.extensions().get::<SpanPosition>()
+        && let Some(position) = span.extensions().get::<SpanPosition>()
     {
-        act(place);
+        act(position);
     }
 }
 

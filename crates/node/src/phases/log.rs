@@ -1,4 +1,4 @@
-//! The phases of one request on one node as they come, and the list that is told of them.
+//! The phases of one request on one node as they begin and end, and the list of them for the API.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,9 +20,9 @@ pub(super) const ROOT: PhaseIndex = 0;
 #[derive(Debug)]
 pub(super) struct PhaseLog {
     node: String,
-    begun: Instant,
+    started: Instant,
     /// The same moment by the clock that other processes tell theirs by, since 1970.
-    begun_realtime: Duration,
+    started_realtime: Duration,
     phases: Mutex<Vec<LoggedPhase>>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct PhaseLog {
 struct LoggedPhase {
     name: Cow<'static, str>,
     parent: PhaseIndex,
-    begun: Duration,
+    started: Duration,
     /// Absent while it goes on.
     ended: Option<Duration>,
 }
@@ -39,58 +39,58 @@ struct LoggedPhase {
 impl PhaseLog {
     /// A log whose root phase begins now.
     pub(super) fn new(node: String, root: &'static str) -> Self {
-        let root = LoggedPhase { name: Cow::Borrowed(root), parent: ROOT, begun: Duration::ZERO, ended: None };
-        let begun_realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { node, begun: Instant::now(), begun_realtime, phases: Mutex::new(vec![root]) }
+        let root = LoggedPhase { name: Cow::Borrowed(root), parent: ROOT, started: Duration::ZERO, ended: None };
+        let started_realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { node, started: Instant::now(), started_realtime, phases: Mutex::new(vec![root]) }
     }
 
     /// A phase begins; `None` where there are too many.
     pub(super) fn begin_phase(&self, name: &'static str, parent: PhaseIndex) -> Option<PhaseIndex> {
-        let begun = self.begun.elapsed();
-        self.push(LoggedPhase { name: Cow::Borrowed(name), parent, begun, ended: None })
+        let started = self.started.elapsed();
+        self.push(LoggedPhase { name: Cow::Borrowed(name), parent, started, ended: None })
     }
 
     /// A phase ends, or ends once more.
     pub(super) fn end_phase(&self, index: PhaseIndex) {
-        let ended = self.begun.elapsed();
+        let ended = self.started.elapsed();
         self.phases()[index].ended = Some(ended);
     }
 
     /// A phase that was over is told to end only where it was never told so.
     pub(super) fn close_phase(&self, index: PhaseIndex) {
-        let ended = self.begun.elapsed();
+        let ended = self.started.elapsed();
         self.phases()[index].ended.get_or_insert(ended);
     }
 
     /// A phase that another process tells, in nanoseconds of CLOCK_REALTIME.
     pub(super) fn add_remote_phase(&self, name: String, parent: PhaseIndex, begun_ns: u64, ended_ns: u64) {
-        let since = |ns: u64| Duration::from_nanos(ns).saturating_sub(self.begun_realtime);
-        let (begun, ended) = (since(begun_ns), Some(since(ended_ns)));
-        self.push(LoggedPhase { name: Cow::Owned(name), parent, begun, ended });
+        let since = |ns: u64| Duration::from_nanos(ns).saturating_sub(self.started_realtime);
+        let (started, ended) = (since(begun_ns), Some(since(ended_ns)));
+        self.push(LoggedPhase { name: Cow::Owned(name), parent, started, ended });
     }
 
     /// The phases, each behind the one that it is part of, those of one phase in the order of their begins. None reaches
     /// beyond the one that it is part of, and those that still go on end now.
     pub(super) fn list(&self) -> Vec<v1::Phase> {
-        let now = self.begun.elapsed();
+        let now = self.started.elapsed();
         let phases = self.phases();
         let mut parts: Vec<Vec<PhaseIndex>> = vec![Vec::new(); phases.len()];
         for (index, phase) in phases.iter().enumerate().skip(1) {
             parts[phase.parent].push(index);
         }
-        let mut told = Vec::with_capacity(phases.len());
+        let mut listed = Vec::with_capacity(phases.len());
         let mut waiting = vec![(ROOT, 0, 0, to_us(now))];
         while let Some((index, depth, from_us, until_us)) = waiting.pop() {
             let phase = &phases[index];
-            let start_us = to_us(phase.begun).clamp(from_us, until_us);
+            let start_us = to_us(phase.started).clamp(from_us, until_us);
             let end_us = to_us(phase.ended.unwrap_or(now)).clamp(start_us, until_us);
             let (name, node) = (phase.name.to_string(), self.node.clone());
-            told.push(v1::Phase { name, depth, start_us, duration_us: end_us - start_us, node });
+            listed.push(v1::Phase { name, depth, start_us, duration_us: end_us - start_us, node });
             // The last in is the first out.
-            parts[index].sort_by_key(|part| std::cmp::Reverse((phases[*part].begun, *part)));
+            parts[index].sort_by_key(|part| std::cmp::Reverse((phases[*part].started, *part)));
             waiting.extend(parts[index].iter().map(|part| (*part, depth + 1, start_us, end_us)));
         }
-        told
+        listed
     }
 
     fn push(&self, phase: LoggedPhase) -> Option<PhaseIndex> {
@@ -118,8 +118,8 @@ mod tests {
     fn phases_are_told_within_the_one_they_are_part_of() {
         let log = PhaseLog::new("n1".to_owned(), "resume");
         let outer = log.begin_phase("resume.child", ROOT).unwrap();
-        let begun = log.begun_realtime;
-        let at = |offset: Duration| u64::try_from((begun + offset).as_nanos()).unwrap();
+        let started = log.started_realtime;
+        let at = |offset: Duration| u64::try_from((started + offset).as_nanos()).unwrap();
         log.add_remote_phase(
             "child.threads".to_owned(),
             outer,
@@ -129,12 +129,12 @@ mod tests {
         log.add_remote_phase("child.map".to_owned(), outer, at(Duration::ZERO), at(Duration::from_nanos(1)));
         log.end_phase(outer);
         log.begin_phase("resume.record", ROOT).unwrap();
-        let told = log.list();
-        let names: Vec<_> = told.iter().map(|phase| (phase.depth, phase.name.as_str())).collect();
+        let listed = log.list();
+        let names: Vec<_> = listed.iter().map(|phase| (phase.depth, phase.name.as_str())).collect();
         let expected =
             [(0, "resume"), (1, "resume.child"), (2, "child.map"), (2, "child.threads"), (1, "resume.record")];
         assert_eq!(names, expected);
-        let end = |index: usize| told[index].start_us + told[index].duration_us;
+        let end = |index: usize| listed[index].start_us + listed[index].duration_us;
         assert!(end(3) <= end(1), "a clock that is off moves nothing beyond its phase");
         assert!(end(4) <= end(0), "what goes on ends with the list");
     }

@@ -1,19 +1,7 @@
-//! Where the time of a request goes: the phases of its work, gathered while it is dealt with, for a request that asked.
+//! Phases: the parts of a request's time, recorded while the request runs, if it asks for that.
 //!
-//! ```text
-//!  request ─▶ Recording::start ─▶ root span ─┬─ span ─┬─ span     debug_span!(target: "farfork::phase", "noun.verb")
-//!                                            │        └─ event    a phase of another process, told by its own clock
-//!  answer  ◀─ Recording::finish ◀─ log ◀─────┴─ span
-//!                                       collector: hears of spans begin and end
-//! ```
-//!
-//! Any crate tells of a phase by a span of target [`TARGET`]; what runs on another thread enters the span that it belongs
-//! under there. While nobody asks, such a span is not made: it costs a look at a counter. What has no span to be in, since
-//! another process does it, is told afterwards by an event of the same target with the fields `phase`, `begun_ns` and
-//! `ended_ns` (CLOCK_REALTIME).
-//!
-//! The name of a phase is `noun.verb` of what it belongs to: `prepare.stop`, `resume.container`. Scripts read it, so that it
-//! is not changed without need. A clone of a span need not end with its phase: the last exit counts.
+//! A phase is a span of target [`TARGET`], in any crate. Its name is `noun.verb` of what it belongs to: `prepare.stop`,
+//! `resume.container`. Scripts read these names, so do not change one without need.
 
 mod collector;
 mod log;
@@ -29,6 +17,15 @@ use crate::api::v1;
 use collector::PhaseCollector;
 pub(crate) use recording::Recording;
 
+//  request ─▶ Recording::start ─▶ root span ─┬─ span ─┬─ span     debug_span!(target: "farfork::phase", "noun.verb")
+//                                            │        └─ event    a phase of another process, with its own times
+//  answer  ◀─ Recording::finish ◀─ log ◀─────┴─ span
+//                                       PhaseCollector: sees spans begin and end
+//
+// Work on another thread enters the span that it belongs under there. Without a recording, no such span is made: the
+// check costs one counter read. Another process has no span to enter. Its phase is reported afterwards, by an event of
+// the same target with the fields `phase`, `begun_ns` and `ended_ns` (CLOCK_REALTIME). A clone of a span need not end
+// with its phase: the last exit counts.
 /// The target of the spans that are phases. Other crates write it out: they know nothing of this one.
 pub const TARGET: &str = "farfork::phase";
 

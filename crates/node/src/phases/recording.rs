@@ -1,4 +1,4 @@
-//! The phases of one request on this node, from its arrival to its answer.
+//! Records the phases of one request on this node, from its arrival to its answer.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ struct ActiveRecording {
 
 impl Recording {
     /// Gathers phases from now on, as parts of one of this name. Nothing where it is not wanted, or where the process has no
-    /// [`layer`](super::layer).
+    /// [`collector_layer`](super::collector_layer).
     pub(crate) fn start(is_wanted: bool, node: &NodeName, name: &'static str) -> Self {
         let collector =
             || tracing::dispatcher::get_default(|dispatch| dispatch.downcast_ref::<PhaseCollector>().cloned());
@@ -82,15 +82,16 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(super::super::collector_layer());
         tracing::subscriber::with_default(subscriber, || {
             let node = "n1".parse().unwrap();
-            let (asked, silent) = (Recording::start(true, &node, "prepare"), Recording::start(false, &node, "prepare"));
-            asked.span().in_scope(work);
-            silent.span().in_scope(work);
+            let (recorded, unrecorded) =
+                (Recording::start(true, &node, "prepare"), Recording::start(false, &node, "prepare"));
+            recorded.span().in_scope(work);
+            unrecorded.span().in_scope(work);
             work();
-            let told = asked.finish();
-            let names: Vec<_> = told.iter().map(|phase| (phase.depth, phase.name.as_str())).collect();
+            let listed = recorded.finish();
+            let names: Vec<_> = listed.iter().map(|phase| (phase.depth, phase.name.as_str())).collect();
             let expected = [(0, "prepare"), (1, "work.do"), (2, "work.tell"), (2, "work.elsewhere"), (2, "work.part")];
             assert_eq!(names, expected);
-            assert!(silent.finish().is_empty());
+            assert!(unrecorded.finish().is_empty());
         });
     }
 

@@ -1,13 +1,8 @@
-//! The threads that wait for programs. A program that asks for a seed of itself with its first words is captured by the very
-//! thread that hears them, which tells it the outcome, too: each hand-over to another thread would be a wake-up that it
-//! waits for. Every other program is passed on to the asynchronous runtime, and this one as well when it has its answer.
+//! Threads that accept programs. A program whose first message requests a checkpoint is captured by the thread that
+//! reads it. The same thread sends the reply: each hand-over would cost a wake-up for which the program waits. Any
+//! other program is passed to the asynchronous runtime, and this one after its reply.
 //!
-//! ```text
-//!  ready ── accept ─┬─ anything else ─▶ passed on ──▶ ready
-//!                   └─ checkpoint ─▶ captured ─▶ told, described, another thread made ready in its place ─▶ holds the template ─▶ ends
-//! ```
-//!
-//! A thread ends after every capture, as ptrace would have it: what did not stop for one is let go by its tracer's end.
+//! A thread ends after every capture: the end of a ptrace(2) tracer releases threads that did not stop for the capture.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -100,16 +95,16 @@ impl CheckpointListener {
     /// Tells programs whose capture takes too long, and sees to it that somebody waits for the next: those who did may hang.
     pub(super) fn expire_overdue(&self) {
         let listener_state = &self.0;
-        let is_overdue = |asking: &&Arc<PendingCheckpoint>| asking.since.elapsed() > CAPTURE_REPLY_TIMEOUT;
+        let is_overdue = |checkpoint: &&Arc<PendingCheckpoint>| checkpoint.since.elapsed() > CAPTURE_REPLY_TIMEOUT;
         let overdue: Vec<Arc<PendingCheckpoint>> =
             listener_state.pending().iter().filter(is_overdue).cloned().collect();
-        for asking in overdue {
+        for checkpoint in overdue {
             let failure = Failure::new(
                 Code::DeadlineExceeded,
-                format!("process {}", asking.pid),
+                format!("process {}", checkpoint.pid),
                 "its state could not be read from the kernel in time",
             );
-            asking
+            checkpoint
                 .reply_once(&encode_failure_reply(&failure.with_next_step("try again when the machine is less busy")));
         }
         if listener_state.waiting_threads.load(Ordering::Relaxed) == 0 && listener_state.permits.available_permits() > 0
@@ -141,17 +136,22 @@ impl ListenerState {
     }
 
     /// The life of a thread, until it captures.
+    ///
+    /// ```text
+    ///  ready ── accept ─┬─ anything else ─▶ passed on ──▶ ready
+    ///                   └─ checkpoint ─▶ captured ─▶ replied, described, new thread started ─▶ holds the template ─▶ ends
+    /// ```
     fn run_thread(self: Arc<Self>) {
         // Others were made ready while this one was not.
         while self.waiting_threads.load(Ordering::Relaxed) < LISTENER_THREADS_MAX {
-            let Ok(place) = self.runtime.block_on(self.permits.clone().acquire_owned()) else { return };
+            let Ok(permit) = self.runtime.block_on(self.permits.clone().acquire_owned()) else { return };
             self.waiting_threads.fetch_add(1, Ordering::Relaxed);
             let accepted = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
             self.waiting_threads.fetch_sub(1, Ordering::Relaxed);
             match accepted {
                 Ok(socket) => {
-                    if let Some((socket, place, request)) = self.read_first_message(socket, place) {
-                        return self.capture_program(socket, place, request);
+                    if let Some((socket, permit, request)) = self.read_first_message(socket, permit) {
+                        return self.capture_program(socket, permit, request);
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -169,7 +169,7 @@ impl ListenerState {
     fn read_first_message(
         &self,
         socket: OwnedFd,
-        place: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
     ) -> Option<(OwnedFd, OwnedSemaphorePermit, CheckpointRequest)> {
         let first = match receive_first_message(&socket) {
             Ok(Some(message)) if message.is_empty() => return None,
@@ -187,51 +187,51 @@ impl ListenerState {
         {
             return Some((
                 socket,
-                place,
+                permit,
                 CheckpointRequest { pid: pid.unsigned_abs(), socket_inode, name, ttl, offered },
             ));
         }
-        self.hand_off(AcceptedProgram { socket, first_message: first, registration: None, permit: place });
+        self.hand_off(AcceptedProgram { socket, first_message: first, registration: None, permit });
         None
     }
 
     /// Makes a seed of a program, which waits for the answer at its socket.
-    fn capture_program(self: Arc<Self>, socket: OwnedFd, place: OwnedSemaphorePermit, request: CheckpointRequest) {
+    fn capture_program(self: Arc<Self>, socket: OwnedFd, permit: OwnedSemaphorePermit, request: CheckpointRequest) {
         let CheckpointRequest { pid, socket_inode, name, ttl, offered } = request;
-        let registered = self.registry.register(pid, socket_inode);
+        let registration = self.registry.register(pid, socket_inode);
         let sockets = self.registry.sockets(pid, socket_inode);
-        let asking =
+        let checkpoint =
             Arc::new(PendingCheckpoint { pid, since: Instant::now(), socket, is_replied: AtomicBool::new(false) });
         let options = checkpoint_options(name, ttl, sockets, offered);
-        let asker = (options.sockets.clone(), options.offer.clone());
-        let told = asking.clone();
+        let caller_sockets = (options.sockets.clone(), options.offer.clone());
+        let reply_target = checkpoint.clone();
         let answer = move |made: Result<v1::Seed, Failure>| match made {
-            Ok(seed) => told.reply_once(&encode_seed_reply(&seed)),
-            Err(failure) => told.reply_once(&encode_failure_reply(&failure)),
+            Ok(seed) => reply_target.reply_once(&encode_seed_reply(&seed)),
+            Err(failure) => reply_target.reply_once(&encode_failure_reply(&failure)),
         };
-        let maker = check_name(&options.name).and_then(|()| {
+        let builder = check_name(&options.name).and_then(|()| {
             // Who asks for itself is not paused.
             let lineage = self.node.lineage_of(pid)?;
             Ok((SeedBuilder::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
         });
-        let visit = ProgramHandoff {
+        let handoff = ProgramHandoff {
             listener: self.clone(),
-            checkpoint: asking.clone(),
-            registration_and_permit: Some((registered, place)),
+            checkpoint: checkpoint.clone(),
+            registration_and_permit: Some((registration, permit)),
         };
-        match maker {
-            Ok((maker, lineage)) => {
-                self.pending().push(asking);
+        match builder {
+            Ok((builder, lineage)) => {
+                self.pending().push(checkpoint);
                 self.node.engine.capture_and_hold(
                     pid,
-                    asker,
+                    caller_sockets,
                     lineage,
-                    Box::new(CaptureObserver { builder: maker, handoff: visit }),
+                    Box::new(CaptureObserver { builder, handoff }),
                 );
             }
             Err(failure) => {
-                asking.reply_once(&encode_failure_reply(&failure));
-                drop(visit);
+                checkpoint.reply_once(&encode_failure_reply(&failure));
+                drop(handoff);
                 self.spawn_thread();
             }
         }
@@ -314,7 +314,7 @@ struct ProgramHandoff {
 impl Drop for ProgramHandoff {
     fn drop(&mut self) {
         self.listener.pending().retain(|other| !Arc::ptr_eq(other, &self.checkpoint));
-        let Some((registered, place)) = self.registration_and_permit.take() else { return };
+        let Some((registration, permit)) = self.registration_and_permit.take() else { return };
         // Most say no more.
         let has_gone = fd_passing::peek(self.checkpoint.socket.as_fd(), &mut [0; REQUEST_BYTES_MAX], 0);
         if matches!(has_gone, Ok((0, _))) {
@@ -324,8 +324,8 @@ impl Drop for ProgramHandoff {
             Ok(socket) => self.listener.hand_off(AcceptedProgram {
                 socket,
                 first_message: None,
-                registration: Some(registered),
-                permit: place,
+                registration: Some(registration),
+                permit,
             }),
             Err(error) => tracing::warn!(%error, "a program that has its answer is heard no more"),
         }

@@ -1,4 +1,4 @@
-//! One connected program: its requests in order, and the replies, which come from all that goes on for it.
+//! One connected program: handles its requests in order, and sends replies of all tasks that work for it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -53,7 +53,7 @@ pub(super) struct AcceptedProgram {
 
 /// Serves one program until it goes away; then its children end, and the seeds that it owns.
 pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>, arrival: AcceptedProgram) {
-    let AcceptedProgram { socket, first_message: first, registration: registered, permit: _place } = arrival;
+    let AcceptedProgram { socket, first_message: first, registration: registered, permit: _permit } = arrival;
     let socket = match ProgramSocket::new(socket) {
         Ok(socket) => socket,
         Err(error) => return tracing::warn!(%error, "a program cannot be listened to"),
@@ -113,11 +113,11 @@ impl ProgramConnection {
                 },
             };
             match Request::decode(&message) {
-                Ok(Request { socket_inode, body: wish }) => {
+                Ok(Request { socket_inode, body }) => {
                     if self.registration.is_none() {
                         self.registration = Some(self.registry.register(self.pid, socket_inode));
                     }
-                    self.handle_request(socket, socket_inode, wish).await?;
+                    self.handle_request(socket, socket_inode, body).await?;
                 }
                 Err(error) => {
                     let object = format!("process {}", self.pid);
@@ -193,13 +193,13 @@ impl ProgramConnection {
 
     /// Where the program has gone meanwhile, nobody would know of the seed: it is dropped.
     async fn reply_seed(&self, socket: &ProgramSocket, seed: v1::Seed) -> io::Result<()> {
-        let told = socket.send(&encode_seed_reply(&seed), &[]).await;
-        if told.is_err()
+        let sent = socket.send(&encode_seed_reply(&seed), &[]).await;
+        if sent.is_err()
             && let Ok(id) = seed.id.parse()
         {
             drop_seed(self.node.clone(), id);
         }
-        told
+        sent
     }
 
     async fn reply_failure(&self, failure: &Failure) -> io::Result<()> {

@@ -1,5 +1,4 @@
-//! Waits for all children of a program on one node, over one stream, so that however many there are, the connection
-//! between the nodes has room for everything else.
+//! Waits for all children of a program on one node, over one stream: their number leaves room on the connection.
 //!
 //! ```text
 //!  child started ──▶ TendInput ──▶ (its node) ──▶ pieces of its result, its end ──▶ ended, with the result

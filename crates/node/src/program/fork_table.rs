@@ -1,5 +1,5 @@
-//! The children that one program has asked for: started, told of and killed as it says, wherever they run. Their ends
-//! are waited for by `tender`.
+//! The children that one program has requested: started, reported and killed as it asks, wherever they run.
+//! `exit_watcher` waits for their ends.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -184,15 +184,15 @@ impl SharedForks {
         if children.is_disconnected {
             return;
         }
-        if let Some(tender) = children.exit_watchers.get(node) {
-            match tender.send(watched_child) {
+        if let Some(sender) = children.exit_watchers.get(node) {
+            match sender.send(watched_child) {
                 Ok(()) => return,
                 Err(mpsc::error::SendError(back)) => watched_child = back,
             }
         }
-        let (tender, inbox) = mpsc::unbounded_channel();
-        let _ = tender.send(watched_child);
-        children.exit_watchers.insert(node.clone(), tender);
+        let (sender, inbox) = mpsc::unbounded_channel();
+        let _ = sender.send(watched_child);
+        children.exit_watchers.insert(node.clone(), sender);
         let (batch, node) = (self.clone(), node.clone());
         while children.watcher_tasks.try_join_next().is_some() {}
         children.watcher_tasks.spawn(async move { exit_watcher::watch_exits(&batch, &node, inbox).await });

@@ -1,14 +1,8 @@
-//! Programs that ask for their own checkpoint, and for children of it, at a Unix socket of its own.
+//! Serves programs that request their own checkpoint, and children of it, at a Unix socket of its own.
 //!
-//! ```text
-//!  program ──▶ socket ──▶ door ─┬─ checkpoint, its first request: the program is captured while it waits at this very socket
-//!                               └─ connection ─┬─ checkpoint: likewise
-//!                                              └─ batch: its children, each told of as it starts
-//!                                                  └─ tender: waits for those of one node, and tells of their ends
-//! ```
-//!
-//! Who may connect is a matter of the socket's permissions. A process can ask for a seed of itself only: the kernel says
-//! which process connected. `farfork_program` has the messages, `engine::caller` the answer that a child finds.
+//! The socket's permissions decide which programs may connect. A process can request a seed of itself only: the kernel
+//! names the process that connected. `farfork_program` has the messages, `engine::checkpoint_reply` the reply to a
+//! child.
 
 mod checkpoint_listener;
 mod connection;
@@ -35,23 +29,30 @@ pub(crate) use socket::listen;
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves programs until `stopped` turns true; their children end then.
+///
+/// ```text
+///  program ──▶ socket ──▶ checkpoint_listener ─┬─ checkpoint, its first request: captured while it waits at this socket
+///                                              └─ connection ─┬─ checkpoint: likewise
+///                                                             └─ fork_table: its children, each reported as it starts
+///                                                                 └─ exit_watcher: reports the ends of those on one node
+/// ```
 pub(crate) async fn serve_programs(node: Arc<Node>, listener: OwnedFd, mut stopped: watch::Receiver<bool>) {
     let registry = Arc::new(SocketRegistry::default());
     let (arrivals, mut arrived) = mpsc::unbounded_channel();
-    let doors = CheckpointListener::start(node.clone(), registry.clone(), listener, arrivals);
+    let acceptor = CheckpointListener::start(node.clone(), registry.clone(), listener, arrivals);
     let mut connections = JoinSet::new();
-    let mut look = tokio::time::interval(OVERDUE_CHECK_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut overdue_check = tokio::time::interval(OVERDUE_CHECK_INTERVAL);
+    overdue_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             Some(arrival) = arrived.recv() => {
                 connections.spawn(connection::serve_program(node.clone(), registry.clone(), arrival));
             }
             Some(_) = connections.join_next() => {}
-            _ = look.tick() => doors.expire_overdue(),
+            _ = overdue_check.tick() => acceptor.expire_overdue(),
             _ = stopped.wait_for(|is_stopped| *is_stopped) => break,
         }
     }
-    drop(doors);
+    drop(acceptor);
     connections.shutdown().await;
 }

@@ -1,5 +1,5 @@
-//! The socket for programs: SOCK_SEQPACKET, so that a message is whole and may carry descriptors. Who waits at it is the
-//! business of `door`.
+//! The socket for programs: SOCK_SEQPACKET, so that a message is whole and may carry descriptors. `checkpoint_listener`
+//! accepts connections at it.
 
 use std::fs::{self, Permissions};
 use std::io;

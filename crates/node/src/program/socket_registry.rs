@@ -1,4 +1,5 @@
-//! Which sockets of which processes lead to this daemon: a capture carries those, and refuses every other.
+//! Registry of the sockets of programs that are connected to this daemon. A capture carries those, and refuses every
+//! other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

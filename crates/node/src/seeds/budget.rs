@@ -1,6 +1,6 @@
-//! What templates may come to hold together: a seed that would not fit is refused when it is prepared, so that none is lost for
-//! want of memory later. A template shares its pages with the parent at first; each that the parent writes, it holds alone
-//! from then on: at most all that it has. Who is sealed holds nothing any more.
+//! Memory budget of templates: a seed that would exceed it is refused at prepare, so that none is lost for lack of
+//! memory later. A template first shares its pages with the parent, and alone holds each page that the parent writes
+//! from then on: at most all of them. A sealed seed holds none.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -67,12 +67,12 @@ impl SeedBudget {
         held: &[(String, MemoryCharge)],
     ) -> Result<(), Failure> {
         let of_user: Vec<(String, MemoryCharge)> =
-            held.iter().filter(|(_, holding)| holding.user == wanted.user).cloned().collect();
-        let whose = format!("seeds of user {}", wanted.user);
-        let bounds = [(self.bytes_max, "seeds", held), (self.user_bytes_max, &whose, &of_user)];
-        for (bytes_max, whose, held) in bounds {
+            held.iter().filter(|(_, charge)| charge.user == wanted.user).cloned().collect();
+        let scope = format!("seeds of user {}", wanted.user);
+        let bounds = [(self.bytes_max, "seeds", held), (self.user_bytes_max, &scope, &of_user)];
+        for (bytes_max, scope, held) in bounds {
             let Some(bytes_max) = bytes_max else { continue };
-            if let Err(cause) = check_fits(wanted.bytes, bytes_max, whose, held) {
+            if let Err(cause) = check_fits(wanted.bytes, bytes_max, scope, held) {
                 let step = "drop seeds (`farfork drop`), prepare them with `--sealed`, which ends their templates, or give the \
                             node more (`farfork node --seed-memory`)";
                 return Err(Failure::new(Code::ResourceExhausted, format!("process {pid}"), cause).with_next_step(step));
@@ -122,26 +122,26 @@ fn process_uid(pid: u32) -> u32 {
 }
 
 /// Whether so much has room beside what is held; the cause where it has not.
-fn check_fits(wanted: u64, bytes_max: u64, whose: &str, held: &[(String, MemoryCharge)]) -> Result<(), String> {
-    let left = bytes_max.saturating_sub(held.iter().map(|(_, holding)| holding.bytes).sum());
+fn check_fits(wanted: u64, bytes_max: u64, scope: &str, held: &[(String, MemoryCharge)]) -> Result<(), String> {
+    let left = bytes_max.saturating_sub(held.iter().map(|(_, charge)| charge.bytes).sum());
     if wanted <= left {
         return Ok(());
     }
-    let mut holders: Vec<(&str, u64)> = held.iter().map(|(name, holding)| (name.as_str(), holding.bytes)).collect();
+    let mut holders: Vec<(&str, u64)> = held.iter().map(|(name, charge)| (name.as_str(), charge.bytes)).collect();
     holders.retain(|(_, bytes)| *bytes > 0);
     holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let mut told: Vec<String> = holders
+    let mut named: Vec<String> = holders
         .iter()
         .take(SEEDS_NAMED_MAX)
         .map(|(name, bytes)| format!("{name} {}", byte_size::format_bytes(*bytes)))
         .collect();
     if holders.len() > SEEDS_NAMED_MAX {
         let others: u64 = holders[SEEDS_NAMED_MAX..].iter().map(|(_, bytes)| bytes).sum();
-        told.push(format!("{} others {}", holders.len() - SEEDS_NAMED_MAX, byte_size::format_bytes(others)));
+        named.push(format!("{} others {}", holders.len() - SEEDS_NAMED_MAX, byte_size::format_bytes(others)));
     }
-    let taken = if told.is_empty() { String::new() } else { format!("; held by {}", told.join(", ")) };
+    let taken = if named.is_empty() { String::new() } else { format!("; held by {}", named.join(", ")) };
     let [wanted, left, all] = [wanted, left, bytes_max].map(byte_size::format_bytes);
-    Err(format!("its seed may come to hold {wanted}, and of {all} for {whose} {left} are left{taken}"))
+    Err(format!("its seed may come to hold {wanted}, and of {all} for {scope} {left} are left{taken}"))
 }
 
 #[cfg(test)]
@@ -151,10 +151,10 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn held(amounts: &[(u64, u32)]) -> Vec<(String, MemoryCharge)> {
-        let holding = |(index, (mib, user)): (usize, &(u64, u32))| {
+        let charge = |(index, (mib, user)): (usize, &(u64, u32))| {
             (format!("n1.s{index}"), MemoryCharge { bytes: mib * MIB, user: *user })
         };
-        amounts.iter().enumerate().map(holding).collect()
+        amounts.iter().enumerate().map(charge).collect()
     }
 
     #[test]

@@ -1,10 +1,5 @@
-//! Whether a seed can be forked yet. A prepare is answered as soon as nothing of the process is refused and it runs again;
-//! the descriptor is completed while the answer travels. Who comes before that waits.
-//!
-//! ```text
-//!  listed ─▶ underway ─┬─▶ ready
-//!                      └─▶ failed: each fork is told why, until the seed is dropped
-//! ```
+//! Completion of a seed: whether it can be forked yet. Prepare is answered as soon as nothing of the process is refused
+//! and it runs again. The descriptor is completed while the answer travels; a fork that arrives earlier waits.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +10,11 @@ use tokio::sync::Notify;
 use crate::failure::Failure;
 
 /// How a seed's completion stands.
+///
+/// ```text
+///  listed ─▶ underway ─┬─▶ ready
+///                      └─▶ failed: each fork reports why, until the seed is dropped
+/// ```
 #[derive(Debug, Default)]
 pub(super) struct SeedCompletion {
     state: Mutex<CompletionState>,
@@ -53,11 +53,11 @@ impl SeedCompletion {
     /// Waits for the end, at most `limit`; `None` if it is not over then.
     pub(super) async fn wait(&self, limit: Duration) -> Option<Result<(), Failure>> {
         // From here on it hears of the end.
-        let heard = self.completed_async.notified();
+        let completed = self.completed_async.notified();
         if let Some(outcome) = self.outcome() {
             return Some(outcome);
         }
-        let _ = tokio::time::timeout(limit, heard).await;
+        let _ = tokio::time::timeout(limit, completed).await;
         self.outcome()
     }
 
@@ -84,8 +84,8 @@ mod tests {
         let waiting = seed_completion.clone();
         let waiter = tokio::spawn(async move { waiting.wait(Duration::from_secs(60)).await });
         tokio::task::yield_now().await;
-        let concluding = seed_completion.clone();
-        std::thread::spawn(move || concluding.complete(Ok(()))).join().unwrap();
+        let completer = seed_completion.clone();
+        std::thread::spawn(move || completer.complete(Ok(()))).join().unwrap();
         assert_eq!(waiter.await.unwrap(), Some(Ok(())));
         assert_eq!(seed_completion.wait(Duration::ZERO).await, Some(Ok(())));
     }

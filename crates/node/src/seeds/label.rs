@@ -1,4 +1,4 @@
-//! Labels of seeds: words that a user gives them, to find them by.
+//! Labels of seeds: keys and values that users set to find seeds by.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! How long a seed lives that has a time to live: so long after it was made, and after the last fork of it and the last look
-//! that found somebody who needs it.
+//! Lease of a seed with a time to live. It restarts at each fork of the seed, and at each check that finds the seed
+//! needed.
 
 use crate::clock;
 

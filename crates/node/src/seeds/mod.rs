@@ -1,5 +1,5 @@
-//! The seeds of this node: what is listed of them, their names, their end. Their memory is `farfork_fork::seed`'s
-//! business, which the fabric's server asks.
+//! The seeds of this node: their list, names, leases and ends. Their memory belongs to `farfork_fork::seed`, which the
+//! fabric's server reads.
 
 mod budget;
 mod completion;
@@ -234,11 +234,11 @@ impl SeedRegistry {
             sealing::remove_image(&self.image_path(id));
             return Ok(());
         }
-        let SeedEntry { completion: readiness, seal_progress: seal, .. } =
+        let SeedEntry { completion, seal_progress: seal, .. } =
             self.entries().remove(id).ok_or_else(|| self.unknown_seed(id))?;
         seal.iter().for_each(sealing::discard_image);
         // One that is not complete yet comes from there, and else from the table.
-        drop(readiness.wait_dropped_seed(PREPARE_TIMEOUT));
+        drop(completion.wait_dropped_seed(PREPARE_TIMEOUT));
         drop(self.table.remove(id));
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! How a seed is made: listed, and answered, when nothing of the process is refused and it runs again; completed while the
-//! answer travels; served when it is complete. All of it but the wait happens in the thread that captures.
+//! Makes a seed of a process. It is listed and answered when nothing of the process is refused and the process runs
+//! again. It is completed while the answer travels, then served. All but the wait runs in the capturing thread.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -42,12 +42,12 @@ pub(crate) fn prepare_seed(
     pid: u32,
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
-    let manner = CaptureMode { freeze: options.freeze, namespaces: options.namespaces };
-    let asker = (std::mem::take(&mut options.sockets), options.offer.take());
+    let mode = CaptureMode { freeze: options.freeze, namespaces: options.namespaces };
+    let caller_sockets = (std::mem::take(&mut options.sockets), options.offer.take());
     let lineage = node.lineage_of(pid)?;
     let (answer, answered) = oneshot::channel();
-    let maker = SeedBuilder::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
-    node.engine.capture(pid, manner, asker, lineage, Box::new(maker))?;
+    let builder = SeedBuilder::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
+    node.engine.capture(pid, mode, caller_sockets, lineage, Box::new(builder))?;
     Ok(answered)
 }
 
@@ -81,16 +81,16 @@ impl CaptureCallbacks for SeedBuilder {
         }
         let is_listed = listed.is_ok();
         let is_wanted = self.callback.take().is_some_and(|answer| answer(listed));
-        if let (false, Some(IncompleteSeed { id, completion: readiness, .. })) = (is_wanted, &self.incomplete) {
+        if let (false, Some(IncompleteSeed { id, completion, .. })) = (is_wanted, &self.incomplete) {
             tracing::info!(seed = %id, "dropped: who asked for it has gone");
             self.node.seeds.entries().remove(id);
-            readiness.complete(Err(super::unknown_seed(id)));
+            completion.complete(Err(super::unknown_seed(id)));
         }
         is_listed && is_wanted
     }
 
     fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
-        let Some(IncompleteSeed { id, token, completion: readiness }) = self.incomplete.take() else { return };
+        let Some(IncompleteSeed { id, token, completion }) = self.incomplete.take() else { return };
         let completed = captured
             .map_err(|error| capture_failure(self.pid, &error))
             .and_then(|captured| Seed::new(id.clone(), token, captured).map_err(|error| self.process_failure(&error)));
@@ -105,7 +105,7 @@ impl CaptureCallbacks for SeedBuilder {
                     }
                     _ => {}
                 }
-                readiness.complete_with(served.err().map(|unlisted| *unlisted));
+                completion.complete_with(served.err().map(|unlisted| *unlisted));
                 if self.options.sealed {
                     sealing::start_sealing(&self.node, &id);
                 }
@@ -114,8 +114,8 @@ impl CaptureCallbacks for SeedBuilder {
                 tracing::warn!(seed = %id, %failure, "a seed cannot be forked");
                 let cause = format!("it could not be completed: {}", failure.cause());
                 let step = format!("drop it with `farfork drop {id}`, and prepare process {} again", self.pid);
-                let told = Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause).with_next_step(step);
-                readiness.complete(Err(told));
+                let failure = Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause).with_next_step(step);
+                completion.complete(Err(failure));
             }
         }
     }
@@ -160,11 +160,11 @@ impl SeedBuilder {
         let lease = Lease::new(self.options.ttl_ms, view.created_unix_ms);
         let seed =
             SeedEntry { view, completion: seed_completion.clone(), lease, seal_progress: seal, memory_charge: held };
-        let told = seed.to_view();
+        let listed_view = seed.to_view();
         listed.insert(id.clone(), seed);
         drop(listed);
         self.incomplete = Some(IncompleteSeed { id, token: Token::from_bytes(token), completion: seed_completion });
-        Ok(told)
+        Ok(listed_view)
     }
 
     fn view(&self, id: &SeedId, ready_template: &ReadyTemplate) -> v1::Seed {

@@ -1,13 +1,8 @@
-//! Sealed seeds: their memory is copied to an image in the background, which takes the template's place and outlives this
-//! daemon, and all others that it inherits from.
+//! Seals seeds: copies their memory, inherited pages included, to an image in the background. The image replaces the
+//! template, and outlives this daemon and all seeds that the seed inherits from.
 //!
-//! ```text
-//!  listed, underway ─┬─▶ sealed: served from the image; the template ends, a frozen parent goes on
-//!                    └─▶ failed: served from the template, as any seed
-//! ```
-//!
-//! A daemon that starts finds the images of its node and serves them, before anybody can ask for a page. An image that is
-//! damaged is refused by name, and stays for somebody to look at until its seed is dropped.
+//! A starting daemon serves the images of its node before any page can be requested. A damaged image is refused by
+//! name, and stays for inspection until its seed is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder};
@@ -65,6 +60,11 @@ struct SealMetadata {
 }
 
 /// How the sealing of a seed stands.
+///
+/// ```text
+///  listed, underway ─┬─▶ sealed: served from the image; the template ends, a frozen parent goes on
+///                    └─▶ failed: served from the template, as any seed
+/// ```
 #[derive(Debug)]
 pub(super) enum SealProgress {
     /// The image is being written.
@@ -162,8 +162,8 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
 
 /// Writes the image of a seed that is complete, in a thread of its own.
 pub(super) fn start_sealing(node: &Arc<Node>, id: &SeedId) {
-    let (here, sealed) = (node.clone(), id.clone());
-    let work = move || write_image(&here.seeds, here.engine.other_seeds(), &sealed);
+    let (task_node, sealed) = (node.clone(), id.clone());
+    let work = move || write_image(&task_node.seeds, task_node.engine.other_seeds(), &sealed);
     let started = companion::spawn_in_owner(thread::Builder::new().name("sealer".to_owned()), work);
     if let Err(error) = started {
         node.seeds.set_seal_progress(id, SealProgress::Failed(format!("there is no thread for it: {error}")));

@@ -1,4 +1,4 @@
-//! Attach: a caller's standard input goes to a child, what the child writes comes back, then its end.
+//! Attach: copies the caller's standard input to a child, and the child's output and end to the caller.
 
 use std::sync::Arc;
 

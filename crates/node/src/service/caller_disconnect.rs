@@ -1,5 +1,5 @@
-//! The caller of a fork waits for its children: they end when it goes away, on whichever nodes they are. What the caller's connection is to
-//! this node, the open streams of StartChildren are to the others; this node's own end ends no child.
+//! Ends the children of an attended fork, on all nodes, when its caller disconnects. Until then this node keeps the
+//! StartChildren streams open, so that no node forgets its batch. The end of this node ends no child.
 
 use std::sync::Arc;
 
@@ -46,13 +46,13 @@ pub(super) async fn end_on_disconnect(
     ending.join_all().await;
 }
 
-async fn end_batch_on(here: &Node, node: &NodeName, batch: u64) -> Result<(), Failure> {
-    if *node == here.name {
-        here.attended.end_children(batch);
+async fn end_batch_on(local_node: &Node, node: &NodeName, batch: u64) -> Result<(), Failure> {
+    if *node == local_node.name {
+        local_node.attended.end_children(batch);
         return Ok(());
     }
     let object = format!("node `{node}`");
-    let mut peer = here.peers.peer(node, &object)?;
+    let mut peer = local_node.peers.peer(node, &object)?;
     let answer = peer.end_batch(request_with_timeout(QUERY_TIMEOUT, v1::EndBatchRequest { batch })).await;
     answer.map(drop).map_err(|status| Failure::from_status(&object, &status))
 }

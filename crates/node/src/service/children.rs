@@ -112,7 +112,7 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChild
     let mut unanswered = Vec::new();
     if !request.this_node_only {
         let (answers, failures) =
-            query_other_nodes(node, |mut asked, question| async move { asked.list_children(question).await }).await;
+            query_other_nodes(node, |mut client, question| async move { client.list_children(question).await }).await;
         children.extend(answers.into_iter().flat_map(|answer: v1::ListChildrenResponse| answer.children));
         unanswered.extend(node.unreachable_nodes());
         unanswered.extend(failures.into_iter().map(Into::into));

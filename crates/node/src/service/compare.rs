@@ -1,5 +1,5 @@
-//! A child is compared with its parent, by the child's node, which must see both: the parent's process is named so that a node on
-//! another machine, or in another pid namespace, does not take another process for it.
+//! Compares a child with its parent, on the child's node, which must see both. The request identifies the parent's
+//! process, so that a node on another machine or in another pid namespace does not take another process for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -69,9 +69,9 @@ async fn read_both(parent: i32, child: i32) -> Result<ComparisonReport, ObserveE
         // Where nobody waits any more, nobody needs to know.
         let _ = answer.send(report);
     };
-    let broken = |source: io::Error| ObserveError::Read { path: format!("/proc/{child}"), source };
-    thread::Builder::new().name(format!("compare-{child}")).spawn(work).map_err(broken)?;
-    answered.await.unwrap_or_else(|_| Err(broken(io::Error::other("its reader broke off; see the node's log"))))
+    let read_error = |source: io::Error| ObserveError::Read { path: format!("/proc/{child}"), source };
+    thread::Builder::new().name(format!("compare-{child}")).spawn(work).map_err(read_error)?;
+    answered.await.unwrap_or_else(|_| Err(read_error(io::Error::other("its reader broke off; see the node's log"))))
 }
 
 /// Which process a number means here.

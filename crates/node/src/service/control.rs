@@ -1,4 +1,4 @@
-//! The service for users: each request goes to the file that deals with its kind.
+//! The gRPC service for users: passes each request to the file for its kind.
 
 use std::sync::Arc;
 

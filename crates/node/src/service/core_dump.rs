@@ -1,5 +1,5 @@
-//! Core files of children: pages that are missing come first, then the child stands still while its memory is read, and all
-//! of it goes to the caller piece by piece.
+//! Core files of children: missing pages are fetched first, then the child is stopped while its memory is read, and the
+//! file is sent to the caller in pieces.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -81,7 +81,7 @@ async fn write_core(pid: i32, sink: ResponseSender<v1::CoreEvent>) -> Result<Cor
         // Where nobody waits any more, nobody needs to know.
         let _ = answer.send(core_file::dump_core(pid, &mut take));
     };
-    let broken = |source: io::Error| CoreError::Read { what: "memory", source };
-    thread::Builder::new().name(format!("core-{pid}")).spawn(work).map_err(broken)?;
-    answered.await.unwrap_or_else(|_| Err(broken(io::Error::other("its reader broke off; see the node's log"))))
+    let read_error = |source: io::Error| CoreError::Read { what: "memory", source };
+    thread::Builder::new().name(format!("core-{pid}")).spawn(work).map_err(read_error)?;
+    answered.await.unwrap_or_else(|_| Err(read_error(io::Error::other("its reader broke off; see the node's log"))))
 }

@@ -1,5 +1,5 @@
-//! Who needs a seed: children of any node that have not all of their memory, and seeds that were made of such children.
-//! Nobody keeps count of them: the nodes are asked, so that nothing has to be corrected when one of them goes.
+//! Finds what needs a seed: children on any node that lack a part of their memory, and seeds made of such children. No
+//! count is kept: the nodes are asked each time, so that nothing needs correction when one of them disappears.
 
 use std::sync::Arc;
 
@@ -28,13 +28,15 @@ pub(super) struct SeedDependents {
 impl SeedDependents {
     /// Asks all nodes.
     pub(super) async fn collect(node: &Node) -> Self {
-        let children = query_other_nodes(node, |mut asked, mut question| async move {
+        let children = query_other_nodes(node, |mut client, mut question| async move {
             question.get_mut().living_only = true;
-            asked.list_children(question).await
+            client.list_children(question).await
         });
-        let seeds = query_other_nodes(node, |mut asked, question| async move { asked.list_seeds(question).await });
-        let ((children, deaf), (seeds, _)): ((Vec<v1::ListChildrenResponse>, _), (Vec<v1::ListSeedsResponse>, _)) =
-            tokio::join!(children, seeds);
+        let seeds = query_other_nodes(node, |mut client, question| async move { client.list_seeds(question).await });
+        let ((children, unanswered), (seeds, _)): (
+            (Vec<v1::ListChildrenResponse>, _),
+            (Vec<v1::ListSeedsResponse>, _),
+        ) = tokio::join!(children, seeds);
         // Before the children: one that is listed meanwhile is in both.
         let own_starting = node.pending_starts.seeds();
         let own: Vec<v1::Child> = node.children.all_alive().iter().map(|child| child.as_ref().into()).collect();
@@ -56,7 +58,7 @@ impl SeedDependents {
                 .chain(seeds.filter_map(of_seed))
                 .chain(starting.map(of_start))
                 .collect(),
-            unanswered: silent.chain(deaf).collect(),
+            unanswered: silent.chain(unanswered).collect(),
         }
     }
 
@@ -111,19 +113,19 @@ pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let looked_unix_ms = clock::unix_ms_now();
-        let due = node.seeds.leases_due(looked_unix_ms);
+        let checked_unix_ms = clock::unix_ms_now();
+        let due = node.seeds.leases_due(checked_unix_ms);
         if due.is_empty() {
             continue;
         }
-        let mut over = without_dependents(&node, due).await;
-        over.retain(|id| node.seeds.is_lease_expired(id, looked_unix_ms));
-        if over.is_empty() {
+        let mut expired = without_dependents(&node, due).await;
+        expired.retain(|id| node.seeds.is_lease_expired(id, checked_unix_ms));
+        if expired.is_empty() {
             continue;
         }
-        for id in without_dependents(&node, over).await {
-            let here = node.clone();
-            let _ = tokio::task::spawn_blocking(move || here.seeds.drop_expired(&id, looked_unix_ms)).await;
+        for id in without_dependents(&node, expired).await {
+            let task_node = node.clone();
+            let _ = tokio::task::spawn_blocking(move || task_node.seeds.drop_expired(&id, checked_unix_ms)).await;
         }
     }
 }

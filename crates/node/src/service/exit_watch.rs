@@ -1,4 +1,4 @@
-//! Tend: waits for children for a program, wherever that runs, and sees to it that they end with who waits.
+//! Tend: waits for children on behalf of a program on any node, and kills them when the program's stream ends.
 
 use std::sync::Arc;
 
@@ -47,11 +47,11 @@ impl Drop for KillOnDrop {
 }
 
 async fn watch_child(node: Arc<Node>, child: String, sink: ResponseSender<v1::TendOutput>) {
-    let told = match parse_child_id(&child).and_then(|id| node.children.hold(&id)) {
+    let reported = match parse_child_id(&child).and_then(|id| node.children.hold(&id)) {
         Ok(known) => report_exit(KillOnDrop(known), &sink).await,
         Err(failure) => Err(failure),
     };
-    match told {
+    match reported {
         // Nobody will ask for it again. Not here, where it would be given up when the program, which knows by now, goes.
         Ok(Some(id)) => drop(tokio::spawn(async move { node.children.remove(&id).await })),
         Ok(None) => {}

@@ -1,11 +1,4 @@
-//! Fork: chooses a node for each child, asks those nodes, and passes on what comes of each child as it comes.
-//!
-//! ```text
-//!  caller ── Fork ──▶ this node ── DescribeSeed ──▶ owner of the seed
-//!                        │  ├───── StartChildren ──▶ node B ── outcome, outcome, …
-//!                        │  └───── StartChildren ──▶ node C ── outcome, …
-//!    ◀── outcome, …, one for each child, whatever happens ──┘
-//! ```
+//! Fork: chooses a node for each child, asks those nodes, and relays the outcome of each child as it arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,6 +31,13 @@ use crate::pending_starts::PendingStart;
 use crate::phases::{self, Recording};
 
 /// Starts children as asked; exactly one outcome comes for each.
+///
+/// ```text
+///  caller ── Fork ──▶ this node ── DescribeSeed ──▶ owner of the seed
+///                        │  ├───── StartChildren ──▶ node B ── outcome, outcome, …
+///                        │  └───── StartChildren ──▶ node C ── outcome, …
+///    ◀── outcome, …, one for each child, whatever happens ──┘
+/// ```
 pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
@@ -63,7 +63,7 @@ async fn start_fork(
     let start = seed.seed.parse().ok().map(|id: SeedId| node.pending_starts.begin(id));
     let batch = if request.attended { random_batch_id(node)? } else { 0 };
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
-    let mut asked = JoinSet::new();
+    let mut share_tasks = JoinSet::new();
     for (target, children) in split_by_node(&request, &nodes) {
         let share = v1::StartChildrenRequest {
             seed: Some(seed.clone()),
@@ -73,14 +73,14 @@ async fn start_fork(
             profile: request.profile,
             batch,
         };
-        let asking = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
-        asked.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(asking));
+        let span = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
+        share_tasks.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(span));
     }
     tokio::spawn(finish_fork(PendingFork {
         node: node.clone(),
         pending_start: start,
         batch,
-        shares: asked,
+        shares: share_tasks,
         received_at: arrived,
         recording,
         sink,
@@ -90,8 +90,8 @@ async fn start_fork(
 
 /// A number that no other batch has, and not 0.
 fn random_batch_id(node: &Node) -> Result<u64, Failure> {
-    let drawn = random_id().map(|number| number | 1);
-    drawn.map_err(|error| {
+    let number = random_id().map(|number| number | 1);
+    number.map_err(|error| {
         Failure::new(Code::Internal, format!("node `{}`", node.name), format!("it cannot draw a number: {error}"))
     })
 }
@@ -110,10 +110,17 @@ struct PendingFork {
 
 /// Tells the phases of the whole request once all else has been told; then stays with a caller that waits for the children.
 async fn finish_fork(fork: PendingFork) {
-    let PendingFork { node, pending_start: start, batch, shares: mut asked, received_at: arrived, recording, sink } =
-        fork;
+    let PendingFork {
+        node,
+        pending_start: start,
+        batch,
+        shares: mut share_tasks,
+        received_at: arrived,
+        recording,
+        sink,
+    } = fork;
     let mut shares = Vec::new();
-    while let Some(share) = asked.join_next().await {
+    while let Some(share) = share_tasks.join_next().await {
         shares.extend(share);
     }
     drop(start);
@@ -275,8 +282,8 @@ async fn relay_outcomes(
 /// does not read what it does not know.
 fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> bool {
     let network = |of: v1::Network| NetworkMode::from(of);
-    let asked = (options.untrusted, options.user_namespace, options.read_only);
-    (child.untrusted, child.user_namespace, child.read_only) == asked
+    let requested = (options.untrusted, options.user_namespace, options.read_only);
+    (child.untrusted, child.user_namespace, child.read_only) == requested
         && network(child.network()) == network(options.network())
         && child.publish == options.publish
         && EgressPolicy::try_from(&child.egress[..]).ok() == EgressPolicy::try_from(&options.egress[..]).ok()

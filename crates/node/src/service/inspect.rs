@@ -1,5 +1,5 @@
-//! Says all that is known of one object: a child, a seed or a node. An id says what it is; of names, those of nodes come
-//! before those of seeds.
+//! Inspect: reports all that is known about one object: a child, a seed or a node. An id says what it is; a name is
+//! looked up among nodes before seeds.
 
 use std::sync::Arc;
 

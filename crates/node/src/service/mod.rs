@@ -1,5 +1,5 @@
-//! The API's requests. `control` is what users ask, `peer` what nodes ask of each other; the other files deal with a
-//! kind of request each. A request about an object of another node is passed on to that node (`route`).
+//! Handlers of the API's requests. `control` is the service for users, `peer` the service for nodes; each other file
+//! handles one kind of request. A request about an object of another node is passed on to that node (`route`).
 
 mod attach;
 mod caller_disconnect;

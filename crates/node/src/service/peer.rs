@@ -1,4 +1,4 @@
-//! The service for other nodes.
+//! The gRPC service for other nodes.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl v1::peer_server::Peer for PeerService {
 
     async fn foretell(&self, request: Request<v1::ForetellRequest>) -> Result<Response<v1::ForetellResponse>, Status> {
         let caller = request.extensions().get::<Caller>().cloned();
-        Ok(Response::new(speculative_prewarm::handle_foretell(&self.0, caller.as_ref(), request.into_inner())?))
+        Ok(Response::new(speculative_prewarm::prewarm_for_next_seed(&self.0, caller.as_ref(), request.into_inner())?))
     }
 
     async fn warm_up(&self, request: Request<v1::SeedAccess>) -> Result<Response<v1::Warm>, Status> {

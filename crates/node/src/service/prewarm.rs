@@ -1,4 +1,4 @@
-//! Prewarm: nodes make ready for children of a seed. The node that was asked finds the seed, and asks each of the nodes.
+//! Prewarm: nodes get ready for children of a seed. The node that is asked finds the seed, and asks each of the nodes.
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ pub(super) async fn prewarm(node: &Arc<Node>, request: v1::PrewarmRequest) -> Re
         return Err(Failure::new(Code::InvalidArgument, format!("seed {seed}"), cause));
     }
     let access = seeds::describe_seed(node, &seed, &[]).await?;
-    let mut asked = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for (index, name) in nodes.iter().enumerate() {
-        let (here, name, access) = (node.clone(), name.clone(), access.clone());
-        asked.spawn(async move { (index, name.clone(), prewarm_on(&here, &name, access).await) });
+        let (task_node, name, access) = (node.clone(), name.clone(), access.clone());
+        tasks.spawn(async move { (index, name.clone(), prewarm_on(&task_node, &name, access).await) });
     }
-    let mut outcomes = asked.join_all().await;
+    let mut outcomes = tasks.join_all().await;
     outcomes.sort_by_key(|(index, ..)| *index);
     let outcomes = outcomes.into_iter().map(|(_, node, answer)| {
         let result = Some(answer.map_or_else(|failure| Outcome::Error(failure.into()), Outcome::Warm));
@@ -52,7 +52,7 @@ async fn prewarm_on(node: &Arc<Node>, name: &str, access: v1::SeedAccess) -> Res
 /// Makes this node ready.
 pub(super) async fn prewarm_local(node: &Arc<Node>, access: v1::SeedAccess) -> Result<v1::Warm, Failure> {
     let access = SeedAccess::try_from(access)?;
-    let here = node.clone();
-    let progress = node.run_blocking(move || here.engine.prewarm(&access)).await?;
+    let task_node = node.clone();
+    let progress = node.run_blocking(move || task_node.engine.prewarm(&access)).await?;
     Ok(v1::Warm { set_bytes: progress.set_pages * PAGE_SIZE, cached_bytes: progress.cached_pages * PAGE_SIZE })
 }

@@ -1,4 +1,4 @@
-//! Which node a request is for: its object's id says it. What is asked of all nodes.
+//! Routes a request to the node that its object's id names, or to all nodes.
 
 use std::fmt::Display;
 
@@ -25,11 +25,15 @@ pub(super) enum RequestTarget {
 ///
 /// # Errors
 /// There is no such node, or it is silent.
-pub(super) fn resolve_target(here: &Node, node: &NodeName, object: impl Display) -> Result<RequestTarget, Failure> {
-    if *node == here.name {
+pub(super) fn resolve_target(
+    local_node: &Node,
+    node: &NodeName,
+    object: impl Display,
+) -> Result<RequestTarget, Failure> {
+    if *node == local_node.name {
         return Ok(RequestTarget::Local);
     }
-    Ok(RequestTarget::Remote(here.peers.client(node, object)?))
+    Ok(RequestTarget::Remote(local_node.peers.client(node, object)?))
 }
 
 /// The id of a child as a user wrote it.
@@ -51,35 +55,35 @@ pub(super) fn forwarded_failure(object: impl Display) -> impl FnOnce(Status) -> 
 /// Where a child's requests are dealt with.
 ///
 /// # Errors
-/// As [`place`].
-pub(super) fn child_target(here: &Node, id: &ChildId) -> Result<RequestTarget, Failure> {
-    resolve_target(here, id.node(), format!("child {id}"))
+/// As [`resolve_target`].
+pub(super) fn child_target(local_node: &Node, id: &ChildId) -> Result<RequestTarget, Failure> {
+    resolve_target(local_node, id.node(), format!("child {id}"))
 }
 
 /// Where a seed's requests are dealt with.
 ///
 /// # Errors
-/// As [`place`].
-pub(super) fn seed_target(here: &Node, id: &SeedId) -> Result<RequestTarget, Failure> {
-    resolve_target(here, id.node(), format!("seed {id}"))
+/// As [`resolve_target`].
+pub(super) fn seed_target(local_node: &Node, id: &SeedId) -> Result<RequestTarget, Failure> {
+    resolve_target(local_node, id.node(), format!("seed {id}"))
 }
 
 /// Asks every other node that is alive for what it has itself. Gives their answers, and why others gave none in time.
 pub(super) async fn query_other_nodes<Answer, Answering>(
-    here: &Node,
+    local_node: &Node,
     ask: impl Fn(Client, Request<v1::ListRequest>) -> Answering,
 ) -> (Vec<Answer>, Vec<Failure>)
 where
     Answer: Send + 'static,
     Answering: Future<Output = Result<Response<Answer>, Status>> + Send + 'static,
 {
-    let mut asked = JoinSet::new();
-    for member in here.peers.others_alive() {
+    let mut tasks = JoinSet::new();
+    for member in local_node.peers.others_alive() {
         let question =
             request_with_timeout(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true, living_only: false });
-        let answering = ask(node_client(here.peers.channel(member.address)), question);
+        let answering = ask(node_client(local_node.peers.channel(member.address)), question);
         let object = format!("node {}", member.name);
-        asked.spawn(async move {
+        tasks.spawn(async move {
             // The request's own limit begins when there is a connection, which who stands still does not make.
             let answer = timeout(CLUSTER_QUERY_TIMEOUT, answering).await;
             let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer came in time")));
@@ -87,7 +91,7 @@ where
         });
     }
     let (mut answers, mut failures) = (Vec::new(), Vec::new());
-    for answer in asked.join_all().await {
+    for answer in tasks.join_all().await {
         match answer {
             Ok(answer) => answers.push(answer),
             Err(failure) => failures.push(failure),

@@ -21,11 +21,11 @@ use crate::phases::Recording;
 use crate::seeds::{self, PrepareOptions, check_labels, check_name};
 
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
-    let here = node.clone();
+    let task_node = node.clone();
     let check = move || {
-        let is_served = here.children.find_by_pid(request.pid).is_some();
+        let is_served = task_node.children.find_by_pid(request.pid).is_some();
         let namespaces = namespace_policy(request.takes_node_namespaces);
-        here.engine.check_process(request.pid, CheckOptions { is_pager_served: is_served, namespaces })
+        task_node.engine.check_process(request.pid, CheckOptions { is_pager_served: is_served, namespaces })
     };
     node.run_blocking(check).await
 }
@@ -77,11 +77,11 @@ pub(crate) async fn drop_seed(node: &Arc<Node>, request: v1::DropRequest) -> Res
             if !request.force {
                 dependents::check_no_dependents(node, &id).await?;
             }
-            let here = node.clone();
+            let task_node = node.clone();
             let seed = id.to_string();
             let drop = move || {
-                here.seeds.drop_seed(&id)?;
-                here.engine.evict_seed(&id);
+                task_node.seeds.drop_seed(&id)?;
+                task_node.engine.evict_seed(&id);
                 Ok(())
             };
             node.run_blocking(drop).await?;
@@ -100,10 +100,10 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
     match seed_target(node, &id)? {
         RequestTarget::Local => {
             node.seeds.wait_complete(&id).await?;
-            let here = node.clone();
+            let task_node = node.clone();
             let (seed, seed_dependents) = (id.clone(), SeedDependents::collect(node));
             let (detail, seed_dependents) =
-                tokio::join!(node.run_blocking(move || here.seeds.detail(&seed)), seed_dependents);
+                tokio::join!(node.run_blocking(move || task_node.seeds.detail(&seed)), seed_dependents);
             let mut detail = detail?;
             detail.seed.iter_mut().for_each(|seed| seed_dependents.add_to_view(seed));
             Ok(Object::Seed(detail))
@@ -124,8 +124,8 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
     let mut unanswered = Vec::new();
     if !request.this_node_only {
         let seed_dependents = SeedDependents::collect(node);
-        let asked = query_other_nodes(node, |mut asked, question| async move { asked.list_seeds(question).await });
-        let ((answers, failures), seed_dependents) = tokio::join!(asked, seed_dependents);
+        let query = query_other_nodes(node, |mut client, question| async move { client.list_seeds(question).await });
+        let ((answers, failures), seed_dependents) = tokio::join!(query, seed_dependents);
         seeds.extend(answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds));
         unanswered.extend(node.unreachable_nodes());
         unanswered.extend(failures.into_iter().map(Into::into));
@@ -178,7 +178,7 @@ async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
         return Ok(id);
     }
     let (answers, _) =
-        query_other_nodes(node, |mut asked, question| async move { asked.list_seeds(question).await }).await;
+        query_other_nodes(node, |mut client, question| async move { client.list_seeds(question).await }).await;
     let seeds = answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds);
     let is_named = |seed: &v1::Seed| !text.is_empty() && seed.name == text;
     let mut found: Vec<SeedId> = seeds.filter(is_named).filter_map(|seed| seed.id.parse().ok()).collect();

@@ -1,5 +1,5 @@
-//! Settle: a child takes the rest of its pages, and the caller is told how far it is. The pager does the work, with or without
-//! a caller; here it is asked, again and again.
+//! Settle: a child fetches the rest of its pages, and the caller sees its progress. The pager does the work, with or
+//! without a caller; this module polls it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,9 @@ pub(super) async fn settle(
     match child_target(node, &id)? {
         RequestTarget::Local => {
             let (node, child) = (node.clone(), node.children.get(&id)?);
-            Ok(spawn_stream(|sink| async move { report_until_settled(&node, &child, &sink, |told| told).await }))
+            Ok(spawn_stream(
+                |sink| async move { report_until_settled(&node, &child, &sink, |progress| progress).await },
+            ))
         }
         RequestTarget::Remote(mut owner) => {
             let progress = owner.settle(request).await.map_err(forwarded_failure(&object))?.into_inner();
@@ -66,8 +68,8 @@ async fn poll_progress(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Res
     if !child.is_alive() {
         return Err(child.ended_failure());
     }
-    let (here, asked) = (node.clone(), child.clone());
-    let progress = node.run_blocking(move || asked.settle_memory(&here.pager, begin)).await?;
+    let (task_node, task_child) = (node.clone(), child.clone());
+    let progress = node.run_blocking(move || task_child.settle_memory(&task_node.pager, begin)).await?;
     match &progress.state {
         SettleState::Failed(reason) => Err(child
             .failure(Code::FailedPrecondition, format!("it does not settle: {reason}"))

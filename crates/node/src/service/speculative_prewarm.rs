@@ -1,10 +1,6 @@
-//! Makes ready for children of a seed that nobody has asked for yet, where its process's seed before it had such: its zygote, and, where they
-//! were forked one by one, one child that stands by. Of a process's first seed, on its own node: its zygote.
-//!
-//! ```text
-//!  seed complete ── a moment, unless it is forked at once ─┬─▶ zygote, standby
-//!  (its owner)                                             └─ Foretell ─▶ each node that had such children ─▶ zygote, standby
-//! ```
+//! Speculative prewarming: gets ready for children of a seed that has not been forked yet, where its process's previous
+//! seed was forked. Makes its zygote, and, where children were forked one by one, one prestarted child. For a process's
+//! first seed, only the owner makes a zygote. `speculation` decides; `engine` does the work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,10 +25,16 @@ const SPECULATION_DELAY: Duration = Duration::from_millis(2);
 const SPECULATIVE_PRESTARTS: usize = 1;
 
 /// A process of this node has a new seed behind another, which is complete.
+///
+/// ```text
+///  seed complete ── SPECULATION_DELAY, unless it is forked at once ─┬─▶ zygote, prestarted child
+///  (its owner)                                                      └─ Foretell ─▶ each node that had such children
+///                                                                                    ─▶ zygote, prestarted child
+/// ```
 pub(crate) fn prewarm_next_seed(node: &Arc<Node>, before: &SeedId, next: &SeedId) {
-    let foreseen = node.fork_history.advance_sequence(before, next);
-    if foreseen != SpeculationPlan::default() {
-        node.runtime.spawn(prewarm_and_notify(node.clone(), before.clone(), next.clone(), foreseen));
+    let plan = node.fork_history.advance_sequence(before, next);
+    if plan != SpeculationPlan::default() {
+        node.runtime.spawn(prewarm_and_notify(node.clone(), before.clone(), next.clone(), plan));
     }
 }
 
@@ -50,20 +52,20 @@ async fn create_first_zygote(node: Arc<Node>, seed: SeedId) {
     }
 }
 
-async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, foreseen: SpeculationPlan) {
-    let SpeculationPlan { local_pattern: here, remote_nodes: elsewhere, previous_seeds: former } = foreseen;
-    if !here.as_ref().is_some_and(|fork_pattern| fork_pattern.is_fan_out) {
+async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, plan: SpeculationPlan) {
+    let SpeculationPlan { local_pattern, remote_nodes, previous_seeds } = plan;
+    if !local_pattern.as_ref().is_some_and(|fork_pattern| fork_pattern.is_fan_out) {
         sleep(SPECULATION_DELAY).await;
     }
     let Ok(access) = node.seeds.access(&seed) else { return };
-    let gone: Vec<SeedId> = former.into_iter().filter(|seed| !node.seeds.is_listed(seed)).collect();
+    let gone: Vec<SeedId> = previous_seeds.into_iter().filter(|seed| !node.seeds.is_listed(seed)).collect();
     node.fork_history.remove_previous_seeds(&seed, &gone);
-    for name in elsewhere {
+    for name in remote_nodes {
         let gone = gone.iter().map(SeedId::to_string).collect();
         let request = v1::ForetellRequest { before: before.to_string(), seed: Some(access.clone()), gone };
         tokio::spawn(notify_node(node.clone(), name, seed.clone(), request));
     }
-    if let (Some(fork_pattern), Ok(access)) = (here, SeedAccess::try_from(access)) {
+    if let (Some(fork_pattern), Ok(access)) = (local_pattern, SeedAccess::try_from(access)) {
         prewarm_local(node, access, fork_pattern).await;
     }
 }
@@ -84,7 +86,7 @@ async fn notify_node(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1:
 ///
 /// # Errors
 /// It is not of the node that says so.
-pub(super) fn handle_foretell(
+pub(super) fn prewarm_for_next_seed(
     node: &Arc<Node>,
     caller: Option<&Caller>,
     request: v1::ForetellRequest,
@@ -105,16 +107,16 @@ pub(super) fn handle_foretell(
         return Err(refuse("it is another node's than that which follows it"));
     }
     let gone: Vec<SeedId> = gone.iter().filter_map(|seed| seed.parse().ok()).filter(is_its).collect();
-    let foreseen = node.fork_history.advance_sequence(&known, &access.key.seed);
-    let is_expected = foreseen.local_pattern.is_some();
-    tokio::spawn(evict_and_prewarm(node.clone(), gone, access, foreseen.local_pattern));
+    let plan = node.fork_history.advance_sequence(&known, &access.key.seed);
+    let is_expected = plan.local_pattern.is_some();
+    tokio::spawn(evict_and_prewarm(node.clone(), gone, access, plan.local_pattern));
     Ok(v1::ForetellResponse { is_expected })
 }
 
 async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAccess, fork_pattern: Option<ForkPattern>) {
     if !gone.is_empty() {
-        let here = node.clone();
-        run_in_thread(move || gone.iter().for_each(|seed| here.engine.evict_seed(seed))).await;
+        let task_node = node.clone();
+        run_in_thread(move || gone.iter().for_each(|seed| task_node.engine.evict_seed(seed))).await;
     }
     if let Some(fork_pattern) = fork_pattern {
         prewarm_local(node, access, fork_pattern).await;

@@ -1,4 +1,4 @@
-//! Starts children on this node: several at once, bounded, each with an outcome of its own.
+//! Starts children on this node: several at once, up to a limit, each with its own outcome.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -191,14 +191,14 @@ fn start_while_permitted(
         send_outcome(&batch, index, started, phases);
         let is_last = batch.queue().is_empty();
         schedule_prestart(&batch, has_payload);
-        let readying = prewarm_work(&batch);
+        let prewarm = prewarm_work(&batch);
         if is_last || next == AfterStart::Stop {
             // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
             drop(batch);
-            readying.into_iter().for_each(|make_ready| make_ready());
+            prewarm.into_iter().for_each(|make_ready| make_ready());
             return None;
         }
-        readying.map(tokio::task::spawn_blocking);
+        prewarm.map(tokio::task::spawn_blocking);
         // Another request's child that waits has it first.
         match batch.node.start_permits.clone().try_acquire_owned() {
             Ok(_) if batch.sink.is_closed() => return None,
@@ -236,10 +236,10 @@ fn start_one(
     let StartBatch { node, source, options, fan_out, shared_payload, is_fan_out, .. } = batch;
     let payload = payload.as_deref().or(shared_payload.as_deref());
     let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
-    let room =
+    let memory_reservation =
         node.child_budget.reserve(&object, options.limits.memory_bytes_max, || node.children.sum_memory_limits())?;
     let started_child = node.engine.start(source, (options, fan_out), (index, !is_fan_out), payload, requested)?;
-    drop(room);
+    drop(memory_reservation);
     let child = phase!("resume.watch", node.children.add(started_child));
     if let Some(attended) = &batch.attended
         && let Ok(held_child) = node.children.hold(&child.record().id)

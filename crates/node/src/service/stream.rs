@@ -1,4 +1,5 @@
-//! Streams of answers, and the output of children as such. A caller that goes away ends them; `wait` has the ends of children.
+//! Response streams, and the output of children. A caller that disconnects ends them; `wait` reports the ends of
+//! children.
 
 use std::future::Future;
 use std::sync::Arc;

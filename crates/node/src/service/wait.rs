@@ -1,5 +1,5 @@
-//! Wait: the ends of children, in the order of the request. None of them is forgotten meanwhile, wherever it runs: this node holds its own
-//! from the beginning, and asks each other node for all of its children at once.
+//! Wait: reports the ends of children, in the order of the request. No child is evicted meanwhile, wherever it runs:
+//! this node holds its own from the beginning, and asks each other node for all of its children at once.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -129,8 +129,8 @@ impl RemoteWait {
             if self.opening.is_none() {
                 self.open_stream(node);
             }
-            let asked = self.opening.take().expect("it was asked just now");
-            let opened = asked.await.map_err(|panic| Failure::new(Code::Internal, &object, panic))?;
+            let opening = self.opening.take().expect("it was asked just now");
+            let opened = opening.await.map_err(|panic| Failure::new(Code::Internal, &object, panic))?;
             self.events = Some(opened?);
         }
         let events = self.events.as_mut().expect("it was opened just now");

@@ -1,5 +1,7 @@
-//! What a fan-out waits for, and children that are foretold: their seed's zygote. Of a fan-out it is made beside the first child of the fork, and the others
-//! are forked from that. Whatever becomes of it, they begin; without one, each from the seed.
+//! Waits until a seed's zygote is filled, for a fan-out or a speculative prewarm, and creates it where there is none.
+//!
+//! In a fan-out the zygote is made while the first child starts, and the others are forked from it. If it fails, they
+//! are started all the same, each from the seed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,18 +15,20 @@ use crate::node::Node;
 /// Between two looks whether a zygote has what it is to be given, which takes some ten milliseconds.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Waits until the zygote for children that are started so has what it is to be given, at most [`HATCHING_TIMEOUT`]. Makes it where
+/// Waits until the zygote for children that are started so has what it is to be given, at most [`ZYGOTE_TIMEOUT`]. Makes it where
 /// there is none; returns at once where there is to be none.
 pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, options: StartOptions, why: ZygoteTrigger) {
     if !node.engine.can_copy_zygote(&options) {
         return;
     }
     let seed = source.key.seed.clone();
-    let stands = async {
+    let filled = async {
         if node.engine.zygote_cache().has_no_entry(&seed) {
-            let here = node.clone();
-            run_in_thread(move || here.engine.create_zygote(&source, &options, (why, Instant::now() + ZYGOTE_TIMEOUT)))
-                .await;
+            let task_node = node.clone();
+            run_in_thread(move || {
+                task_node.engine.create_zygote(&source, &options, (why, Instant::now() + ZYGOTE_TIMEOUT))
+            })
+            .await;
         }
         node.engine.zygote_cache().wait_created(&seed).await;
         while let Some(zygote) = node.engine.zygote_cache().find_filling(&seed)
@@ -33,7 +37,7 @@ pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, opti
             sleep(POLL_INTERVAL).await;
         }
     };
-    if timeout(ZYGOTE_TIMEOUT, stands).await.is_err() {
+    if timeout(ZYGOTE_TIMEOUT, filled).await.is_err() {
         tracing::warn!(%seed, "its zygote is not waited for any longer: children are begun without");
     }
 }

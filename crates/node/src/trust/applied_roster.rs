@@ -1,4 +1,5 @@
-//! The roster that a node's connections and members are in line with: what a newer one revokes shows by comparison.
+//! The roster that a node's connections and members already follow. Comparing a newer one with it shows what that
+//! revokes.
 
 use farfork_trust::{Identity, Revocation, Role, Roster};
 use farfork_wire::NodeName;

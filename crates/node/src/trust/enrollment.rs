@@ -1,5 +1,5 @@
-//! Who this node is, at its start: as its trust directory says; else by joining with a token; else the first node of a
-//! cluster of its own.
+//! Determines a node's identity at its start: from its trust directory, else by joining with a token, else as the first
+//! node of a new cluster.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ pub(crate) enum EnrollmentError {
 /// Finds out who this node is.
 ///
 /// # Errors
-/// [`EstablishError`].
+/// [`EnrollmentError`].
 pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, EnrollmentError> {
     let TrustOptions { directory, encryption, token, insecure } = &options.trust;
     if *insecure {

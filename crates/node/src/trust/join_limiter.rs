@@ -1,5 +1,5 @@
-//! How many machines that join are attended to at a time, by where they come from: whoever sends many requests at once is
-//! not asked about all of them before the first wrong one is counted.
+//! Limits the join requests that are handled at once, by source address. A source that sends many at once does not get
+//! all of them checked before its first wrong token is counted.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
-//! How a node comes by its place in a cluster and keeps it: its own certificate, whom it trusts, and, where the cluster's
-//! authority is held, what others get from it. Certificates themselves are the business of `farfork-trust`.
+//! A node's membership in its cluster: its own certificate, the peers that it trusts, and, where it holds the
+//! authority, the certificates that others get. `farfork_trust` handles certificates themselves.
 //!
-//! `establish` is the start, `keep` what goes on while the node runs, `service` what others ask.
+//! `enrollment` runs at the start, `renewal` while the node runs, and `service` answers others.
 
 mod applied_roster;
 mod enrollment;

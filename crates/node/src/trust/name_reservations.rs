@@ -1,5 +1,5 @@
-//! Names that machines have joined with a moment ago and that membership does not know yet: two that ask at once do not
-//! both get one.
+//! Names of machines that have just joined, which membership does not know yet. Two requests at once do not both get
+//! one name.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,9 +16,9 @@ pub(crate) struct NameReservations(Mutex<HashMap<NodeName, (Instant, Vec<u8>)>>)
 impl NameReservations {
     /// Gives a name, unless another request has it. The same one may ask again, as its answer may have been lost.
     pub(crate) fn reserve(&self, name: &NodeName, request: &[u8], now: Instant) -> bool {
-        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        given.retain(|_, (since, _)| now.saturating_duration_since(*since) < UNREACHABLE_AFTER);
-        let (_, holder) = given.entry(name.clone()).or_insert_with(|| (now, request.to_vec()));
+        let mut reserved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.retain(|_, (since, _)| now.saturating_duration_since(*since) < UNREACHABLE_AFTER);
+        let (_, holder) = reserved.entry(name.clone()).or_insert_with(|| (now, request.to_vec()));
         holder == request
     }
 
@@ -34,14 +34,14 @@ mod tests {
 
     #[test]
     fn of_two_that_join_at_once_one_gets_the_name() {
-        let (given, now) = (NameReservations::default(), Instant::now());
+        let (reservations, now) = (NameReservations::default(), Instant::now());
         let (one, other) = (NodeName::new("one").unwrap(), NodeName::new("other").unwrap());
-        assert!(given.reserve(&one, b"first", now));
-        assert!(!given.reserve(&one, b"second", now));
-        assert!(given.reserve(&one, b"first", now), "it asks again");
-        assert!(given.reserve(&other, b"second", now));
-        assert!(given.reserve(&one, b"second", now + UNREACHABLE_AFTER), "the first one never came");
-        given.release(&other);
-        assert!(given.reserve(&other, b"third", now), "whether it lives is not known here");
+        assert!(reservations.reserve(&one, b"first", now));
+        assert!(!reservations.reserve(&one, b"second", now));
+        assert!(reservations.reserve(&one, b"first", now), "it asks again");
+        assert!(reservations.reserve(&other, b"second", now));
+        assert!(reservations.reserve(&one, b"second", now + UNREACHABLE_AFTER), "the first one never came");
+        reservations.release(&other);
+        assert!(reservations.reserve(&other, b"third", now), "whether it lives is not known here");
     }
 }

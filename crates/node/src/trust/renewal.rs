@@ -1,5 +1,5 @@
-//! What keeps a node in its cluster while it runs: newer rosters from other nodes, and a new key before the old one's
-//! certificate ends, or when the authority was rotated.
+//! Keeps a running node in its cluster: fetches newer rosters from other nodes, and gets a new key and certificate
+//! before the old ones expire, or when the authority was rotated.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use farfork_trust::{Credentials, NODE_VALID, UncertifiedKey};
 use tonic::Code;
 
 use crate::api::v1;
-use crate::client::{cluster_client, request_with_timeout};
+use crate::client::{adopt_newer_roster, cluster_client, request_with_timeout};
 use crate::failure::Failure;
 use crate::limits::QUERY_TIMEOUT;
 use crate::peers::Peers;
@@ -49,15 +49,7 @@ pub(crate) async fn fetch_roster(peers: &Peers, address: SocketAddr, counter: u6
     if counter <= credentials.roster_counter() {
         return Ok(());
     }
-    let object = format!("roster of the node at {address}");
-    let mut client = cluster_client(peers.channel(address));
-    let answer = client.get_roster(request_with_timeout(QUERY_TIMEOUT, v1::GetRosterRequest {})).await;
-    let roster = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().roster;
-    let adopted = with_credentials(credentials, move |credentials| {
-        credentials.install_roster(&roster).map_err(|e| e.to_string())
-    });
-    let adopted = adopted.await.map_err(|cause| Failure::new(Code::FailedPrecondition, &object, cause))?;
-    if adopted {
+    if adopt_newer_roster(peers.channel(address), address, credentials).await? {
         tracing::info!(from = %address, counter, "a newer roster is in force");
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! What others ask of this node about being members. Whoever does not hold the authority passes a machine that joins on to
-//! the node that does; nodes that renew ask round by themselves.
+//! The gRPC service for membership. A node without the authority passes a join request on to the node that holds it.
+//! Nodes that renew ask the other nodes themselves.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -211,17 +211,17 @@ impl v1::cluster_server::Cluster for ClusterService {
             Err(failure) => response.failed.push(failure.into()),
         }
         if request.into_inner().all_nodes {
-            let mut asked = JoinSet::new();
+            let mut tasks = JoinSet::new();
             for member in self.peers.others_alive() {
                 let mut client = cluster_client(self.peers.channel(member.address));
-                asked.spawn(async move {
+                tasks.spawn(async move {
                     let answer = client
                         .rotate(request_with_timeout(QUERY_TIMEOUT, v1::RotateRequest { all_nodes: false }))
                         .await;
                     answer.map_err(|status| Failure::from_status(format!("node {}", member.name), &status))
                 });
             }
-            for answer in asked.join_all().await {
+            for answer in tasks.join_all().await {
                 match answer {
                     Ok(answer) => {
                         let answer = answer.into_inner();

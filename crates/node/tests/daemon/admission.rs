@@ -1,4 +1,4 @@
-//! Whom a daemon lets in at its control port, what each may ask for, and what its log says of the others.
+//! Which peers a daemon admits at its control port, what each may request, and what its log says of the others.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use crate::harness::{Node, block_on, name, run_dirs, token_file, trust_dir, until};
+use crate::harness::{TestDaemon, block_on, name, run_dirs, token_file, trust_dir, until};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_machine_joins_with_a_token", joins),
@@ -71,12 +71,12 @@ fn write_token(first: &TrustDirectory, run_dir: &Path) {
 fn joins() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
-    let b = Node::start("b", &dir_b, Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let b = TestDaemon::start("b", &dir_b, Some(a.address()));
     // By a node that does not hold the authority: it passes the machine on.
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
-    let c = Node::start("c", &dir_c, Some(b.address()));
+    let c = TestDaemon::start("c", &dir_c, Some(b.address()));
     until("all know each other", || (a.alive() == ["a", "b", "c"] && c.alive() == a.alive()).then_some(()));
     assert!(trust_dir(&dir_c, "c").join("identity.pem").exists());
     a.says(&["joins with a token", "node=c"]);
@@ -90,7 +90,7 @@ fn joins() {
 fn seen_on_its_way() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
     let token = member::create_join_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token");
     let (machine, thief) = (UncertifiedKey::generate().expect("a key"), UncertifiedKey::generate().expect("a key"));
     let [request, stolen] = [&machine, &thief].map(|key| key.certificate_request().expect("a request"));
@@ -126,7 +126,7 @@ fn seen_on_its_way() {
 
 fn guesses() {
     let (_parent, dir_a, _) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
     let dir_c = dir_a.with_file_name("c");
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     // Of the right cluster, and with a secret that was never drawn.
@@ -134,7 +134,7 @@ fn guesses() {
     let mut last = String::new();
     for guess in 0..5 {
         fs::write(token_file(&dir_c), format!("farfork-join-1.{guess:032x}.{pin}")).expect("a file");
-        let mut c = Node::spawn("c", &dir_c, Some(a.address()));
+        let mut c = TestDaemon::spawn("c", &dir_c, Some(a.address()));
         assert!(!c.wait().success());
         last = c.said();
         assert!(last.contains("no node let it join") && last.contains("farfork cluster token"), "{last}");
@@ -146,19 +146,19 @@ fn guesses() {
 fn guesses_at_once() {
     const GUESSES: usize = 64;
     let (_parent, dir_a, _) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
     let request = UncertifiedKey::generate().expect("a key").certificate_request().expect("a request");
     let guess = JoinRequest { name: "c".to_owned(), proof: vec![7; 32], request, passed_on_for: String::new() };
     let looked_at = block_on(async {
         let client = connect_cluster(&a.run_dir.socket()).await.expect("it answers");
-        let mut asked = JoinSet::new();
+        let mut tasks = JoinSet::new();
         for _ in 0..GUESSES {
             let (mut client, guess) = (client.clone(), guess.clone());
-            asked.spawn(async move {
+            tasks.spawn(async move {
                 client.join(request_with_timeout(QUERY_TIMEOUT, guess)).await.expect_err("a guess").code()
             });
         }
-        asked.join_all().await.into_iter().filter(|code| *code == Code::Unauthenticated).count()
+        tasks.join_all().await.into_iter().filter(|code| *code == Code::Unauthenticated).count()
     });
     assert!((1..=12).contains(&looked_at), "{looked_at} of {GUESSES} were compared");
 }
@@ -166,16 +166,16 @@ fn guesses_at_once() {
 fn passed_on_once() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let mut a = Node::start("a", &dir_a, None);
-    let b = Node::start("b", &dir_b, Some(a.address()));
-    let third = Node::start("a2", &dir_a.with_file_name("a2"), Some(a.address()));
+    let mut a = TestDaemon::start("a", &dir_a, None);
+    let b = TestDaemon::start("b", &dir_b, Some(a.address()));
+    let third = TestDaemon::start("a2", &dir_a.with_file_name("a2"), Some(a.address()));
     until("all know each other", || (b.alive() == ["a", "a2", "b"]).then_some(()));
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
     // It counts as alive for some seconds.
     a.signal(Signal::KILL);
     a.wait();
-    let mut c = Node::spawn("c", &dir_c, Some(b.address()));
+    let mut c = TestDaemon::spawn("c", &dir_c, Some(b.address()));
     assert!(!c.wait().success());
     assert!(c.said().contains("no node that answers here holds the cluster's authority"), "{}", c.said());
     assert!(!third.said().contains("was passed on to this node"), "{}", third.said());
@@ -183,15 +183,15 @@ fn passed_on_once() {
 
 fn no_token() {
     let (_parent, dir_a, _) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
-    let mut c = Node::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let mut c = TestDaemon::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
     assert!(!c.wait().success());
     let said = c.said();
     assert!(said.contains("--token-file") && said.contains("farfork cluster token"), "{said}");
     // Another cluster's token: the machine finds that out before it shows the secret.
     let (_other, other_dir, _) = run_dirs();
     write_token(&TrustDirectory::new(trust_dir(&other_dir, "a")), &dir_a.with_file_name("c"));
-    let mut c = Node::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
+    let mut c = TestDaemon::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
     assert!(!c.wait().success());
     assert!(c.said().contains("no node of the cluster that the join token is for"), "{}", c.said());
     assert!(!a.said().contains("wrong join token"));
@@ -200,17 +200,17 @@ fn no_token() {
 fn first() {
     let parent = tempfile::tempdir().expect("a directory");
     let run_dir = parent.path().join("alone");
-    let alone = Node::start("alone", &run_dir, None);
+    let alone = TestDaemon::start("alone", &run_dir, None);
     alone.says(&["made a cluster of its own"]);
     assert!(TrustDirectory::new(trust_dir(&run_dir, "alone")).holds_authority());
-    let another = Node::spawn("other", &run_dir.with_file_name("other"), None);
+    let another = TestDaemon::spawn("other", &run_dir.with_file_name("other"), None);
     drop(another);
 }
 
 fn roles() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
     let now = SystemTime::now();
     for (role, may_kill) in [(Role::Node, true), (Role::Client, true), (Role::ReadOnly, false)] {
         let credentials = issue(&first, role, "somebody", now, NODE_VALID);
@@ -225,7 +225,7 @@ fn roles() {
 fn strangers() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
     let member = issue(&first, Role::Client, "member", SystemTime::now(), NODE_VALID);
     let (_other, other_dir, _) = run_dirs();
     let stranger = open(&TrustDirectory::new(trust_dir(&other_dir, "a")));
@@ -261,8 +261,8 @@ fn strangers() {
 fn revoked() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
-    let b = Node::start("b", &dir_b, Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let b = TestDaemon::start("b", &dir_b, Some(a.address()));
     let out = issue(&first, Role::Node, "out", SystemTime::now(), NODE_VALID);
     assert_eq!(ask(a.address(), &out).expect("still a member"), 2);
     member::revoke_identity(&first, Role::Node, &name("out"), SystemTime::now).expect("it is revoked");
@@ -278,8 +278,8 @@ fn revoked() {
 fn client_hears() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
-    let b = Node::start("b", &dir_b, Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let b = TestDaemon::start("b", &dir_b, Some(a.address()));
     for role in [Role::Client, Role::ReadOnly] {
         issue(&first, role, "somebody", SystemTime::now(), NODE_VALID);
     }
@@ -312,7 +312,7 @@ fn stands(address: SocketAddr, credentials: Credentials) -> JoinHandle<String> {
 fn standing() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
     let now = SystemTime::now();
     let revoked = stands(a.address(), issue(&first, Role::Client, "revoked", now, NODE_VALID));
     let expired = stands(a.address(), issue(&first, Role::Client, "brief", now, Duration::from_secs(8)));
@@ -340,11 +340,11 @@ fn standing() {
 fn revoked_is_left() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    let a = Node::start("a", &dir_a, None);
-    let b = Node::start("b", &dir_b, Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let b = TestDaemon::start("b", &dir_b, Some(a.address()));
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
-    let c = Node::start("c", &dir_c, Some(a.address()));
+    let c = TestDaemon::start("c", &dir_c, Some(a.address()));
     until("all know each other", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
     member::revoke_identity(&first, Role::Node, &name("c"), SystemTime::now).expect("it is revoked");
     // It goes on to answer: both have a connection to it, and leave it.
@@ -360,7 +360,7 @@ fn revoked_is_left() {
     drop(c);
     fs::remove_dir_all(trust_dir(&dir_c, "c")).expect("its identity");
     write_token(&first, &dir_c);
-    let c = Node::start("c", &dir_c, Some(a.address()));
+    let c = TestDaemon::start("c", &dir_c, Some(a.address()));
     until("it is back", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
 }
 
@@ -368,8 +368,8 @@ fn rotates() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let second = TrustDirectory::new(trust_dir(&dir_b, "b"));
-    let mut a = Node::start("a", &dir_a, None);
-    let b = Node::start("b", &dir_b, Some(a.address()));
+    let mut a = TestDaemon::start("a", &dir_a, None);
+    let b = TestDaemon::start("b", &dir_b, Some(a.address()));
     let before = fs::read(second.identity_path()).expect("its key");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
     let authority = first.read_roster().expect("a roster").0.authorities()[0].clone();
@@ -384,6 +384,6 @@ fn rotates() {
     assert_eq!((a.alive(), b.alive()), (vec!["a".into(), "b".into()], vec!["a".into(), "b".into()]));
     a.signal(Signal::TERM);
     a.wait();
-    let a = Node::start("a", &dir_a, Some(b.address()));
+    let a = TestDaemon::start("a", &dir_a, Some(b.address()));
     assert_eq!(a.alive(), ["a", "b"]);
 }

@@ -1,4 +1,4 @@
-//! Connections that say nothing, thousands of them: they cost bounded memory, end, and keep nobody out.
+//! Thousands of connections that send nothing: they cost bounded memory, time out, and keep no other peer out.
 
 use std::net::TcpStream;
 use std::time::SystemTime;
@@ -9,7 +9,7 @@ use farfork_node::limits::QUERY_TIMEOUT;
 use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TrustDirectory, member};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::harness::{Node, block_on, name, run_dirs, trust_dir};
+use crate::harness::{TestDaemon, block_on, name, run_dirs, trust_dir};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[("thousands_of_silent_connections_disturb_nobody", silent)];
 
@@ -28,7 +28,7 @@ fn take_descriptors() {
 fn silent() {
     take_descriptors();
     let (_parent, dir_a, _) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
     let into = TrustDirectory::new(dir_a.with_file_name("client"));
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     member::issue_client_directory(&first, &into, Role::Client, &name("client"), SystemTime::now(), NODE_VALID)

@@ -59,12 +59,12 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// A daemon, stopped when this is dropped.
-pub(crate) struct Node {
+pub(crate) struct TestDaemon {
     process: Child,
     pub(crate) run_dir: RunDir,
 }
 
-impl Node {
+impl TestDaemon {
     pub(crate) fn spawn(name: &str, run_dir: &Path, join: Option<SocketAddr>) -> Self {
         let log = File::create(run_dir.with_extension("log")).expect("a log");
         let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
@@ -95,8 +95,8 @@ impl Node {
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        let me = self.nodes().expect("it answers").into_iter().find(|node| node.is_self);
-        me.expect("it knows itself").address.parse().expect("an address")
+        let own_view = self.nodes().expect("it answers").into_iter().find(|node| node.is_self);
+        own_view.expect("it knows itself").address.parse().expect("an address")
     }
 
     /// What it says of an id that nothing has.
@@ -136,7 +136,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
         if self.process.try_wait().is_ok_and(|ended| ended.is_none()) {
             self.signal(Signal::TERM);

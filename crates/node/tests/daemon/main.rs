@@ -1,5 +1,5 @@
-//! Daemons as processes on this machine's loopback: how they find, lose and find each other again, and whom they let in.
-//! What they do with processes and children is for the end-to-end tests. Needs root, as the daemon does.
+//! Daemons as processes on this machine's loopback: how they discover, lose and rediscover each other, and which peers
+//! they admit. End-to-end tests cover processes and children. Needs root, as the daemon does.
 //!
 //! This program is its own daemon and pager: `node NAME DIR [JOIN]`, and `pager`, as the daemon calls it.
 

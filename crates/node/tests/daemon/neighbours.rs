@@ -1,11 +1,11 @@
-//! How nodes find, lose and find each other again.
+//! How nodes discover, lose and rediscover each other.
 
 use std::fs;
 
 use farfork_fork::pager::{PagerClient, TrustPolicy};
 use rustix::process::Signal;
 
-use crate::harness::{Node, run_dirs, trust_dir, until};
+use crate::harness::{TestDaemon, run_dirs, trust_dir, until};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("who_leaves_is_gone_at_once_and_leaves_nothing", who_leaves),
@@ -17,8 +17,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 fn who_leaves() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
-    let mut b = Node::start("b", &dir_b, Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let mut b = TestDaemon::start("b", &dir_b, Some(a.address()));
     assert_eq!(b.alive(), ["a", "b"], "a node knows its cluster when it answers");
     b.signal(Signal::TERM);
     assert!(b.wait().success());
@@ -30,13 +30,13 @@ fn who_leaves() {
 
 fn killed() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let mut a = Node::start("a", &dir_a, None);
-    let _b = Node::start("b", &dir_b, Some(a.address()));
+    let mut a = TestDaemon::start("a", &dir_a, None);
+    let _b = TestDaemon::start("b", &dir_b, Some(a.address()));
     until("a has written down that it knows b", || fs::exists(a.run_dir.member_file()).unwrap_or(false).then_some(()));
     a.signal(Signal::KILL);
     a.wait();
     // Under another name: its port is another too, and `a` counts as alive for some seconds.
-    let again = Node::start("a2", &dir_a, None);
+    let again = TestDaemon::start("a2", &dir_a, None);
     assert!(again.alive().contains(&"b".to_owned()), "it was told of nobody to join");
     // The pager outlived the daemon that it trusted as, and nobody needed it.
     let trusting = PagerClient::new(&dir_a).hello().expect("a pager answers").trust_policy;
@@ -45,8 +45,8 @@ fn killed() {
 
 fn one_daemon() {
     let (_parent, dir_a, _) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
-    let mut second = Node::spawn("b", &dir_a, None);
+    let a = TestDaemon::start("a", &dir_a, None);
+    let mut second = TestDaemon::spawn("b", &dir_a, None);
     assert!(!second.wait().success());
     let said = second.said();
     assert!(said.contains(&*dir_a.to_string_lossy()) && said.contains("another daemon uses it"), "{said}");
@@ -55,8 +55,8 @@ fn one_daemon() {
 
 fn one_name() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
-    let mut second = Node::spawn("a", &dir_b, Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let mut second = TestDaemon::spawn("a", &dir_b, Some(a.address()));
     assert!(!second.wait().success());
     let said = second.said();
     assert!(said.contains(&a.address().to_string()) && said.contains("the name is taken"), "{said}");
@@ -64,8 +64,8 @@ fn one_name() {
 
 fn passed_on() {
     let (_parent, dir_a, dir_b) = run_dirs();
-    let a = Node::start("a", &dir_a, None);
-    let _b = Node::start("b", &dir_b, Some(a.address()));
+    let a = TestDaemon::start("a", &dir_a, None);
+    let _b = TestDaemon::start("b", &dir_b, Some(a.address()));
     let failure = a.inspect("b.c0123456789abcdef");
     assert_eq!((failure.object(), failure.cause()), ("child b.c0123456789abcdef", "its node knows no such child"));
     let failure = a.inspect("b.s0123456789abcdef");

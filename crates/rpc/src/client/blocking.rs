@@ -1,4 +1,4 @@
-//! A client's thread that waits: for its socket, for the answer of one call.
+//! Blocking use of a client, for threads that wait: for the client's socket, or for the answer to one call.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A client with its connection: streams come and go, requests stay until they end.
+//! A client and its connection. Streams are replaced when they fail; requests stay until they end.
 
 use std::fmt;
 use std::io::{self, IoSlice};

@@ -1,4 +1,4 @@
-//! Where a client's connections come from.
+//! The [`Connector`] trait, which makes a client's connections, and its implementation for TCP.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! How long a server may say nothing while something is owed. Pure: time is an argument.
+//! Decides when a silent server is pinged and when it is given up, while replies are due. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,6 @@
-//! The caller's end: sessions, and requests in flight, on a connection that mends itself.
-//!
-//! ```text
-//!   submit ──▶ Core (pure: what to send, what came) ◀──▶ Client (streams, waiting, reconnecting) ──▶ completions
-//! ```
+//! The client: sessions, and requests in flight, on a connection that reconnects by itself.
+
+//   submit --> ClientProtocol (pure) <--> Client (streams, waiting, reconnecting) --> completions
 
 mod blocking;
 mod connection;

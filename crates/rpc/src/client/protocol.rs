@@ -1,14 +1,6 @@
-//! A client's side of the protocol, pure: bytes and time are arguments, requests and their ends are what it is for.
+//! The client's side of the protocol, pure: bytes and time are arguments. [`Client`](super::Client) moves the bytes.
 //!
-//! ```text
-//!            connected()            hello received
-//!     Down ─────────────▶ Greeting ───────────────▶ Up
-//!      ▲                      │                     │   a session: Closed ─ OPEN ─▶ Opening ─ OPENED ─▶ Open
-//!      └──── disconnected() ──┴─────────────────────┘            ▲                                      │
-//!                                                                └──────────── disconnected() ──────────┘
-//! ```
-//!
-//! Requests are taken in every state; they are sent when their session is open, and again when it is resumed.
+//! Requests are accepted in every state. They are sent when their session is open, and again when it is resumed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -54,6 +46,12 @@ pub(crate) struct ClientProtocol {
     pub(super) keepalive: KeepaliveTimer,
 }
 
+//            connected()            hello received
+//     Down ------------> Greeting ---------------> Up
+//      ^                     |                     |   a session: Closed - OPEN -> Opening - OPENED -> Open
+//      +--- disconnected() --+---------------------+           ^                                     |
+//                                                              +---------- disconnected() -----------+
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {
     Down,
@@ -63,7 +61,10 @@ pub(super) enum ConnectionState {
 
 impl fmt::Debug for ClientProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("state", &self.state).field("unanswered", &self.unanswered).finish_non_exhaustive()
+        f.debug_struct("ClientProtocol")
+            .field("state", &self.state)
+            .field("unanswered", &self.unanswered)
+            .finish_non_exhaustive()
     }
 }
 
@@ -99,16 +100,17 @@ impl ClientProtocol {
         let session = self.sessions.get_mut(usize::from(key.0)).and_then(Option::as_mut);
         let session = session.ok_or(SubmitError::SessionClosed)?;
         let id = session.requests.next_id().ok_or(SubmitError::Full)?;
-        let behind = (id - session.requests.oldest_pending()) as u32;
+        let oldest_pending_distance = (id - session.requests.oldest_pending()) as u32;
         let remaining_us = remaining_us(call.deadline, now);
-        let place = body.write_frame(&mut self.retransmit, &call.to_head(key.0, id, behind, remaining_us));
+        let location =
+            body.write_frame(&mut self.retransmit, &call.to_head(key.0, id, oldest_pending_distance, remaining_us));
         let sent = session.stage == SessionStage::Open;
         if sent {
-            self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &place);
+            self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &location);
             session.unacknowledged_bytes = 0;
         }
         let OutgoingRequest { handler, tag, deadline, checked } = *call;
-        session.requests.push(PendingRequest { tag, handler, checked, sent, deadline, location: place });
+        session.requests.push(PendingRequest { tag, handler, checked, sent, deadline, location });
         if let Some(deadline) = deadline {
             self.deadline_hint = Some(self.deadline_hint.map_or(deadline, |hint| hint.min(deadline)));
         }
@@ -169,25 +171,25 @@ impl ClientProtocol {
         self.state = ConnectionState::Down;
         self.send_queue.clear();
         self.retransmit.clear_run_refs();
-        for place in &mut self.sessions {
-            match place {
+        for slot in &mut self.sessions {
+            match slot {
                 Some(session) if session.stage != SessionStage::Closing => session.stage = SessionStage::Closed,
-                _ => *place = None,
+                _ => *slot = None,
             }
         }
     }
 
-    pub(super) fn append_frame(&mut self, ask: &ClientFrame) {
-        self.append_with(|out| ask.append(out));
+    pub(super) fn append_frame(&mut self, frame: &ClientFrame) {
+        self.append_with(|out| frame.append(out));
     }
 
     fn append_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let out = self.retransmit.begin_frame(CONTROL_FRAME_BYTES);
         let start = out.len();
         write(out);
-        let place = self.retransmit.end_frame(start);
-        self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &place);
-        self.retransmit.release_frame(&place);
+        let location = self.retransmit.end_frame(start);
+        self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &location);
+        self.retransmit.release_frame(&location);
     }
 
     /// Bytes that are still to be sent.

@@ -1,4 +1,4 @@
-//! What a client makes of the frames that it receives.
+//! The client's handling of received frames: completes requests, and acknowledges replies.
 
 use std::io::IoSliceMut;
 use std::time::Instant;
@@ -60,8 +60,8 @@ impl ClientProtocol {
             (0..self.sessions.len()).for_each(|slot| self.send_open(slot));
         }
         loop {
-            let Self { decoder: inbound, retransmit: spool, sessions, .. } = self;
-            let Some((answer, payload)) = inbound.next_frame(staging)? else { return Ok(()) };
+            let Self { decoder, retransmit, sessions, .. } = self;
+            let Some((answer, payload)) = decoder.next_frame(staging)? else { return Ok(()) };
             match answer {
                 ServerFrame::Reply(head) => {
                     let Some(session) = sessions.get_mut(usize::from(head.slot)).and_then(Option::as_mut) else {
@@ -69,7 +69,7 @@ impl ClientProtocol {
                     };
                     let payload_bytes = payload.len();
                     if let Some(request) = session.take_answered(&head)? {
-                        spool.release_frame(&request.location);
+                        retransmit.release_frame(&request.location);
                         self.unanswered -= 1;
                         let result = match head.status {
                             Status::Answered => Ok(payload),

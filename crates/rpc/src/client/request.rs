@@ -1,4 +1,4 @@
-//! What a caller gives and gets.
+//! What a caller passes to a client and gets back: requests, completions and errors.
 
 use std::time::Instant;
 
@@ -24,12 +24,12 @@ pub struct OutgoingRequest {
 }
 
 impl OutgoingRequest {
-    pub(super) fn to_head(&self, slot: u16, id: u64, behind: u32, remaining_us: u32) -> RequestHead {
+    pub(super) fn to_head(&self, slot: u16, id: u64, oldest_pending_distance: u32, remaining_us: u32) -> RequestHead {
         RequestHead {
             slot,
             handler: self.handler,
             id,
-            oldest_pending_distance: behind,
+            oldest_pending_distance,
             remaining_us,
             has_payload_crc: self.checked,
         }

@@ -1,12 +1,4 @@
-//! The requests of one session that have not ended, from when they are submitted.
-//!
-//! ```text
-//!            │◀──────────── window ─────────────▶│
-//!   ─────────┼─────────┬──────┬─────────┬────────┼──▶ ids
-//!    ended   │ waiting │ ended│ waiting │        │
-//!   ─────────┴─────────┴──────┴─────────┴────────┘
-//!          floor                      next
-//! ```
+//! The requests of one session from their submission until they end.
 
 use std::time::Instant;
 
@@ -27,6 +19,12 @@ pub(super) struct PendingRequest {
     /// Its frame, sealed.
     pub(super) location: FrameLocation,
 }
+
+//            |<----------- window ------------->|
+//   ---------+---------+-------+---------+------+--> ids
+//    ended   | pending | ended | pending |      |
+//   ---------+---------+-------+---------+------+
+//      oldest_pending                 next_id
 
 /// The requests of one session.
 #[derive(Debug)]
@@ -110,15 +108,15 @@ impl RequestWindow {
         now: Instant,
         retransmit_buffer: &mut RetransmitBuffer,
     ) -> Option<FrameLocation> {
-        let behind = (id - self.oldest_pending) as u32;
+        let oldest_pending_distance = (id - self.oldest_pending) as u32;
         let request = self.get_mut(id)?;
         request.sent = true;
-        let PendingRequest { handler, checked, deadline, location: place, .. } = *request;
+        let PendingRequest { handler, checked, deadline, location, .. } = *request;
         let remaining_us = remaining_us(deadline, now);
-        let (frame, apart) = retransmit_buffer.frame_mut(&place);
-        RequestHead { slot, handler, id, oldest_pending_distance: behind, remaining_us, has_payload_crc: checked }
+        let (frame, apart) = retransmit_buffer.frame_mut(&location);
+        RequestHead { slot, handler, id, oldest_pending_distance, remaining_us, has_payload_crc: checked }
             .seal(frame, apart);
-        Some(place)
+        Some(location)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a client remembers of a session.
+//! The client's state of one session.
 
 use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId};
 

@@ -1,4 +1,4 @@
-//! The sessions of a client: opened, resumed on another connection, begun anew, closed.
+//! The lifecycle of a client's sessions: opened, resumed on another connection, replaced by new ones, closed.
 
 use std::time::Instant;
 
@@ -65,8 +65,8 @@ impl ClientProtocol {
         now: Instant,
     ) -> Result<(), RpcFrameError> {
         let session = self.sessions.get_mut(slot).and_then(Option::as_mut);
-        let is_asked = |it: &&mut ClientSession| {
-            matches!(it.stage, SessionStage::Opening | SessionStage::Closing) && it.epoch == epoch
+        let is_asked = |session: &&mut ClientSession| {
+            matches!(session.stage, SessionStage::Opening | SessionStage::Closing) && session.epoch == epoch
         };
         let Some(session) = session.filter(is_asked) else {
             return Err(RpcFrameError::Invalid("it opens what was not asked for"));
@@ -84,8 +84,8 @@ impl ClientProtocol {
                 session.is_established = true;
                 let ids: Vec<u64> = session.requests.ids().collect();
                 for id in ids {
-                    let place = session.requests.reseal(id, slot as u16, now, &mut self.retransmit);
-                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &place.expect("it waits"));
+                    let location = session.requests.reseal(id, slot as u16, now, &mut self.retransmit);
+                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &location.expect("it waits"));
                 }
             }
             OpenOutcome::Expired | OpenOutcome::IdInUse => self.restart_session(slot),

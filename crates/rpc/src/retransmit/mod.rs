@@ -1,15 +1,4 @@
-//! Frames that are kept until they are answered or acknowledged, and sent from where they lie.
-//!
-//! ```text
-//!   segments   ┌──────────────┐┌──────────────┐┌──────────┐
-//!              │▒▒▒▒│f3│f4│f5││f6│f7│f8│f9│  ││ payload  │   ▒ released
-//!              └──────────────┘└──────────────┘└──────────┘
-//!   queue              └──── run ────┘└─ run ─┘└── run ──┘     what is still to be sent
-//! ```
-//!
-//! Frames are appended to segments of one size and never moved: a segment is used again once all its frames are
-//! released and no run of the [`Queue`] refers to it. A long payload that its owner gives away is a segment of its own,
-//! right behind the one that ends with its head.
+//! Frames that are held until they are answered or acknowledged, and sent from where they are stored.
 
 mod send_queue;
 
@@ -52,6 +41,15 @@ impl Segment {
         Self { held_bytes: bytes.capacity(), bytes, ..Self::default() }
     }
 }
+
+//   segments   +--------------++--------------++----------+
+//              |....|f3|f4|f5||f6|f7|f8|f9|  || payload  |   . released
+//              +--------------++--------------++----------+
+//   send queue         +--- run ---++- run -++-- run ---+    frames that are still to be sent
+//
+// Frames are appended to segments of one size and never moved. A segment is reused once all its frames are
+// released and no run of the [`SendQueue`] refers to it. A long payload that its caller gave away is a segment of
+// its own. It directly follows the segment that ends with its head.
 
 /// The segments of one owner.
 #[derive(Debug, Default)]
@@ -107,10 +105,10 @@ impl RetransmitBuffer {
 
     /// The same for a frame whose payload is not copied.
     pub(crate) fn end_frame_detached(&mut self, start: usize, payload: Vec<u8>) -> FrameLocation {
-        let place = self.end_frame(start);
+        let location = self.end_frame(start);
         self.segments.back_mut().expect("a frame was closed").is_sealed = true;
         self.push_segment(Segment { frame_refs: 1, is_sealed: true, ..Segment::from_bytes(payload) });
-        FrameLocation { has_detached_payload: true, ..place }
+        FrameLocation { has_detached_payload: true, ..location }
     }
 
     fn push_segment(&mut self, segment: Segment) {
@@ -119,25 +117,25 @@ impl RetransmitBuffer {
     }
 
     /// Whether a frame is still there.
-    pub(crate) fn contains(&self, place: &FrameLocation) -> bool {
-        place.segment >= self.first_segment
+    pub(crate) fn contains(&self, location: &FrameLocation) -> bool {
+        location.segment >= self.first_segment
     }
 
     /// The frame, and its payload if that lies apart.
-    pub(crate) fn frame_mut(&mut self, place: &FrameLocation) -> (&mut [u8], Option<&[u8]>) {
-        let index = (place.segment - self.first_segment) as usize;
+    pub(crate) fn frame_mut(&mut self, location: &FrameLocation) -> (&mut [u8], Option<&[u8]>) {
+        let index = (location.segment - self.first_segment) as usize;
         let mut segments = self.segments.range_mut(index..);
         let segment = segments.next().expect("the frame is not released");
-        let frame = &mut segment.bytes[place.offset as usize..][..place.bytes as usize];
-        let apart = place.has_detached_payload.then(|| &*segments.next().expect("the payload is behind").bytes);
+        let frame = &mut segment.bytes[location.offset as usize..][..location.bytes as usize];
+        let apart = location.has_detached_payload.then(|| &*segments.next().expect("the payload is behind").bytes);
         (frame, apart)
     }
 
     /// Gives a frame up.
-    pub(crate) fn release_frame(&mut self, place: &FrameLocation) {
-        self.release_segment_ref(place.segment);
-        if place.has_detached_payload {
-            self.release_segment_ref(place.segment + 1);
+    pub(crate) fn release_frame(&mut self, location: &FrameLocation) {
+        self.release_segment_ref(location.segment);
+        if location.has_detached_payload {
+            self.release_segment_ref(location.segment + 1);
         }
     }
 
@@ -199,8 +197,8 @@ impl RetransmitBuffer {
     }
 
     /// The bytes of the payload that lies behind a frame's segment.
-    fn detached_payload_bytes(&self, place: &FrameLocation) -> usize {
-        self.segments[(place.segment + 1 - self.first_segment) as usize].bytes.len()
+    fn detached_payload_bytes(&self, location: &FrameLocation) -> usize {
+        self.segments[(location.segment + 1 - self.first_segment) as usize].bytes.len()
     }
 
     fn add_run_ref(&mut self, segment: u64) {

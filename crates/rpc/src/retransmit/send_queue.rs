@@ -1,4 +1,4 @@
-//! What is still to be sent, in order: runs of frames that lie in spools.
+//! The queue of frames that are still to be sent, in order: runs of frames in retransmit buffers.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -31,11 +31,17 @@ impl SendQueue {
     }
 
     /// Adds a frame of `owner`'s spool.
-    pub(crate) fn push(&mut self, owner: u16, retransmit_buffer: &mut RetransmitBuffer, place: &FrameLocation) {
-        self.append_range(owner, retransmit_buffer, place.segment, place.offset, place.offset + place.bytes);
-        if place.has_detached_payload {
-            let bytes = retransmit_buffer.detached_payload_bytes(place) as u32;
-            self.append_range(owner, retransmit_buffer, place.segment + 1, 0, bytes);
+    pub(crate) fn push(&mut self, owner: u16, retransmit_buffer: &mut RetransmitBuffer, location: &FrameLocation) {
+        self.append_range(
+            owner,
+            retransmit_buffer,
+            location.segment,
+            location.offset,
+            location.offset + location.bytes,
+        );
+        if location.has_detached_payload {
+            let bytes = retransmit_buffer.detached_payload_bytes(location) as u32;
+            self.append_range(owner, retransmit_buffer, location.segment + 1, 0, bytes);
         }
     }
 
@@ -54,12 +60,12 @@ impl SendQueue {
     pub(crate) fn slices<'a>(
         &self,
         slices: &mut [IoSlice<'a>; SLICES_MAX],
-        spool_of: impl Fn(u16) -> &'a RetransmitBuffer,
+        buffer_of: impl Fn(u16) -> &'a RetransmitBuffer,
     ) -> usize {
         let runs = self.runs.iter().take(SLICES_MAX);
         let count = runs.len();
         for (slice, run) in slices.iter_mut().zip(runs) {
-            *slice = IoSlice::new(spool_of(run.owner).segment_slice(run.segment, run.from..run.to));
+            *slice = IoSlice::new(buffer_of(run.owner).segment_slice(run.segment, run.from..run.to));
         }
         count
     }
@@ -84,20 +90,25 @@ impl SendQueue {
     pub(crate) fn reassign(
         &mut self,
         from: u16,
-        from_spool: &mut RetransmitBuffer,
+        source: &mut RetransmitBuffer,
         to: u16,
-        to_spool: &mut RetransmitBuffer,
+        destination: &mut RetransmitBuffer,
     ) {
         for run in self.runs.iter_mut().filter(|run| run.owner == from) {
-            let bytes = from_spool.segment_slice(run.segment, run.from..run.to);
-            let out = to_spool.begin_frame(bytes.len());
+            let bytes = source.segment_slice(run.segment, run.from..run.to);
+            let out = destination.begin_frame(bytes.len());
             let start = out.len();
             out.extend_from_slice(bytes);
-            let place = to_spool.end_frame(start);
-            to_spool.add_run_ref(place.segment);
-            to_spool.release_frame(&place);
-            from_spool.drop_run_ref(run.segment);
-            *run = FrameRun { owner: to, segment: place.segment, from: place.offset, to: place.offset + place.bytes };
+            let location = destination.end_frame(start);
+            destination.add_run_ref(location.segment);
+            destination.release_frame(&location);
+            source.drop_run_ref(run.segment);
+            *run = FrameRun {
+                owner: to,
+                segment: location.segment,
+                from: location.offset,
+                to: location.offset + location.bytes,
+            };
         }
     }
 

@@ -1,4 +1,4 @@
-//! A client's connection with its stream: receives, lets the peer handle, sends all that is ready at once.
+//! One client's connection and its stream: receives, passes frames to the protocol, and sends everything that is ready.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;

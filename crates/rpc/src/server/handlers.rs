@@ -1,4 +1,4 @@
-//! Which handler a request calls.
+//! The table of handlers: which handler a request calls.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! New connections: accepted by one thread, spread over all.
+//! Accepts new connections. One thread accepts, and distributes the connections over all threads.
 
 use std::fmt;
 use std::io;
@@ -74,11 +74,11 @@ impl Listener {
         self.paused_until = Some(now + ACCEPT_PAUSE);
     }
 
-    /// Accepts what waits, within the limit; what is accepted goes to `adopt` with its number, and where it comes from.
+    /// Accepts what waits, within the limit; what is accepted goes to `on_accept` with its number, and where it comes from.
     ///
     /// # Errors
     /// Nothing can be accepted for now.
-    pub(super) fn accept(&mut self, mut adopt: impl FnMut(usize, Box<dyn Stream>, String)) -> Result<(), Errno> {
+    pub(super) fn accept(&mut self, mut on_accept: impl FnMut(usize, Box<dyn Stream>, String)) -> Result<(), Errno> {
         for _ in 0..ACCEPTS_MAX {
             let (socket, from) = match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(accepted) => accepted,
@@ -89,7 +89,7 @@ impl Listener {
             };
             let stream = set_socket_options(&socket).and_then(|()| self.acceptor.accept(socket));
             match stream {
-                Ok(stream) => adopt(self.accepted_count, stream, format_peer_address(from)),
+                Ok(stream) => on_accept(self.accepted_count, stream, format_peer_address(from)),
                 Err(cause) => tracing::debug!(%cause, "a connection is not served"),
             }
             self.accepted_count += 1;

@@ -1,4 +1,4 @@
-//! The answering end: connections, sessions that outlive them, and handlers.
+//! The server: connections, sessions that outlive them, and handlers.
 
 mod connection;
 mod connection_table;

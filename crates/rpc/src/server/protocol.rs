@@ -1,4 +1,5 @@
-//! One client's connection at the server: frames in, handlers called, replies out. Pure: bytes and time are arguments.
+//! The server's side of one connection: decodes frames, calls handlers, encodes replies. Pure: bytes and time are
+//! arguments.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
@@ -162,11 +163,11 @@ impl ServerProtocol {
             self.has_greeted = true;
         }
         while !self.is_send_queue_full() {
-            let Some((ask, payload)) = self.decoder.next_frame(staging)? else {
+            let Some((frame, payload)) = self.decoder.next_frame(staging)? else {
                 self.has_unparsed = false;
                 break;
             };
-            match ask {
+            match frame {
                 ClientFrame::Request(head) => {
                     let is_overdue = || is_overdue(&head, self.received_at, clock);
                     self.sessions.handle_request(&head, payload, self.held_bytes_max, is_overdue, service)?;

@@ -1,4 +1,4 @@
-//! What a handler writes its answer to: the bytes go straight to where they are sent from, and kept.
+//! The writer for a handler's reply: the bytes go straight to the buffer that they are sent from and cached in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +120,7 @@ pub struct DeferredReply {
 
 impl std::fmt::Debug for DeferredReply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Deferred").field("ticket", &self.ticket).finish_non_exhaustive()
+        f.debug_struct("DeferredReply").field("ticket", &self.ticket).finish_non_exhaustive()
     }
 }
 

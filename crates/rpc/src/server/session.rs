@@ -1,15 +1,7 @@
-//! What a server remembers of a session: which requests have begun, and the replies that its client may not have.
+//! The server's state of one session: which requests were executed, and the replies that its client may not have.
 //!
-//! ```text
-//!      acknowledged   │◀────────────────── window ──────────────────▶│
-//!   ──────────────────┼──────┬─────────┬──────┬─────────┬────────────┼──▶ request ids
-//!      forgotten      │ done │ running │ done │ running │ not seen   │   beyond: a violation
-//!   ──────────────────┴──────┴─────────┴──────┴─────────┴────────────┘
-//!                     floor
-//! ```
-//!
-//! A request is executed only when its id was not seen, so at most once; one that is done is answered with its kept
-//! reply. A session that keeps too much drops its oldest replies, not the knowledge that their requests were executed.
+//! A request is executed only if its id is unseen, so at most once. A duplicate gets the cached reply. A session over
+//! its limit drops the oldest replies, but still knows that their requests were executed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +16,12 @@ const REPLY_CACHE_BYTES_MAX: usize = 32 << 20;
 
 /// Requests that a session remembers at first.
 const WINDOW_MIN: usize = 64;
+
+//      acknowledged   |<---------------- window ----------------->|
+//   ------------------+------+----------+------+----------+--------+--> request ids
+//      forgotten      | done | deferred | done | deferred | unseen |   beyond: a violation
+//   ------------------+------+----------+------+----------+--------+
+//            acknowledged_below
 
 /// A session.
 #[derive(Debug)]
@@ -98,7 +96,7 @@ impl ServerSession {
         Ok(match &self.entries[self.index(id)] {
             RequestEntry::Unseen => Admission::New,
             RequestEntry::Deferred(_) => Admission::Duplicate,
-            RequestEntry::Replied(place) if self.replies.contains(place) => Admission::Replay(*place),
+            RequestEntry::Replied(location) if self.replies.contains(location) => Admission::Replay(*location),
             RequestEntry::Replied(_) => Admission::ReplyEvicted,
         })
     }
@@ -121,7 +119,7 @@ impl ServerSession {
         for id in self.acknowledged_below..self.acknowledged_below + count {
             let index = self.index(id);
             match std::mem::take(&mut self.entries[index]) {
-                RequestEntry::Replied(place) => self.replies.release_frame(&place),
+                RequestEntry::Replied(location) => self.replies.release_frame(&location),
                 RequestEntry::Deferred(cancelled) => cancelled.store(true, Ordering::Relaxed),
                 RequestEntry::Unseen => {}
             }
@@ -181,20 +179,20 @@ impl ServerSession {
         queue: Option<&mut SendQueue>,
     ) {
         head.seal(&mut self.replies.current_buffer()[start..], apart.as_deref());
-        let place = match apart {
+        let location = match apart {
             Some(payload) => self.replies.end_frame_detached(start, payload),
             None => self.replies.end_frame(start),
         };
         if let Some(queue) = queue {
-            queue.push(head.slot, &mut self.replies, &place);
+            queue.push(head.slot, &mut self.replies, &location);
         }
-        self.record_reply(head.id, place);
+        self.record_reply(head.id, location);
     }
 
-    fn record_reply(&mut self, id: u64, place: FrameLocation) {
+    fn record_reply(&mut self, id: u64, location: FrameLocation) {
         debug_assert!(self.in_window(id));
         let index = self.index(id);
-        self.entries[index] = RequestEntry::Replied(place);
+        self.entries[index] = RequestEntry::Replied(location);
         while self.replies.held_bytes() > REPLY_CACHE_BYTES_MAX && self.replies.evict_oldest() {}
     }
 }
@@ -218,9 +216,9 @@ mod tests {
     fn a_request_is_new_once() {
         let mut session = session();
         assert_eq!(session.admit(5, 5), Ok(Admission::New));
-        let place = reply(&mut session, 10);
-        session.record_reply(5, place);
-        assert_eq!(session.admit(5, 5), Ok(Admission::Replay(place)));
+        let location = reply(&mut session, 10);
+        session.record_reply(5, location);
+        assert_eq!(session.admit(5, 5), Ok(Admission::Replay(location)));
         assert_eq!(session.admit(6, 6), Ok(Admission::New));
         assert_eq!(session.admit(5, 5), Ok(Admission::Duplicate), "its reply was acknowledged");
     }
@@ -230,8 +228,8 @@ mod tests {
         let mut session = session();
         for id in 100..100 + WINDOW_MAX {
             assert_eq!(session.admit(id, 100), Ok(Admission::New));
-            let place = reply(&mut session, 24);
-            session.record_reply(id, place);
+            let location = reply(&mut session, 24);
+            session.record_reply(id, location);
         }
         assert!(session.admit(100 + WINDOW_MAX, 100).is_err());
         for id in 100..100 + WINDOW_MAX {
@@ -245,8 +243,8 @@ mod tests {
         let mut session = session();
         for id in 0..40 {
             assert_eq!(session.admit(id, 0), Ok(Admission::New));
-            let place = reply(&mut session, 1 << 20);
-            session.record_reply(id, place);
+            let location = reply(&mut session, 1 << 20);
+            session.record_reply(id, location);
         }
         assert!(session.held_bytes() <= REPLY_CACHE_BYTES_MAX + (2 << 20));
         assert_eq!(session.admit(0, 0), Ok(Admission::ReplyEvicted));
@@ -263,8 +261,8 @@ mod tests {
         session.mark_deferred(0, Arc::clone(&cancelled));
         assert_eq!(session.admit(0, 0), Ok(Admission::Duplicate));
         assert!(session.is_deferred(0) && session.cancel_deferred(0) && cancelled.load(Ordering::Relaxed));
-        let place = reply(&mut session, 5);
-        session.record_reply(0, place);
+        let location = reply(&mut session, 5);
+        session.record_reply(0, location);
         assert!(!session.is_deferred(0) && !session.cancel_deferred(0));
     }
 }

@@ -1,13 +1,4 @@
-//! Where each session is: with a connection, or parked until its client comes back.
-//!
-//! ```text
-//!            open, new                    the connection ends
-//!   (none) ────────────▶ Attached(where) ─────────────────────▶ Parked(session) ── too long ──▶ (none)
-//!                            ▲   │  close ──▶ (none)                  │
-//!                            │   └─ resumed by a later connection:    │ resumed
-//!                            │      the old connection must end first │
-//!                            └────────────────────────────────────────┘
-//! ```
+//! The registry of all sessions of a server: attached to a connection, or parked until the client reconnects.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -61,6 +52,13 @@ pub(crate) enum SessionLocation<'a> {
     /// Here.
     Parked(&'a mut ServerSession),
 }
+
+//            open, new                       the connection ends
+//   (none) ------------> Attached(location) --------------------> Parked(session) -- SESSION_IDLE_MAX --> (none)
+//                            ^   |  close --> (none)                  |
+//                            |   +- resumed by a later connection:    | resumed
+//                            |      the old connection must end first |
+//                            +----------------------------------------+
 
 /// All sessions of a server.
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! The sessions of one connection, and what is to be sent to it.
+//! The sessions of one connection, and the frames that are to be sent to it.
 
 use std::io::IoSlice;
 
@@ -74,9 +74,9 @@ impl SessionTable {
         let out = self.control_frames.begin_frame(SMALL_REPLY_BYTES);
         let start = out.len();
         write(out);
-        let place = self.control_frames.end_frame(start);
-        self.send_queue.push(CONTROL_OWNER, &mut self.control_frames, &place);
-        self.control_frames.release_frame(&place);
+        let location = self.control_frames.end_frame(start);
+        self.send_queue.push(CONTROL_OWNER, &mut self.control_frames, &location);
+        self.control_frames.release_frame(&location);
     }
 
     /// Takes note that a slot is claimed.
@@ -151,8 +151,8 @@ impl SessionTable {
             }
             Admission::New => {}
             Admission::Duplicate => return Ok(()),
-            Admission::Replay(place) => {
-                self.send_queue.push(head.slot, &mut session.replies, &place);
+            Admission::Replay(location) => {
+                self.send_queue.push(head.slot, &mut session.replies, &location);
                 return Ok(());
             }
             Admission::ReplyEvicted => {

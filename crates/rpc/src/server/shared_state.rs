@@ -1,4 +1,4 @@
-//! What the threads of a server share: the registry of sessions, and a mailbox for each thread.
+//! The state that the threads of a server share: the session registry, and a message queue for each thread.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -51,15 +51,15 @@ impl SharedState {
 
     /// The same with another limit for what all connections hold.
     pub(crate) fn with_limit(workers: usize, held_bytes_max: usize) -> io::Result<Self> {
-        let mailbox = || -> io::Result<WorkerQueue> {
+        let new_queue = || -> io::Result<WorkerQueue> {
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             Ok(WorkerQueue { wakeup_fd: wake, messages: Mutex::default() })
         };
-        let mailboxes = (0..workers).map(|_| mailbox()).collect::<io::Result<_>>()?;
+        let queues = (0..workers).map(|_| new_queue()).collect::<io::Result<_>>()?;
         let stopped = AtomicBool::new(false);
         Ok(Self {
             registry: Mutex::default(),
-            worker_queues: mailboxes,
+            worker_queues: queues,
             held_bytes: AtomicUsize::new(0),
             held_bytes_max,
             stopped,
@@ -100,16 +100,16 @@ impl SharedState {
     }
 
     pub(crate) fn send_message(&self, worker: usize, worker_message: WorkerMessage) {
-        let mailbox = &self.worker_queues[worker];
-        mailbox.messages.lock().unwrap_or_else(PoisonError::into_inner).push(worker_message);
-        mailbox.signal_wakeup();
+        let queue = &self.worker_queues[worker];
+        queue.messages.lock().unwrap_or_else(PoisonError::into_inner).push(worker_message);
+        queue.signal_wakeup();
     }
 
     /// The letters that came.
     pub(super) fn take_messages(&self, worker: usize) -> Vec<WorkerMessage> {
-        let mailbox = &self.worker_queues[worker];
-        let _ = rustix::io::read(&mailbox.wakeup_fd, &mut [0; 8]);
-        std::mem::take(&mut *mailbox.messages.lock().unwrap_or_else(PoisonError::into_inner))
+        let queue = &self.worker_queues[worker];
+        let _ = rustix::io::read(&queue.wakeup_fd, &mut [0; 8]);
+        std::mem::take(&mut *queue.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn stop(&self) {

@@ -1,4 +1,4 @@
-//! A thread of a server: waits for the sockets of its connections, accepts new ones, sleeps and looks again.
+//! A thread of a server: waits for the sockets of its connections, accepts new ones, and spins before it sleeps.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -123,10 +123,10 @@ impl Worker {
     fn accept(&mut self, now: Instant) {
         let Some(listener) = &mut self.listener else { return };
         let shared_state = &self.shared;
-        let adopt = |number: usize, stream, from| {
+        let on_accept = |number: usize, stream, from| {
             shared_state.send_message(number % shared_state.worker_count(), WorkerMessage::NewConnection(stream, from))
         };
-        if let Err(errno) = listener.accept(adopt) {
+        if let Err(errno) = listener.accept(on_accept) {
             tracing::warn!(%errno, "an RPC server cannot accept connections for now");
             let _ = epoll::delete(&self.epoll, &listener.socket);
             listener.pause(now);

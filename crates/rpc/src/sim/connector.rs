@@ -1,4 +1,4 @@
-//! A client's connections in a simulated world.
+//! A client's connector in a simulated world.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -46,8 +46,8 @@ enum ConnectingStream {
 
 impl ConnectingStream {
     fn poll_stream(&mut self) -> io::Result<Option<&mut Box<dyn Stream>>> {
-        if let Self::Connecting(dialling) = self {
-            let Some(stream) = dialling.poll()? else { return Ok(None) };
+        if let Self::Connecting(attempt) = self {
+            let Some(stream) = attempt.poll()? else { return Ok(None) };
             *self = Self::Connected(Box::new(stream));
         }
         match self {
@@ -72,7 +72,7 @@ impl Stream for ConnectingStream {
 
     fn is_ready(&self, receive: bool, send: bool) -> bool {
         match self {
-            Self::Connecting(dialling) => dialling.is_ready(),
+            Self::Connecting(attempt) => attempt.is_ready(),
             Self::Connected(stream) => stream.is_ready(receive, send),
         }
     }

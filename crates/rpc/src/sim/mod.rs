@@ -1,5 +1,5 @@
-//! Client and server in a simulated world of the fabric: what runs there is the code that runs on sockets; only who carries
-//! the bytes, and who tells the time, differ. All of it, and every misfortune, comes from the world's seed.
+//! Client and server in the fabric's simulated world, for tests. They run the same code as on sockets; only the
+//! transport and the clock differ. Everything, faults included, follows from the world's random seed.
 
 mod connector;
 mod server;

@@ -1,4 +1,4 @@
-//! A server in a simulated world: what its threads are to sockets, actors are there.
+//! A server in a simulated world: actors of the world do the work of its threads.
 
 use std::fmt;
 use std::io;
@@ -25,28 +25,22 @@ impl SimServer {
     /// `AddrInUse`; where this process cannot have another file descriptor.
     pub fn start(
         world: &World,
-        place: SimAddress,
+        address: SimAddress,
         threads: usize,
         security: Option<Arc<dyn Security>>,
         handlers: impl Fn() -> HandlerTable,
     ) -> io::Result<Self> {
         let shared_state = Arc::new(SharedState::new(threads.max(1))?);
-        let mut listener = Some(world.listen(place)?);
-        let mut server = Self { world: world.clone(), address: place, actors: Vec::new() };
+        let mut listener = Some(world.listen(address)?);
+        let mut server = Self { world: world.clone(), address, actors: Vec::new() };
         for number in 0..shared_state.worker_count() {
-            let (hub, of_world) = (Arc::clone(&shared_state), world.clone());
-            let clock: Clock = Box::new(move || of_world.local_time(place.node));
-            let connection_table = ConnectionTable::new(number, Arc::clone(&hub), handlers(), clock);
-            let door =
+            let (shared, of_world) = (Arc::clone(&shared_state), world.clone());
+            let clock: Clock = Box::new(move || of_world.local_time(address.node));
+            let connection_table = ConnectionTable::new(number, Arc::clone(&shared), handlers(), clock);
+            let acceptor =
                 listener.take().map(|listener| SimAcceptor { listener, security: security.clone(), accepted_count: 0 });
-            let thread = WorkerActor {
-                number,
-                world: world.clone(),
-                shared: hub,
-                connections: connection_table,
-                acceptor: door,
-            };
-            server.actors.push(world.add_actor(place.node, Box::new(thread)));
+            let thread = WorkerActor { number, world: world.clone(), shared, connections: connection_table, acceptor };
+            server.actors.push(world.add_actor(address.node, Box::new(thread)));
         }
         Ok(server)
     }
@@ -89,20 +83,20 @@ struct WorkerActor {
 
 impl WorkerActor {
     fn accept(&mut self) {
-        let Some(door) = &mut self.acceptor else { return };
-        while let Some((stream, from)) = door.listener.accept() {
+        let Some(acceptor) = &mut self.acceptor else { return };
+        while let Some((stream, from)) = acceptor.listener.accept() {
             let stream: Box<dyn Stream> = Box::new(stream);
-            let secured = match &door.security {
+            let secured = match &acceptor.security {
                 Some(security) => security.wrap_server(stream),
                 None => Ok(stream),
             };
             if let Ok(stream) = secured {
                 self.shared.send_message(
-                    door.accepted_count % self.shared.worker_count(),
+                    acceptor.accepted_count % self.shared.worker_count(),
                     WorkerMessage::NewConnection(stream, self.world.node_name(from)),
                 );
             }
-            door.accepted_count += 1;
+            acceptor.accepted_count += 1;
         }
     }
 }
@@ -121,7 +115,7 @@ impl Actor for WorkerActor {
     }
 
     fn is_ready(&self) -> bool {
-        self.acceptor.as_ref().is_some_and(|door| door.listener.is_ready())
+        self.acceptor.as_ref().is_some_and(|acceptor| acceptor.listener.is_ready())
             || self.shared.has_messages(self.number)
             || self.connections.has_requeued()
             || self.connections.has_ready_connection()

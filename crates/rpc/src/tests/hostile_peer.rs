@@ -1,4 +1,4 @@
-//! Peers that do not keep to the protocol: nothing panics, nothing is executed twice, memory stays bounded.
+//! Tests with peers that violate the protocol: nothing panics, nothing is executed twice, and memory stays bounded.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -75,11 +75,11 @@ impl ServerEnd {
     }
 
     fn grant_claims(&mut self) {
-        let here = ConnectionLocation { worker: 0, connection: 1 };
+        let location = ConnectionLocation { worker: 0, connection: 1 };
         for session_request in self.protocol.take_session_requests() {
             match session_request {
                 SessionRequest::Close(session) => self.registry.remove(&session),
-                SessionRequest::Claim(claim) => match self.registry.claim(&claim, here) {
+                SessionRequest::Claim(claim) => match self.registry.claim(&claim, location) {
                     ClaimOutcome::Granted(session) => self.protocol.attach_session(claim.slot, session),
                     ClaimOutcome::Refused(outcome) => self.protocol.refuse_session(&claim, outcome),
                     ClaimOutcome::HeldBy(_) => {}
@@ -123,9 +123,8 @@ fn open(slot: u16, session: u8, epoch: u32, resumed: bool) -> Vec<u8> {
     bytes
 }
 
-fn request(slot: u16, id: u64, behind: u32, handler: u32, payload: &[u8]) -> Vec<u8> {
-    let head =
-        RequestHead { slot, handler, id, oldest_pending_distance: behind, remaining_us: 0, has_payload_crc: false };
+fn request(slot: u16, id: u64, oldest_pending_distance: u32, handler: u32, payload: &[u8]) -> Vec<u8> {
+    let head = RequestHead { slot, handler, id, oldest_pending_distance, remaining_us: 0, has_payload_crc: false };
     let mut frame = vec![0; head.head_bytes()];
     frame.extend_from_slice(payload);
     head.seal(&mut frame, None);
@@ -134,14 +133,14 @@ fn request(slot: u16, id: u64, behind: u32, handler: u32, payload: &[u8]) -> Vec
 
 /// Frames that are sound by themselves, in any order.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
-    let appended = |ask: ClientFrame| {
+    let appended = |frame: ClientFrame| {
         let mut bytes = Vec::new();
-        ask.append(&mut bytes);
+        frame.append(&mut bytes);
         bytes
     };
     prop_oneof![
-        8 => (0u16..4, 0u64..200, 0u32..200, 0u32..3000).prop_map(|(slot, id, behind, handler)| {
-            request(slot, id, behind.min(id as u32), handler, &[1; 40])
+        8 => (0u16..4, 0u64..200, 0u32..200, 0u32..3000).prop_map(|(slot, id, oldest_pending_distance, handler)| {
+            request(slot, id, oldest_pending_distance.min(id as u32), handler, &[1; 40])
         }),
         1 => (0u16..4, 0u8..6, 0u32..4, any::<bool>()).prop_map(|(slot, id, epoch, known)| open(slot, id, epoch, known)),
         1 => (0u16..4, 0u64..300).prop_map(move |(slot, id)| appended(ClientFrame::Cancel { slot, id })),
@@ -262,15 +261,15 @@ fn what_is_longer_than_any_may_be_ends_the_connection_at_its_head() {
 #[test]
 fn who_keeps_the_rest_of_a_frame_is_ended_in_half_a_minute() {
     let frame = request(0, 0, 0, 0, &[1; 100]);
-    for kept in [1, 50, 100, frame.len() - 1] {
+    for withheld in [1, 50, 100, frame.len() - 1] {
         let mut end = ServerEnd::greeted(1);
         end.take_sent();
-        end.feed(&frame[..frame.len() - kept]).unwrap();
+        end.feed(&frame[..frame.len() - withheld]).unwrap();
         assert!(end.service.executed.is_empty());
         assert!(!end.protocol.is_stalled(end.now + Duration::from_secs(25)), "a stopped client has some time");
-        assert!(end.protocol.is_stalled(end.now + Duration::from_secs(31)), "{kept} bytes are kept");
+        assert!(end.protocol.is_stalled(end.now + Duration::from_secs(31)), "{withheld} bytes are kept");
         // The rest comes after all.
-        end.feed(&frame[frame.len() - kept..]).unwrap();
+        end.feed(&frame[frame.len() - withheld..]).unwrap();
         end.take_sent();
         assert_eq!(end.service.executed.len(), 1);
         assert!(!end.protocol.is_stalled(end.now + Duration::from_secs(1000)), "an idle client stays");

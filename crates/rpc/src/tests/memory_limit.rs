@@ -1,5 +1,5 @@
-//! A thread of a server whose connections hold, together, more than they may: those that hold much are refused, and those
-//! beside them served.
+//! Tests of a server thread whose connections together hold more than the limit. Connections that hold much are
+//! refused; the others are still served.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -25,8 +25,8 @@ const ANSWER_BYTES: usize = 300_000;
 struct TestWorker {
     world: World,
     nodes: [NodeId; 2],
-    hub: Arc<SharedState>,
-    hall: ConnectionTable,
+    shared_state: Arc<SharedState>,
+    connections: ConnectionTable,
 }
 
 impl TestWorker {
@@ -40,13 +40,13 @@ impl TestWorker {
         let of_world = world.clone();
         let connection_table =
             ConnectionTable::new(0, Arc::clone(&shared_state), handlers, Box::new(move || of_world.now()));
-        Self { world, nodes, hub: shared_state, hall: connection_table }
+        Self { world, nodes, shared_state, connections: connection_table }
     }
 
     /// A client that has greeted and opened a session of this number.
     fn connect(&mut self, session: u8) -> SimStream {
         let (mut client, server) = self.world.connect_pair(self.nodes[0], self.nodes[1]);
-        self.hub.send_message(0, WorkerMessage::NewConnection(Box::new(server), format!("client {session}")));
+        self.shared_state.send_message(0, WorkerMessage::NewConnection(Box::new(server), format!("client {session}")));
         let mut bytes = VersionRange::SUPPORTED.encode().to_vec();
         ClientFrame::Open { slot: 0, session: SessionId::from_bytes([session; 16]), epoch: 0, resumed: false }
             .append(&mut bytes);
@@ -61,10 +61,13 @@ impl TestWorker {
         let (mut bytes, mut part) = (Vec::new(), vec![0; 1 << 18]);
         while self.world.now() < until {
             let now = self.now();
-            let again = self.hall.begin_round();
-            self.hall.handle_messages(now);
-            again.into_iter().chain(self.hall.ready_connections()).for_each(|token| self.hall.run_turn(token, now));
-            self.hall.sweep(now);
+            let again = self.connections.begin_round();
+            self.connections.handle_messages(now);
+            again
+                .into_iter()
+                .chain(self.connections.ready_connections())
+                .for_each(|token| self.connections.run_turn(token, now));
+            self.connections.sweep(now);
             while let Ok(Some(count)) = client.receive(&mut [IoSliceMut::new(&mut part)]) {
                 bytes.extend_from_slice(&part[..count]);
             }
@@ -84,15 +87,15 @@ impl TestWorker {
         self.world.now()
     }
 
-    fn submit_request(&mut self, client: &mut SimStream, handler: u32, id: u64, behind: u32) -> Status {
-        let head = RequestHead {
-            slot: 0,
-            handler,
-            id,
-            oldest_pending_distance: behind,
-            remaining_us: 0,
-            has_payload_crc: false,
-        };
+    fn submit_request(
+        &mut self,
+        client: &mut SimStream,
+        handler: u32,
+        id: u64,
+        oldest_pending_distance: u32,
+    ) -> Status {
+        let head =
+            RequestHead { slot: 0, handler, id, oldest_pending_distance, remaining_us: 0, has_payload_crc: false };
         let mut frame = vec![0; head.head_bytes()];
         head.seal(&mut frame, None);
         send(client, &frame);

@@ -1,4 +1,4 @@
-//! Both ends' state machines, fed by hand with what no sound peer would send.
+//! Tests of both ends' state machines, with frames that a correct peer would never send.
 
 mod hostile_peer;
 mod memory_limit;

@@ -1,5 +1,5 @@
-//! A client of a test, as an actor of its world: it asks at random, takes back, closes sessions and opens others, and notes
-//! how each request ends.
+//! A test's client as an actor of a simulated world. It sends random requests, cancels some, closes and opens sessions,
+//! and records how each request ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ pub(crate) struct Caller {
     client: Client,
     sessions: Vec<SessionHandle>,
     /// Number and handler of each request.
-    asked: BTreeMap<u64, u32>,
+    submitted: BTreeMap<u64, u32>,
     ended: BTreeMap<u64, Result<(), CallError>>,
     next_number: u64,
     /// When it asks next; `None` while it is told what to ask.
@@ -44,8 +44,8 @@ pub(crate) struct Caller {
 pub(crate) struct Shared(Arc<Mutex<Caller>>);
 
 impl Shared {
-    /// On a node, asking the server at `place` from now on.
-    pub(crate) fn start(world: &World, number: u64, node: NodeId, place: SimAddress) -> Self {
+    /// On a node, asking the server at `server_address` from now on.
+    pub(crate) fn start(world: &World, number: u64, node: NodeId, server_address: SimAddress) -> Self {
         let now = world.local_time(node);
         let of_world = world.clone();
         let new_id = move || {
@@ -54,7 +54,7 @@ impl Shared {
             bytes[8..].copy_from_slice(&of_world.random_below(u64::MAX).to_le_bytes());
             SessionId::from_bytes(bytes)
         };
-        let connector = Box::new(SimConnector::new(world, node, place, None));
+        let connector = Box::new(SimConnector::new(world, node, server_address, None));
         let mut client = Client::with_session_ids(connector, false, now, Box::new(new_id));
         let sessions = (0..SESSIONS).map(|_| client.open_session(WINDOW).unwrap()).collect();
         let caller = Caller {
@@ -62,7 +62,7 @@ impl Shared {
             node,
             client,
             sessions,
-            asked: BTreeMap::new(),
+            submitted: BTreeMap::new(),
             ended: BTreeMap::new(),
             next_number: number << 32,
             ask_at: Some(now),
@@ -100,16 +100,18 @@ impl Shared {
         self.lock().ended.values().filter(|outcome| outcome.is_ok()).count()
     }
 
-    /// Checks the ends of all requests; those from number `calm` on must have been answered.
-    pub(crate) fn check(&self, works: &Works, calm: u64) {
+    /// Checks the ends of all requests; those from number `first_calm_number` on must have been answered.
+    pub(crate) fn check(&self, works: &Works, first_calm_number: u64) {
         let caller = self.lock();
-        assert_eq!(caller.asked.len(), caller.ended.len(), "each request has ended");
+        assert_eq!(caller.submitted.len(), caller.ended.len(), "each request has ended");
         for (number, outcome) in &caller.ended {
             let executed = works.has_executed(*number);
             match outcome {
                 Ok(()) => assert!(executed, "request {number} was answered, but not executed"),
                 Err(CallError::Status(Status::Overloaded | Status::NoHandler)) => panic!("there is no reason for that"),
-                Err(error) => assert!(*number < calm, "request {number} ended though nothing was wrong: {error}"),
+                Err(error) => {
+                    assert!(*number < first_calm_number, "request {number} ended though nothing was wrong: {error}")
+                }
             }
         }
     }
@@ -142,7 +144,7 @@ impl Caller {
         let which = self.world.random_below(SESSIONS as u64) as usize;
         match self.world.random_below(100) {
             0..10 => {
-                let tag = self.next_number - self.world.random_below(40).min(self.asked.len() as u64);
+                let tag = self.next_number - self.world.random_below(40).min(self.submitted.len() as u64);
                 self.client.cancel(self.sessions[which], tag);
             }
             10..13 => {
@@ -151,8 +153,8 @@ impl Caller {
             }
             _ => {
                 for _ in 0..self.world.random_below(4) {
-                    let patience = Duration::from_millis(1 + self.world.random_below(20_000));
-                    let deadline = self.world.random_bool(0.3).then(|| now + patience);
+                    let timeout = Duration::from_millis(1 + self.world.random_below(20_000));
+                    let deadline = self.world.random_bool(0.3).then(|| now + timeout);
                     self.ask(now, deadline);
                 }
             }
@@ -166,11 +168,11 @@ impl Caller {
         let body = body_of(number);
         let longest = body.len().max(answer_to(number, handler).len());
         let call = OutgoingRequest { handler, tag: number, deadline, checked: longest > COVERED_BYTES };
-        let given = self.world.random_bool(0.5);
-        let body = if given { RequestPayload::Owned(body) } else { RequestPayload::Borrowed(&body) };
+        let is_owned = self.world.random_bool(0.5);
+        let body = if is_owned { RequestPayload::Owned(body) } else { RequestPayload::Borrowed(&body) };
         match self.client.submit(now, session, &call, body) {
             Ok(()) => {
-                self.asked.insert(number, handler);
+                self.submitted.insert(number, handler);
                 self.next_number += 1;
             }
             Err(SubmitError::Full) => {}
@@ -179,11 +181,11 @@ impl Caller {
     }
 
     fn poll(&mut self, now: Instant) {
-        let Self { client, asked, ended, .. } = self;
+        let Self { client, submitted, ended, .. } = self;
         client.poll(now, |completion: Completion<'_>| {
             let number = completion.tag;
             let outcome = completion.result.map(|payload| {
-                assert_eq!(&*payload, answer_to(number, asked[&number]), "the bytes of answer {number}");
+                assert_eq!(&*payload, answer_to(number, submitted[&number]), "the bytes of answer {number}");
             });
             let before = ended.insert(number, outcome);
             assert!(before.is_none(), "request {number} ends twice");

@@ -1,4 +1,5 @@
-//! Sessions that go from one connection to another, which another thread serves: clients by hand, whose timing counts.
+//! Tests of sessions that move between connections of different threads. The test drives the clients step by step,
+//! because the timing matters.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -15,23 +16,23 @@ use crate::works::{AT_ONCE, Works, answer_to, body_of};
 const SESSION: [u8; 16] = [9; 16];
 
 /// A world with a server of two threads, which take turns with connections.
-struct Scene {
+struct ClaimScene {
     world: World,
     client: NodeId,
-    place: SimAddress,
+    server_address: SimAddress,
     works: Works,
     _server: SimServer,
 }
 
-impl Scene {
+impl ClaimScene {
     fn new() -> Self {
         let world = World::new(1);
         let (owner, client) = (world.add_node("server"), world.add_node("client"));
-        let place = SimAddress { node: owner, port: 7002 };
+        let server_address = SimAddress { node: owner, port: 7002 };
         let works = Works::default();
         let handlers = works.clone();
-        let server = SimServer::start(&world, place, 2, None, move || handlers.handlers()).unwrap();
-        Self { world, client, place, works, _server: server }
+        let server = SimServer::start(&world, server_address, 2, None, move || handlers.handlers()).unwrap();
+        Self { world, client, server_address, works, _server: server }
     }
 
     fn pass(&self, time: Duration) {
@@ -40,9 +41,9 @@ impl Scene {
 
     /// A connection that greets and opens the session.
     fn open(&self, epoch: u32) -> SimStream {
-        let mut dialling = self.world.dial(self.client, self.place);
-        self.world.run_until(self.world.now() + Duration::from_secs(1), || dialling.is_ready());
-        let mut stream = dialling.poll().unwrap().unwrap();
+        let mut attempt = self.world.dial(self.client, self.server_address);
+        self.world.run_until(self.world.now() + Duration::from_secs(1), || attempt.is_ready());
+        let mut stream = attempt.poll().unwrap().unwrap();
         let mut bytes = VersionRange::SUPPORTED.encode().to_vec();
         ClientFrame::Open { slot: 0, session: SessionId::from_bytes(SESSION), epoch, resumed: epoch > 0 }
             .append(&mut bytes);
@@ -64,9 +65,9 @@ impl Scene {
         let mut rest = &bytes[if greeted { HELLO_BYTES } else { 0 }..count];
         let mut answers = Vec::new();
         while let Some(frame) = ServerFrame::decode(rest).unwrap() {
-            let (answer, behind) = rest.split_at(frame.head_bytes + frame.payload_bytes);
+            let (answer, remaining) = rest.split_at(frame.head_bytes + frame.payload_bytes);
             answers.push((frame.head, answer[frame.head_bytes..].to_vec()));
-            rest = behind;
+            rest = remaining;
         }
         answers
     }
@@ -106,7 +107,7 @@ fn is_answer(answers: &[(ServerFrame, Vec<u8>)], to: u64) -> bool {
 
 #[test]
 fn a_session_goes_to_a_connection_of_another_thread_with_what_it_remembers() {
-    let scene = Scene::new();
+    let scene = ClaimScene::new();
     let mut first = scene.open(0);
     assert!(is_open(&scene.hear(&mut first), 0));
     send(&mut first, &request(1));
@@ -120,7 +121,7 @@ fn a_session_goes_to_a_connection_of_another_thread_with_what_it_remembers() {
 
 #[test]
 fn a_session_survives_a_claimant_that_is_gone_before_it_gets_it() {
-    let scene = Scene::new();
+    let scene = ClaimScene::new();
     let mut first = scene.open(0);
     assert!(is_open(&scene.hear(&mut first), 0));
     send(&mut first, &request(1));

@@ -1,6 +1,5 @@
-//! Random faults on calls, hundreds of seeds of them: connections are lost, delayed, cut, damaged, overtake each other;
-//! nodes stop or are slow, their clocks go wrong; servers begin anew. A seed that fails is repeated by the command that it
-//! prints.
+//! Random faults on calls, with hundreds of random seeds. Connections break, are delayed, cut, damaged and reordered;
+//! nodes stop or slow down, clocks drift, servers restart. A seed that fails prints the command that repeats it.
 
 use std::time::{Duration, Instant};
 
@@ -30,9 +29,9 @@ const CALM: Duration = Duration::from_secs(60);
 const LATER_US_MAX: u64 = 30_000;
 
 /// A world with a server and its clients.
-struct Scene {
+struct FaultScene {
     world: World,
-    place: SimAddress,
+    server_address: SimAddress,
     threads: usize,
     server: Option<SimServer>,
     works: Works,
@@ -42,21 +41,23 @@ struct Scene {
     gives_up: bool,
 }
 
-impl Scene {
+impl FaultScene {
     fn new(seed: u64, nodes: &mut Vec<NodeId>) -> Self {
         let world = World::new(seed);
         let owner = world.add_node("server");
         let clients: Vec<NodeId> = (0..CALLERS).map(|number| world.add_node(&format!("client{number}"))).collect();
         nodes.push(owner);
         nodes.extend(&clients);
-        let place = SimAddress { node: owner, port: 7002 };
+        let server_address = SimAddress { node: owner, port: 7002 };
         let threads = 1 + world.random_below(3) as usize;
         let finish_at = world.now();
         let (works, callers) = (Works::default(), Vec::new());
-        let mut scene = Self { world, place, threads, server: None, works, callers, finish_at, gives_up: false };
+        let mut scene =
+            Self { world, server_address, threads, server: None, works, callers, finish_at, gives_up: false };
         scene.restart();
         let world = &scene.world;
-        scene.callers = (1..).zip(clients).map(|(number, node)| Shared::start(world, number, node, place)).collect();
+        scene.callers =
+            (1..).zip(clients).map(|(number, node)| Shared::start(world, number, node, server_address)).collect();
         scene
     }
 
@@ -64,7 +65,7 @@ impl Scene {
     fn restart(&mut self) {
         self.server = None;
         let works = self.works.clone();
-        let server = SimServer::start(&self.world, self.place, self.threads, None, move || works.handlers());
+        let server = SimServer::start(&self.world, self.server_address, self.threads, None, move || works.handlers());
         self.server = Some(server.unwrap());
     }
 
@@ -81,16 +82,16 @@ impl Scene {
     }
 
     /// Things go wrong while everybody asks.
-    fn suffer(&mut self, chaos: &mut FaultInjector) {
+    fn suffer(&mut self, injector: &mut FaultInjector) {
         self.gives_up = true;
         self.run(self.world.now() + CHAOS, |scene| {
-            if chaos.next_due_at() <= scene.world.now() {
-                chaos.apply_due();
+            if injector.next_due_at() <= scene.world.now() {
+                injector.apply_due();
                 if scene.world.random_bool(0.02) {
                     scene.restart();
                 }
             }
-            Some(chaos.next_due_at())
+            Some(injector.next_due_at())
         });
         self.gives_up = false;
     }
@@ -102,10 +103,10 @@ impl Scene {
         // A connection may have broken, or its server begun anew, while nobody asked: whoever asks next learns that.
         self.callers.iter().for_each(|caller| _ = caller.ask_calmly(1));
         self.settle();
-        let calm: Vec<u64> = self.callers.iter().map(|caller| caller.ask_calmly(10)).collect();
+        let first_calm_number: Vec<u64> = self.callers.iter().map(|caller| caller.ask_calmly(10)).collect();
         self.settle();
-        for (caller, calm) in self.callers.iter().zip(calm) {
-            caller.check(&self.works, calm);
+        for (caller, first_calm_number) in self.callers.iter().zip(first_calm_number) {
+            caller.check(&self.works, first_calm_number);
         }
     }
 
@@ -125,12 +126,12 @@ impl Scene {
 /// Runs one seed; gives what tells it apart from others, and how many requests were answered.
 fn run(seed: u64) -> (u64, usize) {
     let mut nodes = Vec::new();
-    let mut scene = Scene::new(seed, &mut nodes);
-    let mut chaos = FaultInjector::new(&scene.world, &nodes);
+    let mut scene = FaultScene::new(seed, &mut nodes);
+    let mut injector = FaultInjector::new(&scene.world, &nodes);
     let world = scene.world.clone();
     run_scenario(&world, seed, "-p farfork-rpc --test sim -- faults::", || {
-        scene.suffer(&mut chaos);
-        chaos.end_all();
+        scene.suffer(&mut injector);
+        injector.end_all();
         scene.recover();
     });
     (scene.world.trace_digest(), scene.answered())
@@ -155,7 +156,7 @@ fn each_request_ends_once_with_a_thousand_seeds() {
 #[test]
 fn without_faults_every_request_is_answered() {
     for seed in 0..30 {
-        let mut scene = Scene::new(seed, &mut Vec::new());
+        let mut scene = FaultScene::new(seed, &mut Vec::new());
         scene.run(scene.world.now() + CHAOS, |scene| Some(scene.world.now() + CALM));
         let answered = scene.answered();
         assert!(answered > 200, "seed {seed}: {answered} answers are too few to prove anything");

@@ -1,4 +1,4 @@
-//! What the handlers of a test do, and remember.
+//! The handlers of the tests, and a record of what they executed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

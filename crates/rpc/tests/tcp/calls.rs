@@ -1,4 +1,4 @@
-//! What calls do when nothing goes wrong.
+//! Calls over TCP without faults.
 
 use std::cell::Cell;
 use std::sync::mpsc;
@@ -24,19 +24,19 @@ fn many_in_flight_on_several_sessions_are_all_answered() {
     let server = serve(2, echo);
     let (mut client, first) = client_of(server.address());
     let sessions = [first, client.open_session(100).unwrap(), client.open_session(1).unwrap()];
-    let (asked, ended) = (Cell::new(0u64), Cell::new(0u64));
+    let (submitted, ended) = (Cell::new(0u64), Cell::new(0u64));
     while ended.get() < 20_000 {
         let now = Instant::now();
         for session in sessions {
             let call =
                 |tag| OutgoingRequest { handler: ECHO, tag, checked: tag % 2 == 0, ..OutgoingRequest::default() };
-            while asked.get() < 20_000 {
-                let tag = asked.get();
+            while submitted.get() < 20_000 {
+                let tag = submitted.get();
                 let payload = vec![tag as u8; tag as usize % 3000];
                 if client.submit(now, session, &call(tag), RequestPayload::Borrowed(&payload)).is_err() {
                     break;
                 }
-                asked.set(tag + 1);
+                submitted.set(tag + 1);
             }
         }
         client.poll(now, |completion| {

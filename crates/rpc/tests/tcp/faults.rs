@@ -1,4 +1,4 @@
-//! What calls do when something goes wrong.
+//! Calls over TCP with faults.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -36,18 +36,19 @@ fn nothing_is_executed_twice_however_often_the_link_is_cut() {
     });
     let proxy = Proxy::to(server.address());
     let (mut client, session) = client_of(proxy.address);
-    let (mut asked, ended) = (0u64, Cell::new(0u64));
+    let (mut submitted, ended) = (0u64, Cell::new(0u64));
     const ALL: u64 = 30_000;
     while ended.get() < ALL {
         let now = Instant::now();
-        while asked < ALL {
-            let payload: Vec<u8> = asked.to_le_bytes().into_iter().chain(vec![5; asked as usize % 500]).collect();
-            let request = OutgoingRequest { handler: 1, tag: asked, checked: true, ..OutgoingRequest::default() };
+        while submitted < ALL {
+            let payload: Vec<u8> =
+                submitted.to_le_bytes().into_iter().chain(vec![5; submitted as usize % 500]).collect();
+            let request = OutgoingRequest { handler: 1, tag: submitted, checked: true, ..OutgoingRequest::default() };
             if client.submit(now, session, &request, RequestPayload::Borrowed(&payload)).is_err() {
                 break;
             }
-            asked += 1;
-            if asked.is_multiple_of(1500) {
+            submitted += 1;
+            if submitted.is_multiple_of(1500) {
                 proxy.cut();
             }
         }
@@ -108,9 +109,9 @@ fn a_client_of_another_version_learns_ours() {
     let server = serve(1, echo);
     let mut client = TcpStream::connect(server.address()).unwrap();
     client.write_all(&VersionRange { newest: 0, oldest: 0 }.encode()).unwrap();
-    let mut said = Vec::new();
-    client.read_to_end(&mut said).unwrap();
-    assert_eq!(said, VersionRange::SUPPORTED.encode());
+    let mut received = Vec::new();
+    client.read_to_end(&mut received).unwrap();
+    assert_eq!(received, VersionRange::SUPPORTED.encode());
 }
 
 #[test]
@@ -122,9 +123,9 @@ fn those_who_talk_nonsense_do_not_disturb_others() {
         hostile.write_all(nonsense).unwrap();
         assert_eq!(call(&mut client, session, ECHO, b"x"), b"x");
         // It is disconnected, after our greeting at most.
-        let mut said = Vec::new();
-        let _ = hostile.read_to_end(&mut said);
-        assert!(said.len() <= HELLO_BYTES);
+        let mut received = Vec::new();
+        let _ = hostile.read_to_end(&mut received);
+        assert!(received.len() <= HELLO_BYTES);
     }
 }
 
@@ -146,9 +147,9 @@ fn thousands_of_half_open_connections_are_borne_and_ended() {
     assert!(held < HELD_MAX, "{held} descriptors beside the clients'");
     // Each ends by itself: nobody greets within the time there is for that.
     for mut stream in silent {
-        let mut said = Vec::new();
-        let _ = stream.read_to_end(&mut said);
-        assert!(said.len() <= HELLO_BYTES);
+        let mut received = Vec::new();
+        let _ = stream.read_to_end(&mut received);
+        assert!(received.len() <= HELLO_BYTES);
     }
     let ended = Cell::new(false);
     let request = OutgoingRequest { handler: ECHO, ..OutgoingRequest::default() };

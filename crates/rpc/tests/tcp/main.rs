@@ -44,14 +44,14 @@ fn call(client: &mut Client, session: SessionHandle, handler: u32, payload: &[u8
 
 /// Polls until this holds; a test that waits for longer than a minute hangs.
 fn poll_until(client: &mut Client, mut on_end: impl FnMut(farfork_rpc::Completion<'_>), until: impl Fn() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let now = Instant::now();
         client.poll(now, &mut on_end);
         if until() {
             return;
         }
-        assert!(now < give_up, "nothing comes: {:?}", client.last_error());
+        assert!(now < deadline, "nothing comes: {:?}", client.last_error());
         client.wait_ready(now, Some(now + Duration::from_millis(20))).unwrap();
     }
 }

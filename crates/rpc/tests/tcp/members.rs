@@ -1,4 +1,4 @@
-//! Calls between members of a cluster, with real certificates; nobody else is served.
+//! Calls between members of a cluster, with real certificates. Peers that are not members are not served.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -72,10 +72,10 @@ fn strangers_are_not_served_and_disturb_nobody() {
     let plain = Client::new(Box::new(TcpConnector::new(server.address())), true);
     for mut client in [client_of(&server, &stranger), plain] {
         let session = client.open_session(64).unwrap();
-        let give_up = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(60);
         // On a busy machine the time may be over before it was refused.
         while client.last_error().is_none() {
-            assert!(Instant::now() < give_up, "it is not refused");
+            assert!(Instant::now() < deadline, "it is not refused");
             let deadline = Some(Instant::now() + Duration::from_millis(300));
             let request = OutgoingRequest { handler: ECHO, deadline, ..OutgoingRequest::default() };
             let ended = client.call_blocking(session, &request, RequestPayload::Borrowed(b"let me in"), |_| {});
@@ -90,9 +90,9 @@ fn strangers_are_not_served_and_disturb_nobody() {
 
 /// Calls again and again until one fails; gives why the connection ended.
 fn call_until_refused(client: &mut Client, session: SessionHandle) -> String {
-    let give_up = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while client.last_error().is_none() {
-        assert!(Instant::now() < give_up, "it is still served");
+        assert!(Instant::now() < deadline, "it is still served");
         let deadline = Some(Instant::now() + Duration::from_millis(500));
         let request = OutgoingRequest { handler: ECHO, deadline, ..OutgoingRequest::default() };
         let _ = client.call_blocking(session, &request, RequestPayload::Borrowed(b"still here?"), |_| {});

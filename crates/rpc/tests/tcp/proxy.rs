@@ -1,4 +1,4 @@
-//! A link that can be cut: all connections through it end, and new ones may come.
+//! A proxy between client and server that can be cut: all its connections end, and new ones are possible.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! Freezing a control group: all its tasks, and those of the groups below, stop where they are until it is thawed. Version 2
-//! stops a task where a signal would, and lets SIGKILL and tracers reach it; version 1 keeps even those from it.
+//! Freezes a control group: all its tasks, and those of the groups below, stop until it is thawed. Version 2 stops a
+//! task where a signal would, and still delivers SIGKILL and ptrace requests. Version 1 blocks even those.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _};

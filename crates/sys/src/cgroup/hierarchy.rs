@@ -1,4 +1,4 @@
-//! Which hierarchies of control groups this machine has, of either version, and where the calling process is in each.
+//! The control group hierarchies of this machine, of either version, and the calling process's group in each.
 
 use std::io;
 use std::path::{Path, PathBuf};

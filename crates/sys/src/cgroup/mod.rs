@@ -1,5 +1,5 @@
-//! Control groups: directories of a hierarchy, the processes in them, the numbers that their files hold. Which groups
-//! there are, and what is limited, is decided above.
+//! Control groups: directories of a hierarchy, the processes in them, and the values in their files. The caller chooses
+//! the groups and the limits.
 
 pub mod freezer;
 pub mod hierarchy;

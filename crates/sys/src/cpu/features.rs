@@ -1,6 +1,8 @@
-//! Instruction sets that user programs may use on this CPU, by CPUID (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix D).
+//! Instruction sets that user programs may use on this CPU, from CPUID (Intel SDM volume 2, CPUID; AMD APM volume 3,
+//! appendix D).
 //!
-//! Only what a program would die of if it were missing counts: not what the kernel alone uses, nor what merely is faster.
+//! Only instructions whose absence would kill a program count. Those that only the kernel uses, or that only change
+//! speed, do not.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 

@@ -1,4 +1,5 @@
-//! What the CPU saves with a thread (Intel SDM volume 1, chapter 13), and which instructions programs may use on it.
+//! The state that the CPU saves for a thread (Intel SDM volume 1, chapter 13), and the instructions that programs may
+//! use.
 
 mod features;
 mod processor;
@@ -39,8 +40,8 @@ pub fn default_state_bytes(components: u64) -> usize {
     const LEGACY_AND_HEADER_BYTES: usize = 576;
     let components = components & !DYNAMIC_COMPONENTS;
     let ends = (2..63).filter(|component| components >> component & 1 == 1).map(|component| {
-        let place = __cpuid_count(0xd, component);
-        place.ebx as usize + place.eax as usize
+        let layout = __cpuid_count(0xd, component);
+        layout.ebx as usize + layout.eax as usize
     });
     ends.max().unwrap_or(0).max(LEGACY_AND_HEADER_BYTES)
 }

@@ -1,10 +1,11 @@
-//! Whether a program that began on one processor can go on with another. Pure.
-//!
-//! A program looks once at what its processor can do, and relies on that until it ends: a library picks its functions by it, and the
-//! dynamic linker reserves as many bytes of stack as its XSAVE writes. A processor with fewer instruction sets or state components
-//! kills such a program; one with more state components has its XSAVE write beyond what was reserved.
+//! Decides whether a program that started on one processor can continue on another. Pure.
 
 use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, features};
+
+// A program queries the features of its processor once, and relies on them until it ends. A library selects its
+// functions by them, and the dynamic linker reserves as many bytes of stack as XSAVE writes. A processor with
+// fewer instruction sets or state components kills such a program. On a processor with more state components, its
+// XSAVE writes beyond the reserved bytes.
 
 /// What programs find on a processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_like_itself() {
-        let here = ProcessorFeatures::detect().unwrap();
-        assert_eq!(here.mismatch(&here), None);
+        let this = ProcessorFeatures::detect().unwrap();
+        assert_eq!(this.mismatch(&this), None);
     }
 }

@@ -1,5 +1,5 @@
-//! Mounts: file systems are made and trees are copied unattached, by descriptor, then attached in the mount namespace
-//! of the calling thread. Which mounts a container needs is not decided here.
+//! Mounts: creates file systems and clones mount trees, both detached, then attaches them in the calling thread's mount
+//! namespace. The caller decides which mounts a container needs.
 
 pub mod point;
 pub mod table;

@@ -1,8 +1,8 @@
-//! A directory that exists only to be mounted on, made on the node's own file system when somebody first needs it and
-//! removed with the last: its users, of whatever process, are counted by a lock on it.
+//! A mount point directory, created on the node's file system at first use and removed after the last. A lock on it
+//! counts its users, of all processes.
 //!
-//! A mark inside tells a directory that was made so from one that was there before, which is never removed. (Mounts
-//! cover the mark, each in the namespace that it is made in.)
+//! A marker file tells a created directory from one that existed before, which is never removed. Mounts cover the
+//! marker, each in its own namespace.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,4 +1,4 @@
-//! The table of mounts of a mount namespace (`/proc/PID/mountinfo`), read and taken apart.
+//! Reads and parses the mount table of a mount namespace (`/proc/PID/mountinfo`).
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -100,8 +100,8 @@ fn move_mount_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, 
     let is_there =
         |line: &&[u8]| line.split(|byte| *byte == b' ').nth(POINT).is_some_and(|field| unescape(field) == point);
     let lines = || text.split_inclusive(|byte| *byte == b'\n');
-    let mut there = lines().filter(is_there);
-    let (line, None) = (there.next()?, there.next()) else { return None };
+    let mut matching = lines().filter(is_there);
+    let (line, None) = (matching.next()?, matching.next()) else { return None };
     let mut fields = line.splitn(POINT, |byte| *byte == b' ');
     let [_, parent, _, rest] = [fields.next()?, fields.next()?, fields.next()?, fields.next()?];
     let mut renewed: Vec<u8> = lines().filter(|line| !is_there(line)).flatten().copied().collect();

@@ -1,4 +1,4 @@
-//! Notices that mounts came or went in the mount namespace of the process.
+//! Notices that mounts were added or removed in the mount namespace of the process.
 
 use std::fs::File;
 use std::io;

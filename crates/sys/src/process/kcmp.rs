@@ -1,11 +1,12 @@
-//! System calls that ask about another task.
+//! System calls that query another task: kcmp(2), get_robust_list(2), sched_getattr(2).
 
 use std::cmp::Ordering;
 use std::io;
-use std::mem::size_of;
 use std::ptr;
 
 use rustix::process::{Pid, getpriority_process};
+
+use crate::sched_attr::sched_getattr;
 
 /// `KCMP_FILE`: compare two open file descriptions.
 const KCMP_FILE: libc::c_int = 0;
@@ -59,14 +60,14 @@ pub fn share_resource(a: i32, b: i32, table: SharedResource) -> io::Result<bool>
     kcmp_equal((a, b), table as libc::c_int, (0, 0))
 }
 
-fn kcmp_equal(processes: (i32, i32), what: libc::c_int, objects: (u64, u64)) -> io::Result<bool> {
-    Ok(kcmp(processes, what, objects)? == 0)
+fn kcmp_equal(processes: (i32, i32), kind: libc::c_int, objects: (u64, u64)) -> io::Result<bool> {
+    Ok(kcmp(processes, kind, objects)? == 0)
 }
 
 /// 0: the same; 1, 2: below, above.
-fn kcmp((a, b): (i32, i32), what: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
+fn kcmp((a, b): (i32, i32), kind: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
     // SAFETY: kcmp takes numbers only.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, what, first, second) };
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, kind, first, second) };
     if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order) }
 }
 
@@ -115,26 +116,7 @@ pub struct DeadlineAttributes {
 /// # Errors
 /// ESRCH when the thread has ended.
 pub fn read_scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
-    #[repr(C)]
-    #[derive(Default)]
-    struct RawSchedAttr {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime: u64,
-        deadline: u64,
-        period: u64,
-    }
-    let mut raw = RawSchedAttr::default();
-    // SAFETY: the kernel writes at most the size given, that of `raw`.
-    let failed = unsafe {
-        libc::syscall(libc::SYS_sched_getattr, tid, ptr::from_mut(&mut raw), size_of::<RawSchedAttr>() as u32, 0)
-    };
-    if failed != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let raw = sched_getattr(tid)?;
     const RESET_ON_FORK: u64 = 1;
     const SCHED_FIFO: u32 = 1;
     const SCHED_RR: u32 = 2;
@@ -147,9 +129,9 @@ pub fn read_scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
     };
     let deadline = (raw.policy == SCHED_DEADLINE).then_some(DeadlineAttributes {
         flags: raw.flags,
-        runtime_ns: raw.runtime,
-        deadline_ns: raw.deadline,
-        period_ns: raw.period,
+        runtime_ns: raw.runtime_ns,
+        deadline_ns: raw.deadline_ns,
+        period_ns: raw.period_ns,
     });
     Ok(SchedulingAttributes { policy: raw.policy, nice, priority: raw.priority, resets_on_fork, deadline })
 }

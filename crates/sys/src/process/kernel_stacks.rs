@@ -1,4 +1,4 @@
-//! Where the threads of a process are in the kernel: the first question about one that does not answer.
+//! Where the threads of a process are in the kernel: the first clue for a process that does not answer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,18 +18,18 @@ impl KernelStackSummary {
     /// # Errors
     /// NotFound when the process has ended.
     pub fn read(pid: i32) -> io::Result<Self> {
-        let mut places = BTreeMap::new();
-        for place in super::thread_ids(pid)?.into_iter().filter_map(|tid| thread_location(pid, tid).ok()) {
-            *places.entry(place).or_default() += 1;
+        let mut counts = BTreeMap::new();
+        for location in super::thread_ids(pid)?.into_iter().filter_map(|tid| thread_location(pid, tid).ok()) {
+            *counts.entry(location).or_default() += 1;
         }
-        Ok(Self(places))
+        Ok(Self(counts))
     }
 }
 
 impl fmt::Display for KernelStackSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (place, count)) in self.0.iter().enumerate() {
-            write!(f, "{}{count} {place}", if index > 0 { "; " } else { "" })?;
+        for (index, (location, count)) in self.0.iter().enumerate() {
+            write!(f, "{}{count} {location}", if index > 0 { "; " } else { "" })?;
         }
         Ok(())
     }
@@ -58,13 +58,13 @@ mod tests {
         let stopped = Command::new("sh").args(["-c", "kill -STOP $$"]).spawn();
         let mut stopped = stopped.unwrap();
         let pid = stopped.id().cast_signed();
-        let stands = || ProcStatus::read(pid).is_ok_and(|status| status.state == "T");
-        while !stands() {
+        let is_stopped = || ProcStatus::read(pid).is_ok_and(|status| status.state == "T");
+        while !is_stopped() {
             std::thread::yield_now();
         }
-        let told = KernelStackSummary::read(pid).unwrap().to_string();
+        let summary = KernelStackSummary::read(pid).unwrap().to_string();
         stopped.kill().unwrap();
         stopped.wait().unwrap();
-        assert!(told.starts_with("1 sh T"), "{told}");
+        assert!(summary.starts_with("1 sh T"), "{summary}");
     }
 }

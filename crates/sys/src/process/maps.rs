@@ -1,4 +1,4 @@
-//! `/proc/PID/maps` and `smaps`: the memory map.
+//! Parses `/proc/PID/maps` and `smaps`: the memory map.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, Read};

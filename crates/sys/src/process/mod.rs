@@ -1,7 +1,7 @@
-//! What `/proc` and a few system calls tell of another process, parsed.
+//! The state of another process, parsed from `/proc` and a few system calls.
 //!
-//! The parsers are pure and apart from the readers. A file of `/proc` is text made by the kernel: what cannot be
-//! parsed is an error of kind `InvalidData`, never a guess.
+//! The parsers are pure and separate from the readers. The kernel writes the text: anything that cannot be parsed is an
+//! error of kind `InvalidData`, never a guess.
 
 mod fd;
 mod kcmp;

@@ -1,4 +1,4 @@
-//! `/proc/PID/smaps_rollup`: how much of a process's memory is resident, and who shares it.
+//! Parses `/proc/PID/smaps_rollup`: how much of a process's memory is resident, and how much of it is shared.
 
 use std::fs;
 use std::io;

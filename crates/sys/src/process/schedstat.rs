@@ -1,4 +1,4 @@
-//! When a thread was last on a processor, and how often.
+//! When a thread last ran on a processor, and how often it has run.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! `/proc/PID/stat`: ids, state and the addresses of the address space.
+//! Parses `/proc/PID/stat`: ids, state and the boundaries of the address space.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! `/proc/PID/status`: credentials, capabilities, signals, ids in nested namespaces.
+//! Parses `/proc/PID/status`: credentials, capabilities, signals, ids in nested namespaces.
 
 use std::io;
 

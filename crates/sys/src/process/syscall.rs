@@ -1,4 +1,4 @@
-//! What a thread that sleeps does in the kernel.
+//! The system call that a sleeping thread is in.
 
 use std::io;
 

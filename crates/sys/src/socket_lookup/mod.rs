@@ -1,6 +1,6 @@
-//! Sockets that get what is sent to any address and port of a network namespace, though they are bound to one: a program of the
-//! kernel's tells its socket lookup so (Documentation/bpf/prog_sk_lookup.rst; Linux 5.9). With [`any_ip`](crate::any_ip), that is whatever
-//! a process in the namespace sends to anybody.
+//! Sockets that receive packets to any address and port of a network namespace, although bound to one. A BPF program
+//! tells the kernel's socket lookup so (Documentation/bpf/prog_sk_lookup.rst; Linux 5.9). With
+//! [`any_ip`](crate::any_ip), that is everything that a process in the namespace sends to other hosts.
 
 mod program;
 
@@ -35,11 +35,11 @@ impl Redirection {
     ///
     /// # Errors
     /// EPERM without CAP_BPF and CAP_NET_ADMIN, EINVAL of kernels without such programs, ENOSYS without any.
-    pub fn start(what: RedirectRule<'_>, listener: BorrowedFd<'_>, datagrams: BorrowedFd<'_>) -> io::Result<Self> {
+    pub fn start(rule: RedirectRule<'_>, listener: BorrowedFd<'_>, datagrams: BorrowedFd<'_>) -> io::Result<Self> {
         let sockets = bpf::create_sockmap(2)?;
         bpf::update_sockmap(sockets.as_fd(), STREAMS_KEY, listener)?;
         bpf::update_sockmap(sockets.as_fd(), DATAGRAMS_KEY, datagrams)?;
-        let program = bpf::load_socket_lookup(&program::build_program(what, sockets.as_fd()))?;
+        let program = bpf::load_socket_lookup(&program::build_program(rule, sockets.as_fd()))?;
         let namespace = namespace::open_network_namespace()?;
         Ok(Self { _link: bpf::attach_socket_lookup(program.as_fd(), namespace.as_fd())? })
     }
@@ -68,13 +68,13 @@ mod tests {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let datagrams = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             enable_destination(datagrams.as_fd()).unwrap();
-            let what = RedirectRule { namespace_address: OWN, included: &[NAMES] };
-            let redirection = Redirection::start(what, listener.as_fd(), datagrams.as_fd()).unwrap();
+            let rule = RedirectRule { namespace_address: OWN, included: &[NAMES] };
+            let redirection = Redirection::start(rule, listener.as_fd(), datagrams.as_fd()).unwrap();
             thread::spawn(move || {
                 for stream in listener.incoming() {
                     let mut stream = stream.unwrap();
-                    let for_whom = stream.local_addr().unwrap();
-                    stream.write_all(for_whom.to_string().as_bytes()).unwrap();
+                    let destination = stream.local_addr().unwrap();
+                    stream.write_all(destination.to_string().as_bytes()).unwrap();
                 }
             });
             test(datagrams);
@@ -86,20 +86,20 @@ mod tests {
     }
 
     fn said_by(address: SocketAddrV4) -> io::Result<String> {
-        let mut said = String::new();
-        TcpStream::connect(address)?.read_to_string(&mut said).map(|_| said)
+        let mut text = String::new();
+        TcpStream::connect(address)?.read_to_string(&mut text).map(|_| text)
     }
 
     #[test]
     fn connections_to_anybody_are_redirected() {
         redirected(|_| {
-            for somebody in [SOMEBODY, NAMES, SocketAddrV4::new(Ipv4Addr::new(10, 1, 2, 3), 1)] {
-                assert_eq!(said_by(somebody).unwrap(), somebody.to_string());
+            for address in [SOMEBODY, NAMES, SocketAddrV4::new(Ipv4Addr::new(10, 1, 2, 3), 1)] {
+                assert_eq!(said_by(address).unwrap(), address.to_string());
             }
-            for nobody in
+            for address in
                 [SocketAddrV4::new(OWN, 443), SocketAddrV4::new(*NAMES.ip(), 54), "127.0.0.1:53".parse().unwrap()]
             {
-                assert_eq!(said_by(nobody).unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{nobody}");
+                assert_eq!(said_by(address).unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{address}");
             }
             let of_version_6 = TcpStream::connect((std::net::Ipv6Addr::LOCALHOST, 443)).unwrap_err();
             assert_eq!(of_version_6.kind(), io::ErrorKind::ConnectionRefused);
@@ -120,11 +120,11 @@ mod tests {
                 let from = SocketAddrV4::new(OWN, client.local_addr().unwrap().port());
                 assert_eq!((received, &buffer[..4]), (ReceivedDatagram { bytes: 4, from, to }, &b"four"[..]));
                 // Who is connected for it gets it, and may answer in that name.
-                let there = UdpSocket::bind(to).unwrap();
-                there.connect(from).unwrap();
+                let connected = UdpSocket::bind(to).unwrap();
+                connected.connect(from).unwrap();
                 client.send_to(b"again", to).unwrap();
-                assert_eq!(there.recv(&mut buffer).unwrap(), 5);
-                there.send(b"answer").unwrap();
+                assert_eq!(connected.recv(&mut buffer).unwrap(), 5);
+                connected.send(b"answer").unwrap();
                 assert_eq!(client.recv_from(&mut buffer).unwrap(), (6, to.into()));
             }
         });

@@ -1,4 +1,4 @@
-//! The program that a namespace's socket lookup asks: instructions of the kernel's own machine.
+//! The BPF program that a namespace's socket lookup runs, as instructions.
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -67,12 +67,12 @@ const PORT_AT: i16 = 60;
 ///  for loopback ─── one of `also` ─┬─▶ the socket of its protocol is assigned ─▶ goes on
 ///  for others but `own` ───────────┘
 /// ```
-pub(super) fn build_program(what: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> Vec<BpfInstruction> {
+pub(super) fn build_program(rule: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> Vec<BpfInstruction> {
     let assign = assign_socket(sockets);
     // From back to front, so that each knows how far it is to where it leads.
     let to_end = assign.len() as i16;
     let mut loopback: Vec<BpfInstruction> = vec![jump(to_end)];
-    for address in what.included {
+    for address in rule.included {
         let to_assign = loopback.len() as i16;
         loopback.splice(
             0..0,
@@ -90,7 +90,7 @@ pub(super) fn build_program(what: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> 
         // The first octet.
         instruction(0x57, (3, 0), 0, i32::from_ne_bytes([0xff, 0, 0, 0])),
         jump_if_equal(3, i32::from_ne_bytes([127, 0, 0, 0]), 2),
-        jump_if_equal(2, address_word(what.namespace_address), 1 + behind + to_end),
+        jump_if_equal(2, address_word(rule.namespace_address), 1 + behind + to_end),
         jump(behind),
     ];
     all.extend(loopback);

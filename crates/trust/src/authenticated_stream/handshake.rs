@@ -1,4 +1,4 @@
-//! The steps of the handshake: record by record, until both sides know each other.
+//! Steps of the handshake of an `AuthenticatedStream`: record by record, until both sides know each other.
 
 use std::io::{self, Read, Write};
 
@@ -28,9 +28,9 @@ impl<P: Read + Write> AuthenticatedStream<P> {
                 return Ok(true);
             }
             HandshakeState::AwaitingAccept => {
-                let mut word = [0];
-                if none_if_would_block(tls.reader().read(&mut word))? == Some(1) {
-                    self.handle_accept_byte(word[0])?;
+                let mut byte = [0];
+                if none_if_would_block(tls.reader().read(&mut byte))? == Some(1) {
+                    self.handle_accept_byte(byte[0])?;
                     return Ok(true);
                 }
             }
@@ -81,8 +81,8 @@ impl<P: Read + Write> AuthenticatedStream<P> {
         Ok(())
     }
 
-    fn handle_accept_byte(&mut self, word: u8) -> io::Result<()> {
-        if word != ACCEPT_BYTE {
+    fn handle_accept_byte(&mut self, byte: u8) -> io::Result<()> {
+        if byte != ACCEPT_BYTE {
             return Err(peer_error_to_io(PeerError::Protocol("the server's word of welcome is another".to_owned())));
         }
         self.finish_handshake();

@@ -1,18 +1,7 @@
-//! A stream to a peer that has proved who it is, over any ordered pipe of bytes that does not block.
+//! A stream to an authenticated peer, over any non-blocking ordered pipe of bytes. The fabric uses it.
 //!
-//! ```text
-//!  client                                                       server
-//!    Shaking ── ClientHello ─────────────────────────────────▶ Shaking
-//!            ◀─ ServerHello … certificate, signature, Finished ──
-//!    Awaiting  ── certificate, signature, Finished ──────────▶ (checks) ─┐
-//!       │ may send from here                                             │
-//!       ◀────────────────── WELCOME, one byte in a record ───────────── Open
-//!     Open    records, or the same pipe in clear where both sides agreed on that
-//! ```
-//!
-//! The handshake happens within [`Session::receive`] and [`Session::send`]: until it is over, nothing is received and
-//! nothing taken. The byte of welcome tells the client that the server has accepted it; up to there it reads records,
-//! one by one, so that no byte of what follows in clear is taken for one. A refusal is an alert in its place.
+//! The handshake runs inside [`AuthenticatedStream::receive`] and [`AuthenticatedStream::send`]: until it is complete,
+//! nothing is received and no bytes are taken.
 
 mod handshake;
 
@@ -32,6 +21,18 @@ const ACCEPT_BYTE: u8 = 1;
 /// Most encrypted bytes that wait inside for the pipe.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
+/// ```text
+///  client                                                             server
+///    Handshaking ── ClientHello ────────────────────────────────────▶ Handshaking
+///                ◀─ ServerHello … certificate, signature, Finished ──
+///    AwaitingAccept ── certificate, signature, Finished ────────────▶ (checks) ─┐
+///       │ may send from here                                                    │
+///       ◀─────────────────── ACCEPT_BYTE, one byte in a record ────────────── Open
+///    Open    records, or the same pipe in clear where both sides agreed on that
+/// ```
+///
+/// `ACCEPT_BYTE` says that the server has accepted the client. Until then the client reads records, one by one, so that
+/// it takes no byte in clear for a record. A refusal is an alert in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandshakeState {
     /// In the handshake.
@@ -231,11 +232,11 @@ impl<P: Read + Write> AuthenticatedStream<P> {
     }
 
     fn receive_clear(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
-        let kept = self.records.unprocessed();
-        if kept.is_empty() {
+        let buffered = self.records.unprocessed();
+        if buffered.is_empty() {
             return none_if_would_block(self.pipe.read_vectored(spaces));
         }
-        let count = copy_out(kept, spaces);
+        let count = copy_out(buffered, spaces);
         self.records.consume(count);
         self.records.release_if_empty();
         Ok(Some(count))
@@ -260,8 +261,8 @@ impl<P: Read + Write> AuthenticatedStream<P> {
                         if self.records.unprocessed().is_empty() {
                             return Ok((total, false));
                         }
-                        let fed = tls.read_tls(&mut self.records.unprocessed())?;
-                        self.records.consume(fed);
+                        let consumed = tls.read_tls(&mut self.records.unprocessed())?;
+                        self.records.consume(consumed);
                         let state = tls.process_new_packets().map_err(|error| tls_error_to_io(&error))?;
                         self.decrypted_bytes = state.plaintext_bytes_to_read();
                     }

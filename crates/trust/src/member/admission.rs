@@ -1,5 +1,7 @@
-//! What the holder of the authority does for others: machines that join with a token, and nodes that renew. Whether they
-//! may is decided by the files, under the lock under which they change: a revocation comes wholly before, or wholly after.
+//! What the holder of the authority does for others: admits machines that join with a token, and renews nodes.
+//!
+//! The files decide whether they may, under the lock under which they change: a revocation takes effect wholly before
+//! or wholly after.
 
 use std::time::SystemTime;
 

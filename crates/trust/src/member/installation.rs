@@ -1,5 +1,5 @@
-//! Putting a certificate in force that somebody issued. Whoever sent it may err, and the identity that it replaces cannot
-//! be had back: it is checked first as any peer would check it.
+//! Installs a certificate that another member issued. Its sender may be wrong, and the identity that it replaces cannot
+//! be recovered. So it is first verified as any peer would verify it.
 
 use farfork_wire::NodeName;
 use rustls::pki_types::pem::PemObject as _;
@@ -16,7 +16,7 @@ use crate::{Fingerprint, Identity, PeerError, Role};
 /// Ends a joining as a node of this name: checks what the cluster answered, and puts it in force.
 ///
 /// # Errors
-/// [`MemberError::Roster`] where the pinned authority did not sign the roster; [`MemberError::Answer`]; as any file.
+/// [`MemberError::Roster`] where the pinned authority did not sign the roster; [`MemberError::InvalidCertificate`]; as any file.
 pub fn install_join(
     into: &TrustDirectory,
     key: &UncertifiedKey,
@@ -34,7 +34,7 @@ pub fn install_join(
 /// Ends a renewal of a member's own key.
 ///
 /// # Errors
-/// [`MemberError::Answer`], and the certificate that was in force stays; as any file.
+/// [`MemberError::InvalidCertificate`], and the certificate that was in force stays; as any file.
 pub fn install_renewal(
     directory: &TrustDirectory,
     key: &UncertifiedKey,

@@ -1,7 +1,7 @@
-//! What an operator does in a trust directory: make a cluster, issue, revoke, rotate; and what a machine does that joins.
-//! Who is let in, what is put in force, and rotations are in files of their own.
+//! Operations of an operator on a trust directory (make a cluster, issue, revoke, rotate), and of a machine that joins.
+//! `admission`, `installation` and `rotation` have files of their own.
 //!
-//! Whatever changes files, or acts on what they say, does so under the directory's lock.
+//! Every operation that changes files, or acts on their contents, holds the directory's lock.
 
 mod admission;
 mod installation;
@@ -80,7 +80,7 @@ pub enum MemberError {
 /// Makes a cluster: its authority, its roster, and the identity of its first node. Nothing is overwritten.
 ///
 /// # Errors
-/// [`DirectoryError::Exists`], and as making any of these.
+/// [`DirectoryError::AlreadyExists`], and as making any of these.
 pub fn create_cluster(
     directory: &TrustDirectory,
     cluster: &NodeName,
@@ -149,7 +149,7 @@ pub fn issue_certificate(
 /// Fills a directory for a client, whose key is made here: to be carried to where it is used.
 ///
 /// # Errors
-/// [`DirectoryError::Exists`], and as [`issue`].
+/// [`DirectoryError::AlreadyExists`], and as [`issue_certificate`].
 pub fn issue_client_directory(
     directory: &TrustDirectory,
     into: &TrustDirectory,

@@ -1,5 +1,5 @@
-//! Replacing the cluster's authority, in two steps with as much time between them as the nodes need to renew. Each step
-//! changes two files; one that was interrupted between them is taken up where it stopped.
+//! Replaces the cluster's authority, in two steps with enough time between them for the nodes to renew. Each step
+//! changes two files; a step that was interrupted between them is resumed there.
 
 use std::time::SystemTime;
 
@@ -11,7 +11,7 @@ use crate::trust_directory::TrustDirectory;
 /// short, the new authority is there and the roster does not name it: then only the roster is missing.
 ///
 /// # Errors
-/// [`MemberError::Rotating`], [`MemberError::Lost`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
+/// [`MemberError::RotationInProgress`], [`MemberError::AuthorityKeyMissing`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
 pub fn begin_rotation(directory: &TrustDirectory, now: SystemTime) -> Result<(), MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;
@@ -33,7 +33,7 @@ pub fn begin_rotation(directory: &TrustDirectory, now: SystemTime) -> Result<(),
 /// cut short, the roster names the new authority alone and the old one's key is still there: then only that has to go.
 ///
 /// # Errors
-/// [`MemberError::NotRotating`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
+/// [`MemberError::NoRotation`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
 pub fn end_rotation(directory: &TrustDirectory) -> Result<(), MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;

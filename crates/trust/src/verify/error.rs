@@ -1,4 +1,4 @@
-//! Why a peer is not let in, in words: TLS has room for a number only.
+//! Why a peer is not let in, in words: a TLS alert carries a number only.
 
 use std::cell::Cell;
 use std::io;

@@ -1,5 +1,5 @@
-//! Whether a certificate that a peer showed is one of the cluster's, and of somebody who may be there: chain, expiry,
-//! cluster, role, name, revocation. TLS asks; what TLS itself proves (that the peer has the key) is rustls's business.
+//! Verifies that a peer's certificate is one of the cluster's, and that its subject may connect: chain, expiry,
+//! cluster, role, name, revocation. rustls calls it, and itself proves that the peer has the key.
 
 mod error;
 mod trust_anchors;

@@ -1,4 +1,4 @@
-//! What is checked of every certificate, whichever side shows it.
+//! The checks of every certificate, whichever side shows it.
 
 use std::collections::HashMap;
 use std::fmt;

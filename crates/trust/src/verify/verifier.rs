@@ -1,4 +1,4 @@
-//! The verifiers that TLS asks: of servers, of clients, and of the server that a joining node meets.
+//! The verifiers that rustls calls: for servers, for clients, and for the server that a joining node connects to.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Clusters in temporary directories, and two ends of a socket that shake hands.
+//! Clusters in temporary directories, and socket pairs whose two ends perform a handshake.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::unix::net::UnixStream;

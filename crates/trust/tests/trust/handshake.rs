@@ -1,4 +1,4 @@
-//! Who gets in, who does not, and what each side is told.
+//! Which peers get in, which do not, and what each side reports.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};

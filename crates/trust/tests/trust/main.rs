@@ -1,4 +1,4 @@
-//! Handshakes between members of clusters made for the purpose, over real sockets.
+//! Handshakes between members of clusters made for the tests, over real sockets.
 
 mod bed;
 mod handshake;

@@ -1,4 +1,4 @@
-//! Joining, renewing, rotating: nobody has to stop for any of it.
+//! Joining, renewing and rotating, without a member having to stop for it.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;

@@ -1,4 +1,5 @@
-//! Whose seed it is: which process was its parent, and what somebody had to be to look into that (ptrace(2), "access mode checking").
+//! The access group of a seed: its parent process, and the credentials that ptrace(2) compares to permit access to it
+//! ("access mode checking").
 
 use std::collections::BTreeSet;
 

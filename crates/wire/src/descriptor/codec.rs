@@ -1,18 +1,15 @@
-//! A descriptor as bytes.
+//! Encodes a descriptor as bytes, and decodes it.
 //!
-//! ```text
-//!  0        8         12          16                 24
-//!  ┌────────┬─────────┬───────────┬──────────────────┬───────────────────────┐
-//!  │ magic  │ version │ CRC-32C   │ length of body   │ body (postcard)       │
-//!  │ 8      │ u32 LE  │ u32 LE    │ u64 LE           │                       │
-//!  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
-//! ```
-//!
-//! Magic and version stand first, so that a reader of any version can say what it was given; the checksum covers
-//! length and body, so that a cut or a flipped bit is found before anything is parsed.
+//! Magic and version are first, so that a reader of any version can name what it was given. The checksum covers length
+//! and body, so that truncation or a flipped bit is found before anything is parsed.
 
 use super::{Descriptor, InvalidDescriptor};
 
+//  0        8         12          16                 24
+//  ┌────────┬─────────┬───────────┬──────────────────┬───────────────────────┐
+//  │ magic  │ version │ CRC-32C   │ length of body   │ body (postcard)       │
+//  │ 8      │ u32 LE  │ u32 LE    │ u64 LE           │                       │
+//  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
 /// The version of the format, which changes with every change of it: nodes of one cluster have the same release.

@@ -1,4 +1,4 @@
-//! Files that processes have open or execute, as they were at capture: a child gets that version, or is refused.
+//! Versions of files that processes have open or execute. A child gets the version at capture, or is refused.
 
 use std::collections::BTreeSet;
 

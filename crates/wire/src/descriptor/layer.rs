@@ -1,10 +1,5 @@
-//! What a seed inherits: pages that its process, a child itself, had not touched when it was captured, and that other
-//! seeds own. Each run names the seed that has the pages, however many captures lie between: the chain is flat.
-//!
-//! ```text
-//!  extent   ├─ populated ─┤ zeroes ├─ inherited: layer 1, extent 4, pages 70 … ─┤ zeroes ├─ inherited: layer 0 … ─┤
-//!  layers   0: seed, token, owner      1: seed, token, owner
-//! ```
+//! Layers: other seeds that own pages of this one. A seed of a child inherits the pages that the child had not touched.
+//! Each run of pages names the seed that owns them, however many captures lie between: the chain is flat.
 
 use std::net::SocketAddr;
 
@@ -28,6 +23,9 @@ pub struct Layer {
     /// Where its owner serves memory.
     pub owner: SocketAddr,
 }
+
+//  extent   |- populated -| zeroes |- inherited: layer 1, extent 4, pages 70 ... -| zeroes |- inherited: layer 0 ... -|
+//  layers   0: seed, token, owner      1: seed, token, owner
 
 /// Neighbouring pages of an extent, which are neighbours in an extent of the seed that owns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

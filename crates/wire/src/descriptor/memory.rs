@@ -1,4 +1,4 @@
-//! The memory map, and what the owner serves of it.
+//! The memory map of a process, and the extents that the owner serves of it.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,18 +1,6 @@
 //! The descriptor: a seed's serialised state without the contents of its pages.
 //!
-//! ```text
-//!  descriptor ─┬─ origin     where it was captured: node, kernel, CPU features, clocks
-//!              ├─ process    ids, credentials, limits, signals, address-space layout
-//!              ├─ threads    registers and everything else that is a thread's own
-//!              ├─ mappings   the memory map; what is to be paged names an extent
-//!              ├─ extents    ranges of memory that the owner serves, with the pages that hold data
-//!              ├─ layers     seeds that own pages which this one inherits
-//!              ├─ objects    shared memory, copied at capture
-//!              ├─ files      open file descriptions and the descriptors that lead to them
-//!              └─ members    processes that descend from this one, if the seed is of a tree (see `tree`)
-//! ```
-//!
-//! Who receives a descriptor treats it as hostile: [`decode`] checks form, [`Descriptor::validate`] checks sense.
+//! A descriptor from another node is hostile input: [`decode`] checks its form, [`Descriptor::validate`] its meaning.
 
 mod access_group;
 mod codec;
@@ -55,6 +43,16 @@ pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_EN
 pub use written_runs::WrittenRun;
 
 use crate::NodeName;
+
+//  descriptor -+- origin             where it was captured: node, kernel, CPU features, clocks
+//              +- process            ids, credentials, limits, signals, address-space layout
+//              +- threads            registers and everything else that belongs to one thread
+//              +- mappings           the memory map; paged memory names an extent
+//              +- extents            ranges of memory that the owner serves, with the pages that hold data
+//              +- layers             seeds that own pages which this one inherits
+//              +- shared_objects     shared memory, copied at capture
+//              +- open_files, file_descriptors   open file descriptions, and the descriptors that lead to them
+//              +- descendants        processes that descend from the first, if the seed is of a tree (see `tree`)
 
 /// Everything a node needs to turn a seed into a child, but the contents of its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

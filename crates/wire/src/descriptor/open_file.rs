@@ -1,4 +1,4 @@
-//! Open files: descriptions, and the descriptors that lead to them.
+//! Open file descriptions, and the file descriptors that lead to them.
 
 use serde::{Deserialize, Serialize};
 

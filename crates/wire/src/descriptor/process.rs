@@ -1,4 +1,4 @@
-//! What a process has as a whole.
+//! The state that belongs to a process as a whole, not to one of its threads.
 
 use serde::{Deserialize, Serialize};
 

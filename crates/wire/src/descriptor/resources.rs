@@ -1,5 +1,5 @@
-//! Whether what a process holds beside memory and files makes sense: timers, filters, locks, sockets.
-//! A restorer makes system calls from it; what only the kernel can judge is left to the kernel.
+//! Validates a process's resources other than memory and files: timers, filters, locks, sockets. The restorer makes
+//! system calls from them. What only the kernel can judge is left to the kernel.
 
 use super::validate::{ProcessView, require};
 use super::{
@@ -160,10 +160,10 @@ impl Descriptor {
         let mut masters = vec![0; self.terminals.len()];
         for file in &self.open_files {
             let OpenFile::Terminal { terminal, path, is_master, .. } = file else { continue };
-            let whose = self.terminals.get(*terminal as usize);
-            let is_right = whose.is_some_and(|whose| match is_master {
+            let pseudo_terminal = self.terminals.get(*terminal as usize);
+            let is_right = pseudo_terminal.is_some_and(|pseudo_terminal| match is_master {
                 true => ["/dev/ptmx", "/dev/pts/ptmx"].contains(&path.as_str()),
-                false => *path == format!("/dev/pts/{}", whose.number),
+                false => *path == format!("/dev/pts/{}", pseudo_terminal.number),
             });
             require(is_right, || format!("{path} as an end of a terminal"))?;
             masters[*terminal as usize] += u32::from(*is_master);
@@ -181,12 +181,12 @@ impl Descriptor {
 
     /// Whether a process is in a group of this number, or was and has ended.
     fn has_process_group(&self, group: u32) -> bool {
-        let kin = self
+        let relations = self
             .descendants
             .iter()
             .map(|member| &member.relations)
             .chain(self.zombies.iter().map(|one| &one.relations));
-        self.process.pid == group || kin.into_iter().any(|process_relations| process_relations.group == group)
+        self.process.pid == group || relations.into_iter().any(|process_relations| process_relations.group == group)
     }
 }
 

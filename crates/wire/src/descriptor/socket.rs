@@ -1,5 +1,5 @@
-//! Sockets. Those whose two ends the process holds are rebuilt with what is on its way between them; those that listen or
-//! are bound are bound again, in the child's own network and file system; a connection to anybody else has ended.
+//! Sockets. A pair whose two ends the seed holds is rebuilt with the data in flight between them. Listening and bound
+//! sockets are bound again, in the child's own network and file system. Any other connection has ended.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

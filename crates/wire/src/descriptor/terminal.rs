@@ -1,4 +1,4 @@
-//! Pseudo-terminals of which a process of the tree has the end that drives them.
+//! Pseudo-terminals whose master end a process of the tree holds.
 
 use serde::{Deserialize, Serialize};
 

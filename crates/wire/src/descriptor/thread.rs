@@ -1,4 +1,4 @@
-//! What is a thread's own.
+//! The state that belongs to one thread.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Timers of a process. All times are what was left, or lies between two expirations: a child's timers go on from there.
+//! Timers of a process. All times are relative (time left, or interval), so a child's timers continue from there.
 
 use serde::{Deserialize, Serialize};
 

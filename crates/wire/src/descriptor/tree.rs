@@ -1,12 +1,7 @@
-//! Processes beside the first: a seed may be of a whole tree.
+//! The other processes of a seed that captures a process tree.
 //!
-//! ```text
-//!  descriptor ─┬─ process, threads, mappings, …   the first process, from which all others descend
-//!              ├─ members   each with the same of its own; extents, files and objects are one table for all
-//!              └─ zombies   that have ended, and whose parents have not heard of it
-//! ```
-//!
-//! Processes are numbered: the first is 0, the members follow from 1 on. A parent has a lower number than its children.
+//! Processes are numbered: the first is 0, its descendants follow from 1 on. A parent has a lower number than its
+//! children.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +36,10 @@ pub struct ProcessRelations {
     /// Whether who made its session has ended: a zombie, a child of its own parent, which has it from there.
     pub is_session_orphan: bool,
 }
+
+//  descriptor -+- process, threads, mappings, ...   the first process, from which all others descend
+//              +- descendants   each with its own such lists; extents, files and objects are one table for all
+//              +- zombies       processes that have ended and that their parents have not waited for
 
 /// A process beside the first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,7 +185,7 @@ impl Descriptor {
             let is_born_after = member.relations.parent as usize <= index;
             require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
             member.relations.validate(member.process.pid)?;
-            member.validate_birth(&self.zombies)?;
+            member.validate_inheritance(&self.zombies)?;
             member.validate_memory(self)?;
         }
         for zombie in &self.zombies {
@@ -205,8 +204,8 @@ impl Descriptor {
 }
 
 impl DescendantProcess {
-    /// Whether what it has from birth is to be had so.
-    fn validate_birth(&self, zombies: &[Zombie]) -> Result<(), InvalidDescriptor> {
+    /// Checks what the process has from fork: session, root, table of descriptors.
+    fn validate_inheritance(&self, zombies: &[Zombie]) -> Result<(), InvalidDescriptor> {
         let ProcessRelations {
             parent,
             session,

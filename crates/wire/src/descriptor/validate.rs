@@ -1,5 +1,5 @@
-//! Whether a descriptor makes sense: each index within its list, each range within user space and in order.
-//! The restorer builds an address space from it, and relies on what is checked here.
+//! Validates a descriptor: each index is within its list, each range is in user space and in order. The restorer builds
+//! an address space from the descriptor and relies on these checks.
 
 use super::{
     Backing, Descriptor, EagerBytes, ExtentId, ExtentSource, FileDescriptor, FileLock, FileOwner, Mapping, OpenFile,
@@ -104,15 +104,15 @@ impl ProcessView<'_> {
     fn validate_mappings(&self) -> Result<(), InvalidDescriptor> {
         let mut lowest = 0;
         for mapping in self.mappings {
-            let place = || format!("mapping {:#x}-{:#x}", mapping.start, mapping.end);
+            let mapping_name = || format!("mapping {:#x}-{:#x}", mapping.start, mapping.end);
             let in_order = mapping.start >= lowest && mapping.start < mapping.end && mapping.end <= USER_SPACE_END;
-            require(in_order, || format!("{}: out of order or of user space", place()))?;
+            require(in_order, || format!("{}: out of order or of user space", mapping_name()))?;
             require(mapping.start.is_multiple_of(PAGE_SIZE) && mapping.end.is_multiple_of(PAGE_SIZE), || {
-                format!("{}: not whole pages", place())
+                format!("{}: not whole pages", mapping_name())
             })?;
-            require(mapping.protection <= 7, || format!("{}: protection {:#x}", place(), mapping.protection))?;
+            require(mapping.protection <= 7, || format!("{}: protection {:#x}", mapping_name(), mapping.protection))?;
             self.validate_backing(mapping.end - mapping.start, &mapping.backing)
-                .map_err(|wrong| InvalidDescriptor { reason: format!("{}: {}", place(), wrong.reason) })?;
+                .map_err(|wrong| InvalidDescriptor { reason: format!("{}: {}", mapping_name(), wrong.reason) })?;
             validate_guards(mapping)?;
             lowest = mapping.end;
         }

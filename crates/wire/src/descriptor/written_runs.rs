@@ -1,5 +1,5 @@
-//! Pages that were written through private mappings of files, as one file holds them all: who restores a seed fetches them into it, and each process
-//! reads its own from there. Both go by the same list.
+//! Written pages of private file mappings, laid out in one file. A restoring node fetches them into that file, and each
+//! process reads its own pages from it. Both use this list.
 
 use super::{Descriptor, ExtentId, Mapping, Protection};
 use crate::PAGE_SIZE;

@@ -1,22 +1,7 @@
-//! What a requester sends that changes something at the owner: writes and messages.
+//! Frames of a requester that change something at the owner: writes and messages. [`super::request`] has the others.
 //!
-//! ```text
-//!  INTRODUCE  connection 16 │ sent below u64               never answered
-//!  WRITE      handle u32 │ spans u32 │ span … │ bytes of the spans, one after the other
-//!  MESSAGE    bytes, to the end
-//! ```
-//!
-//! A change that is sent again, because the connection broke before its answer came, must not be made twice, and not
-//! after changes that were asked for later. So a requester gives its connection a random name that outlives its sockets,
-//! and says it before the first change on each socket; request ids ascend for as long as the name lives:
-//!
-//! - The owner remembers, by name, the last change that it made and what it refused. A change with that id or a smaller
-//!   one is answered as it was, and not made again.
-//! - The latest socket with a name is the only one whose changes are made: bytes that a socket given up by its requester
-//!   still holds are void from then on.
-//! - *Sent below*: changes with smaller ids may have reached an owner before. One that does not know the name (it was
-//!   started anew, or forgot) refuses those as [`Refusal::Forgotten`](super::reply::Refusal::Forgotten), and so never
-//!   makes one twice.
+//! A change that is sent again must not be made twice, nor after later changes. So each connection has a random name
+//! that outlives its sockets, and request ids that ascend for as long as the name lives.
 
 use std::fmt;
 
@@ -47,9 +32,23 @@ impl ConnectionId {
 impl fmt::Debug for ConnectionId {
     /// The beginning only: who knows a name could speak in it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ConnectionName({:02x}{:02x}…)", self.0[0], self.0[1])
+        write!(f, "ConnectionId({:02x}{:02x}…)", self.0[0], self.0[1])
     }
 }
+
+//  INTRODUCE  connection 16 │ sent below u64               never answered
+//  WRITE      handle u32 │ spans u32 │ span … │ bytes of the spans, one after the other
+//  MESSAGE    bytes, to the end
+//
+// A requester sends a change again if the connection broke before the answer arrived. On each socket, it sends the
+// connection's name (INTRODUCE) before the first change.
+//
+// - The owner remembers, by name, the last change that it made and the changes that it refused. A change with that id
+//   or a smaller one gets the same answer again, and is not made again.
+// - Only the latest socket with a name may make changes. Bytes that are still in a socket that its requester has given
+//   up are void from then on.
+// - Sent below: changes with smaller ids may have reached an owner before. An owner that does not know the name (it was
+//   restarted, or forgot) refuses those as `Refusal::OutcomeForgotten`, and so never makes one twice.
 
 /// A change, as the owner reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]

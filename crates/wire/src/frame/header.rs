@@ -1,6 +1,17 @@
-//! The header of a frame: what follows, how long it is, and the checksums of both.
+//! The header of a frame: its kind, its length, and the checksums of header and body.
 
 use super::{FabricFrameError, FieldReader, change, reply, request};
+
+//  0      1         4             8              16            20            24
+//  ┌──────┬─────────┬─────────────┬──────────────┬─────────────┬─────────────┬────────┐
+//  │ kind │ 0 0 0   │ body bytes  │ request id   │ CRC-32C     │ CRC-32C     │ body   │
+//  │ u8   │         │ u32         │ u64          │ of the body │ of 0..20    │        │
+//  └──────┴─────────┴─────────────┴──────────────┴─────────────┴─────────────┴────────┘
+//
+// The header has its own checksum, so that a length is never trusted before it is checked. It also holds the
+// body's checksum, so that no flipped bit of either is missed. All numbers are little-endian.
+//
+// An encrypted stream protects each byte already: there the body of DATA has no checksum, and its field is 0.
 
 /// Size of a header, in bytes.
 pub const HEADER_BYTES: usize = 24;

@@ -1,9 +1,16 @@
-//! The greeting that opens each direction of a connection. Its form never changes.
+//! The hello that opens each direction of a connection. Its form never changes, so that peers of any two versions can
+//! tell each other's version.
 
 use super::{FabricFrameError, FieldReader};
 
 /// Version of the frames that follow the greeting. The first one had no changes, the second one checksums of all DATA.
 pub const VERSION: u32 = 3;
+
+//  0         8          12         16
+//  ┌─────────┬──────────┬──────────┐
+//  │ magic   │ version  │ CRC-32C  │   the checksum covers magic and version
+//  │ FFABRIC0│ u32      │ u32      │   all numbers are little-endian
+//  └─────────┴──────────┴──────────┘
 
 /// Size of a greeting, in bytes.
 pub const HELLO_BYTES: usize = 16;

@@ -1,50 +1,26 @@
 //! Frames of the fabric: the bytes that a requester and the owner of a seed exchange over a stream.
 //!
-//! ```text
-//!  requester                                   owner
-//!     │ hello                            hello   │   both at once, nobody waits for the other's
-//!     │─────────────────────────────────────────▶│
-//!     │◀─────────────────────────────────────────│
-//!     │ OPEN handle = (seed, token)              │   never answered: the reads that follow tell
-//!     │ READ #1 handle, spans                    │
-//!     │ READ #2 handle, spans                    │   many in flight
-//!     │ INTRODUCE name                           │   never answered: whose changes follow
-//!     │ WRITE #3 handle, spans, bytes            │
-//!     │ MESSAGE #4 bytes                         │
-//!     │─────────────────────────────────────────▶│
-//!     │      DATA #1, REFUSED #2, WRITTEN #3 …   │   in the order of the requests
-//!     │◀─────────────────────────────────────────│
-//! ```
-//!
-//! A *handle* is the requester's short name for a seed and its token, so that a request need not carry them; it holds
-//! for one connection, and opening it again gives it a new meaning. The owner looks up seed and token at every read:
-//! a handle saves bytes, not checks.
-//!
-//! A hello has one form in all versions of the protocol, so that each can tell what the other is:
-//!
-//! ```text
-//!  0         8          12         16
-//!  ┌─────────┬──────────┬──────────┐
-//!  │ magic   │ version  │ CRC-32C  │   the checksum covers magic and version
-//!  │ FFABRIC0│ u32      │ u32      │   all numbers are little-endian
-//!  └─────────┴──────────┴──────────┘
-//! ```
-//!
-//! Then come frames. The header has a checksum of its own, so that a length is never trusted before it is checked,
-//! and holds the body's, so that no flipped bit of either goes unseen:
-//!
-//! ```text
-//!  0      1         4             8              16            20            24
-//!  ┌──────┬─────────┬─────────────┬──────────────┬─────────────┬─────────────┬────────┐
-//!  │ kind │ 0 0 0   │ body bytes  │ request id   │ CRC-32C     │ CRC-32C     │ body   │
-//!  │ u8   │         │ u32         │ u64          │ of the body │ of 0..20    │        │
-//!  └──────┴─────────┴─────────────┴──────────────┴─────────────┴─────────────┴────────┘
-//! ```
-//!
-//! A stream that encrypts proves each byte already: there the body of DATA has no checksum, and its field is 0.
-//!
-//! The bodies are drawn in [`request`], [`change`] and [`reply`]. Both sides treat what they receive as hostile; who violates
-//! the form is disconnected, because nothing after a damaged frame can be trusted.
+//! Each direction is one hello, then frames; `hello` and `header` draw their layout, and [`request`], [`change`] and
+//! [`reply`] the bodies. Both sides treat received bytes as hostile. A peer that violates the form is disconnected,
+//! because nothing after a damaged frame can be trusted.
+
+//  requester                                   owner
+//     │ hello                            hello   │   both at once, neither waits for the other's
+//     │─────────────────────────────────────────▶│
+//     │◀─────────────────────────────────────────│
+//     │ OPEN handle = (seed, token)              │   never answered: an error shows in the reads that follow
+//     │ READ #1 handle, spans                    │
+//     │ READ #2 handle, spans                    │   many in flight
+//     │ INTRODUCE name                           │   never answered: names the connection of the changes that follow
+//     │ WRITE #3 handle, spans, bytes            │
+//     │ MESSAGE #4 bytes                         │
+//     │─────────────────────────────────────────▶│
+//     │      DATA #1, REFUSED #2, WRITTEN #3 …   │   in the order of the requests
+//     │◀─────────────────────────────────────────│
+//
+// A handle is the requester's short name for a seed and its token, so that a request need not carry them. It is
+// valid for one connection; opening it again gives it a new meaning. The owner looks up seed and token at every
+// read: a handle saves bytes, not checks.
 
 pub mod change;
 mod header;

@@ -1,13 +1,4 @@
-//! What the owner of a seed answers.
-//!
-//! ```text
-//!  DATA     bytes of the spans, one after the other │ length of the first span's extent u64
-//!  REFUSED  reason u32 │ errno i32
-//!  GRANTED  grant …          grant: extent u32 │ 0 u32 │ address u64 │ bytes u64
-//!  WRITTEN, ARRIVED          nothing: the write was made, the message was taken
-//! ```
-//!
-//! The extent's length stands behind the data, so that a receiver need not move the data to be rid of it.
+//! Reply frames: the answers of the owner of a seed.
 
 use super::{FabricFrameError, FieldReader, FrameKind, HEADER_BYTES, Header, READ_BYTES_MAX, header};
 use crate::descriptor::ExtentId;
@@ -72,6 +63,13 @@ pub struct Grant {
     /// Its length, in bytes.
     pub bytes: u64,
 }
+
+//  DATA     bytes of the spans, one after the other │ length of the first span's extent u64
+//  REFUSED  reason u32 │ errno i32
+//  GRANTED  grant …          grant: extent u32 │ 0 u32 │ address u64 │ bytes u64
+//  WRITTEN, ARRIVED          nothing: the write was made, the message was taken
+//
+// The extent's length follows the data, so that a receiver can drop it without moving the data.
 
 /// A reply, as the requester reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]

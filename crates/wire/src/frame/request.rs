@@ -1,10 +1,4 @@
-//! What a requester sends that changes nothing; [`super::change`] has the rest.
-//!
-//! ```text
-//!  OPEN        handle u32 │ token 16 │ seed id, as text, to the end
-//!  READ        handle u32 │ mode u8, 0 0 0 │ span …      span: extent u32 │ bytes u32 │ offset u64
-//!  ASK GRANTS  handle u32
-//! ```
+//! Frames of a requester that change nothing at the owner; [`super::change`] has the others.
 
 use super::{FabricFrameError, FieldReader, FrameKind, Header, READ_BYTES_MAX, SPANS_MAX, header};
 use crate::descriptor::ExtentId;
@@ -42,6 +36,10 @@ pub enum ReadMode {
     /// the requester cannot know, arrives in one round trip.
     Clip = 1,
 }
+
+//  OPEN        handle u32 │ token 16 │ seed id, as text, to the end
+//  READ        handle u32 │ mode u8, 0 0 0 │ span …      span: extent u32 │ bytes u32 │ offset u64
+//  ASK GRANTS  handle u32
 
 /// A request, as the owner reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]

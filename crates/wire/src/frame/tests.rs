@@ -1,4 +1,4 @@
-//! The frames' properties: what is encoded is decoded, and no damage goes unseen.
+//! Property tests of the fabric's frames: every frame decodes to what was encoded, and every damage is detected.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

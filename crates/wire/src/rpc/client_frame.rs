@@ -1,4 +1,4 @@
-//! What a client sends.
+//! Frames that a client sends.
 
 use std::fmt;
 
@@ -145,8 +145,8 @@ impl ClientFrame {
         let slot = prefix.slot;
         Ok(match prefix.kind {
             REQUEST => {
-                let (behind, remaining_us) = (u32_at(bytes, 24), u32_at(bytes, 28));
-                if u64::from(behind) >= WINDOW_MAX || u64::from(behind) > prefix.id {
+                let (oldest_pending_distance, remaining_us) = (u32_at(bytes, 24), u32_at(bytes, 28));
+                if u64::from(oldest_pending_distance) >= WINDOW_MAX || u64::from(oldest_pending_distance) > prefix.id {
                     return Err(RpcFrameError::Invalid("its oldest unanswered request is out of the window"));
                 }
                 let (handler, id, checked) = (prefix.code, prefix.id, prefix.has_payload_crc);
@@ -154,7 +154,7 @@ impl ClientFrame {
                     slot,
                     handler,
                     id,
-                    oldest_pending_distance: behind,
+                    oldest_pending_distance,
                     remaining_us,
                     has_payload_crc: checked,
                 })

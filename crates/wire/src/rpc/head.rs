@@ -1,6 +1,29 @@
-//! What all frames begin with, and the one checksum over a small frame.
+//! The prefix that all frame heads share, and the checksum that covers a small frame in one pass.
 
 use super::{HEAD_CRC_PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX, RpcFrameError};
+
+//  0         4      5       6      8           12            16             24             28
+//  ┌─────────┬──────┬───────┬──────┬───────────┬─────────────┬──────────────┬──────────────┬──────────────┐
+//  │ CRC-32C │ kind │ flags │ slot │ payload   │ handler     │ request id   │ distance     │ remaining µs │ REQUEST
+//  │ u32     │ u8   │ u8    │ u16  │ bytes u32 │ u32         │ u64          │ u32          │ u32, 0: none │
+//  │         │      │       │      │ 0         │ epoch u32   │ session id, 16 bytes                       │ OPEN
+//  │         │      │       │      │ 0         │ 0           │ request id   │ 0            │ 0            │ CANCEL
+//  │         │      │       │      │ 0         │ 0           │ request id   │ 0            │ 0            │ ACKNOWLEDGE
+//  │         │      │       │ 0    │ 0         │ 0           │ 0            │ 0            │ 0            │ CLOSE, PING
+//  ├─────────┼──────┼───────┼──────┼───────────┼─────────────┼──────────────┼──────────────┴──────────────┘
+//  │         │      │       │      │ u32       │ status u32  │ request id   │ REPLY
+//  │         │      │       │      │ 0         │ outcome u32 │ epoch as u64 │ OPENED
+//  │         │      │       │ 0    │ 0         │ 0           │ 0            │ PONG
+//  └─────────┴──────┴───────┴──────┴───────────┴─────────────┴──────────────┘
+//
+// Every frame begins with the same 24 bytes, so that either side can find the next frame. A client's head has
+// eight bytes more. All numbers are little-endian. The distance of a request is
+// `RequestHead::oldest_pending_distance`.
+//
+// In checked frames (flag 1), the head is followed by the payload's own CRC-32C (u32), then by the payload. The
+// head's checksum is the first field. It covers the rest of the head, the payload's checksum, and the payload too
+// if that has at most `HEAD_CRC_PAYLOAD_BYTES_MAX` bytes: one pass over a small frame. A longer payload is covered
+// by its own checksum, if the client asked for it. So a length is never trusted before its checksum was verified.
 
 /// Size of the part that all heads share, in bytes.
 pub(super) const PREFIX_BYTES: usize = 24;

@@ -1,14 +1,12 @@
-//! The greeting that opens each direction of a connection. Its form never changes:
-//!
-//! ```text
-//!  0         8          10         12         16
-//!  ┌─────────┬──────────┬──────────┬──────────┐
-//!  │ magic   │ newest   │ oldest   │ CRC-32C  │   the versions that the sender speaks;
-//!  │ FFRPC000│ u16      │ u16      │ u32      │   the checksum covers all before it
-//!  └─────────┴──────────┴──────────┴──────────┘
-//! ```
+//! The hello that opens each direction of a connection. Its form never changes.
 
 use super::RpcFrameError;
+
+//  0         8          10         12         16
+//  ┌─────────┬──────────┬──────────┬──────────┐
+//  │ magic   │ newest   │ oldest   │ CRC-32C  │   the versions that the sender speaks;
+//  │ FFRPC000│ u16      │ u16      │ u32      │   the checksum covers all before it
+//  └─────────┴──────────┴──────────┴──────────┘
 
 /// Size of a greeting, in bytes.
 pub const HELLO_BYTES: usize = 16;

@@ -1,54 +1,30 @@
 //! Frames of the RPC: the bytes that a client and a server exchange over a stream.
 //!
-//! ```text
-//!  client                                         server
-//!     │ hello                               hello   │   both at once
-//!     │────────────────────────────────────────────▶│
-//!     │◀────────────────────────────────────────────│   each takes the newest version that both know
-//!     │ OPEN slot 0 = session 7c2e…                 │
-//!     │────────────────────────────────────────────▶│
-//!     │                              OPENED slot 0  │   only now requests are sent: who is not known is never served
-//!     │◀────────────────────────────────────────────│
-//!     │ REQUEST slot 0 #8 │ REQUEST slot 0 #9 │ …   │   many in flight, each says what is answered (“behind”)
-//!     │────────────────────────────────────────────▶│
-//!     │               REPLY slot 0 #8 │ …           │   in any order
-//!     │◀────────────────────────────────────────────│
-//!     ╳ the connection breaks                       │   the server keeps the session and its unacknowledged replies
-//!     │ hello, OPEN slot 0 = 7c2e… resumed          │
-//!     │────────────────────────────────────────────▶│
-//!     │                              OPENED slot 0  │   or: it has expired; nothing is served twice
-//!     │◀────────────────────────────────────────────│
-//!     │ REQUEST slot 0 #9 again                     │
-//!     │────────────────────────────────────────────▶│
-//!     │                            REPLY slot 0 #9  │   kept from before, or of the run that has not ended
-//!     │◀────────────────────────────────────────────│
-//! ```
-//!
-//! A *session* is 128 random bits that its client chose; a *slot* is its short name on all connections of that client.
-//! Request ids count up in a session. Every frame begins with the same 24 bytes, so that either side can find the
-//! next one; those of a client have eight more. All numbers are little-endian.
-//!
-//! ```text
-//!  0          4      5       6       8               12            16             24              28               32
-//!  ┌──────────┬──────┬───────┬───────┬───────────────┬─────────────┬──────────────┬───────────────┬────────────────┐
-//!  │ CRC-32C  │ kind │ flags │ slot  │ payload bytes │ handler     │ request id   │ behind        │ remaining µs   │ REQUEST
-//!  │ u32      │ u8   │ u8    │ u16   │ u32           │ u32         │ u64          │ u32           │ u32, 0: none   │
-//!  │          │      │       │       │ 0             │ epoch u32   │ session id, 16 bytes                           │ OPEN
-//!  │          │      │       │       │ 0             │ 0           │ request id   │ 0             │ 0              │ CANCEL, ACKNOWLEDGE
-//!  │          │      │       │ 0     │ 0             │ 0           │ 0            │ 0             │ 0              │ CLOSE, PING
-//!  ├──────────┼──────┼───────┼───────┼───────────────┼─────────────┼──────────────┼───────────────┴────────────────┘
-//!  │          │      │       │       │ u32           │ status u32  │ request id   │ REPLY
-//!  │          │      │       │       │ 0             │ outcome u32 │ epoch as u64 │ OPENED
-//!  │          │      │       │ 0     │ 0             │ 0           │ 0            │ PONG
-//!  └──────────┴──────┴───────┴───────┴───────────────┴─────────────┴──────────────┘
-//! ```
-//!
-//! Behind the head comes, in checked frames (flag 1), the payload's own CRC-32C (u32), then the payload. The head's
-//! checksum stands first and covers all of the head behind it, the payload's checksum, and the payload as well when
-//! that has at most [`COVERED_BYTES_MAX`] bytes: one pass over a small frame. A longer payload is covered by its own
-//! checksum, if the client asked for it, so that a length is never trusted before its checksum was seen.
-//!
-//! Both sides treat what they receive as hostile; who violates the form is disconnected.
+//! A session is 128 random bits that its client chose. A slot is its short name on all connections of that client.
+//! Request ids count up in a session. `head` draws the layout of frames. Both sides treat received bytes as hostile; a
+//! peer that violates the form is disconnected.
+
+//  client                                         server
+//     │ hello                               hello   │   both at once
+//     │────────────────────────────────────────────▶│
+//     │◀────────────────────────────────────────────│   each takes the newest version that both know
+//     │ OPEN slot 0 = session 7c2e…                 │
+//     │────────────────────────────────────────────▶│
+//     │                              OPENED slot 0  │   requests follow only now: an unknown session is never served
+//     │◀────────────────────────────────────────────│
+//     │ REQUEST slot 0 #8 │ REQUEST slot 0 #9 │ …   │   many in flight, each acknowledges earlier replies
+//     │────────────────────────────────────────────▶│
+//     │               REPLY slot 0 #8 │ …           │   in any order
+//     │◀────────────────────────────────────────────│
+//     ╳ the connection breaks                       │   the server keeps the session and its unacknowledged replies
+//     │ hello, OPEN slot 0 = 7c2e… resumed          │
+//     │────────────────────────────────────────────▶│
+//     │                              OPENED slot 0  │   or: it has expired; nothing is served twice
+//     │◀────────────────────────────────────────────│
+//     │ REQUEST slot 0 #9 again                     │
+//     │────────────────────────────────────────────▶│
+//     │                            REPLY slot 0 #9  │   cached, or from the execution that has not ended
+//     │◀────────────────────────────────────────────│
 
 mod client_frame;
 mod head;

@@ -1,4 +1,4 @@
-//! What a server sends.
+//! Frames that a server sends.
 
 use super::head::{self, HeadPrefix, PAYLOAD_CRC_BYTES, PREFIX_BYTES};
 use super::{Frame, FrameHead, OpenOutcome, RpcFrameError, SESSIONS_MAX, Status};

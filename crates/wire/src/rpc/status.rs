@@ -1,4 +1,4 @@
-//! How requests and openings of sessions end, as numbers.
+//! The outcomes of requests and of session openings, as numbers.
 
 /// How a request ended at the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,5 @@
-//! The frames' properties: what is encoded is decoded, no damage goes unseen, and nothing that is received panics.
+//! Property tests of the RPC's frames: every frame decodes to what was encoded, every damage is detected, and no
+//! received bytes panic.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -12,11 +13,11 @@ const SLOTS: std::ops::Range<u16> = 0..SESSIONS_MAX as u16;
 
 fn request_heads() -> impl Strategy<Value = RequestHead> {
     let numbers = (SLOTS, any::<u32>(), WINDOW_MAX..u64::MAX, 0..WINDOW_MAX as u32, any::<u32>(), any::<bool>());
-    numbers.prop_map(|(slot, handler, id, behind, remaining_us, checked)| RequestHead {
+    numbers.prop_map(|(slot, handler, id, oldest_pending_distance, remaining_us, checked)| RequestHead {
         slot,
         handler,
         id,
-        oldest_pending_distance: behind,
+        oldest_pending_distance,
         remaining_us,
         has_payload_crc: checked,
     })
@@ -86,10 +87,10 @@ proptest! {
     }
 
     #[test]
-    fn other_frames_survive(ask in bare_asks(), slot in SLOTS, epoch: u32, outcome in 0u32..5) {
+    fn other_frames_survive(frame in bare_asks(), slot in SLOTS, epoch: u32, outcome in 0u32..5) {
         let mut bytes = Vec::new();
-        ask.append(&mut bytes);
-        prop_assert_eq!(receive::<ClientFrame>(&bytes).unwrap().unwrap().head, ask);
+        frame.append(&mut bytes);
+        prop_assert_eq!(receive::<ClientFrame>(&bytes).unwrap().unwrap().head, frame);
         let outcome = OpenOutcome::from_number(outcome).unwrap();
         for answer in [ServerFrame::Opened { slot, epoch, outcome }, ServerFrame::Pong] {
             bytes.clear();

@@ -1,4 +1,5 @@
-//! What the fuzz targets begin with that read descriptors: of an earlier format no input is valid, and none is found by chance.
+//! Seed inputs of the fuzz targets that read descriptors. A format change invalidates all earlier inputs, and a fuzzer
+//! finds no valid one by chance.
 
 use std::fs;
 use std::path::Path;

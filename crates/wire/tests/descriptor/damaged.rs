@@ -1,4 +1,4 @@
-//! Any bytes, and bodies that were changed and have a right checksum.
+//! Tests with arbitrary bytes, and with changed bodies under a correct checksum.
 
 use farfork_wire::descriptor::{decode, encode};
 use proptest::prelude::*;

@@ -1,20 +1,20 @@
-//! Which seeds have the same parent, and whom it lets look into it.
+//! Tests of the access group: which seeds have the same parent, and which credentials may access it.
 
 use farfork_wire::descriptor::{Credentials, Descriptor};
 
-use super::{Change, credentials, descriptor};
+use super::{Corruption, credentials, descriptor};
 
 #[test]
 fn a_lineage_is_one_parents_while_it_is_who_it_was() {
-    let lineage = |descriptor: &Descriptor| descriptor.access_group_key(&"n1".parse().unwrap());
-    let first = lineage(&descriptor());
-    let same: [Change; 4] = [
+    let group_key = |descriptor: &Descriptor| descriptor.access_group_key(&"n1".parse().unwrap());
+    let first = group_key(&descriptor());
+    let same: [Corruption; 4] = [
         |d| d.origin.monotonic_ns += 1,
         |d| d.process.exe = "/usr/bin/another".into(),
         |d| drop(d.threads.pop()),
         |d| d.descendants[0].threads[0].credentials = Some(credentials()),
     ];
-    let others: [Change; 10] = [
+    let others: [Corruption; 10] = [
         |d| d.origin.parent_pid += 1,
         |d| d.origin.parent_start_ticks += 1,
         |d| d.origin.boot_id = "another".into(),
@@ -30,7 +30,7 @@ fn a_lineage_is_one_parents_while_it_is_who_it_was() {
         for (number, change) in changes.iter().enumerate() {
             let mut next = descriptor();
             change(&mut next);
-            assert_eq!(lineage(&next) == first, is_same, "change {number}");
+            assert_eq!(group_key(&next) == first, is_same, "change {number}");
         }
     }
     assert_ne!(descriptor().access_group_key(&"n2".parse().unwrap()), first, "whatever its owner says of itself");
@@ -38,5 +38,5 @@ fn a_lineage_is_one_parents_while_it_is_who_it_was() {
     let mut next = descriptor();
     next.process.credentials.gids = [7; 4];
     next.descendants.iter_mut().for_each(|member| member.process.credentials.gids = [7; 4]);
-    assert_ne!(lineage(&next), first);
+    assert_ne!(group_key(&next), first);
 }

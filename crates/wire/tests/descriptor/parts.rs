@@ -1,4 +1,4 @@
-//! Parts of the descriptor that tests begin with.
+//! Parts of a descriptor, as a starting point for tests.
 
 use farfork_wire::descriptor::{
     ControlledSession, DIGEST_BYTES, Extent, ExtentId, ExtentSource, FileIdentity, FileReference, FileStatus,
@@ -20,8 +20,8 @@ fn identity(bytes: u64) -> FileIdentity {
 }
 
 pub(super) fn mapped_file() -> MappedFile {
-    let place = MappedRange { process: 0, start: 0x3000, end: 0x4000 };
-    MappedFile { path: "/lib/libc.so".into(), identity: identity(1), owner_range: place, has_written_pages: false }
+    let owner_range = MappedRange { process: 0, start: 0x3000, end: 0x4000 };
+    MappedFile { path: "/lib/libc.so".into(), identity: identity(1), owner_range, has_written_pages: false }
 }
 
 pub(super) fn file_version() -> FileVersion {

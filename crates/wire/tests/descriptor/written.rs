@@ -1,8 +1,9 @@
-//! Pages that were written through private mappings of files: what a descriptor may say of them, and where they stand in the file of all.
+//! Tests of written pages of private file mappings: what a descriptor may say of them, and their offsets in the one
+//! file.
 
 use farfork_wire::descriptor::{Backing, Descriptor, ExtentId, PageRun, WrittenRun, decode, encode};
 
-use super::{Change, descriptor, require_refusal};
+use super::{Corruption, descriptor, require_refusal};
 
 /// The mapping of the only shared object is private; of its one page, that is written which extent 1 has.
 fn with_private_object() -> Descriptor {
@@ -36,7 +37,7 @@ fn they_stand_behind_one_another_in_the_file_of_all() {
 
 #[test]
 fn nonsense_is_refused() {
-    let changes: [(&str, Change); 6] = [
+    let changes: [(&str, Corruption); 6] = [
         ("a private mapping of an object that is missing", |d| d.mappings[2].backing = private(1, 0, None)),
         ("a private mapping from half a page on", |d| d.mappings[2].backing = private(0, 0x800, None)),
         ("written pages that are missing", |d| d.mappings[2].backing = private(0, 0, Some(ExtentId(9)))),

@@ -1,4 +1,4 @@
-//! What may be wrong with CRIU.
+//! The errors of CRIU and of its commands.
 
 /// Why CRIU cannot be measured.
 #[derive(Debug, thiserror::Error)]

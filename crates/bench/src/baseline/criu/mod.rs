@@ -1,16 +1,7 @@
-//! A peer: CRIU, which clones a process by dump and restore. The clone is made on the node of its parent, into a new pid
-//! namespace, since it has its parent's process id; images are files in memory.
+//! A peer of `farfork bench fork`: CRIU, which clones a process by dump and restore. `process` runs its commands.
 //!
-//! ```text
-//! eager   dump (all memory into images) ─▶ restore (all memory out of them) ─▶ the clone runs
-//! lazy    dump (all but memory) ─▶ page server, its process stands still until the last page is sent
-//!                                    ▲ TCP on the loopback
-//!                                  lazy-pages ◀─ userfaultfd ─ restore ─▶ the clone runs
-//! ```
-//!
-//! What is measured of it has the names of what it stands beside: *prepare* is the dump until a restore could begin,
-//! *resume* from there to the clone's first instruction, *pause* the dump as a whole, as long as the parent may stand still.
-//! `process` runs its commands.
+//! The clone has its parent's process id, so it runs in a new pid namespace on its parent's node. Its images are files
+//! in memory.
 
 pub(crate) mod error;
 mod process;
@@ -29,6 +20,11 @@ const PIPE_BYTES: u64 = 4 << 20;
 /// Capability to exceed the system's limit of that (`CAP_SYS_RESOURCE`).
 const CAP_SYS_RESOURCE: u32 = 24;
 
+// eager   dump (all memory into images) ─▶ restore (all memory from the images) ─▶ the clone runs
+// lazy    dump (all but memory) ─▶ page server; the parent is stopped until the last page is sent
+//                                    ▲ TCP on the loopback
+//                                  lazy-pages ◀─ userfaultfd ─ restore ─▶ the clone runs
+
 /// How the clone gets its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CriuMode {
@@ -38,7 +34,9 @@ pub(crate) enum CriuMode {
     Lazy,
 }
 
-/// A clone that has touched its memory, and ended.
+/// The times of a clone that has touched its memory, and ended. They have the names of farfork's figures: *prepare* is the
+/// dump until a restore can begin, *resume* the time from there to the clone's first instruction, *pause* the whole dump,
+/// which is as long as the parent may be stopped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CriuTiming {
     pub(crate) prepare_ms: f64,

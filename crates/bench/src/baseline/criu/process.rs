@@ -1,4 +1,4 @@
-//! CRIU's commands as processes: what they are told, how they are waited for, what they say when they fail.
+//! Runs CRIU's commands as processes: their arguments, how to wait for them, and the errors in their logs.
 
 use std::fs;
 use std::io;

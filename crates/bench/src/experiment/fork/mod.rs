@@ -1,6 +1,7 @@
-//! The course of `farfork bench fork`: for each size of parent, step after step, samples of each figure. The seeds are on
-//! the first node, children there and on the other one. Memory is touched before anything is measured. This file has the
-//! order of events, `steps` how each thing is measured.
+//! Runs `farfork bench fork`: for each size of parent, one step after another, samples of each figure.
+//!
+//! Seeds are on the first node, children there and on the other node. Memory is touched before anything is measured.
+//! This file has the order of the steps, `steps` takes their samples.
 
 mod steps;
 mod strategies;

@@ -1,4 +1,4 @@
-//! How each step takes its samples.
+//! Takes the samples of each `ForkStep` of `farfork bench fork`.
 
 use std::time::{Duration, Instant};
 

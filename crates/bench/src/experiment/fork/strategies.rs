@@ -1,5 +1,5 @@
-//! Strategies side by side: for each, a first child of a fresh seed on the other node that touches every page once, and a second,
-//! for which the seed's working set is known then, and the node's cache filled where the strategy has one.
+//! Compares strategies. For each it forks a fresh seed twice on the other node; each child touches every page once. The
+//! second child finds the seed's working set known and, if the strategy caches, the node's cache filled.
 
 use farfork_node::api::v1::PagerStats;
 

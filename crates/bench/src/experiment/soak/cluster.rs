@@ -1,4 +1,4 @@
-//! The nodes of a soak, and the harm that is done to them.
+//! The nodes of a soak run, and the faults that it injects: killed or stalled processes, and cut links.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Fan-outs of a round: more children of a family than its nodes have containers ready, asked for in one request; some are killed
-//! at once, some have less memory than they may want. What becomes of them is judged with the rest of their family.
+//! Fan-outs of a soak round: more children of a seed than its nodes have containers ready, forked in one request. Some
+//! are killed at once, some have too low a memory limit. `round` judges how they end, with the seed's other children.
 
 use farfork_node::api::v1::{self, fork_outcome::Result as Outcome};
 use farfork_node::client;

@@ -1,6 +1,7 @@
-//! How many children a second the nodes fork: the same before the first round and after the last, or something of what happened
-//! between slows them down. What else the machine does changes meanwhile: so it is compared with local forks that do the same,
-//! in turn, and measured at the end until it is as it was, some times at most.
+//! Measures how many children a second the nodes fork, before the first round and after the last. A lower rate at the
+//! end means that the run has slowed the nodes down. Other load on the machine changes meanwhile. So the rate is
+//! compared with that of local forks, in turn, and the last measurement is repeated a few times until it equals the
+//! first.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

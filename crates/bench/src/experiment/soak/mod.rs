@@ -1,11 +1,7 @@
-//! The course of `farfork stress paging`: rounds of families on nodes that are harmed, until the time is over, between two
-//! counts of what the nodes have of the machine, and two measurements of how fast they fork.
+//! Runs `farfork stress paging`: rounds of seeds and children on nodes with injected faults, until the time is over.
 //!
-//! ```text
-//! script ──▶ round ──▶ verdict ──▶ tally        script, verdict: pure
-//!              │  ground: the nodes, and harm    `census`, `rate`: before the first round and after the last
-//!              │  fan: many children at once
-//! ```
+//! Before the first round and after the last it counts the nodes' resources (`leak_check`) and measures how fast they
+//! fork (`fork_rate`).
 
 mod cluster;
 mod fanout;
@@ -33,6 +29,10 @@ use self::script::RoundScript;
 use crate::error::BenchError;
 use crate::experiment::leak_check::{ResourceCount, ResourceCounts};
 use crate::workload::memory_walk::MEMORY_WALK;
+
+// script ──▶ round ──▶ verdict ──▶ tally        `script` and `verdict` are pure
+//              │  cluster: the nodes, and the faults injected into them
+//              │  fanout: many children at once
 
 /// How long a run has to be, in seconds, for its rates to be judged, and not only told. A minute among other tests begins and ends beside
 /// whatever they do just then: what differs is what they do.

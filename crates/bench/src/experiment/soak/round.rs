@@ -1,5 +1,5 @@
-//! One round: families are made, deeds are done, and each child's end is judged. What is no fault is what the round itself
-//! has caused: who was killed may have been killed, who lost its seed may be told so.
+//! One round of a soak run: starts seeds, runs the script's actions, and judges each child's end. An end that the round
+//! itself has caused is no fault: a child that it killed, or whose seed it lost.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

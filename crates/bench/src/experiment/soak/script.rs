@@ -1,5 +1,5 @@
-//! What happens in a round, chosen from a seed before anything of it does: the same seed gives the same rounds, though not the
-//! same moments. Pure.
+//! The script of a round, chosen from a random seed before the round begins. The same seed gives the same rounds,
+//! although not the same timing. Pure.
 
 use fastrand::Rng;
 use serde::Serialize;

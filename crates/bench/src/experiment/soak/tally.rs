@@ -1,4 +1,4 @@
-//! What has happened in a soak so far.
+//! `SoakTally`: the counts of a soak run so far.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Whether a child ended as it may. Pure.
+//! Judges whether a child ended in an allowed way. Pure.
 
 use farfork_node::api::v1::exit::How;
 

@@ -1,4 +1,4 @@
-//! The document of a run: one object a figure, with its key, its spread, and what it is compared with.
+//! The JSON document of `farfork bench fork`: for each figure its key, its spread, and its reference.
 
 use serde_json::{Value, json};
 

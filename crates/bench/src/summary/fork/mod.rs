@@ -1,4 +1,4 @@
-//! What `farfork bench fork` has found: tables, or a document whose keys are a promise.
+//! The summary of `farfork bench fork`: tables as text, or a JSON document whose keys must not change.
 
 mod json;
 mod peer;

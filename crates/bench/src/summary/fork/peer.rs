@@ -1,4 +1,4 @@
-//! The table of a run with a peer: whole clones side by side, from the request to the last page.
+//! The table of a run with a peer: the times of whole clones, from the request to the last page, next to each other.
 
 use super::{ForkSummary, fewest_samples};
 use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem};

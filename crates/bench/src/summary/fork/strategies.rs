@@ -1,4 +1,5 @@
-//! The tables of strategies: what the first child of a seed on another node cost, and the second; and where their memory was.
+//! The tables of strategies: times of the first and the second child of a seed on another node, and where their memory
+//! was.
 
 use super::ForkSummary;
 use crate::figure::MIB_BYTES;

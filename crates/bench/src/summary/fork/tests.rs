@@ -1,4 +1,4 @@
-//! Widths, verdicts and keys of a report, from made-up samples.
+//! Tests of widths, verdicts and keys of a `ForkSummary`, with invented samples.
 
 use std::time::Duration;
 

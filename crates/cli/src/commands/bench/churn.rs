@@ -1,4 +1,5 @@
-//! `farfork bench churn`: programs that change their memory hard while it comes.
+//! `farfork bench churn`: the arguments and tables of the benchmark in which children change memory before it has
+//! arrived. `farfork_bench` runs it.
 
 use std::env;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `farfork bench connect`: connections made a second, and how long each takes.
+//! `farfork bench connect`: how many connections are made per second, and how long each takes.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `farfork bench end`: one end of a connection that is measured. Benchmarks start it; nobody else does.
+//! `farfork bench end`: one end of a connection that a benchmark measures. Only benchmarks start it.
 
 use std::process::ExitCode;
 

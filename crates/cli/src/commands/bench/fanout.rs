@@ -1,4 +1,4 @@
-//! `farfork bench fanout`: many children of one seed.
+//! `farfork bench fanout`: how long many children of one seed take from the request to their results.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `farfork bench fault`: how long one page takes.
+//! `farfork bench fault`: how long one page fault of a child takes, alone and next to a stream of other faults.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! `farfork bench`: one benchmark a command. What they measure and how is `crates/bench`'s part; here are their arguments
-//! and what is shown while they run.
+//! `farfork bench`: one subcommand per benchmark. This folder has the arguments and the progress bar; the crate
+//! `farfork_bench` measures.
 
 mod churn;
 mod connect;

@@ -1,4 +1,4 @@
-//! How far a benchmark is, and whether somebody wants it to end.
+//! `show_progress`: shows the progress of a benchmark on a terminal, and stops the benchmark after an interrupt.
 
 use std::io::{IsTerminal as _, stderr};
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ pub(super) struct BenchProgressBar(ProgressBar);
 /// Shows how far a run is, until it is dropped; the run ends when somebody wants that.
 ///
 /// # Errors
-/// As [`Interruption::watch`].
+/// As [`InterruptFlag::watch`].
 pub(super) fn show_progress() -> anyhow::Result<impl FnMut(Progress) -> ControlFlow<()>> {
     let (bar, interruption) = (BenchProgressBar::new(), InterruptFlag::watch()?);
     Ok(move |progress| {

@@ -1,4 +1,4 @@
-//! `farfork bench rpc`: calls a second, and how long each takes.
+//! `farfork bench rpc`: how many calls a connection carries per second, and how long each takes.
 
 use std::env;
 use std::path::PathBuf;

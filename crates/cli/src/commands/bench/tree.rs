@@ -1,4 +1,4 @@
-//! `farfork bench tree`: how long a tree of processes stands still for its seed.
+//! `farfork bench tree`: how long a process tree is paused while its seed is made.
 
 use std::env;
 use std::process::ExitCode;

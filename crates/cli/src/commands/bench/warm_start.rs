@@ -1,4 +1,4 @@
-//! `farfork bench warm-start`: functions run by children that are paused between them.
+//! `farfork bench warm-start`: functions run by children that are paused between two calls.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `farfork cluster init`, `token` and `issue`: what makes somebody a member.
+//! `farfork cluster init`, `token` and `issue`: create a cluster, a join token, or a client's certificate.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `farfork cluster`: who belongs to a cluster. Most of it works on the trust directory alone, no daemon need run.
+//! `farfork cluster`: manages the members of a cluster. Most subcommands only need the trust directory, not a daemon.
 
 mod enrollment;
 mod revocation;
@@ -25,7 +25,7 @@ Examples:
   farfork cluster revoke n3
 
 Exit status: 0 done, 1 failed, 2 wrong usage.")]
-pub(crate) struct Cluster {
+pub(crate) struct ClusterArguments {
     #[command(subcommand)]
     command: ClusterCommand,
 }
@@ -40,7 +40,7 @@ enum ClusterCommand {
     Show(show::Show),
 }
 
-impl Cluster {
+impl ClusterArguments {
     pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.command {
             ClusterCommand::Init(command) => command.run(&global),

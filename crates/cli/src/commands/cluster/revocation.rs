@@ -1,4 +1,4 @@
-//! `farfork cluster revoke` and `rotate`: what ends somebody's membership, or a key's time.
+//! `farfork cluster revoke` and `rotate`: revoke a member, or replace a key.
 
 use std::process::ExitCode;
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! `farfork cluster show`: what a trust directory says.
+//! `farfork cluster show`: prints the contents of a trust directory.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

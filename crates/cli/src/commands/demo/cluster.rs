@@ -1,4 +1,4 @@
-//! The demo's own nodes, which end with it.
+//! `DemoCluster`: the nodes that the demo starts for itself, and stops when it ends.
 
 use std::env;
 use std::fs;

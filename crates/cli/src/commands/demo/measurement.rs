@@ -1,5 +1,5 @@
-//! The same work three times: across nodes, by a local fork, by a cold start. Each is timed from the call to each
-//! result.
+//! The demo's work, done three times: by children on other nodes, by a local fork, and by a cold start. Each run is
+//! timed from the call to each result.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

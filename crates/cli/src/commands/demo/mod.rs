@@ -1,5 +1,5 @@
-//! `farfork demo`: a Python program with a large array, forked onto two other nodes, with figures beside those of a
-//! local fork and a cold start. This file has the course of it; `cluster`, `program` and `round` its parts.
+//! `farfork demo`: forks a Python program with a large array onto two other nodes, and compares it with a local fork
+//! and a cold start. This file has the sequence; `cluster`, `program`, `measurement` and `report` have the parts.
 
 mod cluster;
 mod measurement;

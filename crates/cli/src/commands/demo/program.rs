@@ -1,4 +1,4 @@
-//! The Python program that the demo forks, as a process.
+//! `DemoProgram`: the process of the Python program that the demo forks.
 
 use std::env;
 use std::fs;

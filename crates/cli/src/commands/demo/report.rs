@@ -1,4 +1,4 @@
-//! The demo's figures, as tables.
+//! `DemoReport`: the demo's figures, printed as tables.
 
 use serde::Serialize;
 

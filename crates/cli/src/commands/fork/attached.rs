@@ -1,4 +1,5 @@
-//! One child, attached: its standard streams and exit status are this command's own, and so are its signals (`signals`).
+//! `attach_child`: one attached child. The child's standard streams and exit status are those of this command;
+//! `signals` forwards the signals.
 
 use std::io::{self, Read as _, Write as _};
 use std::process::ExitCode;

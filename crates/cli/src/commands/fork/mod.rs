@@ -1,4 +1,5 @@
-//! `farfork fork`: children of a seed. This file has the arguments and starts the children; `attached` stays with one.
+//! `farfork fork`: starts children of a seed. This file has the arguments and starts the children; `attached` serves a
+//! single attached child.
 
 mod attached;
 mod outcomes;

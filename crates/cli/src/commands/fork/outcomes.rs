@@ -1,4 +1,4 @@
-//! What came of each child of a fork: a child or a failure.
+//! `ChildOutcome`: the outcome of each child of a fork, which is the started child or a failure.
 
 use std::io::{IsTerminal as _, stderr};
 

@@ -1,4 +1,5 @@
-//! What `--profile` tells of a fork: where its time went, on which node, and what the children's memory cost.
+//! `Profile`: the output of `farfork fork --profile`. It shows the time of each phase on each node, and the cost of the
+//! children's memory.
 
 use farfork_node::api::v1::inspect_response::Object;
 use farfork_node::api::v1::{ChildDetail, InspectRequest, MemoryUse, PagerStats, Phase};

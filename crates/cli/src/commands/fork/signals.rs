@@ -1,5 +1,5 @@
-//! Signals that children get in this command's place. They are taken from before the first of the children starts, so that none of them ends
-//! the command alone and leaves the children to themselves.
+//! `SignalForwarder`: forwards the signals of this command to its children. It takes them over before the first child
+//! starts: otherwise a signal could end the command and leave the children running.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const FORWARDED_SIGNALS: [u32; 7] = [
     18,      // SIGCONT
 ];
 
-/// How many of [`PASSED_ON`] are to end a program.
+/// How many of [`FORWARDED_SIGNALS`] are to end a program.
 const TERMINATING_COUNT: usize = 4;
 
 /// Children that are told at the same time: more wait in the daemon anyway.

@@ -1,4 +1,4 @@
-//! `farfork ps`: the cluster's children.
+//! `farfork ps`: lists the children of the cluster.
 
 mod watch;
 

@@ -1,5 +1,5 @@
-//! The list as `--watch` shows it: a picture that fits the terminal and is drawn over the one before, without a flicker and
-//! without a trace in what the terminal showed earlier. Who does not look at a terminal gets one list after the other.
+//! `farfork ps --watch`: redraws the list in place. A screen fits the terminal, does not flicker, and leaves the
+//! earlier contents of the terminal alone. Without a terminal, one list is printed after the other.
 
 use std::io::{self, IsTerminal as _, stdout};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,4 +1,5 @@
-//! `farfork tend`, which `farfork run --huge` starts: makes huge pages for a process until it ends. Not for users.
+//! `farfork tend`: collapses a process's memory into huge pages until the process ends. `farfork run --huge` starts it;
+//! users do not.
 
 use std::io;
 use std::process::{Command, ExitCode};

@@ -1,4 +1,4 @@
-//! How a program comes to huge pages: by its environment, and by a process that looks after it.
+//! `enable_huge_pages`: gives a program huge pages, by its environment and by a `farfork tend` process next to it.
 
 use std::env;
 use std::process::{Command, Stdio};

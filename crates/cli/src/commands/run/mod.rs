@@ -1,4 +1,4 @@
-//! `farfork run`: a program, started as a parent to be.
+//! `farfork run`: starts a program that is to become a parent.
 
 mod collapser;
 mod huge_pages;

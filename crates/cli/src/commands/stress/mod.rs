@@ -1,4 +1,5 @@
-//! `farfork stress`: one long run a command, and a verdict on it. What runs is `crates/bench`'s part.
+//! `farfork stress`: one long run per subcommand, with a verdict. This folder has the arguments; the crate
+//! `farfork_bench` runs the load.
 
 mod fork;
 mod paging;

@@ -1,4 +1,4 @@
-//! `farfork stress paging`: children page while everything that may fail does.
+//! `farfork stress paging`: children fetch pages while processes are killed and links are cut.
 
 use std::env;
 use std::io::{IsTerminal as _, stderr};

@@ -1,6 +1,7 @@
-//! A cluster of a test's own on this machine, made by the code of `farfork up`, and the harm that can be done to it.
+//! `Cluster`: a cluster of one test on this machine, made by the code of `farfork up`. It also does the harm that tests
+//! need: it kills processes, cuts links and limits memory.
 //!
-//! It is taken down when it is dropped, also by a panic; [`Cluster::stop`] says besides what was left.
+//! Dropping it stops the nodes, also after a panic. [`Cluster::stop`] also returns what was left on the machine.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! The real binary, as a user of one node runs it.
+//! `Farfork`: runs the real binary as a user of one node does.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

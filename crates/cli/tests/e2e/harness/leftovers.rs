@@ -1,5 +1,5 @@
-//! What a run has left on the machine: processes, namespaces, mounts, control groups, files. Only what
-//! carries the run's own marks counts, so that a user's nodes may run beside the tests.
+//! Finds what a run has left on the machine: processes, namespaces, mounts, control groups, files. It counts only what
+//! has the run's own marks, so that a user's nodes can run next to the tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,8 @@ pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
 pub(super) fn marked_processes(marks: &RunMarkers) -> impl Iterator<Item = (i32, String)> {
     let (run_dir, group) = (marks.run_dir.to_string_lossy().into_owned(), format!("/{}/", marks.group));
     let all = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok());
-    let ours = move |pid: &i32| command_line(*pid).contains(&run_dir) || read_of(*pid, "cgroup").contains(&group);
+    let ours =
+        move |pid: &i32| command_line(*pid).contains(&run_dir) || read_proc_file(*pid, "cgroup").contains(&group);
     all.filter(|pid| is_alive(*pid)).filter(ours).map(|pid| (pid, command_line(pid)))
 }
 
@@ -64,17 +65,17 @@ fn names_in(directory: &str) -> Vec<String> {
 
 /// The command line of a process; empty once the process is gone.
 pub(crate) fn command_line(pid: i32) -> String {
-    read_of(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
+    read_proc_file(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
 }
 
 /// A file of `/proc/PID`; empty once the process is gone.
-fn read_of(pid: i32, file: &str) -> String {
+fn read_proc_file(pid: i32, file: &str) -> String {
     let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Neither a zombie nor gone: a zombie is its parent's to reap, and pid 1 takes its time with orphans.
 fn is_alive(pid: i32) -> bool {
-    let stat = read_of(pid, "stat");
+    let stat = read_proc_file(pid, "stat");
     stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty())
 }

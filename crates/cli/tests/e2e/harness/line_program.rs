@@ -1,4 +1,4 @@
-//! A program that says lines, which are read as they come; for programs that [`super::Parent`] does not know.
+//! `LineProgram`: a program whose output is read line by line, for programs that [`super::Parent`] does not know.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,5 @@
-//! Whether two processes have the same memory: every page that the one can read, but for what the kernel itself keeps
-//! there (vvar, vdso and the rseq area of each thread); and how much of one is in huge pages.
+//! Compares the memory of two processes: every page that the first can read, except what the kernel itself keeps there
+//! (vvar, vdso and the rseq area of each thread). Also counts huge pages.
 
 use std::fs;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! What the end-to-end tests stand on: a cluster on this machine, the real binary, parents to fork, and the proof that
-//! nothing is left. Only the command line and `/proc` are used to look at farfork; its crates are used to start nodes.
+//! The harness of the end-to-end tests: a cluster on this machine, the real binary, parents to fork, and the search for
+//! leftovers. It observes farfork only by the command line and `/proc`; it uses the crates to start nodes.
 
 pub(crate) mod cluster;
 pub(crate) mod farfork;

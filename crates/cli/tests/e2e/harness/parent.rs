@@ -1,6 +1,6 @@
-//! A running parent: one of the test programs, whose output is read as it comes.
+//! `Parent`: one of the test programs as a running parent. Threads read its output.
 //!
-//! It says `ready PID HASH` once and `tick MICROSECONDS` every 2 ms, so that a pause of any cause shows as a gap.
+//! The program prints `ready PID HASH` once and `tick MICROSECONDS` every 2 ms, so that any pause shows as a gap.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -24,7 +24,7 @@ const LAST_WORDS_LIMIT: Duration = Duration::from_secs(60);
 /// For a parent to end: it may look at itself first, for which programs have a patience of 40 s each time they wait.
 const END_LIMIT: Duration = Duration::from_secs(100);
 
-/// What a parent has said so far.
+/// The output of a parent so far.
 #[derive(Default)]
 struct ParentOutput {
     ready: Option<(i32, u64)>,
@@ -38,7 +38,7 @@ struct ParentOutput {
 /// A parent; it is killed when this is dropped.
 pub(crate) struct Parent {
     process: Child,
-    said: Arc<Mutex<ParentOutput>>,
+    output: Arc<Mutex<ParentOutput>>,
     pid: i32,
     hash: u64,
 }
@@ -63,10 +63,10 @@ impl Parent {
         let parent_output = Arc::new(Mutex::new(ParentOutput::default()));
         read_output(process.stdout.take().expect("a pipe"), Arc::clone(&parent_output));
         collect_errors(process.stderr.take().expect("a pipe"), Arc::clone(&parent_output));
-        let mut parent = Self { process, said: parent_output, pid: 0, hash: 0 };
+        let mut parent = Self { process, output: parent_output, pid: 0, hash: 0 };
         (parent.pid, parent.hash) = wait::wait_until(&format!("{command:?} is ready"), READY_LIMIT, || {
             parent.require_alive();
-            parent.said().ready
+            parent.output().ready
         });
         parent
     }
@@ -88,12 +88,12 @@ impl Parent {
 
     /// How many ticks there were: a mark for [`Self::longest_gap_since`].
     pub(crate) fn ticks_count(&self) -> usize {
-        self.said().ticks_us.len()
+        self.output().ticks_us.len()
     }
 
     /// The longest time between two neighbouring ticks since a mark.
     pub(crate) fn longest_gap_since(&self, mark: usize) -> Duration {
-        let parent_output = self.said();
+        let parent_output = self.output();
         let ticks_us = &parent_output.ticks_us[mark.saturating_sub(1)..];
         let longest = ticks_us.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max();
         Duration::from_micros(longest.unwrap_or(0))
@@ -114,7 +114,7 @@ impl Parent {
     /// It lives, ticks, and has never found anything wrong with itself.
     pub(crate) fn require_unharmed(&mut self) {
         self.wait_for_ticks(5);
-        let parent_output = self.said();
+        let parent_output = self.output();
         assert!(
             parent_output.errors.is_empty() && parent_output.others.is_empty(),
             "the parent says: {}{:?}",
@@ -123,9 +123,9 @@ impl Parent {
         );
     }
 
-    /// The first line that it has said beside ticks, when it has ended.
+    /// The first line of its output other than ready and ticks, once it has ended.
     pub(crate) fn last_line(&self) -> String {
-        wait::wait_until("the parent's last words", LAST_WORDS_LIMIT, || self.said().others.first().cloned())
+        wait::wait_until("the parent's last words", LAST_WORDS_LIMIT, || self.output().others.first().cloned())
     }
 
     /// Kills it, and waits until it is gone.
@@ -140,15 +140,15 @@ impl Parent {
         wait::wait_exit(&mut self.process, "the parent ends", END_LIMIT)
     }
 
-    fn said(&self) -> std::sync::MutexGuard<'_, ParentOutput> {
-        self.said.lock().expect("readers do not panic")
+    fn output(&self) -> std::sync::MutexGuard<'_, ParentOutput> {
+        self.output.lock().expect("readers do not panic")
     }
 
     /// It has not ended.
     pub(crate) fn require_alive(&mut self) {
         if let Some(status) = self.process.try_wait().expect("our own child") {
             let signal = status.signal();
-            panic!("the parent ended: {status} (signal {signal:?}); it said: {}", self.said().errors);
+            panic!("the parent ended: {status} (signal {signal:?}); it said: {}", self.output().errors);
         }
     }
 }

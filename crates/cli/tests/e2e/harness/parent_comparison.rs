@@ -1,5 +1,5 @@
-//! A child beside its parent, as the kernel shows both: `farfork inspect CHILD --against PID`, and nothing may differ that has no row
-//! in the differ's table.
+//! Compares a child with its parent by `farfork inspect CHILD --against PID`. A difference without a row in the
+//! differ's table fails the test.
 
 use std::fs;
 use std::thread;

@@ -1,5 +1,5 @@
-//! What `/proc` shows of a process that a capture might have changed, and that the process does not change by itself: to be
-//! compared before and after.
+//! A snapshot of what `/proc` shows of a process, to compare before and after a capture. It has only values that a
+//! capture might change and the process itself does not.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! The test programs: compiled once, into the build's own directory for such things.
+//! `Program`: the test programs. Each is compiled once, into the build directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,8 +72,8 @@ impl Program {
         let source = sources().join(source);
         let name = source.file_stem().expect("a source has a name");
         let binary =
-            if matches!(self, Self::ProcessState(_)) { whole_dir().join(name) } else { build_dir().join(name) };
-        let mut parts = headers_beside(&source);
+            if matches!(self, Self::ProcessState(_)) { process_state_dir().join(name) } else { build_dir().join(name) };
+        let mut parts = headers_next_to(&source);
         parts.extend([
             source.clone(),
             sources().join("forked.h"),
@@ -106,7 +106,7 @@ pub(crate) fn sources() -> PathBuf {
 const PROCESS_STATE_SOURCES: &str = "../../../../tests/resources";
 
 /// Apart from the other binaries, some of which have the same names.
-fn whole_dir() -> PathBuf {
+fn process_state_dir() -> PathBuf {
     let dir = build_dir().join("whole");
     fs::create_dir_all(&dir).expect("the build's directory can be written");
     dir
@@ -122,7 +122,7 @@ fn build_dir() -> &'static Path {
 }
 
 /// What a program of several parts is made of.
-fn headers_beside(source: &Path) -> Vec<PathBuf> {
+fn headers_next_to(source: &Path) -> Vec<PathBuf> {
     let folder = fs::read_dir(source.parent().expect("a source is in a folder")).expect("the sources can be read");
     let all = folder.map(|entry| entry.expect("the sources can be read").path());
     all.filter(|path| path.extension().is_some_and(|extension| extension == "h")).collect()

@@ -1,4 +1,4 @@
-//! Files that one test needs for a moment.
+//! Temporary files, directories and small disks of one test.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

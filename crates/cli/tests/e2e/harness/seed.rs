@@ -1,4 +1,4 @@
-//! A seed and its children, by the commands that a user types.
+//! `Seed`: a seed and its children, made by the commands that a user types.
 
 use std::fs;
 use std::path::PathBuf;
@@ -109,7 +109,7 @@ impl Seed {
 
     /// Tells children that were held (`situations/paging.c`) that they may end.
     pub(crate) fn release_children(&self, children: &[StartedChild]) {
-        signal_enough(&self.farfork, children);
+        signal_children_to_finish(&self.farfork, children);
     }
 
     /// Waits for children whose payloads are these numbers, and checks every answer.
@@ -158,7 +158,7 @@ impl StartedChild {
 }
 
 /// Tells children that run until they are told that it was enough.
-pub(crate) fn signal_enough(farfork: &Farfork, children: &[StartedChild]) {
+pub(crate) fn signal_children_to_finish(farfork: &Farfork, children: &[StartedChild]) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     farfork.json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
 }

@@ -1,5 +1,5 @@
-//! A server of somebody else's, which is spoken to by its port: that of the parent in this network, that of a child in the
-//! child's own.
+//! `Service`: a real server as a parent, reached by its port. The parent's server is in this network, a child's in the
+//! child's own network.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

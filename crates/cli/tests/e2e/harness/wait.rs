@@ -1,5 +1,4 @@
-//! Bounded waiting. Nothing in these tests waits for ever: what does not happen in time is a failure that says what was
-//! waited for.
+//! Bounded waiting. No test waits for ever: a condition that is not met in time is a failure that names the condition.
 
 use std::io::Read;
 use std::panic::panic_any;

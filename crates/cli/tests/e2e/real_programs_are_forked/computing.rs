@@ -1,13 +1,13 @@
-//! Programs that compute: each says `half` on its way and a result at its end, which children must say as well, and the
-//! parent, and one that was never forked. Those that are prepared while they run compute it again and again, until they are told: so
-//! none has ended before, however long the machine takes for a prepare.
+//! Programs that compute: each prints `half` on its way and a result at its end. Children, parent and a process that
+//! was never forked must print the same result. A program repeats its computation until it is signalled, so that it
+//! still runs when a slow machine prepares it.
 
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::harness::seed::{kernel_waits_text, signal_enough};
+use crate::harness::seed::{kernel_waits_text, signal_children_to_finish};
 use crate::harness::{
     Cluster, LineProgram, Program, Seed, StartedChild, WAIT_TIMEOUT, require_stopped_child_same, scratch,
 };
@@ -19,11 +19,11 @@ const LINE_LIMIT: Duration = Duration::from_secs(60);
 const ENOUGH: Signal = Signal::USR2;
 
 pub(super) fn numpy(cluster: &Cluster) {
-    on_its_way(cluster, || without_threads_of_blas("matrices.py"));
+    check_half_way(cluster, || without_threads_of_blas("matrices.py"));
 }
 
 pub(super) fn pool(cluster: &Cluster) {
-    on_its_way(cluster, || without_threads_of_blas("pool.py"));
+    check_half_way(cluster, || without_threads_of_blas("pool.py"));
 }
 
 /// They would spin for each other beside the program's own.
@@ -34,37 +34,37 @@ fn without_threads_of_blas(script: &'static str) -> Command {
 }
 
 pub(super) fn node(cluster: &Cluster) {
-    on_its_way(cluster, || Program::Real("timers.js").command());
+    check_half_way(cluster, || Program::Real("timers.js").command());
 }
 
 /// What a child keeps from fork(2) is in its own children as well: pages that it has, and pages that it never touched.
-pub(super) fn node_again(cluster: &Cluster) {
+pub(super) fn node_forked_again(cluster: &Cluster) {
     let parent = start(&mut Program::Real("timers.js").command());
     let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
     let mut children = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "cow"]);
     let second = Seed::prepare_process(cluster.node(1), &children[0].pid.to_string(), &[]);
     children.extend(second.fork_idle(2, &["--to", &cluster.names(&[1, 2])]));
-    signal_enough(cluster.first(), &children);
+    signal_children_to_finish(cluster.first(), &children);
     parent.signal(ENOUGH);
     let expected = result(&parent);
     require_results(cluster, &children, &expected);
 }
 
 pub(super) fn pipeline(cluster: &Cluster) {
-    on_its_way(cluster, || Program::Real("pipeline.sh").command());
+    check_half_way(cluster, || Program::Real("pipeline.sh").command());
 }
 
-pub(super) fn through_a_child(cluster: &Cluster) {
-    on_its_way(cluster, || Program::Real("tee.sh").command());
+pub(super) fn output_through_process(cluster: &Cluster) {
+    check_half_way(cluster, || Program::Real("tee.sh").command());
 }
 
 pub(super) fn open_mp(cluster: &Cluster) {
-    on_its_way(cluster, || Program::Real("parallel.cpp").command());
+    check_half_way(cluster, || Program::Real("parallel.cpp").command());
 }
 
 /// All that the kernel shows of a child, of programs of one process that were stopped half way. In a tree the restorer of a paused child
 /// still shares open files of others.
-pub(super) fn look_alike(cluster: &Cluster) {
+pub(super) fn equal_parent(cluster: &Cluster) {
     let commands = ["timers.js", "parallel.cpp"].map(|script| Program::Real(script).command());
     for mut command in commands.into_iter().chain([without_threads_of_blas("matrices.py")]) {
         let parent = start(&mut command);
@@ -73,11 +73,11 @@ pub(super) fn look_alike(cluster: &Cluster) {
 }
 
 /// Prepared when it is half way, while it runs.
-fn on_its_way(cluster: &Cluster, command: impl Fn() -> Command) {
+fn check_half_way(cluster: &Cluster, command: impl Fn() -> Command) {
     let parent = start(&mut command());
     let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
-    signal_enough(cluster.first(), &children);
+    signal_children_to_finish(cluster.first(), &children);
     parent.signal(ENOUGH);
     let never_forked = start(&mut command());
     never_forked.signal(ENOUGH);

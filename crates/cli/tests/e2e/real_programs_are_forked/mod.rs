@@ -1,7 +1,7 @@
-//! Real programs are forked: what people run is prepared under load, forked to two other nodes, and then driven in the
-//! children and in the parent. All must answer as a program does that was never forked.
+//! Real programs are prepared under load and forked to two other nodes. Children and parent are then used, and must
+//! behave like a program that was never forked.
 //!
-//! Servers are asked over their network; programs that compute say a result at their end. scripts/setup.sh installs them.
+//! Servers answer requests over their network; computing programs print a result. `scripts/setup.sh` installs them.
 
 mod computing;
 mod nginx;
@@ -21,10 +21,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("numpy_and_threads", computing::numpy),
     Test::shared("python_pool", computing::pool),
     Test::shared("node_timers_and_worker", computing::node),
-    Test::shared("node_on_its_second_way", computing::node_again),
+    Test::shared("node_is_forked_again", computing::node_forked_again),
     Test::shared("bash_pipeline", computing::pipeline),
-    Test::shared("bash_through_a_child", computing::through_a_child),
+    Test::shared("bash_with_output_through_its_own_process", computing::output_through_process),
     Test::shared("bash_in_a_terminal_of_python", computing::shell_in_a_terminal),
-    Test::shared("computing_programs_look_alike", computing::look_alike),
+    Test::shared("computing_programs_equal_their_parent", computing::equal_parent),
     Test::shared("openmp_in_a_parallel_region", computing::open_mp),
 ];

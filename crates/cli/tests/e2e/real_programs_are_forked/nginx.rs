@@ -1,4 +1,4 @@
-//! nginx, as one process and as one that has workers and replaces them.
+//! nginx: as one process, and with workers that it replaces.
 
 use std::collections::BTreeSet;
 use std::fs;

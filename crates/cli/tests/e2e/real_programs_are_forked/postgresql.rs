@@ -1,4 +1,4 @@
-//! PostgreSQL, whose processes share memory, move money for clients all the time.
+//! PostgreSQL: processes that share memory, while clients move money between accounts.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! redis-server with a hundred thousand keys, counting for a client all the time.
+//! redis-server: a hundred thousand keys, while a client counts.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Servers of HTTP, and one in Go that keeps sums.
+//! An HTTP server in Go that keeps sums, and the functions that all tests of servers use.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,5 +1,5 @@
-//! Removes what killed workers left: processes, clusters, mounts, files, control groups. Only what carries the run's name counts,
-//! so that other runs and a user's nodes are not touched.
+//! Removes what killed workers left: processes, clusters, mounts, files, control groups. It removes only what has the
+//! run's name, so that other runs and a user's nodes are not touched.
 
 use std::collections::BTreeSet;
 use std::fs;

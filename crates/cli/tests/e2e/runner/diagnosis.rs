@@ -1,4 +1,5 @@
-//! Records the state of a worker's processes when a test hangs: where each thread waits, and the ends of the daemons' logs.
+//! Records the state of a worker's processes when a test hangs: where each thread waits, and the ends of the daemons'
+//! logs.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};

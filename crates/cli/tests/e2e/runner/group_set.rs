@@ -1,5 +1,4 @@
-//! A control group of the same name in every hierarchy that can limit, freeze or find processes.
-//!
+//! `GroupSet`: a control group of the same name in every hierarchy that can limit, freeze or find processes.
 //! ```text
 //! BASE/farfork-tests-PID-START                       limits of the run
 //! BASE/farfork-tests-PID-START/w1                    below it: groups of the nodes that worker 1 starts

@@ -1,5 +1,5 @@
-//! The name of a run: it marks the run's control groups and its directory, and says which supervisor they belong to. The next
-//! run finds those of dead supervisors by it.
+//! The name of a run. It marks the control groups and the directory of the run, and identifies the supervisor. The next
+//! run uses it to find what dead supervisors left.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The janitor: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the supervisor's end,
-//! removes what is left of the run, and ends. Where it was killed too, the next run does that.
+//! `Janitor`: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the end
+//! of the supervisor, removes what is left of the run, and ends. If the janitor is killed too, the next run cleans up.
 
 use std::env;
 use std::io;
@@ -37,7 +37,7 @@ impl Janitor {
     }
 
     /// Ends it, when nothing is left to remove.
-    pub(super) fn dismiss(&self) {
+    pub(super) fn stop(&self) {
         let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = process.kill();
         wait::poll_within(END_LIMIT, || process.try_wait().transpose());

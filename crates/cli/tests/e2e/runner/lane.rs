@@ -1,4 +1,4 @@
-//! Runs tests one after the other, in one worker as long as they pass: a worker whose test failed is not used again.
+//! `Lane`: runs tests one after the other in one worker. A worker whose test failed is not used again.
 
 use std::path::Path;
 use std::time::Duration;
@@ -41,9 +41,9 @@ impl<'a> Lane<'a> {
         let mut worker = match self.worker.take() {
             Some(worker) => worker,
             None => {
-                let gate = self.run.pass_gate();
+                let held = self.run.lock_workers();
                 let started = WorkerProcess::start(self.run);
-                drop(gate);
+                drop(held);
                 started.map_err(|error| Failure::wrong(format!("no worker: {error}")))?
             }
         };

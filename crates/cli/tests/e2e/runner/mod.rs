@@ -1,5 +1,4 @@
-//! The runner: a supervisor that starts workers, and workers that run the tests.
-//!
+//! The runner: a supervisor starts workers, and the workers run the tests in control groups.
 //! ```text
 //! supervisor ── requests ──> worker, in the run's control groups ──> nodes, parents, children
 //!     │      <── reports ───
@@ -24,4 +23,4 @@ mod worker_process;
 pub(crate) use cleanup::traces_of;
 pub(crate) use janitor::{JANITOR_ARGUMENT, clean_after};
 pub(crate) use supervisor::{RunSettings, Selection, run};
-pub(crate) use worker::{WORKER_ARGUMENT, work};
+pub(crate) use worker::{WORKER_ARGUMENT, run_worker};

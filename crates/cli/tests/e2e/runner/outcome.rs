@@ -1,4 +1,4 @@
-//! How a test ended. The kind of a failure decides whether the test is run once more.
+//! `Failure`: how a test ended. The kind of a failure decides whether the test runs once more.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ impl Failure {
     }
 
     /// The failure of a test that panicked so: one wrong result outweighs all waits that ran out.
-    pub(super) fn of_panics(panics: &[Self]) -> Option<Self> {
+    pub(super) fn from_panics(panics: &[Self]) -> Option<Self> {
         panics.iter().find(|panic| panic.kind == FailureKind::Wrong).or_else(|| panics.first()).cloned()
     }
 }

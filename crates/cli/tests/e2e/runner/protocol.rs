@@ -1,4 +1,4 @@
-//! Messages between the supervisor and a worker: lines of JSON over a Unix socket.
+//! The messages between supervisor and worker: lines of JSON over a Unix socket.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;

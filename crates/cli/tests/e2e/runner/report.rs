@@ -1,4 +1,5 @@
-//! Prints each test as it ends, then the failures, the flaky tests and the counts. Writes the same for `cargo xtask test`.
+//! `RunReport`: prints each test as it ends, then the failures, the flaky tests and the counts. It writes the same to
+//! files for `cargo xtask test`.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -1,5 +1,5 @@
-//! Tests for the runner to run, in place of the real ones: one that hangs, one that fails, and so on. `runs_are_contained` starts
-//! this binary again with them.
+//! Tests of the runner itself: one hangs, one fails, and so on. `runs_are_contained` starts this binary again to run
+//! them in place of the real tests.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -26,8 +26,8 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
         &[
             Test::alone("passes", || ()),
             Test::alone("fails", panic_with_a_wrong_byte),
-            Test::alone("waits_in_vain_once", wait_in_vain_once),
-            Test::alone("waits_in_vain", wait_in_vain),
+            Test::alone("times_out_once", time_out_once),
+            Test::alone("times_out", time_out),
             Test::alone("leaves_a_process", leave_process),
         ],
     ),
@@ -117,14 +117,14 @@ fn stay(cluster: &Cluster) {
     thread::sleep(FOREVER);
 }
 
-fn wait_in_vain() {
+fn time_out() {
     wait::wait_until("what never happens", VAIN_LIMIT, || None::<()>);
 }
 
-fn wait_in_vain_once() {
-    if !directory().join("vain").exists() {
-        note("vain", "");
-        wait_in_vain();
+fn time_out_once() {
+    if !directory().join("timed_out").exists() {
+        note("timed_out", "");
+        time_out();
     }
 }
 

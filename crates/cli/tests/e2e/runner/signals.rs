@@ -1,4 +1,4 @@
-//! Ends the run by a signal: kills and removes all of it first.
+//! Ends the run after a signal: kills and removes everything that the run started.
 
 use std::io;
 use std::thread;

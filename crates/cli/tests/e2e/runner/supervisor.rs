@@ -1,5 +1,5 @@
-//! The supervisor: makes the control groups and the directory of the run, has lanes run the tests in them, runs those that timed
-//! out once more, and leaves nothing on the machine.
+//! The supervisor: creates the control groups and the directory of the run, runs the tests in lanes, and runs tests
+//! that timed out once more. It leaves nothing on the machine.
 
 use std::collections::VecDeque;
 use std::io;
@@ -77,7 +77,7 @@ pub(super) struct RunContext {
     /// How often the shared cluster did not start since it last did.
     cluster_failures_count: AtomicUsize,
     /// Held while workers are started or removed, and for ever by the end of the run by a signal.
-    gate: Mutex<()>,
+    workers_lock: Mutex<()>,
 }
 
 impl RunContext {
@@ -101,7 +101,7 @@ impl RunContext {
             logs,
             workers_count: AtomicUsize::new(0),
             cluster_failures_count: AtomicUsize::new(0),
-            gate: Mutex::new(()),
+            workers_lock: Mutex::new(()),
         })
     }
 
@@ -124,8 +124,8 @@ impl RunContext {
     }
 
     /// To be held while workers are started or removed. Waits for ever when a signal ends the run.
-    pub(super) fn pass_gate(&self) -> MutexGuard<'_, ()> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock_workers(&self) -> MutexGuard<'_, ()> {
+        self.workers_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The time left until the run must end.
@@ -143,7 +143,7 @@ impl RunContext {
     /// Kills and removes all of it. Returns what could not be removed.
     fn remove(&self) -> Vec<String> {
         let problems = cleanup::remove_all(&self.groups, &self.directory, &self.name);
-        self.janitor.dismiss();
+        self.janitor.stop();
         problems
     }
 }
@@ -162,10 +162,10 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     };
     let ended = Arc::clone(&run);
     let clean_up = move || {
-        let held = ended.pass_gate();
+        let held = ended.lock_workers();
         eprintln!("\nthe run is ended by a signal: all that it has started is killed");
         ended.remove().iter().for_each(|problem| eprintln!("not removed: {problem}"));
-        // A lane that waits at the gate must not go on.
+        // A lane that waits for the lock must not go on.
         std::mem::forget(held);
     };
     signals::end_run_by_signal(clean_up).expect("signals can be waited for");
@@ -175,7 +175,7 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     let timed_out = run_lanes(&run, tests, lanes_count, &report);
     let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     retry(&run, timed_out, &mut report);
-    let _held = run.pass_gate();
+    let _held = run.lock_workers();
     add_remains(&run, run.remove(), &mut report);
     // Empty where all passed.
     let _ = fs::remove_dir(&run.logs);

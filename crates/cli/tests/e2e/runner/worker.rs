@@ -1,6 +1,6 @@
-//! The worker process: joins its control groups, then runs the tests that the supervisor asks for, one after the other.
+//! The worker process: joins its control groups, then runs the tests that the supervisor requests, one after the other.
 //!
-//! It reports each panic when it happens, so that the supervisor knows the reason even if the test hangs after it.
+//! It reports each panic at once, so that the supervisor knows the reason even if the test hangs afterwards.
 
 use std::any::Any;
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ static CHANNEL: OnceLock<Mutex<Channel>> = OnceLock::new();
 static PANICS: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
 
 /// Runs the tests that the supervisor at `socket` asks for; `find` knows them by their names.
-pub(crate) fn work(socket: &Path, find: impl Fn(&str) -> Option<&'static Test>) -> ExitCode {
+pub(crate) fn run_worker(socket: &Path, find: impl Fn(&str) -> Option<&'static Test>) -> ExitCode {
     let channel = UnixStream::connect(socket).and_then(Channel::new).expect("the supervisor listens");
     CHANNEL.set(Mutex::new(channel)).expect("it is set once");
     install_panic_hook();
@@ -82,7 +82,7 @@ fn run_test(test: &'static Test, shared: &Arc<SharedCluster>) -> Option<Failure>
     if panics.is_empty() {
         panics.push(failure_of(&*payload));
     }
-    Failure::of_panics(&panics).map(|failure| Failure { has_no_cluster: shared.has_failed_to_start(), ..failure })
+    Failure::from_panics(&panics).map(|failure| Failure { has_no_cluster: shared.has_failed_to_start(), ..failure })
 }
 
 /// Prints the panic as always, records and reports it. After a wait that ran out, it returns only once the supervisor has

@@ -1,4 +1,5 @@
-//! A worker, as the supervisor sees it: started in groups and a directory of its own, asked to run tests, stopped or killed.
+//! `WorkerProcess`: the supervisor's handle of a worker. The worker is started in its own groups and directory, runs
+//! the requested tests, and is stopped or killed.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -55,7 +56,7 @@ struct WorkerOutput {
 }
 
 impl<'a> WorkerProcess<'a> {
-    /// To be called with the run's gate held.
+    /// To be called with `RunContext::lock_workers` held.
     pub(super) fn start(run: &'a RunContext) -> io::Result<Self> {
         let traces = WorkerTraces::make(run)?;
         let output_path = traces.directory.join("output");
@@ -119,11 +120,11 @@ impl<'a> WorkerProcess<'a> {
                 Ok(_) | Err(RecvTimeoutError::Timeout) => {
                     self.record(log);
                     panics.push(Failure::timed_out(format!("not done after {} s", limit.as_secs())));
-                    return Failure::of_panics(&panics).map_or(Ok(()), Err);
+                    return Failure::from_panics(&panics).map_or(Ok(()), Err);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    panics.push(self.describe_end());
-                    return Failure::of_panics(&panics).map_or(Ok(()), Err);
+                    panics.push(self.exit_failure());
+                    return Failure::from_panics(&panics).map_or(Ok(()), Err);
                 }
             }
         }
@@ -148,7 +149,7 @@ impl<'a> WorkerProcess<'a> {
         diagnosis::record(&self.traces.groups, &self.traces.directory, &self.traces.mark, log);
     }
 
-    fn describe_end(&mut self) -> Failure {
+    fn exit_failure(&mut self) -> Failure {
         match wait::poll_within(END_LIMIT, || self.process.try_wait().transpose()) {
             Some(Ok(status)) => Failure::wrong(format!("the worker ended: {status}")),
             _ => Failure::wrong("the worker closed its socket"),
@@ -178,7 +179,7 @@ impl<'a> WorkerProcess<'a> {
     /// Kills all that the worker has started, and removes all that it has made. Returns what could not be removed.
     pub(super) fn discard(mut self) -> Vec<String> {
         let _ = self.process.kill();
-        let held = self.run.pass_gate();
+        let held = self.run.lock_workers();
         let problems = self.traces.remove();
         drop(held);
         let _ = wait::poll_within(END_LIMIT, || self.process.try_wait().transpose());

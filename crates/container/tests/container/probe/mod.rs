@@ -1,4 +1,4 @@
-//! A node for one test, and questions to the init of its containers.
+//! A node for one test, and queries to the init of its containers.
 
 use std::fs;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! What paths and nodes of a simulated network are like.
+//! Conditions of a simulated network: delays and faults of paths, and clock skew of nodes.
 
 use std::time::Duration;
 

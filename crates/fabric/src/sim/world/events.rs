@@ -1,7 +1,7 @@
-//! What happens in the simulated network, each at its time.
+//! The events of the simulated network, each with its time.
 //!
-//! An arrival takes the first parcel of its pipe, whichever it was scheduled for: so the bytes of a connection keep
-//! their order, whatever delays were drawn and however long a path was cut.
+//! An arrival event takes the first packet of its pipe, whichever packet it was scheduled for. So the bytes of a
+//! connection keep their order, whatever delays were drawn and however long a path was cut.
 
 use std::time::Duration;
 

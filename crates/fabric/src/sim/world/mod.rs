@@ -1,16 +1,9 @@
-//! A world of simulated nodes, whose network, time and misfortunes all come from one seed.
+//! A world of simulated nodes: one random seed determines its network, time and faults.
 //!
-//! ```text
-//!   World ── step ─▶ actors that are ready take a turn ─▶ streams ─▶ segments on paths ─▶ events, each at its time
-//!     ▲                                                                                      │
-//!     └───────────────────── nothing ready: time jumps to the next event ◀────────────────────┘
-//! ```
-//!
-//! All runs in the thread that calls [`World::step`]; no real time passes, and nothing but the seed and the calls
-//! decides what happens: the same give the same [`World::digest`]. What takes part is an [`Actor`] (a server), or the
-//! caller itself (a test's requester), which looks at its streams between steps.
-//!
-//! Each node has a clock of its own; protocols are given [`World::now_at`] of their node.
+//! Everything runs in the thread that calls [`World::step`], and no real time passes. Only the seed and the calls
+//! decide what happens: equal runs have equal [`World::trace_digest`]. Participants are an [`Actor`] (a server), or the
+//! caller itself (a test's requester), which looks at its streams between steps. Each node has its own clock
+//! ([`World::local_time`]).
 
 mod conditions;
 mod events;
@@ -67,6 +60,10 @@ impl FromStr for SimAddress {
         Ok(Self { node: NodeId(node.parse().map_err(invalid)?), port: port.parse().map_err(invalid)? })
     }
 }
+
+//   World -- step -> actors that are ready take a turn -> streams -> segments on paths -> events, each at its time
+//     ^                                                                                      |
+//     +--------------------- nothing ready: time jumps to the next event <-------------------+
 
 /// The world. Clones are the same world.
 #[derive(Clone)]

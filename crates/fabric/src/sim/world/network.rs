@@ -1,4 +1,4 @@
-//! The simulated network's state: nodes, paths and connections. What becomes of it is [`super::events`]' business.
+//! The simulated network's state: nodes, paths and connections. [`super::events`] changes it over time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -184,11 +184,11 @@ impl Network {
             connection.pipes[1 - side].is_blackholed = true;
             self.trace.record(self.now, format_args!("connection {id} side {side} is swallowed from here"));
         }
-        let resets = self.random.f64() < conditions.reset_chance;
+        let is_reset = self.random.f64() < conditions.reset_chance;
         path.free_at = path.free_at.max(self.now) + transmission_time(segment.len(), conditions.bytes_per_s);
         let leaves = path.free_at;
         self.send_packet(id, side, Packet::Segment(segment), leaves);
-        if resets {
+        if is_reset {
             self.reset(id);
         }
     }
@@ -208,12 +208,12 @@ impl Network {
         ids.into_iter().for_each(|id| self.reset(id));
     }
 
-    pub(super) fn send_packet(&mut self, id: u64, side: usize, parcel: Packet, leaves: Duration) {
+    pub(super) fn send_packet(&mut self, id: u64, side: usize, packet: Packet, leaves: Duration) {
         let Some(nodes) = self.connections.get(&id).map(|connection| connection.nodes) else { return };
         let delay = self.random_delay(nodes[side], nodes[1 - side]);
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let pipe = &mut connection.pipes[1 - side];
-        pipe.push(parcel);
+        pipe.push(packet);
         if pipe.is_blackholed {
             return;
         }

@@ -1,4 +1,4 @@
-//! One direction of a simulated connection: what is on its way, and what has arrived and was not taken.
+//! One direction of a simulated connection: bytes in flight, and bytes that have arrived and were not received yet.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -40,11 +40,11 @@ impl SimPipe {
     }
 
     /// Sends.
-    pub(super) fn push(&mut self, parcel: Packet) {
-        if let Packet::Segment(bytes) = &parcel {
+    pub(super) fn push(&mut self, packet: Packet) {
+        if let Packet::Segment(bytes) = &packet {
             self.held_bytes += bytes.len();
         }
-        self.in_flight.push_back(parcel);
+        self.in_flight.push_back(packet);
     }
 
     /// The parcel that was sent first arrives; tells how many bytes it had.

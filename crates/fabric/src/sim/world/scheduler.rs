@@ -1,4 +1,4 @@
-//! Who takes part in a world, and how time passes.
+//! The actors of a world, the order of their turns, and the passing of time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

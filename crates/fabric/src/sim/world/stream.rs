@@ -1,4 +1,4 @@
-//! What a node holds of the simulated network: streams, attempts to connect, and listeners.
+//! A node's handles on the simulated network: streams, attempts to connect, and listeners.
 
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
@@ -38,7 +38,7 @@ impl fmt::Debug for SimStream {
 impl transport::Stream for SimStream {
     fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         let mut network = self.world.network();
-        let (short, mut draw) = (network.random.u32(..SHORT_READ_INTERVAL) == 0, network.random.fork());
+        let (short, mut random) = (network.random.u32(..SHORT_READ_INTERVAL) == 0, network.random.fork());
         let pipe = &mut network.connection_mut(self.connection).ok_or(ErrorKind::ConnectionReset)?.pipes[self.side];
         if pipe.is_reset() {
             return Err(ErrorKind::ConnectionReset.into());
@@ -50,7 +50,7 @@ impl transport::Stream for SimStream {
         if waiting == 0 {
             return Ok(None);
         }
-        let most = if short { draw.usize(1..=waiting) } else { waiting };
+        let most = if short { random.usize(1..=waiting) } else { waiting };
         Ok(Some(pipe.read_into(spaces, most)))
     }
 

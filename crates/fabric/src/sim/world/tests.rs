@@ -1,4 +1,4 @@
-//! What holds of the simulated network itself: order, delays, faults, and that a seed tells all.
+//! Tests of the simulated network itself: order, delays, faults, and that the random seed determines the whole run.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -86,12 +86,12 @@ fn connecting_takes_a_listener() {
     assert_eq!(refused.poll().unwrap_err().kind(), ErrorKind::ConnectionRefused);
     let listener = world.listen(at).unwrap();
     assert_eq!(world.listen(at).unwrap_err().kind(), ErrorKind::AddrInUse);
-    let mut dialling = world.dial(a, at);
-    assert!(dialling.poll().unwrap().is_none());
-    assert!(world.run_until(soon(&world), || dialling.is_ready()));
-    let mut from = dialling.poll().unwrap().unwrap();
-    let (mut to, who) = listener.accept().unwrap();
-    assert_eq!(who, a);
+    let mut attempt = world.dial(a, at);
+    assert!(attempt.poll().unwrap().is_none());
+    assert!(world.run_until(soon(&world), || attempt.is_ready()));
+    let mut from = attempt.poll().unwrap().unwrap();
+    let (mut to, peer) = listener.accept().unwrap();
+    assert_eq!(peer, a);
     transfer(&world, &mut from, &mut to, 10_000);
     transfer(&world, &mut to, &mut from, 10_000);
     let mut waits = world.dial(a, at);

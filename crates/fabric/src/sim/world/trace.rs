@@ -1,5 +1,5 @@
-//! What happened in a simulated world: a number that two runs share only when they were the same, and the last events
-//! as text.
+//! The trace of a simulated world: a digest that two runs share only if they were the same, and the last events as
+//! text.
 
 use std::collections::VecDeque;
 use std::fmt;

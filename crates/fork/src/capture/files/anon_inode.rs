@@ -1,4 +1,4 @@
-//! Open files that the kernel makes for a process, and that have no path: how they stand in a descriptor.
+//! Open files that the kernel makes for a process, and that have no path (timerfd, signalfd, inotify); and file locks.
 
 use std::collections::BTreeMap;
 use std::fs;

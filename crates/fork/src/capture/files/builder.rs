@@ -1,4 +1,4 @@
-//! Open files as a descriptor holds them.
+//! Builds the open files of a descriptor from the descriptor tables of a tree.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -185,16 +185,16 @@ impl FileTableBuilder<'_> {
                 }
                 index
             }
-            Err(place) => {
+            Err(position) => {
                 let file = self.build_open_file(fd, info)?;
                 let index = self.table.files.len() as u32;
                 self.table.versions.extend(versions::open_file_version(fd, &file, index));
                 self.table.files.push(file);
-                if let Some(place) = place {
+                if let Some(position) = position {
                     if !self.are_inflight {
                         self.add_locks_and_owner(fd, info);
                     }
-                    self.table.index.insert(identity, place, (descriptor, index));
+                    self.table.index.insert(identity, position, (descriptor, index));
                 }
                 index
             }

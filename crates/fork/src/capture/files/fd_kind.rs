@@ -1,4 +1,4 @@
-//! What a descriptor leads to, told from its link in `/proc` and the inode behind it.
+//! The kind of a file descriptor, from its link in `/proc` and the inode that the link leads to.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -160,8 +160,8 @@ pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -
         (0x0027_e0eb, "a file of a control group that is there no more"),
         (0x6367_7270, "a file of a control group that is there no more"),
     ];
-    let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let magic = fstatfs(place).ok()?.f_type as u64;
+    let path_fd = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let magic = fstatfs(path_fd).ok()?.f_type as u64;
     let (_, what) = PSEUDO_FILE_SYSTEMS.into_iter().find(|(known, _)| *known == magic)?;
     Some(FdKind::Other(format!("{} is {what}: not carried; close it first", String::from_utf8_lossy(link))))
 }
@@ -226,8 +226,8 @@ fn is_path_only(links: &FdDirectory, number: &str) -> bool {
 }
 
 fn is_on_hugetlbfs(links: &FdDirectory, number: &str) -> bool {
-    let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    place.is_ok_and(|place| hugetlbfs::is_on_hugetlbfs(place).unwrap_or(false))
+    let path_fd = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    path_fd.is_ok_and(|path_fd| hugetlbfs::is_on_hugetlbfs(path_fd).unwrap_or(false))
 }
 
 fn anonymous_kind(name: &[u8]) -> FdKind {

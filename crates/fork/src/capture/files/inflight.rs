@@ -1,6 +1,6 @@
-//! Files on their way in sockets (SCM_RIGHTS). Who looks into a socket gets copies of them; ours are read like the descriptors
-//! of a process captured, by the numbers that they have here. Most lead to files that the process has open itself, and are the
-//! same; others have no descriptor until somebody takes them out.
+//! Files in flight in sockets (SCM_RIGHTS). To look into a socket duplicates them into our own descriptor table. They
+//! are read there like the descriptors of a captured process. Most lead to files that the process has open, and are the
+//! same files. The others have no descriptor until a process receives them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -148,9 +148,9 @@ impl FileTableBuilder<'_> {
 
     /// The open file that one of our copies leads to.
     fn inflight_index(&mut self, number: u32, infos: &FdDirectory) -> Result<u32, CaptureError> {
-        let place = self.fds.binary_search_by_key(&number, |fd| fd.number);
+        let position = self.fds.binary_search_by_key(&number, |fd| fd.number);
         let fd =
-            &self.fds[place.map_err(|_| CaptureError::Unstable { pid: self.pid, what: INFLIGHT_FD.to_owned() })?];
+            &self.fds[position.map_err(|_| CaptureError::Unstable { pid: self.pid, what: INFLIGHT_FD.to_owned() })?];
         let kept = match fd.kind {
             FdKind::Epoll => Some("epoll instances are not carried there".to_owned()),
             FdKind::Terminal | FdKind::TerminalMaster if !fd.is_standard_stream => {

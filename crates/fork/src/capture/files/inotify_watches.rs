@@ -1,4 +1,4 @@
-//! What an inotify watches: the kernel tells inodes and handles, a child needs paths.
+//! Resolves the watches of an inotify instance to paths: the kernel shows inodes and handles, a child needs paths.
 
 use std::fs::{File, metadata};
 use std::os::fd::AsFd;

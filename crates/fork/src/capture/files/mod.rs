@@ -1,8 +1,8 @@
-//! Open files: what they are, which are refused, what the pause must read of them, and how they stand in a descriptor.
+//! Open files: their kinds, which of them are refused, what the pause must read, and their entries in a descriptor.
 //!
-//! fork(2) copies the table of descriptors but shares the open files: position, counter, pipe content go on changing
-//! once the parent runs. So all of it is read inside the pause: contents ([`Contents`]) while the process is cloned, the rest
-//! when those of the whole tree are known.
+//! fork(2) copies the descriptor table but shares the open files: positions, counters and pipe contents change once the
+//! parent runs. So all of them are read in the pause: states (`OpenFileStates`) while the process is cloned, the rest
+//! when the states of the whole tree are known.
 
 mod anon_inode;
 mod builder;
@@ -363,8 +363,8 @@ pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>
     let first = processes.first().map(|(pid, _)| *pid);
     let note = |(pid, fd, _): &(i32, &OpenFd, u32)| {
         let (number, link) = (fd.number, String::from_utf8_lossy(&fd.link));
-        let whose = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
-        format!("{whose}fd {number}: {link} leads out of the process; its children find the other end closed")
+        let owner = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
+        format!("{owner}fd {number}: {link} leads out of the process; its children find the other end closed")
     };
     Ok(ends.iter().filter(leads_out).map(note).collect())
 }

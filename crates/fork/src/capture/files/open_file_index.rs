@@ -1,7 +1,7 @@
-//! Which open file a descriptor leads to: the descriptors that open files were first met under.
+//! Finds the open file that a descriptor leads to, by the descriptors that open files were first met under.
 //!
-//! Those of one inode may lead to one open file, or to several. kcmp(2) tells, and orders them, so that each is found by a few
-//! comparisons also where thousands have one inode: all that are no files (eventfd, timerfd, epoll) have the same.
+//! Descriptors of one inode may lead to one open file or to several. kcmp(2) compares and orders them. So a few
+//! comparisons suffice, even for the thousands that share the one anonymous inode (eventfd, timerfd, epoll).
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -33,12 +33,12 @@ impl OpenFileIndex {
     pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<(ProcessFd, u32), usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
         let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
-        alike.binary_search_by(|(first, _)| order(*first)).map(|place| alike[place])
+        alike.binary_search_by(|(first, _)| order(*first)).map(|position| alike[position])
     }
 
     /// Adds an open file that a descriptor is the first to lead to, where it belongs.
-    pub(super) fn insert(&mut self, identity: OpenFileKey, place: usize, first: (ProcessFd, u32)) {
-        self.0.entry(identity).or_default().insert(place, first);
+    pub(super) fn insert(&mut self, identity: OpenFileKey, position: usize, first: (ProcessFd, u32)) {
+        self.0.entry(identity).or_default().insert(position, first);
     }
 }
 
@@ -58,8 +58,8 @@ mod tests {
         let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
         let (mut firsts, identity) = (OpenFileIndex::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
-            let place = firsts.find(identity, descriptor(file)).expect_err("none of those before is it");
-            firsts.insert(identity, place, (descriptor(file), index as u32));
+            let position = firsts.find(identity, descriptor(file)).expect_err("none of those before is it");
+            firsts.insert(identity, position, (descriptor(file), index as u32));
         }
         for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {
             assert_eq!(firsts.find(identity, descriptor(duplicate)), Ok((descriptor(file), index as u32)));

@@ -1,6 +1,6 @@
-//! Files that a process has and its node has not at their paths: what a child has written lies in its own layer, its payload in a directory of
-//! its own; a service may have mounts of its own, as those of a container runtime have; a mount may have been taken away, or covered. They are
-//! carried like deleted ones.
+//! Detects files of a process that its node does not have at their paths. They are carried like deleted files. A
+//! child's writes are in its own overlay layer, and its payload in its own directory. A service may have mounts of its
+//! own, as those of a container runtime have. A mount may have been removed, or covered by another.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -31,7 +31,7 @@ pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
     let path = Path::new(OsStr::from_bytes(path));
     match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID) {
         // Another one in the same mount was given its name this moment.
-        Ok(here) => here.stx_mnt_id == found.stx_mnt_id || identity(&here) == identity(found),
+        Ok(at_path) => at_path.stx_mnt_id == found.stx_mnt_id || identity(&at_path) == identity(found),
         Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
     }
 }
@@ -51,7 +51,7 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
         (found.stx_size, modified, changed)
     };
     let path = Path::new(OsStr::from_bytes(path));
-    statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS).is_ok_and(|here| look(&here) == look(found))
+    statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS).is_ok_and(|at_path| look(&at_path) == look(found))
 }
 
 /// Of a container of ours only what lies on a mount that was made for it: what its user has bound there is for its children, too.

@@ -1,5 +1,5 @@
-//! What a capture would refuse of the open files of a process that runs, by the functions that decide when it stands. What waits in pipes,
-//! sockets and terminals is not looked at: the process goes on with it.
+//! Checks the open files of a running process: what a capture would refuse, by the functions that decide in the pause.
+//! The data in pipes, sockets and terminals is not checked, since the process keeps changing it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -69,7 +69,7 @@ impl RunningFileCheck {
         let (identity, descriptor) = (fd.open_file_key(&info), (of.pid, fd.number));
         match self.index.find(identity, descriptor) {
             Ok(_) => return Ok(Vec::new()),
-            Err(place) => self.index.insert(identity, place, (descriptor, 0)),
+            Err(position) => self.index.insert(identity, position, (descriptor, 0)),
         }
         let holder = LockHolder::new(of.pid, of.profiles);
         let mut reasons: Vec<String> =

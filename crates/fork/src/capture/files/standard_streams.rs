@@ -1,11 +1,7 @@
-//! The standard streams of a tree of processes: where those of the first one lead out of it.
+//! The standard streams of a tree: where the streams of its first process lead out of the tree.
 //!
-//! A stream that leads to another process of the tree is a pipe like others. What it was before it was led there is what the
-//! process at the pipe's other end has under the same number:
-//!
-//! ```text
-//!  bash ─ 1 ─▶ pipe ─▶ 0 ─ tee ─ 1 ─▶ terminal        exec > >(tee log): the tree's output is that of tee
-//! ```
+//! A stream that leads to another process of the tree is an ordinary pipe. The stream that it replaced is the one with
+//! the same number in the process at the pipe's other end.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,6 +15,7 @@ use crate::capture::error::CaptureError;
 /// The last of the three numbers.
 const STREAM_FD_MAX: u32 = 2;
 
+//  bash ─ 1 ─▶ pipe ─▶ 0 ─ tee ─ 1 ─▶ terminal        exec > >(tee log): the tree's output is the output of tee
 /// The standard streams of a tree of processes.
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct TreeStreams {
@@ -71,11 +68,11 @@ impl TreeStreams {
                 Err(source) => return Err(CaptureError::reading(pid, "the open files")(source)),
             }
         }
-        for TreeStream { inner: own, outer: held } in &mut self.streams {
-            let holder = find_outer_holder((self.root_pid, own.number), &ends);
+        for TreeStream { inner, outer } in &mut self.streams {
+            let holder = find_outer_holder((self.root_pid, inner.number), &ends);
             if holder != Some(self.root_pid) {
-                let read = |pid: i32| OpenFd::read(&FdDirectory::open_links(pid)?, own.number).map(|fd| (pid, fd));
-                *held = holder.and_then(|pid| read(pid).ok());
+                let read = |pid: i32| OpenFd::read(&FdDirectory::open_links(pid)?, inner.number).map(|fd| (pid, fd));
+                *outer = holder.and_then(|pid| read(pid).ok());
             }
         }
         Ok(self)
@@ -105,8 +102,9 @@ impl TreeStreams {
 
     /// Which of them a descriptor of a process leads to.
     pub(super) fn matching_streams(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
-        let held = self.streams.iter().filter_map(|stream| stream.outer.as_ref());
-        held.filter(move |(holder, stream)| is_same_stream((pid, fd), (*holder, stream)))
+        let outer = self.streams.iter().filter_map(|stream| stream.outer.as_ref());
+        outer
+            .filter(move |(holder, stream)| is_same_stream((pid, fd), (*holder, stream)))
             .map(|(_, stream)| stream.number)
     }
 

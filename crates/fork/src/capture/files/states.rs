@@ -1,4 +1,4 @@
-//! What fork(2) shares of open files, read inside the pause: positions, counters, pipe contents, what epolls watch.
+//! State of open files that fork(2) shares, read in the pause: positions, counters, pipe contents, epoll targets.
 
 use std::collections::BTreeMap;
 use std::fs::File;

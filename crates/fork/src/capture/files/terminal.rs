@@ -1,8 +1,8 @@
-//! Pseudo-terminals of which a process of the tree has the end that drives them.
+//! Pseudo-terminals whose master a process of the tree has.
 //!
-//! A terminal has no way to look at what waits in it without taking it out, so that one in which anything waits is refused.
-//! (A line that is being typed, and was not sent off yet, nobody is shown: it is lost, as when the terminal is flushed.)
-//! What processes beside the tree have open of it has no part in a child's, which finds no more than the tree's own ends.
+//! Data that waits in a terminal cannot be read without removing it, so a terminal with such data is refused.
+//! A line that is being typed and was not sent yet is not visible: it is lost, as when the terminal is flushed.
+//! A child gets only the ends that the tree has, and none that other processes have open.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -72,7 +72,7 @@ pub(super) fn read_terminal_end(copy: &OwnedFd, kind: &FdKind) -> io::Result<Ter
     match read_slave(copy) {
         // Its driving end was closed.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => Ok(TerminalEnd::HungUp),
-        told => told,
+        other => other,
     }
 }
 
@@ -97,9 +97,10 @@ pub(super) fn refuse_terminals((pid, root): (i32, TreeRoot), fds: &[OpenFd]) -> 
     for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::TerminalMaster) {
         // One that was closed meanwhile is left out.
         let Ok(copy) = fd.duplicate(&process) else { continue };
-        let told =
+        let master =
             terminal::read_master(copy.as_fd()).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
-        refusals.extend(refuse_master((pid, root), fd, &told).map(|why| Refusal::new(fd_object(pid, fd.number), why)));
+        refusals
+            .extend(refuse_master((pid, root), fd, &master).map(|why| Refusal::new(fd_object(pid, fd.number), why)));
     }
     for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::Terminal) {
         if !is_on_tree_devpts(root, fd) {
@@ -141,9 +142,9 @@ pub(in crate::capture) fn refuse_unpaired<'a>(
     Ok(refuse_missing_ends(found.iter().map(|(pid, number, end)| (*pid, *number, end))))
 }
 
-fn refuse_missing_ends<'a>(held: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone) -> Vec<Refusal> {
+fn refuse_missing_ends<'a>(ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone) -> Vec<Refusal> {
     let has = |wanted: Option<u32>, is_master: bool| {
-        held.clone().any(|(_, _, end)| match end {
+        ends.clone().any(|(_, _, end)| match end {
             TerminalEnd::Master(_) => is_master && end.pts_number() == wanted,
             TerminalEnd::Slave { .. } => !is_master && end.pts_number() == wanted,
             TerminalEnd::HungUp => false,
@@ -166,7 +167,7 @@ fn refuse_missing_ends<'a>(held: impl Iterator<Item = ProcessTerminalEnd<'a>> + 
             })
         }
     };
-    held.clone().filter_map(refusal).collect()
+    ends.clone().filter_map(refusal).collect()
 }
 
 /// Whether the other end of a terminal is one of the tree's own `/dev/pts`.
@@ -175,9 +176,9 @@ fn is_on_tree_devpts(root: TreeRoot, fd: &OpenFd) -> bool {
 }
 
 /// Why the end that drives a terminal cannot be carried, whatever waits in it.
-fn refuse_master(whose: (i32, TreeRoot), fd: &OpenFd, told: &PtyMaster) -> Option<String> {
-    let number = told.number;
-    if !is_ptmx_of_mounts(whose, fd) {
+fn refuse_master(process: (i32, TreeRoot), fd: &OpenFd, master: &PtyMaster) -> Option<String> {
+    let number = master.number;
+    if !is_ptmx_of_mounts(process, fd) {
         return Some("it drives a terminal of another mount namespace, which is not carried".to_owned());
     }
     if ![&b"/dev/ptmx"[..], b"/dev/pts/ptmx"].contains(&fd.link.as_slice()) {
@@ -189,8 +190,8 @@ fn refuse_master(whose: (i32, TreeRoot), fd: &OpenFd, told: &PtyMaster) -> Optio
     if number > TERMINAL_NUMBER_MAX {
         return Some(format!("it drives terminal {number}, and numbers beyond {TERMINAL_NUMBER_MAX} are not carried"));
     }
-    if told.discipline != 0 {
-        return Some(format!("its line discipline is {}, and only the usual one (0) is carried", told.discipline));
+    if master.discipline != 0 {
+        return Some(format!("its line discipline is {}, and only the usual one (0) is carried", master.discipline));
     }
     None
 }
@@ -205,21 +206,22 @@ fn is_ptmx_of_mounts((pid, root): (i32, TreeRoot), fd: &OpenFd) -> bool {
 
 /// The terminals of a tree, ascending; or what of them cannot be carried. `root` shows the tree's files.
 pub(in crate::capture) fn describe_terminals<'a>(
-    held: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone,
-    seats: &[SessionMember],
+    ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone,
+    session_members: &[SessionMember],
     root: TreeRoot,
 ) -> Result<Vec<PseudoTerminal>, Vec<Refusal>> {
-    let unpaired = refuse_missing_ends(held.clone());
+    let unpaired = refuse_missing_ends(ends.clone());
     if !unpaired.is_empty() {
         return Err(unpaired);
     }
     let mut terminals: BTreeMap<u32, PseudoTerminal> = BTreeMap::new();
-    for (pid, fd, end) in held.clone() {
+    for (pid, fd, end) in ends.clone() {
         let TerminalEnd::Master(master) = end else { continue };
-        let told = refuse_queued_data(&master.readiness).and_then(|()| build_terminal(master, seats, root));
-        terminals.insert(master.number, told.map_err(|reason| vec![Refusal::new(fd_object(pid, fd), reason)])?);
+        let terminal =
+            refuse_queued_data(&master.readiness).and_then(|()| build_terminal(master, session_members, root));
+        terminals.insert(master.number, terminal.map_err(|reason| vec![Refusal::new(fd_object(pid, fd), reason)])?);
     }
-    for (pid, fd, end) in held {
+    for (pid, fd, end) in ends {
         let TerminalEnd::Slave { number, readiness, is_exclusive } = end else { continue };
         refuse_queued_data(readiness).map_err(|reason| vec![Refusal::new(fd_object(pid, fd), reason)])?;
         if let Some(terminal) = number.and_then(|number| terminals.get_mut(&number)) {
@@ -231,9 +233,9 @@ pub(in crate::capture) fn describe_terminals<'a>(
 
 /// Sessions that terminals of a tree control, each with the group in its foreground.
 pub(in crate::capture) fn foreground_groups<'a>(
-    held: impl Iterator<Item = ProcessTerminalEnd<'a>>,
+    ends: impl Iterator<Item = ProcessTerminalEnd<'a>>,
 ) -> impl Iterator<Item = (i32, i32)> {
-    held.filter_map(|(_, _, end)| match end {
+    ends.filter_map(|(_, _, end)| match end {
         TerminalEnd::Master(master) => Some((master.session?, master.foreground)),
         TerminalEnd::Slave { .. } | TerminalEnd::HungUp => None,
     })

@@ -1,8 +1,8 @@
-//! What the processes of a tree have open, read while all of them stand; when they go on, nobody has their files but they.
+//! The open files of all processes of a tree, read in the pause. No duplicate of them is left when the pause ends.
 //!
-//! An open file that somebody else holds, be it for a moment, is not closed by close(2): an epoll goes on telling of it under a number
-//! that is another file's by then (epoll(7)), its other end hears of no end, its port and its locks are not free, and a program
-//! that was written to it cannot be executed.
+//! A duplicate that another process holds, even briefly, keeps close(2) from closing the open file. Then an epoll
+//! reports it under a number that is another file's by now (epoll(7)). Its peer sees no end of file, its port and locks
+//! stay taken, and a program that was written to it cannot be executed.
 
 use farfork_sys::process::FdInfo;
 
@@ -37,35 +37,36 @@ struct TreeContext<'a> {
 impl TreeFiles {
     /// Reads it of all processes, which stand.
     pub(in crate::capture) fn read(
-        family: &ProcessTree,
-        paused_process: &mut [PausedProcess],
+        tree: &ProcessTree,
+        paused_processes: &mut [PausedProcess],
     ) -> Result<Self, CaptureError> {
-        let first = &family.processes[0].prepared.survey;
+        let first = &tree.processes[0].prepared.survey;
         let refused = |refusals| CaptureError::refused(first.pid, refusals);
         let root = TreeRoot::find(first.pid)?;
-        let mut tree_relations = TreeRelations::from_tree(family).map_err(refused)?;
-        let mut copies = paused_process[0].take_shared_copies()?;
-        let mut contents = vec![paused_process[0].take_file_states()?];
-        for one in &mut paused_process[1..] {
+        let mut tree_relations = TreeRelations::from_tree(tree).map_err(refused)?;
+        let mut copies = paused_processes[0].take_shared_copies()?;
+        let mut contents = vec![paused_processes[0].take_file_states()?];
+        for one in &mut paused_processes[1..] {
             copies.merge(one.take_shared_copies()?);
             contents.push(one.take_file_states()?);
         }
-        let held = contents.iter().zip(family.processes.iter().map(TreeProcess::pid));
-        let held = held.flat_map(|(contents, pid)| contents.terminals(pid));
-        files::foreground_groups(held.clone())
+        let terminal_ends = contents.iter().zip(tree.processes.iter().map(TreeProcess::pid));
+        let terminal_ends = terminal_ends.flat_map(|(contents, pid)| contents.terminals(pid));
+        files::foreground_groups(terminal_ends.clone())
             .for_each(|(session, group)| tree_relations.add_foreground_leader(session, group));
-        let terminals = files::describe_terminals(held, &tree_relations.session_members, root).map_err(refused)?;
+        let terminals =
+            files::describe_terminals(terminal_ends, &tree_relations.session_members, root).map_err(refused)?;
 
         let mut all = OpenFileTable::with_terminals(terminals);
         let tables: Vec<_> = contents.iter_mut().map(OpenFileStates::take_fds).collect();
-        let mut pool = std::mem::take(&mut contents[0]);
-        contents[1..].iter_mut().for_each(|contents| pool.merge(contents));
+        let mut tree_states = std::mem::take(&mut contents[0]);
+        contents[1..].iter_mut().for_each(|contents| tree_states.merge(contents));
         let known =
-            TreeContext { root, tree: family, shared_copies: &copies, relations: &tree_relations, tree_states: &pool };
-        let mut own = Vec::with_capacity(paused_process.len());
-        for (index, (one, table)) in paused_process.iter_mut().zip(tables).enumerate() {
-            let contents = if index == 0 { &pool } else { &contents[index] };
-            let (survey, process_root) = (&family.processes[index].prepared.survey, one.take_root()?);
+            TreeContext { root, tree, shared_copies: &copies, relations: &tree_relations, tree_states: &tree_states };
+        let mut own = Vec::with_capacity(paused_processes.len());
+        for (index, (one, table)) in paused_processes.iter_mut().zip(tables).enumerate() {
+            let contents = if index == 0 { &tree_states } else { &contents[index] };
+            let (survey, process_root) = (&tree.processes[index].prepared.survey, one.take_root()?);
             if let Some(refusal) = root.refusal(survey.pid, &process_root.root) {
                 return Err(refused(vec![refusal]));
             }
@@ -74,7 +75,7 @@ impl TreeFiles {
         }
         let threads =
             PidTranslation { pid: first.pid, profiles: &first.profiles, inner_ids: &tree_relations.inner_ids };
-        all.add_inflight((first.pid, root), &pool, &copies, threads)?;
+        all.add_inflight((first.pid, root), &tree_states, &copies, threads)?;
         Ok(Self { processes: own, table: all, shared_copies: copies, relations: tree_relations })
     }
 }

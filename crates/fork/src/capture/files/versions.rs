@@ -1,5 +1,6 @@
-//! Which version of a file a process has open, executes or maps for writing: what the file was in the pause, and a descriptor of the owner's that
-//! leads to the file whatever becomes of its path. [`Seed`](crate::Seed) serves the bytes; `resume::files` compares versions at a fork.
+//! File versions: what each file that a process has open, executes or maps for writing was in the pause.
+//! The owner holds a descriptor that leads to the file whatever happens to its path. `Seed` serves the bytes;
+//! `resume::file_sources` compares versions at a fork.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -43,7 +44,7 @@ impl HeldFile {
             return None;
         }
         match openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(place) => Some(Self { path_fd: place }),
+            Ok(path_fd) => Some(Self { path_fd }),
             Err(_) => {
                 HELD_FILE_COUNT.fetch_sub(1, Ordering::Relaxed);
                 None
@@ -84,18 +85,18 @@ pub(in crate::capture) struct HeldFileMap(BTreeMap<(u64, u64), HeldFile>);
 impl HeldFileMap {
     /// Opens what a running process has open and may close before it is looked at again.
     pub(in crate::capture) fn open(pid: i32, fds: &[OpenFd]) -> Self {
-        let mut held = BTreeMap::new();
+        let mut files = BTreeMap::new();
         for fd in
             fds.iter().filter(|fd| fd.kind == FdKind::Regular && !fd.is_standard_stream && !is_pseudo_path(&fd.link))
         {
             let key = (fd.device, fd.inode);
-            if !held.contains_key(&key)
+            if !files.contains_key(&key)
                 && let Some(file) = HeldFile::open(&format!("/proc/{pid}/fd/{}", fd.number))
             {
-                held.insert(key, file);
+                files.insert(key, file);
             }
         }
-        Self(held)
+        Self(files)
     }
 
     /// Takes on those of another process of the tree.
@@ -171,19 +172,19 @@ impl VersionCompletion<'_> {
     /// Gives what is held, in the order of the file versions.
     pub(in crate::capture) fn add_versions(mut self, descriptor: &mut Descriptor) -> Vec<Option<HeldFile>> {
         self.set_mapped_versions(descriptor);
-        let mut held: Vec<Option<HeldFile>> = Vec::new();
+        let mut held_files: Vec<Option<HeldFile>> = Vec::new();
         for index in 0..descriptor.file_versions.len() {
             let path = descriptor.referenced_path(&descriptor.file_versions[index]).to_owned();
             let version = &mut descriptor.file_versions[index];
             let file = self.held_files.take(&version.identity, &path);
             let opened = file.as_ref().and_then(|file| file.reopen().ok());
             add_digest(&mut version.identity, opened, (&path, self.paused_ns));
-            held.push(file);
+            held_files.push(file);
         }
-        self.add_mapped_versions(descriptor, &mut held);
-        self.add_executable_versions(descriptor, &mut held);
-        add_extents(descriptor, &held);
-        held
+        self.add_mapped_versions(descriptor, &mut held_files);
+        self.add_executable_versions(descriptor, &mut held_files);
+        add_extents(descriptor, &held_files);
+        held_files
     }
 
     fn set_mapped_versions(&self, descriptor: &mut Descriptor) {
@@ -202,13 +203,13 @@ impl VersionCompletion<'_> {
         }
     }
 
-    fn map_files_link(&self, place: farfork_wire::descriptor::MappedRange) -> String {
-        let template = self.templates.get(place.process as usize).copied().unwrap_or(0);
-        format!("/proc/{template}/map_files/{:x}-{:x}", place.start, place.end)
+    fn map_files_link(&self, range: farfork_wire::descriptor::MappedRange) -> String {
+        let template = self.templates.get(range.process as usize).copied().unwrap_or(0);
+        format!("/proc/{template}/map_files/{:x}-{:x}", range.start, range.end)
     }
 
     /// Files of shared mappings that may be written to: each child has its own copy, where their path leads elsewhere.
-    fn add_mapped_versions(&self, descriptor: &mut Descriptor, held: &mut Vec<Option<HeldFile>>) {
+    fn add_mapped_versions(&self, descriptor: &mut Descriptor, held_files: &mut Vec<Option<HeldFile>>) {
         let members = descriptor.descendants.iter().flat_map(|member| &member.mappings);
         let written = |mapping: &Mapping| match mapping.backing {
             Backing::SharedFile { file, writable: true, .. } => Some(file),
@@ -220,7 +221,7 @@ impl VersionCompletion<'_> {
         for file in files {
             let mapped = &descriptor.mapped_files[file as usize];
             let identity = mapped.identity.clone();
-            held.push(HeldFile::open(&self.map_files_link(mapped.owner_range)));
+            held_files.push(HeldFile::open(&self.map_files_link(mapped.owner_range)));
             descriptor.file_versions.push(FileVersion {
                 reference: FileReference::MappedFile(file),
                 identity,
@@ -229,7 +230,7 @@ impl VersionCompletion<'_> {
         }
     }
 
-    fn add_executable_versions(&self, descriptor: &mut Descriptor, held: &mut Vec<Option<HeldFile>>) {
+    fn add_executable_versions(&self, descriptor: &mut Descriptor, held_files: &mut Vec<Option<HeldFile>>) {
         for number in 0..descriptor.process_count() {
             let Some(process) = descriptor.processes().nth(number) else { continue };
             if process.exe_object.is_some() || is_pseudo_path(process.exe.as_bytes()) {
@@ -245,7 +246,7 @@ impl VersionCompletion<'_> {
             identity.build_id = known.and_then(|mapped| mapped.build_id.clone());
             let user = FileReference::Executable(number as u32);
             descriptor.file_versions.push(FileVersion { reference: user, identity, extent: None });
-            held.push(Some(file));
+            held_files.push(Some(file));
         }
     }
 }
@@ -256,8 +257,9 @@ fn has_same_times(one: &FileIdentity, other: &FileIdentity) -> bool {
     state(one) == state(other)
 }
 
-/// Takes a small file's digest, and the numbers that the node knows it by. `place`: its path, and when the processes stood.
-fn add_digest(version: &mut FileIdentity, file: Option<File>, place: (&str, i64)) {
+/// Takes a small file's digest, and the numbers that the node knows it by. `path_and_pause`: its path, and when the processes were
+/// stopped.
+fn add_digest(version: &mut FileIdentity, file: Option<File>, path_and_pause: (&str, i64)) {
     let digest = file.and_then(|file| {
         let is_as_then =
             || file_identity::stat_identity(&file).is_ok_and(|now| file_identity::has_same_content(version, &now));
@@ -266,7 +268,7 @@ fn add_digest(version: &mut FileIdentity, file: Option<File>, place: (&str, i64)
         digest.filter(|_| is_as_then())
     });
     version.digest = version.digest.or(digest);
-    set_node_numbers(version, place);
+    set_node_numbers(version, path_and_pause);
 }
 
 /// A process in a container of its own knows files of the node by other numbers. Not of a file whose times may have changed since the processes
@@ -275,24 +277,24 @@ fn set_node_numbers(version: &mut FileIdentity, (path, paused_ns): (&str, i64)) 
     if version.changed_ns >= paused_ns {
         return;
     }
-    let Ok(here) = file_identity::stat_path_identity(Path::new(path)) else { return };
+    let Ok(on_node) = file_identity::stat_path_identity(Path::new(path)) else { return };
     let times = |file: &FileIdentity| (file.bytes, file.modified_ns, file.changed_ns);
-    if times(&here) == times(version) {
-        (version.device, version.inode) = (here.device, here.inode);
+    if times(&on_node) == times(version) {
+        (version.device, version.inode) = (on_node.device, on_node.inode);
     }
 }
 
 /// An extent for each file that is held, and small enough for a copy; one for all versions of a file.
-fn add_extents(descriptor: &mut Descriptor, held: &[Option<HeldFile>]) {
+fn add_extents(descriptor: &mut Descriptor, held_files: &[Option<HeldFile>]) {
     let mut known: BTreeMap<(u64, u64), ExtentId> = BTreeMap::new();
-    for (index, (version, held)) in descriptor.file_versions.iter_mut().zip(held).enumerate() {
+    for (index, (version, held_file)) in descriptor.file_versions.iter_mut().zip(held_files).enumerate() {
         let identity = &version.identity;
         let key = (identity.device, identity.inode);
         if let Some(extent) = known.get(&key) {
             version.extent = Some(*extent);
             continue;
         }
-        if held.is_none()
+        if held_file.is_none()
             || identity.bytes > COPIED_BYTES_MAX
             || identity.modified_ns == file_identity::CHANGED_MARKER_NS
         {

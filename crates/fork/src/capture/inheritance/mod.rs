@@ -1,14 +1,8 @@
-//! A process that is a child itself, or was forked by one: what it never touched is still with the seeds that own it, and
-//! only its pager knows which pages these are.
+//! Pages that a process inherits from other seeds: the process is a child of a seed, or was forked by one.
 //!
-//! ```text
-//!  before the pause   which number will the clone's space have, at least?
-//!  in the pause       clone ─ which space is it?          the kernel told the pager before the clone was complete
-//!  after it           its map ─ leave it                  from now on the template is a process like any other
-//!  then               map, less what the template has: what is inherited (`pages`)
-//! ```
-//!
-//! Where anything of this goes wrong, areas of the template are still registered, and it is refused for that.
+//! A page that the process never touched is still with the seed that owns it, and only the pager knows these pages.
+//! `attempt`, `pause` and `template` call this module. If a step fails, mappings of the template are still registered
+//! with the pager, and the template is refused for that.
 
 mod pages;
 
@@ -38,6 +32,10 @@ pub struct ServingPager {
     pub address: SocketAddr,
 }
 
+//  before the pause   start_search: the lowest number that the clone's address space can get at the pager
+//  in the pause       clone ─ find_address_space: the kernel reports a clone to the pager before it is complete
+//  after it           release_address_space: its map; from now on the template is a process like any other
+//  then               inherited_pages: the map, less the pages that the template has (`pages`)
 /// The search for the template among the spaces of a child.
 #[derive(Debug)]
 pub(super) struct TemplateSearch {
@@ -94,11 +92,11 @@ impl TemplateSearch {
 impl MissingPages {
     /// What the template inherits: what it lacks and does not have.
     pub(super) fn inherited_pages(&self, pid: i32, space: &TemplateMemory) -> Result<InheritedPages, CaptureError> {
-        let held: Vec<_> = space.populated_ranges().collect();
-        let inheritance = InheritedPages::from_plan(&self.plan, &self.segments, &held, self.address);
-        let seeds = inheritance.layers().len();
+        let populated: Vec<_> = space.populated_ranges().collect();
+        let inherited = InheritedPages::from_plan(&self.plan, &self.segments, &populated, self.address);
+        let seeds = inherited.layers().len();
         if seeds <= LAYERS_MAX {
-            return Ok(inheritance);
+            return Ok(inherited);
         }
         let reason = format!(
             "it has pages of {seeds} seeds, {LAYERS_MAX} at most; have it take them all first (`farfork settle`)"

@@ -1,4 +1,4 @@
-//! Which pages a template inherits: those that its map shows and that it does not have. Pure.
+//! The pages that a template inherits: those that its map at the pager shows and that it does not have. Pure.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl InheritedPages {
     pub(super) fn from_plan(
         plan: &MemoryPlan,
         segments: &[MapSegment],
-        held: &[Range<u64>],
+        populated: &[Range<u64>],
         address: SocketAddr,
     ) -> Self {
         let mut inheritance = Self::default();
@@ -43,7 +43,7 @@ impl InheritedPages {
         for segment in segments {
             for run in runs_shown_by(plan, segment) {
                 let (start, end) = shown_addresses(segment, run);
-                let missing = subtract_ranges(start..end, held);
+                let missing = subtract_ranges(start..end, populated);
                 let source = run.origin.source as usize;
                 for part in missing {
                     let layer = *layers[source]
@@ -112,16 +112,16 @@ fn shown_addresses(segment: &MapSegment, run: &PopulatedRun) -> (u64, u64) {
     (address(first), address(end))
 }
 
-/// What of a range is not held.
-fn subtract_ranges(range: Range<u64>, held: &[Range<u64>]) -> Vec<Range<u64>> {
-    let first = held.partition_point(|held| held.end <= range.start);
+/// The parts of a range that no range of `present` covers.
+fn subtract_ranges(range: Range<u64>, present: &[Range<u64>]) -> Vec<Range<u64>> {
+    let first = present.partition_point(|known| known.end <= range.start);
     let mut missing = Vec::new();
     let mut at = range.start;
-    for held in held[first..].iter().take_while(|held| held.start < range.end) {
-        if at < held.start {
-            missing.push(at..held.start);
+    for known in present[first..].iter().take_while(|known| known.start < range.end) {
+        if at < known.start {
+            missing.push(at..known.start);
         }
-        at = held.end;
+        at = known.end;
     }
     if at < range.end {
         missing.push(at..range.end);
@@ -208,14 +208,14 @@ mod tests {
                 bytes += if expected(page).is_some() { PAGE_SIZE } else { 0 };
             }
             prop_assert_eq!(inheritance.bytes(), bytes);
-            let told: Vec<_> = inheritance.runs_between(at(asked.0), at(asked.1)).iter().flat_map(|run| {
+            let runs: Vec<_> = inheritance.runs_between(at(asked.0), at(asked.1)).iter().flat_map(|run| {
                 let seed = inheritance.layers()[run.layer as usize].seed.clone();
                 let run = *run;
                 (0..run.count).map(move |ahead| (asked.0 + run.first + ahead, (seed.clone(), run.extent, run.layer_page + ahead)))
             }).collect();
             let wanted: Vec<_> =
                 (asked.0..asked.1).filter_map(|page| Some((page, expected(page)?))).collect();
-            prop_assert_eq!(told, wanted);
+            prop_assert_eq!(runs, wanted);
             for layer in inheritance.layers() {
                 let port = layer.owner.port();
                 prop_assert_eq!(port, [1, 9, 3][layer.token.expose()[0] as usize], "a seed of this node has its address");

@@ -1,17 +1,8 @@
-//! System calls made by a stopped thread on our behalf, in two ways:
+//! Executes system calls in stopped threads: a single call, or a script of many.
 //!
-//! ```text
-//!  call    registers → vdso's `syscall` ─ PTRACE_SYSCALL ─▶ entry ─ INTERRUPT, CONT ─▶ PTRACE_EVENT_STOP
-//!  script  registers → our own code     ─ CONT ─▶ all calls ─ tgkill(itself) ─▶ stop before that signal's delivery
-//! ```
-//!
-//! Single steps would be simpler, but the SIGTRAP that ends one is forced by the kernel: it resets a disposition of the
-//! parent where that signal is ignored or blocked, and kills the parent when the tracer dies. Neither stop above does
-//! harm when we die, and from both the kernel restarts an interrupted call by itself once the old registers are back.
-//!
-//! What was begun is never abandoned: a thread let go inside it would run on with registers that are not its own. Where
-//! it outlasts the deadline (a fork of a huge process, a freezer that came between) it is waited for all the same, and
-//! the attempt fails afterwards; who asked for the capture is told in time by [`owner`](crate::capture::tracer::owner).
+//! A call that has started is never abandoned: a thread released inside it would run on with foreign registers.
+//! If it outlasts the deadline (fork of a huge process, a freezer), the injector still waits for it, and the attempt
+//! fails afterwards. `owner_thread` reports the timeout to the caller in time.
 
 use std::fs::File;
 use std::io;
@@ -75,6 +66,12 @@ impl InjectedCall {
     }
 }
 
+//  call    registers → vdso's `syscall` ─ PTRACE_SYSCALL ─▶ entry ─ INTERRUPT, CONT ─▶ PTRACE_EVENT_STOP
+//  script  registers → our own code     ─ CONT ─▶ all calls ─ tgkill(itself) ─▶ stop before that signal's delivery
+//
+// Single steps would be simpler, but the kernel forces the SIGTRAP that ends one: it resets the parent's disposition
+// if that signal is ignored or blocked, and kills the parent if the tracer dies. Neither stop above does harm when the
+// tracer dies. From both, the kernel restarts an interrupted call by itself once the old registers are back.
 /// Makes stopped threads execute system calls, and sorts what waiting for them brings up. Their signals are blocked.
 #[derive(Debug)]
 pub(in crate::capture) struct Injector<'a> {

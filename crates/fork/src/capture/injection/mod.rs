@@ -1,10 +1,8 @@
-//! System calls on a process's behalf: made by its own threads while they stand still, and the way back for them should we die.
+//! System calls that a process's own stopped threads make for the tracer, and their recovery if the tracer dies.
 //!
-//! ```text
-//!  rescue ─▶ lifeline: pages of ours in the process ─▶ script: many calls in one go ─▶ answers
-//!                                                      inject: one call, or a script, made by a thread that stands
-//!                                                      ask: what a capture has it ask for
-//! ```
+//! `sigreturn_frame` protects the calls that map and unmap the tracer's pages. `pages` holds a script and a frame
+//! for each thread. `script` encodes many calls as one run. `injector` runs one call, or a script, in a stopped thread.
+//! `thread_queries` lists the calls that a capture makes.
 
 pub(super) mod injector;
 pub(super) mod pages;

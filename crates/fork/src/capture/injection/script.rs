@@ -1,14 +1,7 @@
-//! Many system calls in one go: a list of calls in a thread's memory, and the little program that makes them.
+//! Scripts: many system calls in one run. A script is a list of calls in a thread's memory; `CODE` makes them.
 //!
-//! ```text
-//!  r15 ─▶ ┌────────┬─────────────┬────────┐
-//!         │ number │ 6 arguments │ result │  64 bytes a call
-//!         ├────────┼─────────────┼────────┤
-//!         │ tgkill │ the thread itself, with the signal that it then stops at
-//!         ├────────┼─────────────┼────────┤
-//!         │  −1    │ rt_sigreturn with the frame at rsp: only reached when nobody holds the thread any more
-//!         └────────┴─────────────┴────────┘
-//! ```
+//! `InjectionPages` holds the scripts and `Injector` runs them. The last own call is tgkill(2) of the thread itself,
+//! at whose signal it stops. The entry after it, rt_sigreturn(2), runs only if no tracer holds the thread any more.
 
 use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace::Registers;
@@ -71,6 +64,13 @@ impl EndSignal {
     }
 }
 
+//  r15 ─▶ ┌────────┬─────────────┬────────┐
+//         │ number │ 6 arguments │ result │  64 bytes per call
+//         ├────────┼─────────────┼────────┤
+//         │ tgkill │ the thread itself, with the signal at which it then stops
+//         ├────────┼─────────────┼────────┤
+//         │  −1    │ rt_sigreturn with the frame at rsp: only if no tracer holds the thread any more
+//         └────────┴─────────────┴────────┘
 /// A script as bytes, for a thread with these ids in its pid namespace.
 pub(in crate::capture) fn encode(calls: &[InjectedCall], (pid, tid): (u32, u32), end: EndSignal) -> Vec<u8> {
     let mut bytes = Vec::with_capacity((calls.len() + TRAILER_ENTRIES) * ENTRY_BYTES);
@@ -137,8 +137,9 @@ impl RunningScript {
 
     /// Whether a stop is the script's end: its own signal, sent by its own last call.
     pub(in crate::capture) fn is_end_stop(&self, signal: i32, event: i32, registers: &Registers) -> bool {
-        let place = (registers.rip, registers.r15);
-        (signal, event) == (self.end_signal.0, 0) && place == (self.code + AFTER_SYSCALL_OFFSET, self.end_call_address)
+        let position = (registers.rip, registers.r15);
+        (signal, event) == (self.end_signal.0, 0)
+            && position == (self.code + AFTER_SYSCALL_OFFSET, self.end_call_address)
     }
 
     /// Whether a stop tells that the thread cannot go on: all signals are blocked but a script's last, so that the thread itself

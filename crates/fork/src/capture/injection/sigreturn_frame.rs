@@ -1,16 +1,8 @@
-//! The lifeline's own lifeline: the calls that map and unmap it, and the one that reaps a template, are made with a signal
-//! frame of the thread on its own stack.
+//! A signal frame on a thread's own stack. It protects calls that map or unmap `InjectionPages`, or reap a template.
 //!
-//! ```text
-//!  rip ─▶ syscall; ret                rsp ─▶ ┌────────────────────┐  below the red zone of the thread's stack,
-//!         (libc's, such as getpid)           │ rt_sigreturn (libc's) │  saved before and put back after
-//!                                            │ signal frame       │
-//!                                            └────────────────────┘
-//! ```
-//!
-//! As long as we live, the thread is stopped behind the call. If we die it returns into rt_sigreturn(2), which loads
-//! everything that it had. So the frame stays until the thread's registers lead elsewhere: to its script, or back. Where the
-//! program has no such code (or no such stack) the call is made in the vdso, without.
+//! While the tracer lives, it stops the thread after the call. If the tracer dies, the call returns into
+//! rt_sigreturn(2), which loads the thread's whole state. So the frame stays until the thread's registers lead to its
+//! script, or are restored. Without such code, or such a stack, the call is made in the vdso, unprotected.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -69,9 +61,9 @@ impl Gadgets {
                 GADGET_CACHE.lock().unwrap_or_else(PoisonError::into_inner).insert(key, offsets);
                 offsets
             })?;
-            let here = offsets.rebase(entry.start);
+            let gadgets = offsets.rebase(entry.start);
             // The file may have been another when it was searched.
-            here.is_present(pid).then_some(here)
+            gadgets.is_present(pid).then_some(gadgets)
         })
     }
 
@@ -98,6 +90,10 @@ impl Gadgets {
     }
 }
 
+//  rip ─▶ syscall; ret                rsp ─▶ ┌───────────────────────┐  below the red zone of the thread's stack,
+//         (libc's, as in getpid)             │ rt_sigreturn (libc's) │  saved before and restored after
+//                                            │ signal frame          │
+//                                            └───────────────────────┘
 /// A thread's signal frame, ready to be put onto its stack.
 #[derive(Debug)]
 pub(in crate::capture) struct SigreturnFrame {

@@ -1,14 +1,7 @@
-//! What only the process itself can ask the kernel for: system calls that its threads make inside the pause, all at the
-//! same time.
+//! State that only the process itself can query: system calls that all of its threads make in the pause, in parallel.
 //!
-//! ```text
-//!  the leader     personality(-1)   prctl(PR_GET_TIMERSLACK)
-//!                 prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
-//!  the others     personality(-1)   prctl(PR_GET_SECUREBITS)
-//!                 sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
-//!                                                (the leader's are inherited: its template is asked, at leisure)
-//!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
-//! ```
+//! `pause` calls `build_scripts` and parses the results as `ThreadAnswers`. The leader skips the calls whose answers
+//! its template inherits: `state::inherited_state` asks the template later.
 
 use farfork_wire::descriptor::{AltStack, IntervalTimer};
 
@@ -64,6 +57,11 @@ const SUBREAPER_OFFSET: u64 = interval_timer_offset(TIMERS_COUNT);
 
 const _: () = assert!(SUBREAPER_OFFSET + 8 <= ANSWER_BYTES);
 
+//  the leader     personality(-1)   prctl(PR_GET_TIMERSLACK)
+//                 prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
+//  the others     personality(-1)   prctl(PR_GET_SECUREBITS)
+//                 sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
+//  all            prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's
 /// What the threads have to ask, the leader first, and what needs not be asked: addresses of thread ids.
 pub(in crate::capture) fn build_scripts(
     snapshot: &ProcessSnapshot,

@@ -1,4 +1,4 @@
-//! A memory map as a descriptor holds it, from the map and the page tables of the template.
+//! Builds the memory map of a descriptor from the map and the page tables of a template.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -210,9 +210,9 @@ impl MemoryMapBuilder<'_> {
         let identity = identify_regular(&self.map_files_link(entry));
         let identity = identity.map_err(|source| self.refusal_of(entry, &mapping_error(entry, &source)))?;
         let (index, bytes) = (self.memory.files.len() as u32, identity.bytes);
-        let place = MappedRange { process: 0, start: entry.start, end: entry.end };
+        let owner_range = MappedRange { process: 0, start: entry.start, end: entry.end };
         let path = path.to_owned();
-        self.memory.files.push(MappedFile { path, identity, owner_range: place, has_written_pages: false });
+        self.memory.files.push(MappedFile { path, identity, owner_range, has_written_pages: false });
         self.file_indices.insert(key, index);
         Ok((index, bytes))
     }

@@ -1,6 +1,6 @@
-//! Pages that a child needs before it runs: the kernel touches them where it cannot wait for a page fault to be
-//! served, as a thread exits (robust futexes, clear_child_tid) or is scheduled (rseq), and when anyone reads the
-//! arguments and environment in /proc.
+//! Pages that a child needs before it runs. The kernel touches them where it cannot wait for a page fault: at a
+//! thread's exit (robust futexes, clear_child_tid), when it is scheduled (rseq), and when a process reads the arguments
+//! and the environment in /proc.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Which of the kernel's own file systems mapped files lie on, by their devices: what the flags of an area would tell late; and which files
-//! the node has not.
+//! Detects by device which mapped files are on file systems of the kernel; mapping flags would show them too late.
+//! Also detects mapped files that the node does not have.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,8 @@
-//! Private memory in huge pages of hugetlbfs, which a clone must not keep: while it shared them, a write of the parent would take a
-//! huge page more, and where none is free, the kernel takes the page from the clone, or ends the parent where it has reserved none.
+//! Replaces private hugetlbfs memory of a clone by ordinary memory with the same contents, while the parent is stopped.
 //!
-//! So the clone gets ordinary memory in their place while the parent still stands, and the contents are copied:
-//!
-//! ```text
-//!  clone   mmap(MAP_FIXED) over each area ─ madvise(MADV_HUGEPAGE) ─ contents, from the parent
-//! ```
-//!
-//! First all areas, then all contents: from the first moment that could fail, nothing is shared.
+//! If the clone kept sharing it, a write of the parent would take one more huge page. If none is free, the kernel takes
+//! the page from the clone, or kills the parent if it has reserved none.
+//! All mappings are replaced before any contents are copied: a copy that fails leaves nothing shared.
 
 use std::fs::File;
 use std::io;
@@ -35,15 +30,16 @@ const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
 const MADVISE: u64 = 28;
 
-/// Replaces such memory of a clone of a process that stands, with so much mapped and this lifeline; `outdone` is a clone before it,
+//  clone   mmap(MAP_FIXED) over each mapping ─ madvise(MADV_HUGEPAGE) ─ contents, from the parent
+/// Replaces such memory of a clone of a process that stands, with so much mapped and these injection pages; `discarded` is a clone before it,
 /// which loses it.
 pub(in crate::capture) async fn replace_hugetlb(
     (survey, mem): (&Survey, &File),
-    (mapped_bytes, lifeline): (u64, Range<u64>),
-    (clone, outdone): (&TemplateClone, Option<&TemplateClone>),
+    (mapped_bytes, injection_range): (u64, Range<u64>),
+    (clone, discarded): (&TemplateClone, Option<&TemplateClone>),
     injector: &mut Injector<'_>,
 ) -> Result<(), CaptureError> {
-    if !may_have_hugetlb(survey, (mapped_bytes, lifeline)) {
+    if !may_have_hugetlb(survey, (mapped_bytes, injection_range)) {
         return Ok(());
     }
     let mut maps = process::read_maps(clone.pid).map_err(CaptureError::reading(survey.pid, "the memory map"))?;
@@ -52,9 +48,9 @@ pub(in crate::capture) async fn replace_hugetlb(
     for area in &areas {
         let replaced = injector.call(clone.pid, &clone.registers, map_anonymous_call(area)).await;
         replaced.map_err(|error| explain_failure(survey.pid, area, error))?;
-        if let Some(outdone) = outdone {
+        if let Some(discarded) = discarded {
             let unmap = InjectedCall::new("munmap", MUNMAP, [area.start, area.bytes()]);
-            injector.call(outdone.pid, &outdone.registers, unmap).await?;
+            injector.call(discarded.pid, &discarded.registers, unmap).await?;
         }
     }
     for (area, advice) in areas.iter().flat_map(|area| list_advice(survey, area).map(move |advice| (area, advice))) {
@@ -70,10 +66,10 @@ pub(in crate::capture) async fn replace_hugetlb(
 }
 
 /// Whether there may be such memory: there was some when the process was looked at, or it has mapped or unmapped something since.
-fn may_have_hugetlb(survey: &Survey, (mapped_bytes, lifeline): (u64, Range<u64>)) -> bool {
+fn may_have_hugetlb(survey: &Survey, (mapped_bytes, injection_range): (u64, Range<u64>)) -> bool {
     let own = survey.maps.iter().filter(|entry| entry.start < USER_SPACE_END);
     let surveyed: u64 = own.map(MapEntry::bytes).sum();
-    !survey.hugetlb.is_empty() || surveyed + (lifeline.end - lifeline.start) != mapped_bytes
+    !survey.hugetlb.is_empty() || surveyed + (injection_range.end - injection_range.start) != mapped_bytes
 }
 
 /// What the kernel is told of the ordinary memory in the place of an area.

@@ -1,4 +1,4 @@
-//! The memory map: what each area is, which are refused, and how they stand in a descriptor.
+//! The memory map: the kind of each mapping, which mappings are refused, and their entries in a descriptor.
 
 mod builder;
 pub(super) mod eager;

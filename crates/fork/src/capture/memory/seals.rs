@@ -1,8 +1,8 @@
-//! Sealed areas (mseal(2)), which a child's could not be rebuilt as: refused before the answer, although only their flags
-//! in `smaps` tell of them, and those are not read yet.
+//! Detects sealed mappings (mseal(2)), which a child cannot rebuild, before the answer.
+//! Only mapping flags in `smaps` show the seal, and these are read after the answer.
 //!
-//! A template is asked to protect each of its areas as it is protected. Where an area is sealed, that is refused (EPERM);
-//! anywhere else the kernel sees that nothing changes, and does nothing. Never asked of a parent.
+//! A template makes mprotect(2) calls that set the protection each mapping already has. A sealed mapping returns EPERM.
+//! For any other the kernel changes nothing. A parent never makes these calls.
 
 use farfork_sys::process::MapEntry;
 
@@ -46,8 +46,8 @@ impl<'a> SealProbes<'a> {
         (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<(), CaptureError> {
         for calls in self.calls[results.len()..].chunks(PROBES_MAX) {
-            let desk = injection_target.run_script(calls, injection_pages, injector)?;
-            results.extend((0..calls.len()).map(|index| script::result_of(&desk, index)));
+            let slot = injection_target.run_script(calls, injection_pages, injector)?;
+            results.extend((0..calls.len()).map(|index| script::result_of(&slot, index)));
         }
         let sealed = self.mappings.iter().zip(&results).filter(|(_, result)| is_sealed(**result));
         let refusals: Vec<Refusal> = sealed.map(|(entry, _)| refusal(pid, entry)).collect();

@@ -1,5 +1,6 @@
-//! Private mappings of what the process itself may write to: where it has not written through the mapping, they show what is written to the file. A
-//! child's follow its own file too, but for those that this names.
+//! Notes on private mappings of files that the process itself may write to. Unwritten pages of such a mapping show
+//! later writes to the file. A child's mappings do too, except for those that this module names: of them a child has a
+//! copy.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,7 @@
-//! The address space of a template: its areas, and which of their pages hold something.
+//! The address space of a template: its mappings, and which of their pages are populated.
 //!
-//! Areas and pages are read before anyone hears of the seed; the kernel's own flags of each area (which `smaps` tells,
-//! after a walk over all pages) afterwards.
+//! Mappings, and the pages of a small template, are read before the answer. Other pages are scanned after it.
+//! So are mapping flags: `smaps` shows them only after a walk over all pages.
 
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -40,17 +40,17 @@ pub(crate) struct TemplateMemory {
 }
 
 impl TemplateMemory {
-    /// That of `subject`, a template of `pid` or itself, without the pages of the `lifeline`.
+    /// That of `subject`, a template of `pid` or itself, without the pages of `injection_range`.
     pub(crate) fn read(
         (pid, subject): (i32, i32),
-        lifeline: Range<u64>,
+        injection_range: Range<u64>,
         (shared, file_systems): (&SharedCopies, &mut FileSystemCache),
     ) -> Result<Self, CaptureError> {
         let map =
             phase!("prepare.map", process::read_maps(subject)).map_err(CaptureError::reading(pid, "the memory map"));
         let mut map = map?;
         file_systems.mark_mappings(subject, &mut map);
-        let entries: Vec<MapEntry> = map.into_iter().flat_map(|entry| entry.subtract(&lifeline)).collect();
+        let entries: Vec<MapEntry> = map.into_iter().flat_map(|entry| entry.subtract(&injection_range)).collect();
         let found = refuse_mappings(pid, &entries);
         if !found.is_empty() {
             return Err(CaptureError::refused(pid, found));

@@ -1,5 +1,6 @@
-//! Private mappings of files that a process of the seed may write to otherwise: by an open file, or by a shared mapping. Where they were not written
-//! themselves they show what is written to the file (mmap(2)), also in a child. Which files these are is known when the descriptor of all processes is.
+//! Private mappings of files that a process of the seed may write to by an open file or a shared mapping.
+//! Pages that were not written through the mapping show writes to the file (mmap(2)), also in a child.
+//! `link_writable_files` marks the mappings when the descriptor of all processes, and so the set of files, is complete.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! Shared memory that no path leads to (shared anonymous mappings, memfds, deleted files), copied inside the pause.
+//! Shared memory that no path leads to (shared anonymous mappings, memfds, deleted files), copied in the pause.
 //!
-//! What can be done before is done before: the objects are found and opened, and as many bytes as they then hold are
-//! allocated and touched, so that the pause costs one copy and no page faults.
+//! Everything possible is done before: the objects are found and opened, and buffers of their present size are
+//! allocated and touched. So the pause costs one copy and no page faults.
 
 mod sysv_sem_msg;
 mod sysv_shm;

@@ -1,8 +1,8 @@
 //! System V semaphores and message queues, which belong to a namespace and to no process (sysvipc(7)).
 //!
-//! Those are carried that the process was the last to change: a set of semaphores by any of them, a queue by its last message
-//! sent or received. The kernel tells nobody more of who uses them, nor who has made them: of those that nobody has used yet all are
-//! carried that the process's user has made. What an ending process would take back (SEM_UNDO) is not a child's, as after fork(2).
+//! An object is carried if the process was the last to change it: a semaphore set by any semaphore, a queue by its last
+//! send or receive. The kernel shows no other users, nor the creator. Of objects never used, all are carried that the
+//! process's user created. The undo of an ending process (SEM_UNDO) is not carried, as after fork(2).
 
 use std::os::unix::fs::MetadataExt;
 use std::{fs, io};

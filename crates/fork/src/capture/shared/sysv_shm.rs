@@ -1,6 +1,6 @@
-//! Segments of System V shared memory: which there are in the namespace of a process (sysvipc(7)).
+//! System V shared memory segments in the namespace of a process (sysvipc(7)).
 //!
-//! Those that a process has attached are in its memory map; of others, those are carried that it has made.
+//! Attached segments are in the process's memory map. Of the others, those are carried that the process created.
 
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! Which program a process runs. execve(2) takes a process's address space away and gives it another: what was read of the
-//! one says nothing of the other, whose vdso lies elsewhere.
+//! The auxiliary vector, which identifies the program that a process runs. execve(2) replaces the address space, also
+//! the address of the vdso: earlier readings do not hold for the new program.
 
 use std::io;
 use std::thread;

@@ -1,8 +1,7 @@
-//! What glibc's threads tell by themselves: where the kernel is to clear the thread's id when it ends (set_tid_address).
+//! The clear_child_tid address (set_tid_address(2)) of glibc threads, read from memory. Any other thread is queried.
 //!
-//! glibc gives the kernel, for every thread, the field `tid` of the descriptor that the thread pointer leads to. The
-//! layout has been the same since 2.3; a thread whose descriptor refers to itself, holds its id there, and has its list
-//! of robust futexes registered right behind it, is such a thread. Any other is asked.
+//! glibc registers the field `tid` of the descriptor that the thread pointer leads to. The layout is the same since
+//! 2.3. A descriptor is glibc's if it points to itself, holds the thread's id, and has the robust list after it.
 
 use crate::capture::stop::stop_guard::StoppedThread;
 

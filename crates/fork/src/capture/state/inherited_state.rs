@@ -1,14 +1,8 @@
-//! What fork(2) hands down and only system calls tell: asked of the template when the answer is out, since nothing of it is
-//! refused. What comes before the answer is that it is set [`Apart`]: it gets a session of its own, so that no
-//! kill(0) or terminal reaches it; its areas are probed ([`crate::capture::memory::seals`]) on the same occasion. The parent's table of descriptors,
-//! which it shares, it leaves as soon as the answer is out: the first that it does when it is asked.
+//! State that fork(2) copies and only system calls show. None of it is refused, so it is queried after the answer.
 //!
-//! The calls are scripts on the leader's desk of the lifeline:
-//!
-//! ```text
-//!  desk   calls          answers   0         24    64 + 32 × (signal − 1)
-//!         with results             stack_t   int   struct sigaction of each signal
-//! ```
+//! Before the answer, `SessionDetach` gives the template its own session, out of reach of kill(0) and terminals. The
+//! same script probes for sealed mappings (`memory::seals`). After the answer, the template first leaves the descriptor
+//! table that it shares with the parent.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -100,9 +94,9 @@ impl InheritedStateQuery {
         (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<InheritedState, CaptureError> {
         let Self { running, calls } = self;
-        let desk = injection_target.finish_script(running, SLOTS_BYTES_MIN as usize, injection_pages, injector)?;
-        let answers = &desk[ANSWERS_OFFSET as usize..];
-        let result = |index: usize| calls[index].check_result(injection_target.pid, script::result_of(&desk, index));
+        let slot = injection_target.finish_script(running, SLOTS_BYTES_MIN as usize, injection_pages, injector)?;
+        let answers = &slot[ANSWERS_OFFSET as usize..];
+        let result = |index: usize| calls[index].check_result(injection_target.pid, script::result_of(&slot, index));
         for index in (0..calls.len()).filter(|index| *index != MEMBARRIER_INDEX) {
             result(index)?;
         }
@@ -145,9 +139,9 @@ impl SessionDetach {
         template: &InjectionTarget<'_>,
         (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<Vec<u64>, CaptureError> {
-        let desk = template.finish_script(self.running, self.calls.len() * ENTRY_BYTES, injection_pages, injector)?;
-        self.calls[0].check_result(template.pid, script::result_of(&desk, 0))?;
-        Ok((1..self.calls.len()).map(|index| script::result_of(&desk, index)).collect())
+        let slot = template.finish_script(self.running, self.calls.len() * ENTRY_BYTES, injection_pages, injector)?;
+        self.calls[0].check_result(template.pid, script::result_of(&slot, 0))?;
+        Ok((1..self.calls.len()).map(|index| script::result_of(&slot, index)).collect())
     }
 }
 
@@ -185,11 +179,11 @@ impl InjectionTarget<'_> {
         injector: &mut Injector<'_>,
     ) -> Result<Vec<u8>, CaptureError> {
         run_ready(injector.wait_scripts(&mut vec![running], |_| true))?;
-        let mut desk = vec![0; bytes];
+        let mut slot = vec![0; bytes];
         self.mem
-            .read_exact_at(&mut desk, injection_pages.slot_address(0))
+            .read_exact_at(&mut slot, injection_pages.slot_address(0))
             .map_err(CaptureError::tracing("read the answers of", self.pid))?;
-        Ok(desk)
+        Ok(slot)
     }
 }
 
@@ -206,6 +200,10 @@ fn leave_files_call(is_clone: bool) -> InjectedCall {
     }
 }
 
+// The scripts are in the leader's slot of the injection pages:
+//
+//  slot   calls          answers   0         24    64 + 32 × (signal − 1)
+//         with results             stack_t   int   struct sigaction of each signal
 /// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from
 /// `/proc` which matter.
 fn query_calls(answers: u64, is_clone: bool) -> Vec<InjectedCall> {

@@ -1,4 +1,4 @@
-//! Threads and process as a descriptor holds them.
+//! Builds the threads and the process-wide state of a descriptor.
 
 pub(super) mod auxiliary_vector;
 pub(super) mod glibc;
@@ -93,7 +93,7 @@ fn components_in_use(xstate: &[u8]) -> u64 {
 /// The threads of a stopped process, the leader first.
 pub(super) fn build_threads(
     snapshot: &ProcessSnapshot,
-    thread_extended_state: Vec<ThreadExtendedState>,
+    extended_states: Vec<ThreadExtendedState>,
     answers: &[ThreadAnswers],
     profiles: &BTreeMap<i32, ThreadProfile>,
     filters: &mut [Vec<u32>],
@@ -102,12 +102,12 @@ pub(super) fn build_threads(
     let leader = build_credentials(&profile_of(profiles, snapshot.pid, snapshot.pid)?.status, securebits);
     let offered = affinity::cpuset_of_process(snapshot.pid);
     let mut threads = Vec::with_capacity(snapshot.threads.len());
-    for (((thread, standing), answers), filters) in
-        snapshot.threads.iter().zip(thread_extended_state).zip(answers).zip(filters)
+    for (((thread, extended_state), answers), filters) in
+        snapshot.threads.iter().zip(extended_states).zip(answers).zip(filters)
     {
         let profile = profile_of(profiles, snapshot.pid, thread.tid)?;
         let filters = std::mem::take(filters);
-        let described = build_thread(thread, standing, answers, profile, (&leader, filters), securebits);
+        let described = build_thread(thread, extended_state, answers, profile, (&leader, filters), securebits);
         threads.push(Thread { cpus: restricted_cpus(&profile.status.cpus, offered.as_deref()), ..described });
     }
     Ok(threads)
@@ -190,12 +190,12 @@ fn build_pending_signals(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<Pending
     signals.iter().map(|info| PendingSignal { siginfo: info.to_vec() }).collect()
 }
 
-/// The process as a whole: ids and OOM order of the parent, what its likeness has, the rest from the subject. Which shared object it executes,
+/// The process as a whole: ids and OOM order of the parent, its root directory, the rest from the subject. Which shared object it executes,
 /// if any, is not looked for.
 pub(super) fn build_process(
     survey: &Survey,
     snapshot: &ProcessSnapshot,
-    (subject, likeness, arguments): (i32, ProcessRoot, Vec<String>),
+    (subject, root, arguments): (i32, ProcessRoot, Vec<String>),
     inherited: InheritedState,
     (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
     is_subreaper: bool,
@@ -214,7 +214,7 @@ pub(super) fn build_process(
         exe: read_proc_link(pid, subject, "exe")?,
         exe_object: None,
         cwd: read_proc_link(pid, subject, "cwd")?,
-        root: Some(likeness.root).filter(|root| root != tree_root::ROOT_PATH),
+        root: Some(root.root).filter(|root| root != tree_root::ROOT_PATH),
         deleted_cwd: deleted_directory_status(subject, "cwd").map_err(read("cwd"))?,
         arguments,
         umask: status.umask,

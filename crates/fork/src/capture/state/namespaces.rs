@@ -1,9 +1,8 @@
-//! Namespaces of a process that are not the node's: what its children would lack is refused, all else is noted.
+//! Compares the namespaces of a process with the node's. Losses of its children are refused, other differences noted.
 //!
-//! A child is in namespaces of its container, which are made of the node's. Whatever the parent sees in namespaces of its own (mounts,
-//! host name, limits of IPC, control groups, network) the child does not see; open files are carried all the same
-//! ([`own`](crate::capture::files::own)). Of a process in the node's namespaces nothing is to be said, and nothing of a child that is
-//! forked on, whose containers are alike.
+//! A child runs in namespaces of its container, made from the node's. It does not see what the parent sees in its own
+//! (mounts, host name, IPC limits, control groups, network). Open files are carried all the same (`path_identity`).
+//! A process in the node's namespaces differs in nothing, nor does a child that is forked again: containers are alike.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -180,9 +179,9 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
         )
     };
     let link_of = |name: &str| {
-        let place = format!("/proc/{pid}/{name}");
-        let path = fs::read_link(&place).ok()?;
-        let found = statx(CWD, &place, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
+        let link_path = format!("/proc/{pid}/{name}");
+        let path = fs::read_link(&link_path).ok()?;
+        let found = statx(CWD, &link_path, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
         // One that was removed is carried.
         (found.stx_nlink > 0 && !is_same_on_node(&path, &found)).then(|| path.as_os_str().as_bytes().to_vec())
     };
@@ -202,7 +201,7 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
 /// Whether this node has the very file at a path.
 fn is_same_on_node(path: &Path, found: &Statx) -> bool {
     let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
-    statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|here| identity(&here) == identity(found))
+    statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|on_node| identity(&on_node) == identity(found))
 }
 
 /// Sockets with an address of an interface in a network that is not the node's.

@@ -1,4 +1,4 @@
-//! Links of /proc.
+//! Reads links in /proc.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;

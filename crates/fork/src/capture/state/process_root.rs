@@ -1,5 +1,6 @@
-//! What a template has as the process had it in the pause: read of the process, while the template is made. Of that it could be read only
-//! afterwards, on the way to the answer; what stands in memory (arguments) is, for memory is locked while it is copied.
+//! The root directory of a process, read in the pause while the template is made.
+//! To read it from the template afterwards would delay the answer. Arguments are read then all the same: they are in
+//! memory, which is locked while fork(2) copies it.
 
 use crate::capture::error::CaptureError;
 use crate::capture::state::proc_link::read_proc_link;

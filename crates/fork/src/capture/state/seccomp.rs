@@ -1,5 +1,5 @@
-//! Filters of system calls (seccomp(2)), read of threads that stand still; while they are ours, their filters are suspended, for
-//! else the system calls that we make in their name would be judged by them.
+//! Seccomp filters (seccomp(2)), read from stopped threads. While we trace a thread its filters are suspended:
+//! otherwise they would judge the system calls that we inject.
 
 use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace;

@@ -1,5 +1,5 @@
-//! Which clocks a process has (time_namespaces(7)). Its children may be born with others; the kernel shows no offsets but theirs, and a
-//! child has one namespace for both.
+//! Refuses a process that has made another time namespace for its children (time_namespaces(7)).
+//! The kernel shows only the offsets of the namespace for children, and a child has one namespace for both.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! Timers of a process, which only it can ask for: interval timers with the first calls of the pause ([`crate::capture::calls::ask`]),
-//! POSIX timers with calls of their own, where `/proc` lists any.
+//! Timers of a process, which only the process itself can query. Interval timers are among the first calls of the pause
+//! (`injection::thread_queries`). POSIX timers take calls of their own, if `/proc` lists any.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -69,13 +69,13 @@ fn parse_timers(text: &str) -> Option<Vec<ListedTimer>> {
         let timer = timers.last_mut()?;
         match key {
             "signal" => {
-                let (signal, told) = value.split_once('/')?;
-                (timer.signal, timer.value) = (signal.parse().ok()?, u64::from_str_radix(told, 16).ok()?);
+                let (signal, sigval) = value.split_once('/')?;
+                (timer.signal, timer.value) = (signal.parse().ok()?, u64::from_str_radix(sigval, 16).ok()?);
             }
             "notify" => {
-                let (way, whom) = value.split_once('/')?;
-                timer.signal = if way == "none" { 0 } else { timer.signal };
-                timer.tid = whom.strip_prefix("tid.").map_or(Some(0), |tid| tid.parse().ok())?;
+                let (method, target) = value.split_once('/')?;
+                timer.signal = if method == "none" { 0 } else { timer.signal };
+                timer.tid = target.strip_prefix("tid.").map_or(Some(0), |tid| tid.parse().ok())?;
             }
             "ClockID" => {
                 let clock = value.trim().parse().ok()?;
@@ -138,19 +138,19 @@ pub(in crate::capture) async fn read_remaining(
     (leader, leader_id): (&StoppedThread, u32),
     listed: &[ListedTimer],
     inner_id: impl Fn(i32) -> Option<u32>,
-    (lifeline, mem, since): (&InjectionPages, &File, Instant),
+    (pages, mem, since): (&InjectionPages, &File, Instant),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let mut timers = Vec::with_capacity(listed.len());
     for some in listed.chunks(TIMERS_PER_SCRIPT) {
-        let (desk, passed_ns) = run_query_script((leader, leader_id), some, (lifeline, mem, since), injector).await?;
+        let (slot, passed_ns) = run_query_script((leader, leader_id), some, (pages, mem, since), injector).await?;
         for (index, timer) in some.iter().enumerate() {
             let changed = || CaptureError::Unstable { pid: leader.tid, what: format!("POSIX timer {}", timer.id) };
-            if script::result_of(&desk, index) != 0 {
+            if script::result_of(&slot, index) != 0 {
                 return Err(changed());
             }
             let tid = if timer.tid == 0 { 0 } else { inner_id(timer.tid).ok_or_else(changed)? };
-            let mut time = parse_time(&desk, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
+            let mut time = parse_time(&slot, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
             // The clocks of the child go on from when it was stopped; its processor time stood still with it.
             let goes_on = time.remaining_ns != 0 && timer.advances_in_pause();
             time.remaining_ns = if goes_on { time.remaining_ns.saturating_add(passed_ns) } else { time.remaining_ns };
@@ -165,27 +165,27 @@ pub(in crate::capture) async fn read_remaining(
 async fn run_query_script(
     (leader, leader_id): (&StoppedThread, u32),
     timers: &[ListedTimer],
-    (lifeline, mem, since): (&InjectionPages, &File, Instant),
+    (pages, mem, since): (&InjectionPages, &File, Instant),
     injector: &mut Injector<'_>,
 ) -> Result<(Vec<u8>, u64), CaptureError> {
     const TIMER_GETTIME: u64 = 224;
-    let answer = |index: usize| lifeline.slot_address(0) + (TIMER_ANSWERS_OFFSET + index * TIME_BYTES) as u64;
+    let answer = |index: usize| pages.slot_address(0) + (TIMER_ANSWERS_OFFSET + index * TIME_BYTES) as u64;
     let call = |(index, timer): (usize, &ListedTimer)| {
         InjectedCall::new("timer_gettime", TIMER_GETTIME, [u64::from(timer.id), answer(index)])
     };
     let calls: Vec<InjectedCall> = timers.iter().enumerate().map(call).collect();
     let failed = |operation| CaptureError::tracing(operation, leader.tid);
-    let script = script::encode(&calls, (leader_id, leader_id), lifeline.end_signal());
-    let before = lifeline.save_slots(mem).map_err(failed("read the calls of"))?;
-    mem.write_all_at(&script, lifeline.slot_address(0)).map_err(failed("write the calls of"))?;
-    let running = lifeline.script_of(0, leader.tid, calls.len());
+    let script = script::encode(&calls, (leader_id, leader_id), pages.end_signal());
+    let before = pages.save_slots(mem).map_err(failed("read the calls of"))?;
+    mem.write_all_at(&script, pages.slot_address(0)).map_err(failed("write the calls of"))?;
+    let running = pages.script_of(0, leader.tid, calls.len());
     let passed_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
     injector.start_script(&running, &leader.registers)?;
     injector.wait_scripts(&mut vec![running], |_| true).await?;
-    let mut desk = vec![0; SLOTS_BYTES_MIN as usize];
-    mem.read_exact_at(&mut desk, lifeline.slot_address(0)).map_err(failed("read the answers of"))?;
-    lifeline.restore_slots(&before, mem).map_err(failed("write the calls of"))?;
-    Ok((desk, passed_ns))
+    let mut slot = vec![0; SLOTS_BYTES_MIN as usize];
+    mem.read_exact_at(&mut slot, pages.slot_address(0)).map_err(failed("read the answers of"))?;
+    pages.restore_slots(&before, mem).map_err(failed("write the calls of"))?;
+    Ok((slot, passed_ns))
 }
 
 /// An interval timer that runs, or has gone off and will again when its signal is taken. `bytes` hold `struct itimerval` at

@@ -1,5 +1,5 @@
-//! Where the paths of a tree begin: where the kernel's do, at the root of its mount namespace, as its children's do at that of their
-//! container. Who has taken a directory for its own root (chroot(2)) has a path of that from there.
+//! The root from which the paths of a tree resolve: the root of its mount namespace. Paths of children resolve from the
+//! root of their container. A process with another root (chroot(2)) has the path of that directory from there.
 
 use std::fs;
 use std::io;
@@ -69,9 +69,9 @@ impl TreeRoot {
 /// was removed is carried.
 pub(in crate::capture) fn refuse_current_directory(pid: i32) -> Option<Refusal> {
     let refuse = |reason: String| Some(Refusal::new(format!("pid {pid}, current directory"), reason));
-    let place = format!("/proc/{pid}/cwd");
-    let path = fs::read_link(&place).ok()?;
-    let found = statx(CWD, &place, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()?;
+    let link = format!("/proc/{pid}/cwd");
+    let path = fs::read_link(&link).ok()?;
+    let found = statx(CWD, &link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()?;
     if found.stx_nlink == 0 {
         return None;
     }

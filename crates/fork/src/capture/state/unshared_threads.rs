@@ -1,5 +1,5 @@
-//! Threads that are not quite of their process: with descriptors, with root and current directory, or in namespaces of their own
-//! (unshare(2), setns(2)). A child's threads have all of that in common, so that such a process is refused.
+//! Refuses processes whose threads have their own descriptors, root and current directory, or namespaces
+//! (unshare(2), setns(2)). The threads of a child share all of these.
 
 use std::fs;
 use std::path::PathBuf;

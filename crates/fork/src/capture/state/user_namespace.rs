@@ -1,5 +1,5 @@
-//! Whose users a process has. In a user namespace of its own it has others than the node: who is root there is somebody without rights here,
-//! and what it may do (capabilities(7)) holds there alone. A child, which has the node's users, would have come by such rights.
+//! Refuses a process in another user namespace than the node's. Its users are others: its root has no rights here, and
+//! its capabilities(7) hold only there. A child has the node's users, so it would gain such rights.
 
 use std::fs;
 use std::io;

@@ -1,16 +1,8 @@
-//! When a thread has entered the system call that it sleeps in.
+//! Computes when a thread entered the system call that it sleeps in.
 //!
-//! The kernel does not show it. It shows when a thread was last on a processor, by the clock that the scheduler has for that processor:
-//! the thread has entered the call then, or has been woken in it since, for nothing. So a wait may be taken for younger than
-//! it is, and never for older.
-//!
-//! ```text
-//!  enters A ─ sleeps ── look ── told to stop ─ woken ─ runs ─ stands         in A: woken by the stop
-//!  enters A ─ sleeps ── look ─ woken ─ leaves A, enters B ─ told ─ stands    in B, which shows the same registers
-//! ```
-//!
-//! The two differ in when the thread was woken alone: that is the time of its last context switch, less what it has run and waited for a
-//! processor since the look (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
+//! The kernel does not show that time. It shows when the thread was last on a CPU, by that CPU's scheduler clock: the
+//! thread entered the call then, or had a spurious wake-up in it since. So a wait may appear younger than it is, never
+//! older. `interrupted_calls` and the call timer use this module.
 
 use std::collections::BTreeMap;
 
@@ -45,6 +37,11 @@ struct SwitchOut {
     time: SchedStat,
 }
 
+//  enters A ─ sleeps ── observe ── interrupt ─ woken ─ runs ─ stops              in A: woken by the stop
+//  enters A ─ sleeps ── observe ─ woken ─ leaves A, enters B ─ interrupt ─ stops in B, which shows the same registers
+//
+// Only the time of the wake-up distinguishes these. It is the time of the last context switch, less the time that the
+// thread ran and waited for a CPU since `observe` (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
 /// The same of a thread that now stands where it was seen.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoppedCall {

@@ -1,4 +1,4 @@
-//! Time limits of system calls that a stop may interrupt (signal(7)): where each is, and what the call gives when it is over.
+//! Time limits of system calls that a stop may interrupt (signal(7)): where each is stored, and the result on expiry.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use farfork_sys::process::ProcStatus;
 use farfork_sys::process_memory::read_process;
 use farfork_sys::ptrace::Registers;
+use farfork_sys::socket_abi::{SO_DOMAIN, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET};
 use farfork_sys::{pidfd, socket};
 use rustix::io::Errno;
 
@@ -14,10 +15,6 @@ use super::restart;
 /// Nanoseconds of a second.
 const NS_PER_S: u64 = 1_000_000_000;
 
-pub(super) const SOL_SOCKET: u32 = 1;
-pub(super) const SO_RCVTIMEO: u32 = 20;
-pub(super) const SO_SNDTIMEO: u32 = 21;
-const SO_DOMAIN: u32 = 39;
 const AF_UNIX: i32 = 1;
 
 /// Where a call's time limit is.
@@ -58,7 +55,7 @@ impl LimitedCall {
         let timespec = |address: u64| (address != 0).then_some(LimitLocation::Timespec(address));
         let milliseconds =
             |value: u64| (value as i32 >= 0).then_some(LimitLocation::Milliseconds(value & u64::from(u32::MAX)));
-        let place = match number {
+        let location = match number {
             // epoll_wait, epoll_pwait; epoll_pwait2, semtimedop.
             232 | 281 => milliseconds(fourth),
             441 | 220 => timespec(fourth),
@@ -78,7 +75,7 @@ impl LimitedCall {
             1 | 20 | 40 | 42 | 44 | 46 | 307 => Some(LimitLocation::Socket { fd: first, option: SO_SNDTIMEO }),
             _ => None,
         };
-        place.map(|place| Self { number, location: place })
+        location.map(|location| Self { number, location })
     }
 
     /// That of a thread's registers.

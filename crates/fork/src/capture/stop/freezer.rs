@@ -1,5 +1,5 @@
-//! Whether a control group's freezer holds a process: a frozen task never reaches a ptrace stop (v1), or freezes again
-//! before it executes anything (v2).
+//! Detects whether a control group's freezer holds a process. A frozen task never reaches a ptrace stop (v1), or
+//! freezes again before it executes anything (v2).
 
 use std::fs;
 use std::io;

@@ -1,18 +1,18 @@
-//! Calls whose wait a prepare does not keep exactly, as a look at a running thread shows them: `farfork check` names them before a prepare.
-//! The kernel does not show how much a call has moved so far, so neither is its result known.
+//! Notes on running threads in calls whose waits a prepare does not keep exactly. `farfork check` prints them.
+//! The kernel does not show how much a call has transferred so far, so its result is not known either.
 
 use std::os::fd::AsFd;
 
 use farfork_sys::process::SystemCall;
 use farfork_sys::socket;
+use farfork_sys::socket_abi::{SO_RCVTIMEO, SO_SNDTIMEO, SO_TYPE, SOL_SOCKET};
 use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
 
-use super::call_timeouts::{SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, duplicate_fd, read_socket_timeout};
+use super::call_timeouts::{duplicate_fd, read_socket_timeout};
 
 /// A person reads no more of them.
 const THREADS_MAX: usize = 8;
 
-const SO_TYPE: u32 = 3;
 const SOCK_STREAM: i32 = 1;
 
 /// What keeps a wait from being kept.

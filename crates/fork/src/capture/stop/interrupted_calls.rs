@@ -1,13 +1,8 @@
 //! System calls with a time limit that a stop has interrupted, and how much of their time is left.
 //!
-//! ```text
-//!  look ─ the process runs ─▶ note ─ at each stop ─▶ settle ─ the process runs again
-//!  where each thread sleeps    which call it is in    when it entered, what is left ─▶ call timer, descriptor
-//! ```
-//!
-//! A call that the kernel restarts with its whole limit has a mark ([`CallMark`]); the [call timer](crate::call_timer) ends it when
-//! its time is over. A record across captures keeps the end of each, so that interruptions do not add up.
-//! All of this is of the thread that traces: what it has noted is its own.
+//! A call that the kernel restarts with its whole limit has a mark (`CallMark`), and the call timer ends it in time.
+//! A record across captures (`CALL_ENDS`) keeps the end of each call, so that interruptions do not add up.
+//! All other state here is local to the tracing thread.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -47,10 +42,13 @@ struct InterruptedCall {
     stopped_at_ns: u64,
 }
 
+//  observe_process ─ the process runs ─▶ record_interrupted, at each stop ─▶ schedule_call_timeouts ─ the process runs again
+//  where each thread sleeps              the call that it is in              when it entered the call, and the time
+//                                                                            left ─▶ call timer, descriptor
 thread_local! {
     /// Threads as they looked before they were stopped.
     static SEEN: RefCell<BTreeMap<i32, SleepingCall>> = const { RefCell::new(BTreeMap::new()) };
-    /// Calls that were interrupted and have not been settled.
+    /// Calls that were interrupted and have no timeout scheduled yet.
     static INTERRUPTED: RefCell<Vec<InterruptedCall>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -103,14 +101,14 @@ pub(in crate::capture) fn record_interrupted(tid: i32, before: &Registers, resta
 }
 
 /// Has the call timer end calls that go on, when their time is over; gives what each had left when it was stopped, by thread.
-pub(in crate::capture) fn settle_calls() -> BTreeMap<i32, RestartableCall> {
+pub(in crate::capture) fn schedule_call_timeouts() -> BTreeMap<i32, RestartableCall> {
     SEEN.with_borrow_mut(BTreeMap::clear);
     let (all, mut clocks) = (INTERRUPTED.take(), ProcessorClocks::default());
-    all.into_iter().filter_map(|one| Some((one.tid, one.settle(&mut clocks)?))).collect()
+    all.into_iter().filter_map(|one| Some((one.tid, one.schedule_timeout(&mut clocks)?))).collect()
 }
 
 impl InterruptedCall {
-    fn settle(self, clocks: &mut ProcessorClocks) -> Option<RestartableCall> {
+    fn schedule_timeout(self, clocks: &mut ProcessorClocks) -> Option<RestartableCall> {
         let TimeLimit { limit, result } = self.limit.or_else(|| self.call.read_limit(self.tid))?;
         let limit_ns = u64::try_from(limit.as_nanos()).ok()?;
         let end_ns = self.remembered_end().unwrap_or_else(|| {

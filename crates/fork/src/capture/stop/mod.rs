@@ -1,7 +1,7 @@
-//! Stopping every thread of a process, or saying why that cannot be.
+//! Stops every thread of a process, or explains why that fails.
 //!
-//! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
-//! ones stand. What has not stopped cannot be let go either: that takes the end of the tracing thread.
+//! A thread is seized, then interrupted. The list of threads is read again until it holds no new one while all known
+//! threads are stopped. A thread that did not stop cannot be detached either: that takes the end of the tracing thread.
 
 pub(crate) mod call_entry;
 pub(crate) mod call_timeouts;
@@ -117,11 +117,11 @@ pub(super) fn finish_stop(
     deadline: &Deadline,
     pending_stops: &mut PendingStops,
 ) -> Result<Vec<i32>, CaptureError> {
-    let mut standing: Vec<i32> = Vec::new();
+    let mut stopped: Vec<i32> = Vec::new();
     let mut ended: Vec<i32> = Vec::new();
     let mut all = list_threads(pid)?;
     loop {
-        let is_new = |tid: &i32| !standing.contains(tid) && !ended.contains(tid);
+        let is_new = |tid: &i32| !stopped.contains(tid) && !ended.contains(tid);
         let new: Vec<i32> = all.into_iter().filter(is_new).collect();
         if new.is_empty() {
             break;
@@ -129,7 +129,7 @@ pub(super) fn finish_stop(
         let (mut awaited, mut seized) = (Vec::with_capacity(new.len()), Vec::with_capacity(new.len()));
         for tid in new {
             match pending_stops.remove(tid) {
-                Some(StopProgress::Stopped) => standing.push(tid),
+                Some(StopProgress::Stopped) => stopped.push(tid),
                 Some(StopProgress::Interrupted) => awaited.push(tid),
                 None if seize_thread(pid, tid)? => seized.push(tid),
                 None => ended.push(tid),
@@ -140,16 +140,16 @@ pub(super) fn finish_stop(
             let _ = interrupt_thread(*tid);
         }
         awaited.append(&mut seized);
-        wait_stops(pid, awaited, deadline, (&mut standing, &mut ended), pending_stops)?;
+        wait_stops(pid, awaited, deadline, (&mut stopped, &mut ended), pending_stops)?;
         // Who stands makes no other: where the kernel counts as many, there is none.
-        if process::thread_count(pid).is_ok_and(|count| count == standing.len()) {
+        if process::thread_count(pid).is_ok_and(|count| count == stopped.len()) {
             break;
         }
         all = list_proc_threads(pid)?;
     }
     // The leader first, as everywhere.
-    standing.sort_unstable_by_key(|tid| (*tid != pid, *tid));
-    Ok(standing)
+    stopped.sort_unstable_by_key(|tid| (*tid != pid, *tid));
+    Ok(stopped)
 }
 
 /// The threads of a process; one needs no list.
@@ -200,7 +200,7 @@ fn wait_stops(
     pid: i32,
     mut awaited: Vec<i32>,
     deadline: &Deadline,
-    (standing, ended): (&mut Vec<i32>, &mut Vec<i32>),
+    (stopped, ended): (&mut Vec<i32>, &mut Vec<i32>),
     pending_stops: &mut PendingStops,
 ) -> Result<(), CaptureError> {
     while !awaited.is_empty() {
@@ -214,7 +214,7 @@ fn wait_stops(
             Err(WaitError::TimedOut) => return Err(not_stopped_error(pid, awaited[0], deadline)),
             Err(WaitError::NoTracee) => return Err(CaptureError::ProcessGone { pid }),
         };
-        if !awaited.contains(&tid) && !standing.contains(&tid) {
+        if !awaited.contains(&tid) && !stopped.contains(&tid) {
             pending_stops.record_report(tid, report);
         }
         match report {
@@ -223,7 +223,7 @@ fn wait_stops(
             TraceeEvent::Ended => {
                 let _ = ptrace::reap(tid);
                 awaited.retain(|other| *other != tid);
-                standing.retain(|other| *other != tid);
+                stopped.retain(|other| *other != tid);
                 ended.push(tid);
             }
             TraceeEvent::Stopped { event: EVENT_STOP, .. } => {
@@ -231,7 +231,7 @@ fn wait_stops(
                 if awaited.contains(&tid) {
                     mark_interrupted_call(tid);
                     awaited.retain(|other| *other != tid);
-                    standing.push(tid);
+                    stopped.push(tid);
                 }
             }
             // A signal came first: it is delivered, and the stop follows.
@@ -250,9 +250,9 @@ fn not_stopped_error(pid: i32, tid: i32, deadline: &Deadline) -> CaptureError {
     } else if vfork::is_in_vfork(tid) {
         "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has".to_owned()
     } else if state == "D" {
-        let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+        let wait_channel = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
         format!(
-            "it is in uninterruptible sleep (state D, in `{place}`), mostly for a disk or a network file system; try again later"
+            "it is in uninterruptible sleep (state D, in `{wait_channel}`), mostly for a disk or a network file system; try again later"
         )
     } else {
         format!("it is in state {state}; is the machine overloaded? try again")

@@ -1,5 +1,5 @@
-//! Questions that only a stopped process itself can ask the kernel: system calls that read, made in its threads one after the
-//! other, in pages that are mapped for it as for a capture.
+//! Queries that only a stopped process itself can make: read-only system calls, in one thread after the other.
+//! The calls run in pages that are mapped for them, as for a capture. The differ calls `StoppedProcess::run_queries`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -131,8 +131,8 @@ impl QuerySession<'_> {
         let rescued = (self.frame, self.mem);
         let entered = sigreturn_frame::arm_leader(leader, end, rescued);
         let mapped = entered.and_then(|()| {
-            let room = InjectionLayout::for_threads(self.extended_states);
-            run_ready(InjectionPages::map(self.snapshot, room, end, rescued, injector))
+            let layout = InjectionLayout::for_threads(self.extended_states);
+            run_ready(InjectionPages::map(self.snapshot, layout, end, rescued, injector))
         });
         let answers = mapped.and_then(|injection_pages| {
             let answers = self.query_threads(who, questions, &inner_ids, (&injection_pages, injector));
@@ -152,9 +152,9 @@ impl QuerySession<'_> {
         (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
         // Code, and the frames that lead home.
-        let tasks: Vec<ThreadScript> =
+        let scripts: Vec<ThreadScript> =
             inner_ids.iter().map(|id| ThreadScript { calls: Vec::new(), inner_id: *id }).collect();
-        injection_pages.write(self.snapshot, self.extended_states, &tasks, self.mem)?;
+        injection_pages.write(self.snapshot, self.extended_states, &scripts, self.mem)?;
         let count = if who == QueryThreads::MainThread { 1 } else { inner_ids.len() };
         let mut all = vec![Vec::with_capacity(questions.len()); count];
         for (index, answers) in all.iter_mut().enumerate() {
@@ -173,17 +173,17 @@ impl QuerySession<'_> {
         inner_ids: &[u32],
         (injection_pages, injector): (&InjectionPages, &mut Injector<'_>),
     ) -> Result<Vec<QueryResult>, CaptureError> {
-        let (thread, desk) = (&self.snapshot.threads[index], injection_pages.slot_address(0));
+        let (thread, slot_address) = (&self.snapshot.threads[index], injection_pages.slot_address(0));
         let answers_at = ((questions.len() + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
         let calls: Vec<InjectedCall> = questions
             .iter()
             .zip(0..)
-            .map(|(one, at)| injected_call(one, desk + answers_at + at * RESULT_BUFFER_BYTES))
+            .map(|(one, at)| injected_call(one, slot_address + answers_at + at * RESULT_BUFFER_BYTES))
             .collect();
         let mut bytes = script::encode(&calls, (inner_ids[0], inner_ids[index]), injection_pages.end_signal());
         bytes.resize(answers_at as usize + questions.len() * RESULT_BUFFER_BYTES as usize, 0);
         let failed = |operation| CaptureError::tracing(operation, thread.tid);
-        self.mem.write_all_at(&bytes, desk).map_err(failed("write the calls of"))?;
+        self.mem.write_all_at(&bytes, slot_address).map_err(failed("write the calls of"))?;
         let running = injection_pages.script_in_first_slot(index, thread.tid, calls.len());
         injector.point_to_script(&running, &thread.registers)?;
         thread.block_signals(injection_pages.end_signal())?;
@@ -192,7 +192,7 @@ impl QuerySession<'_> {
         }
         injector.resume(&running)?;
         run_ready(injector.wait_scripts(&mut vec![running], |_| true))?;
-        self.mem.read_exact_at(&mut bytes, desk).map_err(failed("read the answers of"))?;
+        self.mem.read_exact_at(&mut bytes, slot_address).map_err(failed("read the answers of"))?;
         let answer = |at: usize| {
             let start = answers_at as usize + at * RESULT_BUFFER_BYTES as usize;
             let answer = bytes[start..start + RESULT_BUFFER_BYTES as usize].to_vec();

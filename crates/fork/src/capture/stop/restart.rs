@@ -1,4 +1,4 @@
-//! What becomes of a system call that the stop interrupted, and of a restartable sequence: pure rules on registers.
+//! Rules for a system call or restartable sequence that the stop interrupted. Pure: they map registers to registers.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

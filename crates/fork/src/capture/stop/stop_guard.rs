@@ -1,6 +1,6 @@
-//! A process that stands still, and how it goes on.
+//! A stopped process, and how it resumes.
 //!
-//! [`Stopped`] owns the stop: dropping it puts registers and signal masks back and lets go, whatever went wrong.
+//! `StopGuard` owns the stop: dropping it restores registers and signal masks and detaches, whatever failed.
 
 use std::io;
 use std::thread;
@@ -146,14 +146,14 @@ fn is_own_child(pid: i32) -> bool {
 /// Threads that were killed while they stood still cannot be let go. Their ends must be taken: whoever waits for the process
 /// hears nothing of its end before, and this thread may live as long as a seed.
 fn reap_killed(mut killed: Vec<i32>) {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     loop {
         // Who is no tracee any more was taken, or has been let go after all.
         killed.retain(|tid| matches!(ptrace::reap(*tid), Ok(false)));
         if killed.is_empty() {
             return;
         }
-        if begun.elapsed() > END_LIMIT {
+        if started_at.elapsed() > END_LIMIT {
             return tracing::warn!(
                 "threads {killed:?} were killed in their capture and have not ended within {END_LIMIT:?}"
             );

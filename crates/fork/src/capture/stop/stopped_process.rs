@@ -1,4 +1,4 @@
-//! A process that stands still for somebody to look at it, and then goes on as it was.
+//! A process that is stopped for inspection and then resumes unchanged. Core files and the differ use it.
 
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ use crate::capture::tracer::trace_lock::TraceLock;
 pub struct StoppedProcess {
     pub(super) stopped: StopGuard,
     /// Behind the stop, which is over first.
-    _settlement: CallSettlement,
+    _call_timeouts: CallTimeoutGuard,
     _lock: TraceLock,
 }
 
 /// Settles interrupted calls when it is dropped.
 #[derive(Debug)]
-struct CallSettlement;
+struct CallTimeoutGuard;
 
-impl Drop for CallSettlement {
+impl Drop for CallTimeoutGuard {
     fn drop(&mut self) {
-        interrupted_calls::settle_calls();
+        interrupted_calls::schedule_call_timeouts();
     }
 }
 
@@ -39,9 +39,9 @@ impl StoppedProcess {
         let trace_lock = TraceLock::acquire(pid, limit).ok_or(CaptureError::ProcessGone { pid })?;
         let deadline = Deadline::after(limit);
         interrupted_calls::observe_process(pid);
-        let settlement = CallSettlement;
+        let call_timeouts = CallTimeoutGuard;
         let threads = stop_threads(pid, &deadline)?;
-        Ok(Self { stopped: StopGuard::new(pid, &threads)?, _settlement: settlement, _lock: trace_lock })
+        Ok(Self { stopped: StopGuard::new(pid, &threads)?, _call_timeouts: call_timeouts, _lock: trace_lock })
     }
 
     /// Its threads, the main one first.

@@ -1,7 +1,7 @@
-//! Threads that another process traces. A thread has at most one tracer (ptrace(2)), so a capture waits for the tracer or fails.
+//! Threads that another process traces. A thread has at most one tracer (ptrace(2)): a capture waits for it, or fails.
 //!
-//! Most tracers let go within a moment: the call timer when it has looked, the tracer of another capture when its process is
-//! paused no more, one that was killed when the kernel has taken it down. A debugger stays.
+//! Most tracers detach within a moment: the call timer after its check, the tracer of another capture after its pause,
+//! and a killed tracer when the kernel has torn it down. A debugger stays.
 
 use std::io;
 use std::thread;
@@ -24,11 +24,11 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 /// # Errors
 /// As `PTRACE_SEIZE` of ptrace(2): EPERM where the tracer stays.
 pub(super) fn seize(tid: i32) -> io::Result<()> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     loop {
         let seized = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD);
         let is_traced = seized.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
-        if !is_traced || begun.elapsed() >= LET_GO_LIMIT || ProcStatus::read(tid).is_err() {
+        if !is_traced || started_at.elapsed() >= LET_GO_LIMIT || ProcStatus::read(tid).is_err() {
             return seized;
         }
         thread::sleep(LOOK_INTERVAL);
@@ -38,10 +38,10 @@ pub(super) fn seize(tid: i32) -> io::Result<()> {
 /// Returns the tracer of a thread if it stays: not the calling thread, not the call timer, and not released within the limit.
 pub(in crate::capture) fn staying(tid: i32, seen: &ProcStatus) -> Option<i32> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let mut tracer = seen.tracer;
     while tracer != 0 && tracer != own && !is_call_timer(tracer) {
-        if begun.elapsed() >= LET_GO_LIMIT {
+        if started_at.elapsed() >= LET_GO_LIMIT {
             return Some(tracer);
         }
         thread::sleep(LOOK_INTERVAL);
@@ -82,10 +82,10 @@ mod tests {
 
     /// Traces a process until this returns.
     fn trace_while(tid: i32, wait: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
-        let (told, traced) = mpsc::channel();
+        let (report, traced) = mpsc::channel();
         let tracer = thread::spawn(move || {
             ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD).unwrap();
-            told.send(()).unwrap();
+            report.send(()).unwrap();
             wait();
         });
         traced.recv().unwrap();

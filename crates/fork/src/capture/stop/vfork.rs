@@ -1,5 +1,5 @@
-//! Threads in vfork(2): they sleep in the kernel, where they cannot be stopped, until a child that has their memory begins another
-//! program or ends.
+//! Threads in vfork(2). They sleep in the kernel and cannot be stopped until the child that shares their memory calls
+//! execve(2) or ends.
 
 use std::fs;
 use std::thread;

@@ -1,4 +1,4 @@
-//! The clone that the leader makes in the pause; a second one where the first lacks what the process keeps from fork(2).
+//! The clone that the leader makes in the pause, and a second one if the first lacks MADV_DONTFORK memory.
 
 use std::ops::Range;
 
@@ -40,26 +40,27 @@ impl CloneOutcome {
 
     /// The clone that the leader made with the last call of its task, and another where that lacks something.
     pub(in crate::capture) async fn finish_clone(
-        (task, script): (&ThreadScript, &[u8]),
+        (script_of_leader, script): (&ThreadScript, &[u8]),
         leader: &StoppedThread,
         prepared: &mut PreparedProcess,
         injection_pages: &InjectionPages,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let last = task.calls.len() - 1;
-        let inner_pid = task.calls[last].check_result(prepared.survey.pid, script::result_of(script, last))?;
+        let last = script_of_leader.calls.len() - 1;
+        let inner_pid =
+            script_of_leader.calls[last].check_result(prepared.survey.pid, script::result_of(script, last))?;
         let first = adopt_clone(inner_pid, &prepared.survey, injector).await?;
-        let mut born = Self::without_dontfork(Some(first));
-        born.address_space = find_address_space(prepared, injection_pages);
-        born.dontfork_ranges = match address_space_bytes(leader.tid) {
+        let mut outcome = Self::without_dontfork(Some(first));
+        outcome.address_space = find_address_space(prepared, injection_pages);
+        outcome.dontfork_ranges = match address_space_bytes(leader.tid) {
             Ok(mapped) => {
-                let unforked = born.clone_again((leader, mapped), prepared, injection_pages, injector).await;
-                let replaced = born.replace_hugetlb((mapped, injection_pages), prepared, injector).await;
-                unforked.and_then(|areas| replaced.map(|()| areas))
+                let ranges = outcome.clone_again((leader, mapped), prepared, injection_pages, injector).await;
+                let replaced = outcome.replace_hugetlb((mapped, injection_pages), prepared, injector).await;
+                ranges.and_then(|areas| replaced.map(|()| areas))
             }
             Err(error) => Err(error),
         };
-        Ok(born)
+        Ok(outcome)
     }
 
     /// Makes the second clone, where it takes one: what it has that the first lacks.
@@ -71,31 +72,31 @@ impl CloneOutcome {
         injector: &mut Injector<'_>,
     ) -> Result<Vec<Range<u64>>, CaptureError> {
         let Some(first) = &self.clone else { return Ok(Vec::new()) };
-        let Some(unforked) = DontforkMemory::find((leader.tid, mapped_bytes), first.pid)? else {
+        let Some(dontfork_memory) = DontforkMemory::find((leader.tid, mapped_bytes), first.pid)? else {
             return Ok(Vec::new());
         };
         if let (Some(search), Ok(Some(space))) = (&mut prepared.template_search, &self.address_space) {
             search.skip_address_space(*space);
         }
-        let whose = (leader, prepared.survey.inner_id());
-        let made = unforked.clone_again(whose, (injection_pages, &prepared.mem), injector);
+        let leader = (leader, prepared.survey.inner_id());
+        let made = dontfork_memory.clone_again(leader, (injection_pages, &prepared.mem), injector);
         let second = phase!(await "prepare.again", made)?;
         let clone = adopt_clone(second.inner_pid, &prepared.survey, injector).await?;
         self.discarded = self.clone.replace(clone);
         self.saved_slots = Some(second.saved_slots);
         self.address_space = find_address_space(prepared, injection_pages);
-        second.remark_result.map(|()| unforked.ranges)
+        second.remark_result.map(|()| dontfork_memory.ranges)
     }
 
     /// What no clone may keep is replaced in all there are, whatever came of making them.
     async fn replace_hugetlb(
         &self,
-        (mapped_bytes, lifeline): (u64, &InjectionPages),
+        (mapped_bytes, pages): (u64, &InjectionPages),
         prepared: &PreparedProcess,
         injector: &mut Injector<'_>,
     ) -> Result<(), CaptureError> {
         let Some(clone) = &self.clone else { return Ok(()) };
-        let (mapped, clones) = ((mapped_bytes, lifeline.mapped_range()), (clone, self.discarded.as_ref()));
+        let (mapped, clones) = ((mapped_bytes, pages.mapped_range()), (clone, self.discarded.as_ref()));
         phase!(await "prepare.huge", hugetlb::replace_hugetlb((&prepared.survey, &prepared.mem), mapped, clones, injector))
     }
 }

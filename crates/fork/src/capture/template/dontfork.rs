@@ -1,15 +1,8 @@
-//! What a process keeps from fork(2) by MADV_DONTFORK, and a seed has all the same: it is a copy of the process, and a program
-//! such as Node.js, whose heap is marked so, is nothing without (decision 014).
+//! MADV_DONTFORK memory. fork(2) leaves it out, but a seed, as a copy of the process, has it (decision 014).
 //!
-//! A clone that lacks something is smaller than the process, which the kernel tells at once. Only then are the two maps
-//! compared; what the clone lacks is what is marked, for both stand. The leader clones itself once more, within one script:
-//!
-//! ```text
-//!  madvise(MADV_DOFORK) of each run ─ clone ─ madvise(MADV_DONTFORK) of each run
-//! ```
-//!
-//! If we die, it runs the script to its end, and has its marks as before. Where the kernel allows no MADV_DOFORK (what a driver
-//! maps), an area stays absent.
+//! A program such as Node.js, whose heap is marked so, cannot run without it. A clone that lacks memory is smaller than
+//! the process, which the kernel shows at once. Only then are the two maps compared, and the leader clones itself
+//! again. If the kernel forbids MADV_DOFORK (mappings of drivers), a mapping stays absent.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -79,25 +72,28 @@ impl DontforkMemory {
     pub(in crate::capture) async fn clone_again(
         &self,
         (leader, leader_id): (&StoppedThread, u32),
-        (lifeline, mem): (&InjectionPages, &File),
+        (pages, mem): (&InjectionPages, &File),
         injector: &mut Injector<'_>,
     ) -> Result<SecondClone, CaptureError> {
         let calls = self.script_calls();
         let failed = |operation| CaptureError::tracing(operation, leader.tid);
-        let script = script::encode(&calls, (leader_id, leader_id), lifeline.end_signal());
-        let desks_before = lifeline.save_slots(mem).map_err(failed("read the calls of"))?;
-        mem.write_all_at(&script, lifeline.slot_address(0)).map_err(failed("write the calls of"))?;
-        let mut running = vec![lifeline.script_of(0, leader.tid, calls.len())];
+        let script = script::encode(&calls, (leader_id, leader_id), pages.end_signal());
+        let saved_slots = pages.save_slots(mem).map_err(failed("read the calls of"))?;
+        mem.write_all_at(&script, pages.slot_address(0)).map_err(failed("write the calls of"))?;
+        let mut running = vec![pages.script_of(0, leader.tid, calls.len())];
         injector.start_script(&running[0], &leader.registers)?;
         injector.wait_scripts(&mut running, |_| true).await?;
-        let mut desk = vec![0; calls.len() * ENTRY_BYTES];
-        mem.read_exact_at(&mut desk, lifeline.slot_address(0)).map_err(failed("read the calls of"))?;
-        lifeline.restore_slots(&desks_before, mem).map_err(failed("write the calls of"))?;
-        let (at, marked) = (self.runs.len(), self.check_marks(leader.tid, &calls, &desk));
-        let inner_pid = calls[at].check_result(leader.tid, script::result_of(&desk, at))?;
-        Ok(SecondClone { inner_pid, remark_result: marked, saved_slots: desks_before })
+        let mut slot = vec![0; calls.len() * ENTRY_BYTES];
+        mem.read_exact_at(&mut slot, pages.slot_address(0)).map_err(failed("read the calls of"))?;
+        pages.restore_slots(&saved_slots, mem).map_err(failed("write the calls of"))?;
+        let (at, marked) = (self.runs.len(), self.check_marks(leader.tid, &calls, &slot));
+        let inner_pid = calls[at].check_result(leader.tid, script::result_of(&slot, at))?;
+        Ok(SecondClone { inner_pid, remark_result: marked, saved_slots })
     }
 
+    // One script, so that the leader has its marks as before even if the tracer dies: it runs the script to its end.
+    //
+    //  madvise(MADV_DOFORK) of each run ─ clone ─ madvise(MADV_DONTFORK) of each run
     fn script_calls(&self) -> Vec<InjectedCall> {
         const MADVISE: u64 = 28;
         const MADV_DONTFORK: u64 = 10;
@@ -113,9 +109,9 @@ impl DontforkMemory {
     }
 
     /// What was marked must be marked again. That an area cannot be handed down leaves it absent.
-    fn check_marks(&self, tid: i32, calls: &[InjectedCall], desk: &[u8]) -> Result<(), CaptureError> {
+    fn check_marks(&self, tid: i32, calls: &[InjectedCall], slot: &[u8]) -> Result<(), CaptureError> {
         for (index, run) in self.runs.iter().enumerate() {
-            let result = script::result_of(desk, self.runs.len() + 1 + index);
+            let result = script::result_of(slot, self.runs.len() + 1 + index);
             if !(run.has_holes && result == UNMAPPED_RESULT) {
                 calls[self.runs.len() + 1 + index].check_result(tid, result)?;
             }

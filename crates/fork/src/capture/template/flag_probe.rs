@@ -1,14 +1,7 @@
-//! The kernel's flags of a template's areas. They stand in `smaps` alone, which counts all pages of an area to print them:
-//! 20 ms a GiB, for which the first fork would wait. A process with the same areas and next to no pages tells the same in
-//! no time: a twin of the template, made while its large areas are marked to be wiped on fork, and ended at once.
+//! Reads the VmFlags of a template's mappings from a flag probe: a short-lived clone of the template.
 //!
-//! ```text
-//!  template   madvise(large area, MADV_WIPEONFORK) … ─ clone ─────────────────────────── wait4(twin)
-//!  twin                                                 └ born stopped ─ its smaps ─ killed
-//! ```
-//!
-//! The template keeps the marks: it is never forked again, and its pages stay. An area with pages cannot have had the mark
-//! in the parent, since fork(2) would have wiped it.
+//! Only `smaps` shows them, and to print them it counts all pages: 20 ms per GiB, for which the first fork would wait.
+//! The probe has the same mappings and almost no pages, since large mappings get MADV_WIPEONFORK before the clone.
 
 use std::fs::File;
 
@@ -28,6 +21,11 @@ use crate::capture::tracer::executor::run_ready;
 /// Most areas that are marked: what a script has room for. Others are few and small, or their pages are copied.
 pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 
+//  template   madvise(large mapping, MADV_WIPEONFORK) … ─ clone ────────────────────────── wait4(probe)
+//  probe                                                    └ starts stopped ─ its smaps ─ killed
+//
+// The template keeps the marks: it is never forked again, and its pages stay. A mapping with pages cannot have had the
+// mark in the parent, since fork(2) would have wiped it.
 /// The areas of `clone`, with their flags, of which those in `large` have the mark `wf`.
 ///
 /// # Errors
@@ -41,16 +39,16 @@ pub(in crate::capture) fn read_flags(
     let injection_target =
         InjectionTarget { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
     let calls: Vec<InjectedCall> = large.iter().map(|entry| wipe_on_fork_call(entry)).chain([clone_call()]).collect();
-    let desk = injection_target.run_script(&calls, injection_pages, injector)?;
-    let result = |index: usize| calls[index].check_result(clone.pid, script::result_of(&desk, index));
+    let slot = injection_target.run_script(&calls, injection_pages, injector)?;
+    let result = |index: usize| calls[index].check_result(clone.pid, script::result_of(&slot, index));
     let inner_id = result(large.len())?;
-    let twin = FlagProbe(run_ready(injector.wait_clone())?);
-    ptrace::set_options(twin.0, ptrace::OPTION_EXIT_KILL)
-        .map_err(CaptureError::tracing("set the options of", twin.0))?;
+    let probe = FlagProbe(run_ready(injector.wait_clone())?);
+    ptrace::set_options(probe.0, ptrace::OPTION_EXIT_KILL)
+        .map_err(CaptureError::tracing("set the options of", probe.0))?;
     // The marks are judged when the twin is sure to end.
     let marked: Result<Vec<u64>, _> = (0..large.len()).map(result).collect();
-    let areas = process::read_smaps(twin.0).map_err(CaptureError::reading(clone.pid, "the memory map"));
-    twin.kill_and_reap(injector.deadline());
+    let areas = process::read_smaps(probe.0).map_err(CaptureError::reading(clone.pid, "the memory map"));
+    probe.kill_and_reap(injector.deadline());
     run_ready(injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
     marked.and(areas)
 }

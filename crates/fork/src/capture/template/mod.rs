@@ -1,14 +1,9 @@
 //! The template: a copy-on-write clone of a stopped process that never runs.
 //!
-//! ```text
-//!  born ─▶ apart (own session) ─▶ without files ─▶ described ─▶ parked (OOM order, callback's cgroup) ─▶ killed, reaped
-//! ```
-//!
-//! It is cloned with CLONE_PTRACE: frozen from its first moment, traced by the thread that traces the parent; and with CLONE_FILES:
-//! a table of its own would hold the parent's files open, whatever the parent closes (see [`open`](crate::capture::files::open)). It has no
-//! exit signal: the parent's waitpid(-1) does not see it. Its stack pointer is where nothing is mapped and its signals
-//! are blocked: let go by a tracer that died, it would die at its first instruction. Dead, it stays a zombie of the
-//! parent until the parent waits for it: [`Template::end`] makes it do so, in a pause of its main thread alone.
+//! The parent's tracer traces it from its first moment (CLONE_PTRACE). If that tracer dies, the template dies at its
+//! first instruction: its stack pointer is unmapped, and its signals are blocked.
+//! It stays a zombie of the parent until the parent waits for it. `TemplateClone::kill` makes the parent do so, in a
+//! pause of its main thread alone.
 
 pub(super) mod cloning;
 pub(super) mod dontfork;
@@ -50,6 +45,11 @@ const CLONE: u64 = 56;
 const CLONE_FILES: u64 = 0x400;
 const CLONE_PTRACE: u64 = 0x2000;
 
+//  cloned ─▶ own session ─▶ own file table ─▶ described ─▶ parked (OOM score, callback's cgroup) ─▶ killed, reaped
+//
+// The clone shares the parent's descriptor table at first (CLONE_FILES): a table of its own would hold the parent's
+// files open, whatever the parent closes (see `files::tree_files`). It has no exit signal, so the parent's waitpid(-1)
+// does not see it.
 /// A clone that never runs. Dropping it ends it.
 #[derive(Debug)]
 pub(super) struct TemplateClone {
@@ -186,7 +186,7 @@ impl TemplateClone {
         }
         interrupted_calls::observe_thread(pid);
         let reaped = self.reap_in_stopped_parent(pid, &deadline);
-        interrupted_calls::settle_calls();
+        interrupted_calls::schedule_call_timeouts();
         reaped
     }
 

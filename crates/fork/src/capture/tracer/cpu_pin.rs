@@ -1,10 +1,7 @@
-//! The processor of the process that is captured: the tracer goes there where that saves waiting.
+//! Pins the tracer to the CPU of the captured process, where that saves waiting. `attempt` calls it.
 //!
-//! Tracer and process hand each other their turn half a dozen times. On one processor that takes 2 to 3 µs each time; on two it
-//! takes an interrupt from one to the other, 15 µs between those of a virtual machine, and more where that one sleeps. A
-//! process that asks itself has nothing else to do there. Any other one is joined where its processor is wanted by others: who is
-//! woken on one that another thread uses waits until that has had its time, 3 to 4 ms; on the tracer's own it has its turn as
-//! soon as the tracer, a real-time thread, sleeps.
+//! Tracer and process hand over to each other half a dozen times. That takes 2 to 3 µs each on one CPU, and 15 µs or
+//! more between two CPUs of a virtual machine.
 
 use std::time::Duration;
 
@@ -15,6 +12,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// A stop takes 20 to 60 µs; one that took longer than this has waited for a processor.
 const BUSY_STOP: Duration = Duration::from_micros(400);
 
+// Between two CPUs a hand-over takes an interrupt, and longer still if the other CPU sleeps. A process that requests
+// its own capture has no other use for its CPU, so the tracer always joins it. Any other process is joined only if its
+// CPU is busy: a thread woken on a CPU that another thread uses waits for the end of that thread's time slice, 3 to
+// 4 ms. On the tracer's CPU it runs as soon as the tracer, a real-time thread, sleeps.
 /// The calling thread is on one processor until this is dropped.
 #[derive(Debug)]
 pub(in crate::capture) struct CpuPin {

@@ -1,7 +1,7 @@
-//! Waiting for tracees, with a limit.
+//! Waits for tracees, with a time limit.
 //!
-//! A wait sleeps at once: a tracee is mostly woken on the CPU of the tracer, which must leave it first. (Looking for 20 µs
-//! before sleeping made a step of a tracee twice as long; yielding gave whole time slices to others on a busy machine.)
+//! A wait sleeps at once: a tracee is mostly woken on the tracer's CPU, which the tracer must leave first. Polling for
+//! 20 µs before made a step of a tracee twice as long. Yielding gave others whole time slices on a busy machine.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -1,14 +1,7 @@
-//! Several processes in one pause, with one tracer: each takes its way as if it were alone, and gives way to the others while
-//! its threads are at work.
+//! Runs the pauses of several processes in one tracer thread. Each pause is a future that awaits only reports.
 //!
-//! ```text
-//!             ┌─▶ way of process 1 ─ starts its threads ─ waits ┐
-//!  report ────┤   way of process 2 ─ · · ·                      ├─ none can go on ─ waitid(2) ─ report …
-//!             └─  way of process 3 ─ · · ·                      ┘
-//! ```
-//!
-//! A way is a future that awaits nothing but reports. What it waits for is its own process's; who has a report for a process that
-//! takes no way (any more) drops it: the process stands.
+//! `tree_pause` calls `PauseExecutor::run`. While the threads of one process work, the pauses of the others go on.
+//! Reports of a process that has no pause, or none any more, are dropped: its threads are stopped.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,6 +20,9 @@ type WaitResult = Result<(i32, TraceeEvent), WaitError>;
 /// The part of the pause that is one process's.
 pub(in crate::capture) type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
+//             ┌─▶ pause of process 1 ─ starts its threads ─ waits ┐
+//  report ────┤   pause of process 2 ─ · · ·                      ├─ none can go on ─ waitid(2) ─ report …
+//             └─  pause of process 3 ─ · · ·                      ┘
 /// Sorts the reports of a tree's threads.
 #[derive(Debug)]
 pub(in crate::capture) struct PauseExecutor<'a> {
@@ -62,25 +58,25 @@ impl<'a> PauseExecutor<'a> {
     }
 
     fn take_report(&self, pid: i32) -> Option<WaitResult> {
-        let mut arrived = self.reports.borrow_mut();
-        let at = arrived.iter().position(|(of, _)| *of == pid)?;
-        Some(arrived.remove(at).1)
+        let mut reports = self.reports.borrow_mut();
+        let at = reports.iter().position(|(of, _)| *of == pid)?;
+        Some(reports.remove(at).1)
     }
 
-    /// Has processes go their ways, each given by its id, and gives the outcomes in their order.
-    pub(in crate::capture) fn run<T>(&self, ways: Vec<(i32, BoxedFuture<'_, T>)>) -> Vec<T> {
+    /// Runs the pauses of processes, each given with its id, and returns the outcomes in their order.
+    pub(in crate::capture) fn run<T>(&self, pauses: Vec<(i32, BoxedFuture<'_, T>)>) -> Vec<T> {
         let mut context = Context::from_waker(Waker::noop());
-        let mut outcomes: Vec<Option<T>> = ways.iter().map(|_| None).collect();
+        let mut outcomes: Vec<Option<T>> = pauses.iter().map(|_| None).collect();
         let mut pending: Vec<(usize, i32, BoxedFuture<'_, T>)> =
-            ways.into_iter().enumerate().map(|(index, (pid, way))| (index, pid, way)).collect();
+            pauses.into_iter().enumerate().map(|(index, (pid, pause))| (index, pid, pause)).collect();
         // At first all go; then those that something has come for.
         let mut is_for: Option<i32> = None;
         loop {
-            pending.retain_mut(|(index, pid, way)| {
+            pending.retain_mut(|(index, pid, pause)| {
                 if is_for.is_some_and(|one| one != *pid) {
                     return true;
                 }
-                let Poll::Ready(outcome) = way.as_mut().poll(&mut context) else { return true };
+                let Poll::Ready(outcome) = pause.as_mut().poll(&mut context) else { return true };
                 outcomes[*index] = Some(outcome);
                 false
             });
@@ -94,9 +90,9 @@ impl<'a> PauseExecutor<'a> {
     /// Waits for one arrival. Gives the process that it is for; `None` where it is for all.
     fn wait_report(&self, pending: &[i32]) -> Option<i32> {
         let arrival = if self.is_single { self.deadline.wait_report() } else { self.deadline.poll_or_wait_report() };
-        let mut arrived = self.reports.borrow_mut();
+        let mut reports = self.reports.borrow_mut();
         let Ok((tid, report)) = arrival else {
-            arrived.extend(pending.iter().map(|pid| (*pid, arrival)));
+            reports.extend(pending.iter().map(|pid| (*pid, arrival)));
             return None;
         };
         let pid = self.process_of(tid, pending);
@@ -105,7 +101,7 @@ impl<'a> PauseExecutor<'a> {
             let _ = ptrace::reap(tid);
         }
         if pending.contains(&pid) {
-            arrived.push((pid, arrival));
+            reports.push((pid, arrival));
         }
         Some(pid)
     }

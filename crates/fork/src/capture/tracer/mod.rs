@@ -1,4 +1,4 @@
-//! The thread that traces: ptrace(2) ties a process to one thread, which captures it, waits for it, and owns its template.
+//! The tracer thread: ptrace(2) ties a process to one thread, which captures it, waits for it, and owns its template.
 
 pub(super) mod cpu_pin;
 pub(super) mod deadline;

@@ -1,13 +1,8 @@
-//! The thread that captures, and then owns the template until the seed is dropped: ptrace ties a tracee to a thread.
-//! Where a daemon keeps some ready, it is one of [`ready`](super::ready)'s.
+//! The tracer thread: captures a process, and then owns the template until the seed is dropped.
 //!
-//! ```text
-//!  start ── thread ─▶ attempt ── begun ─▶ describe ── completed ─▶ parked ◀── Template dropped ── end, reap ─▶ thread ends
-//!                      └─ error: thread ends, and with it the kernel lets go of whatever did not stop
-//! ```
-//!
-//! A template that ends by itself (that of a child's seed does with the child) is reaped at once, whoever still has the seed: the
-//! kernel ends no pid namespace, and so no child, before all in it are.
+//! ptrace(2) ties a tracee to one thread. If the daemon keeps threads ready, this is one of `thread_pool`. A template
+//! that ends by itself, as a child's does with the child, is reaped at once, although its seed may be in use: the
+//! kernel ends no pid namespace, and so no child, before all processes in it have ended.
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd as _;
@@ -183,10 +178,13 @@ pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) ->
     }
 }
 
+//  start ── thread ─▶ attempt ─ template_ready ─▶ describe ─ capture_completed ─▶ parked ◀─ Template dropped
+//                      │                                                            └─ kill, reap ─▶ thread ends
+//                      └─ error: thread ends, and with it the kernel releases whatever did not stop
 /// The life of an owner thread. `is_done` is called when nobody waits for the capture any more, nor for what follows its answer.
 pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     let CaptureJob { pid, mut options, phase, callbacks: mut observer } = job;
-    let (kept, keep) = match thread_pool::take_pipe() {
+    let (release_reader, release_writer) = match thread_pool::take_pipe() {
         Ok(ends) => ends,
         Err(error) => {
             observer.template_ready(Err(CaptureError::ThreadStart(error)));
@@ -198,94 +196,113 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     let attempt = || phase.in_scope(|| attempt::capture_tree(pid, &options));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
     drop(phase);
-    let CaptureAttempt { templates: mut held, processes: mut taken, shared, times } = match captured {
+    let CaptureAttempt { mut templates, mut processes, shared, times } = match captured {
         Ok(attempted) => attempted,
         Err(error) => {
-            interrupted_calls::settle_calls();
+            interrupted_calls::schedule_call_timeouts();
             drop(pause);
             observer.template_ready(Err(error));
             return is_done();
         }
     };
-    let ready_template = ReadyTemplate {
-        template_pid: held[0].pid(),
-        arguments: taken[0].arguments.clone(),
-        populated_bytes: shared.relations.with_own_memory(&taken).map(CapturedProcess::populated_bytes).sum(),
-        notes: attempt::collect_notes(&taken),
-        times,
-    };
+    let populated_bytes = shared.relations.with_own_memory(&processes).map(CapturedProcess::populated_bytes).sum();
+    let ready_template = ready_template(&templates, &processes, populated_bytes, times);
     // First of all: who hears that it has begun may wait for a thread of this process, or for a lock, and that may be killed meanwhile.
-    let left = interrupted_calls::settle_calls();
+    let left = interrupted_calls::schedule_call_timeouts();
     drop(pause);
     let is_wanted = observer.template_ready(Ok(ready_template));
-    let threads = taken.iter_mut().flat_map(|one| &mut one.snapshot.threads);
+    let threads = processes.iter_mut().flat_map(|one| &mut one.snapshot.threads);
     threads.for_each(|thread| thread.pending_call = left.get(&thread.tid).copied());
     if !is_wanted {
         is_done();
-        let all = held.into_iter().zip(&taken);
-        return all.for_each(|(held, captured_process)| {
-            held.abort(&captured_process.pages, captured_process.survey.syscall_address, None)
-        });
+        return abort_templates(templates, &processes);
     }
     let (ends_with_us, ended) = mpsc::channel();
-    let pids = held.iter().map(TemplateProcess::pid).collect();
-    let template =
-        Template { pids, owner: thread::current().id(), release_pipe: Some(keep), owner_ended: Mutex::new(ended) };
+    let pids = templates.iter().map(TemplateProcess::pid).collect();
+    let template = Template {
+        pids,
+        owner: thread::current().id(),
+        release_pipe: Some(release_writer),
+        owner_ended: Mutex::new(ended),
+    };
     // What is left has the limit for itself: the process runs, and its seed is promised.
     let deadline = Deadline::after(options.timeout);
-    let completed = complete_capture(&options, &mut held, (taken, shared), &deadline, (template, times));
+    let completed = complete_capture(&options, &mut templates, (processes, shared), &deadline, (template, times));
     let leftovers = match completed {
         Ok((captured, leftovers)) => {
             observer.capture_completed(Ok(captured));
             leftovers
         }
         Err(error) => {
-            held.iter_mut().for_each(|template_process| template_process.release(None));
+            templates.iter_mut().for_each(|template_process| template_process.release(None));
             observer.capture_completed(Err(error));
             return is_done();
         }
     };
     drop(observer);
     is_done();
-    leftovers.unmap(&held, &deadline);
+    leftovers.unmap(&templates, &deadline);
     drop(deadline);
-    park_templates(&mut options, &held, &kept);
-    held.iter_mut().for_each(|template_process| template_process.release(None));
-    drop(held);
+    park_templates(&mut options, &templates, &release_reader);
+    templates.iter_mut().for_each(|template_process| template_process.release(None));
+    drop(templates);
     drop(ends_with_us);
+}
+
+/// What the waiting caller is told as soon as the template is ready.
+fn ready_template(
+    templates: &[TemplateProcess],
+    processes: &[CapturedProcess],
+    populated_bytes: u64,
+    times: CaptureTimes,
+) -> ReadyTemplate {
+    ReadyTemplate {
+        template_pid: templates[0].pid(),
+        arguments: processes[0].arguments.clone(),
+        populated_bytes,
+        notes: attempt::collect_notes(processes),
+        times,
+    }
+}
+
+/// Ends the templates of a capture that the caller does not want any more.
+fn abort_templates(templates: Vec<TemplateProcess>, processes: &[CapturedProcess]) {
+    for (template, process) in templates.into_iter().zip(processes) {
+        template.abort(&process.pages, process.survey.syscall_address, None);
+    }
 }
 
 /// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
 fn complete_capture(
     options: &CaptureOptions,
-    template_process: &mut [TemplateProcess],
-    (taken, shared): (Vec<CapturedProcess>, SharedTreeState),
+    templates: &mut [TemplateProcess],
+    (processes, shared): (Vec<CapturedProcess>, SharedTreeState),
     deadline: &Deadline,
     (template, times): (Template, CaptureTimes),
 ) -> Result<(CapturedTree, LeftoverPages), CaptureError> {
-    let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
-    let describe = || describe::describe_tree(options, template_process, taken, shared, deadline);
+    let (pid, started_at) = (processes[0].snapshot.pid, Instant::now());
+    let describe = || describe::describe_tree(options, templates, processes, shared, deadline);
     let described = catch_unwind(AssertUnwindSafe(describe));
     let DescribedTree { descriptor, shared_copies, held_files, leftovers } =
         described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
-    let times = CaptureTimes { describe: begun.elapsed(), ..times };
+    let times = CaptureTimes { describe: started_at.elapsed(), ..times };
     Ok((CapturedTree { descriptor, template, shared_copies, held_files, times }, leftovers))
 }
 
 /// Holds the templates until nobody wants them any more, or the first has ended.
-fn park_templates(options: &mut CaptureOptions, template_process: &[TemplateProcess], kept: &PipeReader) {
-    for clone in template_process.iter().filter_map(TemplateProcess::as_clone) {
+fn park_templates(options: &mut CaptureOptions, templates: &[TemplateProcess], release_reader: &PipeReader) {
+    for clone in templates.iter().filter_map(TemplateProcess::as_clone) {
         clone.clear_options();
         if let Some(on_template) = &mut options.on_template {
             on_template(clone.pid);
         }
     }
-    // Nothing is ever written: this is the end of `keep`.
-    let waited = match pidfd::open(template_process[0].pid()) {
-        Ok(template) => poll::wait_either(template.as_fd(), kept.as_fd()),
-        Err(_) => poll::wait_either(kept.as_fd(), kept.as_fd()),
+    // Nothing is ever written: this is the end of `release_pipe`.
+    let waited = match pidfd::open(templates[0].pid()) {
+        Ok(template) => poll::wait_either(template.as_fd(), release_reader.as_fd()),
+        Err(_) => poll::wait_either(release_reader.as_fd(), release_reader.as_fd()),
     };
     if let Err(error) = waited {
-        tracing::warn!(template = template_process[0].pid(), %error, "a template is given up, since it cannot be waited for");
+        tracing::warn!(template = templates[0].pid(), %error, "a template is given up, since it cannot be waited for");
     }
 }

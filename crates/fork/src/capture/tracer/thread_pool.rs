@@ -1,7 +1,7 @@
-//! Threads that wait for a capture to make: to start one takes as long as to look at the process, and its first steps, in
-//! memory that nobody has touched yet, are its slowest.
+//! Threads that are ready for captures. Starting a thread takes as long as surveying a process, and its first steps, in
+//! memory that was never touched, are its slowest.
 //!
-//! A thread that has captured stays with its template; another is made ready in its place when the answer is out.
+//! A thread that has captured stays with its template. After the answer, another one is made ready.
 
 use std::cell::Cell;
 use std::io::{self, PipeReader, PipeWriter};

@@ -1,4 +1,4 @@
-//! One intervention at a time per process: a process has at most one tracer, and two captures of it, or a capture and
+//! A lock for tracing a process, which has at most one tracer. Without the lock, two captures of it, or a capture and
 //! the reaping of an older template, would take each other for a debugger.
 
 use std::collections::BTreeSet;

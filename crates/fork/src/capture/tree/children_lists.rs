@@ -1,7 +1,7 @@
-//! The children of a process, as the kernel lists them: for each thread those that it forked. The lists are opened while the
-//! process runs, and read once more when it stands.
+//! The children of a process, as the kernel lists them: for each thread those that it forked. The lists are opened
+//! while the process runs, and read again when it is stopped.
 //!
-//! Templates of seeds are children, too; nobody else has children that end without a signal and are traced.
+//! Templates of seeds are children, too, and are skipped: only they have no exit signal and are traced.
 
 use std::fs::File;
 use std::io;

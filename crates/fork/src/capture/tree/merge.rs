@@ -1,4 +1,4 @@
-//! One descriptor of a tree, from one of each process.
+//! Merges the descriptors of a tree's processes into one.
 
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
@@ -20,8 +20,8 @@ pub(in super::super) fn merge_descriptors(
     let OpenFileTable { files, versions, terminals, .. } = open_files;
     let mut merged =
         Descriptor { open_files: files, file_versions: versions, terminals, zombies: tree_relations.zombies, ..first };
-    let standing = tree_relations.kinships.into_iter().zip(tree_relations.stop_reports);
-    for (index, (one, (kinship, stop))) in others.into_iter().zip(standing).enumerate() {
+    let relations = tree_relations.kinships.into_iter().zip(tree_relations.stop_reports);
+    for (index, (one, (kinship, stop))) in others.into_iter().zip(relations).enumerate() {
         let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, .. } = one;
         // What it has of its parent's is there already.
         if kinship.shares_handlers {
@@ -30,8 +30,9 @@ pub(in super::super) fn merge_descriptors(
         if kinship.shares_fs {
             process.root = None;
         }
-        let held = (one.file_descriptors, one.file_locks, one.file_owners);
-        let (file_descriptors, file_locks, file_owners) = if kinship.shares_files { Default::default() } else { held };
+        let file_tables = (one.file_descriptors, one.file_locks, one.file_owners);
+        let (file_descriptors, file_locks, file_owners) =
+            if kinship.shares_files { Default::default() } else { file_tables };
         if kinship.shares_memory {
             mappings.clear();
             add_eager(eager_pages_of(&mut merged, kinship.parent), std::mem::take(&mut eager));
@@ -110,19 +111,19 @@ fn shift_indices(mapping: &mut Mapping, extents: u32, files: u32) {
 
 fn append_extents(merged: &mut Descriptor, extents: Vec<Extent>, layers: Vec<Layer>, process: u32) {
     let known = &mut merged.layers;
-    let place = |layer: Layer| {
+    let layer_index = |layer: Layer| {
         let at = known.iter().position(|known| known.seed == layer.seed);
         at.unwrap_or_else(|| {
             known.push(layer);
             known.len() - 1
         }) as u32
     };
-    let places: Vec<u32> = layers.into_iter().map(place).collect();
+    let layer_indices: Vec<u32> = layers.into_iter().map(layer_index).collect();
     merged.extents.extend(extents.into_iter().map(|mut extent| {
         if let ExtentSource::Template { process: own, .. } = &mut extent.source {
             *own = process;
         }
-        extent.inherited.iter_mut().for_each(|run| run.layer = places[run.layer as usize]);
+        extent.inherited.iter_mut().for_each(|run| run.layer = layer_indices[run.layer as usize]);
         extent
     }));
 }

@@ -1,14 +1,7 @@
-//! A process and all that descends from it, captured as one.
+//! A process and all of its descendants, captured as one. A process without children is a tree, too.
 //!
-//! ```text
-//!  running   survey: the first, its children, theirs …
-//!  ┌ pause   stop: the first ─ its children, listed while it stands ─ theirs …
-//!  │         each is paused and cloned; all stand until the last has been
-//!  └ running                                    kin: who is whose child ─ merge: one descriptor
-//! ```
-//!
-//! A process that stands makes no others, so that the lists are complete when the last one stands, however many were born
-//! meanwhile. How one process is captured is the business of the modules above; a process without children is a tree, too.
+//! `attempt` surveys and stops the tree; `tree_pause` pauses its processes. A stopped process forks no children, so the
+//! lists of children are complete when the last process is stopped, however many were forked meanwhile.
 
 mod children_lists;
 mod merge;
@@ -98,6 +91,10 @@ pub(super) struct UnreapedChild {
     stat: ProcStat,
 }
 
+//  running   survey: the first process, its children, theirs …
+//  ┌ pause   stop: the first ─ its children, listed while it is stopped ─ theirs …
+//  │         each is paused and cloned; all stay stopped until the last has been
+//  └ running                              relations: parents, groups, sessions ─ merge: one descriptor
 /// A process and all that descends from it.
 pub(super) struct ProcessTree {
     /// The first process, then others, each behind its parent.
@@ -169,12 +166,12 @@ impl ProcessTree {
         if streams.has_inner_stream() {
             streams.mark_standard(pid, &mut first.survey.fds);
         }
-        let mut family = Self { processes: vec![TreeProcess::new(first, 0, None)], unreaped: Vec::new(), streams };
+        let mut tree = Self { processes: vec![TreeProcess::new(first, 0, None)], unreaped: Vec::new(), streams };
         let (mut index, mut refusals) = (0, Vec::new());
-        while index < family.processes.len() {
-            for found in family.processes[index].children_lists.list()? {
+        while index < tree.processes.len() {
+            for found in tree.processes[index].children_lists.list()? {
                 let ListedChild::Living(child, _) = found else { continue };
-                match family.add_child(child, index, options, (options.timeout, &prepare)) {
+                match tree.add_child(child, index, options, (options.timeout, &prepare)) {
                     Ok(()) | Err(CaptureError::Unstable { .. }) => {}
                     Err(CaptureError::ProcessGone { .. }) => {}
                     Err(_) if has_ended(child) => {}
@@ -184,9 +181,9 @@ impl ProcessTree {
             }
             index += 1;
         }
-        let fds = family.processes.iter().map(|one| (one.pid(), &one.prepared.survey.fds[..]));
+        let fds = tree.processes.iter().map(|one| (one.pid(), &one.prepared.survey.fds[..]));
         refusals.extend(files::unpaired_terminals(fds)?);
-        if refusals.is_empty() { Ok(family) } else { Err(CaptureError::refused(pid, refusals)) }
+        if refusals.is_empty() { Ok(tree) } else { Err(CaptureError::refused(pid, refusals)) }
     }
 
     /// Stops all of them, and whoever was born meanwhile. Gives the threads of each.
@@ -196,31 +193,31 @@ impl ProcessTree {
         deadline: &Deadline,
         prepare: impl PrepareProcess,
     ) -> Result<Vec<Vec<i32>>, CaptureError> {
-        let mut standing = Vec::new();
+        let mut stopped_tids = Vec::new();
         let mut pending_stops = PendingStops::default();
         if self.processes.len() > 1 {
             self.processes.iter().for_each(|one| pending_stops.interrupt_process(one.pid()));
         }
-        let stopped = self.stop_all(options, deadline, (&prepare, &mut pending_stops), &mut standing);
+        let stopped = self.stop_all(options, deadline, (&prepare, &mut pending_stops), &mut stopped_tids);
         pending_stops.release();
         if stopped.is_err() {
             // Nothing of them was changed.
-            standing.iter().flatten().for_each(|tid| drop(ptrace::detach(*tid)));
+            stopped_tids.iter().flatten().for_each(|tid| drop(ptrace::detach(*tid)));
         }
         stopped?;
         let (first, others) = self.processes.split_at_mut(1);
         others
             .iter_mut()
             .for_each(|one| first[0].prepared.shared_sources.merge(std::mem::take(&mut one.prepared.shared_sources)));
-        Ok(standing)
+        Ok(stopped_tids)
     }
 
     fn stop_all(
         &mut self,
         options: &CaptureOptions,
         deadline: &Deadline,
-        (prepare, told): (&impl PrepareProcess, &mut PendingStops),
-        standing: &mut Vec<Vec<i32>>,
+        (prepare, pending_stops): (&impl PrepareProcess, &mut PendingStops),
+        stopped_tids: &mut Vec<Vec<i32>>,
     ) -> Result<(), CaptureError> {
         let surveyed = self.processes.drain(1..).map(|one| (one.pid(), one));
         let mut surveyed: BTreeMap<i32, TreeProcess> = surveyed.collect();
@@ -235,15 +232,16 @@ impl ProcessTree {
             orphans_possible = false;
             let mut index = 0;
             while index < self.processes.len() {
-                if index == standing.len() {
+                if index == stopped_tids.len() {
                     let pid = self.processes[index].pid();
-                    let stood = stop::finish_stop(pid, deadline, told);
-                    let stood =
-                        stood.map(|tids| standing.push(tids)).and_then(|()| self.survey_again(index, options, prepare));
+                    let stood = stop::finish_stop(pid, deadline, pending_stops);
+                    let stood = stood
+                        .map(|tids| stopped_tids.push(tids))
+                        .and_then(|()| self.survey_again(index, options, prepare));
                     match stood {
                         Ok(()) => {}
                         Err(error) if index > 0 && is_exit_error(pid, &error) => {
-                            standing.truncate(index);
+                            stopped_tids.truncate(index);
                             self.move_to_unreaped(index)?;
                             orphans_possible = true;
                             continue;
@@ -251,8 +249,8 @@ impl ProcessTree {
                         Err(error) => return Err(error),
                     }
                 }
-                let known = (&mut surveyed, &*told);
-                let all_lived = self.add_children(index, &standing[index], options, (known, prepare))?;
+                let known = (&mut surveyed, &*pending_stops);
+                let all_lived = self.add_children(index, &stopped_tids[index], options, (known, prepare))?;
                 orphans_possible |= !all_lived;
                 index += 1;
             }
@@ -267,11 +265,11 @@ impl ProcessTree {
         index: usize,
         tids: &[i32],
         options: &CaptureOptions,
-        ((surveyed, told), prepare): ((&mut BTreeMap<i32, TreeProcess>, &PendingStops), &impl PrepareProcess),
+        ((surveyed, pending_stops), prepare): ((&mut BTreeMap<i32, TreeProcess>, &PendingStops), &impl PrepareProcess),
     ) -> Result<bool, CaptureError> {
         let (pid, mut all_lived) = (self.processes[index].pid(), true);
         // Who was told to stop is nobody's template, and whether it has ended since is heard when it is waited for.
-        let is_known = |child: i32| surveyed.contains_key(&child) && told.contains(child);
+        let is_known = |child: i32| surveyed.contains_key(&child) && pending_stops.contains(child);
         for found in self.processes[index].children_lists.list_all(pid, tids, is_known)? {
             match found {
                 ListedChild::Known(child) => {
@@ -328,7 +326,7 @@ impl ProcessTree {
         pid: i32,
         parent: usize,
         options: &CaptureOptions,
-        (patience, prepare): (Duration, &impl PrepareProcess),
+        (lock_timeout, prepare): (Duration, &impl PrepareProcess),
     ) -> Result<(), CaptureError> {
         let first = self.processes[0].pid();
         if self.processes.len() == PROCESSES_MAX {
@@ -336,7 +334,7 @@ impl ProcessTree {
             return Err(CaptureError::refused(first, vec![Refusal::new(format!("pid {first}"), reason)]));
         }
         let unstable = || CaptureError::Unstable { pid, what: "another capture of it is under way".to_owned() };
-        let trace_lock = TraceLock::acquire(pid, patience).ok_or_else(unstable)?;
+        let trace_lock = TraceLock::acquire(pid, lock_timeout).ok_or_else(unstable)?;
         let (prepared, common) = self.survey_child(pid, parent, options, prepare)?;
         self.processes
             .push(TreeProcess { shared_tables: common, ..TreeProcess::new(prepared, parent, Some(trace_lock)) });

@@ -1,8 +1,8 @@
-//! Who is whose child, in which group and in which session, by the ids that the processes themselves know.
+//! The parent, group and session of each process of a tree, by the ids that the processes themselves know.
 //!
-//! The session and the group of the first process are not in a child's container: there it leads its own, and who shared
-//! them with it shares these. A process can be born into the session that its parent has, or had before it began one; or into that of
-//! a child of its parent which has ended since, and left it to that.
+//! A child's container does not have the session and group of the tree's first process. The first process leads its own
+//! there, and processes that shared them with it share the new ones. A process can be forked into the session that
+//! its parent has, or had before setsid(2). It can also have the session of an ended sibling, which forked it there.
 
 use std::collections::BTreeMap;
 
@@ -32,19 +32,19 @@ pub(in super::super) struct TreeRelations {
 
 impl TreeRelations {
     /// Those of a tree that stood; or what cannot be made again.
-    pub(in super::super) fn from_tree(family: &ProcessTree) -> Result<Self, Vec<Refusal>> {
-        let ProcessTree { processes: relatives, unreaped: dead, .. } = family;
-        let living = relatives.iter().map(|one| (one.pid(), one.prepared.survey.inner_id()));
+    pub(in super::super) fn from_tree(tree: &ProcessTree) -> Result<Self, Vec<Refusal>> {
+        let ProcessTree { processes, unreaped: dead, .. } = tree;
+        let living = processes.iter().map(|one| (one.pid(), one.prepared.survey.inner_id()));
         let ids: BTreeMap<i32, u32> = living.chain(dead.iter().map(|one| (one.pid, one.inner_id))).collect();
         let mut tree_relations = Self { inner_ids: ids, ..Self::default() };
-        let (first, others) = relatives.split_at(1);
+        let (first, others) = processes.split_at(1);
         let first = (first[0].pid(), &first[0].stat);
         let own = tree_relations.inner_ids[&first.0];
         tree_relations.session_members.push(session_member(first, own, own));
         let mut refusals = Vec::new();
         for one in others {
             let status = one.prepared.survey.profiles.get(&one.pid()).map(|leader| &leader.status);
-            match tree_relations.build_kinship(first, (one.pid(), &one.stat, status), one.parent) {
+            match tree_relations.build_relations(first, (one.pid(), &one.stat, status), one.parent) {
                 Ok(process_relations) => {
                     let SharedTables { directory, files, memory, handlers } = one.shared_tables;
                     tree_relations.session_members.push(session_member(
@@ -65,7 +65,7 @@ impl TreeRelations {
             tree_relations.stop_reports.push(one.stop_report);
         }
         for one in dead {
-            match tree_relations.build_kinship(first, (one.pid, &one.stat, None), one.parent) {
+            match tree_relations.build_relations(first, (one.pid, &one.stat, None), one.parent) {
                 Ok(process_relations) => {
                     let ended =
                         session_member((one.pid, &one.stat), process_relations.session, process_relations.group);
@@ -76,9 +76,9 @@ impl TreeRelations {
             }
         }
         if refusals.is_empty() {
-            tree_relations.check_sessions(family, &mut refusals);
-            tree_relations.add_group_leaders(family, &mut refusals);
-            tree_relations.check_shared_memory_sessions(family, &mut refusals);
+            tree_relations.check_sessions(tree, &mut refusals);
+            tree_relations.add_group_leaders(tree, &mut refusals);
+            tree_relations.check_shared_memory_sessions(tree, &mut refusals);
         }
         if refusals.is_empty() { Ok(tree_relations) } else { Err(refusals) }
     }
@@ -92,7 +92,7 @@ impl TreeRelations {
     }
 
     /// `status` is known of the living.
-    fn build_kinship(
+    fn build_relations(
         &mut self,
         first: (i32, &ProcStat),
         (pid, stat, status): (i32, &ProcStat, Option<&ProcStatus>),
@@ -119,12 +119,12 @@ impl TreeRelations {
                 group
             }
         };
-        Ok(ProcessRelations { exit_signal: stat.exit_signal, ..bare_kinship(parent as u32, group, session) })
+        Ok(ProcessRelations { exit_signal: stat.exit_signal, ..bare_relations(parent as u32, group, session) })
     }
 
     /// A group whose leader has ended needs somebody to lead it for a moment, until others have joined it: a child of who leads its
     /// session, or of anybody in that.
-    fn add_group_leaders(&mut self, family: &ProcessTree, refusals: &mut Vec<Refusal>) {
+    fn add_group_leaders(&mut self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
         for (group, session) in std::mem::take(&mut self.leaderless_groups) {
             // Who made the session leads its first group, too.
             if self.zombies.iter().any(|zombie| zombie.pid == group) {
@@ -137,12 +137,12 @@ impl TreeRelations {
                     .position(|process_relations| process_relations.session == session)
                     .map(|index| index + 1)
             };
-            let Some(parent) = family.processes.iter().position(leads).or_else(is_inside) else {
+            let Some(parent) = tree.processes.iter().position(leads).or_else(is_inside) else {
                 let reason = format!("nobody is in its session {session} who could make it again");
                 refusals.push(Refusal::new(format!("process group {group}"), reason));
                 continue;
             };
-            self.zombies.push(short_lived_leader(group, bare_kinship(parent as u32, group, session)));
+            self.zombies.push(short_lived_leader(group, bare_relations(parent as u32, group, session)));
         }
     }
 
@@ -167,16 +167,16 @@ impl TreeRelations {
         if knows_ours && !is_taken {
             let (session, group) = ((session, inner_session), (group, inner_group));
             self.session_members.push(SessionMember { pid: group.0, session, group, terminal: None, has_ended: true });
-            self.zombies.push(short_lived_leader(group.1, bare_kinship(parent as u32, group.1, session.1)));
+            self.zombies.push(short_lived_leader(group.1, bare_relations(parent as u32, group.1, session.1)));
         }
     }
 
     /// Whether each process can be born into its session. Where who made that has ended, one who ends again does, and leaves those
     /// who inherited it to its parent.
-    fn check_sessions(&mut self, family: &ProcessTree, refusals: &mut Vec<Refusal>) {
+    fn check_sessions(&mut self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
         // By number: the session that a process is born into, and the one that it has.
-        let mut sessions = vec![(0, self.inner_ids[&family.processes[0].pid()])];
-        for (index, one) in family.processes[1..].iter().enumerate() {
+        let mut sessions = vec![(0, self.inner_ids[&tree.processes[0].pid()])];
+        for (index, one) in tree.processes[1..].iter().enumerate() {
             let (pid, mut kinship) = (self.inner_ids[&one.pid()], self.kinships[index]);
             kinship.is_session_orphan =
                 !can_have_session(&kinship, pid, &sessions) && self.can_inherit_session(&kinship);
@@ -196,7 +196,7 @@ impl TreeRelations {
             };
             sessions.push((birth, kinship.session));
         }
-        for (zombie, dead) in self.zombies.iter().zip(&family.unreaped) {
+        for (zombie, dead) in self.zombies.iter().zip(&tree.unreaped) {
             if !can_have_session(&zombie.relations, zombie.pid, &sessions) {
                 refusals.push(session_refusal(dead.pid, &zombie.relations));
             }
@@ -205,13 +205,13 @@ impl TreeRelations {
 
     /// Whether who has its parent's memory can be born when that is there: into the session that its parent has by then. What it
     /// forked with memory of its own is refused before; what has ended since, here.
-    fn check_shared_memory_sessions(&self, family: &ProcessTree, refusals: &mut Vec<Refusal>) {
+    fn check_shared_memory_sessions(&self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
         let session_of = |number: u32| match number.checked_sub(1) {
             Some(member) => self.kinships[member as usize].session,
-            None => self.inner_ids[&family.processes[0].pid()],
+            None => self.inner_ids[&tree.processes[0].pid()],
         };
-        let has_parents_memory = |number: u32| family.processes[number as usize].shares_memory();
-        for (one, process_relations) in family.processes[1..]
+        let has_parents_memory = |number: u32| tree.processes[number as usize].shares_memory();
+        for (one, process_relations) in tree.processes[1..]
             .iter()
             .zip(&self.kinships)
             .filter(|(_, process_relations)| process_relations.shares_memory)
@@ -222,7 +222,7 @@ impl TreeRelations {
             }
         }
         for zombie in self.zombies.iter().filter(|zombie| has_parents_memory(zombie.relations.parent)) {
-            let parent = family.processes[zombie.relations.parent as usize].pid();
+            let parent = tree.processes[zombie.relations.parent as usize].pid();
             let reason = format!(
                 "it has ended, and its parent, pid {parent}, has its address space from another (CLONE_VM); that is not carried"
             );
@@ -240,7 +240,8 @@ impl TreeRelations {
         }
         let is_alive = self.inner_ids.values().any(|id| *id == heir.session);
         if !is_alive {
-            self.zombies.push(short_lived_leader(heir.session, bare_kinship(heir.parent, heir.session, heir.session)));
+            self.zombies
+                .push(short_lived_leader(heir.session, bare_relations(heir.parent, heir.session, heir.session)));
         }
         !is_alive
     }
@@ -256,7 +257,7 @@ impl TreeRelations {
 }
 
 /// Somebody without anything in common with its parent.
-fn bare_kinship(parent: u32, group: u32, session: u32) -> ProcessRelations {
+fn bare_relations(parent: u32, group: u32, session: u32) -> ProcessRelations {
     ProcessRelations {
         parent,
         group,
@@ -278,8 +279,8 @@ fn inner_id_of_ended_leader(id: i32, ids: &[u32]) -> Option<u32> {
 
 /// Whether a process makes its session, or has it from its parent, who had it when it was born or has it now.
 fn can_have_session(process_relations: &ProcessRelations, pid: u32, sessions: &[(u32, u32)]) -> bool {
-    let (born, has) = sessions[process_relations.parent as usize];
-    [pid, born, has].contains(&process_relations.session)
+    let (initial, present) = sessions[process_relations.parent as usize];
+    [pid, initial, present].contains(&process_relations.session)
 }
 
 fn session_refusal(pid: i32, process_relations: &ProcessRelations) -> Refusal {

@@ -1,5 +1,5 @@
-//! Whether a descendant can be made in one container with the others: it shares no table with them that it could not be born
-//! with, and has no namespace of its own.
+//! Checks that a descendant can be made in one container with the others: it shares no table with them that clone(2)
+//! could not give it, and has no namespace of its own.
 
 use std::fs;
 

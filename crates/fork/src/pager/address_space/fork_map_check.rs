@@ -1,4 +1,5 @@
-//! What a space knows of its last changes and of its fork, and its kernel as the witness of that (`fork_order`).
+//! An `AddressSpace`'s recent map changes and its unresolved fork, with the kernel queries (`ForkMapCheck`) that
+//! resolve it. `faults::fork_resolution` calls it; `page_map::fork_order` decides from the answers.
 
 use farfork_sys::userfaultfd::{RangeError, RangeErrorCause};
 use farfork_wire::PAGE_SIZE;
@@ -42,8 +43,8 @@ impl AddressSpace {
 
     /// Where nothing is to be heard of it, forgets its last changes: all forks have them that are still to be heard of.
     pub(in crate::pager) fn clear_if_quiet(&mut self) {
-        let is_any = !self.recent_changes.is_empty() || self.page_map.has_late_events();
-        if is_any && self.unresolved_fork.is_none() && self.uffd.has_no_pending_events() {
+        let has_changes = !self.recent_changes.is_empty() || self.page_map.has_late_events();
+        if has_changes && self.unresolved_fork.is_none() && self.uffd.has_no_pending_events() {
             self.clear_recent_changes();
         }
     }
@@ -75,7 +76,7 @@ impl AddressSpace {
         };
         let mut map = self.page_map.clone();
         MapChange::revert_all(&self.recent_changes, &mut map);
-        unresolved_fork.resolve(&map, KernelForkCheck { space: self, populated })
+        unresolved_fork.resolve(&map, KernelForkCheck { address_space: self, populated })
     }
 
     /// Is in no doubt any more. What its parent was still to tell is told to nobody else.
@@ -96,7 +97,7 @@ impl AddressSpace {
 
 /// A forked process's kernel.
 struct KernelForkCheck<'a> {
-    space: &'a AddressSpace,
+    address_space: &'a AddressSpace,
     populated: &'a SlotIndex,
 }
 
@@ -105,7 +106,7 @@ impl KernelForkCheck<'_> {
     fn first_installed_in(&self, segment: &MapSegment) -> Option<u64> {
         let pages = segment.first_page..segment.first_page + segment.pages();
         let slots = self.populated.slots_of(segment.extent, pages);
-        let first = self.space.installed.runs_not_in(&SlotBitmap::default(), slots).next()?.start;
+        let first = self.address_space.installed.runs_not_in(&SlotBitmap::default(), slots).next()?.start;
         let run = self.populated.runs_of(first..first + 1).next()?;
         Some(segment.start + (run.first_page - segment.first_page) * PAGE_SIZE)
     }
@@ -115,13 +116,15 @@ impl ForkMapCheck for KernelForkCheck<'_> {
     type Error = RangeErrorCause;
 
     fn is_registered(&mut self, address: u64) -> Result<Option<bool>, RangeErrorCause> {
-        let now = fork_order::current_address(address, &self.space.recent_changes);
-        now.map(|address| self.space.uffd.is_registered(address)).transpose()
+        let now = fork_order::current_address(address, &self.address_space.recent_changes);
+        now.map(|address| self.address_space.uffd.is_registered(address)).transpose()
     }
 
     fn is_mapping_start(&mut self, address: u64) -> Result<Option<bool>, RangeErrorCause> {
-        let Some(now) = fork_order::current_address(address, &self.space.recent_changes) else { return Ok(None) };
-        let reaches_there = self.space.uffd.is_in_one_mapping(now - PAGE_SIZE, 2 * PAGE_SIZE)?;
+        let Some(now) = fork_order::current_address(address, &self.address_space.recent_changes) else {
+            return Ok(None);
+        };
+        let reaches_there = self.address_space.uffd.is_in_one_mapping(now - PAGE_SIZE, 2 * PAGE_SIZE)?;
         Ok(Some(!reaches_there))
     }
 
@@ -130,9 +133,11 @@ impl ForkMapCheck for KernelForkCheck<'_> {
     }
 
     fn probe_page(&mut self, address: u64) -> Result<Option<bool>, RangeErrorCause> {
-        let Some(now) = fork_order::current_page_address(address, &self.space.recent_changes) else { return Ok(None) };
+        let Some(now) = fork_order::current_page_address(address, &self.address_space.recent_changes) else {
+            return Ok(None);
+        };
         // Where it is not there it was discarded, or moved away, and is zero.
-        match self.space.uffd.zero(now, PAGE_SIZE) {
+        match self.address_space.uffd.zero(now, PAGE_SIZE) {
             Ok(()) => Ok(Some(false)),
             Err(RangeError { cause: RangeErrorCause::AlreadyPresent, .. }) => Ok(Some(true)),
             Err(RangeError {

@@ -1,5 +1,5 @@
-//! Filling missing pages of a process whose memory map changes meanwhile: what to make of each way in which the
-//! kernel stops half-way.
+//! `fill_range` fills missing pages of a process whose memory map may change meanwhile. `AddressSpace` passes it the
+//! ioctl to use. The `InstallOutcome` says whether the range is complete, is to be retried, or failed.
 
 use std::io;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub(in crate::pager) fn fill_range(
     filled: &mut u64,
     fill: impl Fn(u64, u64) -> Result<(), RangeError>,
 ) -> InstallOutcome {
-    let (mut at, mut piece, mut doubted) = (0, bytes, None);
+    let (mut at, mut piece, mut unmapped_at) = (0, bytes, None);
     while at < bytes {
         let size = piece.min(bytes - at);
         let (done, cause) = match fill(at, size) {
@@ -62,7 +62,7 @@ pub(in crate::pager) fn fill_range(
             RangeErrorCause::Unmapped if size > PAGE_SIZE => piece = half_pages(size),
             // The kernel looks for changes of the map, then for the area, which a move in between takes away. Asked once
             // more, it says that there is a change to be heard of.
-            RangeErrorCause::Unmapped if doubted != Some(at) => doubted = Some(at),
+            RangeErrorCause::Unmapped if unmapped_at != Some(at) => unmapped_at = Some(at),
             RangeErrorCause::Unmapped if gap == GapPolicy::Stop => return InstallOutcome::Complete,
             RangeErrorCause::AlreadyPresent | RangeErrorCause::Unmapped => {
                 // Whoever waits here asks again, and is told of what is mapped now.
@@ -95,30 +95,30 @@ mod tests {
 
     /// Has two pages filled by a kernel that answers so, in order; gives how they were left, and which pages it was asked for.
     fn filled(answers: &[Result<(), Errno>]) -> (InstallOutcome, Vec<(u64, u64)>) {
-        let (uffd, asked) = (Userfaultfd::create().unwrap(), RefCell::new(Vec::new()));
+        let (uffd, calls) = (Userfaultfd::create().unwrap(), RefCell::new(Vec::new()));
         let fill = |at: u64, size: u64| {
-            let answer = answers[asked.borrow().len()];
-            asked.borrow_mut().push((at / PAGE_SIZE, size / PAGE_SIZE));
+            let answer = answers[calls.borrow().len()];
+            calls.borrow_mut().push((at / PAGE_SIZE, size / PAGE_SIZE));
             answer.map_err(|errno| RangeError { done: 0, cause: errno.into() })
         };
         let outcome = fill_range(&uffd, NOWHERE, 2 * PAGE_SIZE, GapPolicy::Skip, &mut 0, fill);
-        (outcome, asked.into_inner())
+        (outcome, calls.into_inner())
     }
 
     #[test]
     fn what_moves_meanwhile_is_not_taken_for_a_gap() {
-        let (moved, told) = (Err(Errno::NOENT), Err(Errno::AGAIN));
-        let (outcome, _) = filled(&[moved, moved, told]);
+        let (moved, changing) = (Err(Errno::NOENT), Err(Errno::AGAIN));
+        let (outcome, _) = filled(&[moved, moved, changing]);
         assert!(matches!(outcome, InstallOutcome::Retry { from: 0, .. }), "{outcome:?}");
-        let (outcome, _) = filled(&[moved, Ok(()), moved, told]);
+        let (outcome, _) = filled(&[moved, Ok(()), moved, changing]);
         assert!(matches!(outcome, InstallOutcome::Retry { from: PAGE_SIZE, .. }), "{outcome:?}");
     }
 
     #[test]
     fn a_gap_is_skipped() {
         let gap = Err(Errno::NOENT);
-        let (outcome, asked) = filled(&[gap, gap, gap, Ok(())]);
+        let (outcome, calls) = filled(&[gap, gap, gap, Ok(())]);
         assert!(matches!(outcome, InstallOutcome::Complete), "{outcome:?}");
-        assert_eq!(asked, [(0, 2), (0, 1), (0, 1), (1, 1)]);
+        assert_eq!(calls, [(0, 2), (0, 1), (0, 1), (1, 1)]);
     }
 }

@@ -1,4 +1,5 @@
-//! Ranges that the kernel fills with zeroes by itself for a while (`lengthened`).
+//! Ranges of an `AddressSpace` that are unregistered for a while, so that the kernel itself fills them with zeroes.
+//! `faults::mremap_growth` selects them.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ impl AddressSpace {
     pub(in crate::pager) fn unregister_range(&mut self, range: Range<u64>) {
         // Refused only where nothing is mapped any more: then nobody waits there either.
         let _ = self.uffd.unregister(range.start, range.end - range.start);
-        if !self.kernel_filled.iter().any(|lent| lent.end == range.end) {
+        if !self.kernel_filled.iter().any(|filled| filled.end == range.end) {
             self.kernel_filled.push(range);
         }
     }
@@ -17,15 +18,15 @@ impl AddressSpace {
     /// What was lent of it is paged as before: an area is one again, and what becomes of it is told. Who had it filled cannot go on
     /// before this, where it is done before anything is read.
     pub(in crate::pager) fn reregister_ranges(&self) {
-        for lent in &self.kernel_filled {
-            let _ = self.uffd.register(lent.start, lent.end - lent.start);
+        for filled in &self.kernel_filled {
+            let _ = self.uffd.register(filled.start, filled.end - filled.start);
         }
     }
 
     /// What is lent from this address on.
     pub(in crate::pager) fn kernel_filled_from(&self, address: u64) -> Option<Range<u64>> {
-        let lent = self.kernel_filled.iter().find(|lent| lent.contains(&address))?;
-        Some(address..lent.end)
+        let filled = self.kernel_filled.iter().find(|filled| filled.contains(&address))?;
+        Some(address..filled.end)
     }
 
     /// Whether something of the seed may be in a range.

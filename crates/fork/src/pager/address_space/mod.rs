@@ -1,11 +1,8 @@
-//! One address space that is being paged: a child's, or that of a process it forked.
-//!
-//! Its state is the page map, which follows the kernel's messages, and two sets of slots: done with (installed
-//! here, or gone from the map before they came), and on their way. The order of things keeps them true: all messages are applied before a fault is judged, and while a message
-//! that was not yet read would change the map, the kernel refuses to fill any page (`Installed::Later`).
-//!
-//! Pages are filled in `install`, in which `page_set` says what came, and `zero_runs` how many empty ones at once. `witness` asks the kernel what a fork
-//! has; `lent` is memory that is left to the kernel.
+//! One address space that the pager serves: a process of the child, or a process forked by one.
+//! Its state is the page map, which follows the kernel's events, and two sets of slots. `installed` has the slots that
+//! are done: filled, or unmapped before their pages arrived. `in_flight` has those that were requested.
+//! All events are applied before a fault is classified. While an unread event would change the map, the kernel refuses
+//! to fill any page (`InstallOutcome::Retry`).
 
 mod fork_map_check;
 pub(super) mod install;
@@ -54,9 +51,9 @@ pub(super) struct AddressSpace {
     zero_runs: ZeroFillWindow,
     /// The last changes of its map, of which a fork that is still to be heard of may have none: those since it was quiet.
     recent_changes: Vec<MapChange>,
-    /// Ranges that the kernel fills by itself until it has told of their move (`lent`).
+    /// Ranges that the kernel fills by itself until it has told of their move (`kernel_filled`).
     kernel_filled: Vec<Range<u64>>,
-    /// It was asked what was wiped in it when it was forked (`wiped`).
+    /// It was asked what was wiped in it when it was forked (`wipe_on_fork`).
     pub(super) is_wipe_checked: bool,
     /// It was forked, and which changes of its parent's it has is not known yet. Its map is then as it is most likely.
     unresolved_fork: Option<Box<UnresolvedFork>>,
@@ -122,12 +119,12 @@ impl AddressSpace {
         }
     }
 
-    /// The same space, asked for anew by whoever serves it from now on, where spaces have numbers that are lower by `lower`: what was
+    /// The same space, asked for anew by whoever serves it from now on, where spaces have numbers that are lower by `id_offset`: what was
     /// on its way comes to nobody.
-    pub(super) fn moved_to_child(mut self, slots: u64, lower: AddressSpaceId) -> Self {
+    pub(super) fn moved_to_child(mut self, slots: u64, id_offset: AddressSpaceId) -> Self {
         self.note_dropped(0..slots);
         if let Some(unresolved_fork) = &mut self.unresolved_fork {
-            unresolved_fork.parent = unresolved_fork.parent.saturating_sub(lower);
+            unresolved_fork.parent = unresolved_fork.parent.saturating_sub(id_offset);
         }
         self
     }
@@ -162,7 +159,7 @@ impl AddressSpace {
         }
         match *message {
             UffdEvent::Remap { from, to, bytes } => {
-                self.kernel_filled.retain(|lent| lent.start != to + bytes);
+                self.kernel_filled.retain(|range| range.start != to + bytes);
                 self.wake_range(from, bytes);
                 self.wake_range(to, bytes);
             }
@@ -274,10 +271,10 @@ impl AddressSpace {
         for run in parts.flat_map(|part| self.installed.runs_in_neither(&self.in_flight, part)) {
             let taken = run.start..run.end.min(run.start + room);
             room -= taken.end - taken.start;
-            let behind = taken.end;
+            let next = taken.end;
             wanted.push(taken);
             if room == 0 {
-                return (wanted, behind..range.end);
+                return (wanted, next..range.end);
             }
         }
         (wanted, range.end..range.end)
@@ -335,9 +332,9 @@ impl AddressSpace {
     /// The addresses, multiples of `bytes`, of units of that size of which something is here.
     pub(super) fn partly_filled_units(&self, bytes: u64, populated: &SlotIndex) -> BTreeSet<u64> {
         let none = SlotBitmap::default();
-        let here =
+        let installed_runs =
             self.installed.runs_not_in(&none, 0..populated.slot_count()).flat_map(|slots| populated.runs_of(slots));
-        let units = here.filter_map(|run| {
+        let units = installed_runs.filter_map(|run| {
             let (address, pages) = self.page_map.address_of(run.extent, run.first_page)?;
             let end = address + pages.min(run.count) * PAGE_SIZE;
             Some((address - address % bytes..end).step_by(bytes as usize))
@@ -347,22 +344,22 @@ impl AddressSpace {
 
     /// Of slots that are wanted, those that belong somewhere; the others are done with.
     pub(super) fn retain_mapped_slots(&mut self, wanted: Vec<Range<u64>>, populated: &SlotIndex) -> Vec<Range<u64>> {
-        let mut placed: Vec<Range<u64>> = Vec::new();
+        let mut mapped_slots: Vec<Range<u64>> = Vec::new();
         for run in wanted.into_iter().flat_map(|slots| populated.runs_of(slots)) {
             let mut page = 0;
             while page < run.count {
-                let place = self.page_map.address_of(run.extent, run.first_page + page);
-                let pages = place.map_or(1, |(_, pages)| pages.min(run.count - page));
+                let mapped = self.page_map.address_of(run.extent, run.first_page + page);
+                let pages = mapped.map_or(1, |(_, pages)| pages.min(run.count - page));
                 let slots = run.first_slot + page..run.first_slot + page + pages;
-                match placed.last_mut() {
-                    _ if place.is_none() => self.installed.insert(slots),
+                match mapped_slots.last_mut() {
+                    _ if mapped.is_none() => self.installed.insert(slots),
                     Some(last) if last.end == slots.start => last.end = slots.end,
-                    _ => placed.push(slots),
+                    _ => mapped_slots.push(slots),
                 }
                 page += pages;
             }
         }
-        placed
+        mapped_slots
     }
 
     /// Maps zeroes from `address` on.

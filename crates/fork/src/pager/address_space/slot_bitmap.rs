@@ -115,7 +115,7 @@ mod tests {
         fn agrees_with_a_tree(
             changes in prop::collection::vec((any::<bool>(), 0..SLOTS, 0..SLOTS), 0..20),
             others in prop::collection::vec((0..SLOTS, 0..SLOTS), 0..4),
-            asked in (0..SLOTS, 0..SLOTS),
+            queried in (0..SLOTS, 0..SLOTS),
         ) {
             let (mut set, mut tree) = (SlotBitmap::new(SLOTS), BTreeSet::new());
             for (add, from, to) in changes {
@@ -130,15 +130,15 @@ mod tests {
             let mut other = SlotBitmap::new(SLOTS);
             others.iter().for_each(|(from, to)| other.insert(*from..*to));
             (0..SLOTS + 70).for_each(|slot| assert_eq!(set.contains(slot), tree.contains(&slot)));
-            let runs: Vec<_> = set.runs_in_neither(&other, asked.0..asked.1).collect();
+            let runs: Vec<_> = set.runs_in_neither(&other, queried.0..queried.1).collect();
             let flat: Vec<u64> = runs.iter().cloned().flatten().collect();
             let expected: Vec<u64> =
-                (asked.0..asked.1).filter(|slot| !tree.contains(slot) && !other.contains(*slot)).collect();
+                (queried.0..queried.1).filter(|slot| !tree.contains(slot) && !other.contains(*slot)).collect();
             prop_assert_eq!(flat, expected);
             prop_assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start));
-            let only: Vec<u64> = set.runs_not_in(&other, asked.0..asked.1).flatten().collect();
+            let only: Vec<u64> = set.runs_not_in(&other, queried.0..queried.1).flatten().collect();
             let expected: Vec<u64> =
-                (asked.0..asked.1).filter(|slot| tree.contains(slot) && !other.contains(*slot)).collect();
+                (queried.0..queried.1).filter(|slot| tree.contains(slot) && !other.contains(*slot)).collect();
             prop_assert_eq!(only, expected);
         }
     }

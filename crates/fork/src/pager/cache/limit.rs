@@ -1,5 +1,5 @@
-//! How much memory a node's cache may take: a number in a file of the run directory, in bytes, which the daemon writes and
-//! each pager reads when it begins, and when it is told.
+//! The page cache's size limit in bytes: a number in a file of the run directory. The daemon writes the file. Each
+//! pager reads it at its start and at each `PagerRequest::CacheStats`.
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ pub(in crate::pager) fn read_cache_limit(run_dir: &Path) -> u64 {
 
 /// Sets what it may take, whole or not at all.
 pub(in crate::pager) fn write_cache_limit(run_dir: &Path, bytes_max: u64) -> io::Result<()> {
-    let aside = run_dir.join("pager.cache.new");
-    fs::write(&aside, format!("{bytes_max}\n"))?;
-    fs::rename(&aside, run_dir.join(LIMIT_FILE))
+    let temp_path = run_dir.join("pager.cache.new");
+    fs::write(&temp_path, format!("{bytes_max}\n"))?;
+    fs::rename(&temp_path, run_dir.join(LIMIT_FILE))
 }

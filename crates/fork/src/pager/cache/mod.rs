@@ -1,20 +1,8 @@
-//! Pages of seeds of other nodes that this node keeps, so that further children of a seed need not fetch them again.
-//!
-//! ```text
-//!  first child ── miss ──▶ owner ── page ──┬─▶ first child
-//!                                          ▼
-//!                        seed → (extent, page) → frame → slab       one arena, never longer than the limit
-//!                                          │
-//!  next child ──── hit ◀───────────────────┘ UFFDIO_COPY from the arena; no byte crosses the network
-//! ```
-//!
-//! - A page is found under the seed that it belongs to, never under another, and only by who has that seed's token.
-//! - A seed's pages never change, so that a page that is here is as good as its owner's. Whether the owner still has the
-//!   seed is asked every few seconds (`upkeep`); what its owner dropped leaves with all its pages.
-//! - It is memory of one pager: the next one begins without any.
-//!
-//! Where they lie is `slabs`, which page belongs where in a child is `space`, when pages are put and taken is `service`, which
-//! `faults` calls.
+//! The page cache: pages of other nodes' seeds, kept on this node so that further children need not fetch them again.
+//! `service` looks pages up and inserts them, `slab_allocator` stores them, and `revalidation` selects seeds to remove.
+//! A page is found only under its own seed, and only with that seed's token. A seed's pages never change, so a cached
+//! page is never stale. Owners are asked every few seconds whether they still have a seed; if not, its pages are
+//! removed. The cache is memory of one pager: the next pager starts with an empty one.
 
 pub(super) mod limit;
 mod revalidation;
@@ -75,10 +63,18 @@ struct CachedSeed {
     /// When its owner last said that it has the seed, or sent a page of it.
     checked_at: Instant,
     /// When it was last asked.
-    asked_at: Instant,
+    check_sent_at: Instant,
 }
 
 /// The cache.
+///
+/// ```text
+///  first child ── miss ──▶ owner ── page ──┬─▶ first child
+///                                          ▼
+///                        seed → (extent, page) → frame → slab       one arena, never longer than the limit
+///                                          │
+///  next child ──── hit ◀───────────────────┘ UFFDIO_COPY from the arena; no byte crosses the network
+/// ```
 #[derive(Debug)]
 pub(super) struct PageCache {
     slabs: SlabAllocator,
@@ -193,17 +189,16 @@ impl PageCache {
     fn seed_entry(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) -> Option<&mut CachedSeed> {
         if !self.seeds.contains_key(&key.seed) {
             let (key, owner, frames, slabs) = (key.clone(), owner.clone(), HashMap::new(), Vec::new());
-            let (open, is_for_all) = (None, false);
             let seed = CachedSeed {
                 key,
                 owner,
                 frames,
                 slabs,
-                filling_slab: open,
-                is_shared: is_for_all,
+                filling_slab: None,
+                is_shared: false,
                 used_at: now,
                 checked_at: now,
-                asked_at: now,
+                check_sent_at: now,
             };
             self.seeds.insert(seed.key.seed.clone(), seed);
         }
@@ -214,15 +209,15 @@ impl PageCache {
 
     /// The slab that the seed's next page goes to.
     fn slab_with_room(&mut self, key: &Arc<SeedKey>) -> Option<u32> {
-        let open = self.seeds.get(&key.seed)?.filling_slab;
-        if let Some(open) = open.filter(|open| self.slabs.free_pages(*open) > 0) {
-            return Some(open);
+        let filling_slab = self.seeds.get(&key.seed)?.filling_slab;
+        if let Some(filling_slab) = filling_slab.filter(|filling_slab| self.slabs.free_pages(*filling_slab) > 0) {
+            return Some(filling_slab);
         }
-        let taken = self.slabs.allocate(key).unwrap_or_else(|error| {
+        let allocated = self.slabs.allocate(key).unwrap_or_else(|error| {
             tracing::warn!("there is no memory for the page cache: {error}; give it less with `farfork node --cache`");
             None
         });
-        let (slab, eviction) = taken?;
+        let (slab, eviction) = allocated?;
         if let Some(eviction) = eviction {
             self.apply_eviction(eviction);
         }
@@ -233,14 +228,14 @@ impl PageCache {
     }
 
     fn apply_eviction(&mut self, eviction: Eviction) {
-        let Eviction { seed: tenant, slab, pages } = eviction;
-        let Some(seed) = self.seeds.get_mut(&tenant.seed) else { return };
+        let Eviction { seed: key, slab, pages } = eviction;
+        let Some(seed) = self.seeds.get_mut(&key.seed) else { return };
         self.counts.evictions += pages.len() as u64;
         for page in pages {
             seed.frames.remove(&page);
         }
         seed.slabs.retain(|known| *known != slab);
-        seed.filling_slab = seed.filling_slab.filter(|open| *open != slab);
+        seed.filling_slab = seed.filling_slab.filter(|filling| *filling != slab);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Which seeds of the cache their owners may have dropped meanwhile, and which nobody uses any more. Pure: who asks the
-//! owners is the server.
+//! Selects the cached seeds that their owners may have dropped meanwhile, and those that no child uses any more.
+//! Pure: `service` asks the owners and removes the seeds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,8 +36,8 @@ impl PageCache {
         for seed in self.seeds.values_mut() {
             if since(seed.used_at) >= UNUSED_LIMIT || since(seed.checked_at) >= OWNER_SILENT_LIMIT {
                 due.push(RevalidationAction::RemoveSeed(seed.key.seed.clone()));
-            } else if since(seed.checked_at.max(seed.asked_at)) >= CHECK_INTERVAL {
-                seed.asked_at = now;
+            } else if since(seed.checked_at.max(seed.check_sent_at)) >= CHECK_INTERVAL {
+                seed.check_sent_at = now;
                 due.push(RevalidationAction::CheckOwner(seed.key.clone(), seed.owner.clone()));
             }
         }

@@ -1,8 +1,7 @@
-//! The pager's use of its cache: faults and what is fetched ahead find their pages there first, what owners send is kept
-//! there, and owners are asked whether they still have its seeds.
-//!
-//! Children use it that were forked with the strategy `cache`, and all of a seed that was warmed up on this node. Pages of
-//! this host's own seeds are not kept: their owner's memory is as near.
+//! The pager's use of its cache. Faults and prefetches look for their pages there first, and pages that owners send are
+//! stored there. Owners are asked whether they still have the cached seeds.
+//! The cache serves children with the strategy `cache`, and all children of a seed that was prewarmed on this node.
+//! Pages of this host's own seeds are not cached: their owner's memory is as near.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -122,8 +121,8 @@ impl PagerServer<'_> {
         let child = &served.child;
         for run in read.slots.iter().flat_map(|slots| child.populated.runs_of(slots.clone())) {
             let source = child.source_of_run(&run);
-            let Some((pages, behind)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { return };
-            data = behind;
+            let Some((pages, rest)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { return };
+            data = rest;
             if child.uses_cache(&self.cache, source) {
                 self.cache.count_misses(run.count);
                 let first = (run.origin.extent, run.origin.page);
@@ -145,8 +144,8 @@ impl PagerServer<'_> {
 
     /// Forgets what is due, and asks owners for seeds that they may have dropped.
     pub(in crate::pager) fn revalidate_cache(&mut self) {
-        for upkeep in self.cache.due_revalidations(self.now) {
-            match upkeep {
+        for action in self.cache.due_revalidations(self.now) {
+            match action {
                 RevalidationAction::RemoveSeed(seed) => self.cache.remove_seed(&seed),
                 RevalidationAction::CheckOwner(key, owner) => self.check_seed_exists(key, &owner),
             }
@@ -157,9 +156,9 @@ impl PagerServer<'_> {
         let attached = self.attach_owner(owner, key.seed.node());
         // An owner that cannot be reached is asked again, until it was silent for too long.
         let Ok(owner) = attached else { return };
-        let (aside, extent) = (AuxiliaryRequest::SeedExists(key.seed.clone()), ExtentId::DESCRIPTOR);
+        let (request, extent) = (AuxiliaryRequest::SeedExists(key.seed.clone()), ExtentId::DESCRIPTOR);
         let spans = vec![Span { extent, offset: 0, bytes: 1 }];
-        self.owners.submit_auxiliary(owner, (&key, ReadMode::Exact, spans), self.now + SEED_CHECK_TIMEOUT, aside);
+        self.owners.submit_auxiliary(owner, (&key, ReadMode::Exact, spans), self.now + SEED_CHECK_TIMEOUT, request);
         self.lanes_to_poll.insert((owner, Lane::Bulk));
         self.owners.detach(owner, self.now);
     }

@@ -1,6 +1,6 @@
-//! The room of the page cache: an arena in slabs. A slab belongs to one seed, and is filled page by page as pages come,
-//! so that what was wanted together lies together. Where all are taken, the one that was used longest ago is taken from
-//! its seed. Which page is where is the cache's business.
+//! The slab allocator of the page cache: an arena divided into slabs. A slab belongs to one seed. Pages fill it in the
+//! order in which they arrive, so that pages that were wanted together lie together. When no slab is free, the least
+//! recently used one is taken from its seed. `PageCache` records which page is in which frame.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -82,7 +82,7 @@ impl SlabAllocator {
     ///
     /// # Errors
     /// As mmap(2), where the room cannot be reserved.
-    pub(super) fn allocate(&mut self, tenant: &Arc<SeedKey>) -> io::Result<Option<(u32, Option<Eviction>)>> {
+    pub(super) fn allocate(&mut self, seed: &Arc<SeedKey>) -> io::Result<Option<(u32, Option<Eviction>)>> {
         if self.bytes_max == 0 {
             return Ok(None);
         }
@@ -95,16 +95,16 @@ impl SlabAllocator {
         let eviction = if self.free.is_empty() { self.evict() } else { None };
         let Some(slab) = self.free.pop() else { return Ok(None) };
         self.clock += 1;
-        self.slabs[slab as usize] = Slab { seed: Some(tenant.clone()), pages: Vec::new(), last_used: self.clock };
+        self.slabs[slab as usize] = Slab { seed: Some(seed.clone()), pages: Vec::new(), last_used: self.clock };
         self.used_by_age.insert((self.clock, slab));
         Ok(Some((slab, eviction)))
     }
 
     fn evict(&mut self) -> Option<Eviction> {
         let (_, slab) = self.used_by_age.pop_first()?;
-        let Slab { seed: tenant, pages, .. } = std::mem::take(&mut self.slabs[slab as usize]);
+        let Slab { seed, pages, .. } = std::mem::take(&mut self.slabs[slab as usize]);
         self.free.push(slab);
-        Some(Eviction { seed: tenant?, slab, pages })
+        Some(Eviction { seed: seed?, slab, pages })
     }
 
     /// Takes a slab from its seed, and gives its memory back.

@@ -1,4 +1,4 @@
-//! The cache with pages that say what they are.
+//! Tests of the page cache, with pages whose bytes name their seed, extent and number.
 
 use std::time::Duration;
 

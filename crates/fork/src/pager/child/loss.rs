@@ -1,5 +1,5 @@
-//! Loss of a child's memory: of a seed whose owner cannot be reached or does not have it any more. What is missing then raises
-//! SIGBUS, and the child's directory says why.
+//! Loss of a child's memory: the owner of a seed cannot be reached, or does not have the seed any more. Missing pages
+//! then raise SIGBUS, and `LOST_FILE` in the child's directory gives the reason.
 
 use std::fs;
 

@@ -1,6 +1,7 @@
-//! A child that the pager serves: its plan, its journal, and the address spaces of it and of what it forked.
-//!
-//! What it may become: independent of its seed (`settle`), a parent (`templates`), or a copy's origin (`zygotes`).
+//! A child that the pager serves: its plan, its journal, and the address spaces of its processes and of their forks.
+//! `settle` makes it independent of its seed, `templates` lets a capture clone it, and `zygotes` turns the forks of a
+//! zygote into children. `stub_recovery` restores it when keeper, pager and holder were killed together.
+//! `server` owns the children; `faults` and `control` call them.
 
 mod loss;
 pub(super) mod settle;
@@ -156,7 +157,7 @@ pub(super) struct Child {
     pub(super) next_space: AddressSpaceId,
     /// Own processes that are still to be heard of.
     awaited_processes: AddressSpaceId,
-    /// Before this it is not asked again why nothing can be installed (`lengthened`).
+    /// Before this it is not asked again why nothing can be installed (`mremap_growth`).
     pub(super) next_growth_check: Option<Instant>,
     /// Spaces of which it is not known yet which changes of their parents' they have.
     pub(super) unresolved_forks: BTreeSet<AddressSpaceId>,
@@ -191,7 +192,7 @@ impl Child {
     /// [`ChildError`].
     pub(super) fn recover(id: ChildId, dir: &Path) -> Result<Self, ChildError> {
         let plan = MemoryPlan::read(dir)?;
-        let (journal, replay) =
+        let (journal, contents) =
             Journal::open(dir).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::from_plan(id, dir, plan, journal);
         child.loss_reason = fs::read_to_string(dir.join(LOST_FILE)).ok();
@@ -199,7 +200,7 @@ impl Child {
         if let (Some(_), [only]) = (&child.loss_reason, &mut child.sources[..]) {
             only.is_lost = true;
         }
-        child.restore_from_journal(replay);
+        child.restore_from_journal(contents);
         child.settling = SettlePhase::recover(dir);
         if child.settling.is_settled() {
             child.spaces.values_mut().for_each(AddressSpace::mark_settled);
@@ -208,8 +209,8 @@ impl Child {
     }
 
     pub(super) fn from_plan(id: ChildId, dir: &Path, plan: MemoryPlan, journal: Journal) -> Self {
-        let zygote = plan.is_zygote.then(|| ZygoteCopies::from_dir(dir));
-        Self { zygote_copies: zygote, ..Self::from_loaded_plan(id, dir, LoadedPlan::from_plan(plan), journal) }
+        let zygote_copies = plan.is_zygote.then(|| ZygoteCopies::from_dir(dir));
+        Self { zygote_copies, ..Self::from_loaded_plan(id, dir, LoadedPlan::from_plan(plan), journal) }
     }
 
     /// A child of which nothing is known yet but its plan.
@@ -323,8 +324,8 @@ impl Child {
     }
 
     /// Installs what is left of a delivery, or `slots_max` of it, and cuts from it what is done.
-    pub(super) fn install_pages(&mut self, delivery: &mut CompletedRead, slots_max: u64) -> InstallOutcome {
-        let CompletedRead { read, data, offset } = delivery;
+    pub(super) fn install_pages(&mut self, completed_read: &mut CompletedRead, slots_max: u64) -> InstallOutcome {
+        let CompletedRead { read, data, offset } = completed_read;
         let Some(address_space) = self.spaces.get_mut(&read.space) else { return InstallOutcome::ProcessGone };
         let mut room = slots_max;
         while let Some(slots) = read.slots.first_mut().filter(|slots| room > 0 || slots.is_empty()) {
@@ -442,16 +443,16 @@ impl Child {
 
     /// Puts what its spaces are at now in the place of all that its journal tells.
     pub(super) fn compact_journal(&mut self) {
-        let address_space = |(number, space): (&AddressSpaceId, &AddressSpace)| AddressSpaceSnapshot {
+        let take_snapshot = |(number, address_space): (&AddressSpaceId, &AddressSpace)| AddressSpaceSnapshot {
             id: *number,
-            uffd: space.raw_fd(),
-            segments: space.segments().copied().collect(),
+            uffd: address_space.raw_fd(),
+            segments: address_space.segments().copied().collect(),
         };
         let snapshot =
-            JournalSnapshot { spaces: self.spaces.iter().map(address_space).collect(), next_space: self.next_space };
+            JournalSnapshot { spaces: self.spaces.iter().map(take_snapshot).collect(), next_space: self.next_space };
         let uffd = self.spaces.get(&0).map_or(-1, AddressSpace::raw_fd);
-        let restarted = self.journal.compact(AdoptionState::Active { uffd }, &snapshot);
-        if let Err(error) = &restarted
+        let compacted = self.journal.compact(AdoptionState::Active { uffd }, &snapshot);
+        if let Err(error) = &compacted
             && !self.journal_failed
         {
             let dir = self.dir.display();
@@ -459,16 +460,16 @@ impl Child {
                 "the full journal in {dir} cannot be replaced: {error}; make room, for until then a pager that is killed loses changes of the child's memory map"
             );
         }
-        self.journal_failed = restarted.is_err();
+        self.journal_failed = compacted.is_err();
     }
 
-    fn restore_from_journal(&mut self, replay: JournalContents) {
-        self.counters = replay.counters;
-        self.stub_queue = replay.stub_queue().and_then(|number| adopt_raw_fd(number).ok()).map(StubQueue::new);
-        if let AdoptionState::AwaitingUffd { socket } = replay.state {
+    fn restore_from_journal(&mut self, contents: JournalContents) {
+        self.counters = contents.counters;
+        self.stub_queue = contents.stub_queue().and_then(|number| adopt_raw_fd(number).ok()).map(StubQueue::new);
+        if let AdoptionState::AwaitingUffd { socket } = contents.state {
             self.uffd_socket = adopt_raw_fd(socket).ok().map(ManuallyDrop::new);
         }
-        let ReplayResult { spaces, next_space } = replay::replay_journal(replay, &self.planned_maps);
+        let ReplayResult { spaces, next_space } = replay::replay_journal(contents, &self.planned_maps);
         self.next_space = next_space;
         self.awaited_processes -=
             self.awaited_processes.min(spaces.range(..self.awaited_processes).count() as AddressSpaceId);

@@ -1,17 +1,7 @@
-//! Settling: a child takes the rest of its pages in the background, and needs its seed no more.
-//!
-//! ```text
-//!  idle ─▶ underway ─┬─▶ settled: whatever is missing now is zero; the owner is never asked again
-//!            ▲       └─▶ failed: its owner did not give a page; the child goes on as before
-//!            └────────────────┘ asked again
-//! ```
-//!
-//! Pages come over the bulk lane, so that whoever waits for one is served first, and one read of a settling child goes
-//! out before what is wanted soon, so that no stream holds it up for ever. A failure is the settling's alone: only who
-//! touches a page that cannot be had loses its memory.
-//!
-//! Two empty files in the child's directory survive a pager that is killed: that it settles, and that it has settled.
-//! The second is written before the page maps are forgotten.
+//! Settling: a child fetches the rest of its pages in the background, and then does not need its seed any more.
+//! `PagerRequest::Settle` starts it; `faults` calls `run_settle_steps` in each round. `SettlePhase` shows the states.
+//! Two empty files in the child's directory survive a killed pager: `SETTLING_FILE` and `SETTLED_FILE`. The second is
+//! written before the page maps are dropped.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -39,7 +29,15 @@ pub const SETTLED_FILE: &str = "settled";
 /// Looks at a memory map that changes meanwhile, until two are alike. What is left registered then is still served.
 const MAP_SCANS_MAX: usize = 4;
 
-/// How a child's settling stands.
+/// The state of a child's settling.
+///
+/// ```text
+///  Idle ─▶ Running ─┬─▶ Settled: missing pages are zero from now on; the owner is never asked again
+///            ▲      └─▶ Failed: the owner did not deliver a page; the child continues as before
+///            └──────────────┘ requested again
+/// ```
+///
+/// A failed read ends only the settling. The child loses memory only if it touches a page that cannot be fetched.
 #[derive(Debug, Default)]
 pub(in crate::pager) enum SettlePhase {
     /// Nobody asked for it.
@@ -97,12 +95,13 @@ impl SettlePhase {
     }
 
     /// What it means that a read ahead failed that was asked for at this time.
-    fn classify_failed_read(&self, asked_at: Instant) -> SettleReadFailure {
+    fn classify_failed_read(&self, submitted_at: Instant) -> SettleReadFailure {
         match self {
-            Self::Running { since, .. } => {
-                SettleReadFailure { belongs_to_settle: true, ends_settle: since.is_none_or(|since| since <= asked_at) }
-            }
-            Self::Failed { at, .. } => SettleReadFailure { belongs_to_settle: asked_at <= *at, ends_settle: false },
+            Self::Running { since, .. } => SettleReadFailure {
+                belongs_to_settle: true,
+                ends_settle: since.is_none_or(|since| since <= submitted_at),
+            },
+            Self::Failed { at, .. } => SettleReadFailure { belongs_to_settle: submitted_at <= *at, ends_settle: false },
             Self::Idle | Self::Settled => SettleReadFailure { belongs_to_settle: false, ends_settle: false },
         }
     }
@@ -261,12 +260,15 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Asks for pages of children that settle, in turn, at most so many reads.
+    /// Submits reads for children that settle, in turn, at most `reads_max`.
+    ///
+    /// They use the bulk lane, so that pages for which a thread waits are served first. In each round one settling read
+    /// is submitted before the prefetches, so that an endless stream does not hold it up.
     pub(in crate::pager) fn run_settle_steps(&mut self, reads_max: usize) {
         for _ in 0..reads_max {
             let turns = self.settle_queue.len();
-            let has_asked = (0..turns).any(|_| self.run_next_settle() == SettleStep::Requested);
-            if !has_asked {
+            let has_requested = (0..turns).any(|_| self.run_next_settle() == SettleStep::Requested);
+            if !has_requested {
                 return;
             }
         }
@@ -323,12 +325,12 @@ impl PagerServer<'_> {
         error: &dyn std::fmt::Display,
     ) -> bool {
         let Some(served) = self.children.get_mut(&read.child) else { return false };
-        let SettleReadFailure { belongs_to_settle: is_a_settlings, ends_settle: ends_it } =
+        let SettleReadFailure { belongs_to_settle, ends_settle } =
             served.child.settling.classify_failed_read(read.submitted_at);
-        if ends_it {
+        if ends_settle {
             served.child.fail_settle(error.to_string(), self.now);
         }
-        is_a_settlings
+        belongs_to_settle
     }
 }
 
@@ -343,8 +345,8 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let underway = |since| SettlePhase::Running { cursors: BTreeMap::new(), since };
-        let fails = |settling: &SettlePhase, asked_at| {
-            let read = settling.classify_failed_read(asked_at);
+        let fails = |settling: &SettlePhase, submitted_at| {
+            let read = settling.classify_failed_read(submitted_at);
             (read.belongs_to_settle, read.ends_settle)
         };
         assert_eq!(fails(&SettlePhase::Idle, at(1)), (false, false));

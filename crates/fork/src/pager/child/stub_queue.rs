@@ -1,14 +1,7 @@
-//! The queue of a container's stub: a socket that is connected to itself, with a message for each userfaultfd of the child's
-//! processes in it. The stub holds it and reads nothing; it is what is left where keeper, pager and holder die together.
-//!
-//! ```text
-//!  message    space u32                 with the userfaultfd
-//!             0xffffffff, nonce u32     none: where a rotation began
-//! ```
-//!
-//! The restorer sends those of the child's own processes, the pager those of what they fork, as soon as it has read of a fork.
-//! Of processes that have ended the userfaultfds are taken out by a *rotation*: each message that is to stay is sent again
-//! before it is taken from the front, so that at no moment it is not there.
+//! The queue of a container's stub: a socket connected to itself, with one message for each userfaultfd of the child.
+//! The stub holds the socket open and never reads it. The queue remains when keeper, pager and holder die together, and
+//! `stub_recovery` restores the child from it. The restorer sends the userfaultfds of the child's own processes. The
+//! pager adds those of forked processes, each as soon as it has read the fork event.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,6 +23,14 @@ const QUEUE_BYTES_MAX: usize = 64 << 20;
 const ROTATION_MARKER: AddressSpaceId = AddressSpaceId::MAX;
 
 /// A queue, from the pager's side. Like a userfaultfd, never closed by a drop.
+///
+/// ```text
+///  message    space u32                 with the userfaultfd of that address space
+///             0xffffffff, nonce u32     without a descriptor: the start of a rotation
+/// ```
+///
+/// A *rotation* takes out the userfaultfds of ended processes. Each message to keep is sent again before it is taken
+/// from the front, so that it is in the queue at all times.
 #[derive(Debug)]
 pub(in crate::pager) struct StubQueue {
     socket: ManuallyDrop<OwnedFd>,
@@ -103,24 +104,24 @@ impl StubQueue {
     /// Has every message go round once, but those that `keep` says no of.
     fn rotate_messages(&mut self, mut keep: impl FnMut(AddressSpaceId, OwnedFd) -> bool) -> io::Result<()> {
         self.rotations += 1;
-        let own = [ROTATION_MARKER.to_ne_bytes(), self.rotations.to_ne_bytes()].concat();
-        self.send_growing_buffer(|socket| fd_passing::try_send(socket, &own, &[]))?;
+        let marker = [ROTATION_MARKER.to_ne_bytes(), self.rotations.to_ne_bytes()].concat();
+        self.send_growing_buffer(|socket| fd_passing::try_send(socket, &marker, &[]))?;
         loop {
             let mut bytes = [0; 8];
             let (length, mut fds) = fd_passing::peek(self.socket.as_fd(), &mut bytes, 1)?;
             let space = AddressSpaceId::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            let is_own_mark = bytes[..length] == own[..];
+            let is_own_marker = bytes[..length] == marker[..];
             if let Some(uffd) = fds.pop().filter(|_| length == size_of::<AddressSpaceId>()) {
-                let again = uffd.try_clone()?;
+                let duplicate = uffd.try_clone()?;
                 if keep(space, uffd) {
                     self.send_growing_buffer(|socket| {
-                        fd_passing::try_send(socket, &bytes[..length], &[again.as_fd()])
+                        fd_passing::try_send(socket, &bytes[..length], &[duplicate.as_fd()])
                     })?;
                 }
             }
             // A mark of another rotation is one of a pager that was killed meanwhile.
             fd_passing::receive(self.socket.as_fd(), &mut bytes, 1)?;
-            if is_own_mark {
+            if is_own_marker {
                 return Ok(());
             }
         }

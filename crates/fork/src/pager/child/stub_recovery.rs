@@ -1,9 +1,8 @@
-//! What the stub of a child's container holds for it: filled while the child is served, and taken back where keeper, pager and
-//! holder were killed together.
-//!
-//! The journal tells which address spaces there were and what their maps show; the queue has the userfaultfds. What the journal
-//! tells of and the queue lacks was forked in the moment of the kill, after the kernel had told of it and before it was put there:
-//! a process that has read zeroes since. The daemon ends such a child.
+//! Fills the queue of a child's stub while the child is served. `PagerRequest::Reclaim` restores the child from it
+//! after keeper, pager and holder were killed together.
+//! The journal lists the address spaces and their maps; the queue has the userfaultfds. A space that only the journal
+//! lists was forked just before the kill: its fork event was read, but its userfaultfd was not queued yet. Its process
+//! has read zeroes since, so the daemon ends such a child.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,10 +64,10 @@ impl Child {
     /// Takes out of the queue what this pager does not serve.
     pub(super) fn prune_stub_queue(&mut self) {
         let Some(queue) = &mut self.stub_queue else { return };
-        let (spaces, own) = (&self.spaces, self.planned_maps.len() as AddressSpaceId);
-        let are_all_there = self.uffd_socket.is_none();
+        let (spaces, own_count) = (&self.spaces, self.planned_maps.len() as AddressSpaceId);
+        let have_all_arrived = self.uffd_socket.is_none();
         // One of its own may be on its way here.
-        let is_wanted = |space: AddressSpaceId| spaces.contains_key(&space) || (!are_all_there && space < own);
+        let is_wanted = |space: AddressSpaceId| spaces.contains_key(&space) || (!have_all_arrived && space < own_count);
         if let Err(error) = queue.prune(is_wanted) {
             tracing::error!("child {}: what its stub holds cannot be sorted: {error}", self.id);
         }
@@ -82,18 +81,18 @@ impl Child {
     fn reclaim(id: ChildId, dir: &Path, queue: OwnedFd) -> Result<(Self, usize), ChildError> {
         let journal_error = |source| ChildError::Journal { dir: dir.to_owned(), source };
         let plan = MemoryPlan::read(dir)?;
-        let (journal, replay) = Journal::open(dir).map_err(journal_error)?;
-        let counters = replay.counters;
+        let (journal, contents) = Journal::open(dir).map_err(journal_error)?;
+        let counters = contents.counters;
         let mut child = Self::from_plan(id, dir, plan, journal);
-        let ReplayResult { mut spaces, next_space } = replay::replay_journal(replay, &child.planned_maps);
+        let ReplayResult { mut spaces, next_space } = replay::replay_journal(contents, &child.planned_maps);
         let mut queue = StubQueue::new(queue);
-        let held = queue.duplicate_userfaultfds().map_err(journal_error)?;
+        let userfaultfds = queue.duplicate_userfaultfds().map_err(journal_error)?;
         // The journal may not have heard of one that was on its way.
         for (number, map) in child.planned_maps.iter().enumerate() {
             spaces.entry(number as AddressSpaceId).or_insert_with(|| (-1, map.clone()));
         }
-        let own = child.planned_maps.len() as AddressSpaceId;
-        for (number, uffd) in held {
+        let own_count = child.planned_maps.len() as AddressSpaceId;
+        for (number, uffd) in userfaultfds {
             let Ok(uffd) = Userfaultfd::from_fd(uffd) else { continue };
             let Some((_, map)) = spaces.remove(&number) else { continue };
             if !uffd.is_process_gone() {
@@ -101,7 +100,7 @@ impl Child {
                 child.spaces.insert(number, address_space);
             }
         }
-        let lost = spaces.range(own..).count();
+        let lost = spaces.range(own_count..).count();
         (child.counters, child.next_space, child.awaited_processes) = (counters, next_space, 0);
         let snapshot = JournalSnapshot {
             spaces: child

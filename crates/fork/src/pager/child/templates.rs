@@ -1,16 +1,7 @@
-//! Templates of children: a capture clones a process that is served, and reads the clone, which never runs.
-//!
-//! ```text
-//!  capture   next space? ─ pause: clone ─ which space? ─ let go ─ its map ─ leave it
-//!  kernel                    └ fork event: a space like any other
-//! ```
-//!
-//! What a template lacks is not fetched: whoever is made of it gets that from the seeds that own it. So its map is told, as
-//! it was at the clone, and its userfaultfd closed, which makes it a process that nobody serves: what it lacks reads as
-//! zeroes, and is read by nobody.
-//!
-//! A fork event does not say of which process it is. The capture has pages mapped in the process just for the pause: among
-//! the spaces that are younger than its question, the template's is the one in which they are mapped.
+//! Templates of children: a capture clones a served process and reads the clone, which never runs.
+//! The pager finds the template's address space, lists its map and closes its userfaultfd. It fetches no pages for it:
+//! children of the new seed get the missing pages from the seeds that own them.
+//! After the close the missing pages read as zeroes. So the template must never run, and its map is listed before.
 
 use farfork_wire::{ChildId, PAGE_SIZE};
 
@@ -18,6 +9,16 @@ use crate::pager::control::protocol::{PagerReply, SEGMENTS_PER_REPLY_MAX};
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::page_map::MapSegment;
 use crate::pager::server::PagerServer;
+
+// Requests of a capture, in order:
+//
+//  capture   NextSpace ─ pause: clone ─ FindSpace ─ resume ─ ListSegments ─ CloseSpace
+//  kernel                    └ fork event: an address space like any other
+//
+// `ListSegments` gives the template's map as it was at the clone.
+//
+// A fork event does not say which process was forked. The capture maps pages in the parent just for the pause. Of the
+// spaces that are not older than the reply to `NextSpace`, the template's is the one in which these pages are mapped.
 
 impl PagerServer<'_> {
     /// The number that the next space of a child gets.
@@ -56,8 +57,8 @@ impl PagerServer<'_> {
         let Some(address_space) = served.and_then(|served| served.child.spaces.get(&space)) else {
             return refuse_unknown_child(id);
         };
-        let behind = address_space.segments().filter(|segment| segment.start >= from);
-        PagerReply::Segments(behind.take(SEGMENTS_PER_REPLY_MAX).copied().collect::<Vec<MapSegment>>())
+        let segments = address_space.segments().filter(|segment| segment.start >= from);
+        PagerReply::Segments(segments.take(SEGMENTS_PER_REPLY_MAX).copied().collect::<Vec<MapSegment>>())
     }
 
     /// Closes a template's userfaultfd.

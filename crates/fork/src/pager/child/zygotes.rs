@@ -1,21 +1,7 @@
-//! Zygotes: served like children, but that what they fork are children of their own.
-//!
-//! ```text
-//!  zygote's space ── fork event ─▶ a space of the zygote's, served at once ── Transfer ─▶ the child's own space 0
-//!                                    └ what that has forked meanwhile ─────────────────▶ 1, 2, …
-//! ```
-//!
-//! A fork event does not say of which child it is. Copies are made one at a time, and each is transferred before the next:
-//! all spaces of a zygote but its own are then the newest copy's. Until it is transferred, a copy is served as a process of
-//! the zygote's: from the same seed, by the same map.
-//!
-//! A copy's journal begins with its userfaultfd, and with a snapshot where its map is not the plan's any more; when that is
-//! written, the zygote's says that the space is gone. A pager that is killed in between leaves it in both: it is the child's.
-//!
-//! A zygote touches nothing itself. It is given what was touched of the seed's working set when it is adopted, and looks for more of it
-//! while copies are made, and for what it lacks of whole huge pages, which the node makes of them: a copy of one costs a fork as
-//! little as that of a small page. What arrives is there for later copies. What a copy waits for besides, it is given when the next
-//! copy is made; and that is told as any child's.
+//! Zygotes: processes that are served like children, except that their forks (*copies*) become children of their own.
+//! `PagerRequest::Transfer` turns the newest copy of a zygote into a child.
+//! A fork event does not say which child it belongs to. So the daemon makes one copy at a time, and transfers it before
+//! it makes the next. All spaces of a zygote except space 0 therefore belong to its newest copy.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -56,6 +42,26 @@ const HUGE_PAGE_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
 /// A zygote that has so large a part of a unit, a sixteenth, is given the rest: what was touched of it so far says that more will
 /// be, and a copy of one huge page takes as long as one of a small page.
 const HUGE_FILL_FRACTION: u64 = 16;
+
+// How a copy becomes a child:
+//
+//  zygote's space 0 ── fork event ─▶ another space of the zygote, served at once ── Transfer ─▶ the child's space 0
+//                                      └ what the copy has forked meanwhile ───────────────────▶ 1, 2, …
+//
+// Until its transfer a copy is served as a process of the zygote: from the same seed, with the same map.
+//
+// The copy's journal starts with its userfaultfd, and with a snapshot if its map is not the plan's any more. After that
+// is written, the zygote's journal records that the space is closed. A pager that is killed in between leaves the space
+// in both journals. It then belongs to the child (`resolve_transferred_spaces`).
+//
+// A zygote touches no page itself. It gets its pages as follows:
+// - When it is adopted it gets the touched pages of its seed's working set.
+// - While copies are made, it requests the set again, and fetches what it lacks of huge pages that it has in part
+//   (`missing_huge_page_slots`). The node makes huge pages of complete ones: a huge page costs a copy's fork as little
+//   as a small page.
+// - When the next copy is made, it gets the pages for which copies waited. A copy's faults are also reported to the
+//   owner, like those of any child.
+// Later copies have the pages that have arrived by then.
 
 /// What a zygote has forked.
 #[derive(Debug, Clone, Copy, Default)]
@@ -108,9 +114,9 @@ impl Child {
         let Some(address_space) = self.spaces.get(&0) else { return Vec::new() };
         let mut room = ZYGOTE_FILLED_PAGES_MAX.saturating_sub(self.zygote_page_count());
         let mut wanted = Vec::new();
-        let begun = address_space.partly_filled_units(HUGE_PAGE_BYTES, &self.populated);
-        let whole = |unit: u64| huge_page_slots(unit, address_space.segment_at(unit)?, &self.populated);
-        for unit in begun.into_iter().filter_map(whole) {
+        let partial_units = address_space.partly_filled_units(HUGE_PAGE_BYTES, &self.populated);
+        let slots_of_unit = |unit: u64| huge_page_slots(unit, address_space.segment_at(unit)?, &self.populated);
+        for unit in partial_units.into_iter().filter_map(slots_of_unit) {
             let (missing, _) = address_space.missing_slots_in(unit, HUGE_PAGE_PAGES);
             let count: u64 = missing.iter().map(|slots| slots.end - slots.start).sum();
             if (1..=HUGE_PAGE_PAGES - HUGE_PAGE_PAGES / HUGE_FILL_FRACTION).contains(&count) && count <= room {
@@ -140,16 +146,16 @@ impl Child {
     /// The plan of a copy: most have the one that is there for all, which is known.
     fn load_copy_plan(&self, dir: &Path) -> Result<LoadedPlan, String> {
         let (populated, maps) = (self.populated.clone(), self.planned_maps.clone());
-        let of_all = self.zygote_copies.and_then(|zygote_copies| zygote_copies.copy_plan);
-        if of_all.is_some() && of_all == PlanFileId::for_child(dir) {
+        let shared_plan = self.zygote_copies.and_then(|zygote_copies| zygote_copies.copy_plan);
+        if shared_plan.is_some() && shared_plan == PlanFileId::for_child(dir) {
             return Ok(LoadedPlan { sources: self.sources.clone(), strategy: self.strategy, populated, maps });
         }
-        let own = LoadedPlan::from_plan(MemoryPlan::read(dir).map_err(|error| error.to_string())?);
+        let loaded = LoadedPlan::from_plan(MemoryPlan::read(dir).map_err(|error| error.to_string())?);
         let keys = |sources: &[ChildSource]| sources.iter().map(|source| source.key.clone()).collect::<Vec<_>>();
-        if own.populated != populated || keys(&own.sources) != keys(&self.sources) {
+        if loaded.populated != populated || keys(&loaded.sources) != keys(&self.sources) {
             return Err("its memory plan is not its zygote's".to_owned());
         }
-        Ok(LoadedPlan { populated, ..own })
+        Ok(LoadedPlan { populated, ..loaded })
     }
 
     /// The journal of a copy, whose spaces have the numbers from `first` on. Where it has a single one that is still as planned, that is all
@@ -202,7 +208,7 @@ impl PagerServer<'_> {
         &mut self,
         zygote: &ChildId,
         (id, dir, pid): (&ChildId, &Path, i32),
-        keep: Option<OwnedFd>,
+        stub_queue: Option<OwnedFd>,
     ) -> PagerReply {
         // Else it is asked again, because a reply was lost.
         if self.child_key(id).is_none()
@@ -211,12 +217,12 @@ impl PagerServer<'_> {
             return PagerReply::Refused(format!("child {id} is not served: {reason}"));
         }
         let served = self.child_key(id).and_then(|key| self.children.get_mut(&key));
-        let kept = match (served, keep) {
-            (Some(served), Some(keep)) => served.child.fill_stub_queue(keep),
+        let filled = match (served, stub_queue) {
+            (Some(served), Some(stub_queue)) => served.child.fill_stub_queue(stub_queue),
             // It has ended already.
             _ => Ok(()),
         };
-        match kept {
+        match filled {
             Ok(()) => PagerReply::Done,
             Err(error) => PagerReply::Refused(format!("child {id}: nobody keeps its userfaultfd: {error}")),
         }
@@ -331,9 +337,10 @@ impl PagerServer<'_> {
 /// What both a zygote and a child have, when a pager was killed while it was transferred, is the child's.
 pub(in crate::pager) fn resolve_transferred_spaces(children: &mut [Child]) {
     let of_children = children.iter().filter(|child| child.zygote_copies.is_none());
-    let theirs: BTreeSet<i32> = of_children.flat_map(|child| child.spaces.values().map(AddressSpace::raw_fd)).collect();
+    let child_fds: BTreeSet<i32> =
+        of_children.flat_map(|child| child.spaces.values().map(AddressSpace::raw_fd)).collect();
     for zygote in children.iter_mut().filter(|child| child.zygote_copies.is_some()) {
-        let moved = zygote.spaces.iter().filter(|(_, address_space)| theirs.contains(&address_space.raw_fd()));
+        let moved = zygote.spaces.iter().filter(|(_, address_space)| child_fds.contains(&address_space.raw_fd()));
         let moved: Vec<AddressSpaceId> = moved.map(|(number, _)| *number).collect();
         for number in moved {
             zygote.spaces.remove(&number);

@@ -1,7 +1,5 @@
-//! The daemon's side of the control socket.
-//!
-//! Requests survive a pager that is killed under them: the socket stays, the next pager answers, and each request may
-//! be repeated.
+//! The daemon's side of the control socket: `PagerClient`.
+//! Requests survive a killed pager. The socket stays open, the next pager answers, and every request may be repeated.
 
 use std::cell::RefCell;
 use std::io;
@@ -97,13 +95,12 @@ impl PagerClient {
     /// adoption. The child may be begun meanwhile: what it misses waits until it is served.
     pub fn start_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> PendingAdoption<'_> {
         let request = PagerRequest::Adopt { child: child.clone(), dir: child_dir.to_owned() };
-        let sent_request = self.send_request(&request, &[uffd_socket.as_fd()]);
-        PendingAdoption { client: self, request, uffd_socket, sent: sent_request }
+        let sent = self.send_request(&request, &[uffd_socket.as_fd()]);
+        PendingAdoption { client: self, request, uffd_socket, sent }
     }
 
     /// Has what a zygote has just forked served as a child of its own, whose memory plan stands in `child_dir`; `pid` is its
-    /// process. `keep` is where
-    /// its userfaultfd goes, too. No other copy of the zygote may be made meanwhile.
+    /// process. `stub_queue` gets its userfaultfd, too. No other copy of the zygote may be made meanwhile.
     ///
     /// # Errors
     /// [`ClientError::Refused`] where the zygote's own memory is lost, or the plan is another's; [`ClientError::Silent`].
@@ -111,10 +108,10 @@ impl PagerClient {
         &self,
         zygote: &ChildId,
         (child, child_dir, pid): (&ChildId, &Path, i32),
-        keep: BorrowedFd<'_>,
+        stub_queue: BorrowedFd<'_>,
     ) -> Result<(), ClientError> {
         let (zygote, child, dir) = (zygote.clone(), child.clone(), child_dir.to_owned());
-        self.call(&PagerRequest::Transfer { zygote, child, dir, pid }, &[keep]).map(drop)
+        self.call(&PagerRequest::Transfer { zygote, child, dir, pid }, &[stub_queue]).map(drop)
     }
 
     /// Whether what a zygote is to be given of its seed's working set is still on its way: a copy that is made meanwhile fetches it
@@ -173,12 +170,12 @@ impl PagerClient {
     ///
     /// # Errors
     /// [`ClientError::Trusting`]; [`ClientError::Silent`], also where it cannot use what it is told to.
-    pub fn set_trust_policy(&self, trusting: &TrustPolicy) -> Result<(), ClientError> {
+    pub fn set_trust_policy(&self, policy: &TrustPolicy) -> Result<(), ClientError> {
         let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
-        trusting.write(run_dir).map_err(ClientError::TrustPolicy)?;
+        policy.write(run_dir).map_err(ClientError::TrustPolicy)?;
         let deadline = Instant::now() + CALL_TIMEOUT;
         self.call(&PagerRequest::Replace, &[])?;
-        while self.hello()?.trust_policy != *trusting {
+        while self.hello()?.trust_policy != *policy {
             if Instant::now() >= deadline {
                 return Err(ClientError::NoReply {
                     socket: self.socket.clone(),
@@ -353,12 +350,12 @@ impl PagerClient {
         &self,
         request: &PagerRequest,
         fds: &[BorrowedFd<'_>],
-        mut asked: io::Result<SentRequest>,
+        mut sent: io::Result<SentRequest>,
     ) -> Result<PagerReply, ClientError> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         loop {
-            let was_kept = asked.as_ref().is_ok_and(|sent_request| sent_request.was_reused);
-            match asked.and_then(|sent_request| self.receive_reply(sent_request.socket, deadline)) {
+            let was_reused = sent.as_ref().is_ok_and(|sent_request| sent_request.was_reused);
+            match sent.and_then(|sent_request| self.receive_reply(sent_request.socket, deadline)) {
                 Ok(PagerReply::Refused(reason)) => return Err(ClientError::Refused(reason)),
                 Err(cause) if is_version_mismatch(&cause) => {
                     return Err(ClientError::VersionMismatch(cause.to_string()));
@@ -368,18 +365,18 @@ impl PagerClient {
                     return Err(ClientError::NoReply { socket: self.socket.clone(), cause });
                 }
                 // The pager has closed it since: it is no sign that there is none.
-                Err(_) if was_kept => self.lock_idle_connections().clear(),
+                Err(_) if was_reused => self.lock_idle_connections().clear(),
                 Err(_) => std::thread::sleep(RETRY_BACKOFF),
             }
-            asked = self.send_request(request, fds);
+            sent = self.send_request(request, fds);
         }
     }
 
     /// Sends a request; gives the connection on which the reply will come.
     fn send_request(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> io::Result<SentRequest> {
         let bytes = encode(request).map_err(io::Error::other)?;
-        let kept = self.lock_idle_connections().pop();
-        if let Some(socket) = kept
+        let idle = self.lock_idle_connections().pop();
+        if let Some(socket) = idle
             && fd_passing::send(socket.as_fd(), &bytes, fds).is_ok()
         {
             return Ok(SentRequest { socket, was_reused: true });
@@ -395,9 +392,9 @@ impl PagerClient {
     /// Waits for a reply, and keeps the connection.
     fn receive_reply(&self, socket: OwnedFd, deadline: Instant) -> io::Result<PagerReply> {
         let reply = read_reply(&socket, deadline)?;
-        let mut kept = self.lock_idle_connections();
-        if kept.len() < IDLE_CONNECTIONS_MAX {
-            kept.push(socket);
+        let mut idle = self.lock_idle_connections();
+        if idle.len() < IDLE_CONNECTIONS_MAX {
+            idle.push(socket);
         }
         Ok(reply)
     }
@@ -431,8 +428,8 @@ impl PendingAdoption<'_> {
     /// # Errors
     /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
     pub fn wait(self) -> Result<(), ClientError> {
-        let Self { client, request, uffd_socket, sent: asked } = self;
-        client.await_reply(&request, &[uffd_socket.as_fd()], asked).map(drop)
+        let Self { client, request, uffd_socket, sent } = self;
+        client.await_reply(&request, &[uffd_socket.as_fd()], sent).map(drop)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The pager's side of the control socket: few, small requests, each answered at once. The daemon's side is `client`, what they
-//! say is `protocol`.
+//! The pager's side of the control socket. It answers the daemon's requests, which are few and small, each at once.
+//! `client` is the daemon's side, and `protocol` defines the messages.
 
 pub(super) mod client;
 pub(super) mod protocol;

@@ -1,12 +1,5 @@
-//! What the daemon and the pager say to each other: one request and its reply per connection, postcard in messages of
-//! a SOCK_SEQPACKET socket.
-//!
-//! ```text
-//!   0        3        4
-//!   ├────────┼────────┼──────────────────┤
-//!   │ FFP    │ FORM   │ postcard         │     a pager outlives its daemon, also into the next release: what is of
-//!   └────────┴────────┴──────────────────┘     another form is told apart before it is read as something else
-//! ```
+//! The messages between daemon and pager: a `PagerRequest` and its `PagerReply`, in postcard, each one message of a
+//! SOCK_SEQPACKET socket. `client` and `control` send and receive them. Each begins with the format version (`MAGIC`).
 
 use std::path::PathBuf;
 
@@ -25,6 +18,17 @@ pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Changes with every change of the messages below.
 const PROTOCOL_VERSION: u8 = 5;
 
+/// The first bytes of each message.
+///
+/// ```text
+///   0        3                  4
+///   ├────────┼──────────────────┼──────────────────┤
+///   │ FFP    │ PROTOCOL_VERSION │ postcard         │
+///   └────────┴──────────────────┴──────────────────┘
+/// ```
+///
+/// A pager outlives its daemon, and the next daemon may be of another release. A message of another version is rejected
+/// before it is decoded as something else.
 const MAGIC: [u8; 4] = [b'F', b'F', b'P', PROTOCOL_VERSION];
 
 /// Why bytes are no message.

@@ -1,4 +1,4 @@
-//! Who waits for a page: a fault tells the thread's id in its own pid namespace.
+//! Finds the threads that wait for a page. A fault message has the thread's id in the thread's own pid namespace.
 
 use std::fs;
 use std::iter;

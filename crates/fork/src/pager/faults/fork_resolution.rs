@@ -1,9 +1,8 @@
-//! Forked processes of which it is not known yet what they have of their parent's last changes (`fork_order`): when the kernel is
-//! asked, and what follows from its answer. Until then their faults wait, and nothing is fetched for them.
-//!
-//! The parent has to be quiet, so that all changes were heard that the fork may have: it is, unless others of its threads change
-//! the map as well, as soon as the thread that forked goes on, which is before the forked process begins. Who was forked by somebody in
-//! doubt waits for that one.
+//! Resolves which of its parent's last map changes a forked process has: when the kernel is asked
+//! (`page_map::fork_order`), and what follows from the answer. Until then its faults wait, and nothing is fetched for
+//! it. The parent must be quiet first: then all changes that the fork may have were read. Unless other threads of the
+//! parent change its map, it is quiet once the forking thread continues, which is before the forked process starts.
+//! A process whose parent is unresolved waits for its parent.
 
 use std::time::Duration;
 
@@ -58,8 +57,8 @@ impl Child {
             parent.clear_if_quiet();
         }
         // Who is gone has nothing to tell any more.
-        let is_heard = |parent: &AddressSpace| parent.is_map_certain() && parent.uffd().has_no_pending_events();
-        if !self.spaces.get(&parent).is_none_or(is_heard) {
+        let is_quiet = |parent: &AddressSpace| parent.is_map_certain() && parent.uffd().has_no_pending_events();
+        if !self.spaces.get(&parent).is_none_or(is_quiet) {
             return ForkResolution::Pending;
         }
         let Some(address_space) = self.spaces.get_mut(&number) else { return ForkResolution::ProcessGone };
@@ -85,7 +84,7 @@ impl Child {
 
     /// A process was forked with another map than was thought, and so was what it has forked meanwhile.
     fn correct_forked_map(&mut self, number: AddressSpaceId, map: PageMap) {
-        let mut forks = Vec::new();
+        let mut forked_maps = Vec::new();
         for forked in self.unresolved_forks.clone() {
             if let Some(unresolved_fork) =
                 self.spaces.get_mut(&forked).and_then(|address_space| address_space.unresolved_fork_mut())
@@ -93,13 +92,13 @@ impl Child {
             {
                 let mut map = map.clone();
                 crate::pager::page_map::fork_order::MapChange::apply_all(&mut unresolved_fork.changes_before, &mut map);
-                forks.push((forked, map));
+                forked_maps.push((forked, map));
             }
         }
         if let Some(address_space) = self.spaces.get_mut(&number) {
             address_space.rebase_on_map(map);
         }
-        forks.into_iter().for_each(|(forked, map)| self.correct_forked_map(forked, map));
+        forked_maps.into_iter().for_each(|(forked, map)| self.correct_forked_map(forked, map));
     }
 }
 

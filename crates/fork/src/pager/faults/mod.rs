@@ -1,8 +1,7 @@
-//! From a message of the kernel to its answer: events change the map, faults get zeroes, poison, or a page that is
-//! asked for.
-//!
-//! Not all can be answered at once: what is to be done again is in `retries`. Where the kernel's messages do not say all, it is asked:
-//! what a fork has (`doubts`), which memory is locked (`lengthened`) or wiped on fork (`wiped`), who waits (`waiting`).
+//! Handles userfaultfd messages: events update the page map; faults get zeroes, poison or a fetched page.
+//! `server` calls it with the messages and completions of a round. Work that cannot be done yet waits in `retry_queue`.
+//! It asks the kernel for facts that messages lack: a fork's map changes (`fork_resolution`), memory that mremap(2)
+//! grows (`mremap_growth`) or fork(2) wipes (`wipe_on_fork`), and the waiting threads (`faulting_threads`).
 
 mod faulting_threads;
 mod fork_resolution;
@@ -112,8 +111,8 @@ impl PagerServer<'_> {
         let mut messages = std::mem::take(&mut self.messages);
         messages.clear();
         let Some(served) = self.children.get_mut(&key) else { return };
-        if let Some(known) = served.child.spaces.get_mut(&space) {
-            known.clear_if_quiet();
+        if let Some(address_space) = served.child.spaces.get_mut(&space) {
+            address_space.clear_if_quiet();
         }
         if let Err(error) = served.child.read_messages(space, &mut messages) {
             self.handle_message_read_error(key, space, &error);
@@ -162,8 +161,8 @@ impl PagerServer<'_> {
     /// is a reason not to hear a child.
     fn handle_message_read_error(&mut self, key: u64, space: AddressSpaceId, error: &io::Error) {
         let Some(served) = self.children.get_mut(&key) else { return };
-        let Some(known) = served.child.spaces.get(&space) else { return };
-        self.poller.remove(EventSource::Space(key, space), known);
+        let Some(address_space) = served.child.spaces.get(&space) else { return };
+        self.poller.remove(EventSource::Space(key, space), address_space);
         if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) {
             tracing::warn!("child {}: a fork waits for a free descriptor of the pager", served.child.id);
             self.retries.push(RetryTask::WatchSpace { child: key, space }, self.now, FD_TABLE_FULL_BACKOFF, 0);
@@ -255,13 +254,13 @@ impl PagerServer<'_> {
         let pid = served.child.pid.filter(|_| fault.space == 0);
         let source = served.child.populated.source_of(slot);
         let owner = served.owners[source];
-        let recalled = if is_expected { self.take_set_slots_from(fault, slot, (source, owner)) } else { Vec::new() };
-        let (slots, ahead, is_alone) = if recalled.is_empty() {
+        let set_slots = if is_expected { self.take_set_slots_from(fault, slot, (source, owner)) } else { Vec::new() };
+        let (slots, ahead, is_alone) = if set_slots.is_empty() {
             let is_alone = ahead.fault_around.end - ahead.fault_around.start <= 1;
             (self.fault_around_slots(fault, slot, (source, ahead.fault_around.clone())), ahead, is_alone)
         } else {
             self.queue_set_range(fault, (source, owner), ahead.window);
-            (recalled, PrefetchRanges { stream: ahead.stream, ..PrefetchRanges::NONE }, false)
+            (set_slots, PrefetchRanges { stream: ahead.stream, ..PrefetchRanges::NONE }, false)
         };
         self.single_fault_at = is_alone.then_some(self.now).or(self.single_fault_at);
         self.submit_demand_read(fault, slots, (source, owner));
@@ -274,14 +273,16 @@ impl PagerServer<'_> {
         &mut self,
         fault: PageFault,
         slot: u64,
-        (source, along): (usize, Range<u64>),
+        (source, fault_around): (usize, Range<u64>),
     ) -> Vec<Range<u64>> {
         let PageFault { child, space, .. } = fault;
         let alone = iter::once(slot..slot + 1).collect();
-        let Some(served) = self.children.get_mut(&child).filter(|_| along.end - along.start > 1) else { return alone };
+        let Some(served) = self.children.get_mut(&child).filter(|_| fault_around.end - fault_around.start > 1) else {
+            return alone;
+        };
         let Child { spaces, populated, trace, .. } = &mut served.child;
-        let Some(known) = spaces.get(&space) else { return alone };
-        let (wanted, _) = known.missing_slots_from((source, populated), along, BULK_SLOTS);
+        let Some(address_space) = spaces.get(&space) else { return alone };
+        let (wanted, _) = address_space.missing_slots_from((source, populated), fault_around, BULK_SLOTS);
         trace.record_fetched(&wanted);
         self.install_cached_slots((child, space, source), wanted)
     }
@@ -305,13 +306,13 @@ impl PagerServer<'_> {
 
     /// Has the delivery that a page arrived with, if it did, installed before all others: somebody waits for the page.
     fn prioritize_completed_read(&mut self, child: u64, space: AddressSpaceId, slot: u64) {
-        let holds = |delivery: &CompletedRead| {
-            let read = &delivery.read;
+        let holds = |completed_read: &CompletedRead| {
+            let read = &completed_read.read;
             (read.child, read.space) == (child, space) && read.slots.iter().any(|slots| slots.contains(&slot))
         };
         let found = self.completed_reads.iter().position(holds);
-        if let Some(delivery) = found.and_then(|at| self.completed_reads.remove(at)) {
-            self.completed_reads.push_front(delivery);
+        if let Some(completed_read) = found.and_then(|at| self.completed_reads.remove(at)) {
+            self.completed_reads.push_front(completed_read);
         }
     }
 
@@ -367,19 +368,18 @@ impl PagerServer<'_> {
     }
 
     fn submit_prefetch(&mut self, owner: OwnerKey, prefetch_request: PrefetchRequest) {
-        let PrefetchRequest { child, space, source, mut slots, is_from_set: is_recalled } = prefetch_request;
+        let PrefetchRequest { child, space, source, mut slots, is_from_set } = prefetch_request;
         let Some(served) = self.children.get_mut(&child).filter(|served| !served.child.sources[source].is_lost) else {
             return;
         };
         let Child { spaces, populated, trace, .. } = &mut served.child;
-        let Some(known) = spaces.get(&space) else { return };
-        let wanted = known.take_missing_slots((source, populated), &mut slots, BULK_SLOTS);
-        if !is_recalled {
+        let Some(address_space) = spaces.get(&space) else { return };
+        let wanted = address_space.take_missing_slots((source, populated), &mut slots, BULK_SLOTS);
+        if !is_from_set {
             trace.record_fetched(&wanted);
         }
         if !slots.is_empty() {
-            self.owners
-                .queue_prefetch(owner, PrefetchRequest { child, space, source, slots, is_from_set: is_recalled });
+            self.owners.queue_prefetch(owner, PrefetchRequest { child, space, source, slots, is_from_set });
         }
         let wanted = self.install_cached_slots((child, space, source), wanted);
         if !wanted.is_empty() {
@@ -407,14 +407,14 @@ impl PagerServer<'_> {
                 if let Some(served) = self.children.get_mut(&read.child) {
                     served.child.count_reply(&read, reply.data.len() as u64);
                 }
-                let delivery = CompletedRead { read, data: reply.data, offset: 0 };
+                let completed_read = CompletedRead { read, data: reply.data, offset: 0 };
                 match lane {
                     Lane::Demand => {
-                        let alone = Some(delivery.read.child).filter(|_| !delivery.read.is_speculative());
+                        let alone = Some(completed_read.read.child).filter(|_| !completed_read.read.is_speculative());
                         self.demand_completed_for = alone.or(self.demand_completed_for);
-                        self.install_completed_read(delivery, 0);
+                        self.install_completed_read(completed_read, 0);
                     }
-                    Lane::Bulk => self.queue_completed_read(delivery),
+                    Lane::Bulk => self.queue_completed_read(completed_read),
                 }
             }
             (Some(read), Err(error)) => self.handle_read_failure(&read, &error),
@@ -424,24 +424,24 @@ impl PagerServer<'_> {
     }
 
     /// Installs pages that arrived.
-    pub(super) fn install_completed_read(&mut self, mut delivery: CompletedRead, paused_tries: u32) {
-        let (key, space) = (delivery.read.child, delivery.read.space);
+    pub(super) fn install_completed_read(&mut self, mut completed_read: CompletedRead, paused_tries: u32) {
+        let (key, space) = (completed_read.read.child, completed_read.read.space);
         let outcome = match self.children.get_mut(&key) {
             Some(served) => {
                 let began = (Instant::now(), served.child.counters.pages_fetched);
-                let slots_max = if delivery.read.lane == Lane::Bulk { BULK_INSTALL_SLOTS_MAX } else { u64::MAX };
-                let outcome = served.child.install_pages(&mut delivery, slots_max);
-                served.child.count_installed_pages(&delivery.read, &outcome, began);
+                let slots_max = if completed_read.read.lane == Lane::Bulk { BULK_INSTALL_SLOTS_MAX } else { u64::MAX };
+                let outcome = served.child.install_pages(&mut completed_read, slots_max);
+                served.child.count_installed_pages(&completed_read.read, &outcome, began);
                 outcome
             }
             None => InstallOutcome::ProcessGone,
         };
         match outcome {
-            InstallOutcome::Complete if delivery.read.slots.is_empty() => {}
-            InstallOutcome::Complete => return self.completed_reads.push_front(delivery),
+            InstallOutcome::Complete if completed_read.read.slots.is_empty() => {}
+            InstallOutcome::Complete => return self.completed_reads.push_front(completed_read),
             InstallOutcome::ProcessGone => self.close_space(key, space),
             InstallOutcome::Retry { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
-                return self.retries.push(RetryTask::CompletedRead(delivery), self.now, pause, paused_tries);
+                return self.retries.push(RetryTask::CompletedRead(completed_read), self.now, pause, paused_tries);
             }
             InstallOutcome::Retry { .. } => {
                 self.mark_child_lost(key, "there is no memory for its pages (see its control group's limit)")
@@ -450,7 +450,7 @@ impl PagerServer<'_> {
                 self.mark_child_lost(key, &format!("a page could not be installed: {error}"))
             }
         }
-        self.owners.recycle(delivery.read.owner, delivery.read.lane, delivery.data);
+        self.owners.recycle(completed_read.read.owner, completed_read.read.lane, completed_read.data);
     }
 
     /// A read ended without bytes.

@@ -1,15 +1,7 @@
-//! Locked memory that one mremap(2) moves and makes longer: its new end is filled by the kernel.
-//!
-//! ```text
-//!  mremap(2)   under the lock of the map: the area moves     until this was told, no page of the process can be installed
-//!              without: touches each page of the new end     a fault, which cannot be answered
-//!              tells that the area has moved                 is not reached
-//! ```
-//!
-//! A thread that would wait for ever so is told from one that waits for somebody else's change by what it does: page faults say whose they
-//! are, and who waits for a page in mremap(2), which looks at no memory of its caller's, waits for one of the new end. What is new is zero, and
-//! the kernel fills it by itself where it is not registered. So it is *lent* until the move is told: it is registered again before anything is read,
-//! and so before its thread goes on, which finds one area, as it expects.
+//! Locked memory that one mremap(2) moves and grows: the kernel fills its new end.
+//! The call touches the new pages before it reports the move, and until the report is read no page of the process can
+//! be installed. The new pages are zero. So the new end is unregistered until then (`AddressSpace::unregister_range`),
+//! and the kernel fills it. `MremapGrowth` shows the order of events.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -36,6 +28,20 @@ const SYS_MREMAP: u64 = 25;
 const MREMAP_MAYMOVE: u64 = 1;
 /// MREMAP_FIXED.
 const MREMAP_FIXED: u64 = 2;
+
+// Why the thread would wait forever, and how it is recognized:
+//
+//  mremap(2)   holding the map lock: moves the mapping       until this is reported, no page of the process can be
+//                                                            installed
+//              without the lock: touches each new page       a fault, which cannot be answered
+//              reports the move                              is not reached
+//
+// A thread may also wait because another thread changes the map. What the thread does tells the two apart. A fault has
+// the id of its thread. mremap(2) reads no memory of its caller. So a thread that waits for a page while it is in
+// mremap(2) waits for one of the new end.
+//
+// The new end is registered again before any message is read (`AddressSpace::reregister_ranges`), and so before its
+// thread continues. The thread then finds one mapping, as it expects.
 
 /// An mremap(2) that moves memory and makes it longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +73,8 @@ impl MremapGrowth {
     /// What of a space is to be lent to the kernel, where this waits for the page at an address. Nothing of the seed is known to be where
     /// the memory is now: its move was not told.
     fn range_to_unregister(&self, address: u64, address_space: &AddressSpace) -> Option<Range<u64>> {
-        let place = self.new_range(address).filter(|place| !address_space.has_segment_in(place));
-        address_space.kernel_filled_from(address).or(place.map(|place| address..place.end))
+        let new_range = self.new_range(address).filter(|range| !address_space.has_segment_in(range));
+        address_space.kernel_filled_from(address).or(new_range.map(|range| address..range.end))
     }
 }
 
@@ -98,8 +104,8 @@ impl PagerServer<'_> {
         let began = Instant::now();
         let found = child.find_growing_range(fault);
         child.next_growth_check = Some(self.now + GROWTH_CHECK_SHARE * began.elapsed());
-        if let Some((space, range)) = child.spaces.get_mut(&fault.space).zip(found.clone()) {
-            space.unregister_range(range);
+        if let Some((address_space, range)) = child.spaces.get_mut(&fault.space).zip(found.clone()) {
+            address_space.unregister_range(range);
         }
         found.is_some()
     }

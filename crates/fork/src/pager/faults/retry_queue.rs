@@ -1,4 +1,4 @@
-//! What could not be done yet, because a child is changing its memory map or has no memory, and is to be done again.
+//! The queue of work to retry later: a memory map is changing, or memory, descriptors or connections are exhausted.
 
 use std::time::{Duration, Instant};
 

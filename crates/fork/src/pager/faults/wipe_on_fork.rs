@@ -1,8 +1,7 @@
-//! Memory that a child marks itself to be wiped on fork (MADV_WIPEONFORK): the kernel tells nobody.
-//!
-//! Such memory begins empty in a forked process, where it is missing, and what is missing is fetched. But a page that had come to the
-//! process that forked has no other reason to be missing there. Then the kernel is asked which areas are marked: `smaps` is
-//! too dear to be read at each fork (20 ms a GiB, for which all children would wait).
+//! Memory that a child marks to be wiped on fork (MADV_WIPEONFORK). The kernel sends no event for the mark.
+//! Such memory is empty in a forked process, but the pager would fetch its missing pages. A page that was installed
+//! before the fork has no other reason to be missing after it. Only then are the marked mappings read from `smaps`: a
+//! read costs 20 ms a GiB, for which all children wait, so it is too slow for each fork.
 
 use std::iter;
 use std::time::Instant;
@@ -26,15 +25,15 @@ impl Child {
         }
         let is_around =
             |wiped: &Vec<(u64, u64)>| wiped.iter().any(|(start, end)| (*start..*end).contains(&fault.address));
-        let mut areas = faulting_threads::find_faulting_threads(self.pid, fault.thread)
+        let mut smaps = faulting_threads::find_faulting_threads(self.pid, fault.thread)
             .filter_map(|tid| process::read_smaps(tid).ok());
-        let Some(found) = areas.next() else {
+        let Some(found) = smaps.next() else {
             address_space.is_wipe_checked = fault.growth_check_at <= now;
             return address_space.is_wipe_checked;
         };
         // What is marked since makes no difference: one look tells all.
         address_space.is_wipe_checked = true;
-        let wiped = iter::once(found).chain(areas).map(|areas| wipe_on_fork_ranges(&areas)).find(is_around);
+        let wiped = iter::once(found).chain(smaps).map(|entries| wipe_on_fork_ranges(&entries)).find(is_around);
         if let Some(wiped) = wiped {
             wiped.into_iter().for_each(|(start, end)| address_space.apply_event(&UffdEvent::Remove { start, end }));
             self.compact_journal();
@@ -44,6 +43,6 @@ impl Child {
 }
 
 /// The areas that are marked.
-fn wipe_on_fork_ranges(areas: &[MapEntry]) -> Vec<(u64, u64)> {
-    areas.iter().filter(|area| area.has_flag("wf")).map(|area| (area.start, area.end)).collect()
+fn wipe_on_fork_ranges(entries: &[MapEntry]) -> Vec<(u64, u64)> {
+    entries.iter().filter(|entry| entry.has_flag("wf")).map(|entry| (entry.start, entry.end)).collect()
 }

@@ -1,5 +1,5 @@
-//! What was done for a child, counted. The numbers stand in its journal, so that they survive a pager that is killed;
-//! who shows them is the daemon.
+//! Counters of the pager's work for a child. The child's journal keeps them, so they survive a killed pager.
+//! The daemon reports them.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,31 +1,7 @@
-//! The journal of a child: what a pager must know to go on after another was killed, in a file mapped shared.
-//!
-//! The kernel tells each change of a memory map once. So messages are read from it straight into the journal, and a
-//! killed pager loses none. The memory map is the plan (or the snapshot that stands in for it) plus the messages in
-//! order.
-//!
-//! ```text
-//!  pager.journal, mode 0600, in the machine's byte order: it never leaves the machine
-//!  0          8           16                24                                HEADER_BYTES
-//!  ┌──────────┬───────────┬─────────────────┬─────────────────────┬───────────┐
-//!  │ FFJRNL2\n│ state u32 │ snapshot length │ counters, u64 each  │ 0 …       │
-//!  │          │ number u32│ u64             │                     │           │
-//!  ├──────────┴───────────┴───────────────────────┴─────────────────┴─────────┤
-//!  │ RECORDS × 32 bytes; a record that begins with 0 is the end               │
-//!  ├──────────────────────────────────────────────────────────────────────────┤
-//!  │ snapshot (postcard)                                                      │
-//!  └──────────────────────────────────────────────────────────────────────────┘
-//!
-//!  record   0x01 0 0 0 space u32 0 …      the messages that follow were read from this space's userfaultfd
-//!           0x02 0 0 0 space u32 0 …      this space is gone
-//!           0x03 0 0 0 space u32 fd u64   this space of the child's own has the userfaultfd of this number, where it has several
-//!           0x04 0 0 0 0       fd u64   the queue that the child's stub holds has this number
-//!           0x12 … 0x16                   a message, as the kernel wrote it (farfork_sys::userfaultfd)
-//! ```
-//!
-//! Behind the end all is zero, so that whatever prefix of a read a killed pager left is a valid journal. Page faults
-//! are cleared away again: a new pager has every waiting thread ask anew. A full journal is replaced, by rename, by
-//! one that begins with a snapshot. Memory for all records is reserved when the file is made.
+//! The journal of a child: a file, mapped shared, from which a new pager continues after another was killed.
+//! The kernel reports each change of a memory map once. So messages are read from it straight into the journal, and a
+//! killed pager loses none. The memory map is the plan, or the snapshot that replaces it, plus the messages in order.
+//! `Journal` describes the file, `replay` rebuilds the address spaces from it.
 
 pub(super) mod counters;
 pub(super) mod replay;
@@ -151,6 +127,29 @@ impl JournalContents {
 }
 
 /// A journal that is being written.
+///
+/// ```text
+///  pager.journal, mode 0600, in the machine's byte order: it never leaves the machine
+///  0          8           16                24                                HEADER_BYTES
+///  ┌──────────┬───────────┬─────────────────┬─────────────────────┬───────────┐
+///  │ FFJRNL2\n│ state u32 │ snapshot length │ counters, u64 each  │ 0 …       │
+///  │          │ number u32│ u64             │                     │           │
+///  ├──────────┴───────────┴─────────────────┴─────────────────────┴───────────┤
+///  │ RECORDS_MAX × 32 bytes; a record that begins with 0 is the end           │
+///  ├──────────────────────────────────────────────────────────────────────────┤
+///  │ snapshot (postcard)                                                      │
+///  └──────────────────────────────────────────────────────────────────────────┘
+///
+///  record   0x01 0 0 0 space u32 0 …      the messages that follow were read from this space's userfaultfd
+///           0x02 0 0 0 space u32 0 …      this space is closed
+///           0x03 0 0 0 space u32 fd u64   the child's own space, one of several, has the userfaultfd of this number
+///           0x04 0 0 0 0         fd u64   the queue that the child's stub holds has this number
+///           0x12 … 0x16                   a message, as the kernel wrote it (farfork_sys::userfaultfd)
+/// ```
+///
+/// All bytes after the end are zero, so that any prefix of a read that a killed pager left is a valid journal. Page
+/// faults are cleared again: a new pager makes every waiting thread fault again. A full journal is replaced, by rename,
+/// by one that begins with a snapshot. Memory for all records is reserved when the file is created.
 #[derive(Debug)]
 pub(super) struct Journal {
     dir: PathBuf,
@@ -201,10 +200,10 @@ impl Journal {
         if records.iter().any(is_wrong) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal tells of memory that no process has"));
         }
-        let replay =
+        let contents =
             JournalContents { state: load_state(&mapping)?, counters: load_counters(&mapping), snapshot, records };
-        let queue = replay.stub_queue();
-        Ok((Self { dir: dir.to_owned(), mapping, end, stub_queue: queue }, replay))
+        let queue = contents.stub_queue();
+        Ok((Self { dir: dir.to_owned(), mapping, end, stub_queue: queue }, contents))
     }
 
     /// Notes how far the child has come, in one store.
@@ -267,18 +266,18 @@ impl Journal {
         self.mapping.store(record_offset(self.end), &encode_record_tag(RECORD_BATCH, space));
         let read = uffd.read_events(&self.mapping, record_offset(first), BATCH_MESSAGES_MAX);
         let count = *read.as_ref().unwrap_or(&0);
-        let mut keep = self.end;
+        let mut kept_end = self.end;
         for index in first..first + count {
             let mut bytes = [0; EVENT_BYTES];
             self.mapping.load(record_offset(index), &mut bytes);
             let Some(message) = UffdEvent::parse(&bytes) else { continue };
             if !matches!(message, UffdEvent::Fault { .. }) {
-                keep = index + 1;
+                kept_end = index + 1;
             }
             messages.push(message);
         }
-        self.clear_records(keep, first + count);
-        self.end = keep;
+        self.clear_records(kept_end, first + count);
+        self.end = kept_end;
         read.map(|_| ())
     }
 
@@ -314,8 +313,9 @@ impl Journal {
     }
 
     fn create_file(dir: &Path, state: AdoptionState, counters: PagerCounters, snapshot: &[u8]) -> io::Result<Self> {
-        let aside = dir.join("pager.journal.new");
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        let temp_path = dir.join("pager.journal.new");
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&temp_path)?;
         // What is reserved now cannot turn out missing under a store, which would raise SIGBUS.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, MAPPED_BYTES as u64)?;
         file.write_all_at(snapshot, MAPPED_BYTES as u64)?;
@@ -325,7 +325,7 @@ impl Journal {
         journal.mapping.store_u64(SNAPSHOT_BYTES_AT, snapshot.len() as u64);
         journal.set_state(state);
         journal.set_counters(&counters);
-        fs::rename(aside, dir.join(JOURNAL_FILE))?;
+        fs::rename(temp_path, dir.join(JOURNAL_FILE))?;
         Ok(journal)
     }
 }
@@ -365,8 +365,8 @@ fn load_counters(mapping: &SharedMapping) -> PagerCounters {
 }
 
 /// The bytes of a journal with this snapshot, and these bytes behind the magic: what is missing is zero.
-pub(super) fn build_file(snapshot: &[u8], behind_magic: &[u8]) -> Vec<u8> {
-    let mut bytes = [MAGIC, behind_magic].concat();
+pub(super) fn build_file(snapshot: &[u8], after_magic: &[u8]) -> Vec<u8> {
+    let mut bytes = [MAGIC, after_magic].concat();
     bytes.resize(MAPPED_BYTES, 0);
     bytes[SNAPSHOT_BYTES_AT..SNAPSHOT_BYTES_AT + 8].copy_from_slice(&(snapshot.len() as u64).to_ne_bytes());
     [&bytes, snapshot].concat()
@@ -383,7 +383,7 @@ fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<JournalSnapshot>>
     file.read_exact_at(&mut encoded, MAPPED_BYTES as u64)?;
     let snapshot: JournalSnapshot = postcard::from_bytes(&encoded).map_err(io::Error::other)?;
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    snapshot.spaces.iter().try_for_each(|space| validate_segments(&space.segments)).map_err(invalid)?;
+    snapshot.spaces.iter().try_for_each(|address_space| validate_segments(&address_space.segments)).map_err(invalid)?;
     if snapshot.next_space > SPACES_MAX {
         return Err(invalid(format!("the journal numbers {} spaces", snapshot.next_space)));
     }

@@ -1,5 +1,5 @@
-//! From a journal to the address spaces that a predecessor served: the plan, or the snapshot that stands in for it, and
-//! then everything that happened, in order. Pure.
+//! Rebuilds the address spaces that the previous pager served from its journal: the plan, or the snapshot that replaces
+//! it, and then all records in order. Pure.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -22,8 +22,8 @@ pub(in crate::pager) struct ReplayResult {
 }
 
 /// The spaces of a child with this plan, a map for each of its processes. One whose userfaultfd has not arrived has none.
-pub(in crate::pager) fn replay_journal(replay: JournalContents, plan: &[PageMap]) -> ReplayResult {
-    let mut replayed = match (replay.snapshot, replay.state, plan) {
+pub(in crate::pager) fn replay_journal(contents: JournalContents, plan: &[PageMap]) -> ReplayResult {
+    let mut replayed = match (contents.snapshot, contents.state, plan) {
         (Some(snapshot), ..) => replay_snapshot(snapshot),
         (None, AdoptionState::Active { uffd }, [only]) => {
             ReplayResult { spaces: [(0, (uffd, only.clone()))].into(), next_space: 1 }
@@ -31,7 +31,7 @@ pub(in crate::pager) fn replay_journal(replay: JournalContents, plan: &[PageMap]
         // Of several each has a record.
         (None, ..) => ReplayResult { spaces: ReplayedSpaces::new(), next_space: plan.len() as AddressSpaceId },
     };
-    for record in replay.records {
+    for record in contents.records {
         replayed.apply_record(record, plan);
     }
     replayed
@@ -39,7 +39,7 @@ pub(in crate::pager) fn replay_journal(replay: JournalContents, plan: &[PageMap]
 
 fn replay_snapshot(snapshot: JournalSnapshot) -> ReplayResult {
     let spaces =
-        snapshot.spaces.into_iter().map(|space| (space.id, (space.uffd, PageMap::from_segments(space.segments))));
+        snapshot.spaces.into_iter().map(|saved| (saved.id, (saved.uffd, PageMap::from_segments(saved.segments))));
     ReplayResult { spaces: spaces.collect(), next_space: snapshot.next_space }
 }
 

@@ -1,4 +1,4 @@
-//! A journal as its next reader finds it.
+//! Tests of the journal as its next reader finds it.
 
 use super::*;
 use farfork_wire::descriptor::ExtentId;

@@ -1,5 +1,5 @@
-//! What keeper and pager have in common and a successor finds in place: the run directory, its lock, the control
-//! socket, and the descriptors that were there before.
+//! `KeeperContext`: what keeper and pager share and a successor takes over. It has the run directory and its lock, the
+//! control socket, the role table, and the descriptors that were open before the keeper started.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -85,7 +85,7 @@ impl KeeperContext {
     /// [`PagerError`].
     pub(in crate::pager) fn open(config: &PagerConfig) -> Result<Self, PagerError> {
         let PagerConfig { run_dir, credentials } = config;
-        let inherited = list_open_fds().map_err(system_error("list its descriptors"))?;
+        let preexisting_fds = list_open_fds().map_err(system_error("list its descriptors"))?;
         set_fd_limit(0);
         let lock = lock_run_dir(run_dir)?;
         let at = |path: PathBuf| move |source| PagerError::RunDir { path, source };
@@ -96,8 +96,8 @@ impl KeeperContext {
         let roles = RoleTable::new().map_err(system_error("map what its processes share"))?;
         roles.assign(ProcessRole::Keeper, keeper.as_raw_fd());
         TrustPolicy::remove_file(run_dir);
-        let trusting = TrustPolicy::from_credentials(credentials.as_ref());
-        let shown = ProcessTitle::read().ok();
+        let startup_trust_policy = TrustPolicy::from_credentials(credentials.as_ref());
+        let process_title = ProcessTitle::read().ok();
         Ok(Self {
             registry,
             socket_path,
@@ -105,9 +105,9 @@ impl KeeperContext {
             lock,
             keeper,
             roles,
-            preexisting_fds: inherited,
-            startup_trust_policy: trusting,
-            process_title: shown,
+            preexisting_fds,
+            startup_trust_policy,
+            process_title,
         })
     }
 
@@ -116,8 +116,8 @@ impl KeeperContext {
     /// # Errors
     /// What the daemon said of that cannot be read.
     pub(in crate::pager) fn load_trust_policy(&self) -> io::Result<TrustPolicy> {
-        let told = TrustPolicy::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
-        Ok(told.unwrap_or_else(|| self.startup_trust_policy.clone()))
+        let written = TrustPolicy::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
+        Ok(written.unwrap_or_else(|| self.startup_trust_policy.clone()))
     }
 
     /// Most bytes that its cache of pages may take.
@@ -222,8 +222,8 @@ fn open_own_pidfd() -> Result<OwnedFd, PagerError> {
 
 fn lock_run_dir(run_dir: &Path) -> Result<File, PagerError> {
     let path = run_dir.join(LOCK_FILE);
-    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let file = made.map_err(|source| PagerError::RunDir { path: path.clone(), source })?;
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = opened.map_err(|source| PagerError::RunDir { path: path.clone(), source })?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(PagerError::AlreadyRunning { run_dir: run_dir.to_owned() }),

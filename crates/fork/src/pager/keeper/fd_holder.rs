@@ -1,9 +1,8 @@
-//! The holder: a third process with the common table of descriptors, which does nothing but wait.
-//!
-//! The kernel puts the userfaultfd of a forked process into the table of whoever reads the fork event, and lets the
-//! forking thread go on after that (userfaultfd_ctx_read: `resolve_userfault_fork`, then `userfaultfd_event_complete`). So
-//! the holder has it before the new process runs, with no message that a kill could come before. Keeper and pager may be
-//! killed together at any moment: the holder is the keeper then.
+//! The holder: a third process that shares the descriptor table and only waits. If keeper and pager are killed
+//! together, the holder becomes the keeper. The kernel puts a forked process's userfaultfd into the table of the
+//! process that reads the fork event. Only then does it let the forking thread continue (userfaultfd_ctx_read:
+//! resolve_userfault_fork, then userfaultfd_event_complete).
+//! So the holder has the userfaultfd before the new process runs, without a message that a kill could prevent.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -56,14 +55,14 @@ pub(super) fn start_fd_holder(roles: &RoleTable) -> io::Result<ForkedSide> {
 }
 
 /// The holder's life.
-pub(super) fn run_fd_holder(roles: &RoleTable, shown: Option<&ProcessTitle>) -> FdHolderExit {
+pub(super) fn run_fd_holder(roles: &RoleTable, title: Option<&ProcessTitle>) -> FdHolderExit {
     roles.set_fd_holder();
-    if let Err(error) = shown.map_or(Ok(()), ProcessTitle::set_fd_holder) {
+    if let Err(error) = title.map_or(Ok(()), ProcessTitle::set_fd_holder) {
         tracing::debug!("the holder is called as its keeper is: {error}");
     }
     let end = wait_until_orphaned(roles);
     // Those that it clones as the keeper are no holders.
-    let _ = shown.map_or(Ok(()), ProcessTitle::restore);
+    let _ = title.map_or(Ok(()), ProcessTitle::restore);
     end
 }
 
@@ -114,7 +113,7 @@ impl ProcessTitle {
 
     fn set_fd_holder(&self) -> io::Result<()> {
         rustix::thread::set_name(HOLDER_COMM)?;
-        fd_holder_command_line(&self.command_line).map_or(Ok(()), |told| self.write_command_line(&told))
+        fd_holder_command_line(&self.command_line).map_or(Ok(()), |changed| self.write_command_line(&changed))
     }
 
     fn restore(&self) -> io::Result<()> {
@@ -128,19 +127,20 @@ impl ProcessTitle {
 }
 
 /// The keeper's command line with another command, of the same length; `None` where it is of another program, as in tests.
-fn fd_holder_command_line(keepers: &[u8]) -> Option<Vec<u8>> {
-    let mut words = keepers.strip_suffix(b"\0")?.split(|byte| *byte == 0);
+fn fd_holder_command_line(keeper_command_line: &[u8]) -> Option<Vec<u8>> {
+    let mut words = keeper_command_line.strip_suffix(b"\0")?.split(|byte| *byte == 0);
     let (_, command) = (words.next()?, words.next()?);
     if command != KEEPER_COMMAND.as_bytes() {
         return None;
     }
-    let told: Vec<&[u8]> = [b"farfork".as_slice(), HOLDER_COMMAND.as_bytes()].into_iter().chain(words).collect();
-    let mut told = told.join(&0);
-    if told.len() >= keepers.len() {
+    let command_line: Vec<&[u8]> =
+        [b"farfork".as_slice(), HOLDER_COMMAND.as_bytes()].into_iter().chain(words).collect();
+    let mut command_line = command_line.join(&0);
+    if command_line.len() >= keeper_command_line.len() {
         return None;
     }
-    told.resize(keepers.len(), 0);
-    Some(told)
+    command_line.resize(keeper_command_line.len(), 0);
+    Some(command_line)
 }
 
 #[cfg(test)]
@@ -149,8 +149,8 @@ mod tests {
 
     #[test]
     fn its_command_line_says_holder_in_the_place_that_there_is() {
-        let told = fd_holder_command_line(b"/proc/self/exe\0pager\0--run-dir\0/run/x\0").unwrap();
-        assert_eq!(told, b"farfork\0holder\0--run-dir\0/run/x\0\0\0\0\0\0\0");
+        let command_line = fd_holder_command_line(b"/proc/self/exe\0pager\0--run-dir\0/run/x\0").unwrap();
+        assert_eq!(command_line, b"farfork\0holder\0--run-dir\0/run/x\0\0\0\0\0\0\0");
         assert_eq!(fd_holder_command_line(b"/usr/bin/test\0--exact\0"), None);
         assert_eq!(fd_holder_command_line(b"f\0pager\0"), None, "it does not fit");
     }

@@ -1,19 +1,8 @@
-//! The keeper: keeps the table of descriptors open, and a pager and a holder running.
-//!
-//! ```text
-//!          clones (CLONE_FILES, not CLONE_VM)            keeper gone
-//!  keeper ────────────────────────────────▶ pager ─────────────────────▶ is the keeper itself now, and
-//!   ▲  │                                      │                          clones a pager that takes over
-//!   │  └─ clones ─▶ holder ── both gone ──▶ is the keeper itself now
-//!   └───── reaps it, clones another ──────────┘ killed, crashed
-//! ```
-//!
-//! The three share one table, so that every userfaultfd, also those that the kernel puts there at a fork, stays open
-//! as long as any of them lives. Only if all three are killed at once is the table gone; what the stubs of the
-//! containers hold is taken back then.
-//!
-//! Who is what is `roles`; the holder's life is `holder`. What outlives a pager is `station` and `registry`, and whom to
-//! trust (`trusting`); how the next begins is `takeover`.
+//! The keeper: keeps the descriptor table open, and a pager and a holder running. `run` is the main function of its
+//! process. The three share one table. So every userfaultfd, also one that the kernel adds at a fork, stays open while
+//! one of them lives. If all three are killed together, `child::stub_recovery` restores the children from their stubs'
+//! queues. `roles` records which process is which, `fd_holder` is the holder, and `takeover` starts the next pager.
+//! `context`, `registry` and `trust_policy` have the state that outlives a pager.
 
 pub(super) mod context;
 mod fd_holder;
@@ -91,6 +80,14 @@ enum PagerWaitResult {
     BecameHolder,
 }
 
+// Which process becomes what:
+//
+//          clones (CLONE_FILES, not CLONE_VM)            keeper gone
+//  keeper ────────────────────────────────▶ pager ─────────────────────▶ becomes the keeper, and clones a pager
+//   ▲  │                                      │                          that takes over
+//   │  └─ clones ─▶ holder ── both gone ──▶ becomes the keeper
+//   └───── reaps it, clones another ──────────┘ killed, crashed
+
 /// Keeps a pager running until a client stops it. To be called in a process of its own, with one thread, and in a
 /// session of its own, so that it does not end with another. The process that returns is whichever was the keeper last.
 ///
@@ -138,7 +135,7 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
         if let FdHolderStatus::BecameHolder = ensure_fd_holder(roles) {
             return SupervisionEnd::BecameHolder;
         }
-        let born = Instant::now();
+        let started_at = Instant::now();
         match fork_sharing_files(roles.pidfd_slot(ProcessRole::Pager)) {
             Ok(ForkedSide::Child) => return run_pager(keeper_context),
             Ok(ForkedSide::Parent { pid }) => {
@@ -162,8 +159,8 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
                 tracing::error!("the pager cannot be started: {error}: it is tried again");
             }
         }
-        let well = born.elapsed() >= HEALTHY_AFTER;
-        pause = if well { Duration::ZERO } else { (2 * pause).clamp(RESTART_BACKOFF_MIN, RESTART_BACKOFF_MAX) };
+        let was_healthy = started_at.elapsed() >= HEALTHY_AFTER;
+        pause = if was_healthy { Duration::ZERO } else { (2 * pause).clamp(RESTART_BACKOFF_MIN, RESTART_BACKOFF_MAX) };
         std::thread::sleep(pause);
     }
 }
@@ -206,10 +203,10 @@ fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
 /// The pager's life. It comes back only to be the keeper; what else it ends with is its exit status. (Nothing of its
 /// own may be dropped on the way out: the descriptors stand in the keeper's table too.)
 fn run_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
-    let life = AssertUnwindSafe(|| {
+    let serve = AssertUnwindSafe(|| {
         takeover::start_server(keeper_context).and_then(|mut server: PagerServer<'_>| server.run())
     });
-    match catch_unwind(life) {
+    match catch_unwind(serve) {
         Ok(Ok(ServerExit::KeeperGone)) => SupervisionEnd::KeeperGone,
         Ok(Ok(ServerExit::Stopped)) => {
             keeper_context.roles().set_stopped();

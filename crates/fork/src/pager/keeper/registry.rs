@@ -1,4 +1,4 @@
-//! Which children the pager serves: a directory of links, named after them, that lead to their directories.
+//! The registry of served children: a directory with a symbolic link to each child's directory, named after the child.
 
 use std::fs;
 use std::io;

@@ -1,17 +1,8 @@
-//! Which process is the keeper, which the pager, which the holder: a page that all of them share, with the number of each
-//! one's pidfd in their common table.
-//!
-//! ```text
-//!  0        8       16       24        32      40             48
-//!  │ keeper │ pager │ holder │ stopped │ begun │ holder's pid │      u64 each; 0: none
-//! ```
-//!
-//! The kernel itself stores the numbers of pager and holder (`farfork_sys::fork::PidfdSlot`), before they run. Only the
-//! keeper clones, so that who sees the keeper gone knows that no further pager begins but the one that stands here. A
-//! pidfd is open for as long as its number stands here. Only a pager closes those of processes that are gone.
-//!
-//! A pager that begins closes every descriptor of the table that it does not know. So no other process opens one beside it, not for a moment: the pager
-//! would close it, and its owner would later close whatever the pager has opened under that number since. The questions of this page open no descriptor.
+//! `RoleTable`: a page shared by keeper, pager and holder, with the number of each one's pidfd in their descriptor
+//! table. Only the keeper clones processes. Only a pager closes the pidfds of ended processes.
+//! A starting pager closes every descriptor that it does not know. So no other process may open one, even briefly: the
+//! pager would close it, and the opener would later close a newer descriptor of that number. Queries of this table
+//! open none.
 
 use std::fs::File;
 use std::io;
@@ -57,6 +48,15 @@ impl ProcessRole {
 }
 
 /// The page.
+///
+/// ```text
+///  0        8       16       24        32                40           48
+///  │ keeper │ pager │ holder │ stopped │ ready pager pid │ holder pid │      u64 each; 0: none
+/// ```
+///
+/// The kernel itself stores the numbers of pager and holder before they run (`farfork_sys::fork::PidfdSlot`). Only the
+/// keeper clones. So a process that finds the keeper gone knows that no pager starts after the one in this page. A
+/// pidfd stays open while its number is in this page.
 #[derive(Debug)]
 pub(super) struct RoleTable {
     mapping: SharedMapping,

@@ -1,4 +1,4 @@
-//! How a pager begins: with everything that the registry and the journals say its predecessor served.
+//! The start of a pager: it recovers all children that the previous pager served, from the registry and the journals.
 
 use std::fs;
 use std::io;

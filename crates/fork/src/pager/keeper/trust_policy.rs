@@ -1,6 +1,6 @@
-//! Whom a pager trusts, and what it shows them. It outlives its daemon, and the next one may have been told otherwise: what
-//! that one says stands in a file of the run directory, which each pager reads when it begins, before what its keeper was
-//! started with.
+//! `TrustPolicy`: which nodes a pager trusts, and which credentials it presents. The pager outlives its daemon, and the
+//! next daemon may set another policy. That daemon writes it to a file in the run directory. Each pager reads the file
+//! when it starts, and prefers it to the policy with which its keeper was started.
 
 use std::ffi::OsString;
 use std::fs;
@@ -89,10 +89,10 @@ impl TrustPolicy {
                 [word, directory.as_os_str().as_bytes()].concat()
             }
         };
-        let draft = run_dir.join("pager.trust.new");
-        let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&draft)?;
+        let temp_path = run_dir.join("pager.trust.new");
+        let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temp_path)?;
         file.write_all(&text)?;
-        fs::rename(&draft, run_dir.join(TRUST_POLICY_FILE))
+        fs::rename(&temp_path, run_dir.join(TRUST_POLICY_FILE))
     }
 
     /// What a keeper is started with holds again.
@@ -111,13 +111,13 @@ mod tests {
         let run_dir = tempfile::tempdir().unwrap();
         assert_eq!(TrustPolicy::read(run_dir.path()).unwrap(), None);
         let directory = PathBuf::from("/etc/far fork");
-        for trusting in [
+        for policy in [
             TrustPolicy::Unauthenticated,
             TrustPolicy::ClusterMembers { directory: directory.clone(), is_encrypted: true },
             TrustPolicy::ClusterMembers { directory, is_encrypted: false },
         ] {
-            trusting.write(run_dir.path()).unwrap();
-            assert_eq!(TrustPolicy::read(run_dir.path()).unwrap(), Some(trusting));
+            policy.write(run_dir.path()).unwrap();
+            assert_eq!(TrustPolicy::read(run_dir.path()).unwrap(), Some(policy));
         }
         for damaged in ["", "on", "nobody", "perhaps /etc/farfork"] {
             fs::write(run_dir.path().join(TRUST_POLICY_FILE), damaged).unwrap();

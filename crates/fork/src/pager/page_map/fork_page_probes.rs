@@ -1,7 +1,6 @@
-//! Pages that tell which changes of its parent's a forked process has (`fork_order`): those that had come, where they are in one order of changes
-//! and are not in another.
-//!
-//! A page that is asked for and is not there is filled with zeroes. So it is asked for only where it would not have to be fetched, and once. Pure.
+//! Page probes for `fork_order`: installed pages that one order of changes leaves in place and another does not.
+//! A probe fills a missing page with zeroes. So a page is probed only if it would not have to be fetched, and only
+//! once. Pure: the `ForkMapCheck` asks the kernel.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,8 +22,8 @@ pub(super) struct MemoizedCheck<'a, W> {
 
 impl<'a, W: ForkMapCheck> MemoizedCheck<'a, W> {
     /// One whose answers are kept.
-    pub(super) fn new(witness: W, answers: &'a ProbeResults) -> Self {
-        Self { check: witness, results: answers }
+    pub(super) fn new(check: W, answers: &'a ProbeResults) -> Self {
+        Self { check, results: answers }
     }
 }
 
@@ -66,30 +65,30 @@ enum PresenceExpectation {
 /// Adds what speaks against each number of links: whether pages are there that had come, and that would be elsewhere, or gone. It is asked only where
 /// several numbers are possible. An answer may rule out those for which another page must not be asked for: then that one is asked for, too.
 pub(super) fn probe_pages<W: ForkMapCheck>(
-    (links, heard): (&[ChainLink<'_>], usize),
+    (links, read_before): (&[ChainLink<'_>], usize),
     base: &PageMap,
-    witness: &mut W,
+    check: &mut W,
     costs: &mut [u32],
 ) -> Result<(), W::Error> {
-    let that_came = |link: &ChainLink<'_>| {
-        let MapChange { moved_segments: moved, applied: followed, .. } = link.change;
-        witness
-            .first_installed(moved)
+    let installed_addresses = |link: &ChainLink<'_>| {
+        let MapChange { moved_segments, applied, .. } = link.change;
+        check
+            .first_installed(moved_segments)
             .into_iter()
-            .chain(witness.first_installed(&followed.removed))
+            .chain(check.first_installed(&applied.removed))
             .collect::<Vec<u64>>()
     };
-    let mut addresses: BTreeSet<u64> = links.iter().flat_map(that_came).collect();
-    let states_of = |address: u64, witness: &W| -> Vec<PresenceExpectation> {
-        (0..=links.len()).map(|made| expected_presence(address, &links[..made], base, witness)).collect()
+    let mut addresses: BTreeSet<u64> = links.iter().flat_map(installed_addresses).collect();
+    let states_of = |address: u64, check: &W| -> Vec<PresenceExpectation> {
+        (0..=links.len()).map(|made| expected_presence(address, &links[..made], base, check)).collect()
     };
     while let Some((address, states)) = addresses
         .iter()
-        .map(|address| (*address, states_of(*address, witness)))
-        .find(|(_, states)| is_useful_probe(states, heard, costs))
+        .map(|address| (*address, states_of(*address, check)))
+        .find(|(_, states)| is_useful_probe(states, read_before, costs))
     {
         addresses.remove(&address);
-        if let Some(is_present) = witness.probe_page(address)? {
+        if let Some(is_present) = check.probe_page(address)? {
             let disproved = if is_present { PresenceExpectation::Missing } else { PresenceExpectation::Present };
             states
                 .iter()
@@ -102,10 +101,10 @@ pub(super) fn probe_pages<W: ForkMapCheck>(
 }
 
 /// Whether a page tells possible numbers of links apart, and would have to be fetched for no likely one.
-fn is_useful_probe(states: &[PresenceExpectation], heard: usize, costs: &[u32]) -> bool {
+fn is_useful_probe(states: &[PresenceExpectation], read_before: usize, costs: &[u32]) -> bool {
     let least = costs.iter().min().copied().unwrap_or_default();
     let is_possible = |made: usize| costs[made] / CONTRADICTION_COST == least / CONTRADICTION_COST;
-    let is_likely = |made: usize| costs[made] == least || made == heard && is_possible(heard);
+    let is_likely = |made: usize| costs[made] == least || made == read_before && is_possible(read_before);
     let tells = |wanted: PresenceExpectation| (0..costs.len()).any(|made| is_possible(made) && states[made] == wanted);
     let is_to_be_fetched =
         (0..costs.len()).any(|made| is_likely(made) && states[made] == PresenceExpectation::MissingUnfetched);
@@ -117,7 +116,7 @@ fn expected_presence<W: ForkMapCheck>(
     mut address: u64,
     made: &[ChainLink<'_>],
     base: &PageMap,
-    witness: &W,
+    check: &W,
 ) -> PresenceExpectation {
     let mut is_discarded = false;
     for link in made.iter().rev() {
@@ -135,7 +134,7 @@ fn expected_presence<W: ForkMapCheck>(
         }
     }
     let shown: Vec<MapSegment> = base.segments_in(address, address + PAGE_SIZE).collect();
-    match witness.first_installed(&shown) {
+    match check.first_installed(&shown) {
         Some(_) if is_discarded => PresenceExpectation::Unknown,
         Some(_) => PresenceExpectation::Present,
         None if shown.is_empty() => PresenceExpectation::Unknown,

@@ -1,9 +1,8 @@
-//! Where in an address space the pages of the seed belong, now: the plan's ranges, less what the process unmapped or
-//! discarded, moved where it moved them.
-//!
-//! What is registered but stands not in this map has no page to fetch and reads as zeroes: a stack that grew, the end
-//! of a mapping that mremap(2) made longer, memory after MADV_DONTNEED. Changes may be heard in another order than they were made
-//! (`overtaken`). Pure: it is fed with ranges and events; who reads these from the kernel is `space`.
+//! `PageMap`: where in an address space the pages of the seed belong now. It begins with the plan's ranges. Ranges that
+//! the process unmaps or discards are removed, and ranges that it moves are moved.
+//! Memory that is registered but not in this map has no page to fetch and reads as zeroes: a stack that grew, the end
+//! of a mapping that mremap(2) grew, memory after MADV_DONTNEED.
+//! Changes may be read in another order than they were made (`late_events`). Pure: `address_space` feeds it the events.
 
 pub(super) mod fork_order;
 mod fork_page_probes;
@@ -109,8 +108,8 @@ impl PageMap {
         let (_, start) = self.address_by_page.range((extent, 0)..=(extent, page)).next_back()?;
         let segment = &self.segments[start];
         let ahead = page - segment.first_page;
-        let behind = segment.pages().checked_sub(ahead).filter(|pages| *pages > 0)?;
-        Some((segment.start + ahead * PAGE_SIZE, behind))
+        let pages_left = segment.pages().checked_sub(ahead).filter(|pages| *pages > 0)?;
+        Some((segment.start + ahead * PAGE_SIZE, pages_left))
     }
 
     /// The first address of a range that shows something.
@@ -132,23 +131,23 @@ impl PageMap {
         let is_involved = overtakes || self.has_displaced_ranges() || !obsolete.is_empty();
         let before = is_involved.then(|| Box::new(self.clone()));
         self.late_events.drop_expected(&obsolete);
-        let mut followed = AppliedChange { saved_map: before, ..AppliedChange::default() };
+        let mut applied = AppliedChange { saved_map: before, ..AppliedChange::default() };
         match *message {
             UffdEvent::Remap { from, to, bytes } => self.apply_remap(from, to, bytes),
             UffdEvent::Unmap { start, end } => {
-                followed.was_expected = self.late_events.take_expected_unmap(start..end);
-                if !followed.was_expected {
-                    (followed.removed, followed.was_discarded) = self.remove_left_range(start, end);
+                applied.was_expected = self.late_events.take_expected_unmap(start..end);
+                if !applied.was_expected {
+                    (applied.removed, applied.was_discarded) = self.remove_left_range(start, end);
                 }
             }
             // Pages are discarded where they are: who does so has the place, and waits until it was heard.
             UffdEvent::Remove { start, end } => {
-                (followed.removed, followed.was_discarded) = self.remove_range(start, end);
+                (applied.removed, applied.was_discarded) = self.remove_range(start, end);
                 self.discarded.insert(start..end);
             }
             UffdEvent::Fault { .. } | UffdEvent::Fork { .. } => {}
         }
-        followed
+        applied
     }
 
     /// Places that a move has left mapped (MREMAP_DONTUNMAP), so that nobody will tell of them once more: a part of one is left or
@@ -160,13 +159,14 @@ impl PageMap {
             UffdEvent::Unmap { start, end } | UffdEvent::Remove { start, end } => start..end,
             UffdEvent::Fault { .. } | UffdEvent::Fork { .. } => return Vec::new(),
         };
-        let is_empty = |place: &Range<u64>| !self.has_any_in(place.start.max(range.start)..place.end.min(range.end));
-        self.late_events.expected_overlapping(&range).filter(|place| is_empty(place)).cloned().collect()
+        let is_empty =
+            |expected: &Range<u64>| !self.has_any_in(expected.start.max(range.start)..expected.end.min(range.end));
+        self.late_events.expected_overlapping(&range).filter(|expected| is_empty(expected)).cloned().collect()
     }
 
     /// Undoes the last change that it followed.
-    pub(super) fn revert_event(&mut self, message: &UffdEvent, followed: &AppliedChange) {
-        match (&followed.saved_map, *message) {
+    pub(super) fn revert_event(&mut self, message: &UffdEvent, applied: &AppliedChange) {
+        match (&applied.saved_map, *message) {
             (Some(before), _) => *self = Self::clone(before),
             (None, UffdEvent::Remap { from, to, bytes }) => {
                 let moved = self.remove_range(to, to + bytes);
@@ -174,12 +174,12 @@ impl PageMap {
                 self.late_events.take_expected_unmap(from..from + bytes);
             }
             (None, UffdEvent::Unmap { start, end } | UffdEvent::Remove { start, end }) => {
-                if followed.was_expected {
+                if applied.was_expected {
                     self.late_events.expect_unmap(start..end);
                 } else {
                     self.discarded.remove(start..end);
                 }
-                self.insert_moved((followed.removed.clone(), followed.was_discarded.clone()), start, start);
+                self.insert_moved((applied.removed.clone(), applied.was_discarded.clone()), start, start);
             }
             (None, UffdEvent::Fault { .. } | UffdEvent::Fork { .. }) => {}
         }
@@ -364,8 +364,8 @@ pub(super) mod tests {
             Event::Discard { start, count } => {
                 // Each area is told of by itself.
                 let pages: Vec<u64> = (start..start + count).filter(|page| now.0.contains_key(page)).collect();
-                let areas = pages.chunk_by(|page, next| page + 1 == *next).map(|area| (area[0], area.len() as u64));
-                areas.for_each(|(first, count)| {
+                let runs = pages.chunk_by(|page, next| page + 1 == *next).map(|run| (run[0], run.len() as u64));
+                runs.for_each(|(first, count)| {
                     now.discard(first, count);
                     steps.push((UffdEvent::Remove { start: at(first), end: at(first + count) }, now.clone()));
                 });
@@ -402,9 +402,9 @@ pub(super) mod tests {
             let shown = map.segment_at(address).map(|segment| (segment.extent, segment.page_at(address)));
             assert_eq!(shown, model.shown(page), "page {page}");
             if let Some((extent, number)) = shown {
-                let (place, behind) = map.address_of(extent, number).expect("a page that is shown has a place");
-                assert_eq!(place, address);
-                assert_eq!(behind, (map.segment_at(address).unwrap().end - address) / PAGE_SIZE);
+                let (found, pages) = map.address_of(extent, number).expect("a page that is shown has a place");
+                assert_eq!(found, address);
+                assert_eq!(pages, (map.segment_at(address).unwrap().end - address) / PAGE_SIZE);
             }
         }
         let shown: u64 = map.segments().map(MapSegment::pages).sum();
@@ -425,8 +425,8 @@ pub(super) mod tests {
                     check(&map, &model);
                 }
             }
-            for (before, message, followed) in undone.into_iter().rev() {
-                map.revert_event(&message, &followed);
+            for (before, message, applied) in undone.into_iter().rev() {
+                map.revert_event(&message, &applied);
                 check(&map, &before);
             }
         }

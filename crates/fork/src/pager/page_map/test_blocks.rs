@@ -1,4 +1,4 @@
-//! Blocks of pages that move together, in properties of what the pager hears of memory.
+//! Test support: blocks of pages that move together, for property tests of the page map.
 
 use farfork_sys::userfaultfd::UffdEvent;
 use farfork_wire::PAGE_SIZE;

@@ -1,13 +1,5 @@
-//! The memory plan: what the pager must know to serve a child. The daemon writes it into the child's directory, where
-//! every pager that serves the child, the first and those after a crash, reads it.
-//!
-//! ```text
-//!  pager.plan, mode 0600: it holds the seeds' tokens
-//!  0            8
-//!  ┌────────────┬──────────────────────┐
-//!  │ FFPLAN5\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
-//!  └────────────┴──────────────────────┘
-//! ```
+//! The memory plan: what the pager must know to serve a child. The daemon writes it into the child's directory. Every
+//! pager that serves the child reads it there, the first one and those after a crash.
 
 pub(super) mod origin;
 pub(super) mod slot_index;
@@ -43,6 +35,14 @@ const POPULATED_PAGES_MAX: u64 = 1 << 30;
 pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
 
 /// What a child's pages come from.
+///
+/// ```text
+///  pager.plan, mode 0600: it holds the seeds' tokens
+///  0            8
+///  ┌────────────┬──────────────────────┐
+///  │ FFPLAN5\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
+///  └────────────┴──────────────────────┘
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
     /// The seeds that they come from: the child's own first, then those that it inherits from.
@@ -254,8 +254,8 @@ fn registered_segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<M
         else {
             continue;
         };
-        let behind = registered.partition_point(|range| range.end <= mapping.start);
-        for range in registered[behind..].iter().take_while(|range| range.start < mapping.end) {
+        let first = registered.partition_point(|range| range.end <= mapping.start);
+        for range in registered[first..].iter().take_while(|range| range.start < mapping.end) {
             let (start, end) = (range.start.max(mapping.start), range.end.min(mapping.end));
             segments.push(MapSegment { start, end, extent, first_page: (start - mapping.start) / PAGE_SIZE });
         }

@@ -1,5 +1,5 @@
-//! Where a child's pages come from: its own seed, and the seeds that it inherits pages from because its parent, a child
-//! itself, never touched them. Each page names its owner directly, however many processes lie between.
+//! The origins of a child's pages: its own seed, and the seeds from which it inherits pages. It inherits those that its
+//! parent, a child itself, never touched. Each page names its owner directly, however many processes lie between.
 
 use farfork_fabric::{Address, SeedKey};
 use farfork_wire::descriptor::{ExtentId, LAYERS_MAX, PageRun, USER_SPACE_END};

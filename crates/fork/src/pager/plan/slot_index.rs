@@ -1,6 +1,6 @@
-//! The pages of a seed that hold data, numbered without gaps: a page's number here is its *slot*. Whatever is kept
-//! per page (installed, in flight) is kept per slot, so that its size follows the data, not the address space: a
-//! sparse terabyte costs nothing.
+//! `SlotIndex`: the pages of a seed that hold data, numbered without gaps. A page's number is its *slot*. State per
+//! page (installed, in flight) is kept per slot, so its size follows the data and not the address space: a sparse
+//! terabyte costs nothing.
 
 use std::ops::Range;
 
@@ -56,8 +56,8 @@ impl SlotIndex {
 
     /// The slot of a page; `None` when it holds no data.
     pub(in crate::pager) fn slot_of(&self, extent: ExtentId, page: u64) -> Option<u64> {
-        let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
-        let run = self.runs[..behind].last()?;
+        let end = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+        let run = self.runs[..end].last()?;
         let ahead = page - run.first_page.min(page);
         (run.extent == extent && ahead < run.count).then_some(run.first_slot + ahead)
     }
@@ -65,10 +65,10 @@ impl SlotIndex {
     /// The slots of a range of pages.
     pub(in crate::pager) fn slots_of(&self, extent: ExtentId, pages: Range<u64>) -> Range<u64> {
         let slots_before = |page: u64| {
-            let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
-            self.runs[..behind].last().map_or(0, |run| {
-                let is_here = run.extent == extent;
-                run.first_slot + if is_here { run.count.min(page - run.first_page) } else { run.count }
+            let end = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+            self.runs[..end].last().map_or(0, |run| {
+                let is_same_extent = run.extent == extent;
+                run.first_slot + if is_same_extent { run.count.min(page - run.first_page) } else { run.count }
             })
         };
         slots_before(pages.start)..slots_before(pages.end)
@@ -79,8 +79,8 @@ impl SlotIndex {
         if self.slot_of(extent, page).is_some() {
             return Some(page);
         }
-        let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
-        self.runs.get(behind).filter(|run| run.extent == extent).map(|run| run.first_page)
+        let next = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+        self.runs.get(next).filter(|run| run.extent == extent).map(|run| run.first_page)
     }
 
     /// The pages of a range of slots, as runs of neighbours.
@@ -207,24 +207,24 @@ mod tests {
                 }).map(|(slot, _)| slot).collect();
                 prop_assert_eq!(of_it.collect::<Vec<_>>(), expected);
             }
-            let asked = from..from + count;
-            let flat: Vec<_> = populated.runs_of(asked.clone()).flat_map(|run| {
+            let range = from..from + count;
+            let flat: Vec<_> = populated.runs_of(range.clone()).flat_map(|run| {
                 (0..run.count).map(move |page| {
                     (run.first_slot + page, (run.extent, run.first_page + page, run.origin.offset_by(page)))
                 })
             }).collect();
             let expected: Vec<_> = pages.iter().enumerate().map(|(slot, page)| (slot as u64, *page))
-                .filter(|(slot, _)| asked.contains(slot)).collect();
+                .filter(|(slot, _)| range.contains(slot)).collect();
             prop_assert_eq!(&flat, &expected);
             let mut sources: Vec<usize> = expected.iter().map(|(_, page)| page.2.source as usize).collect();
             sources.sort_unstable();
             sources.dedup();
             if !sources.is_empty() {
-                prop_assert_eq!(populated.sources_of(asked.clone()), sources);
+                prop_assert_eq!(populated.sources_of(range.clone()), sources);
             }
-            if asked.start < populated.slot_count() {
-                let all: Vec<_> = std::iter::once(asked.start..asked.end.min(populated.slot_count())).collect();
-                let (source, of_it, others) = populated.split_first_source(asked.start, all);
+            if range.start < populated.slot_count() {
+                let all: Vec<_> = std::iter::once(range.start..range.end.min(populated.slot_count())).collect();
+                let (source, of_it, others) = populated.split_first_source(range.start, all);
                 let is_of_it = |slot: &u64| pages[*slot as usize].2.source as usize == source;
                 prop_assert!(of_it.iter().cloned().flatten().all(|slot| is_of_it(&slot)));
                 let count = expected.iter().filter(|(slot, _)| is_of_it(slot)).count();
@@ -232,7 +232,7 @@ mod tests {
                 prop_assert_eq!(others, expected.iter().map(|(slot, _)| *slot).find(|slot| !is_of_it(slot)));
             }
             for source in 0..3 {
-                let parts: Vec<_> = populated.slots_from_source(source, asked.clone()).collect();
+                let parts: Vec<_> = populated.slots_from_source(source, range.clone()).collect();
                 prop_assert!(parts.windows(2).all(|pair| pair[0].end < pair[1].start));
                 let slots: Vec<u64> = parts.into_iter().flatten().filter(|slot| *slot < populated.slot_count()).collect();
                 let of_it = expected.iter().filter(|(_, page)| page.2.source as usize == source);

@@ -1,4 +1,5 @@
-//! How a child's pages are fetched, as whoever forks it chose: `cow`, `prefetch` or `eager`, each also with `cache`.
+//! `PagingStrategy`: how a child's pages are fetched (`cow`, `prefetch` or `eager`, each also with `cache` or `first`).
+//! Each fork request chooses one.
 
 use std::fmt;
 use std::str::FromStr;

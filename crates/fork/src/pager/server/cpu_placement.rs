@@ -1,16 +1,5 @@
-//! On which CPU the pager runs: beside the child whose single pages it brings, away from the owner whose stream it takes.
-//!
-//! *Single pages.* Of child, pager and owner one works at a time, and the others wait for it: on one CPU each hands over to the
-//! next by a switch of some 2 µs, while waking another CPU costs 15 to 30. So the pager goes to where the child runs
-//! (and an owner to where requests come in: `farfork_fabric`).
-//!
-//! *Streams.* Whoever sends a stream has about as much to do as whoever receives it, and the kernel likes to wake the one
-//! where the other runs: side by side on one CPU they take twice as long as on two. Packets are taken from the network
-//! where their sender runs, if that is on this machine, or where the network card interrupts. So the pager moves away when
-//! it finds itself there, unless others want the CPUs, too: moving onto a CPU that somebody else uses costs more than it
-//! brings.
-//!
-//! It stays free to be moved by the kernel. Who decides when to look is `server`.
+//! Chooses the CPU on which the pager runs: the child's CPU for single pages, another CPU than the sender's for
+//! streams. `server` calls it. Its CPU affinity stays unrestricted, so the kernel may still move the pager.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -33,7 +22,17 @@ const SPARE_THREADS: usize = 1;
 /// The kernel's averages, with the number of threads that would run now before the slash of the fourth word.
 const LOAD_FILE: &str = "/proc/loadavg";
 
-/// When the pager's thread moved.
+/// When the pager's thread moved, and the evidence for its next move.
+///
+/// *Single pages.* One of child, pager and owner works at a time, and the others wait for it. On one CPU each hands
+/// over to the next by a switch of about 2 µs; to wake another CPU takes 15 to 30 µs. So the pager moves to the child's
+/// CPU (and an owner to the CPU where requests arrive: `farfork_fabric`).
+///
+/// *Streams.* The sender of a stream has about as much to do as its receiver, and the kernel likes to wake one where
+/// the other runs. On one CPU they take twice as long as on two. Packets are taken from the network on the sender's
+/// CPU, if the sender is on this machine, else on the CPU that the network card interrupts. So the pager leaves that
+/// CPU when it finds itself there. It stays if other threads want the CPUs, too: to move onto a busy CPU costs more
+/// than it gains.
 #[derive(Debug)]
 pub(super) struct CpuPlacement {
     moved_at: Option<Instant>,

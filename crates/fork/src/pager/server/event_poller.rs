@@ -1,4 +1,4 @@
-//! What the loop waits for (epoll(7)), by name rather than by number.
+//! The descriptors for which the server's loop waits (epoll(7)), addressed by `EventSource` and not by number.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,11 +1,5 @@
-//! The pager's loop: waits for faults, replies, requests and time, and has each answered. One loop serves all children;
-//! a second one, on another core, would have children of its own.
-//!
-//! Each round: single pages first (they end somebody's wait), then what children say, then what is to be done again, then
-//! what may be fetched ahead; then what somebody waits for is asked for. Last comes one step of a stream: some of it is
-//! received, or installed. Whoever waits for a page waits for one such step before it is asked for; others' streams then stand still
-//! until it has come, where that is soon.
-//! While nobody has waited for a single page lately, a round takes several steps.
+//! The pager's loop: waits for faults, replies, requests and timeouts, and has each handled. `keeper` runs it.
+//! One loop serves all children; a second one, on another core, would have children of its own.
 
 mod cpu_placement;
 pub(super) mod event_poller;
@@ -137,23 +131,23 @@ pub(super) struct PagerServer<'a> {
     placement: CpuPlacement,
     spin: AdaptiveSpin,
     pub(super) next_sweep: Instant,
-    rest: IdleDetector,
+    idle_detector: IdleDetector,
 }
 
 impl<'a> PagerServer<'a> {
     /// A pager that serves nobody yet.
     pub(super) fn new(keeper_context: &'a KeeperContext) -> io::Result<Self> {
-        let trusting = keeper_context.load_trust_policy()?;
-        let credentials = trusting.open_credentials()?;
+        let trust_policy = keeper_context.load_trust_policy()?;
+        let credentials = trust_policy.open_credentials()?;
         let connect: OwnerConnector =
             Box::new(move |address, node| farfork_fabric::connect_node(address, node, credentials.as_ref()));
-        Self::with_owners(keeper_context, trusting, OwnerConnections::new(connect), Instant::now())
+        Self::with_owners(keeper_context, trust_policy, OwnerConnections::new(connect), Instant::now())
     }
 
     /// One that begins at `now`, and reaches owners in this way.
     pub(super) fn with_owners(
         keeper_context: &'a KeeperContext,
-        trusting: TrustPolicy,
+        trust_policy: TrustPolicy,
         owners: OwnerConnections,
         now: Instant,
     ) -> io::Result<Self> {
@@ -181,7 +175,7 @@ impl<'a> PagerServer<'a> {
             settle_queue: VecDeque::new(),
             next_child_key: 0,
             exit: None,
-            trust_policy: trusting,
+            trust_policy,
             demand_request: None,
             demand_completed_for: None,
             useless_stall_at: None,
@@ -191,7 +185,7 @@ impl<'a> PagerServer<'a> {
             placement: CpuPlacement::default(),
             spin: AdaptiveSpin::new(now),
             next_sweep: now + SWEEP_INTERVAL,
-            rest: IdleDetector::new(now),
+            idle_detector: IdleDetector::new(now),
         })
     }
 
@@ -199,12 +193,12 @@ impl<'a> PagerServer<'a> {
     pub(super) fn run(&mut self) -> io::Result<ServerExit> {
         let mut ready = Vec::new();
         loop {
-            let patience = self.poll_timeout();
-            self.poller.wait(patience, &mut ready)?;
+            let timeout = self.poll_timeout();
+            self.poller.wait(timeout, &mut ready)?;
             self.now = Instant::now();
             if !ready.is_empty() {
                 self.spin.record_event(self.now);
-            } else if patience.is_zero() && self.completed_reads.is_empty() {
+            } else if timeout.is_zero() && self.completed_reads.is_empty() {
                 // Whoever is waited for may need this CPU.
                 self.spin.yield_cpu();
             }
@@ -222,7 +216,10 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Does what is ready and what is due.
+    /// Does all that is ready or due: first single pages, which end a thread's wait, then messages and requests,
+    /// retries, prefetches, and the reads for which threads wait. Last is one step of a stream: part of it is received,
+    /// or installed; several steps if no thread has waited for a single page lately. A thread may wait for such a step
+    /// before its page is requested. Others' streams then pause until it arrives, if that is soon (`DEMAND_STALL_MAX`).
     pub(super) fn run_round(&mut self, ready: &[EventSource]) {
         let lanes = ready.iter().filter_map(|source| match source {
             EventSource::Owner(owner, lane) => Some((*owner, *lane)),
@@ -243,7 +240,7 @@ impl<'a> PagerServer<'a> {
         for (task, paused_tries) in self.retries.take_due(self.now) {
             match task {
                 RetryTask::Fault(fault) => self.handle_fault(fault, paused_tries),
-                RetryTask::CompletedRead(delivery) => self.install_completed_read(delivery, paused_tries),
+                RetryTask::CompletedRead(completed_read) => self.install_completed_read(completed_read, paused_tries),
                 RetryTask::WatchSpace { child, space } => self.watch_space(child, space),
                 RetryTask::ResolveFork { child, space } => self.resolve_fork(child, space),
                 RetryTask::Prefetch(owner, prefetch_request) => self.owners.queue_prefetch(owner, prefetch_request),
@@ -253,9 +250,9 @@ impl<'a> PagerServer<'a> {
         self.poll_lanes(Lane::Demand);
         let streams = !self.completed_reads.is_empty() || self.owners.has_bulk_reads();
         match self.demand_request.take() {
-            Some(asked) if asked.is_single && self.has_stream_for_others(asked.child) => self.stall_stream(asked.owner),
+            Some(read) if read.is_single && self.has_stream_for_others(read.child) => self.stall_stream(read.owner),
             Some(_) if streams => self.yield_cpu(),
-            Some(asked) => self.placement.on_single_fault(asked.pid, self.now),
+            Some(read) => self.placement.on_single_fault(read.pid, self.now),
             None => {}
         }
         if self.demand_completed_for.take().is_some_and(|child| self.has_stream_for_others(child)) {
@@ -277,7 +274,7 @@ impl<'a> PagerServer<'a> {
 
     /// Whether anything comes to other children that nobody waits for. A child's own stream it wants as much as the page.
     fn has_stream_for_others(&self, child: u64) -> bool {
-        self.completed_reads.iter().any(|delivery| delivery.read.child != child)
+        self.completed_reads.iter().any(|completed_read| completed_read.read.child != child)
             || self.owners.has_bulk_read_for_others(child)
     }
 
@@ -331,8 +328,8 @@ impl<'a> PagerServer<'a> {
         self.last_step_received = !installs;
         if !installs {
             self.poll_lanes(Lane::Bulk);
-        } else if let Some(delivery) = self.completed_reads.pop_front() {
-            self.install_completed_read(delivery, 0);
+        } else if let Some(completed_read) = self.completed_reads.pop_front() {
+            self.install_completed_read(completed_read, 0);
         }
     }
 
@@ -378,7 +375,7 @@ impl<'a> PagerServer<'a> {
         self.report_all_accesses();
         self.fill_zygotes();
         self.close_idle_owners();
-        if self.rest.has_become_idle(self.now) {
+        if self.idle_detector.has_become_idle(self.now) {
             allocator::trim_heap();
         }
         if self.children.is_empty() && !self.context.is_reachable() {
@@ -462,8 +459,8 @@ impl<'a> PagerServer<'a> {
     /// Watches a space.
     pub(super) fn watch_space(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get(&key) else { return };
-        let Some(known) = served.child.spaces.get(&space) else { return };
-        if let Err(error) = self.poller.add(EventSource::Space(key, space), known) {
+        let Some(address_space) = served.child.spaces.get(&space) else { return };
+        if let Err(error) = self.poller.add(EventSource::Space(key, space), address_space) {
             tracing::error!("child {}: its faults cannot be watched: {error}: it is tried again", served.child.id);
             self.retries.push(RetryTask::WatchSpace { child: key, space }, self.now, FD_TABLE_FULL_BACKOFF, 0);
         }

@@ -1,21 +1,20 @@
-//! The bytes of a report, which a pager sends to the owner of a seed as a message of the fabric, and of a set, which it
-//! reads there as the extent `WORKING_SET`.
-//!
-//! ```text
-//!  0            8                                   0            8
-//!  ┌────────────┬──────────────────┐                ┌────────────┬───────────────────────┬────────┐
-//!  │ FFTRACE1   │ Report, postcard │                │ FFWSET1\n  │ Pages, postcard, each │ zeroes │
-//!  └────────────┴──────────────────┘                └────────────┴───────────────────────┴────────┘
-//! ```
-//!
-//! A run without pages is the border between what was touched and what came along. A set may change between the look at
-//! its length and its being read: one that was cut off anywhere, or has zeroes behind its end, is a set still.
+//! Encoding of access reports and working sets. A pager sends an `AccessReport` to the owner of a seed as a fabric
+//! message. It reads the set there as the extent `WORKING_SET`.
+//! A set may change between the read of its length and the read of its bytes. So `decode_set` accepts one that is cut
+//! off anywhere, or has zeroes after its end.
 
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{SeedId, Token};
 use serde::{Deserialize, Serialize};
 
 use super::MarkedRun;
+
+// The bytes of both. A run without pages (`MarkedRun::SEPARATOR`) separates what was touched from what came along.
+//
+//  0            8                                   0            8
+//  ┌────────────┬────────────────────────┐          ┌────────────┬───────────────────────────┬────────┐
+//  │ FFTRACE1   │ AccessReport, postcard │          │ FFWSET1\n  │ MarkedRun, postcard, each │ zeroes │
+//  └────────────┴────────────────────────┘          └────────────┴───────────────────────────┴────────┘
 
 pub(in crate::pager) const REPORT_MAGIC: &[u8] = b"FFTRACE1";
 pub(in crate::pager) const SET_MAGIC: &[u8] = b"FFWSET1\n";
@@ -62,11 +61,11 @@ pub(super) fn encode_set(set: &[MarkedRun]) -> Vec<u8> {
 pub(in crate::pager) fn decode_set(bytes: &[u8]) -> Vec<MarkedRun> {
     let mut rest = bytes.strip_prefix(SET_MAGIC).unwrap_or_default();
     let mut set = Vec::new();
-    while let Ok((pages, behind)) = postcard::take_from_bytes::<MarkedRun>(rest)
+    while let Ok((pages, after)) = postcard::take_from_bytes::<MarkedRun>(rest)
         && (pages.count > 0 || pages == MarkedRun::SEPARATOR)
     {
         set.push(pages);
-        rest = behind;
+        rest = after;
     }
     set
 }

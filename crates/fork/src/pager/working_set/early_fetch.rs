@@ -1,5 +1,5 @@
-//! What of a working set is fetched before the child can have it: while its node still builds it, the first pages of its set are on
-//! their way, and they are installed as soon as its userfaultfd has come.
+//! Early fetch: the first pages of a child's working set are fetched while its node still builds the child. They are
+//! installed as soon as its userfaultfd arrives.
 
 use std::ops::Range;
 
@@ -82,22 +82,22 @@ impl PagerServer<'_> {
     }
 
     /// Pages came that were fetched ahead: they wait for their turn, or for the child.
-    pub(in crate::pager) fn queue_completed_read(&mut self, delivery: CompletedRead) {
-        match self.children.get_mut(&delivery.read.child).map(|served| &mut served.child) {
+    pub(in crate::pager) fn queue_completed_read(&mut self, completed_read: CompletedRead) {
+        match self.children.get_mut(&completed_read.read.child).map(|served| &mut served.child) {
             Some(child) if child.uffd_socket.is_some() && child.process_count() == 1 => {
-                child.early_fetch.completed_reads.push(delivery)
+                child.early_fetch.completed_reads.push(completed_read)
             }
-            _ => self.completed_reads.push_back(delivery),
+            _ => self.completed_reads.push_back(completed_read),
         }
     }
 
     /// A child's userfaultfd has come: what has come before it is installed first, and what has not is on its way.
     pub(in crate::pager) fn install_early_reads(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
-        let EarlyFetch { requested: asked, completed_reads: arrived } = std::mem::take(&mut served.child.early_fetch);
+        let EarlyFetch { requested, completed_reads } = std::mem::take(&mut served.child.early_fetch);
         if let Some(address_space) = served.child.spaces.get_mut(&0) {
-            address_space.note_requested(&asked);
+            address_space.note_requested(&requested);
         }
-        arrived.into_iter().rev().for_each(|delivery| self.completed_reads.push_front(delivery));
+        completed_reads.into_iter().rev().for_each(|completed_read| self.completed_reads.push_front(completed_read));
     }
 }

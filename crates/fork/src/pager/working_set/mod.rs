@@ -1,24 +1,8 @@
-//! Working sets: which pages the children of a seed touch, in the order in which they do, so that later children, also on
-//! other nodes, have them fetched at once and in that order.
-//!
-//! ```text
-//!  node B: child ─ faults ─▶ trace ─ report ─▶ owner of the seed: working set
-//!                                                        │ extent WORKING_SET
-//!  node C: next child ◀─ pages, in that order ─ pager ◀──┘
-//! ```
-//!
-//! What a pager sees of a child's touches are its faults. A page that came before it was touched is silent, as most are
-//! of which readahead thought well; such pages are recorded as *fetched*, and later children get them, too. Whether they
-//! are wanted is found out by *trial*: each child gets all but a small part of its set, those pages left out first that
-//! nobody was seen to touch. What it touches of that part stays, what it does not touch leaves at the second time. So a
-//! set follows its children when they change, and each pays for that with a thirty-second part of the faults that the set
-//! spares it, and with eight at most. New pages come in as any child touches them.
-//!
-//! A child does not wait for its set. So the first pages are fetched before it begins, and where it touches a page of the set before that
-//! came, what was touched next comes along with it, and the rest from there on: however fast it is, a fault brings a read's worth.
-//!
-//! Pure: `set` (the owner's), `habit` (a process's), `share` (a zygote's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
-//! the owner's set for its threads; `early` fetches what comes before the child does; `warming` fills a node's cache with a set before any child is there.
+//! Working sets: which pages the children of a seed touch, and in which order. Later children, also on other nodes, get
+//! these pages fetched at once and in that order. A seed's owner keeps the set; a child never waits for it.
+//! `service` requests sets and sends reports, `early_fetch` fetches before a child is ready, `prewarm` fills a node's
+//! cache. `shared_set` shares a set between the owner's threads. `set` (the owner's), `process_history` (a process's),
+//! `zygote_subset` (a zygote's), `trace` (a child's), `codec` and `set_cache` are pure.
 
 mod codec;
 mod early_fetch;
@@ -42,6 +26,25 @@ pub use process_history::ProcessHistory;
 pub(super) use set_cache::WorkingSetCache;
 pub use shared_set::{LearnerThread, SharedWorkingSet};
 pub(super) use trace::AccessTrace;
+
+// How a set is learnt and used:
+//
+//  node B: child ─ faults ─▶ trace ─ report ─▶ owner of the seed: working set
+//                                                        │ extent WORKING_SET
+//  node C: next child ◀─ pages, in that order ─ pager ◀──┘
+//
+// A pager sees only a child's faults. A page that arrives before it is touched causes none, and most pages that
+// readahead predicts well do. Such pages are recorded as *fetched*, and later children get them, too.
+//
+// A *trial* finds out whether they are wanted. Each child gets all but a small part of its set. Pages that no child was
+// seen to touch are left out first. A page of that part that the child touches stays. One that it does not touch is
+// removed at the second time (`UNTOUCHED_TRIALS_MAX`). So a set follows its children when they change. Each child pays
+// for that with at most a thirty-second part of the faults that the set spares it (`TRIAL_FRACTION`), and with at most
+// eight (`TRIAL_FAULTS_MAX`). New pages are added when any child touches them.
+//
+// A child does not wait for its set. So the first pages are fetched before it starts. If it touches a page of the set
+// that has not arrived, the pages that were touched next are fetched with it, and the rest follows from there. However
+// fast the child is, each fault brings a full read.
 
 /// Most pages of a working set, 128 MiB: what a link brings in a tenth of a second. Who touches more than that has the
 /// rest streamed.

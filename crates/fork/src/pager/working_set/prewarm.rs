@@ -1,9 +1,5 @@
-//! Warming up: a seed's working set is put into this node's cache before any child of it is here.
-//!
-//! ```text
-//!  asked ─▶ set from the owner ─▶ pages of it, some reads at a time ─▶ done: all children of the seed use the cache
-//!                     └────────────────────┴─▶ failed: what came stays
-//! ```
+//! Prewarming: fetches a seed's working set into this node's page cache before the node has any child of the seed.
+//! The daemon starts it, and asks for its progress, with `PagerRequest::Prewarm`. `PrewarmJob` shows the states.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,7 +12,7 @@ use farfork_wire::{PAGE_SIZE, SeedId};
 
 use super::{MarkedRun, SET_PAGES_MAX, decode_set};
 use crate::pager::child::ChildSource;
-use crate::pager::control::protocol::{PagerReply as Answer, PrewarmProgress, PrewarmState};
+use crate::pager::control::protocol::{PagerReply, PrewarmProgress, PrewarmState};
 use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey};
 use crate::pager::plan::MemoryPlan;
 use crate::pager::plan::slot_index::SlotIndex;
@@ -39,6 +35,11 @@ pub(in crate::pager) struct PrewarmBatch {
 }
 
 /// A seed that is being warmed up, or was.
+///
+/// ```text
+///  requested ─▶ set from the owner ─▶ its pages, some reads at a time ─▶ done: all children of the seed use the cache
+///                        └────────────────────┴─▶ failed: the pages that have arrived stay
+/// ```
 #[derive(Debug)]
 pub(in crate::pager) struct PrewarmJob {
     sources: Vec<ChildSource>,
@@ -51,23 +52,23 @@ pub(in crate::pager) struct PrewarmJob {
 
 impl PagerServer<'_> {
     /// Has a seed warmed up whose plan stands in `dir`, or tells how far it is. What is over is told once.
-    pub(in crate::pager) fn handle_prewarm(&mut self, seed: &SeedId, dir: &Path) -> Answer {
+    pub(in crate::pager) fn handle_prewarm(&mut self, seed: &SeedId, dir: &Path) -> PagerReply {
         if !self.prewarm_jobs.contains_key(seed)
             && let Err(reason) = self.start_prewarm(seed, dir)
         {
-            return Answer::Refused(format!("seed {seed} is not warmed up: {reason}"));
+            return PagerReply::Refused(format!("seed {seed} is not warmed up: {reason}"));
         }
-        let Some(progress) = self.prewarm_jobs.get(seed).map(|warming| warming.progress.clone()) else {
-            return Answer::Refused(format!("seed {seed} is not warmed up"));
+        let Some(progress) = self.prewarm_jobs.get(seed).map(|job| job.progress.clone()) else {
+            return PagerReply::Refused(format!("seed {seed} is not warmed up"));
         };
         if progress.state != PrewarmState::Running {
             self.prewarm_jobs.remove(seed);
         }
-        Answer::PrewarmProgress(progress)
+        PagerReply::PrewarmProgress(progress)
     }
 
     fn start_prewarm(&mut self, seed: &SeedId, dir: &Path) -> Result<(), String> {
-        self.prewarm_jobs.retain(|_, warming| warming.progress.state == PrewarmState::Running);
+        self.prewarm_jobs.retain(|_, job| job.progress.state == PrewarmState::Running);
         if self.prewarm_jobs.len() >= PREWARM_JOBS_MAX {
             return Err(format!("{PREWARM_JOBS_MAX} others are; try again when one is done"));
         }
@@ -78,9 +79,9 @@ impl PagerServer<'_> {
         let progress = PrewarmProgress { set_pages: 0, cached_pages: 0, state: PrewarmState::Running };
         let span = Span { extent: ExtentId::WORKING_SET, offset: 0, bytes: READ_BYTES_MAX as u32 };
         let (owner, key) = (owners[0], sources[0].key.clone());
-        let warming =
+        let job =
             PrewarmJob { sources, owners, populated, pending_batches: VecDeque::new(), reads_in_flight: 0, progress };
-        self.prewarm_jobs.insert(seed.clone(), warming);
+        self.prewarm_jobs.insert(seed.clone(), job);
         let auxiliary_request = AuxiliaryRequest::PrewarmWorkingSet(seed.clone());
         self.submit_prewarm_read(seed, owner, (&key, ReadMode::Clip, vec![span]), auxiliary_request);
         Ok(())
@@ -102,33 +103,33 @@ impl PagerServer<'_> {
 
     /// Takes a working set whose pages are to come.
     pub(in crate::pager) fn handle_prewarm_set(&mut self, seed: &SeedId, reply: Result<Reply, FabricError>) {
-        let Some(warming) = self.prewarm_jobs.get_mut(seed) else { return };
+        let Some(job) = self.prewarm_jobs.get_mut(seed) else { return };
         let set = match reply {
             Ok(reply) => decode_set(&reply.data),
             Err(error) => return self.finish_prewarm(seed, PrewarmState::Failed(error.to_string())),
         };
-        let mut open: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
+        let mut partial_batches: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
         for (extent, page, _) in MarkedRun::iter_pages(&set).take(SET_PAGES_MAX as usize) {
-            let Some(slot) = warming.populated.slot_of(extent, page) else { continue };
-            warming.progress.set_pages += 1;
-            let index = warming.populated.source_of(slot);
-            let (source, run) = (&warming.sources[index], warming.populated.runs_of(slot..slot + 1).next());
+            let Some(slot) = job.populated.slot_of(extent, page) else { continue };
+            job.progress.set_pages += 1;
+            let index = job.populated.source_of(slot);
+            let (source, run) = (&job.sources[index], job.populated.runs_of(slot..slot + 1).next());
             let Some(run) = run.filter(|_| !source.is_on_this_host()) else { continue };
             if self.cache.contains(&source.key, run.origin.extent, run.origin.page) {
-                warming.progress.cached_pages += 1;
+                job.progress.cached_pages += 1;
                 continue;
             }
-            let slots = open.entry(index).or_default();
+            let slots = partial_batches.entry(index).or_default();
             match slots.last_mut().filter(|last| last.end == slot) {
                 Some(last) => last.end += 1,
                 None => slots.push(slot..slot + 1),
             }
             if slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() >= BULK_SLOTS {
-                warming.pending_batches.push_back(PrewarmBatch { source: index, slots: std::mem::take(slots) });
+                job.pending_batches.push_back(PrewarmBatch { source: index, slots: std::mem::take(slots) });
             }
         }
-        let rest = open.into_iter().filter(|(_, slots)| !slots.is_empty());
-        warming.pending_batches.extend(rest.map(|(source, slots)| PrewarmBatch { source, slots }));
+        let rest = partial_batches.into_iter().filter(|(_, slots)| !slots.is_empty());
+        job.pending_batches.extend(rest.map(|(source, slots)| PrewarmBatch { source, slots }));
         self.continue_prewarm(seed);
     }
 
@@ -139,43 +140,43 @@ impl PagerServer<'_> {
         batch: &PrewarmBatch,
         reply: Result<Reply, FabricError>,
     ) {
-        let Some(warming) = self.prewarm_jobs.get_mut(seed) else { return };
+        let Some(job) = self.prewarm_jobs.get_mut(seed) else { return };
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) => return self.finish_prewarm(seed, PrewarmState::Failed(error.to_string())),
         };
-        warming.reads_in_flight -= 1;
-        let source = &warming.sources[batch.source];
+        job.reads_in_flight -= 1;
+        let source = &job.sources[batch.source];
         let mut data = &reply.data[..];
-        for run in batch.slots.iter().flat_map(|slots| warming.populated.runs_of(slots.clone())) {
-            let Some((pages, behind)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { break };
-            data = behind;
+        for run in batch.slots.iter().flat_map(|slots| job.populated.runs_of(slots.clone())) {
+            let Some((pages, rest)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { break };
+            data = rest;
             self.cache.insert(&source.key, &source.owner, (run.origin.extent, run.origin.page), pages, self.now);
-            warming.progress.cached_pages += run.count;
+            job.progress.cached_pages += run.count;
         }
         self.continue_prewarm(seed);
     }
 
     fn continue_prewarm(&mut self, seed: &SeedId) {
-        while let Some(warming) = self.prewarm_jobs.get_mut(seed)
-            && warming.progress.state == PrewarmState::Running
-            && warming.reads_in_flight < PREWARM_READS_MAX
+        while let Some(job) = self.prewarm_jobs.get_mut(seed)
+            && job.progress.state == PrewarmState::Running
+            && job.reads_in_flight < PREWARM_READS_MAX
         {
-            let Some(batch) = warming.pending_batches.pop_front() else {
-                if warming.reads_in_flight == 0 {
+            let Some(batch) = job.pending_batches.pop_front() else {
+                if job.reads_in_flight == 0 {
                     self.finish_prewarm(seed, PrewarmState::Done);
                 }
                 return;
             };
-            let runs = batch.slots.iter().flat_map(|slots| warming.populated.runs_of(slots.clone()));
+            let runs = batch.slots.iter().flat_map(|slots| job.populated.runs_of(slots.clone()));
             let spans = runs.map(|run| Span {
                 extent: run.origin.extent,
                 offset: run.origin.page * PAGE_SIZE,
                 bytes: (run.count * PAGE_SIZE) as u32,
             });
             let spans = spans.collect();
-            let (owner, key) = (warming.owners[batch.source], warming.sources[batch.source].key.clone());
-            warming.reads_in_flight += 1;
+            let (owner, key) = (job.owners[batch.source], job.sources[batch.source].key.clone());
+            job.reads_in_flight += 1;
             self.submit_prewarm_read(
                 seed,
                 owner,
@@ -186,15 +187,15 @@ impl PagerServer<'_> {
     }
 
     fn finish_prewarm(&mut self, seed: &SeedId, state: PrewarmState) {
-        let Some(warming) = self.prewarm_jobs.get_mut(seed) else { return };
+        let Some(job) = self.prewarm_jobs.get_mut(seed) else { return };
         if state == PrewarmState::Done {
-            for source in warming.sources.iter().filter(|source| !source.is_on_this_host()) {
+            for source in job.sources.iter().filter(|source| !source.is_on_this_host()) {
                 self.cache.share_seed(&source.key, &source.owner, self.now);
             }
         }
-        warming.progress.state = state;
-        warming.pending_batches.clear();
-        let owners = std::mem::take(&mut warming.owners);
+        job.progress.state = state;
+        job.pending_batches.clear();
+        let owners = std::mem::take(&mut job.owners);
         self.detach_owners(owners);
     }
 }

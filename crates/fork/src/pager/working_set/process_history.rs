@@ -1,6 +1,7 @@
-//! Habits: what children of a process's seed were seen to touch, handed on to the next seed of the same process. Who calls functions in
-//! children again and again makes a seed for each call; without this, the children of each would find out anew what those before
-//! them knew. The same memory may be other pages of other extents there, so sets are handed on by address.
+//! Process history: hands the working set of a process's seed on to the next seed of the same process. A program that
+//! calls functions in children makes a seed for each call. Without this, the children of each seed would have to learn
+//! its set anew. In the next seed the same memory may be other pages of other extents, so sets are translated by
+//! address.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ impl ProcessHistory {
         layout: ExtentLayout,
         set: &Arc<SharedWorkingSet>,
     ) -> Option<Arc<SeedKey>> {
-        let before = self.0.iter().position(|known| known.process == process).and_then(|place| self.0.remove(place));
+        let before = self.0.iter().position(|known| known.process == process).and_then(|index| self.0.remove(index));
         let before = before.filter(|known| known.layout.program == layout.program);
         if let Some(known) = &before {
             set.inherit(known.set.parts().map(|part| layout.translate(&known.layout, &part)));
@@ -101,20 +102,20 @@ struct ExtentLocation {
 impl ExtentLayout {
     fn from_descriptor(descriptor: &Descriptor) -> Self {
         let pids: Vec<u32> = descriptor.processes().map(|process| process.pid).collect();
-        let place = |extent: &Extent| match extent.source {
+        let location = |extent: &Extent| match extent.source {
             ExtentSource::Template { process, address } => {
                 Some(ExtentLocation { pid: *pids.get(process as usize)?, address, bytes: extent.bytes })
             }
             ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
         };
-        Self::new(ProgramIdentity::from_process(&descriptor.process), descriptor.extents.iter().map(place).collect())
+        Self::new(ProgramIdentity::from_process(&descriptor.process), descriptor.extents.iter().map(location).collect())
     }
 
-    fn new(program: ProgramIdentity, places: Vec<Option<ExtentLocation>>) -> Self {
-        let numbered = (0..).map(ExtentId).zip(&places);
-        let mut ascending: Vec<_> = numbered.filter_map(|(extent, place)| Some(((*place)?, extent))).collect();
+    fn new(program: ProgramIdentity, locations: Vec<Option<ExtentLocation>>) -> Self {
+        let numbered = (0..).map(ExtentId).zip(&locations);
+        let mut ascending: Vec<_> = numbered.filter_map(|(extent, location)| Some(((*location)?, extent))).collect();
         ascending.sort_unstable();
-        Self { program, locations: places, ascending }
+        Self { program, locations, ascending }
     }
 
     fn location(&self, extent: ExtentId) -> Option<ExtentLocation> {
@@ -122,30 +123,32 @@ impl ExtentLayout {
     }
 
     fn contains(&self, extent: ExtentId, page: u64) -> bool {
-        self.location(extent).is_some_and(|place| page < place.bytes / PAGE_SIZE)
+        self.location(extent).is_some_and(|location| page < location.bytes / PAGE_SIZE)
     }
 
     /// The pages of a set of another layout, where this one has their addresses.
     fn translate(&self, other: &Self, set: &[MarkedRun]) -> Vec<MarkedRun> {
         let mut pages = Vec::new();
         for run in set {
-            let Some(place) = other.location(run.extent) else { continue };
-            let begin = place.address + run.first * PAGE_SIZE;
-            let there = ExtentLocation { address: begin, bytes: u64::from(run.count) * PAGE_SIZE, ..place };
-            pages.extend(self.pages_at(there).map(|(extent, first, count)| MarkedRun { extent, first, count, ..*run }));
+            let Some(location) = other.location(run.extent) else { continue };
+            let begin = location.address + run.first * PAGE_SIZE;
+            let range = ExtentLocation { address: begin, bytes: u64::from(run.count) * PAGE_SIZE, ..location };
+            pages.extend(self.pages_at(range).map(|(extent, first, count)| MarkedRun { extent, first, count, ..*run }));
         }
         pages
     }
 
     /// The pages that are somewhere: their extent, the number of the first, and how many.
-    fn pages_at(&self, there: ExtentLocation) -> impl Iterator<Item = (ExtentId, u64, u32)> {
-        let first = self.ascending.partition_point(|(place, _)| (place.pid, place.end()) <= (there.pid, there.address));
-        let begun = self.ascending[first..].iter();
-        begun.take_while(move |(place, _)| (place.pid, place.address) < (there.pid, there.end())).map(
-            move |(place, extent)| {
-                let begin = there.address.max(place.address);
-                let pages = (there.end().min(place.end()) - begin) / PAGE_SIZE;
-                (*extent, (begin - place.address) / PAGE_SIZE, u32::try_from(pages).unwrap_or(u32::MAX))
+    fn pages_at(&self, range: ExtentLocation) -> impl Iterator<Item = (ExtentId, u64, u32)> {
+        let first = self
+            .ascending
+            .partition_point(|(location, _)| (location.pid, location.end()) <= (range.pid, range.address));
+        let overlapping = self.ascending[first..].iter();
+        overlapping.take_while(move |(location, _)| (location.pid, location.address) < (range.pid, range.end())).map(
+            move |(location, extent)| {
+                let begin = range.address.max(location.address);
+                let pages = (range.end().min(location.end()) - begin) / PAGE_SIZE;
+                (*extent, (begin - location.address) / PAGE_SIZE, u32::try_from(pages).unwrap_or(u32::MAX))
             },
         )
     }
@@ -172,11 +175,11 @@ mod tests {
 
     const LOADED_AT: u64 = 0x40_0000;
 
-    fn layout(loaded_at: u64, places: &[(u32, u64, u64)]) -> ExtentLayout {
-        let place = |&(pid, page, pages): &(u32, u64, u64)| {
+    fn layout(loaded_at: u64, locations: &[(u32, u64, u64)]) -> ExtentLayout {
+        let location = |&(pid, page, pages): &(u32, u64, u64)| {
             (pages > 0).then_some(ExtentLocation { pid, address: page * PAGE_SIZE, bytes: pages * PAGE_SIZE })
         };
-        ExtentLayout::new(ProgramIdentity([loaded_at, 1, 2]), places.iter().map(place).collect())
+        ExtentLayout::new(ProgramIdentity([loaded_at, 1, 2]), locations.iter().map(location).collect())
     }
 
     fn run(extent: u32, first: u64, count: u32, mark: bool) -> MarkedRun {
@@ -211,39 +214,43 @@ mod tests {
     }
 
     /// What the seed of a process begins with.
-    fn begun(habits: &mut ProcessHistory, pid: i32, number: u8, layout: ExtentLayout) -> Vec<MarkedRun> {
+    fn initial_set(history: &mut ProcessHistory, pid: i32, number: u8, layout: ExtentLayout) -> Vec<MarkedRun> {
         let set = Arc::default();
-        habits.insert_seed(ProcessIdentity { pid, start_ticks: 1 }, &key(number), layout, &set);
+        history.insert_seed(ProcessIdentity { pid, start_ticks: 1 }, &key(number), layout, &set);
         decode_set(&set.encoded_bytes())
     }
 
     #[test]
     fn the_next_seed_of_a_process_begins_with_what_is_known() {
-        let (mut habits, same) = (ProcessHistory::default(), || layout(LOADED_AT, &[(7, 100, 50)]));
-        assert_eq!(begun(&mut habits, 1, 1, same()), []);
-        habits.find_by_report(&report(1, 3)).unwrap().apply_report(&report(1, 3));
-        assert!(habits.find_by_report(&report(2, 4)).is_none());
-        assert!(habits.find_by_report(&AccessReport { token: Token::from_bytes([9; 16]), ..report(1, 4) }).is_none());
-        assert_eq!(begun(&mut habits, 2, 3, same()), [], "another process");
-        assert_eq!(begun(&mut habits, 1, 4, same()), [run(0, 3, 1, false)]);
-        habits.find_by_report(&report(4, 7)).unwrap().apply_report(&report(4, 7));
-        assert_eq!(begun(&mut habits, 1, 5, same()), [run(0, 7, 1, false), run(0, 3, 1, false)], "and hands on all");
-        assert_eq!(begun(&mut habits, 1, 6, layout(LOADED_AT + 1, &[(7, 100, 50)])), [], "another program");
-        assert_eq!(begun(&mut habits, 1, 7, same()), []);
+        let (mut history, same) = (ProcessHistory::default(), || layout(LOADED_AT, &[(7, 100, 50)]));
+        assert_eq!(initial_set(&mut history, 1, 1, same()), []);
+        history.find_by_report(&report(1, 3)).unwrap().apply_report(&report(1, 3));
+        assert!(history.find_by_report(&report(2, 4)).is_none());
+        assert!(history.find_by_report(&AccessReport { token: Token::from_bytes([9; 16]), ..report(1, 4) }).is_none());
+        assert_eq!(initial_set(&mut history, 2, 3, same()), [], "another process");
+        assert_eq!(initial_set(&mut history, 1, 4, same()), [run(0, 3, 1, false)]);
+        history.find_by_report(&report(4, 7)).unwrap().apply_report(&report(4, 7));
+        assert_eq!(
+            initial_set(&mut history, 1, 5, same()),
+            [run(0, 7, 1, false), run(0, 3, 1, false)],
+            "and hands on all"
+        );
+        assert_eq!(initial_set(&mut history, 1, 6, layout(LOADED_AT + 1, &[(7, 100, 50)])), [], "another program");
+        assert_eq!(initial_set(&mut history, 1, 7, same()), []);
     }
 
     #[test]
     fn no_more_is_kept_than_is_good() {
-        let mut habits = ProcessHistory::default();
+        let mut history = ProcessHistory::default();
         for pid in 0..1000 {
-            begun(&mut habits, pid, 1, layout(LOADED_AT, &[(7, 0, 1 << 20)]));
+            initial_set(&mut history, pid, 1, layout(LOADED_AT, &[(7, 0, 1 << 20)]));
         }
-        assert_eq!(habits.0.len(), PROCESSES_TRACKED_MAX);
-        for known in &habits.0 {
+        assert_eq!(history.0.len(), PROCESSES_TRACKED_MAX);
+        for known in &history.0 {
             let report = AccessReport { pages: vec![run(0, 0, SET_PAGES_MAX as u32, true)], ..report(1, 0) };
             known.set.apply_report(&report, |_, _| true);
         }
-        begun(&mut habits, 1000, 1, layout(LOADED_AT, &[]));
-        assert_eq!(habits.0.len() as u64, HISTORY_PAGES_MAX / SET_PAGES_MAX + 1);
+        initial_set(&mut history, 1000, 1, layout(LOADED_AT, &[]));
+        assert_eq!(history.0.len() as u64, HISTORY_PAGES_MAX / SET_PAGES_MAX + 1);
     }
 }

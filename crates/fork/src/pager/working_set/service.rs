@@ -1,5 +1,5 @@
-//! The pager's use of working sets: a child's is asked for when it is adopted and queued when it came; what is seen of
-//! its touches is told to its seed's owner every second, and when it has ended.
+//! The pager's use of working sets. It requests a child's set when the child is adopted, and queues the set's pages
+//! when it arrives. It reports the child's accesses to its seed's owner every second, and when the child has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -42,7 +42,7 @@ impl Child {
         self.populated.runs_of(slot..slot + 1).next().map(|run| (run.extent, run.first_page))
     }
 
-    /// Takes a working set: what of it is to be fetched waits in `recalled`.
+    /// Takes a working set: what of it is to be fetched waits in `pending_set_slots`.
     fn load_working_set(&mut self, set: &[MarkedRun]) {
         match self.zygote_copies {
             Some(_) => {
@@ -65,7 +65,7 @@ impl Child {
                 None => self.pending_set_slots.push_back(slot..slot + 1),
             }
         }
-        self.trace.record_given_set(self.pending_set_slots.make_contiguous(), &on_trial);
+        self.trace.record_received_set(self.pending_set_slots.make_contiguous(), &on_trial);
     }
 
     /// What is to be told of it, in as many reports as it takes.
@@ -73,13 +73,13 @@ impl Child {
         let Some(source) = self.sources.first() else { return Vec::new() };
         let (seed, token) = (source.key.seed.clone(), source.key.token);
         let unwanted = if is_last { self.trace.take_untouched_trials() } else { Vec::new() };
-        let news = self.trace.take_delta();
-        if news.is_none() && unwanted.is_empty() {
+        let delta = self.trace.take_delta();
+        if delta.is_none() && unwanted.is_empty() {
             return Vec::new();
         }
-        let mut behind = news.as_ref().and_then(|news| self.page_of_slot(news.after?));
+        let mut after = delta.as_ref().and_then(|delta| self.page_of_slot(delta.after?));
         let mut pages = Vec::new();
-        news.iter().flat_map(|news| &news.slots).for_each(|(slots, mark)| self.push_slots(slots, *mark, &mut pages));
+        delta.iter().flat_map(|delta| &delta.slots).for_each(|(slots, mark)| self.push_slots(slots, *mark, &mut pages));
         let mut doubtful = Vec::new();
         unwanted.iter().for_each(|slots| self.push_slots(slots, false, &mut doubtful));
         doubtful.truncate(UNWANTED_RUNS_MAX);
@@ -95,12 +95,12 @@ impl Child {
             reports.push(AccessReport {
                 seed,
                 token,
-                after: behind,
+                after,
                 pages,
                 untouched_trials: unwanted,
                 is_last: is_last && is_end,
             });
-            behind = last;
+            after = last;
             if is_end {
                 return reports;
             }
@@ -122,8 +122,8 @@ impl PagerServer<'_> {
             self.load_working_set(key, &set);
         } else {
             let span = Span { extent: ExtentId::WORKING_SET, offset: 0, bytes: READ_BYTES_MAX as u32 };
-            let (aside, deadline) = (AuxiliaryRequest::ChildWorkingSet(key), self.now + OWNER_REPLY_TIMEOUT);
-            self.owners.submit_auxiliary(*owner, (&source.key, ReadMode::Clip, vec![span]), deadline, aside);
+            let (request, deadline) = (AuxiliaryRequest::ChildWorkingSet(key), self.now + OWNER_REPLY_TIMEOUT);
+            self.owners.submit_auxiliary(*owner, (&source.key, ReadMode::Clip, vec![span]), deadline, request);
             self.lanes_to_poll.insert((*owner, Lane::Bulk));
         }
     }
@@ -155,14 +155,14 @@ impl PagerServer<'_> {
         if child.pending_set_slots.is_empty() {
             return;
         }
-        let mut shares: BTreeMap<usize, VecDeque<Range<u64>>> = BTreeMap::new();
+        let mut slots_by_source: BTreeMap<usize, VecDeque<Range<u64>>> = BTreeMap::new();
         for slots in std::mem::take(&mut child.pending_set_slots) {
             for source in child.populated.sources_of(slots.clone()) {
-                shares.entry(source).or_default().push_back(slots.clone());
+                slots_by_source.entry(source).or_default().push_back(slots.clone());
             }
         }
         let own = child.spaces.range(..child.process_count()).map(|(space, _)| *space);
-        for (space, (source, slots)) in own.flat_map(|space| shares.iter().map(move |share| (space, share))) {
+        for (space, (source, slots)) in own.flat_map(|space| slots_by_source.iter().map(move |entry| (space, entry))) {
             let prefetch_request =
                 PrefetchRequest { child: key, space, source: *source, slots: slots.clone(), is_from_set: true };
             self.owners.queue_prefetch(served.owners[*source], prefetch_request);
@@ -183,8 +183,8 @@ impl PagerServer<'_> {
         };
         let Some(served) = self.children.get(&child) else { return Vec::new() };
         let Child { spaces, populated, .. } = &served.child;
-        let Some(known) = spaces.get(&space) else { return Vec::new() };
-        let wanted = known.take_missing_slots((source, populated), &mut prefetch_request.slots, BULK_SLOTS);
+        let Some(address_space) = spaces.get(&space) else { return Vec::new() };
+        let wanted = address_space.take_missing_slots((source, populated), &mut prefetch_request.slots, BULK_SLOTS);
         self.install_cached_slots((child, space, source), wanted)
     }
 

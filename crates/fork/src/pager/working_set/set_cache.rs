@@ -1,4 +1,5 @@
-//! Sets that were read a moment ago: of children that are forked together, one reads the set for all. Pure.
+//! A cache of working sets that were read within the last second: of children that are forked together, one reads the
+//! set for all. Pure.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A seed's working set for many threads: who serves it never waits for who learns, and learning, which takes some
-//! milliseconds, is done by a thread of its own.
+//! `SharedWorkingSet`: a seed's working set for many threads. A reader never waits for an update: updates take some
+//! milliseconds, and `LearnerThread` does them.
 
 use std::fmt;
 use std::io;
@@ -33,10 +33,10 @@ impl SharedWorkingSet {
 
     /// One that was kept, as [`Remembered::bytes`] gave it, as far as the seed `has` the pages. How often pages were doubted is
     /// forgotten: it is found out again.
-    pub fn from_saved(kept: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
+    pub fn from_saved(saved: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
         let found = Self::default();
         let mut set = found.set.lock().unwrap_or_else(PoisonError::into_inner);
-        set.restore(&decode_set(kept), has);
+        set.restore(&decode_set(saved), has);
         found.publish(&mut set);
         drop(set);
         found
@@ -100,13 +100,13 @@ impl LearnerThread {
     }
 
     /// Has something learnt, at leisure; tells whether there was room.
-    pub fn submit(&self, lesson: impl FnOnce() + Send + 'static) -> bool {
+    pub fn submit(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.is_none() {
             *sender = spawn_learner().inspect_err(|error| tracing::warn!("no working set is learnt: {error}")).ok();
         }
-        let Some(lessons) = &*sender else { return false };
-        match lessons.try_send(Box::new(lesson)) {
+        let Some(jobs) = &*sender else { return false };
+        match jobs.try_send(Box::new(job)) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => false,
             // The thread is gone; the next one comes with the next lesson.
@@ -131,7 +131,7 @@ impl fmt::Debug for LearnerThread {
 }
 
 fn spawn_learner() -> io::Result<SyncSender<LearnJob>> {
-    let (sender, lessons) = sync_channel::<LearnJob>(REPORTS_MAX);
-    thread::Builder::new().name("working-sets".to_owned()).spawn(move || lessons.iter().for_each(|lesson| lesson()))?;
+    let (sender, jobs) = sync_channel::<LearnJob>(REPORTS_MAX);
+    thread::Builder::new().name("working-sets".to_owned()).spawn(move || jobs.iter().for_each(|job| job()))?;
     Ok(sender)
 }

@@ -1,5 +1,5 @@
-//! What is seen of one child's touches: the slots that it faulted on and those that came before it could, in order; and
-//! of the set that it was given, which slots were left out on trial and not touched.
+//! `AccessTrace`: the slots that one child faulted on, and those that were fetched before it touched them, in order. Of
+//! the set that the child was given, it also has the slots that were left out on trial and not touched.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -84,7 +84,7 @@ impl AccessTrace {
     }
 
     /// The child is given a set: of these slots, `on_trial` are left out.
-    pub(super) fn record_given_set(&mut self, slots: &[Range<u64>], on_trial: &[u64]) {
+    pub(super) fn record_received_set(&mut self, slots: &[Range<u64>], on_trial: &[u64]) {
         if self.slots_left > 0 {
             slots.iter().for_each(|slots| self.known.insert(slots.clone()));
             self.on_trial.extend(on_trial.iter().filter(|slot| !self.touched.contains(**slot)));
@@ -94,9 +94,9 @@ impl AccessTrace {
     /// What was noted since the last time; `None` when there is nothing.
     pub(super) fn take_delta(&mut self) -> Option<TraceDelta> {
         let slots = std::mem::take(&mut self.unreported);
-        let behind = self.last_reported;
+        let after = self.last_reported;
         self.last_reported = Some(slots.last()?.0.end - 1);
-        Some(TraceDelta { after: behind, slots })
+        Some(TraceDelta { after, slots })
     }
 
     /// The slots on trial that the child has not touched, ascending.
@@ -145,7 +145,7 @@ mod tests {
     fn what_was_given_is_no_news_and_trials_end_with_a_touch() {
         let mut trace = AccessTrace::new(1000);
         trace.record_touch(20);
-        trace.record_given_set(&[0..10, 12..14], &[10, 11, 20, 30, 31, 40]);
+        trace.record_received_set(&[0..10, 12..14], &[10, 11, 20, 30, 31, 40]);
         trace.record_fetched(&[0..10, 12..14, 40..41]);
         trace.record_touch(11);
         assert_eq!(trace.recorded_in(8..30), [8..10, 11..14, 20..21]);

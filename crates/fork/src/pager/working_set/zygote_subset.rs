@@ -1,5 +1,6 @@
-//! What of a working set a zygote has. Each of its copies pays for each of its pages, by its fork and by its end, so a page that was only
-//! fetched, which most are that readahead brought, is not among them; but where much of a part was touched, the rest of it is. Pure.
+//! Selects the pages of a working set that a zygote gets. Each copy pays for each page, at its fork and at its end.
+//! So pages that were only fetched, mostly by readahead, are left out, except where much of their part was touched.
+//! Pure.
 
 use std::collections::HashMap;
 
@@ -19,7 +20,7 @@ const DENSE_PAGES: u64 = PART_PAGES / 4;
 
 /// The pages of a set that a zygote is given, in order, and whether they are on trial.
 pub(super) fn select_zygote_pages(set: &[MarkedRun]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
-    let [touched, came_along] = split_parts(set);
+    let [touched, untouched] = split_parts(set);
     let mut touches: HashMap<(ExtentId, u64), u64> = HashMap::new();
     for (extent, page, _) in MarkedRun::iter_pages(touched) {
         *touches.entry((extent, page / PART_PAGES)).or_default() += 1;
@@ -27,7 +28,7 @@ pub(super) fn select_zygote_pages(set: &[MarkedRun]) -> impl Iterator<Item = (Ex
     let is_small = set.iter().map(|run| u64::from(run.count)).sum::<u64>() <= SMALL_SET_PAGES;
     let is_dense =
         move |extent, page| touches.get(&(extent, page / PART_PAGES)).is_some_and(|pages| *pages >= DENSE_PAGES);
-    let along = MarkedRun::iter_pages(came_along).filter(move |(extent, page, _)| is_small || is_dense(*extent, *page));
+    let along = MarkedRun::iter_pages(untouched).filter(move |(extent, page, _)| is_small || is_dense(*extent, *page));
     MarkedRun::iter_pages(touched).chain(along)
 }
 

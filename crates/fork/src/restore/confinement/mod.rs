@@ -1,10 +1,7 @@
-//! What an untrusted child has less of than its parent: it is its descriptor that is changed, so that whatever restores any child
-//! does the rest. What its container shows it no more is the container's business.
-//!
-//! Each thread of each process gets, on top of what the parent had, no capabilities, no way to new ones, and a filter of system
-//! calls. The filter is the first of a thread's: the kernel asks all of them and goes by the strictest answer, whatever the
-//! order, and one of the parent's may forbid to install further ones. All are installed by the last steps of a thread's
-//! restoring (`restorer/threads.c`), when nothing of it needs a right any more.
+//! Confines an untrusted child: changes its descriptor, so that the ordinary restore applies the limits. Each thread of
+//! each process gets no capabilities, no way to gain any, and one more seccomp filter (`seccomp_filter`). For a child
+//! in its own user namespace, `user_namespace` maps the owners of its objects. What the child can see is limited by its
+//! container, in `farfork_container`.
 
 mod seccomp_filter;
 mod user_namespace;
@@ -18,14 +15,11 @@ use super::RestoreError;
 
 pub(super) use user_namespace::map_credentials;
 
-/// The seed's state as an untrusted child is to have it; `numbers`: its users are its own.
-pub(crate) fn confine_descriptor(
-    descriptor: &Descriptor,
-    numbers: Option<IdRange>,
-) -> Result<Descriptor, RestoreError> {
+/// The seed's state as an untrusted child is to have it; with `id_map`, it is in a user namespace of its own.
+pub(crate) fn confine_descriptor(descriptor: &Descriptor, id_map: Option<IdRange>) -> Result<Descriptor, RestoreError> {
     let mut descriptor = descriptor.clone();
-    if let Some(numbers) = numbers {
-        user_namespace::map_owner_ids(&mut descriptor, numbers)?;
+    if let Some(id_map) = id_map {
+        user_namespace::map_owner_ids(&mut descriptor, id_map)?;
     }
     confine_process(&mut descriptor.process, &mut descriptor.threads);
     for member in &mut descriptor.descendants {
@@ -34,6 +28,9 @@ pub(crate) fn confine_descriptor(
     Ok(descriptor)
 }
 
+/// The filter is the first of each thread's, because one of the parent's may forbid installing more. The kernel runs all filters and takes
+/// the strictest answer, whatever their order. All are installed by the last steps of a thread's restore (`restorer/threads.c`), when it
+/// needs no privilege any more.
 fn confine_process(process: &mut Process, threads: &mut [Thread]) {
     // A container's place is what it has anyway; nothing of /proc can be written there.
     process.oom_score_adj = process.oom_score_adj.min(OOM_SCORE_ADJUSTMENT);

@@ -1,17 +1,6 @@
-//! The filter of system calls of untrusted children (seccomp(2)), as the kernel's classic BPF. Pure.
-//!
-//! ```text
-//!  not x86-64?                           kill: numbers of another table mean other calls
-//!  newer than this list, or of x32?      ENOSYS, as on a kernel that lacks the call: programs have another way
-//!  clone3?                               ENOSYS: what it asks for is in memory, which a filter cannot see; libraries use clone
-//!  denied?                               EPERM
-//!  clone with a namespace?               EPERM
-//!  a socket that leaves the network?     EPERM
-//!  else                                  allowed
-//! ```
-//!
-//! What is denied reaches the kernel's inner parts, other processes, mounts or namespaces; that most of it needs a capability,
-//! which the child lacks, is a second lock on the same door.
+//! The seccomp(2) filter of untrusted children, as classic BPF. Pure; `confinement` adds it to every thread.
+//! It denies system calls that reach the kernel's internals, other processes, mounts or namespaces.
+//! Most of these also need a capability, which the child lacks: the filter is a second barrier.
 
 /// The first number that this list knows nothing of (Linux 6.18 ends before it). Numbers of x32 are far above.
 const FIRST_UNKNOWN_SYSCALL: u32 = 470;
@@ -129,6 +118,13 @@ const ARG0_OFFSET: u32 = 16;
 /// An instruction: code, jumps where its condition holds and does not (counted from the next one), constant.
 type BpfInstruction = (u16, u8, u8, u32);
 
+//  not x86-64?                           kill: numbers of another table mean other calls
+//  newer than this list, or of x32?      ENOSYS, as on a kernel that lacks the call: programs have another way
+//  clone3?                               ENOSYS: its flags are in memory, which a filter cannot read; libraries use clone
+//  denied?                               EPERM
+//  clone with a namespace?               EPERM
+//  a socket that leaves the network?     EPERM
+//  else                                  allowed
 /// The filter, as the kernel's `struct sock_filter`s.
 pub(super) fn encode_filter() -> Vec<u8> {
     let bytes = |(code, then, otherwise, constant): BpfInstruction| {

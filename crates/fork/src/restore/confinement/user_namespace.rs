@@ -1,5 +1,6 @@
-//! What a child in a user namespace of its own has otherwise in its descriptor: what is made for it before it enters is made by
-//! the numbers that its users have outside.
+//! The descriptor of a child in a user namespace of its own: maps the owners of its objects to the ids outside.
+//! The objects are created before the child enters the namespace, where only the outside ids exist.
+//! The ids of the child's own processes stay as they are: they become valid inside.
 
 use farfork_sys::user_namespace::IdRange;
 use farfork_wire::Descriptor;
@@ -10,10 +11,10 @@ use farfork_wire::descriptor::{
 use super::super::RestoreError;
 
 /// Numbers whom things belong to as the node sees it. Who it is itself stays: it becomes that inside.
-pub(super) fn map_owner_ids(descriptor: &mut Descriptor, numbers: IdRange) -> Result<(), RestoreError> {
-    check_id_mapping(descriptor, numbers)?;
+pub(super) fn map_owner_ids(descriptor: &mut Descriptor, id_map: IdRange) -> Result<(), RestoreError> {
+    check_id_mapping(descriptor, id_map)?;
     let outside = |number: &mut u32| {
-        let found = numbers.to_host(*number).ok_or_else(|| unmapped_id_error(*number, numbers));
+        let found = id_map.to_host(*number).ok_or_else(|| unmapped_id_error(*number, id_map));
         found.map(|found| *number = found)
     };
     for status in file_statuses_mut(descriptor) {
@@ -33,10 +34,10 @@ pub(super) fn map_owner_ids(descriptor: &mut Descriptor, numbers: IdRange) -> Re
 }
 
 /// The credentials that a process has before it enters, by the numbers outside.
-pub(in super::super) fn map_credentials(credentials: &Credentials, numbers: IdRange) -> Credentials {
+pub(in super::super) fn map_credentials(credentials: &Credentials, id_map: IdRange) -> Credentials {
     let mut credentials = credentials.clone();
     let ids = credentials.uids.iter_mut().chain(&mut credentials.gids).chain(&mut credentials.groups);
-    ids.for_each(|id| *id = numbers.to_host(*id).unwrap_or(*id));
+    ids.for_each(|id| *id = id_map.to_host(*id).unwrap_or(*id));
     credentials
 }
 
@@ -58,7 +59,7 @@ fn file_statuses_mut(descriptor: &mut Descriptor) -> impl Iterator<Item = &mut F
     shared.chain(semaphores).chain(queues).chain(terminals).chain(sockets)
 }
 
-fn check_id_mapping(descriptor: &Descriptor, numbers: IdRange) -> Result<(), RestoreError> {
+fn check_id_mapping(descriptor: &Descriptor, id_map: IdRange) -> Result<(), RestoreError> {
     let refuse = |cause: String| Err(RestoreError::UserNamespaceRefused { cause });
     if descriptor.process.pid == 1 {
         return refuse("it is pid 1 of a namespace of its own, which the kernel lets nobody begin there".to_owned());
@@ -68,17 +69,17 @@ fn check_id_mapping(descriptor: &Descriptor, numbers: IdRange) -> Result<(), Res
         let pid = member.process.pid;
         return refuse(format!("its process {pid} shares its working directory or its memory with its parent"));
     }
-    check_process_ids(&descriptor.process, &descriptor.threads, numbers)?;
-    descriptor.descendants.iter().try_for_each(|member| check_process_ids(&member.process, &member.threads, numbers))
+    check_process_ids(&descriptor.process, &descriptor.threads, id_map)?;
+    descriptor.descendants.iter().try_for_each(|member| check_process_ids(&member.process, &member.threads, id_map))
 }
 
-fn check_process_ids(process: &Process, threads: &[Thread], numbers: IdRange) -> Result<(), RestoreError> {
+fn check_process_ids(process: &Process, threads: &[Thread], id_map: IdRange) -> Result<(), RestoreError> {
     let all = threads.iter().filter_map(|thread| thread.credentials.as_ref()).chain([&process.credentials]);
     let mut ids = all.flat_map(|all| all.uids.iter().chain(&all.gids).chain(&all.groups));
-    ids.find(|id| numbers.to_host(**id).is_none()).map_or(Ok(()), |id| Err(unmapped_id_error(*id, numbers)))
+    ids.find(|id| id_map.to_host(**id).is_none()).map_or(Ok(()), |id| Err(unmapped_id_error(*id, id_map)))
 }
 
-fn unmapped_id_error(id: u32, numbers: IdRange) -> RestoreError {
-    let cause = format!("user or group {id} is not among the {} that it may have, from 0 on", numbers.count);
+fn unmapped_id_error(id: u32, id_map: IdRange) -> RestoreError {
+    let cause = format!("user or group {id} is not among the {} that it may have, from 0 on", id_map.count);
     RestoreError::UserNamespaceRefused { cause }
 }

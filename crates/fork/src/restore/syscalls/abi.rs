@@ -1,4 +1,4 @@
-//! Numbers of the system calls that a child's resources are made with (x86-64), and of what they are asked for.
+//! Numbers of the system calls (x86-64) and fcntl(2) commands that create a child's resources.
 
 pub(super) const WRITE: u32 = 1;
 pub(super) const OPEN: u32 = 2;

@@ -1,16 +1,15 @@
-//! Connections that wait to be accepted by a listening socket of the child: it connects again, and does not accept.
+//! Connections that wait in the accept queue of the child's listening socket: the child connects them again, and leaves
+//! them unaccepted.
 
+use farfork_sys::socket_abi::{AF_UNIX, IPPROTO_TCP, TCP_REPAIR};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
 
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
-use super::socket::{self, AF_UNIX, SOCK_CLOEXEC, SocketContext, run_as_owner};
+use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_owner};
 use super::{abi, socket_file, value};
-
-const IPPROTO_TCP: u32 = 6;
-const TCP_REPAIR: u32 = 19;
 
 /// In service again.
 const TCP_REPAIR_OFF: u32 = 0;
@@ -49,10 +48,10 @@ fn connect_one(
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
     let Socket { family, kind, protocol, .. } = socket;
-    let born = [value(*family), value(kind | SOCK_CLOEXEC), value(*protocol)];
+    let socket_arguments = [value(*family), value(kind | SOCK_CLOEXEC), value(*protocol)];
     let owner = around.owner.filter(|_| *family == AF_UNIX);
     run_as_owner(open_file_builder.syscalls, owner, |syscall_builder| {
-        syscall_builder.call_expecting(0, abi::SOCKET, &born);
+        syscall_builder.call_expecting(0, abi::SOCKET, &socket_arguments);
         Ok(())
     })?;
     socket::set_options(open_file_builder.syscalls, 0, socket, |_| true)?;

@@ -1,8 +1,11 @@
-//! Messages with open files, or with their senders' credentials (sendmsg(2)): sent when all that may be on its way in a socket
-//! has been made, sockets among them. A socket that has one such message gets all of its messages then, in their order.
+//! Socket messages with open files or with sender credentials (sendmsg(2)).
+//! They are sent when every object that a message can hold exists, sockets included.
+//! A socket with one such message gets all its messages then, in their order.
 
+use farfork_sys::socket_abi::SOL_SOCKET;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{MessageSender, OpenFile, SharedObjectKind, Socket, SocketMessage};
+use zerocopy::IntoBytes;
 
 use super::super::RestoreError;
 use super::super::file_descriptors::reopen_flags;
@@ -12,7 +15,6 @@ use super::open_files::OpenFileBuilder;
 use super::socket::{self, MSG_DONTWAIT_NOSIGNAL};
 use super::{abi, value};
 
-const SOL_SOCKET: u32 = 1;
 const SCM_RIGHTS: u32 = 1;
 const SCM_CREDENTIALS: u32 = 2;
 
@@ -108,9 +110,9 @@ fn send_message(
     let control = encode_control(open_file_builder, objects, message)?;
     let writer = &mut *open_file_builder.syscalls.writer;
     let (bytes, control_at) = (writer.write_bytes(&message.bytes)?, writer.write_bytes(&control)?);
-    let vector = writer.write_bytes(&encode_words(&[0, message.bytes.len() as u64]))?;
+    let vector = writer.write_bytes([0, message.bytes.len() as u64].as_bytes())?;
     writer.add_relocation(vector, bytes);
-    let header = writer.write_bytes(&encode_words(&[0, 0, 0, 1, 0, control.len() as u64, 0]))?;
+    let header = writer.write_bytes([0, 0, 0, 1, 0, control.len() as u64, 0].as_bytes())?;
     writer.add_relocation(header + 16, vector);
     if !control.is_empty() {
         writer.add_relocation(header + 32, control_at);
@@ -118,10 +120,6 @@ fn send_message(
     let arguments = [value(from), super::SyscallArgument::PlanOffset(header), value(MSG_DONTWAIT_NOSIGNAL)];
     open_file_builder.syscalls.call_expecting(message.bytes.len() as u64, abi::SENDMSG, &arguments);
     Ok(())
-}
-
-fn encode_words(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 /// Descriptors and credentials, each behind a `struct cmsghdr`: length, level, type.
@@ -133,7 +131,7 @@ fn encode_control(
     let mut control = Vec::new();
     let mut add = |kind: u32, data: &[u32]| {
         let bytes = CMSGHDR_BYTES + size_of_val(data);
-        control.extend(encode_words(&[bytes as u64]));
+        control.extend((bytes as u64).to_ne_bytes());
         [SOL_SOCKET, kind].iter().chain(data).for_each(|word| control.extend(word.to_ne_bytes()));
         control.resize(control.len().next_multiple_of(CMSG_ALIGNMENT), 0);
     };

@@ -1,4 +1,5 @@
-//! Files that a process only adds to: a child's own copy has the length of the capture, whatever its parent has added since.
+//! Files that a process only appends to: the child's private copy is truncated to the length at capture.
+//! The parent may have appended to the file since.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileReference, FileVersion, OpenFile};

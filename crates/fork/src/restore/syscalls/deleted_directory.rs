@@ -1,4 +1,4 @@
-//! Directories that were deleted: made where nobody else looks, opened or entered, and removed again.
+//! Deleted directories: created in the container's private directory, opened or entered, and removed again.
 
 use farfork_container::PRIVATE_DIR;
 use farfork_wire::Descriptor;

@@ -1,4 +1,4 @@
-//! What the child holds by its files: locks, and who is told of their readiness.
+//! Takes the child's file locks and leases again, and sets which process or thread gets a file's readiness signals.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile};

@@ -1,4 +1,4 @@
-//! inotify(7): watches with the numbers that the program knows.
+//! inotify(7) instances: adds their watches under the numbers that the program knows.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::OpenFile;

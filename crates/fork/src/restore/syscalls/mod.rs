@@ -1,15 +1,6 @@
-//! System calls that a child makes for itself, before its threads go on: what makes its timers, pipes with names, sockets
-//! and the like. The restorer carries the list out, one call after the other, without judging.
-//!
-//! ```text
-//!  before maps    shared memory that has a name; of a tree, the first process makes it before others attach it
-//!  before files   objects      each made as descriptor 0, as nothing is open yet, and put aside above all that the child
-//!                              will have; then placed like those that the daemon passes
-//!  behind paths   the process's own root: no process of the tree opens anything by a path any more
-//!  at last        timers, locks, who is told of what: with the child's own threads, files and credentials
-//! ```
-//!
-//! Nothing in a descriptor chooses a call: the numbers are all in [`number`], and values only come from outside.
+//! Compiles the lists of system calls that create the child's resources, such as timers, named pipes and sockets.
+//! The child makes the calls itself, before its threads start: `restorer/syscalls.c` runs each list in order.
+//! Nothing in a descriptor chooses a call: all numbers are in `abi`, and a descriptor supplies values only.
 
 mod abi;
 mod accept_queue;
@@ -38,7 +29,7 @@ use farfork_wire::Descriptor;
 
 use super::RestoreError;
 use super::passed_objects::PassedObjects;
-use super::plan_layout::{PASSED_RESERVED_COUNT, PlanCall, SYSCALL_ANY_RESULT, SYSCALL_MAY_FAIL, Span};
+use super::plan_layout::{PASSED_RESERVED_COUNT, PlanSpan, PlanSyscall, SYSCALL_ANY_RESULT, SYSCALL_MAY_FAIL};
 use super::plan_writer::PlanWriter;
 use super::process_tree::TreePosition;
 
@@ -48,13 +39,18 @@ pub(super) use socket::SocketOwner;
 pub(super) use file_locks::O_ASYNC;
 pub(super) use shared_memory::is_mapped_by_shmat;
 
-/// The calls of a plan.
+/// The calls of a plan, by the time at which they run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SyscallLists {
-    pub(super) before_mappings: Span,
-    pub(super) before_files: Span,
-    pub(super) after_paths: Span,
-    pub(super) before_start: Span,
+    /// Named shared memory. In a tree, the first process creates it before others attach it.
+    pub(super) before_mappings: PlanSpan,
+    /// Objects. Each is created as descriptor 0, because nothing is open yet, and stored above all numbers that the child will have. Then it
+    /// is placed like those that the daemon passes.
+    pub(super) before_files: PlanSpan,
+    /// The process's own root: no process of the tree opens anything by a path any more.
+    pub(super) after_paths: PlanSpan,
+    /// Timers, locks and file owners: with the child's own threads, files and credentials.
+    pub(super) before_start: PlanSpan,
 }
 
 /// The parts of an address space that calls change.
@@ -91,10 +87,10 @@ impl CreatedFiles {
 }
 
 impl SyscallLists {
-    /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
-    /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says. `vdso` is where
-    /// a bridge stands, `overlaid` what has pages of its own over those of a file; `is_copy`: it is forked from a zygote; `untrusted`: it can write nothing of /proc; `has_users`: of its
-    /// own, in a user namespace that it enters behind the calls before files.
+    /// The calls for a child whose passed `objects` begin at descriptor `fd_base`. `owner`: the child's credentials, if they are not the
+    /// stub's. `is_first`: the first process of a tree, which creates what all share. `memory`: a bridged vdso, and private file mappings
+    /// with written pages. `is_copy`: forked from a zygote. `untrusted`: cannot write to /proc. `has_users`: enters a user namespace of its
+    /// own, after the calls before files.
     pub(super) fn compile(
         descriptor: &Descriptor,
         (objects, fd_base): (&PassedObjects, u32),
@@ -111,7 +107,7 @@ impl SyscallLists {
         } else if place.process_index > 0 {
             shared_memory::attach_segments(descriptor, place, &mut syscall_builder);
         }
-        let before_maps = syscall_builder.finish()?;
+        let before_mappings = syscall_builder.finish()?;
         let PatchedMemory { vdso_range: vdso, overlaid_mappings: overlaid } = memory;
         let mut syscall_builder = SyscallBuilder::new(writer);
         if let Some(place) = vdso {
@@ -149,7 +145,7 @@ impl SyscallLists {
         let before_files = syscall_builder.finish()?;
         let mut syscall_builder = SyscallBuilder::new(writer);
         process_settings::enter_root(descriptor, &mut syscall_builder)?;
-        let behind_paths = syscall_builder.finish()?;
+        let after_paths = syscall_builder.finish()?;
         let mut syscall_builder = SyscallBuilder::new(writer);
         append_only_files::truncate_append_only_files(descriptor, objects, place, &mut syscall_builder);
         file_locks::take_locks(descriptor, &mut syscall_builder)?;
@@ -163,15 +159,7 @@ impl SyscallLists {
             descriptor.process.pid,
             &mut syscall_builder,
         )?;
-        Ok((
-            Self {
-                before_mappings: before_maps,
-                before_files,
-                after_paths: behind_paths,
-                before_start: syscall_builder.finish()?,
-            },
-            made,
-        ))
+        Ok((Self { before_mappings, before_files, after_paths, before_start: syscall_builder.finish()? }, made))
     }
 }
 
@@ -187,7 +175,7 @@ enum SyscallArgument {
 #[derive(Debug)]
 struct SyscallBuilder<'a> {
     writer: &'a mut PlanWriter,
-    syscalls: Vec<PlanCall>,
+    syscalls: Vec<PlanSyscall>,
     /// For messages: what they are about.
     step_and_object: (u32, u32),
 }
@@ -205,12 +193,12 @@ impl<'a> SyscallBuilder<'a> {
     /// A call that must give `expected`.
     fn call_expecting(&mut self, expected: u64, number: u32, arguments: &[SyscallArgument]) {
         let (step, object) = self.step_and_object;
-        let mut row = PlanCall { arguments: [0; 6], expected, number, pointers: 0, step, object };
+        let mut row = PlanSyscall { arguments: [0; 6], expected, number, pointer_mask: 0, step, object };
         for (index, argument) in arguments.iter().enumerate() {
             row.arguments[index] = match *argument {
                 SyscallArgument::Value(value) => value,
                 SyscallArgument::PlanOffset(offset) => {
-                    row.pointers |= 1 << index;
+                    row.pointer_mask |= 1 << index;
                     u64::from(offset)
                 }
             };
@@ -244,7 +232,7 @@ impl<'a> SyscallBuilder<'a> {
         self.bytes_argument(&bytes)
     }
 
-    fn finish(self) -> Result<Span, RestoreError> {
+    fn finish(self) -> Result<PlanSpan, RestoreError> {
         self.writer.write_table(&self.syscalls)
     }
 }

@@ -1,4 +1,4 @@
-//! Named pipes: opened again by path, filled.
+//! Named pipes: opened again by path, and filled with their content.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::OpenFile;

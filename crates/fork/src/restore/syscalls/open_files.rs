@@ -1,14 +1,15 @@
-//! Open files that a child makes itself, because they tell of it, or live in its own namespaces.
+//! Open files that the child creates itself, because they refer to it or belong to its own namespaces.
+//! Each is stored in a slot above all numbers of the child; `restorer/file_descriptors.c` places it later.
 
 use std::collections::HashMap;
 
+use farfork_sys::clock::realtime_ns;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, TimerSpec};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::plan_layout::{STEP_PIDFD, STEP_SIGNAL_FD, STEP_TIMER_FD};
-use super::super::report::realtime_ns;
 use super::socket::{self, SocketContext};
 use super::timers::encode_itimerspec;
 use super::{
@@ -74,18 +75,13 @@ pub(super) fn create_open_files(
     around: SocketContext<'_>,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<CreatedFiles, RestoreError> {
-    let mut numbers = HashMap::with_capacity(descriptor.open_files.len());
+    let mut first_fds = HashMap::with_capacity(descriptor.open_files.len());
     for entry in &descriptor.file_descriptors {
-        numbers.entry(entry.open_file).or_insert(entry.number);
+        first_fds.entry(entry.open_file).or_insert(entry.number);
     }
     let passed_at = |index| around.objects.slot_of_open_file(index).map(|slot| fd_base + slot);
-    let mut open_file_builder = OpenFileBuilder {
-        syscalls: syscall_builder,
-        fd_base,
-        next_slot: passed,
-        slots: HashMap::new(),
-        first_fds: numbers,
-    };
+    let mut open_file_builder =
+        OpenFileBuilder { syscalls: syscall_builder, fd_base, next_slot: passed, slots: HashMap::new(), first_fds };
     for (index, file) in descriptor.open_files.iter().enumerate() {
         let index = index as u32;
         let number = open_file_builder.first_fd(index);

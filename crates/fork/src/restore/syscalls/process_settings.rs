@@ -1,4 +1,4 @@
-//! What a child sets for itself as a whole.
+//! Settings of a whole process: OOM score, root, CPU affinity, scheduling limits, memory barriers, huge pages, /proc.
 
 use farfork_container::OOM_SCORE_ADJUSTMENT;
 use farfork_wire::Descriptor;

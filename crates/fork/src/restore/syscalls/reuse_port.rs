@@ -1,5 +1,7 @@
-//! Listening sockets that came by one port together (SO_REUSEPORT) and have the option no more: each has it while all of them are made.
+//! Listening sockets that were bound to one port with SO_REUSEPORT and no longer have the option.
+//! Each has it until all of them are bound.
 
+use farfork_sys::socket_abi::{SO_REUSEPORT, SOL_SOCKET};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
 
@@ -7,9 +9,6 @@ use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
 use super::{SyscallBuilder, abi, value};
-
-const SOL_SOCKET: u32 = 1;
-const SO_REUSEPORT: u32 = 15;
 
 /// Whether a listening socket needs the option to be bound, and does not have it.
 pub(super) fn needs_reuse_port(descriptor: &Descriptor, (index, socket): (u32, &Socket)) -> bool {

@@ -1,6 +1,6 @@
-//! Shared memory that has a name: POSIX shared memory, which is a file, and System V segments.
-//!
+//! Named shared memory: POSIX shared memory, which is a file, and System V segments.
 //! Both are filled from a memfd that the daemon passes, before anything is mapped.
+//! Also copies written pages into private file mappings, and protects a bridged vdso.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

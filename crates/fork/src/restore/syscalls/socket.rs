@@ -1,6 +1,10 @@
-//! Sockets that the child makes: in its own network and file system, as itself, so that who asks who is at the other end
-//! (SO_PEERCRED) hears of the child.
+//! Sockets that the child creates in its own network and file system, and under its own credentials.
+//! So a peer that asks for SO_PEERCRED gets the child's. The modules next to this one create the special cases.
 
+use farfork_sys::socket_abi::{
+    AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPPROTO_TCP, SO_ATTACH_FILTER, SO_BINDTODEVICE,
+    SO_LINGER, SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_SOCKET, TCP_MAXSEG,
+};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Credentials, OpenFile, Socket, SocketMessage, SocketState};
 use rustix::fs::OFlags;
@@ -14,18 +18,10 @@ use super::{
     SyscallArgument, SyscallBuilder, abi, accept_queue, reuse_port, socket_file, tcp_connection, unix_datagram, value,
 };
 
-pub(super) const AF_UNIX: u32 = 1;
-const AF_INET6: u32 = 10;
-const AF_NETLINK: u32 = 16;
-const SOCK_STREAM: u32 = 1;
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
-const SOL_SOCKET: u32 = 1;
-const SO_SNDBUFFORCE: u32 = 32;
-const SO_ATTACH_FILTER: u32 = 26;
-const IP_FREEBIND: u32 = 15;
 
 /// TCP_MAXSEG: of a connection it is what the two ends have agreed upon, and not to be set.
-pub(super) const TCP_MAXSEG: (u32, u32) = (6, 2);
+pub(super) const MAXSEG_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_MAXSEG);
 
 pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 
@@ -178,10 +174,10 @@ fn connect_without_route(
     socket: &Socket,
     connect: impl FnOnce(&mut SyscallBuilder<'_>),
 ) -> Result<(), RestoreError> {
-    const SO_BINDTODEVICE: (u32, u32) = (SOL_SOCKET, 25);
-    const IP_TRANSPARENT: (u32, u32) = (0, 19);
+    const BINDTODEVICE_OPTION: (u32, u32) = (SOL_SOCKET, SO_BINDTODEVICE);
+    const TRANSPARENT_OPTION: (u32, u32) = (SOL_IP, IP_TRANSPARENT);
     let has = |name| socket.options.iter().any(|option| (option.level, option.name) == name);
-    if has(SO_BINDTODEVICE) {
+    if has(BINDTODEVICE_OPTION) {
         connect(syscall_builder);
         return Ok(());
     }
@@ -190,11 +186,11 @@ fn connect_without_route(
         syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(name), bytes, length]);
         Ok::<(), RestoreError>(())
     };
-    set(syscall_builder, IP_TRANSPARENT, &1_u32.to_ne_bytes())?;
-    set(syscall_builder, SO_BINDTODEVICE, b"lo\0")?;
+    set(syscall_builder, TRANSPARENT_OPTION, &1_u32.to_ne_bytes())?;
+    set(syscall_builder, BINDTODEVICE_OPTION, b"lo\0")?;
     connect(syscall_builder);
-    set(syscall_builder, SO_BINDTODEVICE, b"\0")?;
-    set(syscall_builder, IP_TRANSPARENT, &u32::from(has(IP_TRANSPARENT)).to_ne_bytes())
+    set(syscall_builder, BINDTODEVICE_OPTION, b"\0")?;
+    set(syscall_builder, TRANSPARENT_OPTION, &u32::from(has(TRANSPARENT_OPTION)).to_ne_bytes())
 }
 
 /// To its address, where it has one.
@@ -389,7 +385,6 @@ fn create_deferred_disconnected(
 
 /// A TCP connection that was reset: one over loopback, whose other end goes without a word.
 fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
-    const SO_LINGER: u32 = 13;
     let loopback = loopback_address(socket.family);
     let (length, kind) = (loopback.len() as u64, SOCK_STREAM | SOCK_CLOEXEC);
     let (address, length_word) =
@@ -434,7 +429,7 @@ pub(super) fn set_options(
     wanted: impl Fn((u32, u32)) -> bool,
 ) -> Result<(), RestoreError> {
     let is_idle = matches!(socket.state, SocketState::Unconnected { .. } | SocketState::Listening { .. });
-    let is_wanted = |option: (u32, u32)| wanted(option) && (is_idle || option != TCP_MAXSEG);
+    let is_wanted = |option: (u32, u32)| wanted(option) && (is_idle || option != MAXSEG_OPTION);
     for option in socket.options.iter().filter(|option| is_wanted((option.level, option.name))) {
         let (bytes, length) = match (option.level, option.name) {
             (SOL_SOCKET, SO_ATTACH_FILTER) => encode_sock_fprog(syscall_builder, &option.value)?,

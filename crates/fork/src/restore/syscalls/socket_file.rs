@@ -1,5 +1,5 @@
-//! Files of Unix sockets. bind(2) makes each where the socket's name says, which getsockname(2) then tells; from there it is
-//! renamed to where it was when the process was captured, as by the program. Something else may have its first name by now.
+//! Files of Unix sockets. bind(2) creates each at the socket's name, which getsockname(2) then returns.
+//! The file is renamed to its path at capture, as by the program: another file may have the socket's name by now.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketFile, SocketState};

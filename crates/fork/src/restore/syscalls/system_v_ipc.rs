@@ -1,4 +1,4 @@
-//! System V semaphores and message queues, in the child's own namespace: under the numbers and keys that the program knows.
+//! System V semaphores and message queues, in the child's IPC namespace, with the ids and keys that the program knows.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileStatus, MessageQueue, SemaphoreSet};

@@ -1,37 +1,29 @@
-//! TCP connections whose two ends the child has: each end is told that it is connected (TCP_REPAIR, tcp(7)), without a word
-//! on the network. No listening socket is needed, and nobody else can come between.
+//! TCP connections with both ends in the child. TCP_REPAIR (tcp(7)) connects each end without a packet on the network.
+//! So they need no listening socket, and no other socket can connect in between.
 
 use std::collections::HashSet;
 use std::io;
 
+use farfork_sys::socket_abi::{
+    AF_INET6, IPPROTO_TCP, IPV6_V6ONLY, SO_BUF_LOCK, SO_RCVBUFFORCE, SOL_IPV6, SOL_SOCKET, TCP_FASTOPEN, TCP_QUEUE_SEQ,
+    TCP_RECV_QUEUE, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE, TCP_REPAIR_WINDOW, TCP_SEND_QUEUE,
+};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketOption, SocketState, parse_internet_address};
 use rustix::fs::OFlags;
+use zerocopy::IntoBytes;
 
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
-use super::socket::{TCP_MAXSEG, loopback_address, send_received, set_nonblocking, set_options, shutdown_socket};
+use super::socket::{MAXSEG_OPTION, loopback_address, send_received, set_nonblocking, set_options, shutdown_socket};
 use super::{SyscallBuilder, abi, value};
 
-const AF_INET6: u32 = 10;
-const IPPROTO_TCP: u32 = 6;
-const SOL_SOCKET: u32 = 1;
-const SO_RCVBUFFORCE: u32 = 33;
-const SO_BUF_LOCK: u32 = 72;
-const TCP_REPAIR: u32 = 19;
-const TCP_REPAIR_QUEUE: u32 = 20;
-const TCP_QUEUE_SEQ: u32 = 21;
-const TCP_REPAIR_OPTIONS: u32 = 22;
-const TCP_REPAIR_WINDOW: u32 = 29;
-const TCP_RECV_QUEUE: u32 = 1;
-const TCP_SEND_QUEUE: u32 = 2;
-
 /// IPV6_V6ONLY, which only a socket without an address takes.
-const IPV6_V6ONLY: (u32, u32) = (41, 26);
+const V6ONLY_OPTION: (u32, u32) = (SOL_IPV6, IPV6_V6ONLY);
 
 /// TCP_FASTOPEN, which means nothing to one that is connected.
-const TCP_FASTOPEN: (u32, u32) = (IPPROTO_TCP, 23);
+const FASTOPEN_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_FASTOPEN);
 
 /// In service again, and nothing is sent about it.
 const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
@@ -77,7 +69,7 @@ pub(super) fn create_tcp_connections(
             // From here on the kernel sizes its buffers, unless the program did.
             set_u32_option(open_file_builder.syscalls, fd, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
             set_options(open_file_builder.syscalls, fd, end.socket, |option| {
-                ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option)
+                ![V6ONLY_OPTION, FASTOPEN_OPTION].contains(&option)
             })?;
             set_nonblocking(open_file_builder.syscalls, fd, end.socket);
         }
@@ -115,7 +107,9 @@ fn create_closed_connections(
         }
         send_received(open_file_builder.syscalls, 1, socket)?;
         set_u32_option(open_file_builder.syscalls, 0, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
-        set_options(open_file_builder.syscalls, 0, socket, |option| ![IPV6_V6ONLY, TCP_FASTOPEN].contains(&option))?;
+        set_options(open_file_builder.syscalls, 0, socket, |option| {
+            ![V6ONLY_OPTION, FASTOPEN_OPTION].contains(&option)
+        })?;
         set_nonblocking(open_file_builder.syscalls, 0, socket);
         for fd in [0_u32, 1] {
             open_file_builder.syscalls.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(SHUT_WR)]);
@@ -183,7 +177,7 @@ fn connect_in_repair(
     let Socket { family, kind, protocol, .. } = end.socket;
     let kind = kind | OFlags::CLOEXEC.bits();
     syscall_builder.call_expecting(fd.into(), abi::SOCKET, &[value(*family), value(kind), value(*protocol)]);
-    set_options(syscall_builder, fd, end.socket, |option| option == IPV6_V6ONLY)?;
+    set_options(syscall_builder, fd, end.socket, |option| option == V6ONLY_OPTION)?;
     set_u32_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR), 1)?;
     let (address, peer) = (syscall_builder.bytes_argument(end.address)?, syscall_builder.bytes_argument(end.peer)?);
     syscall_builder.call_expecting(0, abi::BIND, &[value(fd), address, value(end.address.len() as u64)]);
@@ -194,7 +188,7 @@ fn connect_in_repair(
     if end.received_bytes() > RECEIVE_BUFFER_BYTES {
         set_u32_option(syscall_builder, fd, (SOL_SOCKET, SO_RCVBUFFORCE), end.window_bytes())?;
     }
-    set_u32_option(syscall_builder, fd, TCP_MAXSEG, end.segment_bytes())?;
+    set_u32_option(syscall_builder, fd, MAXSEG_OPTION, end.segment_bytes())?;
     syscall_builder.call_expecting(0, abi::CONNECT, &[value(fd), peer, value(end.peer.len() as u64)]);
     set_repair_options(syscall_builder, fd, *family)?;
     // struct tcp_repair_window: what was last heard, the other's window, its largest, the own one, and up to where it was told.
@@ -203,7 +197,7 @@ fn connect_in_repair(
         syscall_builder,
         fd,
         (IPPROTO_TCP, TCP_REPAIR_WINDOW),
-        &encode_words(&[receives, theirs, theirs, own, receives]),
+        [receives, theirs, theirs, own, receives].as_bytes(),
     )
 }
 
@@ -213,7 +207,7 @@ impl TcpEnd<'_> {
         const MSS_MAX: u32 = 32_767;
         const MSS_MIN: u32 = 88;
         const TIMESTAMP_OPTION_BYTES: u32 = 12;
-        let is_it = |option: &&SocketOption| (option.level, option.name) == TCP_MAXSEG;
+        let is_it = |option: &&SocketOption| (option.level, option.name) == MAXSEG_OPTION;
         let known = self.socket.options.iter().find(is_it).and_then(|option| option.value.first_chunk());
         let bytes = known.map_or(MSS_MAX, |bytes| u32::from_ne_bytes(*bytes).saturating_add(TIMESTAMP_OPTION_BYTES));
         bytes.clamp(MSS_MIN, MSS_MAX)
@@ -241,11 +235,7 @@ fn set_repair_options(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, family:
     let segment_bytes = if family == AF_INET6 { 65_476 } else { 65_495 };
     let scales = WINDOW_SCALE | WINDOW_SCALE << 16;
     let options = [TCPOPT_MSS, segment_bytes, TCPOPT_WINDOW, scales, TCPOPT_SACK_PERM, 0, TCPOPT_TIMESTAMP, 0];
-    set_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR_OPTIONS), &encode_words(&options))
-}
-
-fn encode_words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    set_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR_OPTIONS), options.as_bytes())
 }
 
 fn set_u32_option(

@@ -1,5 +1,5 @@
-//! What is set of pseudo-terminals, and their other ends: in the child's own `/dev/pts`, with the numbers that the program knows.
-//! The ends that drive them are passed (`terminals.rs`).
+//! Settings and slave ends of pseudo-terminals, in the child's own `/dev/pts`, with the numbers that the program knows.
+//! The daemon creates and passes the master ends (`pseudo_terminals.rs`).
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, PseudoTerminal};

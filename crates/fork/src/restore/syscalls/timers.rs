@@ -1,4 +1,4 @@
-//! Interval timers and POSIX timers: they go on with the time that was left.
+//! Interval timers and POSIX timers: they continue with the time that remained at capture.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{PosixTimer, TimerSpec};
@@ -47,11 +47,11 @@ fn create_posix_timers(timers: &[PosixTimer], syscall_builder: &mut SyscallBuild
             syscall_builder.call_expecting(0, abi::TIMER_DELETE, &[value(next)]);
             next += 1;
         }
-        let (id, told) = (
+        let (id, sigevent) = (
             syscall_builder.words_argument(&[timer.id.into()])?,
             syscall_builder.words_argument(&encode_sigevent(Some(timer)))?,
         );
-        syscall_builder.call_expecting(0, abi::TIMER_CREATE, &[value(timer.clock), told, id]);
+        syscall_builder.call_expecting(0, abi::TIMER_CREATE, &[value(timer.clock), sigevent, id]);
         // Only a timer of that number takes it: had the kernel given another, the child would not start.
         if timer.time == TimerSpec::default() {
             syscall_builder.call_expecting(0, abi::TIMER_GETOVERRUN, &[value(timer.id)]);

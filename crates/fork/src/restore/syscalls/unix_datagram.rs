@@ -1,12 +1,12 @@
-//! Unix datagram sockets that send to one of the process's own: connected when all of them are bound.
+//! Unix datagram sockets that send to another socket of the child: connected when all of them are bound.
 
+use farfork_sys::socket_abi::AF_UNIX;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
 
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
-use super::socket::AF_UNIX;
 use super::{abi, socket, socket_file, value};
 
 /// A socket that is still to be connected.

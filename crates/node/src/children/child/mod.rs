@@ -1,4 +1,4 @@
-//! One child of this node: what it is, what it is doing, and what can be done to it.
+//! One child of this node: its record, its state, and the operations on it.
 
 mod pause;
 
@@ -77,30 +77,31 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// A child that was just started: `gate` where it is paused, `stdin` where somebody will attach. `cgroup` is its
+    /// A child that was just started: `unpause_socket` where it is paused, `stdin` where somebody will attach. `cgroup` is its
     /// container's.
     pub(super) fn from_started(
         record: ChildRecord,
         directory: PathBuf,
         stdin: Option<pipe::Sender>,
-        gate: Option<OwnedFd>,
+        unpause_socket: Option<OwnedFd>,
         cgroup: Option<ContainerCgroup>,
     ) -> Self {
-        let status = if gate.is_some() { ChildStatus::Paused } else { ChildStatus::Running };
-        let (stdin, gate) = (Mutex::new(stdin), Mutex::new(gate));
-        let (status, is_settled) = (watch::Sender::new(status), watch::Sender::new(false));
-        let (killer, is_killed, withholds_root) = (OnceLock::new(), watch::Sender::new(false), AtomicBool::new(false));
+        let status = if unpause_socket.is_some() { ChildStatus::Paused } else { ChildStatus::Running };
+        let (stdin, unpause_socket) = (Mutex::new(stdin), Mutex::new(unpause_socket));
+        let (status, is_cleaned_up) = (watch::Sender::new(status), watch::Sender::new(false));
+        let (kill_source, is_killed, is_root_reuse_disabled) =
+            (OnceLock::new(), watch::Sender::new(false), AtomicBool::new(false));
         Self {
             record,
             directory,
             status,
-            is_cleaned_up: is_settled,
+            is_cleaned_up,
             stdin,
-            unpause_socket: gate,
+            unpause_socket,
             cgroup,
-            kill_source: killer,
+            kill_source,
             is_killed,
-            is_root_reuse_disabled: withholds_root,
+            is_root_reuse_disabled,
         }
     }
 
@@ -217,13 +218,13 @@ impl Child {
     pub(crate) fn memory_use(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
         let process = self.record.process.parse().ok().filter(|_| self.is_alive());
         let pid = process.map(|process: ProcessIdentity| process.pid);
-        let residence = pid.and_then(|pid| ResidentMemory::read(pid).ok());
+        let resident = pid.and_then(|pid| ResidentMemory::read(pid).ok());
         let status = pid.and_then(|pid| process::ProcStatus::read(pid).ok());
         let seen = MemoryPlan::read(&self.directory).ok().map(|plan| plan.populated_bytes());
         let fetched = counted.map(|counted| (counted.pages_fetched + counted.pages_cached) * PAGE_SIZE);
         v1::MemoryUse {
-            shared_bytes: residence.map(|residence| residence.shared_bytes),
-            private_bytes: residence.map(|residence| residence.private_bytes),
+            shared_bytes: resident.map(|resident| resident.shared_bytes),
+            private_bytes: resident.map(|resident| resident.private_bytes),
             remote_bytes: match self.is_memory_settled() {
                 true => Some(0),
                 false => seen.zip(fetched).map(|(seen, fetched)| seen.saturating_sub(fetched)),
@@ -292,8 +293,8 @@ impl Child {
 
     /// Waits until a child that has ended is settled, at most `limit`; tells whether it is.
     pub(super) async fn wait_cleaned_up(&self, limit: Duration) -> bool {
-        let mut is_settled = self.is_cleaned_up.subscribe();
-        timeout(limit, is_settled.wait_for(|is_settled| *is_settled)).await.is_ok()
+        let mut is_cleaned_up = self.is_cleaned_up.subscribe();
+        timeout(limit, is_cleaned_up.wait_for(|is_cleaned_up| *is_cleaned_up)).await.is_ok()
     }
 
     /// It has ended: tells everyone who waits, and writes it down.

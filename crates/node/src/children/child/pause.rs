@@ -1,8 +1,8 @@
-//! A child that stands still, is let go on, and hears signals meanwhile.
+//! Pausing, unpausing and signalling a child.
 //!
-//! One that was started paused waits at a gate before its first step. Any other is paused by its container's control group,
-//! with all that it has forked, and with the container's init, which reaps it: so what ends while it is paused has to be let
-//! go on, or nobody would hear of the end. A daemon that starts anew finds the group frozen still.
+//! A child that was started paused waits at a socket before its first step. Any other is paused by freezing its
+//! container's control group, with all that it has forked and the container's init. Init reaps the child: a child that
+//! ends while frozen must be thawed, or its end is never reported. A restarted daemon finds the group still frozen.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -29,9 +29,9 @@ impl Child {
     /// It has ended, or does not stop; then it runs on.
     pub(crate) fn pause(&self) -> Result<(), Failure> {
         // Held all the time: pauses and their ends come one after the other.
-        let gate = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_alive()?;
-        if gate.is_some() {
+        if unpause_socket.is_some() {
             return Ok(());
         }
         let group = self.cgroup.as_ref().ok_or_else(|| self.ended_failure())?;
@@ -54,10 +54,12 @@ impl Child {
     /// # Errors
     /// It has ended, or cannot be reached.
     pub(crate) fn unpause(&self) -> Result<(), Failure> {
-        let mut gate = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_alive()?;
-        match (gate.take(), &self.cgroup) {
-            (Some(gate), _) => restore::unpause(gate.as_fd()).map_err(|error| self.process_failure(&error))?,
+        match (unpause_socket.take(), &self.cgroup) {
+            (Some(unpause_socket), _) => {
+                restore::unpause(unpause_socket.as_fd()).map_err(|error| self.process_failure(&error))?
+            }
             (None, Some(group)) if *self.status.borrow() == ChildStatus::Paused => {
                 group.thaw().map_err(|error| self.failure(Code::Internal, error))?;
             }

@@ -1,20 +1,14 @@
-//! The zygotes of a node: which seeds have one, since when it was last used, and when it goes.
+//! The zygotes of a node: which seeds have one, when each was last used, and when it is retired.
 //!
-//! ```text
-//!  first child stands, is
-//!  foretold, or a fan-out
-//!  begins ──────────────▶ hatching ─┬─▶ ready ─▶ copies … ─▶ retired: unused for long, room for another's, seed dropped,
-//!                                   └─▶ unfit: why              or a copy of it failed
-//! ```
-//!
-//! A zygote is the node's, in a directory of its own, and ends with the daemon. What an earlier daemon left is forgotten
-//! when the next one starts.
+//! A zygote belongs to the node, has a directory of its own, and ends with the daemon. The next daemon removes what an
+//! earlier one left.
+
+mod cached_zygote;
 
 use std::collections::{BTreeMap, btree_map};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,6 +29,9 @@ use crate::limits::START_TIMEOUT;
 use crate::network::NetworkMode;
 use crate::pager_link::PagerLink;
 use crate::run_dir::RunDir;
+
+pub(crate) use cached_zygote::CachedZygote;
+use cached_zygote::{release_zygote, remove_directory};
 
 /// An unused zygote goes after this: who forks a seed again later than that can wait a millisecond. No node is told that
 /// another's seed was dropped: for so long it keeps what is of no use.
@@ -78,6 +75,14 @@ pub(crate) enum ZygoteTrigger {
 }
 
 /// What is known of a seed's zygote.
+///
+/// ```text
+///  first child restored,
+///  speculation, or a
+///  fan-out begins ──────▶ Creating ─┬─▶ Ready ─▶ copies … ─▶ retired: unused for long, room for another's,
+///                                   │                          seed dropped, or a copy of it failed
+///                                   └─▶ Unsuitable: for good, or until a time
+/// ```
 #[derive(Debug)]
 enum ZygoteState {
     Creating,
@@ -93,7 +98,7 @@ enum ZygoteState {
 
 impl ZygoteState {
     /// Of a seed whose zygote failed; `is_late`: because it took too long.
-    fn unfit(is_late: bool) -> Self {
+    fn unsuitable(is_late: bool) -> Self {
         Self::Unsuitable { until: is_late.then(|| Instant::now() + LATE_PAUSE) }
     }
 }
@@ -134,48 +139,6 @@ impl Drop for ZygoteReservation<'_> {
     }
 }
 
-/// A zygote that goes, with all that is left of it, when nobody has it any more.
-#[derive(Debug)]
-pub(crate) struct CachedZygote {
-    /// Taken when it goes.
-    zygote: Option<Zygote>,
-    pager: Arc<PagerLink>,
-    /// It was made before any child was asked for.
-    is_speculative: bool,
-    /// It has what it was to be given when it was made.
-    is_filled: AtomicBool,
-    /// A child was made of it.
-    is_proven: AtomicBool,
-}
-
-impl CachedZygote {
-    /// The zygote.
-    pub(super) fn zygote(&self) -> &Zygote {
-        self.zygote.as_ref().expect("only a drop takes it")
-    }
-
-    /// Whether what it is to be given is still to come. One whose pager cannot tell is used as it is.
-    pub(crate) fn is_filling(&self) -> bool {
-        let is_filling = self.pager.client().is_zygote_filling(self.zygote().id()).unwrap_or(false);
-        self.is_filled.store(!is_filling, Ordering::Relaxed);
-        is_filling
-    }
-
-    /// Whether nobody has asked yet for what it was made for.
-    fn is_unused_speculation(&self) -> bool {
-        self.is_speculative && !self.is_proven.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for CachedZygote {
-    fn drop(&mut self) {
-        let Some(zygote) = self.zygote.take() else { return };
-        let (id, directory) = (zygote.id().clone(), zygote.directory().to_owned());
-        drop(zygote);
-        release_zygote(&self.pager, &id, &directory);
-    }
-}
-
 impl ZygoteCache {
     /// None yet; what an earlier daemon left is forgotten.
     pub(super) fn new(node: NodeName, run_dir: RunDir, pager: Arc<PagerLink>, max: usize) -> Self {
@@ -210,7 +173,7 @@ impl ZygoteCache {
         }
     }
 
-    /// As [`Self::of`], where children were made of it already, or are foretold, and it has what it is to be given.
+    /// As [`Self::find`], where children were made of it already, or are foretold, and it has what it is to be given.
     pub(super) fn find_for_prestart(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
         let is_proven = |cached_zygote: &Arc<CachedZygote>| {
             cached_zygote.is_speculative || cached_zygote.is_proven.load(Ordering::Relaxed)
@@ -248,11 +211,11 @@ impl ZygoteCache {
     /// Waits until no zygote of a seed is being made.
     pub(crate) async fn wait_created(&self, seed: &SeedId) {
         loop {
-            let settled = self.changed.notified();
+            let changed = self.changed.notified();
             if !matches!(self.table().get(seed), Some(ZygoteState::Creating)) {
                 return;
             }
-            settled.await;
+            changed.await;
         }
     }
 
@@ -268,12 +231,12 @@ impl ZygoteCache {
 
     /// How many there are, and how many children were made of any.
     pub(crate) fn counts(&self) -> ZygoteUse {
-        let kept = self.table().values().filter(|entry| matches!(entry, ZygoteState::Ready { .. })).count();
+        let ready_count = self.table().values().filter(|entry| matches!(entry, ZygoteState::Ready { .. })).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let [children, stood_by, foretold, foretold_used] =
             [&self.copies, &self.prestarted_copies, &self.speculative, &self.speculative_used]
                 .map(|count| count.load(Ordering::Relaxed));
-        ZygoteUse { kept: count(kept), kept_max: count(self.max), children, stood_by, foretold, foretold_used }
+        ZygoteUse { kept: count(ready_count), kept_max: count(self.max), children, stood_by, foretold, foretold_used }
     }
 
     /// Whether nothing is known of a seed's.
@@ -299,7 +262,7 @@ impl ZygoteCache {
         if self.max == 0 || !can_copy_zygote(source, options) {
             return;
         }
-        let Some(mut place) = self.reserve(seed, why) else { return };
+        let Some(mut reservation) = self.reserve(seed, why) else { return };
         if let Some(reason) = find_zygote_obstacle(&source.descriptor, node) {
             tracing::debug!(%seed, reason, "it has no zygote");
             return;
@@ -307,11 +270,11 @@ impl ZygoteCache {
         match self.fork_zygote(source, node, pool) {
             Ok(zygote) => {
                 tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote stands");
-                place.complete(zygote);
+                reservation.complete(zygote);
             }
             Err(error) if why == ZygoteTrigger::Speculative => {
                 tracing::debug!(%seed, %error, "no zygote could be made of a seed that nobody has asked for");
-                drop(place);
+                drop(reservation);
                 // Most probably the seed is no more; else who asks for a child has another one made.
                 self.retire(seed);
             }
@@ -319,7 +282,7 @@ impl ZygoteCache {
                 tracing::debug!(%seed, %error, "it has no zygote: a file of it is not here any more");
             }
             Err(error) => {
-                place.outcome = ZygoteState::unfit(error.downcast_ref().is_some_and(is_late));
+                reservation.outcome = ZygoteState::unsuitable(error.downcast_ref().is_some_and(is_late));
                 tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one");
             }
         }
@@ -353,7 +316,7 @@ impl ZygoteCache {
             return None;
         }
         match table.entry(seed.clone()) {
-            btree_map::Entry::Vacant(place) => place.insert(ZygoteState::Creating),
+            btree_map::Entry::Vacant(vacant) => vacant.insert(ZygoteState::Creating),
             btree_map::Entry::Occupied(_) => return None,
         };
         Some(ZygoteReservation { cache: self, seed, trigger: why, outcome: ZygoteState::Unsuitable { until: None } })
@@ -362,12 +325,12 @@ impl ZygoteCache {
     /// Enters what came of a zygote, unless its seed was dropped meanwhile; one that is only foretold makes room, and else the one that was not
     /// used for longest.
     fn complete_reservation(&self, seed: &SeedId, entry: ZygoteState) {
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         {
             let mut table = self.table();
             match table.get_mut(seed) {
                 Some(reserved) => *reserved = entry,
-                None => gone.push(entry),
+                None => removed.push(entry),
             }
             let used = |entry: &ZygoteState| match entry {
                 ZygoteState::Ready { zygote, used } => Some((!zygote.is_unused_speculation(), *used)),
@@ -378,7 +341,7 @@ impl ZygoteCache {
                 && let Some((_, oldest)) =
                     table.iter().filter_map(|(seed, entry)| Some((used(entry)?, seed.clone()))).min()
             {
-                gone.extend(table.remove(&oldest));
+                removed.extend(table.remove(&oldest));
             }
             if table.len() - ready.min(table.len()) > UNSUITABLE_MAX {
                 table.retain(|_, entry| !matches!(entry, ZygoteState::Unsuitable { .. }));
@@ -386,21 +349,21 @@ impl ZygoteCache {
         }
         self.changed.notify_waiters();
         // Its end takes a while: not under the lock.
-        drop(gone);
+        drop(removed);
     }
 
     /// Ends a seed's zygote. The seed may get another one at once.
     pub(super) fn retire(&self, seed: &SeedId) {
-        let gone = self.table().remove(seed);
+        let removed = self.table().remove(seed);
         self.changed.notify_waiters();
-        drop(gone);
+        drop(removed);
     }
 
     /// The same of a zygote that failed: the seed gets no other, or, where it only took too long, none for a while.
     pub(super) fn retire_failed(&self, seed: &SeedId, is_late: bool) {
-        let gone = self.table().insert(seed.clone(), ZygoteState::unfit(is_late));
+        let removed = self.table().insert(seed.clone(), ZygoteState::unsuitable(is_late));
         self.changed.notify_waiters();
-        drop(gone);
+        drop(removed);
     }
 
     /// Whether nothing is known of any seed's.
@@ -426,13 +389,13 @@ impl ZygoteCache {
     /// there are more now.
     pub(super) fn collapse_huge_pages(&self) -> Vec<SeedId> {
         // None is kept from going meanwhile.
-        let tenders: Vec<_> = self
+        let collapsers: Vec<_> = self
             .in_use()
             .into_iter()
             .map(|(seed, cached_zygote)| (seed, open_collapser(cached_zygote.zygote())))
             .collect();
-        let round = |(seed, tender): (SeedId, io::Result<Option<HugePageCollapser>>)| {
-            let made = tender.and_then(|huge_page_collapser| {
+        let collapse = |(seed, collapser): (SeedId, io::Result<Option<HugePageCollapser>>)| {
+            let made = collapser.and_then(|huge_page_collapser| {
                 huge_page_collapser
                     .map_or(Ok(0), |mut huge_page_collapser| huge_page_collapser.run_round(COLLAPSE_TIME_MAX))
             });
@@ -443,7 +406,7 @@ impl ZygoteCache {
             }
             matches!(made, Ok(1..)).then_some(seed)
         };
-        tenders.into_iter().filter_map(round).collect()
+        collapsers.into_iter().filter_map(collapse).collect()
     }
 
     fn in_use(&self) -> Vec<(SeedId, Arc<CachedZygote>)> {
@@ -489,21 +452,6 @@ pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
 /// What puts a zygote's memory together; `None` where it has ended.
 fn open_collapser(zygote: &Zygote) -> io::Result<Option<HugePageCollapser>> {
     Ok(HugePageCollapser::open(ProcessIdentity::of(zygote.pid())?)?.map(HugePageCollapser::include_shared))
-}
-
-/// Has the pager forget a zygote that has ended, and removes its directory.
-fn release_zygote(pager: &PagerLink, id: &ChildId, directory: &Path) {
-    pager.release(id);
-    remove_directory(directory);
-}
-
-fn remove_directory(directory: &Path) {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(directory = %directory.display(), %error, "the directory of a zygote is not removed");
-        }
-        _ => {}
-    }
 }
 
 #[cfg(test)]

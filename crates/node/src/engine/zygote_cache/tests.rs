@@ -1,4 +1,4 @@
-//! Places of zygotes whose making ends in an unusual way.
+//! Tests of `ZygoteCache`: reservations whose creation ends in an unusual way.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,11 +13,11 @@ fn zygotes() -> ZygoteCache {
 async fn nobody_waits_for_a_zygote_whose_making_panicked() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
     let mut waiter = Box::pin(zygotes.wait_created(&seed));
-    let place = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
+    let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
     assert!(zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(), "somebody makes it");
     assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err(), "it is being made");
     let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let _place = place;
+        let _reservation = reservation;
         panic!("while it is made");
     }));
     assert!(panicked.is_err());
@@ -32,18 +32,18 @@ async fn nobody_waits_for_a_zygote_whose_making_panicked() {
 #[test]
 fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
-    let place = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
+    let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
     zygotes.retire(&seed);
-    drop(place);
+    drop(reservation);
     assert!(zygotes.has_no_entry(&seed));
 }
 
 #[test]
 fn a_seed_whose_zygote_was_late_gets_another_one_and_no_other_seed_does() {
-    let (zygotes, late, unfit) =
+    let (zygotes, late, unsuitable) =
         (zygotes(), "n1.s0123456789abcdef".parse().unwrap(), "n1.sfedcba9876543210".parse().unwrap());
     zygotes.retire_failed(&late, true);
-    zygotes.retire_failed(&unfit, false);
+    zygotes.retire_failed(&unsuitable, false);
     let keep_up = || zygotes.evict_unused(|_| false, |_| false);
     keep_up();
     assert!(zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(), "not at once");
@@ -55,5 +55,5 @@ fn a_seed_whose_zygote_was_late_gets_another_one_and_no_other_seed_does() {
     zygotes.table().values_mut().for_each(expire);
     keep_up();
     assert!(zygotes.reserve(&late, ZygoteTrigger::Requested).is_some());
-    assert!(zygotes.is_decided(&unfit) && zygotes.reserve(&unfit, ZygoteTrigger::Requested).is_none());
+    assert!(zygotes.is_decided(&unsuitable) && zygotes.reserve(&unsuitable, ZygoteTrigger::Requested).is_none());
 }

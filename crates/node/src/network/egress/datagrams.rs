@@ -1,5 +1,5 @@
-//! Datagrams of a child to others, and their answers. Each pair of ends has a socket in the child's network, which is there in the other's
-//! name, and one in the node's.
+//! Forwards a child's datagrams to other hosts, and their answers. Each flow has two sockets: one in the child's
+//! network, bound to the destination's address, and one in the node's.
 
 use std::collections::HashMap;
 use std::io;
@@ -101,9 +101,9 @@ impl FlowTable {
         outside.connect(ends.1)?;
         let outside = Arc::new(UdpSocket::from_std(outside)?);
         self.sockets.insert(ends, outside.clone());
-        let (network, closed, led) = (self.network.clone(), self.closed.clone(), outside.clone());
+        let (network, closed, task_socket) = (self.network.clone(), self.closed.clone(), outside.clone());
         self.tasks.spawn(async move {
-            if let Err(error) = forward_flow(ends, &led, network, closed).await {
+            if let Err(error) = forward_flow(ends, &task_socket, network, closed).await {
                 tracing::debug!(to = %ends.1, %error, "a child's datagrams lead nowhere");
             }
             ends

@@ -1,14 +1,7 @@
-//! A way out of a network of children, where one was asked for: what they send to others comes to the daemon, which sends it on
-//! from the node, and answers in the others' names.
+//! Egress from a network of children, where it was requested. What they send to other hosts reaches sockets of the
+//! daemon, which forwards it from the node, and answers from the other hosts' addresses.
 //!
-//! ```text
-//!  child   connect(203.0.113.9:443)                    node   connect(203.0.113.9:443)
-//!             │                                                    ▲
-//!             └─▶ its loopback interface ─▶ socket lookup ─▶ sockets of ours ─▶ may it? ── streams, datagrams
-//! ```
-//!
-//! The kernel's TCP stands at both ends, so that whoever is slow is waited for. A connection stands for the child before the node has made
-//! its own: where that fails, the child's is reset.
+//! A connection is accepted for the child before the node has made its own. Where that fails, the child's is reset.
 
 mod datagrams;
 mod policy;
@@ -50,6 +43,14 @@ impl EgressRules {
 }
 
 /// An open way out of a network. When the last who has it drops it, it is closed, behind what was sent before.
+///
+/// ```text
+///  child   connect(203.0.113.9:443)                    node   connect(203.0.113.9:443)
+///             │                                                    ▲
+///             └─▶ its loopback interface ─▶ socket lookup ─▶ our sockets ─▶ EgressRules::allows ── streams, datagrams
+/// ```
+///
+/// The kernel's TCP runs at both ends, so that a slow receiver slows its sender down.
 #[derive(Debug)]
 pub(crate) struct EgressProxy {
     _open: watch::Sender<()>,

@@ -1,4 +1,4 @@
-//! Where a child gets to.
+//! Egress policy: which destinations a child may reach.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -63,8 +63,8 @@ impl fmt::Display for EgressDestination {
 }
 
 impl From<EgressDestination> for String {
-    fn from(reach: EgressDestination) -> Self {
-        reach.to_string()
+    fn from(destination: EgressDestination) -> Self {
+        destination.to_string()
     }
 }
 
@@ -91,7 +91,7 @@ impl EgressPolicy {
     pub(super) fn allows(&self, to: SocketAddrV4) -> bool {
         let ip = to.ip();
         let is_one = !(ip.is_loopback() || ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified());
-        is_one && self.0.iter().any(|reach| reach.contains(to))
+        is_one && self.0.iter().any(|destination| destination.contains(to))
     }
 
     /// As a request and an answer have it.
@@ -142,11 +142,11 @@ mod tests {
     #[test]
     fn a_reach_is_what_it_says() {
         for text in ["any", "10.1.0.0/16", "192.0.2.7/32:443"] {
-            let reach: EgressDestination = text.parse().unwrap();
-            assert_eq!(reach.to_string(), text);
+            let destination: EgressDestination = text.parse().unwrap();
+            assert_eq!(destination.to_string(), text);
             assert_eq!(
-                serde_json::from_str::<EgressDestination>(&serde_json::to_string(&reach).unwrap()).unwrap(),
-                reach
+                serde_json::from_str::<EgressDestination>(&serde_json::to_string(&destination).unwrap()).unwrap(),
+                destination
             );
         }
         assert_eq!("192.0.2.7".parse::<EgressDestination>().unwrap().to_string(), "192.0.2.7/32");

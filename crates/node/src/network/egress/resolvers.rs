@@ -1,5 +1,6 @@
-//! By whom a child has names resolved: by those that its node asks, at the addresses that resolv.conf(5) has, so that a program finds them
-//! in its file, and in what it has read of it before it was forked. One on the node's loopback interface is asked from there.
+//! DNS resolvers of a child: those of its node, at the addresses in the node's resolv.conf(5). A program finds them in
+//! its file, and in what it read of it before it was forked. One on the node's loopback interface is queried from
+//! there.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -48,9 +49,14 @@ mod tests {
         let names = Resolvers::parse(
             "# nameserver 1.1.1.1\nsearch a.b\nnameserver 192.0.2.53 \nnameserver\t127.0.0.53\nnameserver fd00::1\nnameservers 9.9.9.9\n",
         );
-        let asked = |at: &str| names.has_address(at.parse().unwrap());
-        assert!(asked("192.0.2.53:53") && asked("127.0.0.53:53"));
-        assert!(!asked("192.0.2.53:54") && !asked("1.1.1.1:53") && !asked("9.9.9.9:53") && !asked("127.0.0.1:53"));
+        let is_resolver = |at: &str| names.has_address(at.parse().unwrap());
+        assert!(is_resolver("192.0.2.53:53") && is_resolver("127.0.0.53:53"));
+        assert!(
+            !is_resolver("192.0.2.53:54")
+                && !is_resolver("1.1.1.1:53")
+                && !is_resolver("9.9.9.9:53")
+                && !is_resolver("127.0.0.1:53")
+        );
         assert_eq!(names.on_loopback(), ["127.0.0.53:53".parse().unwrap()]);
         assert_eq!(Resolvers::parse("search a.b\n").on_loopback(), ["127.0.0.1:53".parse().unwrap()]);
         assert_eq!(Resolvers::parse("nameserver fd00::1\n").on_loopback(), []);

@@ -1,4 +1,4 @@
-//! Connections of a child to others.
+//! Forwards TCP connections of a child to other hosts.
 
 use std::io;
 use std::net::{SocketAddr, SocketAddrV4};
@@ -15,14 +15,14 @@ use crate::network::connections;
 /// Leads them where they may go, until the way out is closed.
 pub(super) async fn serve_streams(listener: TcpListener, rules: Arc<EgressRules>, mut closed: watch::Receiver<()>) {
     let closed = async move { while closed.changed().await.is_ok() {} };
-    let lead = |stream| forward_connection(stream, rules.clone());
-    connections::accept_and_forward(listener, "a way out", EGRESS_CONNECTIONS_MAX, closed, lead).await;
+    let forward = |stream| forward_connection(stream, rules.clone());
+    connections::accept_and_forward(listener, "a way out", EGRESS_CONNECTIONS_MAX, closed, forward).await;
 }
 
 /// One connection. Where it leads nowhere, or the other end is broken off, the child's is reset.
 async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
     let to = inside.local_addr();
-    let led = match connect_destination(&inside, &rules).await {
+    let forwarded = match connect_destination(&inside, &rules).await {
         Ok(outside) => connections::copy_both_ways(inside, outside).await,
         Err(error) => {
             // Else it would look as if the other had said all, and closed.
@@ -30,7 +30,7 @@ async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
             Err(error)
         }
     };
-    if let Err(error) = led {
+    if let Err(error) = forwarded {
         tracing::debug!(?to, %error, "a child's connection leads nowhere");
     }
 }

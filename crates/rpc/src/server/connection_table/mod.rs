@@ -1,6 +1,6 @@
-//! The connections of one thread of a server, and their turns: who waits for sockets, or that there are none, is somebody
-//! else's business (`worker`, `crate::sim`). Time is an argument. Here are the turns; `claims` gives sessions to connections,
-//! `sweep` looks after those that do not get on.
+//! The connections of one server thread, and their turns. Does not wait: `worker` polls the sockets, `crate::sim`
+//! simulates them. Time is an argument. `session_claims` gives sessions to connections; `sweep` ends stalled
+//! connections.
 
 mod rate_limited_log;
 mod session_claims;
@@ -64,7 +64,7 @@ pub(crate) struct ConnectionTable {
 
 impl fmt::Debug for ConnectionTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hall({}, {} connections)", self.worker, self.connections.len())
+        write!(f, "ConnectionTable({}, {} connections)", self.worker, self.connections.len())
     }
 }
 
@@ -144,8 +144,8 @@ impl ConnectionTable {
                 WorkerMessage::NewConnection(stream, from) => self.add_connection(stream, from, now),
                 WorkerMessage::CloseConnection(token) => self.remove_connection(token, now),
                 WorkerMessage::DeferredReply { peer, ticket, status, payload } => {
-                    let here = self.connections.get_mut(&peer);
-                    let completed = match here {
+                    let connection = self.connections.get_mut(&peer);
+                    let completed = match connection {
                         Some(connection) => connection.protocol.complete_deferred(ticket, status, payload),
                         None => Err(payload),
                     };

@@ -1,4 +1,4 @@
-//! What is said in the log of clients whose connections the server ends: by name, but not of any number of them.
+//! Log lines about connections that the server ends: each names its client, and their number per sweep is limited.
 
 use std::fmt;
 

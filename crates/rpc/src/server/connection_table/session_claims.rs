@@ -1,4 +1,5 @@
-//! What connections want of the registry: sessions, which may be with another connection, of this thread or another.
+//! A connection's claims to sessions in the registry. Another connection, of this thread or another, may hold the
+//! session.
 
 use std::time::{Duration, Instant};
 
@@ -27,17 +28,17 @@ impl ConnectionTable {
         if !self.connections.contains_key(&token) {
             return;
         }
-        let here = ConnectionLocation { worker: self.worker, connection: token };
-        let mut claimed = self.shared.registry().claim(claim, here);
+        let location = ConnectionLocation { worker: self.worker, connection: token };
+        let mut claimed = self.shared.registry().claim(claim, location);
         if let ClaimOutcome::HeldBy(holder) = &claimed
             && holder.worker == self.worker
         {
             let holder = *holder;
             self.remove_connection(holder.connection, now);
-            if holder == here {
+            if holder == location {
                 return tracing::warn!("a client opened a session twice on one connection");
             }
-            claimed = self.shared.registry().claim(claim, here);
+            claimed = self.shared.registry().claim(claim, location);
         }
         let Some(connection) = self.connections.get_mut(&token) else { return };
         match claimed {

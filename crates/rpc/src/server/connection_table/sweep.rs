@@ -1,4 +1,4 @@
-//! A look, now and then, at connections that do not get on, and at sessions that nobody came back to.
+//! The periodic check of connections that make no progress, and of sessions that no client has resumed.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! `/proc/PID/fd` and `fdinfo`: open files.
+//! Parses `/proc/PID/fd` and `fdinfo`: open files.
 
 mod state;
 

@@ -1,4 +1,4 @@
-//! What `fdinfo` tells of the kinds of files that the kernel itself makes: their state, and locks held by them.
+//! Parses what `fdinfo` shows of kernel-made files (timers, watches): their state. Also parses the locks held by files.
 
 /// The state of a timerfd_create(2) timer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

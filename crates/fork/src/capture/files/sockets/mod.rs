@@ -1,8 +1,8 @@
-//! Sockets: what they are, who is at their other ends, what waits in them.
+//! Sockets: their kinds, their peers, and the data that waits in them.
 //!
-//! What goes on changing where the process shares a socket with others (states, addresses, queues) is read of all sockets first, options
-//! afterwards. A connection whose two ends the process has is carried with what is on its way; of one with anybody else the child
-//! finds the other end gone.
+//! State that other holders of a socket can change (states, addresses, queues) is read of all sockets first, options
+//! afterwards. A connection with both ends in the tree is carried with its data in flight. If the peer is outside the
+//! tree, the child finds the other end closed.
 
 mod netlink;
 mod options;
@@ -16,24 +16,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farfork_sys::sock_diag::{SockDiag, UnixSocket};
 use farfork_sys::socket;
+use farfork_sys::socket_abi::{
+    AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, IP_BIND_ADDRESS_NO_PORT, IPPROTO_TCP, IPPROTO_UDP, SO_ACCEPTCONN,
+    SO_COOKIE, SO_DOMAIN, SO_PEERCRED, SO_PROTOCOL, SO_TYPE, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM, SOL_IP,
+    SOL_SOCKET,
+};
 use farfork_wire::descriptor::{Socket, SocketFile, SocketMessage, SocketState, parse_internet_address};
 
-use netlink::NETLINK;
 pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
 pub(super) use unix::QueuedMessage;
-
-const UNIX: u32 = 1;
-const INET: u32 = 2;
-const INET6: u32 = 10;
-const STREAM: u32 = 1;
-const DATAGRAM: u32 = 2;
-const RAW: u32 = 3;
-const SEQUENCED: u32 = 5;
-const TCP: u32 = 6;
-const UDP: u32 = 17;
-
-const SOL_SOCKET: u32 = 1;
 
 const URGENT_DATA_REASON: &str = "urgent data waits in it (MSG_OOB), which is not carried; let it read that first";
 
@@ -52,19 +44,16 @@ struct SocketSpec {
 
 impl SocketSpec {
     fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        const SO_TYPE: u32 = 3;
-        const SO_PROTOCOL: u32 = 38;
-        const SO_DOMAIN: u32 = 39;
         let number = |name| socket::read_number_option(fd, SOL_SOCKET, name).map(i32::cast_unsigned);
         Ok(Self { family: number(SO_DOMAIN)?, socket_type: number(SO_TYPE)?, protocol: number(SO_PROTOCOL)? })
     }
 
     fn refusal(self) -> Option<String> {
         match (self.family, self.socket_type, self.protocol) {
-            (UNIX, STREAM | DATAGRAM | SEQUENCED, _) | (INET | INET6, STREAM, TCP) | (INET | INET6, DATAGRAM, UDP) => {
-                None
-            }
-            (NETLINK, DATAGRAM | RAW, protocol) if netlink::is_supported_protocol(protocol) => None,
+            (AF_UNIX, SOCK_STREAM | SOCK_DGRAM | SOCK_SEQPACKET, _)
+            | (AF_INET | AF_INET6, SOCK_STREAM, IPPROTO_TCP)
+            | (AF_INET | AF_INET6, SOCK_DGRAM, IPPROTO_UDP) => None,
+            (AF_NETLINK, SOCK_DGRAM | SOCK_RAW, protocol) if netlink::is_supported_protocol(protocol) => None,
             (family, kind, protocol) => Some(format!(
                 "sockets of its kind (family {family}, type {kind}, protocol {protocol}) are not carried; close it first"
             )),
@@ -79,7 +68,7 @@ pub(super) fn spec_refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
 
 /// Whether a socket has an address that only its network's interfaces have: every network has the loopback's.
 pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    if !matches!(SocketSpec::read(fd)?.family, INET | INET6) {
+    if !matches!(SocketSpec::read(fd)?.family, AF_INET | AF_INET6) {
         return Ok(false);
     }
     let address = parse_internet_address(&socket::local_address(fd)?);
@@ -91,19 +80,17 @@ pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
 pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     let is_connected = || socket::peer_address(fd).is_ok();
     SocketSpec::read(fd).is_ok_and(|birth| match (birth.family, birth.socket_type) {
-        (UNIX, _) => true,
-        (INET | INET6, DATAGRAM) => is_connected(),
+        (AF_UNIX, _) => true,
+        (AF_INET | AF_INET6, SOCK_DGRAM) => is_connected(),
         _ => tcp::is_over_loopback(fd, birth),
     })
 }
 
 /// Whether a socket was made by a process for itself: it listens, or is one of a pair of Unix sockets whose other end that process made.
 pub(super) fn is_created_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
-    const SO_PEERCRED: u32 = 17;
-    const SO_ACCEPTCONN: u32 = 30;
     let peer = || socket::read_option(fd, SOL_SOCKET, SO_PEERCRED);
     let listens = socket::read_number_option(fd, SOL_SOCKET, SO_ACCEPTCONN)? != 0;
-    Ok(listens || (SocketSpec::read(fd)?.family == UNIX && peer()?.starts_with(&pid.to_ne_bytes())))
+    Ok(listens || (SocketSpec::read(fd)?.family == AF_UNIX && peer()?.starts_with(&pid.to_ne_bytes())))
 }
 
 /// A socket as it stood.
@@ -138,7 +125,7 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
     let mut contents = SocketContents {
         spec: birth,
         address: socket::local_address(fd)?,
-        lacks_port: matches!(birth.family, INET | INET6) && lacks_port(fd)?,
+        lacks_port: matches!(birth.family, AF_INET | AF_INET6) && lacks_port(fd)?,
         peer: socket::peer_address(fd).ok(),
         state: CLOSED,
         backlog: 0,
@@ -152,18 +139,16 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
         refusal: birth.refusal(),
     };
     match birth.family {
-        UNIX => contents.read_unix(fd, inode, diagnosis)?,
-        INET | INET6 if birth.socket_type == STREAM => contents.read_tcp(fd, diagnosis)?,
-        INET | INET6 => contents.read_udp_shutdown(fd, diagnosis)?,
-        NETLINK => contents.read_netlink(fd)?,
+        AF_UNIX => contents.read_unix(fd, inode, diagnosis)?,
+        AF_INET | AF_INET6 if birth.socket_type == SOCK_STREAM => contents.read_tcp(fd, diagnosis)?,
+        AF_INET | AF_INET6 => contents.read_udp_shutdown(fd, diagnosis)?,
+        AF_NETLINK => contents.read_netlink(fd)?,
         _ => {}
     }
     Ok(contents)
 }
 
 fn lacks_port(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    const SOL_IP: u32 = 0;
-    const IP_BIND_ADDRESS_NO_PORT: u32 = 24;
     Ok(socket::read_number_option(fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT)? != 0)
 }
 
@@ -174,14 +159,13 @@ impl SocketContents {
 
     /// Which ways of UDP are shut down; only a socket that is connected can be told to.
     fn read_udp_shutdown(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
-        const SO_COOKIE: u32 = 57;
         let ends = (parse_internet_address(&self.address), self.peer.as_deref().and_then(parse_internet_address));
         if let (Some(diagnosis), (Some(own), Some(peer))) = (diagnosis, ends) {
             let cookie = socket::read_option(fd, SOL_SOCKET, SO_COOKIE)?;
             let cookie = u64::from_ne_bytes(cookie.try_into().map_err(|_| io::ErrorKind::InvalidData)?);
             // A kernel without CONFIG_INET_UDP_DIAG does not tell.
-            let told = diagnosis.udp_shutdown(own, peer, cookie).unwrap_or_default();
-            self.shutdown = told.unwrap_or(0).into();
+            let shutdown = diagnosis.udp_shutdown(own, peer, cookie).unwrap_or_default();
+            self.shutdown = shutdown.unwrap_or(0).into();
         }
         Ok(())
     }
@@ -223,7 +207,7 @@ impl SocketTable<'_> {
     }
 
     fn state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
-        let is_datagram = contents.spec.socket_type == DATAGRAM;
+        let is_datagram = contents.spec.socket_type == SOCK_DGRAM;
         if let Some(waiting) = self.pending_state(inode, contents) {
             return waiting;
         }
@@ -234,18 +218,18 @@ impl SocketTable<'_> {
             return self.build_paired((inode, contents), (other, peer));
         }
         match contents.spec.family {
-            UNIX if is_datagram && contents.has_unnamed_peer() => {
+            AF_UNIX if is_datagram && contents.has_unnamed_peer() => {
                 Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
             }
-            UNIX if is_datagram && self.is_own_address(contents) => Ok(SocketState::Unconnected {
+            AF_UNIX if is_datagram && self.is_own_address(contents) => Ok(SocketState::Unconnected {
                 address: contents.bound_address(),
                 peer: contents.peer.clone().unwrap_or_default(),
             }),
-            UNIX if contents.has_unnamed_peer() && contents.state != CONNECTED => {
+            AF_UNIX if contents.has_unnamed_peer() && contents.state != CONNECTED => {
                 Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
             }
-            UNIX => Ok(SocketState::PeerOutside { is_reset: contents.is_reset }),
-            NETLINK => Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() }),
+            AF_UNIX => Ok(SocketState::PeerOutside { is_reset: contents.is_reset }),
+            AF_NETLINK => Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() }),
             _ if is_datagram => Ok(SocketState::Unconnected {
                 address: contents.bound_address(),
                 peer: contents.peer.clone().unwrap_or_default(),
@@ -275,7 +259,7 @@ impl SocketTable<'_> {
     ) -> Result<SocketState, String> {
         let pair = inode.min(other) as u32;
         let was_accepted = |end: &SocketContents| {
-            contents.spec.socket_type != DATAGRAM && self.is_listener_address(&end.bound_address())
+            contents.spec.socket_type != SOCK_DGRAM && self.is_listener_address(&end.bound_address())
         };
         let (through, is_first, address) = match (was_accepted(contents), was_accepted(peer)) {
             (false, false) => {
@@ -309,7 +293,7 @@ impl SocketTable<'_> {
         let name = end.bound_address();
         let is_chosen = || name.len() == AUTOBIND_BYTES && name[2] == 0 && name[3..].iter().all(u8::is_ascii_hexdigit);
         let is_alone = || self.0.values().filter(|socket| socket.bound_address() == name).count() == 1;
-        name.is_empty() || end.spec.socket_type == DATAGRAM || (is_chosen() && is_alone())
+        name.is_empty() || end.spec.socket_type == SOCK_DGRAM || (is_chosen() && is_alone())
     }
 
     fn is_own_address(&self, contents: &SocketContents) -> bool {
@@ -332,8 +316,8 @@ impl SocketContents {
         const FAMILY_BYTES: usize = 2;
         let port = self.address.get(FAMILY_BYTES..FAMILY_BYTES + 2);
         let is_bound = match self.spec.family {
-            UNIX => self.address.len() > FAMILY_BYTES,
-            NETLINK => netlink::has_port(&self.address),
+            AF_UNIX => self.address.len() > FAMILY_BYTES,
+            AF_NETLINK => netlink::has_port(&self.address),
             _ => port.is_some_and(|port| port != [0, 0]) || (self.lacks_port && !self.has_wildcard_address()),
         };
         if is_bound { self.address.clone() } else { Vec::new() }

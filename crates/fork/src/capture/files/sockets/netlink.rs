@@ -1,18 +1,14 @@
-//! Netlink sockets in which nothing waits: by which number the kernel knows them, and which groups they listen to.
+//! Netlink sockets without waiting messages: their port numbers and their multicast groups.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use farfork_sys::socket;
+use farfork_sys::socket_abi::SOL_NETLINK;
 use farfork_wire::descriptor::SocketOption;
 
 use super::SocketContents;
-
-/// The family.
-pub(super) const NETLINK: u32 = 16;
-
-const SOL_NETLINK: u32 = 270;
 
 /// NETLINK_PKTINFO, BROADCAST_ERROR, NO_ENOBUFS, LISTEN_ALL_NSID, CAP_ACK, EXT_ACK, GET_STRICT_CHK.
 const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];

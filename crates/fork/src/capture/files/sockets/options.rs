@@ -1,115 +1,151 @@
-//! Options of sockets: those that differ from a new socket's, or will in the making of the child's.
+//! Socket options that differ from those of a new socket, or that would differ once the child's socket is made.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use farfork_sys::socket;
+use farfork_sys::socket_abi as abi;
 use farfork_wire::descriptor::SocketOption;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::{INET, INET6, NETLINK, SOL_SOCKET, STREAM, SocketSpec, TCP, UDP, UNIX, netlink};
+use super::{SocketSpec, netlink};
 
-const IP: u32 = 0;
-const IPV6: u32 = 41;
-
-/// SO_REUSEADDR, DONTROUTE, BROADCAST, KEEPALIVE, OOBINLINE, NO_CHECK, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, RCVTIMEO, SNDTIMEO,
-/// BINDTODEVICE, TIMESTAMP, PASSSEC, TIMESTAMPNS, MARK, TIMESTAMPING, RXQ_OVFL, WIFI_STATUS, PEEK_OFF, SELECT_ERR_QUEUE, BUSY_POLL,
-/// MAX_PACING_RATE, INCOMING_CPU, ZEROCOPY, PREFER_BUSY_POLL, BUSY_POLL_BUDGET, RCVMARK, PASSPIDFD, RCVPRIORITY, PASSRIGHTS; of any
-/// socket.
+/// Options of any socket.
 const SOCKET_OPTIONS: [u32; 32] = [
-    2,
-    5,
-    6,
-    9,
-    10,
-    11,
-    13,
-    15,
-    16,
-    18,
-    20,
-    21,
-    25,
-    29,
-    34,
-    35,
-    36,
-    37,
-    40,
-    41,
-    42,
-    45,
-    46,
-    47,
-    INCOMING_CPU,
-    60,
-    69,
-    70,
-    75,
-    76,
-    82,
-    83,
+    abi::SO_REUSEADDR,
+    abi::SO_DONTROUTE,
+    abi::SO_BROADCAST,
+    abi::SO_KEEPALIVE,
+    abi::SO_OOBINLINE,
+    abi::SO_NO_CHECK,
+    abi::SO_LINGER,
+    abi::SO_REUSEPORT,
+    abi::SO_PASSCRED,
+    abi::SO_RCVLOWAT,
+    abi::SO_RCVTIMEO,
+    abi::SO_SNDTIMEO,
+    abi::SO_BINDTODEVICE,
+    abi::SO_TIMESTAMP,
+    abi::SO_PASSSEC,
+    abi::SO_TIMESTAMPNS,
+    abi::SO_MARK,
+    abi::SO_TIMESTAMPING,
+    abi::SO_RXQ_OVFL,
+    abi::SO_WIFI_STATUS,
+    abi::SO_PEEK_OFF,
+    abi::SO_SELECT_ERR_QUEUE,
+    abi::SO_BUSY_POLL,
+    abi::SO_MAX_PACING_RATE,
+    abi::SO_INCOMING_CPU,
+    abi::SO_ZEROCOPY,
+    abi::SO_PREFER_BUSY_POLL,
+    abi::SO_BUSY_POLL_BUDGET,
+    abi::SO_RCVMARK,
+    abi::SO_PASSPIDFD,
+    abi::SO_RCVPRIORITY,
+    abi::SO_PASSRIGHTS,
 ];
 
-/// Of a connection of the internet, the processor that its last packet came to: the kernel's own note, which no program chose.
-const INCOMING_CPU: u32 = 49;
+/// Options of IPv4. The kernel does not tell which multicast groups a socket has joined.
+const IP_OPTIONS: [u32; 15] = [
+    abi::IP_TOS,
+    abi::IP_TTL,
+    abi::IP_PKTINFO,
+    abi::IP_MTU_DISCOVER,
+    abi::IP_RECVERR,
+    abi::IP_RECVTTL,
+    abi::IP_RECVTOS,
+    abi::IP_FREEBIND,
+    abi::IP_TRANSPARENT,
+    abi::IP_RECVORIGDSTADDR,
+    abi::IP_MINTTL,
+    abi::IP_BIND_ADDRESS_NO_PORT,
+    abi::IP_MULTICAST_TTL,
+    abi::IP_MULTICAST_LOOP,
+    abi::IP_MULTICAST_ALL,
+];
 
-/// Of any socket, too. To set [`TOS`] sets it as well.
-const SO_PRIORITY: u32 = 12;
+/// Options of IPv6.
+const IPV6_OPTIONS: [u32; 14] = [
+    abi::IPV6_UNICAST_HOPS,
+    abi::IPV6_MULTICAST_HOPS,
+    abi::IPV6_MULTICAST_LOOP,
+    abi::IPV6_MTU_DISCOVER,
+    abi::IPV6_RECVERR,
+    abi::IPV6_V6ONLY,
+    abi::IPV6_MULTICAST_ALL,
+    abi::IPV6_RECVPKTINFO,
+    abi::IPV6_RECVHOPLIMIT,
+    abi::IPV6_DONTFRAG,
+    abi::IPV6_RECVTCLASS,
+    abi::IPV6_TCLASS,
+    abi::IPV6_MINHOPCOUNT,
+    abi::IPV6_RECVORIGDSTADDR,
+];
 
-/// TOS, TTL, PKTINFO, MTU_DISCOVER, RECVERR, RECVTTL, RECVTOS, FREEBIND, TRANSPARENT, RECVORIGDSTADDR, MINTTL, BIND_ADDRESS_NO_PORT,
-/// MULTICAST_TTL, MULTICAST_LOOP, MULTICAST_ALL. What groups a socket has joined, the kernel tells nobody.
-const IP_OPTIONS: [u32; 15] = [TOS, 2, 8, 10, 11, 12, 13, 15, 19, 20, 21, 24, 33, 34, 49];
-const TOS: u32 = 1;
+/// Options that a stream is not given. An accepted connection has multicast values of its own and takes none. A connected
+/// stream numbers its send timestamps by its bytes.
+const NON_STREAM_OPTIONS: [(u32, u32); 5] = [
+    (abi::SOL_IP, abi::IP_MULTICAST_TTL),
+    (abi::SOL_IP, abi::IP_MULTICAST_LOOP),
+    (abi::SOL_IPV6, abi::IPV6_MULTICAST_HOPS),
+    (abi::SOL_IPV6, abi::IPV6_MULTICAST_LOOP),
+    (abi::SOL_SOCKET, abi::SO_TIMESTAMPING),
+];
 
-/// UNICAST_HOPS, MULTICAST_HOPS, MULTICAST_LOOP, MTU_DISCOVER, RECVERR, V6ONLY, MULTICAST_ALL, RECVPKTINFO, RECVHOPLIMIT, DONTFRAG,
-/// RECVTCLASS, TCLASS, MINHOPCOUNT, RECVORIGDSTADDR.
-const IPV6_OPTIONS: [u32; 14] = [16, 18, 19, 23, 25, 26, 29, 49, 51, 62, 66, 67, 73, 74];
+/// Options of TCP.
+const TCP_OPTIONS: [u32; 15] = [
+    abi::TCP_NODELAY,
+    abi::TCP_MAXSEG,
+    abi::TCP_CORK,
+    abi::TCP_KEEPIDLE,
+    abi::TCP_KEEPINTVL,
+    abi::TCP_KEEPCNT,
+    abi::TCP_SYNCNT,
+    abi::TCP_LINGER2,
+    abi::TCP_DEFER_ACCEPT,
+    abi::TCP_CONGESTION,
+    abi::TCP_THIN_LINEAR_TIMEOUTS,
+    abi::TCP_USER_TIMEOUT,
+    abi::TCP_FASTOPEN,
+    abi::TCP_NOTSENT_LOWAT,
+    abi::TCP_INQ,
+];
 
-/// Of those above, what is about multicast, where an accepted connection has values of its own, and takes none; and times of what is
-/// sent, which a stream numbers by its bytes once it is connected.
-const NON_STREAM_OPTIONS: [(u32, u32); 5] = [(IP, 33), (IP, 34), (IPV6, 18), (IPV6, 19), (SOL_SOCKET, 37)];
+/// Options of UDP.
+const UDP_OPTIONS: [u32; 5] =
+    [abi::UDP_CORK, abi::UDP_NO_CHECK6_TX, abi::UDP_NO_CHECK6_RX, abi::UDP_SEGMENT, abi::UDP_GRO];
 
-/// NODELAY, MAXSEG, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, DEFER_ACCEPT, CONGESTION, THIN_LINEAR_TIMEOUTS, USER_TIMEOUT, FASTOPEN,
-/// NOTSENT_LOWAT, INQ.
-const TCP_OPTIONS: [u32; 15] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 18, 23, 25, 36];
-
-/// CORK, NO_CHECK6_TX, NO_CHECK6_RX, SEGMENT, GRO.
-const UDP_OPTIONS: [u32; 5] = [1, 101, 102, 103, 104];
-
-/// Sizes of buffers, with the names by which a privileged process sets them without a limit. The kernel doubles what it is told.
-const BUFFER_OPTIONS: [(u32, u32); 2] = [(SO_SNDBUF, 32), (8, 33)];
-const SO_SNDBUF: u32 = 7;
+/// Buffer sizes, each with the option by which a privileged process sets it without a limit. The kernel doubles the value.
+const BUFFER_OPTIONS: [(u32, u32); 2] = [(abi::SO_SNDBUF, abi::SO_SNDBUFFORCE), (abi::SO_RCVBUF, abi::SO_RCVBUFFORCE)];
 
 /// The options of a socket, in the order in which they are to be set; or why it cannot be carried.
 pub(in super::super) fn read_options(
     fd: BorrowedFd<'_>,
     usual: &mut SocketDefaultsCache,
 ) -> io::Result<Result<Vec<SocketOption>, String>> {
-    const SO_LOCK_FILTER: u32 = 44;
     let birth = SocketSpec::read(fd)?;
     let filter = match read_filter(fd, birth) {
         Ok(filter) => filter,
         Err(reason) => return Ok(Err(reason)),
     };
     let mut options = changed_options(fd, birth, usual)?;
-    if birth.family == NETLINK {
+    if birth.family == abi::AF_NETLINK {
         options.extend(netlink::read_memberships(fd)?);
     }
     if let Some(filter) = filter {
-        let value = socket::read_option(fd, SOL_SOCKET, SO_LOCK_FILTER)?;
-        options.extend([filter, SocketOption { level: SOL_SOCKET, name: SO_LOCK_FILTER, value }]);
+        let value = socket::read_option(fd, abi::SOL_SOCKET, abi::SO_LOCK_FILTER)?;
+        options.extend([filter, SocketOption { level: abi::SOL_SOCKET, name: abi::SO_LOCK_FILTER, value }]);
     }
     Ok(Ok(options))
 }
 
 /// The filter of what arrives (SO_ATTACH_FILTER), if any.
 fn read_filter(fd: BorrowedFd<'_>, birth: SocketSpec) -> Result<Option<SocketOption>, String> {
-    const SO_ATTACH_FILTER: u32 = 26;
-    let is_tcp = birth.family != UNIX && birth.socket_type == STREAM;
+    let is_tcp = birth.family != abi::AF_UNIX && birth.socket_type == abi::SOCK_STREAM;
     match socket::read_filter(fd) {
         Ok(instructions) if instructions.is_empty() => Ok(None),
-        Ok(value) if !is_tcp => Ok(Some(SocketOption { level: SOL_SOCKET, name: SO_ATTACH_FILTER, value })),
+        Ok(value) if !is_tcp => Ok(Some(SocketOption { level: abi::SOL_SOCKET, name: abi::SO_ATTACH_FILTER, value })),
         _ => {
             Err("it has a filter (SO_ATTACH_FILTER of TCP, or SO_ATTACH_BPF), which is not carried; detach that first"
                 .to_owned())
@@ -124,7 +160,7 @@ pub(in super::super) struct SocketDefaultsCache(Vec<(SocketSpec, SocketDefaults)
 #[derive(Debug)]
 struct SocketDefaults {
     options: Vec<SocketOption>,
-    /// Of its buffers, as [`BUFFERS`] has them.
+    /// Of its buffers, as [`BUFFER_OPTIONS`] has them.
     sizes: [i32; 2],
 }
 
@@ -163,7 +199,7 @@ fn query_options(fd: BorrowedFd<'_>, birth: SocketSpec) -> impl Iterator<Item = 
 }
 
 fn buffer_sizes(fd: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
-    let [send, receive] = BUFFER_OPTIONS.map(|(name, _)| socket::read_number_option(fd, SOL_SOCKET, name));
+    let [send, receive] = BUFFER_OPTIONS.map(|(name, _)| socket::read_number_option(fd, abi::SOL_SOCKET, name));
     Ok([send?, receive?])
 }
 
@@ -174,20 +210,28 @@ fn changed_options(
 ) -> io::Result<Vec<SocketOption>> {
     let new = usual.get(birth)?;
     let mut options: Vec<SocketOption> = Vec::new();
-    let is_connected = birth.family != UNIX && birth.family != NETLINK && socket::peer_address(fd).is_ok();
+    let is_connected =
+        birth.family != abi::AF_UNIX && birth.family != abi::AF_NETLINK && socket::peer_address(fd).is_ok();
+    // The kernel writes SO_INCOMING_CPU of a connection: the CPU that its last packet arrived on.
     for option in query_options(fd, birth)
-        .filter(|option| !is_connected || (option.level, option.name) != (SOL_SOCKET, INCOMING_CPU))
+        .filter(|option| !is_connected || (option.level, option.name) != (abi::SOL_SOCKET, abi::SO_INCOMING_CPU))
     {
-        let is_changed_by_another = option.name == SO_PRIORITY && option.level == SOL_SOCKET && has_priority(&options);
+        // IP_TOS sets SO_PRIORITY as well.
+        let is_changed_by_another =
+            option.name == abi::SO_PRIORITY && option.level == abi::SOL_SOCKET && has_priority(&options);
         if is_changed_by_another || new.differs_from(&option) {
             options.push(option);
         }
     }
     for ((bytes, new_bytes), (name, forced)) in buffer_sizes(fd)?.into_iter().zip(new.sizes).zip(BUFFER_OPTIONS) {
         // Whatever waits at the other end of a Unix socket is sent by this one, with as much room as that needs.
-        let is_needed = birth.family == UNIX && name == SO_SNDBUF;
+        let is_needed = birth.family == abi::AF_UNIX && name == abi::SO_SNDBUF;
         if (is_needed || bytes != new_bytes) && has_locked_buffer(fd, birth, name) {
-            options.push(SocketOption { level: SOL_SOCKET, name: forced, value: (bytes / 2).to_ne_bytes().to_vec() });
+            options.push(SocketOption {
+                level: abi::SOL_SOCKET,
+                name: forced,
+                value: (bytes / 2).to_ne_bytes().to_vec(),
+            });
         }
     }
     options.extend(buffer_lock_option(fd, &options));
@@ -196,44 +240,44 @@ fn changed_options(
 
 /// Which sizes of buffers the program has chosen (SO_BUF_LOCK), where to set the sizes says something else.
 fn buffer_lock_option(fd: BorrowedFd<'_>, set: &[SocketOption]) -> Option<SocketOption> {
-    let has = |forced: u32| set.iter().any(|option| (option.level, option.name) == (SOL_SOCKET, forced));
-    let told = BUFFER_OPTIONS.iter().zip([SEND_LOCKED, RECEIVE_LOCKED]).filter(|((_, forced), _)| has(*forced));
-    let said: i32 = told.map(|(_, bit)| bit).sum();
+    let has = |forced: u32| set.iter().any(|option| (option.level, option.name) == (abi::SOL_SOCKET, forced));
+    let locked_sizes = BUFFER_OPTIONS.iter().zip([SEND_LOCKED, RECEIVE_LOCKED]).filter(|((_, forced), _)| has(*forced));
+    let lock_bits: i32 = locked_sizes.map(|(_, bit)| bit).sum();
     // A kernel before Linux 5.14 does not tell.
-    let locked = socket::read_number_option(fd, SOL_SOCKET, SO_BUF_LOCK).ok().filter(|locked| *locked != said)?;
-    Some(SocketOption { level: SOL_SOCKET, name: SO_BUF_LOCK, value: locked.to_ne_bytes().to_vec() })
+    let locked =
+        socket::read_number_option(fd, abi::SOL_SOCKET, abi::SO_BUF_LOCK).ok().filter(|locked| *locked != lock_bits)?;
+    Some(SocketOption { level: abi::SOL_SOCKET, name: abi::SO_BUF_LOCK, value: locked.to_ne_bytes().to_vec() })
 }
 
-const SO_BUF_LOCK: u32 = 72;
 const SEND_LOCKED: i32 = 1;
 const RECEIVE_LOCKED: i32 = 2;
 
 fn has_priority(options: &[SocketOption]) -> bool {
-    options.iter().any(|option| (option.level, option.name) == (IP, TOS))
+    options.iter().any(|option| (option.level, option.name) == (abi::SOL_IP, abi::IP_TOS))
 }
 
 /// Whether the size of a buffer is the program's choice: TCP sizes those of a connection by itself, unless it was told (which
 /// the kernel tells since Linux 5.14).
 fn has_locked_buffer(fd: BorrowedFd<'_>, birth: SocketSpec, name: u32) -> bool {
-    if birth.family == UNIX || birth.socket_type != STREAM {
+    if birth.family == abi::AF_UNIX || birth.socket_type != abi::SOCK_STREAM {
         return true;
     }
-    let bit = if name == SO_SNDBUF { SEND_LOCKED } else { RECEIVE_LOCKED };
-    socket::read_number_option(fd, SOL_SOCKET, SO_BUF_LOCK).is_ok_and(|locked| locked & bit != 0)
+    let bit = if name == abi::SO_SNDBUF { SEND_LOCKED } else { RECEIVE_LOCKED };
+    socket::read_number_option(fd, abi::SOL_SOCKET, abi::SO_BUF_LOCK).is_ok_and(|locked| locked & bit != 0)
 }
 
 fn known_options(birth: SocketSpec) -> impl Iterator<Item = (u32, u32)> {
-    let (is_ip, is_v6) = (matches!(birth.family, INET | INET6), birth.family == INET6);
-    let is_tcp = is_ip && birth.socket_type == STREAM;
+    let (is_ip, is_v6) = (matches!(birth.family, abi::AF_INET | abi::AF_INET6), birth.family == abi::AF_INET6);
+    let is_tcp = is_ip && birth.socket_type == abi::SOCK_STREAM;
     let all = |level: u32, names: &'static [u32], counts: bool| {
         names.iter().filter(move |_| counts).map(move |name| (level, *name))
     };
-    all(SOL_SOCKET, &SOCKET_OPTIONS, true)
-        .chain(all(IP, &IP_OPTIONS, is_ip))
-        .chain(all(IPV6, &IPV6_OPTIONS, is_v6))
-        .chain(all(TCP, &TCP_OPTIONS, is_tcp))
-        .chain(all(UDP, &UDP_OPTIONS, is_ip && !is_tcp))
-        .chain([(SOL_SOCKET, SO_PRIORITY)])
-        .chain(netlink::option_names().filter(move |_| birth.family == NETLINK))
+    all(abi::SOL_SOCKET, &SOCKET_OPTIONS, true)
+        .chain(all(abi::SOL_IP, &IP_OPTIONS, is_ip))
+        .chain(all(abi::SOL_IPV6, &IPV6_OPTIONS, is_v6))
+        .chain(all(abi::IPPROTO_TCP, &TCP_OPTIONS, is_tcp))
+        .chain(all(abi::IPPROTO_UDP, &UDP_OPTIONS, is_ip && !is_tcp))
+        .chain([(abi::SOL_SOCKET, abi::SO_PRIORITY)])
+        .chain(netlink::option_names().filter(move |_| birth.family == abi::AF_NETLINK))
         .filter(move |option| !is_tcp || !NON_STREAM_OPTIONS.contains(option))
 }

@@ -1,7 +1,7 @@
-//! TCP sockets: which of a process's connections are with itself, and what is on its way in them.
+//! TCP sockets: which connections have both ends in the tree, and the data in flight in them.
 //!
-//! Over the loopback what was sent is there, as far as the receiver has room for it, and can be looked at. What is beyond
-//! that waits with the sender, where nobody can look without taking the connection out of service: such a one is refused.
+//! Over the loopback, sent data is at the receiver as far as it has room, and can be peeked at. The rest waits at the
+//! sender, where nothing can read it without taking the connection out of service. Such a connection is refused.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,14 +9,12 @@ use std::os::fd::BorrowedFd;
 
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket;
+use farfork_sys::socket_abi::{AF_INET, AF_INET6, IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_INFO};
 use farfork_wire::descriptor::{SocketState, parse_internet_address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::unix::UNREAD_PENDING_REASON;
-use super::{
-    CLOSED, CONNECTED, INET, INET6, LISTENING, QueuedMessage, SOL_SOCKET, STREAM, SocketContents, SocketSpec,
-    SocketTable, TCP, URGENT_DATA_REASON,
-};
+use super::{CLOSED, CONNECTED, LISTENING, QueuedMessage, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
 
 /// States of a connection, beside that of one in full use.
 const FIN_WAIT_1: u8 = 4;
@@ -63,8 +61,7 @@ struct TcpInfo {
 impl TcpInfo {
     /// What an older kernel does not tell (before Linux 4.19), it has none of.
     fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        const TCP_INFO: u32 = 11;
-        let info = socket::read_option(fd, TCP, TCP_INFO)?;
+        let info = socket::read_option(fd, IPPROTO_TCP, TCP_INFO)?;
         let word = |at: usize| info.get(at..at + 4).and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)));
         let long = |at: usize| info.get(at..at + 8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?)));
         let (sent, again) = (long(200).unwrap_or(0), long(208).unwrap_or(0));
@@ -82,7 +79,6 @@ impl TcpInfo {
 impl SocketContents {
     /// What the kernel tells, and what waits where both ends may be the process's own.
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
-        const SO_NETNS_COOKIE: u32 = 71;
         let info = TcpInfo::read(fd)?;
         let (mut is_others_nobodys, mut has_ended) = (None, false);
         (self.state, self.backlog) = (info.state, info.backlog);
@@ -113,7 +109,7 @@ impl SocketContents {
 
     fn is_peer_orphaned(&self, diagnosis: &SockDiag) -> Option<bool> {
         let (own, peer) = (parse_internet_address(&self.address)?, parse_internet_address(self.peer.as_deref()?)?);
-        diagnosis.is_orphaned(peer, own).ok().map(|told| told == Some(true))
+        diagnosis.is_orphaned(peer, own).ok().map(|is_orphaned| is_orphaned == Some(true))
     }
 
     /// Which directions are shut down: for sending the state tells, for receiving a readiness. Gives whether an error is to be told.
@@ -165,7 +161,7 @@ impl SocketContents {
 
 /// The same of a socket that was not read yet.
 pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, birth: SocketSpec) -> bool {
-    let is_tcp = birth.socket_type == STREAM && [INET, INET6].contains(&birth.family);
+    let is_tcp = birth.socket_type == SOCK_STREAM && [AF_INET, AF_INET6].contains(&birth.family);
     let ends = || Some((socket::local_address(fd).ok()?, socket::peer_address(fd).ok()?));
     is_tcp && ends().is_some_and(|(own, peer)| are_loopback_addresses(&own, &peer))
 }
@@ -179,9 +175,11 @@ impl SocketTable<'_> {
     pub(super) fn tcp_state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let Some((other, peer)) = self.tcp_peer(contents) else { return self.state_without_peer(inode, contents) };
         if !contents.is_over_loopback() {
-            return Err("both ends of its TCP connection are the process's own, and its addresses are not of the \
+            return Err(
+                "both ends of its IPPROTO_TCP connection are the process's own, and its addresses are not of the \
                         loopback: not carried; close it first"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         if other == inode {
             return Err("it is connected with itself, which is not carried; close it first".to_owned());
@@ -231,7 +229,7 @@ impl SocketTable<'_> {
             (parse_internet_address(&contents.address)?, parse_internet_address(contents.peer.as_deref()?)?);
         let network = &contents.tcp.as_ref()?.netns_cookie;
         let is_it = |other: &SocketContents| {
-            other.spec.socket_type == STREAM
+            other.spec.socket_type == SOCK_STREAM
                 && other.tcp.as_ref().is_some_and(|tcp| tcp.netns_cookie == *network)
                 && parse_internet_address(&other.address) == Some(peer)
                 && other.peer.as_deref().and_then(parse_internet_address) == Some(own)

@@ -1,4 +1,4 @@
-//! Unix sockets: what waits in them, with the descriptors and credentials that come along, and who waits to be accepted.
+//! Unix sockets: messages that wait, with their descriptors and credentials, and connections that wait for accept(2).
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -10,15 +10,14 @@ use std::path::{Path, PathBuf};
 
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket::{self, MessageSender, PeekedMessage};
+use farfork_sys::socket_abi::{SO_PEEK_OFF, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
 use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 
 use super::super::fd_kind::DELETED_SUFFIX;
-use super::{CONNECTED, DATAGRAM, LISTENING, SOL_SOCKET, STREAM, SocketContents, SocketTable, URGENT_DATA_REASON};
+use super::{CONNECTED, LISTENING, SocketContents, SocketTable, URGENT_DATA_REASON};
 
 /// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
-
-const SO_PEEK_OFF: u32 = 42;
 
 /// A message that waits in a socket.
 #[derive(Debug, Default)]
@@ -34,25 +33,29 @@ impl SocketContents {
     pub(super) fn read_unix(&mut self, fd: BorrowedFd<'_>, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         // One that was not there at the survey: once more.
         let diagnosis = diagnosis.ok_or(io::ErrorKind::NotFound)?;
-        let told = diagnosis.unix_socket(inode as u32)?;
-        (self.state, self.backlog, self.shutdown) = (told.state, told.backlog, told.shut_down.into());
-        if told.state != LISTENING {
+        let unix_socket = diagnosis.unix_socket(inode as u32)?;
+        (self.state, self.backlog, self.shutdown) =
+            (unix_socket.state, unix_socket.backlog, unix_socket.shut_down.into());
+        if unix_socket.state != LISTENING {
             self.read_queue(fd)?;
-            if told.peer == Some(0) {
+            if unix_socket.peer == Some(0) {
                 self.unread_bytes = socket::peer_unread_bytes(fd)?;
             }
-        } else if told.pending_clients.len() != told.queued as usize || told.pending_clients.contains(&0) {
+        } else if unix_socket.pending_clients.len() != unix_socket.queued as usize
+            || unix_socket.pending_clients.contains(&0)
+        {
             // What somebody sent who has gone, nobody can look at.
             self.set_refusal(format!(
                 "{} connections wait at it to be accepted, and not all of their other ends are open: not carried; let it accept them first",
-                told.queued
+                unix_socket.queued
             ));
         }
-        let was_accepted = told.state == CONNECTED && self.spec.socket_type != DATAGRAM && told.peer != Some(0);
+        let was_accepted =
+            unix_socket.state == CONNECTED && self.spec.socket_type != SOCK_DGRAM && unix_socket.peer != Some(0);
         if self.is_bound_to_path() && !was_accepted {
             self.read_bound_path(fd)?;
         }
-        self.unix = Some(told);
+        self.unix = Some(unix_socket);
         Ok(())
     }
 
@@ -94,7 +97,7 @@ impl SocketContents {
         }
         // The error would be taken by who looks behind the last byte and, where messages are told apart, at the first.
         let mut left = if self.is_reset { rustix::io::ioctl_fionread(fd)? } else { u64::MAX };
-        if self.is_reset && left > 0 && self.spec.socket_type != STREAM {
+        if self.is_reset && left > 0 && self.spec.socket_type != SOCK_STREAM {
             self.set_refusal(HIDDEN_RESET_REASON.to_owned());
             return Ok(());
         }
@@ -121,7 +124,7 @@ impl SocketContents {
                 self.set_refusal(format!("a message of more than {MESSAGE_BYTES_MAX} bytes waits in it"));
                 return Ok(());
             }
-            let is_end = peeked.bytes == 0 && (self.spec.socket_type == STREAM || self.shutdown & 1 != 0);
+            let is_end = peeked.bytes == 0 && (self.spec.socket_type == SOCK_STREAM || self.shutdown & 1 != 0);
             if is_end {
                 return Ok(());
             }
@@ -136,8 +139,11 @@ impl SocketContents {
     fn push_message(&mut self, fd: BorrowedFd<'_>, bytes: &[u8], peeked: PeekedMessage) -> io::Result<()> {
         let PeekedMessage { files, sender, .. } = peeked;
         let sender = sender.filter(|sender| sender.pid != 0);
-        let plain =
-            if files.is_empty() || self.spec.socket_type != STREAM { 0 } else { bytes_without_fds(fd, bytes.len())? };
+        let plain = if files.is_empty() || self.spec.socket_type != SOCK_STREAM {
+            0
+        } else {
+            bytes_without_fds(fd, bytes.len())?
+        };
         if plain > 0 {
             self.receive_queue.push(QueuedMessage { bytes: bytes[..plain].to_vec(), files: Vec::new(), sender });
         }

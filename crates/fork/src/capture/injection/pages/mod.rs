@@ -1,17 +1,9 @@
-//! Pages mapped in the parent for the pause: the program that makes its threads' system calls, what it reads and writes,
-//! and what brings the threads back if we die while they stand with registers that are not their own.
+//! Pages mapped in the parent for the pause: code, scripts with their answers, and a signal frame for each thread.
 //!
-//! ```text
-//!  ┌──────┬──────────────────────────┬─────────┬───────────┬─────────┬───
-//!  │ code │ desk 0: script, answers  │ desk 1  │ …  frame 0 │ frame 1 │ …      whole pages
-//!  └──────┴──────────────────────────┴─────────┴───────────┴─────────┴───
-//! ```
-//!
-//! A thread's script ends in a stop. As long as we live, it gets its registers back there. If we die, the kernel lets it
-//! go, and the next thing in its script is rt_sigreturn(2) with its signal frame, which loads all that it had: registers,
-//! extended state, signal mask. Nothing is ever written to the parent's own memory.
-//!
-//! The two calls that map and unmap the pages have a [`Rescue`] of their own.
+//! A thread's script ends in a stop, at which its registers are restored. If the tracer dies, the kernel releases the
+//! thread, and the next call of its script is rt_sigreturn(2) with its frame: it loads registers, extended state and
+//! signal mask. Nothing is written to the parent's own memory. `SigreturnFrame` protects the calls that map and unmap
+//! the pages.
 
 mod offered;
 
@@ -50,6 +42,9 @@ const SLOT_BYTES: u64 = SLOT_ANSWERS_OFFSET + ANSWER_BYTES;
 /// Least room for desks: what [`crate::capture::state::inherited`] asks of the template.
 pub(in crate::capture) const SLOTS_BYTES_MIN: u64 = 12 << 10;
 
+//  ┌──────┬──────────────────────────┬─────────┬───┬─────────┬─────────┬───
+//  │ code │ slot 0: script, answers  │ slot 1  │ … │ frame 0 │ frame 1 │ …      whole pages
+//  └──────┴──────────────────────────┴─────────┴───┴─────────┴─────────┴───
 /// The pages, at the same place in the parent and in its template.
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct InjectionPages {
@@ -73,10 +68,10 @@ pub(in crate::capture) struct InjectionLayout {
 
 impl InjectionLayout {
     /// That of these threads.
-    pub(in crate::capture) fn for_threads(thread_extended_state: &[ThreadExtendedState]) -> Self {
-        let count = thread_extended_state.len() as u64;
+    pub(in crate::capture) fn for_threads(extended_states: &[ThreadExtendedState]) -> Self {
+        let count = extended_states.len() as u64;
         let frames = (SLOTS_OFFSET + (count * SLOT_BYTES).max(SLOTS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
-        let frame_bytes = frame_bytes(thread_extended_state.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
+        let frame_bytes = frame_bytes(extended_states.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
         Self { frames_offset: frames, frame_bytes, total_bytes: frames + count * frame_bytes }
     }
 }
@@ -92,7 +87,7 @@ impl InjectionPages {
     /// Maps the pages, in the leader, whose signals are blocked.
     pub(in crate::capture) async fn map(
         snapshot: &ProcessSnapshot,
-        room: InjectionLayout,
+        layout: InjectionLayout,
         end: EndSignal,
         (rescue, mem): (Option<&SigreturnFrame>, &File),
         injector: &mut Injector<'_>,
@@ -101,40 +96,37 @@ impl InjectionPages {
         const READ_WRITE_EXECUTE: u64 = 7;
         const PRIVATE_ANONYMOUS: u64 = 0x22;
         let leader = snapshot.leader();
-        let call =
-            InjectedCall::new("mmap", MMAP, [0, room.total_bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
+        let call = InjectedCall::new(
+            "mmap",
+            MMAP,
+            [0, layout.total_bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0],
+        );
         let start = injector.call_with_frame((leader.tid, &leader.registers), call, rescue, mem).await;
         let start = start.map_err(|error| explain_denied_mmap(snapshot.pid, error))?;
-        Ok(Self {
-            code: start,
-            base: start,
-            layout: room,
-            mapped_range: start..start + room.total_bytes,
-            end_signal: end,
-        })
+        Ok(Self { code: start, base: start, layout, mapped_range: start..start + layout.total_bytes, end_signal: end })
     }
 
     /// Writes code, scripts and frames.
     pub(in crate::capture) fn write(
         &self,
         snapshot: &ProcessSnapshot,
-        thread_extended_state: &[ThreadExtendedState],
-        tasks: &[ThreadScript],
+        extended_states: &[ThreadExtendedState],
+        scripts: &[ThreadScript],
         mem: &File,
     ) -> Result<(), CaptureError> {
-        let leader = tasks[0].inner_id;
+        let leader = scripts[0].inner_id;
         // Pages of which nothing is used are not there: neither are they copied by the clone.
-        let (mut desks, mut frames) = (Vec::new(), Vec::new());
-        for (index, task) in tasks.iter().enumerate() {
-            debug_assert!(task.calls.len() <= CALLS_MAX);
-            desks.resize((self.slot_address(index) - self.slot_address(0)) as usize, 0);
-            desks.extend(script::encode(&task.calls, (leader, task.inner_id), self.end_signal));
+        let (mut slots, mut frames) = (Vec::new(), Vec::new());
+        for (index, thread_script) in scripts.iter().enumerate() {
+            debug_assert!(thread_script.calls.len() <= CALLS_MAX);
+            slots.resize((self.slot_address(index) - self.slot_address(0)) as usize, 0);
+            slots.extend(script::encode(&thread_script.calls, (leader, thread_script.inner_id), self.end_signal));
             frames.resize((self.frame_address(index) - self.frame_address(0)) as usize, 0);
-            frames.extend(self.encode_frame(index, &snapshot.threads[index], &thread_extended_state[index]));
+            frames.extend(self.encode_frame(index, &snapshot.threads[index], &extended_states[index]));
         }
         let code = if self.has_code(mem) { Ok(()) } else { mem.write_all_at(&CODE, self.code) };
         let written = code
-            .and_then(|()| mem.write_all_at(&desks, self.slot_address(0)))
+            .and_then(|()| mem.write_all_at(&slots, self.slot_address(0)))
             .and_then(|()| mem.write_all_at(&frames, self.frame_address(0)));
         written.map_err(CaptureError::tracing("write to memory mapped for", snapshot.pid))
     }
@@ -175,13 +167,13 @@ impl InjectionPages {
 
     /// Reads the scripts, with their results, and the answers of so many threads.
     pub(in crate::capture) fn read_slots(&self, count: usize, mem: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let mut desks = vec![0; count * SLOT_BYTES as usize];
-        mem.read_exact_at(&mut desks, self.slot_address(0))?;
-        let parted = |desk: &[u8]| {
-            let (script, answers) = desk.split_at(SLOT_ANSWERS_OFFSET as usize);
+        let mut slots = vec![0; count * SLOT_BYTES as usize];
+        mem.read_exact_at(&mut slots, self.slot_address(0))?;
+        let parted = |slot: &[u8]| {
+            let (script, answers) = slot.split_at(SLOT_ANSWERS_OFFSET as usize);
             (script.to_vec(), answers.to_vec())
         };
-        Ok(desks.chunks_exact(SLOT_BYTES as usize).map(parted).collect())
+        Ok(slots.chunks_exact(SLOT_BYTES as usize).map(parted).collect())
     }
 
     /// The addresses of pages that are no process's own; none where they are.

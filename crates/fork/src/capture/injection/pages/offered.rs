@@ -1,17 +1,8 @@
-//! Pages that a process offers for the calls of its capture, when it asks for that itself: then none are mapped in it, and
-//! unmapped again, at two stops each.
+//! Pages that a process offers for its own capture. They save the calls that map and unmap pages, two stops each.
 //!
-//! ```text
-//!  ┌──────┬───────────────────────────────┬───────┬─────────┬───
-//!  │ code │ mark, desk 0: script, answers │ desk 1 │ frame 0 │ …        as in a lifeline, which this becomes
-//!  └──────┴───────────────────────────────┴───────┴─────────┴───
-//!    r-x    rw-
-//! ```
-//!
-//! It says where they are and is not believed: pages that are anything but private memory without a file, of just these
-//! rights, that bear the mark and hold no other code, are left alone, and some are mapped as for any process. So they are while
-//! a thread is on them: whoever captured the process before has died, and what is there brings that thread back. They stay: a
-//! child has what its parent has there, and what calls made in a template leave is undone ([`Lifeline::leftovers`]).
+//! An offer is checked, not trusted: the pages must be private anonymous memory with exactly these permissions, the
+//! mark, and no other code. Otherwise pages are mapped, as for any process. They are also mapped while a thread is on
+//! the offered ones: an earlier capturer has died, and these pages bring the thread back.
 
 use std::fs::File;
 use std::io;
@@ -31,6 +22,13 @@ use crate::capture::stop::stop_guard::ProcessSnapshot;
 const READ_WRITE: u8 = 3;
 const READ_EXECUTE: u8 = 5;
 
+//  ┌──────┬───────────────────────────────┬────────┬───┬─────────┬───
+//  │ code │ mark, slot 0: script, answers │ slot 1 │ … │ frame 0 │ …        otherwise as in `InjectionPages`
+//  └──────┴───────────────────────────────┴────────┴───┴─────────┴───
+//    r-x    rw-
+//
+// The pages stay mapped. A child has there what its parent has: `InjectionPages::final_contents` gives the bytes that
+// undo the changes of calls made in a template.
 /// What a process offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OfferedPages {
@@ -74,12 +72,12 @@ impl InjectionPages {
     /// On pages that the process offers; `None` where those cannot be used.
     pub(in crate::capture) fn from_offer(
         offer: &OfferedPages,
-        room: InjectionLayout,
+        layout: InjectionLayout,
         end: EndSignal,
         (snapshot, maps, mem): (&ProcessSnapshot, &[MapEntry], &File),
     ) -> Option<Self> {
-        let start = offer.usable_page(room.total_bytes, maps, mem).filter(|_| !offer.is_occupied(snapshot))?;
-        Some(Self { code: offer.pages.start, base: start, layout: room, mapped_range: 0..0, end_signal: end })
+        let start = offer.usable_page(layout.total_bytes, maps, mem).filter(|_| !offer.is_occupied(snapshot))?;
+        Some(Self { code: offer.pages.start, base: start, layout, mapped_range: 0..0, end_signal: end })
     }
 
     /// Whether the code is there already: what a process has offered before has it.
@@ -87,11 +85,11 @@ impl InjectionPages {
         !self.is_mapped() && read_code(self.code, mem) == Some(CODE)
     }
 
-    /// What the desks of a template must hold in the end if its pages stay: what the process has there. `told` is what the
-    /// process's threads have on theirs; elsewhere it is what the template was born with.
+    /// What the desks of a template must hold in the end if its pages stay: what the process has there. `thread_slots` is what
+    /// the process's threads have on theirs; elsewhere it is what the template was born with.
     pub(in crate::capture) fn final_contents(
         &self,
-        told: &[(Vec<u8>, Vec<u8>)],
+        thread_slots: &[(Vec<u8>, Vec<u8>)],
         (pid, mem): (i32, &File),
     ) -> Result<Vec<u8>, CaptureError> {
         if self.is_mapped() {
@@ -101,22 +99,23 @@ impl InjectionPages {
             let reason = "the pages that it offers for a capture are not inherited (madvise); offer others";
             return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
         }
-        let mut desks = self.save_slots(mem).map_err(CaptureError::reading(pid, "the pages that it offers"))?;
-        let own: Vec<u8> = told.iter().flat_map(|(script, answers)| [script, answers]).flatten().copied().collect();
-        desks.resize(desks.len().max(own.len()), 0);
-        desks[..own.len()].copy_from_slice(&own);
-        Ok(desks)
+        let mut slots = self.save_slots(mem).map_err(CaptureError::reading(pid, "the pages that it offers"))?;
+        let own: Vec<u8> =
+            thread_slots.iter().flat_map(|(script, answers)| [script, answers]).flatten().copied().collect();
+        slots.resize(slots.len().max(own.len()), 0);
+        slots[..own.len()].copy_from_slice(&own);
+        Ok(slots)
     }
 
     /// What is on the desks that a large script takes; to be given back.
     pub(in crate::capture) fn save_slots(&self, mem: &File) -> io::Result<Vec<u8>> {
-        let mut desks = if self.is_mapped() { Vec::new() } else { vec![0; SLOTS_BYTES_MIN as usize] };
-        mem.read_exact_at(&mut desks, self.slot_address(0)).map(|()| desks)
+        let mut slots = if self.is_mapped() { Vec::new() } else { vec![0; SLOTS_BYTES_MIN as usize] };
+        mem.read_exact_at(&mut slots, self.slot_address(0)).map(|()| slots)
     }
 
     /// Gives it back.
-    pub(in crate::capture) fn restore_slots(&self, desks: &[u8], mem: &File) -> io::Result<()> {
-        mem.write_all_at(desks, self.slot_address(0))
+    pub(in crate::capture) fn restore_slots(&self, slots: &[u8], mem: &File) -> io::Result<()> {
+        mem.write_all_at(slots, self.slot_address(0))
     }
 }
 

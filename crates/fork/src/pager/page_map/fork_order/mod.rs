@@ -1,34 +1,7 @@
-//! Which changes of its parent's memory map a forked process has: the kernel is asked, for its messages tell no order.
-//!
-//! ```text
-//!  kernel   under the lock of the map:   … change ── fork ── change …
-//!           when the lock is free again: each thread queues what it did, and waits until that was read
-//!  pager    hears:                       … change, change, fork …     or     … fork, change, change …
-//! ```
-//!
-//! A thread that is late to queue its message is overtaken: a change that the fork has may be heard behind it, and one that it
-//! has not before it. As long as a message is to come the kernel says so (EAGAIN: the space is not *quiet*). So a change is in question
-//! where the parent was not quiet between it and the fork, in either order; and when the parent is quiet, all of them were heard.
-//!
-//! Changes of the same memory are a *chain*, in the order in which they were heard: the fork has the first few of each. How many says which places
-//! are registered in the forked process: a move leaves one and makes another, an unmapping leaves one. What agrees with the kernel best is
-//! taken, and of several that do not contradict it what was heard before the fork, or what is nearest to that.
-//!
-//! A move with MREMAP_DONTUNMAP leaves its place registered, and nobody tells that it was unmapped: which move is one is known when all were heard.
-//! Onto a place that was registered before, both places are registered before it and behind it. So it is asked besides whether
-//! pages that had come are where they were, or where they were moved to; only of those that nobody would have to fetch there.
-//!
-//! A place that was unmapped may be registered all the same: the memory in front of it has grown there, of which nobody tells. Then the pages that had
-//! come tell; where none had, the unmapping that was heard before the fork is taken for made.
-//!
-//! So may a place to which something is moved behind the fork: the forked process has grown something there by then. An area that begins
-//! before that place tells.
-//!
-//! Pages that are discarded (MADV_DONTNEED and the like) are told of before they go. So a discard that was heard behind the fork the forked
-//! process has not. Of one that was heard before it, it is asked whether it has one of the pages that were there. Where none was there nobody can
-//! tell, and the discard is taken for made.
-//!
-//! Pure: who asks the kernel is `space`, and when, `child`.
+//! Decides which of its parent's last map changes a forked process has. The order of the events does not show it: a
+//! fork event may be read before a change that the fork has, or after one that it lacks.
+//! `UnresolvedFork::resolve` asks the kernel about the forked process, through `ForkMapCheck`, and takes the likeliest
+//! map. Pure: `address_space::fork_map_check` queries the kernel, and `faults::fork_resolution` decides when.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -63,34 +36,28 @@ pub(in crate::pager) struct MapChange {
 impl MapChange {
     /// Has a map follow a message.
     pub(in crate::pager) fn apply(message: UffdEvent, map: &mut PageMap) -> Self {
-        let is_of_unknown =
+        let is_source_unknown =
             matches!(message, UffdEvent::Remap { from, bytes, .. } if !map.has_any_in(from..from + bytes));
-        let followed = map.apply_event(&message);
-        let left = followed.removed.first().map(|segment| segment.start);
-        let place = match message {
+        let applied = map.apply_event(&message);
+        let left = applied.removed.first().map(|segment| segment.start);
+        let probe_address = match message {
             UffdEvent::Remap { to, bytes, .. } => map.first_mapped_in(to, to + bytes).or(left).or(Some(to)),
             _ => left,
         };
-        let moved = match message {
+        let moved_segments = match message {
             UffdEvent::Remap { from, to, bytes } => {
                 let moved = map.segments_in(to, to + bytes);
                 moved.map(|it| MapSegment { start: it.start - to + from, end: it.end - to + from, ..it }).collect()
             }
             _ => Vec::new(),
         };
-        Self {
-            message,
-            applied: followed,
-            probe_address: place,
-            moved_segments: moved,
-            is_source_unknown: is_of_unknown,
-        }
+        Self { message, applied, probe_address, moved_segments, is_source_unknown }
     }
 
     /// The addresses of which it says whether they are registered.
     fn probe_addresses(&self) -> impl Iterator<Item = u64> {
         let origin = match self.message {
-            UffdEvent::Remap { from, to, .. } => self.probe_address.map(|place| place - to + from),
+            UffdEvent::Remap { from, to, .. } => self.probe_address.map(|address| address - to + from),
             _ => None,
         };
         self.probe_address.filter(|_| !self.is_discard()).into_iter().chain(origin)
@@ -207,6 +174,36 @@ pub(in crate::pager) trait ForkMapCheck {
     }
 }
 
+// How a forked process's changes are found
+//
+//  kernel   holding the map lock:      … change ── fork ── change …
+//           without the lock:          each thread queues its message, and waits until it was read
+//  pager    reads:                     … change, change, fork …     or     … fork, change, change …
+//
+// A thread may queue its message late. So a change that the fork has may be read after the fork event, and one that it
+// lacks before it. While a message is still to be queued, the kernel says so (EAGAIN: the space is not *quiet*). So a
+// change is in question if the parent was not quiet between it and the fork, in either order. When the parent is quiet,
+// all of its changes were read.
+//
+// Changes of the same memory are a *chain*, in the order in which they were read. The fork has the first few of each
+// chain. Their number decides which ranges are registered in the forked process: a move leaves one range and adds
+// another, an unmap leaves one. The number that agrees best with the kernel is taken. Of several that do not contradict
+// the kernel, that is the number of changes read before the fork, or the nearest to it.
+//
+// MREMAP_DONTUNMAP: such a move leaves its source registered, and no unmap of it is reported. Which moves are of this
+// kind is known when all messages were read. If such a move goes to a range that was registered, both ranges are
+// registered before and after it. So the kernel is also asked whether installed pages are still at the source, or were
+// moved. It is asked only of pages that would not have to be fetched there.
+//
+// Growth: the kernel does not report that a mapping grows. So an unmapped range may be registered nevertheless, because
+// the mapping before it has grown. Installed pages decide then. If there are none, an unmap that was read before the
+// fork is taken as made. The target of a move that was made after the fork may be registered, too: the forked process
+// has grown a mapping there since. A mapping that begins before the target shows it.
+//
+// Discards (MADV_DONTNEED and the like) are reported before the pages are removed. So the forked process lacks a
+// discard that was read after the fork. Of one that was read before it, the kernel is asked whether a page that was
+// there still is. If no page was there, nothing can show it, and the discard is taken as made.
+
 /// What is to be found out of a forked process.
 #[derive(Debug)]
 pub(in crate::pager) struct UnresolvedFork {
@@ -241,7 +238,7 @@ impl UnresolvedFork {
 
     /// Of each change what is expected of a place that it has left. All was heard that there is to hear.
     fn vacated_expectations(&self, changes: &[MapChange]) -> Vec<ExpectedRegistration> {
-        let was_heard_behind = |index: usize| index >= self.changes_before.len();
+        let was_read_after = |index: usize| index >= self.changes_before.len();
         let is_all_known = self.messages_after.len() < LATE_CHANGES_MAX;
         let left_by_move = if is_all_known {
             ExpectedRegistration::RegisteredAfterMove
@@ -260,7 +257,7 @@ impl UnresolvedFork {
             if let Some(earlier) = (0..index).rev().find(is_of_it) {
                 // Where the fork was heard between the two, the process that forked may have unmapped it later, by itself; and what moves there next
                 // unmaps it, too.
-                let is_between = was_heard_behind(index) && !was_heard_behind(earlier);
+                let is_between = was_read_after(index) && !was_read_after(earlier);
                 let moves_there = |next: &MapChange| next.target_range() == Some(start..end);
                 let is_certain = !is_between && !changes.get(index + 1).is_some_and(moves_there);
                 left[earlier] = if is_certain {
@@ -281,34 +278,34 @@ impl UnresolvedFork {
     pub(in crate::pager) fn resolve<W: ForkMapCheck>(
         &self,
         map: &PageMap,
-        witness: W,
+        check: W,
     ) -> Result<Option<PageMap>, W::Error> {
-        let mut witness = MemoizedCheck::new(witness, &self.probe_results);
+        let mut check = MemoizedCheck::new(check, &self.probe_results);
         let mut late = map.clone();
         let after = self.messages_after.iter().map(|message| MapChange::apply(*message, &mut late));
         let changes: Vec<MapChange> = self.changes_before.iter().cloned().chain(after).collect();
-        let was_heard = |index: usize| index < self.changes_before.len();
-        let mut has: Vec<bool> = (0..changes.len()).map(was_heard).collect();
+        let was_read_before = |index: usize| index < self.changes_before.len();
+        let mut has: Vec<bool> = (0..changes.len()).map(was_read_before).collect();
         let mut base = map.clone();
         MapChange::revert_all(&self.changes_before, &mut base);
         let left = self.vacated_expectations(&changes);
         for chain in group_by_memory(&changes) {
-            let heard = chain.iter().filter(|index| was_heard(**index)).count();
+            let read_before = chain.iter().filter(|index| was_read_before(**index)).count();
             let link = |index: &usize| ChainLink { change: &changes[*index], after_leaving: left[*index] };
             let links: Vec<ChainLink<'_>> = chain.iter().map(link).collect();
-            let made = count_made_links(&links, heard, &base, &mut witness)?;
+            let made = count_made_links(&links, read_before, &base, &mut check)?;
             chain.iter().enumerate().for_each(|(link, index)| has[*index] = link < made);
         }
         // A discard that was heard behind what the fork has not was begun behind the fork, unless the kernel says otherwise.
         if let Some(first) = (0..changes.len()).find(|index| !has[*index] && !changes[*index].is_discard()) {
             for index in (first..changes.len()).filter(|index| changes[*index].is_discard()) {
-                if check_discarded_pages(&changes, &has, index, &mut witness)? != Some(false) {
+                if check_discarded_pages(&changes, &has, index, &mut check)? != Some(false) {
                     revert_discard(&changes, &mut has, index);
                 }
             }
         }
-        check_discards(&changes, &mut has, &mut witness)?;
-        if (0..changes.len()).all(|index| has[index] == was_heard(index)) {
+        check_discards(&changes, &mut has, &mut check)?;
+        if (0..changes.len()).all(|index| has[index] == was_read_before(index)) {
             return Ok(None);
         }
         let mut found = base;
@@ -344,10 +341,10 @@ impl ChainLink<'_> {
 }
 
 /// Takes discards back of which pages are there that had come.
-fn check_discards<W: ForkMapCheck>(changes: &[MapChange], has: &mut [bool], witness: &mut W) -> Result<(), W::Error> {
+fn check_discards<W: ForkMapCheck>(changes: &[MapChange], has: &mut [bool], check: &mut W) -> Result<(), W::Error> {
     let discards = (0..changes.len()).filter(|index| has[*index] && changes[*index].is_discard());
     for index in discards.collect::<Vec<usize>>() {
-        match check_discarded_pages(changes, has, index, witness)? {
+        match check_discarded_pages(changes, has, index, check)? {
             Some(true) => revert_discard(changes, has, index),
             Some(false) => has[index] = true,
             None => {}
@@ -361,15 +358,15 @@ fn check_discarded_pages<W: ForkMapCheck>(
     changes: &[MapChange],
     has: &[bool],
     discard: usize,
-    witness: &mut W,
+    check: &mut W,
 ) -> Result<Option<bool>, W::Error> {
-    let MapChange { message, applied: followed, .. } = &changes[discard];
+    let MapChange { message, applied, .. } = &changes[discard];
     // Where something was moved since, there is nothing left to ask for.
     let is_moved = |later: usize| has[later] && matches!(changes[later].message, UffdEvent::Remap { .. });
     if (discard + 1..changes.len()).any(|later| is_moved(later) && events_overlap(&changes[later].message, message)) {
         return Ok(None);
     }
-    witness.has_discarded_pages(&followed.removed)
+    check.has_discarded_pages(&applied.removed)
 }
 
 /// Notes that a discard was not made, nor what takes away later what it left.
@@ -398,45 +395,45 @@ fn group_by_memory(changes: &[MapChange]) -> Vec<Vec<usize>> {
 /// overtook the last change takes less than that several overtook the fork.
 fn count_made_links<W: ForkMapCheck>(
     links: &[ChainLink<'_>],
-    heard: usize,
+    read_before: usize,
     base: &PageMap,
-    witness: &mut W,
+    check: &mut W,
 ) -> Result<usize, W::Error> {
     let mut costs = vec![0; links.len() + 1];
-    let places: BTreeSet<u64> = links.iter().flat_map(|link| link.change.probe_addresses()).collect();
-    for place in places {
-        if let Some(is_registered) = witness.is_registered(place)?
-            && !(is_registered && is_grown_mapping(links, place, witness)?)
+    let addresses: BTreeSet<u64> = links.iter().flat_map(|link| link.change.probe_addresses()).collect();
+    for address in addresses {
+        if let Some(is_registered) = check.is_registered(address)?
+            && !(is_registered && is_grown_mapping(links, address, check)?)
         {
             (0..).zip(&mut costs).for_each(|(made, cost)| {
-                *cost += expected_registration(links, made, place).mismatch_cost(is_registered)
+                *cost += expected_registration(links, made, address).mismatch_cost(is_registered)
             });
         }
     }
     let is_within_call = |made: usize| {
-        let (before, behind) = (made.checked_sub(1).and_then(|last| links.get(last)), links.get(made));
-        before.zip(behind).is_some_and(|(before, behind)| behind.is_preceded_by_own_unmap(before))
+        let (before, after) = (made.checked_sub(1).and_then(|last| links.get(last)), links.get(made));
+        before.zip(after).is_some_and(|(before, after)| after.is_preceded_by_own_unmap(before))
     };
     (0..).zip(&mut costs).for_each(|(made, cost)| *cost += u32::from(is_within_call(made)));
-    probe_pages((links, heard), base, witness, &mut costs)?;
+    probe_pages((links, read_before), base, check, &mut costs)?;
     let least = costs.iter().min().copied().unwrap_or_default();
     let is_possible =
         |made: usize| costs.get(made).is_some_and(|cost| cost / CONTRADICTION_COST == least / CONTRADICTION_COST);
     // A fork that was heard within a call was before that call or behind it.
-    let is_beside_call = || is_possible(heard + 1) || heard.checked_sub(1).is_some_and(is_possible);
+    let is_next_to_call = || is_possible(read_before + 1) || read_before.checked_sub(1).is_some_and(is_possible);
     // Of a process with one thread what was heard always is what was made.
-    if is_possible(heard) && !(is_within_call(heard) && is_beside_call()) {
-        return Ok(heard);
+    if is_possible(read_before) && !(is_within_call(read_before) && is_next_to_call()) {
+        return Ok(read_before);
     }
-    let best = (0..=links.len()).rev().min_by_key(|made| (costs[*made], made.abs_diff(heard)));
-    Ok(best.unwrap_or(heard))
+    let best = (0..=links.len()).rev().min_by_key(|made| (costs[*made], made.abs_diff(read_before)));
+    Ok(best.unwrap_or(read_before))
 }
 
 /// Whether a place that moves lead to is in an area that begins before it. None of them was made, then: the forked process has grown something
 /// there since, of which nobody tells.
-fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], place: u64, witness: &mut W) -> Result<bool, W::Error> {
-    for start in links.iter().filter_map(|link| link.change.target_range()).filter(|to| to.contains(&place)) {
-        if witness.is_mapping_start(start.start)? == Some(false) {
+fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], address: u64, check: &mut W) -> Result<bool, W::Error> {
+    for start in links.iter().filter_map(|link| link.change.target_range()).filter(|to| to.contains(&address)) {
+        if check.is_mapping_start(start.start)? == Some(false) {
             return Ok(true);
         }
     }
@@ -445,9 +442,9 @@ fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], place: u64, witnes
 
 /// What is expected of an address when so many links were made.
 fn expected_registration(links: &[ChainLink<'_>], made: usize, address: u64) -> ExpectedRegistration {
-    let behind = links[..made].iter().rev().find_map(|link| Some(link.expectations_at(address)?.1));
+    let after = links[..made].iter().rev().find_map(|link| Some(link.expectations_at(address)?.1));
     let before = || links[made..].iter().find_map(|link| Some(link.expectations_at(address)?.0));
-    behind.or_else(before).unwrap_or(ExpectedRegistration::Unknown)
+    after.or_else(before).unwrap_or(ExpectedRegistration::Unknown)
 }
 
 /// Where an address is after these changes; `None` where something else may be there.

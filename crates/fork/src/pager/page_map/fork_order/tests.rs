@@ -1,4 +1,4 @@
-//! A kernel with two threads that change their memory, one fork, and messages in any order.
+//! Tests on a model kernel: two threads that change their memory, one fork, and messages in any order.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -234,8 +234,9 @@ impl ForkScenario {
         // With others beside it, it may look like none of them.
         let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
         // Where a block was left mapped, one that moves behind the fork to where that went, once it was unmapped there, looks like one call with that.
-        let is_told = !self.has_left_mapped[thread] || self.forked.is_none();
-        if !is_alone || !is_told || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none()) {
+        let is_reported = !self.has_left_mapped[thread] || self.forked.is_none();
+        if !is_alone || !is_reported || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none())
+        {
             return;
         }
         let changes = 1 + usize::from(self.memory.registered.contains(&to));

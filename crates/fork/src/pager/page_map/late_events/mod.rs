@@ -1,36 +1,41 @@
-//! Changes of one memory map that are heard in another order than they were made.
-//!
-//! ```text
-//!  mremap(2)   under the lock of the map: all it changes     then it tells, one by one, and waits until each was read:
-//!              what was at the new place is unmapped         1. unmapped: the new place, where paged memory was there
-//!              the area goes to its new place                2. moved
-//!              its old place is unmapped                     3. unmapped: the old place (not with MREMAP_DONTUNMAP)
-//!  munmap(2)   the range is unmapped                         1. unmapped
-//! ```
-//!
-//! Whoever changes the map next may tell before the first of these is queued, or between two of them, which takes as long as a
-//! thread needs to wake up. Two changes of one place are then heard in the wrong order if the second uses what the first has left:
-//!
-//! - The last message of a move tells nothing new. Who moved in meanwhile must not be taken for unmapped. So it is *expected*, and
-//!   ignored when it comes.
-//!   A move with MREMAP_DONTUNMAP tells nothing of the kind. Where a part of such a place is left or discarded by itself, and nothing is known
-//!   to have been moved there, it was left mapped, and is expected no more.
-//! - Something is moved to a place that still shows something. The kernel would have unmapped that, and told so before: it has been left.
-//!   What it shows is *displaced*, and the next that is heard to leave the place, by a move or unmapped, is that.
-//!
-//! As long as something is displaced the kernel has something to tell, and no page can be installed. When it has nothing to tell, nothing
-//! is expected either.
-//!
-//! A place that shows nothing any more because that was discarded is kept in mind (`Ranges`): it is left as others are.
-//!
-//! Left out, as nobody can tell: two that leave one place, both heard behind one who came between them (the one heard first is taken for the
-//! first); and who leaves a place behind a move to it that showed nothing and was never told of: what mremap(2) had made longer, or left
-//! mapped. Pure.
+//! Map changes of one address space that are read in another order than they were made. `PageMap` calls `LateEvents`,
+//! which has the unmaps that are still expected and the ranges that a later change has displaced.
+//! While a range is displaced the kernel has an unread message, and no page can be installed. When the kernel has no
+//! message, nothing is expected either. Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::MapSegment;
+
+// What each call changes, and what it reports:
+//
+//  mremap(2)   holding the map lock, all its changes:        then reports, one by one, waiting until each was read:
+//              unmaps what was at the target                 1. unmap of the target, if paged memory was there
+//              moves the mapping to the target               2. the move
+//              unmaps the source                             3. unmap of the source (not with MREMAP_DONTUNMAP)
+//  munmap(2)   unmaps the range                              1. unmap
+//
+// The next thread that changes the map may report before the first of these is queued, or between two of them. The gap
+// lasts as long as a thread needs to wake up. Two changes of one range are then read in the wrong order, if the second
+// uses the range that the first has left:
+//
+// - The last message of a move says nothing new. What was moved into the source meanwhile must not be taken as
+//   unmapped. So that message is *expected*, and ignored when it is read. A move with MREMAP_DONTUNMAP sends no such
+//   message. If a part of such a source is left or discarded by itself, and nothing is known to have been moved there,
+//   the source was left mapped. The message is then expected no more.
+// - Something is moved to a range that still shows something. The kernel would have unmapped the old contents, and
+//   reported that first: so they have left already. They are *displaced*. The next message by which something leaves
+//   the range, a move or an unmap, is taken as theirs.
+//
+// A range that shows nothing because it was discarded is remembered (`AddressSet`): it is left like others.
+//
+// Two cases are not covered, since no message shows them:
+//
+// - Two mappings leave one range, one after the other, and something is moved to the range between them. If both
+//   messages are read after the move, the one that is read first is taken for the first mapping.
+// - Memory that shows nothing and was never reported leaves a range, and this is read after a move to that range. Such
+//   memory is what mremap(2) has grown, or has left mapped.
 
 /// What is to be heard of changes that are heard late.
 #[derive(Debug, Clone, Default)]
@@ -43,14 +48,14 @@ pub(super) struct LateEvents {
 
 #[derive(Debug, Clone)]
 struct DisplacedRange {
-    place: Range<u64>,
+    range: Range<u64>,
     segments: Vec<MapSegment>,
 }
 
 impl DisplacedRange {
-    fn clip(&self, place: Range<u64>) -> Self {
-        let clipped = self.segments.iter().filter_map(|segment| segment.clipped(place.start, place.end));
-        Self { segments: clipped.collect(), place }
+    fn clip(&self, range: Range<u64>) -> Self {
+        let clipped = self.segments.iter().filter_map(|segment| segment.clipped(range.start, range.end));
+        Self { segments: clipped.collect(), range }
     }
 }
 
@@ -74,12 +79,12 @@ impl LateEvents {
     /// The expected ranges that a range overlaps.
     pub(super) fn expected_overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = &Range<u64>> {
         let (start, end) = (range.start, range.end);
-        self.expected_unmaps.iter().filter(move |place| place.start < end && start < place.end)
+        self.expected_unmaps.iter().filter(move |expected| expected.start < end && start < expected.end)
     }
 
     /// These ranges are expected no more.
     pub(super) fn drop_expected(&mut self, obsolete: &[Range<u64>]) {
-        self.expected_unmaps.retain(|place| !obsolete.contains(place));
+        self.expected_unmaps.retain(|expected| !obsolete.contains(expected));
     }
 
     /// Whether it is still to be heard where something has gone.
@@ -93,22 +98,22 @@ impl LateEvents {
     }
 
     /// Something was moved to a place that was not left yet, and showed these.
-    pub(super) fn add_displaced(&mut self, place: Range<u64>, segments: Vec<MapSegment>) {
-        self.displaced.push(DisplacedRange { place, segments });
+    pub(super) fn add_displaced(&mut self, range: Range<u64>, segments: Vec<MapSegment>) {
+        self.displaced.push(DisplacedRange { range, segments });
     }
 
     /// What was displaced first of a range that is left: that part of the range, and what it showed.
     pub(super) fn take_displaced(&mut self, range: Range<u64>) -> Option<(Range<u64>, Vec<MapSegment>)> {
         let is_of_it =
-            |displaced: &DisplacedRange| displaced.place.start < range.end && range.start < displaced.place.end;
+            |displaced: &DisplacedRange| displaced.range.start < range.end && range.start < displaced.range.end;
         let index = self.displaced.iter().position(is_of_it)?;
         let found = self.displaced.remove(index);
-        let place = &found.place;
-        let part = found.clip(place.start.max(range.start)..place.end.min(range.end));
-        let rests = [found.clip(place.start..part.place.start), found.clip(part.place.end..place.end)];
-        let rests = rests.into_iter().filter(|rest| !rest.place.is_empty());
+        let whole = &found.range;
+        let part = found.clip(whole.start.max(range.start)..whole.end.min(range.end));
+        let rests = [found.clip(whole.start..part.range.start), found.clip(part.range.end..whole.end)];
+        let rests = rests.into_iter().filter(|rest| !rest.range.is_empty());
         self.displaced.splice(index..index, rests);
-        Some((part.place, part.segments))
+        Some((part.range, part.segments))
     }
 }
 

@@ -1,5 +1,5 @@
-//! A kernel with threads that move, unmap, discard and grow what they have, and use what others have left as soon as it is free; messages in any
-//! order in which they may be heard.
+//! Tests on a model kernel: threads move, unmap, discard and grow their memory, and reuse ranges as soon as others
+//! leave them. Messages are read in any possible order.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -157,13 +157,13 @@ impl ReorderScenario {
             return;
         }
         let Some(moved) = self.memory.remove(&from) else { return };
-        let told = &mut self.to_tell[thread];
-        told.extend((!is_free).then(|| (unmap_message(to), None)));
-        told.push_back((move_message(from, to), Some(VacatedBlock { block: from, was_known: moved.is_known })));
+        let queue = &mut self.to_tell[thread];
+        queue.extend((!is_free).then(|| (unmap_message(to), None)));
+        queue.push_back((move_message(from, to), Some(VacatedBlock { block: from, was_known: moved.is_known })));
         if leaves_it_mapped {
             self.memory.insert(from, ModelBlock { owner: thread, shown: None, is_known: false });
         } else {
-            told.push_back((unmap_message(from), None));
+            queue.push_back((unmap_message(from), None));
         }
         self.memory.insert(to, moved);
     }
@@ -229,8 +229,9 @@ fn shown_blocks(messages: &[UffdEvent]) -> Vec<(u64, u64)> {
 
 #[test]
 fn who_moves_in_is_not_taken_for_who_left() {
-    let (leaves, moves_in, told_late) = (move_message(0, 2), move_message(1, 0), unmap_message(0));
-    for messages in [[leaves, moves_in, told_late, unmap_message(1)], [moves_in, leaves, told_late, unmap_message(1)]] {
+    let (leaves, moves_in, late_unmap) = (move_message(0, 2), move_message(1, 0), unmap_message(0));
+    for messages in [[leaves, moves_in, late_unmap, unmap_message(1)], [moves_in, leaves, late_unmap, unmap_message(1)]]
+    {
         assert_eq!(shown_blocks(&messages), [(0, 1), (2, 0)], "{messages:?}");
     }
     assert_eq!(shown_blocks(&[moves_in, unmap_message(1), unmap_message(0)]), [(0, 1)]);

@@ -1,5 +1,5 @@
-//! A seed's working set, as its owner keeps it: pages in the order in which children touch them, what is known of each,
-//! and what new reports make of it.
+//! `WorkingSet`: a seed's working set, as its owner keeps it. It has the pages in the order in which children touch
+//! them, and the evidence for each. New reports update it; `shared_set` calls it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -62,10 +62,10 @@ pub(super) struct EncodedSet {
 }
 
 impl EncodedSet {
-    pub(super) fn from_parts([mut touched, came_along]: SetParts) -> Self {
-        if !came_along.is_empty() {
+    pub(super) fn from_parts([mut touched, untouched]: SetParts) -> Self {
+        if !untouched.is_empty() {
             touched.push(MarkedRun::SEPARATOR);
-            touched.extend(came_along);
+            touched.extend(untouched);
         }
         let pages = touched.iter().map(|run| u64::from(run.count)).sum();
         Self { bytes: Arc::new(encode_set(&touched)), pages }
@@ -73,8 +73,8 @@ impl EncodedSet {
 
     pub(super) fn parts(&self) -> SetParts {
         let set = decode_set(&self.bytes);
-        let [touched, came_along] = split_parts(&set);
-        [touched.to_vec(), came_along.to_vec()]
+        let [touched, untouched] = split_parts(&set);
+        [touched.to_vec(), untouched.to_vec()]
     }
 }
 
@@ -107,8 +107,8 @@ impl WorkingSet {
         if known.iter().all(Vec::is_empty) {
             return;
         }
-        let each = known.iter().zip([true, false]).flat_map(|(part, is_sure)| {
-            MarkedRun::iter_pages(part).map(move |(extent, page, _)| (extent, page, is_sure))
+        let each = known.iter().zip([true, false]).flat_map(|(part, was_touched)| {
+            MarkedRun::iter_pages(part).map(move |(extent, page, _)| (extent, page, was_touched))
         });
         let new = self.update_touched(each, None, has);
         self.merge_entries(new);
@@ -116,8 +116,8 @@ impl WorkingSet {
 
     /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that came along, or were on trial
     /// then, are the ones of which least was known.
-    pub(super) fn restore(&mut self, kept: &[MarkedRun], has: impl Fn(ExtentId, u64) -> bool) {
-        let each = split_parts(kept).into_iter().zip([true, false]).flat_map(|(part, was_touched)| {
+    pub(super) fn restore(&mut self, saved: &[MarkedRun], has: impl Fn(ExtentId, u64) -> bool) {
+        let each = split_parts(saved).into_iter().zip([true, false]).flat_map(|(part, was_touched)| {
             MarkedRun::iter_pages(part).map(move |(extent, page, on_trial)| (extent, page, was_touched && !on_trial))
         });
         let new = self.update_touched(each, None, has);
@@ -131,9 +131,8 @@ impl WorkingSet {
         if self.encoded.is_none() {
             let on_trial = self.choose_trials();
             let mut parts = SetParts::default();
-            for (place, SetEntry { page: (extent, page), was_touched: is_sure, .. }) in self.entries.iter().enumerate()
-            {
-                MarkedRun::push_page(&mut parts[usize::from(!is_sure)], *extent, *page, on_trial[place]);
+            for (index, SetEntry { page: (extent, page), was_touched, .. }) in self.entries.iter().enumerate() {
+                MarkedRun::push_page(&mut parts[usize::from(!was_touched)], *extent, *page, on_trial[index]);
             }
             self.encoded = Some(EncodedSet::from_parts(parts));
         }
@@ -145,39 +144,39 @@ impl WorkingSet {
     fn update_touched(
         &mut self,
         pages: impl Iterator<Item = (ExtentId, u64, bool)>,
-        behind: Option<ExtentPage>,
+        after: Option<ExtentPage>,
         has: impl Fn(ExtentId, u64) -> bool,
     ) -> BTreeMap<usize, Vec<SetEntry>> {
         let mut new: BTreeMap<usize, Vec<SetEntry>> = BTreeMap::new();
         let mut known: HashMap<ExtentPage, (usize, usize)> = HashMap::new();
-        let mut place = behind.and_then(|page| self.index_by_page.get(&page)).map_or(0, |place| place + 1);
-        for (extent, page, is_sure) in
+        let mut position = after.and_then(|page| self.index_by_page.get(&page)).map_or(0, |index| index + 1);
+        for (extent, page, was_touched) in
             pages.take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page))
         {
             let page = (extent, page);
             match self.index_by_page.get(&page) {
                 Some(found) => {
                     let entry = &mut self.entries[*found];
-                    entry.was_touched |= is_sure;
+                    entry.was_touched |= was_touched;
                     entry.last_seen = self.children_ended;
-                    if is_sure {
+                    if was_touched {
                         entry.untouched_trials = 0;
-                        place = found + 1;
+                        position = found + 1;
                     }
                 }
                 None => {
-                    let (place, index) = *known.entry(page).or_insert_with(|| {
-                        let entries: &mut Vec<SetEntry> = new.entry(place).or_default();
+                    let (position, offset) = *known.entry(page).or_insert_with(|| {
+                        let entries: &mut Vec<SetEntry> = new.entry(position).or_default();
                         entries.push(SetEntry {
                             page,
-                            was_touched: is_sure,
+                            was_touched,
                             last_seen: self.children_ended,
                             untouched_trials: 0,
                         });
-                        (place, entries.len() - 1)
+                        (position, entries.len() - 1)
                     });
                     // It may have been fetched first, and touched then.
-                    new.entry(place).or_default()[index].was_touched |= is_sure;
+                    new.entry(position).or_default()[offset].was_touched |= was_touched;
                 }
             }
         }
@@ -188,8 +187,8 @@ impl WorkingSet {
     fn count_untouched_trials(&mut self, report: &AccessReport) -> bool {
         let mut is_over = false;
         for (extent, page, _) in MarkedRun::iter_pages(&report.untouched_trials).take(SET_PAGES_MAX as usize) {
-            if let Some(place) = self.index_by_page.get(&(extent, page)) {
-                let entry = &mut self.entries[*place];
+            if let Some(index) = self.index_by_page.get(&(extent, page)) {
+                let entry = &mut self.entries[*index];
                 entry.untouched_trials = entry.untouched_trials.saturating_add(1);
                 is_over |= entry.untouched_trials >= UNTOUCHED_TRIALS_MAX;
             }
@@ -200,15 +199,15 @@ impl WorkingSet {
     /// Lets new pages in, and others out.
     fn merge_entries(&mut self, mut new: BTreeMap<usize, Vec<SetEntry>>) {
         let mut entries = new.remove(&0).unwrap_or_default();
-        for (place, entry) in std::mem::take(&mut self.entries).into_iter().enumerate() {
+        for (index, entry) in std::mem::take(&mut self.entries).into_iter().enumerate() {
             if entry.untouched_trials < UNTOUCHED_TRIALS_MAX {
                 entries.push(entry);
             }
-            entries.extend(new.remove(&(place + 1)).into_iter().flatten());
+            entries.extend(new.remove(&(index + 1)).into_iter().flatten());
         }
         self.entries = entries;
         self.truncate();
-        self.index_by_page = self.entries.iter().enumerate().map(|(place, entry)| (entry.page, place)).collect();
+        self.index_by_page = self.entries.iter().enumerate().map(|(index, entry)| (entry.page, index)).collect();
     }
 
     /// Where there are too many, those stay that are surest to be touched, and touched first.
@@ -216,14 +215,14 @@ impl WorkingSet {
         if self.entries.len() as u64 <= SET_PAGES_MAX {
             return;
         }
-        let mut places: Vec<usize> = (0..self.entries.len()).collect();
-        places.sort_by_key(|place| {
-            let entry = &self.entries[*place];
-            (!entry.was_touched, Reverse(entry.last_seen), *place)
+        let mut indices: Vec<usize> = (0..self.entries.len()).collect();
+        indices.sort_by_key(|index| {
+            let entry = &self.entries[*index];
+            (!entry.was_touched, Reverse(entry.last_seen), *index)
         });
-        places.truncate(SET_PAGES_MAX as usize);
-        places.sort_unstable();
-        self.entries = places.into_iter().map(|place| self.entries[place]).collect();
+        indices.truncate(SET_PAGES_MAX as usize);
+        indices.sort_unstable();
+        self.entries = indices.into_iter().map(|index| self.entries[index]).collect();
     }
 
     /// Which pages are on trial, by place: those of which least is known. Neighbours that were only fetched are on trial
@@ -231,17 +230,17 @@ impl WorkingSet {
     fn choose_trials(&self) -> Vec<bool> {
         let sure = self.entries.iter().filter(|entry| entry.was_touched).count();
         let mut faults_left = (sure / TRIAL_FRACTION).min(TRIAL_FAULTS_MAX);
-        let mut places: Vec<usize> = (0..self.entries.len()).collect();
-        let least_known = |place: &usize| (self.entries[*place].was_touched, self.entries[*place].last_seen, *place);
+        let mut indices: Vec<usize> = (0..self.entries.len()).collect();
+        let least_known = |index: &usize| (self.entries[*index].was_touched, self.entries[*index].last_seen, *index);
         // Each child's report leads here, and few are chosen: the others need no order.
-        if places.len() > ON_TRIAL_MAX {
-            places.select_nth_unstable_by_key(ON_TRIAL_MAX, least_known);
-            places.truncate(ON_TRIAL_MAX);
+        if indices.len() > ON_TRIAL_MAX {
+            indices.select_nth_unstable_by_key(ON_TRIAL_MAX, least_known);
+            indices.truncate(ON_TRIAL_MAX);
         }
-        places.sort_unstable_by_key(least_known);
+        indices.sort_unstable_by_key(least_known);
         let (mut is_chosen, mut group) = (vec![false; self.entries.len()], 0..0);
-        for place in places {
-            let goes_on = place == group.end && group.len() < TRIAL_GROUP_MAX && self.continues_fetched_run(place);
+        for index in indices {
+            let goes_on = index == group.end && group.len() < TRIAL_GROUP_MAX && self.continues_fetched_run(index);
             if !goes_on && faults_left == 0 {
                 break;
             }
@@ -249,18 +248,18 @@ impl WorkingSet {
                 group.end += 1;
             } else {
                 faults_left -= 1;
-                group = place..place + 1;
+                group = index..index + 1;
             }
-            is_chosen[place] = true;
+            is_chosen[index] = true;
         }
         is_chosen
     }
 
     /// Whether a page and the one before it in the set were only fetched, and are neighbours in memory.
-    fn continues_fetched_run(&self, place: usize) -> bool {
-        let Some(before) = place.checked_sub(1).map(|before| &self.entries[before]) else { return false };
-        let SetEntry { page: (extent, page), was_touched: is_sure, .. } = self.entries[place];
-        !is_sure && !before.was_touched && before.page == (extent, page.wrapping_sub(1))
+    fn continues_fetched_run(&self, index: usize) -> bool {
+        let Some(before) = index.checked_sub(1).map(|before| &self.entries[before]) else { return false };
+        let SetEntry { page: (extent, page), was_touched, .. } = self.entries[index];
+        !was_touched && !before.was_touched && before.page == (extent, page.wrapping_sub(1))
     }
 }
 

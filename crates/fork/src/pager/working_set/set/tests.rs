@@ -1,4 +1,4 @@
-//! Sets that learn from children, seen or made up.
+//! Tests of sets that learn from reports, hand-written or of simulated children.
 
 use farfork_wire::Token;
 
@@ -38,8 +38,8 @@ fn read_set(set: &mut WorkingSet) -> (Vec<u64>, Vec<u64>) {
 /// A child that wants these pages gets the set; what is reported of it.
 fn simulate_child(set: &mut WorkingSet, wants: &[u64]) -> AccessReport {
     let (all, on_trial) = read_set(set);
-    let is_given = |page: &u64| all.contains(page) && !on_trial.contains(page);
-    let faults: Vec<u64> = wants.iter().copied().filter(|page| !is_given(page)).collect();
+    let is_fetched = |page: &u64| all.contains(page) && !on_trial.contains(page);
+    let faults: Vec<u64> = wants.iter().copied().filter(|page| !is_fetched(page)).collect();
     let unwanted: Vec<u64> = on_trial.iter().copied().filter(|page| !wants.contains(page)).collect();
     report(&faults, &unwanted)
 }

@@ -2,7 +2,7 @@
  * nothing of its memory meanwhile, so that every page that any of them touches has never been there. Each checks all that it
  * reads.
  *
- * usage: descending MIB
+ * usage: forking_descendants MIB
  * payload: NUMBER MILLISECONDS [waiting]: those that wait are all forked at once, and touch memory when the time is over
  */
 #include "../forked.h"
@@ -51,7 +51,7 @@ static void descend(uint64_t draw, int generation) {
 }
 
 int main(int count, char **arguments) {
-    REQUIRE(count == 2, "usage: descending MIB");
+    REQUIRE(count == 2, "usage: forking_descendants MIB");
     size_t bytes = strtoul(arguments[1], NULL, 10) << 20;
     uint64_t *filled = (uint64_t *)map_anonymous(bytes);
     fill(filled, bytes, 0);

@@ -1,5 +1,5 @@
 /* Files that are there when the process is prepared, and are changed or removed before a child opens them: it finds them as they are then.
- * usage: files_later CHANGED REMOVED
+ * usage: files_changed_later CHANGED REMOVED
  */
 #include "../forked.h"
 
@@ -9,7 +9,7 @@ static void write_text(const char *path, const char *text) {
 }
 
 int main(int count, char **arguments) {
-    REQUIRE(count == 3, "usage: files_later CHANGED REMOVED");
+    REQUIRE(count == 3, "usage: files_changed_later CHANGED REMOVED");
     char payload[PAYLOAD_BYTES_MAX], text[PAYLOAD_BYTES_MAX] = {0};
     for (int at = 1; at < count; at++) write_text(arguments[at], "before");
     ready(0);

@@ -1,6 +1,6 @@
 /* Two areas that one mremap(2) moves (Linux 6.17 and later). The kernel moves no several areas where pages of one are fetched: a child is told
  * EFAULT, and has what it had, or the first of them at its new place. As soon as it has settled it moves both.
- * usage: moving_several
+ * usage: mremap_several
  */
 #include "../forked.h"
 

@@ -1,5 +1,5 @@
 /* Holds memory; a child whose payload is `more` takes as much again, of its own, and more, until somebody ends it.
- * usage: hungry MIB
+ * usage: memory_hog MIB
  */
 #include "../forked.h"
 
@@ -15,7 +15,7 @@ static char *take(size_t bytes) {
 }
 
 int main(int count, char **arguments) {
-    REQUIRE(count == 2, "usage: hungry MIB");
+    REQUIRE(count == 2, "usage: memory_hog MIB");
     char payload[PAYLOAD_BYTES_MAX];
     char *held = take((size_t)atoi(arguments[1]) << 20);
     ready(0);

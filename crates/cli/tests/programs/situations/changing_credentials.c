@@ -1,6 +1,6 @@
 /* A parent that is told by SIGUSR1 to become somebody else than it was, as often as there are ways: other groups, not dumpable, fewer
  * capabilities to be had, another user. Who may look into it, and into its children, is not who might before.
- * usage: becoming
+ * usage: changing_credentials
  */
 #include "../forked.h"
 
@@ -26,7 +26,7 @@ static void become_another(int unused) {
 
 int main(int count, char **arguments) {
     (void)arguments;
-    REQUIRE(count == 1, "usage: becoming");
+    REQUIRE(count == 1, "usage: changing_credentials");
     struct sigaction action = {.sa_handler = become_another, .sa_flags = SA_RESTART};
     REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0);
     char payload[PAYLOAD_BYTES_MAX];

@@ -1,18 +1,6 @@
-//! What to fetch around a fault. Pure: slots in, ranges out.
-//!
-//! A fault costs the child a round trip, some twenty times what one more page of a stream costs, and nobody knows which
-//! pages it will touch next. Three answers, each with the evidence that it asks for:
-//!
-//! - *Windows.* The slots are divided into regions. The more faults a region has had, the more is fetched at the next:
-//!   a page, a few, the rest. What windows bring unasked for is paid from an allowance: an amount that does not matter,
-//!   and what was touched since.
-//! - *Runs.* Who goes through memory in order gets as much ahead as it went through so far, up to a limit.
-//! - *Streams.* Where so large a part of a neighbourhood, or of all, was touched that the rest will be wanted too, each
-//!   fault lets another region come, wherever it is. The faults keep it going: it ends soon after the last. And what
-//!   lies around the page comes along with it: whoever waits for single pages meanwhile pays a round trip for each.
-//!
-//! Touches of pages that are there already cannot be seen. Where half of the pages are, a fault among the other half
-//! stands for two touches.
+//! Readahead: what to fetch around a fault. `AddressSpace` calls it. Pure: slots in, ranges out.
+//! A fault costs the child a round trip, about twenty times the cost of one more page of a stream. Which pages it
+//! touches next is unknown. `ReadaheadState` has three answers, each with its evidence: windows, runs and streams.
 
 use std::ops::Range;
 
@@ -116,7 +104,17 @@ struct SequentialRun {
     is_confirmed: bool,
 }
 
-/// What the faults of one address space have told.
+/// What the faults of one address space have shown, and what to fetch for it:
+///
+/// - *Windows.* The slots are divided into regions. The more faults a region has had, the more its next fault fetches:
+///   a page, a few, the rest. Slots that windows fetch unasked for are paid from an allowance: an amount that does not
+///   matter, and a share of the touches so far.
+/// - *Runs.* A process that goes through memory in order gets as much ahead as it went through so far, up to a limit.
+/// - *Streams.* If so much of a neighbourhood, or of all slots, was touched that the rest will be wanted too, each
+///   fault fetches another region, wherever it is. The stream ends soon after the last fault. The slots around the page
+///   are fetched with it, since a thread that waits for single pages pays a round trip for each.
+///
+/// Touches of pages that are present cannot be seen. If half of the pages are, a fault in the other half counts as two.
 #[derive(Debug, Clone)]
 pub(super) struct ReadaheadState {
     window_slots_max: u64,
@@ -189,7 +187,7 @@ impl ReadaheadState {
             (None, FaultState::NotRequested) if unlocked || self.has_allowance() => self.grow_window(slot),
             (None, FaultState::NotRequested) => alone.clone(),
         };
-        let along = if unlocked { aligned_window(slot, self.fault_around_slots, self.slots) } else { alone };
+        let fault_around = if unlocked { aligned_window(slot, self.fault_around_slots, self.slots) } else { alone };
         let goes_on = self.runs[0].last_fault == slot && self.runs[0].fetched_end > slot;
         if found == FaultState::NotRequested && !goes_on {
             self.runs.rotate_right(1);
@@ -197,13 +195,13 @@ impl ReadaheadState {
                 SequentialRun { start: slot, last_fault: slot, fetched_end: window.end, is_confirmed: false };
         }
         let stream = if unlocked { self.next_stream_region(region, all) } else { 0..0 };
-        PrefetchRanges { fault_around: along, window, stream }
+        PrefetchRanges { fault_around, window, stream }
     }
 
     fn note_touch(&mut self, region: usize) {
         let size = self.region_slots(region);
-        let ReadaheadRegion { requested: here, touched_parts, .. } = &mut self.regions[region];
-        let parts = touch_estimate(size, u64::from(*here));
+        let ReadaheadRegion { requested, touched_parts, .. } = &mut self.regions[region];
+        let parts = touch_estimate(size, u64::from(*requested));
         *touched_parts = (u64::from(*touched_parts) + parts).min(size * PARTS_PER_TOUCH) as u16;
         self.touched_parts += touch_estimate(self.slots, self.requested);
     }
@@ -247,8 +245,8 @@ impl ReadaheadState {
     fn grow_window(&mut self, slot: u64) -> Range<u64> {
         let region = (slot / REGION_SLOTS) as usize;
         let levels = WINDOWS_SLOTS.len() as u8;
-        let behind_whole = region > 0 && self.regions[region - 1].window_level >= levels;
-        let least = match (self.slots <= SMALL_SLOTS, behind_whole) {
+        let follows_whole = region > 0 && self.regions[region - 1].window_level >= levels;
+        let least = match (self.slots <= SMALL_SLOTS, follows_whole) {
             (true, _) => levels - 1,
             (false, true) => WINDOW_AFTER_FULL_REGION,
             (false, false) => 0,
@@ -297,9 +295,9 @@ fn aligned_window(slot: u64, window: u64, slots: u64) -> Range<u64> {
     start..(start + window).min(slots)
 }
 
-/// How many parts of touches a fault stands for, where `here` of so many slots are there, which nobody sees touched.
-fn touch_estimate(slots: u64, here: u64) -> u64 {
-    let missing = slots.saturating_sub(here).max(1);
+/// How many parts of touches a fault stands for, where `present` of so many slots are there, which nobody sees touched.
+fn touch_estimate(slots: u64, present: u64) -> u64 {
+    let missing = slots.saturating_sub(present).max(1);
     (slots * PARTS_PER_TOUCH / missing).clamp(PARTS_PER_TOUCH, TOUCHES_PER_FAULT_MAX * PARTS_PER_TOUCH)
 }
 
@@ -315,193 +313,4 @@ fn for_each_region(slots: Range<u64>, mut apply: impl FnMut(usize, u16)) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::VecDeque;
-
-    const GIB_SLOTS: u64 = 1 << 18;
-
-    /// A process, its link, and what it costs.
-    struct Process {
-        readahead: ReadaheadState,
-        here: Vec<bool>,
-        /// What is to be fetched ahead, and how much of it comes until the next fault.
-        queue: VecDeque<u64>,
-        slots_per_fault: usize,
-        faults: u64,
-        moved: u64,
-    }
-
-    impl Process {
-        fn new(slots: u64, slots_per_fault: usize) -> Self {
-            let (readahead, here) = (ReadaheadState::new(slots, REGION_SLOTS), vec![false; slots as usize]);
-            Self { readahead, here, queue: VecDeque::new(), slots_per_fault, faults: 0, moved: 0 }
-        }
-
-        fn touch(&mut self, slot: u64) {
-            if self.here[slot as usize] {
-                return;
-            }
-            self.faults += 1;
-            let follows = slot > 0 && self.here[slot as usize - 1];
-            let PrefetchRanges { fault_around: along, window, stream } =
-                self.readahead.on_fault(slot, FaultState::NotRequested, follows);
-            assert!(along.contains(&slot) && along.end <= self.here.len() as u64);
-            assert!(window.contains(&slot) && window.end <= self.here.len() as u64);
-            assert!(stream.end <= self.here.len() as u64);
-            along.for_each(|slot| self.fetch(slot));
-            self.queue.extend(window.chain(stream));
-            for _ in 0..self.slots_per_fault.min(self.queue.len()) {
-                let next = self.queue.pop_front().unwrap();
-                self.fetch(next);
-            }
-        }
-
-        fn fetch(&mut self, slot: u64) {
-            if !std::mem::replace(&mut self.here[slot as usize], true) {
-                self.readahead.note_requested(slot..slot + 1);
-                self.moved += 1;
-            }
-        }
-    }
-
-    /// All slots, in an order that has none.
-    fn shuffled(slots: u64, seed: u64) -> Vec<u64> {
-        let mut order: Vec<u64> = (0..slots).collect();
-        let mut state = seed | 1;
-        for index in (1..slots as usize).rev() {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            order.swap(index, (state % (index as u64 + 1)) as usize);
-        }
-        order
-    }
-
-    #[test]
-    fn a_lone_touch_brings_one_page_and_the_third_the_region() {
-        let mut readahead = ReadaheadState::new(4 * REGION_SLOTS, REGION_SLOTS);
-        let mut window = |slot| readahead.on_fault(slot, FaultState::NotRequested, false).window;
-        assert_eq!(window(700), 700..701);
-        assert_eq!(window(900), 896..928);
-        assert_eq!(window(520), 512..1024);
-        assert_eq!(window(1100), 1088..1120, "the region behind a whole one starts larger");
-        assert_eq!(window(1600), 1600..1601);
-    }
-
-    #[test]
-    fn one_page_at_a_time_when_told_so() {
-        let mut readahead = ReadaheadState::new(100, 1);
-        for slot in 0..100 {
-            let ahead = readahead.on_fault(slot, FaultState::NotRequested, slot > 0);
-            assert_eq!((ahead.window, ahead.stream), (slot..slot + 1, 0..0));
-            readahead.note_requested(slot..slot + 1);
-        }
-    }
-
-    #[test]
-    fn a_run_has_as_much_ahead_as_behind() {
-        let mut process = Process::new(GIB_SLOTS, usize::MAX);
-        for slot in 0..GIB_SLOTS / 20 {
-            process.touch(slot);
-            assert!(process.moved <= 2 * (slot + 1) + RUN_SLOTS_MIN, "{} at {slot}", process.moved);
-        }
-        assert!(process.faults < 40, "{}", process.faults);
-    }
-
-    #[test]
-    fn everything_comes_to_who_touches_everything() {
-        for (slots, part) in [(256, 16), (1024, 32), (16 << 10, 60), (64 << 10, 40), (GIB_SLOTS, 16)] {
-            let mut process = Process::new(slots, usize::MAX);
-            shuffled(slots, slots).into_iter().for_each(|slot| process.touch(slot));
-            assert!(process.faults <= slots / part, "{} faults for {slots} pages", process.faults);
-        }
-    }
-
-    #[test]
-    fn who_waits_beside_its_own_stream_is_brought_a_window() {
-        for slots_per_fault in [0, 10, 40] {
-            let mut process = Process::new(GIB_SLOTS, slots_per_fault);
-            shuffled(GIB_SLOTS, 1).into_iter().for_each(|slot| process.touch(slot));
-            let most =
-                GIB_SLOTS / FULL_FETCH_TOUCH_FRACTION + GIB_SLOTS / (FAULT_AROUND_SLOTS + slots_per_fault as u64);
-            assert!(process.faults <= most, "{}", process.faults);
-        }
-    }
-
-    #[test]
-    fn pages_come_alone_once_others_could_not() {
-        let mut readahead = ReadaheadState::new(4 * REGION_SLOTS, REGION_SLOTS);
-        let mut along = |slot| readahead.on_fault(slot, FaultState::NotRequested, false).fault_around;
-        assert_eq!(along(700), 700..701);
-        assert_eq!((0..200).map(|touch| along(10 * touch + 5)).last(), Some(1984..2016), "all will be wanted");
-        readahead.disable_fault_around();
-        assert_eq!(readahead.on_fault(1700, FaultState::NotRequested, false).fault_around, 1700..1701);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(8))]
-        #[test]
-        fn who_touches_little_gets_little(seed in any::<u64>(), part in prop_oneof![Just(20), 20u64..400], slots_per_fault in 0usize..80) {
-            let mut process = Process::new(GIB_SLOTS, slots_per_fault);
-            let touched = (GIB_SLOTS / part) as usize;
-            shuffled(GIB_SLOTS, seed).into_iter().take(touched).for_each(|slot| process.touch(slot));
-            prop_assert!(process.moved <= GIB_SLOTS / 10, "{} of {touched}", process.moved);
-        }
-    }
-
-    #[derive(Debug, Clone)]
-    enum Step {
-        Fault(u64, bool, bool),
-        Ask(u64, u64),
-        Drop(u64, u64),
-    }
-
-    proptest! {
-        #[test]
-        fn ranges_stay_inside_and_counts_are_right(
-            slots in 1u64..5000, window in 0u64..600,
-            steps in prop::collection::vec(prop_oneof![
-                (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(slot, late, follows)| Step::Fault(slot, late, follows)),
-                (any::<u64>(), 1u64..900).prop_map(|(start, count)| Step::Ask(start, count)),
-                (any::<u64>(), 1u64..900).prop_map(|(start, count)| Step::Drop(start, count)),
-            ], 1..80),
-        ) {
-            let mut readahead = ReadaheadState::new(slots, window);
-            let mut here = vec![false; slots as usize];
-            for step in steps {
-                match step {
-                    Step::Fault(slot, late, follows) => {
-                        let slot = slot % slots;
-                        let found = if late { FaultState::InFlight } else { FaultState::NotRequested };
-                        let ahead = readahead.on_fault(slot, found, follows);
-                        prop_assert!(ahead.window.contains(&slot) && ahead.window.end <= slots);
-                        prop_assert!(ahead.window.end - ahead.window.start <= window.max(1).max(RUN_SLOTS_MAX));
-                        prop_assert!(ahead.stream.end <= slots && ahead.stream.end - ahead.stream.start <= REGION_SLOTS);
-                        prop_assert!(window > 1 || (ahead.window.end - ahead.window.start == 1 && ahead.stream.is_empty()));
-                    }
-                    Step::Ask(start, count) => {
-                        let start = start % slots;
-                        for slot in start..(start + count).min(slots) {
-                            if !std::mem::replace(&mut here[slot as usize], true) {
-                                readahead.note_requested(slot..slot + 1);
-                            }
-                        }
-                    }
-                    Step::Drop(start, count) => {
-                        let start = start % slots;
-                        for slot in start..(start + count).min(slots) {
-                            if std::mem::replace(&mut here[slot as usize], false) {
-                                readahead.note_dropped(slot..slot + 1);
-                            }
-                        }
-                    }
-                }
-                prop_assert_eq!(readahead.requested, here.iter().filter(|here| **here).count() as u64);
-                let in_regions: u64 = readahead.regions.iter().map(|region| u64::from(region.requested)).sum();
-                prop_assert_eq!(readahead.requested, in_regions);
-            }
-        }
-    }
-}
+mod tests;

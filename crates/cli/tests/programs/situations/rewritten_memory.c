@@ -1,6 +1,6 @@
 /* A parent that writes all of its memory anew at each SIGUSR1. Its child requires all of it to be of one time, and says of which: how often it
  * had been written.
- * usage: changing MIB
+ * usage: rewritten_memory MIB
  */
 #include "../forked.h"
 
@@ -15,7 +15,7 @@ static void want(int signal) {
 }
 
 int main(int count, char **arguments) {
-    REQUIRE(count == 2, "usage: changing MIB");
+    REQUIRE(count == 2, "usage: rewritten_memory MIB");
     size_t bytes = strtoul(arguments[1], NULL, 10) << 20;
     uint64_t *memory = (uint64_t *)map_anonymous(bytes);
     fill(memory, bytes, 0);

@@ -64,7 +64,7 @@ static void multiply(void) {
 
 int main(int count, char **arguments) {
     (void)arguments;
-    REQUIRE(count == 1, "usage: multiplying");
+    REQUIRE(count == 1, "usage: fork_bomb");
     remember_pid_namespace();
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, sleep_on, NULL) == 0);

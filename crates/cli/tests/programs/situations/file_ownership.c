@@ -1,5 +1,5 @@
 /* A parent that runs as root, with a file that only root may read, open; its child looks whose it, and what it makes, is.
- * usage: numbered DIRECTORY: with a file `secret` of root's
+ * usage: file_ownership DIRECTORY: with a file `secret` of root's
  */
 #include "../forked.h"
 
@@ -46,7 +46,7 @@ static void try_ways_out(void) {
 }
 
 int main(int count, char **arguments) {
-    REQUIRE(count == 2, "usage: numbered DIRECTORY");
+    REQUIRE(count == 2, "usage: file_ownership DIRECTORY");
     remember_pid_namespace();
     REQUIRE(chdir(arguments[1]) == 0);
     int held = open("secret", O_RDONLY | O_CLOEXEC);

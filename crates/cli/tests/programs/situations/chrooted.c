@@ -1,6 +1,6 @@
 /* A process with a root of its own (chroot(2)): its files are those of inside, also where the node has others of their names. The payload is
  * a descriptor there, and has no path.
- * usage: jailed DIRECTORY
+ * usage: chrooted DIRECTORY
  */
 #include "../forked.h"
 
@@ -16,7 +16,7 @@ static int says_text(int fd) {
 }
 
 int main(int count, char **arguments) {
-    REQUIRE(count == 2, "usage: jailed DIRECTORY");
+    REQUIRE(count == 2, "usage: chrooted DIRECTORY");
     REQUIRE(chdir(arguments[1]) == 0 && mkdir("etc", 0700) == 0 && chroot(".") == 0);
     int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0 && write(fd, text, sizeof text) == sizeof text);

@@ -1,0 +1,34 @@
+//! Tests of the pool: how many containers it keeps, and of which kind.
+
+use super::*;
+use crate::config::RootSpec;
+
+#[test]
+fn kinds_that_nobody_asks_for_are_given_up() {
+    let mut state = PoolState::default();
+    let (usual, other) = (ContainerSpec::default(), ContainerSpec::from(RootSpec::Shared));
+    for kind in [usual, other] {
+        state.touch_spec_pool(kind).target_size = 3;
+    }
+    let now = Instant::now();
+    let goes = state.evict_unused(now).expect("one of them goes one day");
+    assert!(goes > now && goes <= now + UNUSED_LIMIT);
+    assert_eq!(state.evict_unused(goes), None);
+    assert_eq!([usual, other].map(|kind| state.spec_pool(kind).target_size), [3, 0]);
+}
+
+#[test]
+fn what_can_wait_is_built_when_none_was_taken_for_a_while() {
+    let (mut state, now, kind) = (PoolState::default(), Instant::now(), ContainerSpec::default());
+    state.spec_pool(kind).target_size = 8;
+    state.last_taken = Some(now);
+    assert!(matches!(state.next_task(now), FillerTask::Build(_)), "too few");
+    state.spec_pool(kind).building = READY_WHILE_BUSY_MAX;
+    assert!(matches!(state.next_task(now), FillerTask::Wait(Some(busy_until)) if busy_until == now + QUIET_PERIOD));
+    state.spec_pool(kind).waiting = 1;
+    assert!(matches!(state.next_task(now), FillerTask::Build(_)), "one more is waited for");
+    state.spec_pool(kind).waiting = 0;
+    assert!(matches!(state.next_task(now + QUIET_PERIOD), FillerTask::Build(_)));
+    state.spec_pool(kind).building = 8;
+    assert!(matches!(state.next_task(now + QUIET_PERIOD), FillerTask::Wait(None)));
+}

@@ -1,0 +1,85 @@
+//! sched_getattr(2) and sched_setattr(2): the kernel's record of how a thread is scheduled. `process`, `sched_slice`
+//! and `fd_query` call it, and give the fields a meaning.
+
+use std::io;
+use std::mem;
+
+/// The calling thread, in place of a thread id.
+pub(crate) const CALLING_THREAD: libc::pid_t = 0;
+
+/// `struct sched_attr`, version 1: with clamps of utilization (kernel 5.3).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SchedAttr {
+    /// Bytes that the kernel wrote.
+    pub(crate) size: u32,
+    /// SCHED_*.
+    pub(crate) policy: u32,
+    /// SCHED_FLAG_*.
+    pub(crate) flags: u64,
+    pub(crate) nice: i32,
+    /// Of SCHED_FIFO and SCHED_RR.
+    pub(crate) priority: u32,
+    /// Nanoseconds: of SCHED_DEADLINE, else the length of a time slice (kernel 6.12).
+    pub(crate) runtime_ns: u64,
+    /// Nanoseconds, of SCHED_DEADLINE.
+    pub(crate) deadline_ns: u64,
+    /// Nanoseconds, of SCHED_DEADLINE.
+    pub(crate) period_ns: u64,
+    /// Clamps of utilization, of 1024.
+    pub(crate) utilization_min: u32,
+    pub(crate) utilization_max: u32,
+}
+
+impl SchedAttr {
+    /// The structure as the kernel lays it out.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(mem::size_of::<Self>());
+        bytes.extend(self.size.to_ne_bytes());
+        bytes.extend(self.policy.to_ne_bytes());
+        bytes.extend(self.flags.to_ne_bytes());
+        bytes.extend(self.nice.to_ne_bytes());
+        bytes.extend(self.priority.to_ne_bytes());
+        for time in [self.runtime_ns, self.deadline_ns, self.period_ns] {
+            bytes.extend(time.to_ne_bytes());
+        }
+        bytes.extend(self.utilization_min.to_ne_bytes());
+        bytes.extend(self.utilization_max.to_ne_bytes());
+        bytes
+    }
+}
+
+/// Reads how a thread is scheduled.
+///
+/// # Errors
+/// ESRCH when the thread has ended.
+pub(crate) fn sched_getattr(tid: libc::pid_t) -> io::Result<SchedAttr> {
+    let mut attributes = SchedAttr::default();
+    let bytes = mem::size_of_val(&attributes);
+    // SAFETY: the kernel writes at most `bytes` bytes to `attributes`, of which all values are valid.
+    let outcome = unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attributes, bytes, 0) };
+    if outcome == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Changes how a thread is scheduled.
+///
+/// # Errors
+/// As sched_setattr(2): EPERM without CAP_SYS_NICE, EINVAL for values that do not go together.
+pub(crate) fn sched_setattr(tid: libc::pid_t, attributes: &SchedAttr) -> io::Result<()> {
+    // SAFETY: the kernel reads `attributes`, whose first field tells its size.
+    let outcome = unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const *attributes, 0) };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_attributes_are_read_with_their_size() {
+        let attributes = sched_getattr(CALLING_THREAD).unwrap();
+        assert_eq!(attributes.size as usize, mem::size_of::<SchedAttr>());
+        assert_eq!(attributes.to_bytes().len(), mem::size_of::<SchedAttr>());
+        assert_eq!(attributes.to_bytes()[..4], attributes.size.to_ne_bytes());
+    }
+}
