@@ -50,7 +50,7 @@ pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> Exp
         ptrace::read_registers(tid).ok().flatten().map(|registers| finish_call(call_deadline, &registers, seen));
     let _ = ptrace::detach(tid);
     let Some((attempt, restarted)) = outcome else { return ExpiryOutcome::Done };
-    restarted.and_then(|restarted| restarted.to_deadline(call_deadline)).map_or(attempt, ExpiryOutcome::Restarted)
+    restarted.and_then(|restarted| restarted.into_deadline(call_deadline)).map_or(attempt, ExpiryOutcome::Restarted)
 }
 
 /// Whether the thread is in the call; `None` where that cannot be told just now.
@@ -129,7 +129,7 @@ fn call_site(registers: &Registers) -> CallSite {
 }
 
 impl RestartedCall {
-    fn to_deadline(self, call_deadline: &CallDeadline) -> Option<CallDeadline> {
+    fn into_deadline(self, call_deadline: &CallDeadline) -> Option<CallDeadline> {
         let limit = self.call.read_limit(call_deadline.tid)?;
         let entered_ns = self.stopped_call?.entered_at_ns(&mut ProcessorClocks::default())?;
         let end_ns = entered_ns.checked_add(u64::try_from(limit.limit.as_nanos()).ok()?)?;

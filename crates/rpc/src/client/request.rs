@@ -24,7 +24,7 @@ pub struct OutgoingRequest {
 }
 
 impl OutgoingRequest {
-    pub(super) fn to_head(&self, slot: u16, id: u64, oldest_pending_distance: u32, remaining_us: u32) -> RequestHead {
+    pub(super) fn to_head(self, slot: u16, id: u64, oldest_pending_distance: u32, remaining_us: u32) -> RequestHead {
         RequestHead {
             slot,
             handler: self.handler,

@@ -49,9 +49,8 @@ pub(in crate::pager) const COUNTER_COUNT: usize = 17;
 
 impl PagerCounters {
     /// The numbers in the order of the journal.
-    pub(in crate::pager) fn to_words(&self) -> [u64; COUNTER_COUNT] {
-        let mut copy = *self;
-        copy.fields_mut().map(|field| *field)
+    pub(in crate::pager) fn to_words(mut self) -> [u64; COUNTER_COUNT] {
+        self.fields_mut().map(|field| *field)
     }
 
     /// From the numbers of a journal.
