@@ -334,7 +334,7 @@ impl RunningContainer {
     /// heirs, if it has any.
     ///
     /// # Errors
-    /// [`ContainerError::Stuck`], [`ContainerError::Cgroup`]; it can be tried again.
+    /// [`ContainerError::KillTimeout`], [`ContainerError::Cgroup`]; it can be tried again.
     pub fn remove(&self) -> Result<(), ContainerError> {
         end_container(&self.id, &self.init, self.init_pid, &self.cgroup)?;
         record::remove_record(&self.records_dir, &self.id, RecordState::InUse);

@@ -130,20 +130,20 @@ pub trait Connection: Send {
     /// [`SubmitError`], before anything is sent; then there is no completion.
     fn submit_read(&mut self, request: ReadRequest) -> Result<(), SubmitError>;
 
-    /// Takes a write, as [`Connection::submit`] does a read.
+    /// Takes a write, as [`Connection::submit_read`] does a read.
     ///
     /// # Errors
-    /// As [`Connection::submit`].
+    /// As [`Connection::submit_read`].
     fn submit_write(&mut self, request: WriteRequest) -> Result<(), SubmitError>;
 
-    /// Takes a message, as [`Connection::submit`] does a read.
+    /// Takes a message, as [`Connection::submit_read`] does a read.
     ///
     /// # Errors
-    /// As [`Connection::submit`].
+    /// As [`Connection::submit_read`].
     fn submit_message(&mut self, message: MessageRequest) -> Result<(), SubmitError>;
 
     /// Sends what can be sent, receives what is there, and appends the requests that have ended. `now` is the time by
-    /// [`Connection::clock`].
+    /// [`Connection::now`].
     fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>);
 
     /// When to poll even if the descriptor did not become readable. It may lie in the past: then there is work left.

@@ -22,7 +22,7 @@ pub trait Exporter: Send + Sync {
     /// Takes a message; `from` is its sender, as the log names it.
     ///
     /// # Errors
-    /// [`Refusal::NoReceiver`], or [`Refusal::InboxFull`] where too many wait.
+    /// [`Refusal::NoReceiver`], or [`Refusal::MessageQueueFull`] where too many wait.
     fn deliver_message(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
         let _ = (from, message);
         Err(Refusal::NoReceiver)

@@ -68,7 +68,7 @@ impl MessageQueue {
     /// Puts a message at the end.
     ///
     /// # Errors
-    /// [`Refusal::InboxFull`].
+    /// [`Refusal::MessageQueueFull`].
     pub fn deliver(&self, from: &str, bytes: &[u8]) -> Result<(), Refusal> {
         let mut waiting = self.lock();
         if waiting.messages.len() >= QUEUE_MESSAGES_MAX || waiting.bytes + bytes.len() > QUEUE_BYTES_MAX {

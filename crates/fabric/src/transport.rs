@@ -51,7 +51,7 @@ pub trait Stream: fmt::Debug + Send {
         Ok(true)
     }
 
-    /// Whether what is received is proved to be what was sent, once [`Stream::shake`] is over: nobody has to look again.
+    /// Whether what is received is proved to be what was sent, once [`Stream::continue_handshake`] is over: nobody has to look again.
     fn is_integrity_protected(&self) -> bool {
         false
     }
@@ -104,7 +104,7 @@ pub trait Security: fmt::Debug + Send + Sync {
     /// Around a stream that was accepted.
     ///
     /// # Errors
-    /// As [`Security::client`].
+    /// As [`Security::wrap_client`].
     fn wrap_server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>>;
 }
 

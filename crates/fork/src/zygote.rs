@@ -128,11 +128,12 @@ pub fn is_retryable(error: &ResumeError) -> bool {
     }
 }
 
-/// Whether something took too long: that says more of the machine than of the zygote.
+/// Whether something took too long, or a file was replaced meanwhile: another attempt may succeed.
 pub fn is_late(error: &ResumeError) -> bool {
     matches!(
         error,
-        ResumeError::Restore(RestoreError::Timeout { .. }) | ResumeError::Pager(ClientError::NoReply { .. })
+        ResumeError::Restore(RestoreError::Timeout { .. } | RestoreError::ReplacedFile { .. })
+            | ResumeError::Pager(ClientError::NoReply { .. })
     )
 }
 

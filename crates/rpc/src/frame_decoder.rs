@@ -126,7 +126,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         [IoSliceMut::new(rest), IoSliceMut::new(&mut staging.bytes[staging.unparsed.end..])]
     }
 
-    /// Takes note that `count` bytes were put into the [`Inbound::spaces`].
+    /// Takes note that `count` bytes were put into the [`FrameDecoder::receive_buffers`].
     pub(crate) fn mark_received(&mut self, staging: &mut StagingBuffer, count: usize) {
         let mut into_body = 0;
         if let Some(body) = &mut self.partial_payload {

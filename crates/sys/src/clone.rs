@@ -54,7 +54,7 @@ pub struct SpawnedProcess {
 
 /// Starts `init` as process 1 of a new pid namespace, in the other namespaces of the calling thread, with a session of
 /// its own, default signal dispositions, an empty signal mask, no arguments but its name, and no environment. It is a
-/// child of the calling process (exit signal SIGCHLD), which has to [`reap`] it.
+/// child of the calling process (exit signal SIGCHLD), which has to [`reap_within`] it.
 ///
 /// # Errors
 /// As clone3(2), dup3(2), execveat(2). Nothing is left in these cases.

@@ -64,10 +64,10 @@ pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
     send_with(socket, bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
 }
 
-/// As [`send_at_once`], of the descriptor of this number, which the kernel or a predecessor put into this process's table.
+/// As [`try_send`], of the descriptor of this number, which the kernel or a predecessor put into this process's table.
 ///
 /// # Errors
-/// As [`send_at_once`]; EBADF where nothing is open under the number.
+/// As [`try_send`]; EBADF where nothing is open under the number.
 pub fn try_send_raw_fd(socket: BorrowedFd<'_>, bytes: &[u8], number: RawFd) -> io::Result<()> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -157,7 +157,7 @@ pub fn enable_sender_pid(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Receives one message without descriptors, and the pid of its sender as this process sees it: after
-/// [`tell_sender`]. Gives the message's length; 0 when the other end is gone.
+/// [`enable_sender_pid`]. Gives the message's length; 0 when the other end is gone.
 ///
 /// # Errors
 /// As recvmsg(2); `InvalidData` where the sender is not told.

@@ -30,7 +30,7 @@ impl Netlink {
     /// Sends a request, and gives the answer, with its header.
     ///
     /// # Errors
-    /// As send(2) and recv(2). What the answer says, [`failure`] tells.
+    /// As send(2) and recv(2). What the answer says, [`check_error`] tells.
     pub(crate) fn request(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         /// The kernel tells at most a page, and some of what it was asked.
         const ANSWER_BYTES_MAX: usize = 8192;

@@ -80,7 +80,7 @@ const ENTRY_IS_EXCLUSIVE: u64 = 1 << 56;
 pub enum ScanDetail {
     /// All count alike: the kernel reads the page tables only.
     Populated,
-    /// [`Region::is_file`] is told. The kernel looks at each page's own record for it, which takes five times as long.
+    /// [`PageRegion::is_file`] is told. The kernel looks at each page's own record for it, which takes five times as long.
     Owner,
 }
 

@@ -40,7 +40,7 @@ impl Drop for RealTimeGuard {
 /// Lets a thread run before all ordinary ones, and what it starts as well.
 ///
 /// # Errors
-/// As [`RealTime::enter`]; ESRCH when there is no such thread.
+/// As [`RealTimeGuard::enter`]; ESRCH when there is no such thread.
 pub fn make_real_time(tid: i32) -> io::Result<()> {
     set_policy(tid, libc::SCHED_FIFO, 1)
 }

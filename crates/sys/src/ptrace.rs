@@ -413,7 +413,7 @@ pub fn is_stopped_by_signal(tid: i32) -> io::Result<bool> {
 pub enum WaitMode {
     /// Looks, and comes back.
     NoWait,
-    /// Sleeps until a report, or until a signal comes: see [`crate::alarm`].
+    /// Sleeps until a report, or until a signal comes: see [`crate::syscall_alarm`].
     Block,
 }
 

@@ -51,7 +51,7 @@ pub fn read_filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 /// Reads an option that is a number.
 ///
 /// # Errors
-/// As [`option`]; `InvalidData` where it is no number.
+/// As [`read_option`]; `InvalidData` where it is no number.
 pub fn read_number_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<i32> {
     let value = read_option(socket, level, name)?;
     Ok(i32::from_ne_bytes(value.as_slice().try_into().map_err(|_| io::ErrorKind::InvalidData)?))

@@ -110,8 +110,10 @@ pub const IPV6_RECVHOPLIMIT: u32 = 51;
 pub const IPV6_DONTFRAG: u32 = 62;
 pub const IPV6_RECVTCLASS: u32 = 66;
 pub const IPV6_TCLASS: u32 = 67;
+pub const IPV6_AUTOFLOWLABEL: u32 = 70;
 pub const IPV6_MINHOPCOUNT: u32 = 73;
 pub const IPV6_RECVORIGDSTADDR: u32 = 74;
+pub const IPV6_FREEBIND: u32 = 78;
 
 // Options of TCP, tcp(7).
 
@@ -151,7 +153,7 @@ pub const UDP_GRO: u32 = 104;
 mod tests {
     use super::*;
 
-    /// Each number with the C library's.
+    /// Each number with the C library's: all that the `libc` crate has.
     const PAIRS: &[(u32, u32)] = &[
         (AF_UNIX, libc::AF_UNIX as u32),
         (AF_INET, libc::AF_INET as u32),
@@ -224,6 +226,7 @@ mod tests {
         (IPV6_DONTFRAG, libc::IPV6_DONTFRAG as u32),
         (IPV6_RECVTCLASS, libc::IPV6_RECVTCLASS as u32),
         (IPV6_TCLASS, libc::IPV6_TCLASS as u32),
+        (IPV6_AUTOFLOWLABEL, libc::IPV6_AUTOFLOWLABEL as u32),
         (IPV6_MINHOPCOUNT, libc::IPV6_MINHOPCOUNT as u32),
         (IPV6_RECVORIGDSTADDR, libc::IPV6_RECVORIGDSTADDR as u32),
         (TCP_NODELAY, libc::TCP_NODELAY as u32),

@@ -48,7 +48,7 @@ impl SyscallAlarm {
     /// Makes an alarm and arms it.
     ///
     /// # Errors
-    /// As [`Alarm::new`].
+    /// As [`SyscallAlarm::new`].
     pub fn armed(limit: Duration) -> io::Result<Self> {
         let alarm = Self::new()?;
         alarm.arm(limit)?;

@@ -74,7 +74,7 @@ pub enum UffdEvent {
         address: u64,
         /// Whether it wants to write.
         write: bool,
-        /// Its id in its own pid namespace; 0 where that was not asked for ([`Features::THREAD_IDS`]).
+        /// Its id in its own pid namespace; 0 where that was not asked for ([`UffdFeatures::THREAD_IDS`]).
         thread: u32,
     },
     /// The process forked; the kernel has put the copy's userfaultfd into the reader's table.
@@ -250,7 +250,7 @@ impl Userfaultfd {
     /// Maps pages that the file of a range has (UFFDIO_CONTINUE), and makes none. Nobody is woken.
     ///
     /// # Errors
-    /// [`Stopped`] at the first page that the file has not (EFAULT, where nothing was done before it).
+    /// [`RangeError`] at the first page that the file has not (EFAULT, where nothing was done before it).
     pub fn continue_range(&self, start: u64, bytes: u64) -> Result<(), RangeError> {
         let mut argument = RangeArgument { range: UffdioRange { start, bytes }, mode: CONTINUE_WITHOUT_WAKE, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x07) }, _>(&mut argument);
@@ -269,7 +269,7 @@ impl Userfaultfd {
     /// Copies `from` to the missing pages at `to` and wakes who waits for them.
     ///
     /// # Errors
-    /// [`Stopped`] at the first page that cannot be filled.
+    /// [`RangeError`] at the first page that cannot be filled.
     pub fn copy(&self, to: u64, from: &[u8]) -> Result<(), RangeError> {
         let source = from.as_ptr() as u64;
         let mut argument = CopyArgument { to, from: source, bytes: from.len() as u64, mode: 0, done: 0 };
@@ -280,7 +280,7 @@ impl Userfaultfd {
     /// Maps zeroes at missing pages and wakes who waits for them.
     ///
     /// # Errors
-    /// [`Stopped`] at the first page that cannot be filled.
+    /// [`RangeError`] at the first page that cannot be filled.
     pub fn zero(&self, start: u64, bytes: u64) -> Result<(), RangeError> {
         let mut argument = RangeArgument { range: UffdioRange { start, bytes }, mode: 0, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x04) }, _>(&mut argument);
@@ -290,7 +290,7 @@ impl Userfaultfd {
     /// Makes missing pages raise SIGBUS (EFAULT or EHWPOISON in a system call), and wakes who waits for them.
     ///
     /// # Errors
-    /// [`Stopped`] at the first page that cannot be poisoned; `Other` with EINVAL before Linux 6.6.
+    /// [`RangeError`] at the first page that cannot be poisoned; `Other` with EINVAL before Linux 6.6.
     pub fn poison(&self, start: u64, bytes: u64) -> Result<(), RangeError> {
         let mut argument = RangeArgument { range: UffdioRange { start, bytes }, mode: 0, done: 0 };
         let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x08) }, _>(&mut argument);
@@ -320,8 +320,8 @@ impl Userfaultfd {
     /// Whether the page at an address lies in an area that is registered, for missing pages alone. Nothing changes.
     ///
     /// # Errors
-    /// [`Cause::Changing`] while the process is changing its memory map, or forks, and this was not read yet;
-    /// [`Cause::Gone`].
+    /// [`RangeErrorCause::MapChanging`] while the process is changing its memory map, or forks, and this was not read yet;
+    /// [`RangeErrorCause::ProcessGone`].
     pub fn is_registered(&self, address: u64) -> Result<bool, RangeErrorCause> {
         self.is_in_one_mapping(address, 4096)
     }

@@ -51,7 +51,7 @@ pub(crate) fn print_report<Document: Serialize>(
 }
 
 /// Prints a line on standard output. Who reads it may have gone; then there is nobody to tell. Where it is lost otherwise, as on a full disk,
-/// the command fails in the end ([`is_lost`]).
+/// the command fails in the end ([`is_output_lost`]).
 pub(crate) fn print_line(text: &str) {
     let mut stdout = io::stdout().lock();
     let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());

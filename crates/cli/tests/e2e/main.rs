@@ -21,6 +21,7 @@ mod container_roots_are_reused;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
 mod disks_may_be_full;
+mod exclusive_set;
 mod fan_outs_begin_with_a_zygote;
 mod files_and_streams;
 mod files_have_contents_of_prepare;
@@ -135,6 +136,9 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
 
+/// Tests that run at once, each lane with a cluster of its own. The tests need two CPUs.
+const LANES_COUNT: usize = 2;
+
 fn main() -> ExitCode {
     close_inherited_descriptors();
     let sentences = if self_test::is_running() { self_test::SENTENCES } else { TEST_FILES };
@@ -152,9 +156,13 @@ fn main() -> ExitCode {
     require_root();
     let unknown = check_set::unknown_names(named_tests(TEST_FILES).map(|(sentence, test)| test.full_name(sentence)));
     assert!(unknown.is_empty(), "the set of `cargo xtask check` names tests that there are not: {unknown:?}");
+    let modules: Vec<&str> = TEST_FILES.iter().map(|(sentence, _)| *sentence).collect();
+    let names: Vec<String> = named_tests(TEST_FILES).map(|(sentence, test)| test.full_name(sentence)).collect();
+    let unknown = exclusive_set::unknown_names(&modules, &names);
+    assert!(unknown.is_empty(), "the set of exclusive tests names tests that there are not: {unknown:?}");
     print_skipped_tests(&arguments);
-    // One after the other: they measure pauses, and there may be two cores.
-    runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(1), &self_test::settings())
+    let lanes_count = if self_test::is_running() { 1 } else { LANES_COUNT };
+    runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(lanes_count), &self_test::settings())
 }
 
 /// Tests with the names of their sentences.
@@ -173,7 +181,11 @@ fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arg
     let has_long = arguments.ignored || arguments.include_ignored;
     let wanted = named_tests(sentences)
         .filter(|(sentence, test)| (has_long || !test.is_long()) && !arguments.is_filtered_out(&test.trial(sentence)));
-    let named = wanted.map(|(sentence, test)| Selection { name: test.full_name(sentence), test });
+    let named = wanted.map(|(sentence, test)| {
+        let name = test.full_name(sentence);
+        let is_exclusive = test.is_long() || exclusive_set::contains(sentence, &name);
+        Selection { name, test, is_exclusive }
+    });
     named.filter(|selection| check_set::contains(&selection.name)).collect()
 }
 

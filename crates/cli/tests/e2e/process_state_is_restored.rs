@@ -118,6 +118,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("own_mounts", |cluster| restored(cluster, "own_mounts")),
     Test::shared("many_descriptors", |cluster| restored(cluster, "many_descriptors")),
     Test::shared("file_locks", |cluster| restored(cluster, "file_locks")),
+    Test::shared("deleted_file_locks", |cluster| restored(cluster, "deleted_file_locks")),
     Test::shared("signal_driven_io", |cluster| restored(cluster, "signal_driven_io")),
     Test::shared("sealed_memfd", |cluster| restored(cluster, "sealed_memfd")),
     Test::shared("memfd_modes", |cluster| restored(cluster, "memfd_modes")),

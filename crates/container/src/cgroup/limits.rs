@@ -97,7 +97,7 @@ impl ContainerCgroup {
         Some(if has_met_limit(directory) { OomCause::OwnLimit } else { OomCause::NodeFull })
     }
 
-    /// As [`Self::memory_end`], of a group one of whose processes was killed. Where it has no count of its own, that of all
+    /// As [`Self::oom_cause`], of a group one of whose processes was killed. Where it has no count of its own, that of all
     /// without limits tells of as many as the kernel has killed.
     pub fn oom_cause_of_killed(&self) -> Option<OomCause> {
         match &self.unlimited {

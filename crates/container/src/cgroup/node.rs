@@ -110,7 +110,7 @@ impl NodeCgroups {
     /// those.
     ///
     /// # Errors
-    /// As [`NodeCgroups::group`].
+    /// As [`NodeCgroups::create_group`].
     pub fn template_group(&self) -> Result<ContainerCgroup, CgroupError> {
         self.create_group("templates")
     }
@@ -119,7 +119,7 @@ impl NodeCgroups {
     /// their copies are born there.
     ///
     /// # Errors
-    /// As [`NodeCgroups::group`].
+    /// As [`NodeCgroups::create_group`].
     pub fn zygote_group(&self) -> Result<ContainerCgroup, CgroupError> {
         self.create_unlimited_group("zygotes")
     }

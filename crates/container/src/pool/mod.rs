@@ -146,8 +146,8 @@ impl ContainerPool {
     /// request.
     ///
     /// # Errors
-    /// [`ContainerError::Empty`] when the time is over, [`ContainerError::Build`] when none is ready and one could not
-    /// be built, [`ContainerError::Full`] at the limit on containers, [`ContainerError::Stopping`].
+    /// [`ContainerError::PoolEmpty`] when the time is over, [`ContainerError::PoolBuild`] when none is ready and one could not
+    /// be built, [`ContainerError::TooManyContainers`] at the limit on containers, [`ContainerError::PoolStopping`].
     pub fn take(&self, kind: impl Into<ContainerSpec>, deadline: Instant) -> Result<Container, ContainerError> {
         let kind = self.shared.builder.effective_spec(kind.into());
         self.shared.take((kind, None), deadline)

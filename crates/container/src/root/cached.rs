@@ -133,7 +133,7 @@ impl CachedRoot {
     /// Gives the calling thread this root, without a `/proc`, and other namespaces of its own.
     ///
     /// # Errors
-    /// [`ContainerError::Spoilt`]: it is not as it was. All other errors are what kept us from looking.
+    /// [`ContainerError::RootChanged`]: it is not as it was. All other errors are what kept us from looking.
     pub(crate) fn enter(mut self, with_network: bool) -> Result<Self, ContainerError> {
         let entering = |cause| ContainerError::Namespace { operation: "enter the root of a container before", cause };
         namespace::unshare_with_mounts(self.mounts.as_fd(), with_network).map_err(entering)?;

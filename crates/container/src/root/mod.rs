@@ -201,7 +201,7 @@ fn idmap_for_users(point: &Path, shown: &Path, users: &ContainerUsers) -> io::Re
     Ok(shown.to_owned())
 }
 
-/// As [`mount::number_owners`], with an error that says what is wrong.
+/// As [`mount::set_idmap`], with an error that says what is wrong.
 pub(crate) fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
     mount::set_idmap(mount, users).map_err(|cause| {
         io::Error::new(cause.kind(), format!("its file system cannot show files as other users' ({cause})"))

@@ -107,7 +107,7 @@ impl FrameDecoder {
         self.body.is_some() || !self.unparsed.is_empty()
     }
 
-    /// Where to put what is received next: all of the first, then the second. Call it only when [`Inbound::next`]
+    /// Where to put what is received next: all of the first, then the second. Call it only when [`FrameDecoder::next_event`]
     /// has nothing more to give.
     pub(crate) fn receive_buffers(&mut self) -> [IoSliceMut<'_>; 2] {
         self.staging.copy_within(self.unparsed.clone(), 0);
@@ -119,7 +119,7 @@ impl FrameDecoder {
         [IoSliceMut::new(rest), IoSliceMut::new(&mut self.staging[self.unparsed.end..])]
     }
 
-    /// Takes note that `count` bytes were put into the [`Inbound::spaces`].
+    /// Takes note that `count` bytes were put into the [`FrameDecoder::receive_buffers`].
     pub(crate) fn mark_received(&mut self, count: usize) {
         let into_body = self.body.as_ref().map_or(0, |body| count.min(body.free_bytes()));
         if let Some(body) = &mut self.body {

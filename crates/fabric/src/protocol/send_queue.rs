@@ -35,7 +35,7 @@ impl SendQueue {
         self.queued_bytes
     }
 
-    /// Room for `bytes` behind what waits, of arbitrary contents; [`Outbound::commit`] makes it wait too.
+    /// Room for `bytes` behind what waits, of arbitrary contents; [`SendQueue::commit`] makes it wait too.
     pub(crate) fn reserve(&mut self, bytes: usize, pool: &mut BufferPool) -> &mut [u8] {
         let fits = self.chunks.back().is_some_and(|chunk| chunk.buffer.len() - chunk.filled_bytes >= bytes);
         if !fits {

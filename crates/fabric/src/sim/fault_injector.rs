@@ -47,7 +47,7 @@ impl FaultInjector {
         Self { world: world.clone(), nodes: nodes.to_vec(), active_faults: Vec::new(), next_fault_at: world.now() }
     }
 
-    /// When it wants [`Chaos::act`] to be called, by a clock that is right.
+    /// When it wants [`FaultInjector::apply_due`] to be called, by a clock that is right.
     pub fn next_due_at(&self) -> Instant {
         self.active_faults
             .iter()

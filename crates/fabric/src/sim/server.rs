@@ -44,7 +44,7 @@ impl SimServer {
     /// The same, with connections that something protects.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// As [`SimServer::start`].
     pub fn start_secured(
         world: &World,
         address: SimAddress,

@@ -30,7 +30,7 @@ impl TcpServer {
     /// The same, with connections that something protects.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// As [`TcpServer::start`].
     pub fn start_secured(
         listener: TcpListener,
         exporter: &Arc<dyn Exporter>,

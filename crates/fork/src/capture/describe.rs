@@ -227,7 +227,7 @@ fn apply_mapping_flags(
 }
 
 /// The pages that a process offers hold what it has there; a clone gets its place in the OOM order. Those that were mapped in a parent go
-/// ([`Leftovers`] has a clone's).
+/// ([`LeftoverPages`] has a clone's).
 fn restore_offered_pages(
     template_process: &TemplateProcess,
     captured_process: &CapturedProcess,

@@ -169,10 +169,10 @@ pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTre
 //                                                   state/inherited_state: read from it before the answer
 //         ─▶ answer; then describe ── template/flag_probe, memory, state: read from the template
 /// Starts to capture a process; `observer` hears that it was begun, and then that it was completed, each
-/// within the limit and [`GRACE`].
+/// within the limit and [`TIMEOUT_GRACE`].
 ///
 /// # Errors
-/// [`CaptureError::Thread`]; all others are the observer's to hear.
+/// [`CaptureError::ThreadStart`]; all others are the observer's to hear.
 pub fn start_capture(
     pid: i32,
     options: CaptureOptions,
@@ -182,12 +182,12 @@ pub fn start_capture(
 }
 
 /// The same in the calling [tracer](spawn_tracer), which then is the template's: this returns when the template has ended, or when
-/// nothing was captured. [`warm_up`] before spares the capture the thread's first steps.
+/// nothing was captured. [`warm_up_thread`] before spares the capture the thread's first steps.
 pub fn capture_and_hold(pid: i32, options: CaptureOptions, observer: Box<dyn CaptureCallbacks>) {
     tracer::owner_thread::run_job(pid, options, observer);
 }
 
-/// Starts a tracer, in which [`hold`] may be called: what it has stopped is let go as it was, also where this process is killed.
+/// Starts a tracer, in which [`capture_and_hold`] may be called: what it has stopped is let go as it was, also where this process is killed.
 /// It is a process of its own with the memory and the open files of this one, whose thread `name` waits for its end.
 ///
 /// # Errors
@@ -201,7 +201,7 @@ pub fn warm_up_thread() {
     tracer::thread_pool::warm_up();
 }
 
-/// From now on a few threads are ready to capture, for [`start`]: for a daemon, which will be asked to.
+/// From now on a few threads are ready to capture, for [`start_capture`]: for a daemon, which will be asked to.
 pub fn enable_thread_pool() {
     tracer::thread_pool::fill_pool();
 }

@@ -31,7 +31,7 @@ impl Image {
     /// Opens an image, and looks whether it is whole.
     ///
     /// # Errors
-    /// [`ImageError::Read`], [`ImageError::Damaged`].
+    /// [`ImageError::Read`], [`ImageError::Corrupt`].
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let unreadable = |source| ImageError::Read { path: path.to_owned(), source };
         let damaged = |what: String| ImageError::Corrupt { path: path.to_owned(), what };

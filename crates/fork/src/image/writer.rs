@@ -17,7 +17,7 @@ use super::page_index::PageIndex;
 /// Pages read and written at a time: 1 MiB, between two looks whether the image is still wanted.
 const CHUNK_PAGES: u64 = 256;
 
-/// One in so many blocks of the file system stays free, up to [`FREE_BYTES`]: others write there too, and most file systems slow
+/// One in so many blocks of the file system stays free, up to [`FREE_BYTES_MAX`]: others write there too, and most file systems slow
 /// down when full.
 const FREE_FRACTION: u64 = 20;
 

@@ -45,7 +45,7 @@ pub(super) enum Lane {
     Bulk,
 }
 
-/// An owner's key in [`Owners`].
+/// An owner's key in [`OwnerConnections`].
 pub(super) type OwnerKey = u64;
 
 /// Slots of an address space.
@@ -187,7 +187,7 @@ impl OwnerConnections {
     /// The node at this address, for one more user; tells whether it is new, so that its connections are to be watched.
     ///
     /// # Errors
-    /// As [`Connect`].
+    /// As [`OwnerConnector`].
     pub(super) fn attach(&mut self, address: &Address, node: &NodeName) -> io::Result<(OwnerKey, bool)> {
         let is_it = |owner: &OwnerConnection| owner.address == *address && owner.node == *node;
         if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| is_it(owner)) {

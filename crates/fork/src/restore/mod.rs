@@ -210,6 +210,12 @@ pub enum RestoreError {
         /// What is wrong with it.
         cause: io::Error,
     },
+    /// A file was replaced while the process was restored: it may map either one.
+    #[error("{path} was replaced meanwhile; try again")]
+    ReplacedFile {
+        /// As the process sees it.
+        path: String,
+    },
     /// No hole in the address space.
     #[error("no hole of {bytes} bytes is left in the seed's address space for the restorer")]
     NoFreeRange {

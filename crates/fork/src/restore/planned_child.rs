@@ -46,7 +46,7 @@ pub struct ChildSpec<'a> {
     pub shared: SharedContents,
     /// Stands for the socket at which the parent waited to be told what it is, with the answer in it.
     pub checkpoint_socket: Option<OwnedFd>,
-    /// Path of the payload inside the container, which the child also finds open as [`PAYLOAD_FD`].
+    /// Path of the payload inside the container, which the child also finds open as [`super::file_descriptors::PAYLOAD_FD`].
     pub payload: Option<&'a Path>,
     /// Whether the child waits, complete, before its first instruction.
     pub paused: bool,

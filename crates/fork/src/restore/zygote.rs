@@ -13,7 +13,7 @@ use farfork_sys::fd_passing;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, Extent, Mapping, ProcessRelations};
 
-use super::address_space::PlanScope;
+use super::address_space::{PlanScope, find_matching_files};
 use super::passed_objects::PassedObjects;
 use super::plan::PlanOptions;
 use super::planned_child::{PlannedChild, RestoredProcess};
@@ -38,6 +38,9 @@ pub struct ZygoteRegion(pub(super) (u64, u64));
 #[derive(Debug)]
 pub struct PlannedZygote<'a> {
     descriptor: &'a Descriptor,
+    node: &'a LocalNode,
+    /// For each mapped file, whether it was that of the capture before the plan was compiled.
+    matching_files: Vec<bool>,
     plans: TreePlan,
 }
 
@@ -87,7 +90,7 @@ impl<'a> PlannedZygote<'a> {
     /// A mismatch of CPU, kernel or files; nothing was started.
     pub fn new(
         descriptor: &'a Descriptor,
-        node: &LocalNode,
+        node: &'a LocalNode,
         (stub_pid, control): (i32, BorrowedFd<'_>),
     ) -> Result<Self, RestoreError> {
         processor_compatibility::check_processor(&descriptor.origin, node)?;
@@ -107,8 +110,9 @@ impl<'a> PlannedZygote<'a> {
             bridge: None,
             scope: PlanScope::Zygote,
         };
+        let matching_files = find_matching_files(descriptor, node);
         let plans = process_tree::compile(&bare, node, &stub, &PassedObjects::empty(), &plan_options)?;
-        Ok(Self { descriptor, plans })
+        Ok(Self { descriptor, node, matching_files, plans })
     }
 
     /// The addresses whose pages the pager must serve, ascending.
@@ -144,7 +148,19 @@ impl<'a> PlannedZygote<'a> {
         fd_passing::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
         stub::send_request(control, &request, self.descriptor)?;
         stub::wait_restored(control, limit, self.descriptor)?;
+        self.check_mapped_files()?;
         Ok(ZygoteRegion(self.plans.region))
+    }
+
+    /// Checks that the zygote maps the files of the capture. The stub opens them by path, and a file may be replaced
+    /// between the look of the plan and that. A zygote is made when its seed's user may already replace files.
+    fn check_mapped_files(&self) -> Result<(), RestoreError> {
+        let found = find_matching_files(self.descriptor, self.node);
+        let replaced = self.matching_files.iter().zip(found).position(|(before, after)| *before != after);
+        match replaced {
+            Some(index) => Err(RestoreError::ReplacedFile { path: self.descriptor.mapped_files[index].path.clone() }),
+            None => Ok(()),
+        }
     }
 }
 

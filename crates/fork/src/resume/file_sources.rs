@@ -170,7 +170,7 @@ impl SeedSource {
     /// The seed with the files of the capture for a child that is started now on `node`; `None` where all are at their paths.
     ///
     /// # Errors
-    /// [`ResumeError::File`] names the file that cannot be had as it was.
+    /// [`ResumeError::UnavailableFile`] names the file that cannot be had as it was.
     pub fn with_captured_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
         let checked_at = Instant::now();
         let descriptor = &*self.descriptor;

@@ -48,7 +48,7 @@ pub struct ResumeRequest<'a> {
     pub container: &'a Container,
     /// Its standard streams.
     pub streams: StandardStreams,
-    /// Where its container's stub leaves its wait status: of [`make_status_file`].
+    /// Where its container's stub leaves its wait status: of [`create_status_file`].
     pub status_file: OwnedFd,
     /// Where its parent waited to be told what it is: a socket with the answer in it.
     pub checkpoint_socket: Option<OwnedFd>,

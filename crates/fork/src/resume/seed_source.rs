@@ -93,7 +93,7 @@ pub struct SeedSource {
     pub connections: Arc<OwnerConnectionPool>,
     /// Its state.
     pub descriptor: Arc<Descriptor>,
-    /// What it has in common with other seeds of its parent ([`Descriptor::lineage`]).
+    /// What it has in common with other seeds of its parent (the identity of its process).
     pub lineage: Arc<str>,
     local: LocalSeeds,
     pub(super) file_checks: Arc<FileCheckCache>,

@@ -41,7 +41,7 @@ pub enum ConnectionError {
     NoResponse,
 }
 
-/// A client of one server. Nothing here blocks but [`Client::wait`].
+/// A client of one server. Nothing here blocks but [`Client::wait_ready`].
 ///
 /// A caller submits, polls, and waits when a poll told of nothing. The connection is made when there is something to
 /// ask, and made again when it breaks; what is unanswered is asked again, and executed once.
@@ -253,7 +253,7 @@ impl Client {
         }
     }
 
-    /// The socket of the moment, for callers that wait for several clients at once; [`Client::connections`] tells when
+    /// The socket of the moment, for callers that wait for several clients at once; [`Client::connection_count`] tells when
     /// it is another.
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().and_then(|stream| stream.socket())

@@ -254,7 +254,7 @@ impl ClientProtocol {
         }
     }
 
-    /// When [`Core::advance`] has something to do.
+    /// When [`ClientProtocol::advance`] has something to do.
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         let owed =
             self.state != ConnectionState::Down && (self.unanswered > 0 || self.state == ConnectionState::Greeting);

@@ -14,7 +14,7 @@ use crate::frame_decoder::StagingBuffer;
 const UNACKNOWLEDGED_BYTES_MAX: usize = 256 << 10;
 
 impl ClientProtocol {
-    /// Prepares the staging area for what was kept; then come [`Core::spaces`].
+    /// Prepares the staging area for what was kept; then come [`ClientProtocol::receive_buffers`].
     pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.restore_partial(staging);
     }

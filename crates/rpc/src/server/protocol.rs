@@ -110,7 +110,7 @@ impl ServerProtocol {
         self.sessions.unsent_bytes() >= SEND_QUEUE_BYTES_MAX
     }
 
-    /// Prepares the staging area for what was kept; then come [`Peer::spaces`].
+    /// Prepares the staging area for what was kept; then come [`ServerProtocol::receive_buffers`].
     pub(crate) fn restore_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.restore_partial(staging);
     }

@@ -96,7 +96,7 @@ pub fn move_process(group: &Path, pid: i32) -> io::Result<()> {
 /// Moves the calling thread alone into a version 1 group; what it starts, threads and processes, is born there.
 ///
 /// # Errors
-/// As [`join`].
+/// As [`move_process`].
 pub fn move_thread(group: &Path) -> io::Result<()> {
     write(group, "tasks", "0")
 }

@@ -12,7 +12,7 @@ use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, feature
 pub struct ProcessorFeatures {
     /// State components that the kernel has enabled, and the bytes that an XSAVE of all of them writes.
     pub state: ExtendedState,
-    /// Instruction sets, as [`features`] reads them.
+    /// Instruction sets, as [`features()`] reads them.
     pub features: [u32; FEATURE_WORDS],
 }
 

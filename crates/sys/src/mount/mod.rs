@@ -71,7 +71,7 @@ pub const SOURCE: &str = "farfork";
 /// calling thread's namespace.
 ///
 /// # Errors
-/// As [`create`]; `InvalidInput` where a path is not UTF-8, which file system options must be here.
+/// As [`create_filesystem`]; `InvalidInput` where a path is not UTF-8, which file system options must be here.
 pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) -> io::Result<OwnedFd> {
     let text = |path: &Path| Ok::<_, io::Error>(path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned());
     // A lower directory is one of a colon-separated list; the others are taken as they are.
@@ -93,7 +93,7 @@ pub fn clone_mount(path: &Path, depth: MountDepth) -> io::Result<OwnedFd> {
     Ok(open_tree(CWD, path, flags)?)
 }
 
-/// Attaches what [`create`] and [`copy`] gave, at `point`.
+/// Attaches what [`create_filesystem`] and [`clone_mount`] gave, at `point`.
 ///
 /// # Errors
 /// As move_mount(2).
@@ -102,7 +102,7 @@ pub fn attach(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, point, flags)?)
 }
 
-/// Has what [`copy`] gave show the owners of its files as the user namespace `users` numbers them: what belongs to 0 on the file
+/// Has what [`clone_mount`] gave show the owners of its files as the user namespace `users` numbers them: what belongs to 0 on the file
 /// system is of the one who is 0 inside, on all its mounts.
 ///
 /// # Errors

@@ -52,7 +52,7 @@ impl MountPoint {
     }
 }
 
-/// Removes the directory if it was made by [`MountPoint::hold`] and nobody holds it any more; tells whether it did.
+/// Removes the directory if it was made by [`MountPoint::acquire`] and nobody holds it any more; tells whether it did.
 pub fn remove_unused(path: &Path) -> bool {
     let Ok(directory) = File::open(path) else { return false };
     let mark = path.join(MARKER_FILE);

@@ -115,7 +115,7 @@ fn move_mount_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, 
 /// Mounts of the namespace that the process's main thread is in.
 ///
 /// # Errors
-/// As [`of_this_thread`].
+/// As [`read_thread_mounts`].
 pub fn read_own_mounts() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/self/mountinfo")?)
 }
@@ -123,7 +123,7 @@ pub fn read_own_mounts() -> io::Result<Vec<Mount>> {
 /// Mounts as a process sees them; those outside of its root are left out.
 ///
 /// # Errors
-/// As [`of_this_thread`]; the process has ended.
+/// As [`read_thread_mounts`]; the process has ended.
 pub fn read_mounts_of(pid: i32) -> io::Result<Vec<Mount>> {
     parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?)
 }

@@ -22,7 +22,7 @@ pub fn is_same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
 /// Whether a descriptor of one process and one of another, each `(pid, number)`, lead to one open file description.
 ///
 /// # Errors
-/// As [`same_open_file`].
+/// As [`is_same_open_file`].
 pub fn is_same_open_file_across(a: (i32, u32), b: (i32, u32)) -> io::Result<bool> {
     kcmp_equal((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))
 }
@@ -30,7 +30,7 @@ pub fn is_same_open_file_across(a: (i32, u32), b: (i32, u32)) -> io::Result<bool
 /// How the open file descriptions of two such descriptors are ordered, as the kernel orders all of them: equal where they are one.
 ///
 /// # Errors
-/// As [`same_open_file`].
+/// As [`is_same_open_file`].
 pub fn compare_open_files(a: (i32, u32), b: (i32, u32)) -> io::Result<Ordering> {
     Ok(match kcmp((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))? {
         0 => Ordering::Equal,

@@ -50,7 +50,7 @@ pub fn all_pids() -> io::Result<Vec<i32>> {
     numeric_entries("/proc")
 }
 
-/// How many threads a process has: cheaper than [`threads`].
+/// How many threads a process has: cheaper than [`thread_ids`].
 ///
 /// # Errors
 /// NotFound when the process has ended.

@@ -57,7 +57,7 @@ pub struct ProcStatus {
     pub voluntary_switches: u64,
 }
 
-/// CPUs as [`Status::cpus`] has them, in the way of cpuset(7): `0-3,8`.
+/// CPUs as [`ProcStatus::cpus`] has them, in the way of cpuset(7): `0-3,8`.
 pub fn format_cpu_list(cpus: &[u32]) -> String {
     let has = |cpu: usize| cpus.get(cpu / 32).is_some_and(|word| word & 1 << (cpu % 32) != 0);
     let (mut list, mut cpu, end) = (Vec::new(), 0, cpus.len() * 32);

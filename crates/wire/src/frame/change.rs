@@ -107,7 +107,7 @@ impl<'a> Change<'a> {
     /// Reads the body of a change whose checksums agree.
     ///
     /// # Errors
-    /// [`FrameError::Kind`] for what is no change, [`FrameError::Body`] for what makes no sense.
+    /// [`FabricFrameError::UnexpectedKind`] for what is no change, [`FabricFrameError::InvalidBody`] for what makes no sense.
     pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FabricFrameError> {
         let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         match header.kind {

@@ -117,7 +117,7 @@ impl Header {
     /// The header for a body of so many bytes that has no checksum.
     ///
     /// # Panics
-    /// As [`Header::of`].
+    /// As [`Header::for_body`].
     pub(super) fn without_checksum(kind: FrameKind, id: u64, body_bytes: usize) -> Self {
         assert!(body_bytes <= kind.body_bytes_max(), "a {kind:?} frame of {body_bytes} bytes");
         Self { kind, body_bytes: body_bytes as u32, id, body_crc: 0 }
@@ -138,7 +138,7 @@ impl Header {
     /// From bytes that may be damaged or hostile. The length it gives is within the limit of its kind.
     ///
     /// # Errors
-    /// [`FrameError::HeaderChecksum`], [`FrameError::Kind`] or [`FrameError::TooLong`].
+    /// [`FabricFrameError::HeaderChecksum`], [`FabricFrameError::UnexpectedKind`] or [`FabricFrameError::TooLong`].
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FabricFrameError> {
         let mut fields = FieldReader(bytes);
         let word = |field: Option<u32>| field.expect("a header holds its fields");
@@ -160,7 +160,7 @@ impl Header {
     /// Whether `body` is what was sent.
     ///
     /// # Errors
-    /// [`FrameError::BodyChecksum`].
+    /// [`FabricFrameError::BodyChecksum`].
     pub fn check_body(&self, body: &[u8]) -> Result<(), FabricFrameError> {
         self.check_body_crc(crc32c::crc32c(body))
     }
@@ -168,7 +168,7 @@ impl Header {
     /// The same for a checksum that the receiver took while the body arrived.
     ///
     /// # Errors
-    /// [`FrameError::BodyChecksum`].
+    /// [`FabricFrameError::BodyChecksum`].
     pub fn check_body_crc(&self, crc: u32) -> Result<(), FabricFrameError> {
         if crc == self.body_crc { Ok(()) } else { Err(FabricFrameError::BodyChecksum { id: self.id }) }
     }

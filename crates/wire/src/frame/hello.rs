@@ -25,7 +25,7 @@ pub fn encode_hello() -> [u8; HELLO_BYTES] {
 /// Checks a peer's greeting.
 ///
 /// # Errors
-/// [`FrameError::Foreign`], [`FrameError::HelloChecksum`] or [`FrameError::Version`].
+/// [`FabricFrameError::BadMagic`], [`FabricFrameError::HelloChecksum`] or [`FabricFrameError::Version`].
 pub fn decode_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), FabricFrameError> {
     let mut fields = FieldReader(bytes);
     if fields.take() != Some(&MAGIC) {

@@ -14,7 +14,7 @@ pub(super) const DATA_BYTES_MAX: usize = READ_BYTES_MAX + DATA_TRAILER_BYTES;
 pub(super) const REFUSED_BYTES: usize = 8;
 pub(super) const GRANTED_BYTES_MAX: usize = GRANTS_MAX * GRANT_BYTES;
 
-/// Why the owner does not do what was asked for. Each is final but [`Refusal::InboxFull`]: asking again gives the same
+/// Why the owner does not do what was asked for. Each is final but [`Refusal::MessageQueueFull`]: asking again gives the same
 /// answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -164,7 +164,7 @@ impl<'a> Reply<'a> {
     /// Reads the body of a reply whose checksums agree.
     ///
     /// # Errors
-    /// [`FrameError::Kind`] for a request, [`FrameError::Body`] for what makes no sense.
+    /// [`FabricFrameError::UnexpectedKind`] for a request, [`FabricFrameError::InvalidBody`] for what makes no sense.
     pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FabricFrameError> {
         let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         match header.kind {

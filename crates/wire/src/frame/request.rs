@@ -142,7 +142,7 @@ impl Request {
     /// Reads the body of a request whose checksums agree.
     ///
     /// # Errors
-    /// [`FrameError::Kind`] for a reply or a change, [`FrameError::Body`] for what makes no sense.
+    /// [`FabricFrameError::UnexpectedKind`] for a reply or a change, [`FabricFrameError::InvalidBody`] for what makes no sense.
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, FabricFrameError> {
         let fail = |what| FabricFrameError::InvalidBody { kind: header.kind, what };
         if !matches!(header.kind, FrameKind::Open | FrameKind::Read | FrameKind::AskGrants) {

@@ -96,7 +96,7 @@ impl RequestHead {
         REQUEST_HEAD_BYTES + if self.has_payload_crc { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes it to the front of `frame`, which holds [`RequestHead::bytes`] and the payload, unless that lies `apart`.
+    /// Writes it to the front of `frame`, which holds [`RequestHead::head_bytes`] and the payload, unless that lies `apart`.
     ///
     /// # Panics
     /// When the frame is too short or the payload too long: the sender must not build such frames.

@@ -41,7 +41,7 @@ impl VersionRange {
     /// What a greeting says.
     ///
     /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::HelloChecksum`], or [`FrameError::Sense`].
+    /// [`RpcFrameError::BadMagic`], [`RpcFrameError::HelloChecksum`], or [`RpcFrameError::Invalid`].
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, RpcFrameError> {
         if bytes[..8] != MAGIC {
             return Err(RpcFrameError::BadMagic);
@@ -61,7 +61,7 @@ impl VersionRange {
     /// The version to speak with a peer: the newest that both know.
     ///
     /// # Errors
-    /// [`FrameError::Version`] where there is none.
+    /// [`RpcFrameError::Version`] where there is none.
     pub fn negotiate(self, theirs: Self) -> Result<u16, RpcFrameError> {
         let version = self.newest.min(theirs.newest);
         let known = version >= self.oldest.max(theirs.oldest);

@@ -54,7 +54,7 @@ impl ReplyHead {
         REPLY_HEAD_BYTES + if checked { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes it to the front of `frame`, which holds [`ReplyHead::bytes`] and the payload, unless that lies `apart`.
+    /// Writes it to the front of `frame`, which holds [`ReplyHead::head_bytes`] and the payload, unless that lies `apart`.
     ///
     /// # Panics
     /// When the frame is too short or the payload too long: the sender must not build such frames.

@@ -42,6 +42,8 @@ const LOGS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct Selection {
     pub(crate) name: String,
     pub(crate) test: &'static Test,
+    /// Nothing runs next to it.
+    pub(crate) is_exclusive: bool,
 }
 
 /// Settings that the runner's own tests change.
@@ -148,7 +150,7 @@ impl RunContext {
     }
 }
 
-/// Runs the tests in `lanes_count` workers at once; prints how they end.
+/// Runs the tests in `lanes_count` workers at once, then exclusive ones one by one; prints how they end.
 pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSettings) -> ExitCode {
     // Of some tests the user can ask for more than usual, which has a limit of its own.
     let is_long = |test: &Test| test.is_long() || test.limit() > RUN_LIMIT;
@@ -172,7 +174,9 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
 
     println!("running {} tests", tests.len());
     let report = Mutex::new(RunReport::default());
-    let timed_out = run_lanes(&run, tests, lanes_count, &report);
+    let (exclusive, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|selection| selection.is_exclusive);
+    let mut timed_out = run_lanes(&run, others, lanes_count, &report);
+    timed_out.extend(run_lanes(&run, exclusive, 1, &report));
     let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     retry(&run, timed_out, &mut report);
     let _held = run.lock_workers();

@@ -116,7 +116,7 @@ impl SimConnectAttempt {
         }
     }
 
-    /// Whether [`Dialling::finish`] would say something.
+    /// Whether [`SimConnectAttempt::poll`] would say something.
     pub fn is_ready(&self) -> bool {
         let answered = |stream: &SimStream| {
             stream

@@ -168,7 +168,7 @@ impl SigreturnFrame {
 }
 
 /// Has the leader's registers lead to its rescue, and then blocks its signals: who is killed in between leaves no thread whose
-/// signals nobody unblocks. To be followed by [`leave`], whatever comes of it.
+/// signals nobody unblocks. To be followed by [`disarm_leader`], whatever comes of it.
 pub(in crate::capture) fn arm_leader(
     leader: &StoppedThread,
     end: EndSignal,

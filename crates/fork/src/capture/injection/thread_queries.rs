@@ -191,7 +191,7 @@ pub(in crate::capture) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
     AltStack { base: read_word(bytes, 0), flags: read_word(bytes, 8) as u32 & !SS_ONSTACK, bytes: read_word(bytes, 16) }
 }
 
-/// What [`time_stamps_call`] wrote.
+/// What [`tsc_mode_call`] wrote.
 pub(in crate::capture) fn parse_tsc_forbidden(bytes: &[u8], at: usize) -> bool {
     const PR_TSC_SIGSEGV: u32 = 2;
     read_word(bytes, at) as u32 == PR_TSC_SIGSEGV

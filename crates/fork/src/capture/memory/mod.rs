@@ -78,7 +78,7 @@ fn is_deleted(path: &[u8]) -> bool {
     path.ends_with(DELETED_SUFFIX)
 }
 
-/// Whether an area is in huge pages of hugetlbfs, as a map tells that [`FileSystems`] has marked.
+/// Whether an area is in huge pages of hugetlbfs, as a map tells that [`FileSystemCache`] has marked.
 fn is_hugetlb(entry: &MapEntry) -> bool {
     entry.has_flag(HUGETLB_FLAG)
 }

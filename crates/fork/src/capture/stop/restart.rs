@@ -128,7 +128,7 @@ pub(crate) fn is_interrupted(registers: &Registers) -> bool {
     is_in_call(registers) && INTERRUPTED_RESULTS.contains(&(registers.rax as i64))
 }
 
-/// Whether the kernel would restart a call with its whole time limit: one that [`for_parent`] restarts, now or before; then the rest
+/// Whether the kernel would restart a call with its whole time limit: one that [`parent_registers`] restarts, now or before; then the rest
 /// of its time is for us to measure.
 pub(crate) fn restarts_full_timeout(registers: &Registers) -> bool {
     is_cut_short(registers) || CallMark::from_registers(registers).is_some() && is_interrupted(registers)

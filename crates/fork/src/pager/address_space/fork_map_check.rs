@@ -67,7 +67,7 @@ impl AddressSpace {
     /// thought; its own changes are to be made to that again.
     ///
     /// # Errors
-    /// [`Cause::Changing`] where a change of its own is to be heard first; [`Cause::Gone`].
+    /// [`RangeErrorCause::MapChanging`] where a change of its own is to be heard first; [`RangeErrorCause::ProcessGone`].
     pub(in crate::pager) fn resolve_fork_map(&self, populated: &SlotIndex) -> Result<Option<PageMap>, RangeErrorCause> {
         let Some(unresolved_fork) =
             self.unresolved_fork.as_ref().filter(|unresolved_fork| unresolved_fork.has_changes())

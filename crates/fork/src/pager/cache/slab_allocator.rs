@@ -30,7 +30,7 @@ struct Slab {
     seed: Option<Arc<SeedKey>>,
     /// The pages, in the order of their frames.
     pages: Vec<PageKey>,
-    /// When it was used last, by the clock of [`Slabs`].
+    /// When it was used last, by the clock of [`SlabAllocator`].
     last_used: u64,
 }
 

@@ -367,7 +367,7 @@ impl Child {
         counters.bytes_same_host += if same_host { bytes } else { 0 };
     }
 
-    /// Counts what [`Self::install`] did, which began at `began`, when so many pages had been fetched.
+    /// Counts what [`Self::install_pages`] did, which began at `began`, when so many pages had been fetched.
     pub(super) fn count_installed_pages(
         &mut self,
         read: &PageRead,

@@ -69,7 +69,7 @@ impl StubQueue {
     /// Puts a userfaultfd there.
     ///
     /// # Errors
-    /// As [`Self::add_forked`].
+    /// As [`Self::add_by_number`].
     pub(in crate::pager) fn add(&mut self, space: AddressSpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
         self.add_by_number(space, uffd.as_raw_fd())
     }
@@ -91,7 +91,7 @@ impl StubQueue {
     /// A copy of each userfaultfd that is there.
     ///
     /// # Errors
-    /// As [`Self::rotate`].
+    /// As [`Self::prune`].
     pub(in crate::pager) fn duplicate_userfaultfds(&mut self) -> io::Result<BTreeMap<AddressSpaceId, OwnedFd>> {
         let mut copies = BTreeMap::new();
         self.rotate_messages(|space, uffd| {

@@ -30,7 +30,7 @@ impl Child {
         }
     }
 
-    /// As [`Self::note_stub_queue`], of a queue in which nothing is yet.
+    /// As [`Self::set_stub_queue`], of a queue in which nothing is yet.
     pub(super) fn fill_stub_queue(&mut self, queue: OwnedFd) -> io::Result<()> {
         if self.stub_queue.is_some() {
             return Ok(());

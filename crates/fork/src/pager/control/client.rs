@@ -82,10 +82,10 @@ impl PagerClient {
         Self { socket: run_dir.join(SOCKET_FILE), idle_connections: Arc::default() }
     }
 
-    /// As [`Self::begin_adoption`], and waits for it.
+    /// As [`Self::start_adoption`], and waits for it.
     ///
     /// # Errors
-    /// As [`Adoption::wait`].
+    /// As [`PendingAdoption::wait`].
     pub fn adopt(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> Result<(), ClientError> {
         self.start_adoption(child, child_dir, uffd_socket).wait()
     }
@@ -103,7 +103,7 @@ impl PagerClient {
     /// process. `stub_queue` gets its userfaultfd, too. No other copy of the zygote may be made meanwhile.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where the zygote's own memory is lost, or the plan is another's; [`ClientError::Silent`].
+    /// [`ClientError::Refused`] where the zygote's own memory is lost, or the plan is another's; [`ClientError::NoReply`].
     pub fn transfer(
         &self,
         zygote: &ChildId,
@@ -118,7 +118,7 @@ impl PagerClient {
     /// for itself.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] for a zygote that is not served, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] for a zygote that is not served, [`ClientError::NoReply`].
     pub fn is_zygote_filling(&self, zygote: &ChildId) -> Result<bool, ClientError> {
         match self.call(&PagerRequest::IsZygoteFilling { zygote: zygote.clone() }, &[])? {
             PagerReply::ZygoteFilling(is_filling) => Ok(is_filling),
@@ -130,7 +130,7 @@ impl PagerClient {
     /// directory be removed. Gives what was done for it, where it was known.
     ///
     /// # Errors
-    /// [`ClientError::StillRunning`], [`ClientError::Silent`].
+    /// [`ClientError::StillRunning`], [`ClientError::NoReply`].
     pub fn release(&self, child: &ChildId) -> Result<Option<PagerCounters>, ClientError> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         loop {
@@ -157,7 +157,7 @@ impl PagerClient {
     /// What the pager is, and whom it trusts.
     ///
     /// # Errors
-    /// [`ClientError::Form`], [`ClientError::Silent`].
+    /// [`ClientError::VersionMismatch`], [`ClientError::NoReply`].
     pub fn hello(&self) -> Result<PagerHello, ClientError> {
         match self.call(&PagerRequest::Hello, &[])? {
             PagerReply::Hello(hello) => Ok(hello),
@@ -169,7 +169,7 @@ impl PagerClient {
     /// takes its place, as if it had been killed, and its children wait meanwhile.
     ///
     /// # Errors
-    /// [`ClientError::Trusting`]; [`ClientError::Silent`], also where it cannot use what it is told to.
+    /// [`ClientError::TrustPolicy`]; [`ClientError::NoReply`], also where it cannot use what it is told to.
     pub fn set_trust_policy(&self, policy: &TrustPolicy) -> Result<(), ClientError> {
         let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
         policy.write(run_dir).map_err(ClientError::TrustPolicy)?;
@@ -190,7 +190,7 @@ impl PagerClient {
     /// What was done for a child.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
     pub fn stats(&self, child: &ChildId) -> Result<PagerStats, ClientError> {
         match self.call(&PagerRequest::Stats { child: child.clone() }, &[])? {
             PagerReply::Stats(stats) => Ok(stats),
@@ -202,7 +202,7 @@ impl PagerClient {
     /// child's own process: the kernel serves it alone once it has settled.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
     pub fn settle(&self, child: &ChildId, begin: bool, pid: i32) -> Result<SettleProgress, ClientError> {
         match self.call(&PagerRequest::Settle { child: child.clone(), begin, pid }, &[])? {
             PagerReply::SettleProgress(progress) => Ok(progress),
@@ -213,7 +213,7 @@ impl PagerClient {
     /// What the cache of pages holds.
     ///
     /// # Errors
-    /// [`ClientError::Silent`].
+    /// [`ClientError::NoReply`].
     pub fn cache_stats(&self) -> Result<CacheStats, ClientError> {
         match self.call(&PagerRequest::CacheStats, &[])? {
             PagerReply::CacheStats(stats) => Ok(stats),
@@ -225,7 +225,7 @@ impl PagerClient {
     /// over is told once; another call begins anew.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] without a usable plan, [`ClientError::NoReply`].
     pub fn prewarm(&self, seed: &SeedId, dir: &Path) -> Result<PrewarmProgress, ClientError> {
         match self.call(&PagerRequest::Prewarm { seed: seed.clone(), dir: dir.to_owned() }, &[])? {
             PagerReply::PrewarmProgress(progress) => Ok(progress),
@@ -237,7 +237,7 @@ impl PagerClient {
     /// whose limit changes begins anew.
     ///
     /// # Errors
-    /// [`ClientError::Silent`], [`ClientError::CacheLimit`].
+    /// [`ClientError::NoReply`], [`ClientError::CacheLimit`].
     pub fn set_cache_limit(&self, bytes_max: u64) -> Result<CacheStats, ClientError> {
         let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
         cache::limit::write_cache_limit(run_dir, bytes_max).map_err(ClientError::CacheLimit)?;
@@ -247,7 +247,7 @@ impl PagerClient {
     /// The children that are served, ascending, also those that have ended but were not released.
     ///
     /// # Errors
-    /// [`ClientError::Silent`].
+    /// [`ClientError::NoReply`].
     pub fn list_children(&self) -> Result<Vec<ChildId>, ClientError> {
         let mut all = Vec::new();
         loop {
@@ -262,7 +262,7 @@ impl PagerClient {
     /// Ends pager and keeper, and waits until they have gone, at most `limit`.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] while children run, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] while children run, [`ClientError::NoReply`].
     pub fn stop(&self, limit: Duration) -> Result<(), ClientError> {
         let deadline = Instant::now() + limit;
         self.call(&PagerRequest::Stop, &[])?;
@@ -283,7 +283,7 @@ impl PagerClient {
     /// processes were lost: nobody held their userfaultfds, so that they have read zeroes since.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where it cannot be served, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] where it cannot be served, [`ClientError::NoReply`].
     pub fn reclaim(&self, child: &ChildId, child_dir: &Path, queue: BorrowedFd<'_>) -> Result<usize, ClientError> {
         let request = PagerRequest::Reclaim { child: child.clone(), dir: child_dir.to_owned() };
         match self.call(&request, &[queue])? {
@@ -295,7 +295,7 @@ impl PagerClient {
     /// Which number the next address space of a child gets: the one that a process of it forks.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
     pub fn next_space_id(&self, child: &ChildId) -> Result<u32, ClientError> {
         match self.call(&PagerRequest::NextSpace { child: child.clone() }, &[])? {
             PagerReply::SpaceId(Some(space)) => Ok(space),
@@ -306,7 +306,7 @@ impl PagerClient {
     /// The space of a child, not older than `since`, in which the page at this address is mapped.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where there are several, or the child is not served; [`ClientError::Silent`].
+    /// [`ClientError::Refused`] where there are several, or the child is not served; [`ClientError::NoReply`].
     pub fn find_space(&self, child: &ChildId, since: u32, address: u64) -> Result<Option<u32>, ClientError> {
         match self.call(&PagerRequest::FindSpace { child: child.clone(), since, address }, &[])? {
             PagerReply::SpaceId(space) => Ok(space),
@@ -317,7 +317,7 @@ impl PagerClient {
     /// Which addresses of a space show which pages, ascending, of a process that stands still.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] where there is no such space, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] where there is no such space, [`ClientError::NoReply`].
     pub fn list_segments(&self, child: &ChildId, space: u32) -> Result<Vec<MapSegment>, ClientError> {
         let mut all: Vec<MapSegment> = Vec::new();
         loop {
@@ -336,7 +336,7 @@ impl PagerClient {
     /// Has a space served no more, whose process must never run again: what it lacks would read as zeroes.
     ///
     /// # Errors
-    /// [`ClientError::Silent`].
+    /// [`ClientError::NoReply`].
     pub fn close_space(&self, child: &ChildId, space: u32) -> Result<(), ClientError> {
         self.call(&PagerRequest::CloseSpace { child: child.clone(), space }, &[]).map(drop)
     }
@@ -426,7 +426,7 @@ impl PendingAdoption<'_> {
     /// Waits until the child is served.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
+    /// [`ClientError::Refused`] without a usable plan, [`ClientError::NoReply`].
     pub fn wait(self) -> Result<(), ClientError> {
         let Self { client, request, uffd_socket, sent } = self;
         client.await_reply(&request, &[uffd_socket.as_fd()], sent).map(drop)

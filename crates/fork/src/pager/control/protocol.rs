@@ -56,7 +56,7 @@ pub(in crate::pager) fn encode(message: &impl Serialize) -> Result<Vec<u8>, post
 /// Reads a message.
 ///
 /// # Errors
-/// [`MessageError`].
+/// [`ControlMessageError`].
 pub(in crate::pager) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ControlMessageError> {
     match bytes {
         [b'F', b'F', b'P', PROTOCOL_VERSION, body @ ..] => Ok(postcard::from_bytes(body)?),

@@ -245,11 +245,11 @@ impl Journal {
         self.append_descriptor_record(RECORD_STUB_QUEUE, 0, number);
     }
 
-    /// Reads what the kernel has to tell of a space, at most [`BATCH_MESSAGES`], into `messages`, and keeps the events
+    /// Reads what the kernel has to tell of a space, at most [`BATCH_MESSAGES_MAX`], into `messages`, and keeps the events
     /// among it for a successor. A journal [full](Self::is_full) forgets its last batch for that.
     ///
     /// # Errors
-    /// As [`Userfaultfd::read_messages`].
+    /// As [`Userfaultfd::read_events`].
     pub(super) fn read_messages(
         &mut self,
         space: AddressSpaceId,

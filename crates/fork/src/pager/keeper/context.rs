@@ -168,7 +168,7 @@ impl KeeperContext {
         &self.roles
     }
 
-    /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserve`].
+    /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserved_fds`].
     pub(in crate::pager) fn reserve_fds(&self) {
         set_fd_limit(RESERVED_DESCRIPTORS);
     }

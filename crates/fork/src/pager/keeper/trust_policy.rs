@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// Name of the file in the run directory: `on` or `off`, and the trust directory behind a space; or `anybody`.
 const TRUST_POLICY_FILE: &str = "pager.trust";
 
-/// What stands there for [`Trusting::Anybody`].
+/// What stands there for [`TrustPolicy::Unauthenticated`].
 const UNAUTHENTICATED_WORD: &str = "anybody";
 
 /// Whom a pager trusts.

@@ -86,7 +86,7 @@ impl PrefetchRanges {
 struct ReadaheadRegion {
     /// Slots that are there or on their way.
     requested: u16,
-    /// [`PARTS`] of slots that were touched, by estimate.
+    /// [`PARTS_PER_TOUCH`] of slots that were touched, by estimate.
     touched_parts: u16,
     /// The next of [`WINDOWS_SLOTS`].
     window_level: u8,
@@ -123,7 +123,7 @@ pub(super) struct ReadaheadState {
     regions: Vec<ReadaheadRegion>,
     /// Slots that are there or on their way.
     requested: u64,
-    /// [`PARTS`] of slots that were touched, by estimate.
+    /// [`PARTS_PER_TOUCH`] of slots that were touched, by estimate.
     touched_parts: u64,
     /// Slots that windows had fetched unasked for.
     speculative_slots: u64,

@@ -31,7 +31,7 @@ impl SharedWorkingSet {
         self.publish(&mut set)
     }
 
-    /// One that was kept, as [`Remembered::bytes`] gave it, as far as the seed `has` the pages. How often pages were doubted is
+    /// One that was kept, as [`SharedWorkingSet::encoded_bytes`] gave it, as far as the seed `has` the pages. How often pages were doubted is
     /// forgotten: it is found out again.
     pub fn from_saved(saved: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
         let found = Self::default();

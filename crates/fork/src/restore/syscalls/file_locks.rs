@@ -1,17 +1,21 @@
 //! Takes the child's file locks and leases again, and sets which process or thread gets a file's readiness signals.
 
+use std::collections::BTreeSet;
+
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
+use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::{STEP_FILE_OWNER, STEP_LOCK};
-use super::{SyscallArgument, SyscallBuilder, abi, value};
+use super::{CreatedFiles, SyscallArgument, SyscallBuilder, abi, value};
 
 /// Takes all locks again, of the child's own files. Where somebody else has one (the parent, of a path that is shared) the
 /// child does not start: it believes that it has it.
 pub(super) fn take_locks(
     descriptor: &Descriptor,
+    (objects, created_files, fd_base): (&PassedObjects, &CreatedFiles, u32),
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     for lock in &descriptor.file_locks {
@@ -26,13 +30,40 @@ pub(super) fn take_locks(
                 syscall_builder.call_expecting(0, abi::FCNTL, &[value(lock.number), value(abi::F_SETLEASE), reading]);
                 continue;
             }
-            FileLockKind::Posix => abi::F_SETLK,
+            FileLockKind::Posix => {
+                close_other_descriptors(descriptor, lock, (objects, created_files, fd_base), syscall_builder);
+                abi::F_SETLK
+            }
             FileLockKind::OpenFileDescription => abi::F_OFD_SETLK,
         };
         let range = syscall_builder.words_argument(&encode_flock(lock))?;
         syscall_builder.call_expecting(0, abi::FCNTL, &[value(lock.number), value(command), range]);
     }
     Ok(())
+}
+
+/// Closes the restorer's own descriptors of a locked file that no path leads to. A POSIX lock ends when its process closes
+/// any descriptor of the file (fcntl(2)), so none may be closed after the lock is taken. The file is placed and mapped
+/// by now. Processes that share the table may have closed some of them.
+fn close_other_descriptors(
+    descriptor: &Descriptor,
+    lock: &FileLock,
+    (objects, created_files, fd_base): (&PassedObjects, &CreatedFiles, u32),
+    syscall_builder: &mut SyscallBuilder<'_>,
+) {
+    let object_of = |index: usize| match descriptor.open_files.get(index) {
+        Some(OpenFile::MemFd { object, .. }) => Some(*object),
+        _ => None,
+    };
+    let locked = descriptor.file_descriptors.iter().find(|entry| entry.number == lock.number);
+    let Some(object) = locked.and_then(|entry| object_of(entry.open_file as usize)) else { return };
+    let open_files = (0..descriptor.open_files.len()).filter(|index| object_of(*index) == Some(object));
+    let opened = open_files
+        .flat_map(|index| [objects.slot_of_open_file(index as u32), created_files.slot_of_open_file(index as u32)]);
+    let slots: BTreeSet<u32> = opened.flatten().chain([objects.slot_of_shared_object(object)]).collect();
+    for slot in slots {
+        syscall_builder.call_may_fail(abi::CLOSE, &[value(fd_base + slot)]);
+    }
 }
 
 /// F_RDLCK.

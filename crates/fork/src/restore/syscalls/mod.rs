@@ -148,7 +148,7 @@ impl SyscallLists {
         let after_paths = syscall_builder.finish()?;
         let mut syscall_builder = SyscallBuilder::new(writer);
         append_only_files::truncate_append_only_files(descriptor, objects, place, &mut syscall_builder);
-        file_locks::take_locks(descriptor, &mut syscall_builder)?;
+        file_locks::take_locks(descriptor, (objects, &made, fd_base), &mut syscall_builder)?;
         file_locks::set_file_owners(descriptor, &mut syscall_builder)?;
         process_settings::register_membarriers(descriptor, &mut syscall_builder);
         process_settings::set_cpu_affinity(descriptor, &mut syscall_builder)?;

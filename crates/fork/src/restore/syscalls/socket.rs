@@ -2,8 +2,8 @@
 //! So a peer that asks for SO_PEERCRED gets the child's. The modules next to this one create the special cases.
 
 use farfork_sys::socket_abi::{
-    AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPPROTO_TCP, SO_ATTACH_FILTER, SO_BINDTODEVICE,
-    SO_LINGER, SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_SOCKET, TCP_MAXSEG,
+    AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPPROTO_TCP, IPV6_FREEBIND, SO_ATTACH_FILTER,
+    SO_BINDTODEVICE, SO_LINGER, SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET, TCP_MAXSEG,
 };
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Credentials, OpenFile, Socket, SocketMessage, SocketState};
@@ -213,12 +213,12 @@ pub(super) fn bind_socket(
         return Ok(());
     }
     // An address of the parent's node need not be one of the child's network.
-    let (level, free) = if socket.family == AF_INET6 { (41_u32, 78_u32) } else { (0, IP_FREEBIND) };
+    let (level, free) = if socket.family == AF_INET6 { (SOL_IPV6, IPV6_FREEBIND) } else { (SOL_IP, IP_FREEBIND) };
     let (on, length) = (syscall_builder.bytes_argument(&1_u32.to_ne_bytes())?, value(4_u32));
     syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
     syscall_builder.call_expecting(0, abi::BIND, &bound);
     // One flag with two names, of which those of version 4 are read.
-    let before = socket.options.iter().any(|option| (option.level, option.name) == (0, IP_FREEBIND));
+    let before = socket.options.iter().any(|option| (option.level, option.name) == (SOL_IP, IP_FREEBIND));
     let word = syscall_builder.bytes_argument(&u32::from(before).to_ne_bytes())?;
     syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), word, length]);
     Ok(())

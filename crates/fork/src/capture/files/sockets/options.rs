@@ -10,8 +10,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::{SocketSpec, netlink};
 
+// The options that are carried. An option in none of these tables is lost without a message; the differ finds it in the
+// end-to-end tests. The restorer sets whatever is recorded here, in the order of `known_options`.
+// Guide: docs/guide/add-a-socket-option.md.
+
 /// Options of any socket.
-const SOCKET_OPTIONS: [u32; 32] = [
+const SOCKET_OPTIONS: &[u32] = &[
     abi::SO_REUSEADDR,
     abi::SO_DONTROUTE,
     abi::SO_BROADCAST,
@@ -46,8 +50,8 @@ const SOCKET_OPTIONS: [u32; 32] = [
     abi::SO_PASSRIGHTS,
 ];
 
-/// Options of IPv4. The kernel does not tell which multicast groups a socket has joined.
-const IP_OPTIONS: [u32; 15] = [
+/// Options of IPv4. IP_FREEBIND stands for IPV6_FREEBIND, too: the kernel has one flag for both. The kernel does not tell which multicast groups a socket has joined.
+const IP_OPTIONS: &[u32] = &[
     abi::IP_TOS,
     abi::IP_TTL,
     abi::IP_PKTINFO,
@@ -66,7 +70,7 @@ const IP_OPTIONS: [u32; 15] = [
 ];
 
 /// Options of IPv6.
-const IPV6_OPTIONS: [u32; 14] = [
+const IPV6_OPTIONS: &[u32] = &[
     abi::IPV6_UNICAST_HOPS,
     abi::IPV6_MULTICAST_HOPS,
     abi::IPV6_MULTICAST_LOOP,
@@ -79,6 +83,7 @@ const IPV6_OPTIONS: [u32; 14] = [
     abi::IPV6_DONTFRAG,
     abi::IPV6_RECVTCLASS,
     abi::IPV6_TCLASS,
+    abi::IPV6_AUTOFLOWLABEL,
     abi::IPV6_MINHOPCOUNT,
     abi::IPV6_RECVORIGDSTADDR,
 ];
@@ -94,7 +99,7 @@ const NON_STREAM_OPTIONS: [(u32, u32); 5] = [
 ];
 
 /// Options of TCP.
-const TCP_OPTIONS: [u32; 15] = [
+const TCP_OPTIONS: &[u32] = &[
     abi::TCP_NODELAY,
     abi::TCP_MAXSEG,
     abi::TCP_CORK,
@@ -113,8 +118,8 @@ const TCP_OPTIONS: [u32; 15] = [
 ];
 
 /// Options of UDP.
-const UDP_OPTIONS: [u32; 5] =
-    [abi::UDP_CORK, abi::UDP_NO_CHECK6_TX, abi::UDP_NO_CHECK6_RX, abi::UDP_SEGMENT, abi::UDP_GRO];
+const UDP_OPTIONS: &[u32] =
+    &[abi::UDP_CORK, abi::UDP_NO_CHECK6_TX, abi::UDP_NO_CHECK6_RX, abi::UDP_SEGMENT, abi::UDP_GRO];
 
 /// Buffer sizes, each with the option by which a privileged process sets it without a limit. The kernel doubles the value.
 const BUFFER_OPTIONS: [(u32, u32); 2] = [(abi::SO_SNDBUF, abi::SO_SNDBUFFORCE), (abi::SO_RCVBUF, abi::SO_RCVBUFFORCE)];
@@ -122,15 +127,15 @@ const BUFFER_OPTIONS: [(u32, u32); 2] = [(abi::SO_SNDBUF, abi::SO_SNDBUFFORCE), 
 /// The options of a socket, in the order in which they are to be set; or why it cannot be carried.
 pub(in super::super) fn read_options(
     fd: BorrowedFd<'_>,
-    usual: &mut SocketDefaultsCache,
+    defaults: &mut SocketDefaultsCache,
 ) -> io::Result<Result<Vec<SocketOption>, String>> {
-    let birth = SocketSpec::read(fd)?;
-    let filter = match read_filter(fd, birth) {
+    let spec = SocketSpec::read(fd)?;
+    let filter = match read_filter(fd, spec) {
         Ok(filter) => filter,
         Err(reason) => return Ok(Err(reason)),
     };
-    let mut options = changed_options(fd, birth, usual)?;
-    if birth.family == abi::AF_NETLINK {
+    let mut options = changed_options(fd, spec, defaults)?;
+    if spec.family == abi::AF_NETLINK {
         options.extend(netlink::read_memberships(fd)?);
     }
     if let Some(filter) = filter {
@@ -141,8 +146,8 @@ pub(in super::super) fn read_options(
 }
 
 /// The filter of what arrives (SO_ATTACH_FILTER), if any.
-fn read_filter(fd: BorrowedFd<'_>, birth: SocketSpec) -> Result<Option<SocketOption>, String> {
-    let is_tcp = birth.family != abi::AF_UNIX && birth.socket_type == abi::SOCK_STREAM;
+fn read_filter(fd: BorrowedFd<'_>, spec: SocketSpec) -> Result<Option<SocketOption>, String> {
+    let is_tcp = spec.family != abi::AF_UNIX && spec.socket_type == abi::SOCK_STREAM;
     match socket::read_filter(fd) {
         Ok(instructions) if instructions.is_empty() => Ok(None),
         Ok(value) if !is_tcp => Ok(Some(SocketOption { level: abi::SOL_SOCKET, name: abi::SO_ATTACH_FILTER, value })),
@@ -166,15 +171,15 @@ struct SocketDefaults {
 
 impl SocketDefaultsCache {
     /// A new one of this kind.
-    fn get(&mut self, birth: SocketSpec) -> io::Result<&SocketDefaults> {
-        let at = match self.0.iter().position(|(known, _)| *known == birth) {
+    fn get(&mut self, spec: SocketSpec) -> io::Result<&SocketDefaults> {
+        let at = match self.0.iter().position(|(known, _)| *known == spec) {
             Some(at) => at,
             None => {
                 let (family, kind) =
-                    (AddressFamily::from_raw(birth.family as u16), SocketType::from_raw(birth.socket_type));
+                    (AddressFamily::from_raw(spec.family as u16), SocketType::from_raw(spec.socket_type));
                 let new = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-                let options = query_options(new.as_fd(), birth).collect();
-                self.0.push((birth, SocketDefaults { options, sizes: buffer_sizes(new.as_fd())? }));
+                let options = query_options(new.as_fd(), spec).collect();
+                self.0.push((spec, SocketDefaults { options, sizes: buffer_sizes(new.as_fd())? }));
                 self.0.len() - 1
             }
         };
@@ -191,8 +196,8 @@ impl SocketDefaults {
 }
 
 /// The options that a socket has. What a kernel does not know it has not.
-fn query_options(fd: BorrowedFd<'_>, birth: SocketSpec) -> impl Iterator<Item = SocketOption> {
-    known_options(birth).filter_map(move |(level, name)| {
+fn query_options(fd: BorrowedFd<'_>, spec: SocketSpec) -> impl Iterator<Item = SocketOption> {
+    known_options(spec).filter_map(move |(level, name)| {
         let value = socket::read_option(fd, level, name).ok()?;
         Some(SocketOption { level, name, value })
     })
@@ -205,15 +210,15 @@ fn buffer_sizes(fd: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
 
 fn changed_options(
     fd: BorrowedFd<'_>,
-    birth: SocketSpec,
-    usual: &mut SocketDefaultsCache,
+    spec: SocketSpec,
+    defaults: &mut SocketDefaultsCache,
 ) -> io::Result<Vec<SocketOption>> {
-    let new = usual.get(birth)?;
+    let new = defaults.get(spec)?;
     let mut options: Vec<SocketOption> = Vec::new();
     let is_connected =
-        birth.family != abi::AF_UNIX && birth.family != abi::AF_NETLINK && socket::peer_address(fd).is_ok();
+        spec.family != abi::AF_UNIX && spec.family != abi::AF_NETLINK && socket::peer_address(fd).is_ok();
     // The kernel writes SO_INCOMING_CPU of a connection: the CPU that its last packet arrived on.
-    for option in query_options(fd, birth)
+    for option in query_options(fd, spec)
         .filter(|option| !is_connected || (option.level, option.name) != (abi::SOL_SOCKET, abi::SO_INCOMING_CPU))
     {
         // IP_TOS sets SO_PRIORITY as well.
@@ -225,8 +230,8 @@ fn changed_options(
     }
     for ((bytes, new_bytes), (name, forced)) in buffer_sizes(fd)?.into_iter().zip(new.sizes).zip(BUFFER_OPTIONS) {
         // Whatever waits at the other end of a Unix socket is sent by this one, with as much room as that needs.
-        let is_needed = birth.family == abi::AF_UNIX && name == abi::SO_SNDBUF;
-        if (is_needed || bytes != new_bytes) && has_locked_buffer(fd, birth, name) {
+        let is_needed = spec.family == abi::AF_UNIX && name == abi::SO_SNDBUF;
+        if (is_needed || bytes != new_bytes) && has_locked_buffer(fd, spec, name) {
             options.push(SocketOption {
                 level: abi::SOL_SOCKET,
                 name: forced,
@@ -258,26 +263,26 @@ fn has_priority(options: &[SocketOption]) -> bool {
 
 /// Whether the size of a buffer is the program's choice: TCP sizes those of a connection by itself, unless it was told (which
 /// the kernel tells since Linux 5.14).
-fn has_locked_buffer(fd: BorrowedFd<'_>, birth: SocketSpec, name: u32) -> bool {
-    if birth.family == abi::AF_UNIX || birth.socket_type != abi::SOCK_STREAM {
+fn has_locked_buffer(fd: BorrowedFd<'_>, spec: SocketSpec, name: u32) -> bool {
+    if spec.family == abi::AF_UNIX || spec.socket_type != abi::SOCK_STREAM {
         return true;
     }
     let bit = if name == abi::SO_SNDBUF { SEND_LOCKED } else { RECEIVE_LOCKED };
     socket::read_number_option(fd, abi::SOL_SOCKET, abi::SO_BUF_LOCK).is_ok_and(|locked| locked & bit != 0)
 }
 
-fn known_options(birth: SocketSpec) -> impl Iterator<Item = (u32, u32)> {
-    let (is_ip, is_v6) = (matches!(birth.family, abi::AF_INET | abi::AF_INET6), birth.family == abi::AF_INET6);
-    let is_tcp = is_ip && birth.socket_type == abi::SOCK_STREAM;
+fn known_options(spec: SocketSpec) -> impl Iterator<Item = (u32, u32)> {
+    let (is_ip, is_v6) = (matches!(spec.family, abi::AF_INET | abi::AF_INET6), spec.family == abi::AF_INET6);
+    let is_tcp = is_ip && spec.socket_type == abi::SOCK_STREAM;
     let all = |level: u32, names: &'static [u32], counts: bool| {
         names.iter().filter(move |_| counts).map(move |name| (level, *name))
     };
-    all(abi::SOL_SOCKET, &SOCKET_OPTIONS, true)
-        .chain(all(abi::SOL_IP, &IP_OPTIONS, is_ip))
-        .chain(all(abi::SOL_IPV6, &IPV6_OPTIONS, is_v6))
-        .chain(all(abi::IPPROTO_TCP, &TCP_OPTIONS, is_tcp))
-        .chain(all(abi::IPPROTO_UDP, &UDP_OPTIONS, is_ip && !is_tcp))
+    all(abi::SOL_SOCKET, SOCKET_OPTIONS, true)
+        .chain(all(abi::SOL_IP, IP_OPTIONS, is_ip))
+        .chain(all(abi::SOL_IPV6, IPV6_OPTIONS, is_v6))
+        .chain(all(abi::IPPROTO_TCP, TCP_OPTIONS, is_tcp))
+        .chain(all(abi::IPPROTO_UDP, UDP_OPTIONS, is_ip && !is_tcp))
         .chain([(abi::SOL_SOCKET, abi::SO_PRIORITY)])
-        .chain(netlink::option_names().filter(move |_| birth.family == abi::AF_NETLINK))
+        .chain(netlink::option_names().filter(move |_| spec.family == abi::AF_NETLINK))
         .filter(move |option| !is_tcp || !NON_STREAM_OPTIONS.contains(option))
 }

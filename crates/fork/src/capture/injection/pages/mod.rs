@@ -39,7 +39,7 @@ const SLOT_ANSWERS_OFFSET: u64 = ((CALLS_MAX + TRAILER_ENTRIES) * ENTRY_BYTES) a
 pub(in crate::capture) const ANSWER_BYTES: u64 = 192;
 const SLOT_BYTES: u64 = SLOT_ANSWERS_OFFSET + ANSWER_BYTES;
 
-/// Least room for desks: what [`crate::capture::state::inherited`] asks of the template.
+/// Least room for desks: what `crate::capture::state::inherited_state` asks of the template.
 pub(in crate::capture) const SLOTS_BYTES_MIN: u64 = 12 << 10;
 
 //  ┌──────┬──────────────────────────┬─────────┬───┬─────────┬─────────┬───

@@ -1,0 +1,40 @@
+//! Tests that run with nothing next to them: they keep all CPUs busy, stop or starve nodes, change a setting of the
+//! machine, or count what is made ahead within seconds. The others run in two lanes, because most of them wait most of
+//! the time.
+
+/// Names of modules, or of single tests.
+const NAMES: &[&str] = &[
+    "benchmarks_run",
+    "children_equal_their_parent::python_with_numpy",
+    "fan_outs_begin_with_a_zygote",
+    "many_children_of_one_seed",
+    "memory_may_run_out",
+    "next_child_is_prestarted",
+    "nodes_may_be_slow",
+    "nothing_is_left_behind",
+    "paging_survives_injected_faults",
+    "parent_runs_on_unharmed",
+    "prepare_and_drop_do_not_leak",
+    "process_state_is_restored::huge_pages_of_a_frozen_parent",
+    "process_state_is_restored::huge_pages_of_hugetlbfs",
+    "process_state_is_restored::hugetlbfs_files",
+    "process_state_is_restored::private_huge_pages",
+    "process_state_is_restored::system_v_huge_pages",
+    "random_calls_are_compared",
+    "random_processes_are_restored",
+    "runs_are_contained",
+    "test_programs_pass_without_farfork",
+    "zygotes_are_forked",
+    "zygotes_are_prewarmed_speculatively",
+];
+
+/// Whether the test `name` of the module `sentence` is one of them.
+pub(crate) fn contains(sentence: &str, name: &str) -> bool {
+    NAMES.iter().any(|exclusive| *exclusive == sentence || *exclusive == name)
+}
+
+/// Names of the set that no test and no module has.
+pub(crate) fn unknown_names(modules: &[&str], tests: &[String]) -> Vec<&'static str> {
+    let is_known = |name: &str| modules.contains(&name) || tests.iter().any(|test| test == name);
+    NAMES.iter().copied().filter(|name| !is_known(name)).collect()
+}
