@@ -20,7 +20,7 @@ const FILE: &str = "crates/differ/src/observer/socket_options.txt";
 const HEADERS: &str = "/usr/include";
 
 const HEAD: &str = "# Socket options by level: written by `cargo xtask socket-options` from the kernel's headers.\n\
-                    # Names for the differ only; crates/fork/src/capture/files/sockets/options.rs has what is carried.\n\
+                    # Names for the differ only; crates/fork/src/capture/files/sockets/options.rs lists the carried options.\n\
                     # level, its number, option, its number\n";
 
 /// Options of one level: numbers above are constants of other kinds.

@@ -39,7 +39,7 @@ pub struct ZygoteRegion(pub(super) (u64, u64));
 pub struct PlannedZygote<'a> {
     descriptor: &'a Descriptor,
     node: &'a LocalNode,
-    /// For each mapped file, whether it was that of the capture before the plan was compiled.
+    /// For each mapped file, whether it was the captured file before the plan was compiled.
     matching_files: Vec<bool>,
     plans: TreePlan,
 }
@@ -153,7 +153,7 @@ impl<'a> PlannedZygote<'a> {
     }
 
     /// Checks that the zygote maps the files of the capture. The stub opens them by path, and a file may be replaced
-    /// between the look of the plan and that. A zygote is made when its seed's user may already replace files.
+    /// after the plan compared it. A zygote is made when its seed's user may already replace files.
     fn check_mapped_files(&self) -> Result<(), RestoreError> {
         let found = find_matching_files(self.descriptor, self.node);
         let replaced = self.matching_files.iter().zip(found).position(|(before, after)| *before != after);

@@ -11,11 +11,20 @@ use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::{STEP_FILE_OWNER, STEP_LOCK};
 use super::{CreatedFiles, SyscallArgument, SyscallBuilder, abi, value};
 
+/// The restorer's own descriptors of the child's files.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RestorerFiles<'a> {
+    pub(super) objects: &'a PassedObjects,
+    pub(super) created_files: &'a CreatedFiles,
+    /// The descriptor of the first slot.
+    pub(super) fd_base: u32,
+}
+
 /// Takes all locks again, of the child's own files. Where somebody else has one (the parent, of a path that is shared) the
 /// child does not start: it believes that it has it.
 pub(super) fn take_locks(
     descriptor: &Descriptor,
-    (objects, created_files, fd_base): (&PassedObjects, &CreatedFiles, u32),
+    restorer_files: RestorerFiles<'_>,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
     for lock in &descriptor.file_locks {
@@ -31,7 +40,7 @@ pub(super) fn take_locks(
                 continue;
             }
             FileLockKind::Posix => {
-                close_other_descriptors(descriptor, lock, (objects, created_files, fd_base), syscall_builder);
+                close_other_descriptors(descriptor, lock, restorer_files, syscall_builder);
                 abi::F_SETLK
             }
             FileLockKind::OpenFileDescription => abi::F_OFD_SETLK,
@@ -48,9 +57,10 @@ pub(super) fn take_locks(
 fn close_other_descriptors(
     descriptor: &Descriptor,
     lock: &FileLock,
-    (objects, created_files, fd_base): (&PassedObjects, &CreatedFiles, u32),
+    restorer_files: RestorerFiles<'_>,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) {
+    let RestorerFiles { objects, created_files, fd_base } = restorer_files;
     let object_of = |index: usize| match descriptor.open_files.get(index) {
         Some(OpenFile::MemFd { object, .. }) => Some(*object),
         _ => None,

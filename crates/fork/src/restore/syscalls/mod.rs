@@ -33,6 +33,7 @@ use super::plan_layout::{PASSED_RESERVED_COUNT, PlanSpan, PlanSyscall, SYSCALL_A
 use super::plan_writer::PlanWriter;
 use super::process_tree::TreePosition;
 
+use file_locks::RestorerFiles;
 use socket::SocketContext;
 pub(super) use socket::SocketOwner;
 
@@ -148,7 +149,8 @@ impl SyscallLists {
         let after_paths = syscall_builder.finish()?;
         let mut syscall_builder = SyscallBuilder::new(writer);
         append_only_files::truncate_append_only_files(descriptor, objects, place, &mut syscall_builder);
-        file_locks::take_locks(descriptor, (objects, &made, fd_base), &mut syscall_builder)?;
+        let restorer_files = RestorerFiles { objects, created_files: &made, fd_base };
+        file_locks::take_locks(descriptor, restorer_files, &mut syscall_builder)?;
         file_locks::set_file_owners(descriptor, &mut syscall_builder)?;
         process_settings::register_membarriers(descriptor, &mut syscall_builder);
         process_settings::set_cpu_affinity(descriptor, &mut syscall_builder)?;

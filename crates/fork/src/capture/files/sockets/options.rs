@@ -50,7 +50,7 @@ const SOCKET_OPTIONS: &[u32] = &[
     abi::SO_PASSRIGHTS,
 ];
 
-/// Options of IPv4. IP_FREEBIND stands for IPV6_FREEBIND, too: the kernel has one flag for both. The kernel does not tell which multicast groups a socket has joined.
+/// Options of IPv4. IP_FREEBIND covers IPV6_FREEBIND: the kernel has one flag for both. The kernel does not tell which multicast groups a socket has joined.
 const IP_OPTIONS: &[u32] = &[
     abi::IP_TOS,
     abi::IP_TTL,
