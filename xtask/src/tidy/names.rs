@@ -29,9 +29,25 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
             }
         }
     }
+    findings.extend(module_style(tree));
     findings.extend(stop_words(tree));
     findings.extend(shared_types(tree));
     Ok(findings)
+}
+
+/// A module with children is `x/mod.rs`, one without is `x.rs`; a module does not repeat the name of its folder.
+fn module_style(tree: &Tree<'_>) -> Vec<Finding> {
+    let paths = || tree.rust.iter().map(|file| file.path.as_str());
+    let has_children = |folder: &str| paths().any(|path| path.strip_prefix(folder).is_some_and(|p| p.starts_with('/')));
+    let complaint = |path: &str| {
+        let stem = path.strip_suffix(".rs")?;
+        let (folder, name) = stem.rsplit_once('/')?;
+        if folder.rsplit('/').next() == Some(name) {
+            return Some(format!("`{name}/{name}.rs`: name it `{name}/mod.rs`"));
+        }
+        has_children(stem).then(|| format!("it has children: name it `{name}/mod.rs`"))
+    };
+    paths().filter_map(|path| Some(Finding::whole(path, complaint(path)?))).collect()
 }
 
 /// Items outside of tests whose names have a word of the stop list.
