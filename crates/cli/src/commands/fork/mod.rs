@@ -159,7 +159,7 @@ pub(crate) struct Fork {
     #[arg(long)]
     untrusted: bool,
     /// Have the child be users and groups that nobody else is on its node, in a user namespace of its own, with the node's files
-    /// shown as theirs. Not with --shared /.
+    /// shown as theirs. Needs --untrusted. Not with --shared /.
     #[arg(long, requires = "untrusted")]
     user_namespace: bool,
     /// Let the child write no files, but in /dev/shm, and its standard streams. A file that its parent has open for
