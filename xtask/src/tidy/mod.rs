@@ -19,6 +19,7 @@ mod traces;
 mod troubleshooting;
 mod unsafety;
 
+use std::cell::OnceCell;
 use std::fmt;
 
 use anyhow::{Result, ensure};
@@ -39,6 +40,7 @@ pub(crate) struct Tree<'a> {
     files: Vec<TextFile>,
     rust: Vec<source::RustFile>,
     members: Vec<Member>,
+    ratchet_counts: OnceCell<ratchets::Counts>,
 }
 
 type Check = fn(&Tree<'_>) -> Result<Vec<Finding>>;
@@ -86,7 +88,8 @@ impl<'a> Tree<'a> {
     fn read(workspace: &'a Workspace) -> Result<Self> {
         let files = workspace.text_files()?;
         let rust = files.iter().filter(|f| f.path.ends_with(".rs")).map(source::RustFile::of).collect();
-        Ok(Self { workspace, files, rust, members: workspace.members()? })
+        let members = workspace.members()?;
+        Ok(Self { workspace, files, rust, members, ratchet_counts: OnceCell::new() })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Names are terms of the field. A file is no drawer for odds and ends (`util`), a type's name is unique within its crate,
 //! and an item's name has no word of the stop list. Tests' functions are sentences, and free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 
@@ -38,14 +38,14 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
 /// A module with children is `x/mod.rs`, one without is `x.rs`; a module does not repeat the name of its folder.
 fn module_style(tree: &Tree<'_>) -> Vec<Finding> {
     let paths = || tree.rust.iter().map(|file| file.path.as_str());
-    let has_children = |folder: &str| paths().any(|path| path.strip_prefix(folder).is_some_and(|p| p.starts_with('/')));
+    let folders: BTreeSet<&str> = paths().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
     let complaint = |path: &str| {
         let stem = path.strip_suffix(".rs")?;
         let (folder, name) = stem.rsplit_once('/')?;
         if folder.rsplit('/').next() == Some(name) {
             return Some(format!("`{name}/{name}.rs`: name it `{name}/mod.rs`"));
         }
-        has_children(stem).then(|| format!("it has children: name it `{name}/mod.rs`"))
+        folders.contains(stem).then(|| format!("it has children: name it `{name}/mod.rs`"))
     };
     paths().filter_map(|path| Some(Finding::whole(path, complaint(path)?))).collect()
 }

@@ -17,32 +17,29 @@ const SENTENCE_WORDS_MAX: usize = 35;
 const EXEMPT: [&str; 2] = ["CHANGELOG.md", "xtask/src/tidy/stop_list.rs"];
 
 /// By measure and by crate or `docs`.
-type Counts = BTreeMap<(String, String), usize>;
+pub(super) type Counts = BTreeMap<(String, String), usize>;
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
-    let limits = parse(tree.files.iter().find(|file| file.path == TABLE).map_or("", |file| file.text.as_str()))?;
+    let limits = read_limits(tree)?;
     let mut findings = Vec::new();
-    for ((measure, place), count) in count(tree) {
-        let limit = limits.get(&(measure.clone(), place.clone())).copied().unwrap_or_default();
-        if count > limit {
-            findings.push(Finding::whole(
-                &place,
-                format!("{count} {measure}, {limit} at most; the words are in xtask/src/tidy/stop_list.rs"),
-            ));
+    for (key, count) in counts(tree) {
+        let limit = limits.get(key).copied().unwrap_or_default();
+        let (measure, place) = key;
+        if *count > limit {
+            findings.push(Finding::whole(place, format!("{count} {measure}, {limit} at most")));
         }
     }
     Ok(findings)
 }
 
-/// Writes the counts of now where they are lower than the limits, or where there is none yet.
+/// Writes the counts of now where they are lower than the limits.
 pub(super) fn lower(tree: &Tree<'_>) -> Result<()> {
-    let limits = parse(tree.files.iter().find(|file| file.path == TABLE).map_or("", |file| file.text.as_str()))?;
-    let is_new = limits.is_empty();
     let mut text = HEADING.to_owned();
-    for (key, count) in count(tree) {
-        let limit = limits.get(&key).copied().unwrap_or(if is_new { count } else { 0 });
-        if count.min(limit) > 0 {
-            text.push_str(&format!("{}\t{}\t{}\n", key.0, key.1, count.min(limit)));
+    for ((measure, place), limit) in read_limits(tree)? {
+        let key = (measure, place);
+        let lowered = counts(tree).get(&key).copied().unwrap_or_default().min(limit);
+        if lowered > 0 {
+            text.push_str(&format!("{}\t{}\t{lowered}\n", key.0, key.1));
         }
     }
     std::fs::write(tree.workspace.root().join(TABLE), text).with_context(|| format!("{TABLE} cannot be written"))
@@ -51,10 +48,19 @@ pub(super) fn lower(tree: &Tree<'_>) -> Result<()> {
 /// Sums over all crates, for the last lines of a run.
 pub(super) fn totals(tree: &Tree<'_>) -> BTreeMap<String, usize> {
     let mut totals = BTreeMap::new();
-    for ((measure, _), count) in count(tree) {
-        *totals.entry(measure).or_default() += count;
+    for ((measure, _), count) in counts(tree) {
+        *totals.entry(measure.clone()).or_default() += count;
     }
     totals
+}
+
+/// The counts of a tree, made once.
+fn counts<'t>(tree: &'t Tree<'_>) -> &'t Counts {
+    tree.ratchet_counts.get_or_init(|| count(tree))
+}
+
+fn read_limits(tree: &Tree<'_>) -> Result<Counts> {
+    parse(tree.files.iter().find(|file| file.path == TABLE).map_or("", |file| file.text.as_str()))
 }
 
 fn parse(table: &str) -> Result<Counts> {

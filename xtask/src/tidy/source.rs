@@ -10,6 +10,8 @@ pub(crate) struct RustFile {
     pub(crate) text: String,
     /// As long as `text` in characters, with the same line breaks; everything but code is blank.
     pub(crate) code: String,
+    /// The line from which on all belongs to tests, counted from 1.
+    tests_start: usize,
 }
 
 /// A function with a body.
@@ -42,7 +44,13 @@ pub(crate) struct Definition {
 
 impl RustFile {
     pub(crate) fn of(file: &TextFile) -> Self {
-        Self { path: file.path.clone(), text: file.text.clone(), code: blank_all_but_code(&file.text) }
+        let TextFile { path, text } = file;
+        Self {
+            path: path.clone(),
+            text: text.clone(),
+            code: blank_all_but_code(text),
+            tests_start: find_tests(path, text),
+        }
     }
 
     /// Lines of code with their numbers, counted from 1.
@@ -53,10 +61,7 @@ impl RustFile {
     /// Whether the line, counted from 1, belongs to tests: those of a folder `tests`, of a file `tests.rs` and the like,
     /// and a module of tests at the end of a file.
     pub(crate) fn is_test_line(&self, line: usize) -> bool {
-        let stem = self.path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
-        let is_test_file = self.path.contains("/tests/") || stem == "tests" || stem.ends_with("_tests");
-        let tests_start = self.text.lines().position(|text| text == "mod tests {");
-        is_test_file || tests_start.is_some_and(|start| line > start)
+        line >= self.tests_start
     }
 
     /// The items that are defined, in order. Associated types are none: their names are the trait's.
@@ -83,6 +88,14 @@ impl RustFile {
         }
         functions
     }
+}
+
+/// The line from which on a file is tests, counted from 1; beyond all lines where none is.
+fn find_tests(path: &str, text: &str) -> usize {
+    let stem = path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
+    let is_test_file = path.contains("/tests/") || stem == "tests" || stem.ends_with("_tests");
+    let module = text.lines().position(|line| line == "mod tests {");
+    if is_test_file { 1 } else { module.map_or(usize::MAX, |index| index + 1) }
 }
 
 /// The item that a line of code defines. A line has one at most, as rustfmt sets them.

@@ -18,7 +18,7 @@ use crate::handle::{Container, RootSink};
 use crate::host_init::HostInit;
 use crate::root::cached::CachedRoot;
 
-use self::root_cache::{Discarded, RootCache, RootCacheKey};
+use self::root_cache::{DiscardedEntries, RootCache, RootCacheKey};
 
 /// Most containers kept ready: each holds a few hundred KiB of kernel memory, and a burst of forks larger than this
 /// is limited by restoring children, not by building containers.
@@ -60,7 +60,7 @@ struct PoolState {
     /// When a container was last taken.
     last_taken: Option<Instant>,
     /// Containers that no longer show the node's mounts as they are, and roots that nobody is to have: for a filler to end.
-    discarded: Discarded,
+    discarded: DiscardedEntries,
     stopping: bool,
 }
 
@@ -182,7 +182,7 @@ impl ContainerPool {
 
     /// Gives up what was left to a line of which no more will come.
     pub fn evict_roots(&self, line: &str) {
-        let mut discarded = Discarded::default();
+        let mut discarded = DiscardedEntries::default();
         self.shared.lock().root_cache.evict_unused(
             Instant::now(),
             |root_reuse_key| *root_reuse_key.lineage == *line,
@@ -193,7 +193,7 @@ impl ContainerPool {
 
 impl RootSink for PoolShared {
     fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot) {
-        let mut discarded = Discarded::default();
+        let mut discarded = DiscardedEntries::default();
         let mut state = self.lock();
         match state.stopping {
             true => drop(state),

@@ -49,12 +49,12 @@ struct RootCacheEntry {
 
 /// What goes: to be dropped where nobody waits for that.
 #[derive(Debug, Default)]
-pub(super) struct Discarded {
+pub(super) struct DiscardedEntries {
     pub(super) containers: Vec<Container>,
     roots: Vec<CachedRoot>,
 }
 
-impl Discarded {
+impl DiscardedEntries {
     pub(super) fn is_empty(&self) -> bool {
         self.containers.is_empty() && self.roots.is_empty()
     }
@@ -84,7 +84,13 @@ impl RootCache {
     }
 
     /// Keeps a root, or leaves it for `discarded`.
-    pub(super) fn insert(&mut self, key: &RootCacheKey, root: CachedRoot, now: Instant, discarded: &mut Discarded) {
+    pub(super) fn insert(
+        &mut self,
+        key: &RootCacheKey,
+        root: CachedRoot,
+        now: Instant,
+        discarded: &mut DiscardedEntries,
+    ) {
         let has_room = self.root_count() < self.roots_max || self.evict_one(now, discarded);
         match self.entries.get_mut(key).filter(|root_cache_entry| has_room && root_cache_entry.is_wanted(now)) {
             Some(root_cache_entry) => root_cache_entry.roots.push(root),
@@ -93,7 +99,7 @@ impl RootCache {
     }
 
     /// Gives up what was left to whom nobody has asked for longest, one root of it; tells whether there was one.
-    fn evict_one(&mut self, now: Instant, discarded: &mut Discarded) -> bool {
+    fn evict_one(&mut self, now: Instant, discarded: &mut DiscardedEntries) -> bool {
         let unused = self.entries.values_mut().filter(|root_cache_entry| {
             root_cache_entry.last_requested.is_none_or(|used| used + EVICTABLE_AFTER <= now)
         });
@@ -155,7 +161,7 @@ impl RootCache {
         &mut self,
         now: Instant,
         is_over: impl Fn(&RootReuseKey) -> bool,
-        discarded: &mut Discarded,
+        discarded: &mut DiscardedEntries,
     ) -> Option<Instant> {
         let mut next = None;
         self.entries.retain(|(_, reuse_key), entry| {

@@ -15,7 +15,7 @@ const TURN_DELAY_US_MAX: u64 = 3_000;
 
 /// Something that lasts.
 #[derive(Debug, Clone, Copy)]
-enum Fault {
+enum InjectedFault {
     /// No bytes from one node to another.
     LinkDown(NodeId, NodeId),
     /// A node does nothing.
@@ -29,7 +29,7 @@ enum Fault {
 pub struct FaultInjector {
     world: World,
     nodes: Vec<NodeId>,
-    active_faults: Vec<(Instant, Fault)>,
+    active_faults: Vec<(Instant, InjectedFault)>,
     next_fault_at: Instant,
 }
 
@@ -85,22 +85,22 @@ impl FaultInjector {
         let fault = match self.world.random_below(10) {
             0..=2 => return self.world.reset_connections_between(one, other),
             3 => return self.world.set_conditions(one, other, &random_conditions(&self.world)),
-            4 | 5 => Fault::LinkDown(one, other),
+            4 | 5 => InjectedFault::LinkDown(one, other),
             6 => {
-                self.start_fault(until, Fault::LinkDown(other, one));
-                Fault::LinkDown(one, other)
+                self.start_fault(until, InjectedFault::LinkDown(other, one));
+                InjectedFault::LinkDown(one, other)
             }
-            7 => Fault::NodeStopped(one),
-            _ => Fault::NodeSlow(one),
+            7 => InjectedFault::NodeStopped(one),
+            _ => InjectedFault::NodeSlow(one),
         };
         self.start_fault(until, fault);
     }
 
-    fn start_fault(&mut self, until: Instant, fault: Fault) {
+    fn start_fault(&mut self, until: Instant, fault: InjectedFault) {
         match fault {
-            Fault::LinkDown(from, to) => self.world.set_link_down(from, to, true),
-            Fault::NodeStopped(node) => self.world.set_stopped(node, true),
-            Fault::NodeSlow(node) => {
+            InjectedFault::LinkDown(from, to) => self.world.set_link_down(from, to, true),
+            InjectedFault::NodeStopped(node) => self.world.set_stopped(node, true),
+            InjectedFault::NodeSlow(node) => {
                 let pace_us = self.world.random_below(TURN_DELAY_US_MAX);
                 self.world.set_turn_delay(node, Duration::from_micros(pace_us));
             }
@@ -108,11 +108,11 @@ impl FaultInjector {
         self.active_faults.push((until, fault));
     }
 
-    fn end_fault(&self, fault: Fault) {
+    fn end_fault(&self, fault: InjectedFault) {
         match fault {
-            Fault::LinkDown(from, to) => self.world.set_link_down(from, to, false),
-            Fault::NodeStopped(node) => self.world.set_stopped(node, false),
-            Fault::NodeSlow(node) => self.world.set_turn_delay(node, Duration::ZERO),
+            InjectedFault::LinkDown(from, to) => self.world.set_link_down(from, to, false),
+            InjectedFault::NodeStopped(node) => self.world.set_stopped(node, false),
+            InjectedFault::NodeSlow(node) => self.world.set_turn_delay(node, Duration::ZERO),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -12,13 +12,14 @@ use super::farfork::Farfork;
 use super::seed::{Seed, StartedChild};
 use super::wait;
 
-/// A difference that is there so often, one look after the other, stays.
-const COMPARISONS_MAX: usize = 5;
+/// A difference that is still there after this time stays.
+const COMPARISON_LIMIT: Duration = Duration::from_secs(30);
 /// A program that is prepared so often, and still does something each time, is not at rest.
 const SEEDS_MAX: usize = 3;
 
 /// For a process to stop, on a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// Between two comparisons.
 const COMPARISON_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Compares a child that runs as its parent does.
@@ -29,17 +30,15 @@ pub(crate) fn require_same_as_parent(farfork: &Farfork, child: &StartedChild, pa
 
 /// What `inspect --against` says, as soon as it finds nothing, or at last.
 fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
-    let pid = parent.to_string();
-    let mut said = Value::Null;
+    let (pid, started_at) = (parent.to_string(), Instant::now());
     // A process of a tree may still be on its last steps into its program when its fork is answered.
-    for _ in 0..COMPARISONS_MAX {
-        said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
-        if said["differences_count"] == 0 {
-            break;
+    loop {
+        let said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
+        if said["differences_count"] == 0 || started_at.elapsed() >= COMPARISON_LIMIT {
+            return said;
         }
         thread::sleep(COMPARISON_INTERVAL);
     }
-    said
 }
 
 fn differences_text(said: &Value, parent: i32) -> String {

@@ -175,8 +175,10 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     println!("running {} tests", tests.len());
     let report = Mutex::new(RunReport::default());
     let (exclusive, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|selection| selection.is_exclusive);
-    let mut timed_out = run_lanes(&run, others, lanes_count, &report);
-    timed_out.extend(run_lanes(&run, exclusive, 1, &report));
+    let timed_out = Mutex::new(Vec::new());
+    run_lanes(&run, others, lanes_count, &report, &timed_out);
+    run_lanes(&run, exclusive, 1, &report, &timed_out);
+    let timed_out = timed_out.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     retry(&run, timed_out, &mut report);
     let _held = run.lock_workers();
@@ -200,9 +202,15 @@ struct TimedOutTest {
     log: PathBuf,
 }
 
-fn run_lanes(run: &RunContext, tests: Vec<Selection>, count: usize, report: &Mutex<RunReport>) -> Vec<TimedOutTest> {
+/// Runs tests in `count` lanes. Adds those to run again to `timed_out`.
+fn run_lanes(
+    run: &RunContext,
+    tests: Vec<Selection>,
+    count: usize,
+    report: &Mutex<RunReport>,
+    timed_out: &Mutex<Vec<TimedOutTest>>,
+) {
     let queue = Mutex::new(VecDeque::from(tests));
-    let timed_out = Mutex::new(Vec::new());
     let work = || {
         let mut lane = Lane::new(run);
         loop {
@@ -214,9 +222,9 @@ fn run_lanes(run: &RunContext, tests: Vec<Selection>, count: usize, report: &Mut
             let time = begin.elapsed();
             match outcome {
                 Ok(()) => lock(report).add_passed(&selection.name, time),
-                Err(failure) if failure.kind == FailureKind::TimedOut && lock(&timed_out).len() < RETRIES_MAX => {
+                Err(failure) if failure.kind == FailureKind::TimedOut && lock(timed_out).len() < RETRIES_MAX => {
                     report::print_retry(&selection.name, &failure, time);
-                    lock(&timed_out).push(TimedOutTest { selection, failure, log });
+                    lock(timed_out).push(TimedOutTest { selection, failure, log });
                 }
                 Err(failure) => lock(report).add_failed(&selection.name, &failure, &log, time),
             }
@@ -228,7 +236,6 @@ fn run_lanes(run: &RunContext, tests: Vec<Selection>, count: usize, report: &Mut
             scope.spawn(work);
         }
     });
-    timed_out.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs tests that timed out once more, each alone on a fresh worker and cluster.

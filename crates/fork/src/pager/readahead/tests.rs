@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 const GIB_SLOTS: u64 = 1 << 18;
 
 /// A process, its link, and what it costs.
-struct Process {
+struct ReadingProcess {
     readahead: ReadaheadState,
     present: Vec<bool>,
     /// What is to be fetched ahead, and how much of it comes until the next fault.
@@ -17,7 +17,7 @@ struct Process {
     moved: u64,
 }
 
-impl Process {
+impl ReadingProcess {
     fn new(slots: u64, slots_per_fault: usize) -> Self {
         let (readahead, present) = (ReadaheadState::new(slots, REGION_SLOTS), vec![false; slots as usize]);
         Self { readahead, present, queue: VecDeque::new(), slots_per_fault, faults: 0, moved: 0 }
@@ -86,7 +86,7 @@ fn one_page_at_a_time_when_told_so() {
 
 #[test]
 fn a_run_has_as_much_ahead_as_behind() {
-    let mut process = Process::new(GIB_SLOTS, usize::MAX);
+    let mut process = ReadingProcess::new(GIB_SLOTS, usize::MAX);
     for slot in 0..GIB_SLOTS / 20 {
         process.touch(slot);
         assert!(process.moved <= 2 * (slot + 1) + RUN_SLOTS_MIN, "{} at {slot}", process.moved);
@@ -97,7 +97,7 @@ fn a_run_has_as_much_ahead_as_behind() {
 #[test]
 fn everything_comes_to_who_touches_everything() {
     for (slots, part) in [(256, 16), (1024, 32), (16 << 10, 60), (64 << 10, 40), (GIB_SLOTS, 16)] {
-        let mut process = Process::new(slots, usize::MAX);
+        let mut process = ReadingProcess::new(slots, usize::MAX);
         shuffled(slots, slots).into_iter().for_each(|slot| process.touch(slot));
         assert!(process.faults <= slots / part, "{} faults for {slots} pages", process.faults);
     }
@@ -106,7 +106,7 @@ fn everything_comes_to_who_touches_everything() {
 #[test]
 fn who_waits_beside_its_own_stream_is_brought_a_window() {
     for slots_per_fault in [0, 10, 40] {
-        let mut process = Process::new(GIB_SLOTS, slots_per_fault);
+        let mut process = ReadingProcess::new(GIB_SLOTS, slots_per_fault);
         shuffled(GIB_SLOTS, 1).into_iter().for_each(|slot| process.touch(slot));
         let most = GIB_SLOTS / FULL_FETCH_TOUCH_FRACTION + GIB_SLOTS / (FAULT_AROUND_SLOTS + slots_per_fault as u64);
         assert!(process.faults <= most, "{}", process.faults);
@@ -127,7 +127,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
     #[test]
     fn who_touches_little_gets_little(seed in any::<u64>(), part in prop_oneof![Just(20), 20u64..400], slots_per_fault in 0usize..80) {
-        let mut process = Process::new(GIB_SLOTS, slots_per_fault);
+        let mut process = ReadingProcess::new(GIB_SLOTS, slots_per_fault);
         let touched = (GIB_SLOTS / part) as usize;
         shuffled(GIB_SLOTS, seed).into_iter().take(touched).for_each(|slot| process.touch(slot));
         prop_assert!(process.moved <= GIB_SLOTS / 10, "{} of {touched}", process.moved);
@@ -135,7 +135,7 @@ proptest! {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum ReadaheadStep {
     Fault(u64, bool, bool),
     Ask(u64, u64),
     Drop(u64, u64),
@@ -146,16 +146,16 @@ proptest! {
     fn ranges_stay_inside_and_counts_are_right(
         slots in 1u64..5000, window in 0u64..600,
         steps in prop::collection::vec(prop_oneof![
-            (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(slot, late, follows)| Step::Fault(slot, late, follows)),
-            (any::<u64>(), 1u64..900).prop_map(|(start, count)| Step::Ask(start, count)),
-            (any::<u64>(), 1u64..900).prop_map(|(start, count)| Step::Drop(start, count)),
+            (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(slot, late, follows)| ReadaheadStep::Fault(slot, late, follows)),
+            (any::<u64>(), 1u64..900).prop_map(|(start, count)| ReadaheadStep::Ask(start, count)),
+            (any::<u64>(), 1u64..900).prop_map(|(start, count)| ReadaheadStep::Drop(start, count)),
         ], 1..80),
     ) {
         let mut readahead = ReadaheadState::new(slots, window);
         let mut present = vec![false; slots as usize];
         for step in steps {
             match step {
-                Step::Fault(slot, late, follows) => {
+                ReadaheadStep::Fault(slot, late, follows) => {
                     let slot = slot % slots;
                     let found = if late { FaultState::InFlight } else { FaultState::NotRequested };
                     let ahead = readahead.on_fault(slot, found, follows);
@@ -164,7 +164,7 @@ proptest! {
                     prop_assert!(ahead.stream.end <= slots && ahead.stream.end - ahead.stream.start <= REGION_SLOTS);
                     prop_assert!(window > 1 || (ahead.window.end - ahead.window.start == 1 && ahead.stream.is_empty()));
                 }
-                Step::Ask(start, count) => {
+                ReadaheadStep::Ask(start, count) => {
                     let start = start % slots;
                     for slot in start..(start + count).min(slots) {
                         if !std::mem::replace(&mut present[slot as usize], true) {
@@ -172,7 +172,7 @@ proptest! {
                         }
                     }
                 }
-                Step::Drop(start, count) => {
+                ReadaheadStep::Drop(start, count) => {
                     let start = start % slots;
                     for slot in start..(start + count).min(slots) {
                         if std::mem::replace(&mut present[slot as usize], false) {
