@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -184,20 +183,18 @@ fn running_on(cluster: &Cluster, index: usize) -> usize {
     said["children"].as_array().map_or(0, |children| children.iter().filter(is_there).count())
 }
 
-/// The C library, installed as a user would.
-fn library() -> &'static Path {
-    static PREFIX: LazyLock<PathBuf> = LazyLock::new(|| {
-        let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("library");
-        let build = format!("BUILD={}", prefix.join("build").display());
-        let mut make = Command::new("make");
-        make.arg("--directory").arg(root().join("crates/program")).args(["install", "examples", &build]);
-        make.arg(format!("PREFIX={}", prefix.display()));
-        let spawned = make.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let ended = wait::wait_with_output(spawned.expect("make"), "the C library", MAKE_LIMIT);
-        assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
-        prefix
-    });
-    &PREFIX
+/// Builds the C library and its examples, and installs them as a user would. Returns the prefix. Each test has a prefix of its own, because
+/// tests run at the same time and `install` replaces files.
+fn install_library(test: &str) -> PathBuf {
+    let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("library").join(test);
+    let build = format!("BUILD={}", prefix.join("build").display());
+    let mut make = Command::new("make");
+    make.arg("--directory").arg(root().join("crates/program")).args(["install", "examples", &build]);
+    make.arg(format!("PREFIX={}", prefix.display()));
+    let spawned = make.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let ended = wait::wait_with_output(spawned.expect("make"), "the C library", MAKE_LIMIT);
+    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    prefix
 }
 
 /// Starts what speaks to the first node.
@@ -206,12 +203,13 @@ fn start(cluster: &Cluster, program: &Path, input: Stdio) -> RunningProgram {
 }
 
 fn c_calls(cluster: &Cluster) {
-    let binary = library().join("calls");
+    let library = install_library("checkpoint");
+    let binary = library.join("calls");
     let mut compiler = Command::new("gcc");
     compiler.args(["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&binary);
     compiler.arg(programs::sources().join("cooperative/calls.c"));
-    compiler.arg("-I").arg(library().join("include")).arg("-L").arg(library().join("lib"));
-    compiler.arg(format!("-Wl,-rpath,{}", library().join("lib").display())).arg("-lfarfork");
+    compiler.arg("-I").arg(library.join("include")).arg("-L").arg(library.join("lib"));
+    compiler.arg(format!("-Wl,-rpath,{}", library.join("lib").display())).arg("-lfarfork");
     assert!(compiler.status().expect("gcc").success());
     wait_for_clock_to_pass(&binary);
 
@@ -239,13 +237,14 @@ fn wait_for_clock_to_pass(path: &Path) {
 }
 
 fn examples(cluster: &Cluster) {
-    let mut squares = start(cluster, &library().join("build/squares"), Stdio::null());
+    let library = install_library("examples");
+    let mut squares = start(cluster, &library.join("build/squares"), Stdio::null());
     for (payload, result) in results(cluster, &squares.line(), &["7", "999999"]) {
         let number: u64 = payload.parse().expect("a number");
         assert_eq!(result, format!("{number} squared is {}\n", number * number));
     }
     let text = scratch::file("the fox and the hound\n");
-    let mut words = start(cluster, &library().join("build/words"), text.reopen().expect("a file").into());
+    let mut words = start(cluster, &library.join("build/words"), text.reopen().expect("a file").into());
     for (payload, result) in results(cluster, &words.line(), &["the", "hound", "hare"]) {
         let count = ["hare", "hound", "the"].iter().position(|word| *word == payload).expect("one of them");
         assert_eq!(result, format!("{payload}: {count}\n"));

@@ -79,6 +79,9 @@ impl Program {
             sources().join("forked.h"),
             sources().join(PROCESS_STATE_SOURCES).join("huge_setting.h"),
         ]);
+        // Tests run at the same time, and a second compilation would replace a binary that is running.
+        let lock = fs::File::create(binary.with_extension("lock")).expect("the build's directory can be written");
+        lock.lock().expect("a lock on a local file");
         if !is_newer(&binary, &parts) {
             compile(compiler, &source, &binary);
         }
