@@ -34,7 +34,7 @@ impl Default for StagingBuffer {
 
 /// A payload as it was received: borrowed, and to be had without a copy where it is long.
 #[derive(Debug)]
-pub struct Payload<'a>(PayloadSource<'a>);
+pub struct ReceivedPayload<'a>(PayloadSource<'a>);
 
 #[derive(Debug)]
 enum PayloadSource<'a> {
@@ -42,7 +42,7 @@ enum PayloadSource<'a> {
     Owned(&'a mut Vec<u8>),
 }
 
-impl Payload<'_> {
+impl ReceivedPayload<'_> {
     /// Takes the bytes; those of a long payload are moved, not copied.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
@@ -52,13 +52,13 @@ impl Payload<'_> {
     }
 }
 
-impl<'a> From<&'a [u8]> for Payload<'a> {
+impl<'a> From<&'a [u8]> for ReceivedPayload<'a> {
     fn from(bytes: &'a [u8]) -> Self {
         Self(PayloadSource::Borrowed(bytes))
     }
 }
 
-impl Deref for Payload<'_> {
+impl Deref for ReceivedPayload<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -153,7 +153,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
     pub(crate) fn next_frame<'a>(
         &'a mut self,
         staging: &'a mut StagingBuffer,
-    ) -> Result<Option<(M, Payload<'a>)>, RpcFrameError> {
+    ) -> Result<Option<(M, ReceivedPayload<'a>)>, RpcFrameError> {
         if self.partial_payload.is_some() {
             return self.next_long_frame();
         }
@@ -165,7 +165,7 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
             if let Some(crc) = frame.payload_crc {
                 check_crc(crc32c::crc32c(payload), crc)?;
             }
-            return Ok(Some((frame.head, Payload(PayloadSource::Borrowed(payload)))));
+            return Ok(Some((frame.head, ReceivedPayload(PayloadSource::Borrowed(payload)))));
         }
         if frame.payload_bytes >= LONG_PAYLOAD_BYTES_MIN {
             self.begin_long_payload(frame, &waiting[frame.head_bytes..]);
@@ -174,13 +174,13 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         Ok(None)
     }
 
-    fn next_long_frame(&mut self) -> Result<Option<(M, Payload<'_>)>, RpcFrameError> {
+    fn next_long_frame(&mut self) -> Result<Option<(M, ReceivedPayload<'_>)>, RpcFrameError> {
         let Some(body) = self.partial_payload.take_if(|body| body.missing_bytes() == 0) else { return Ok(None) };
         if let Some(crc) = body.frame.payload_crc {
             check_crc(body.crc, crc)?;
         }
         self.long_payload = body.bytes;
-        Ok(Some((body.frame.head, Payload(PayloadSource::Owned(&mut self.long_payload)))))
+        Ok(Some((body.frame.head, ReceivedPayload(PayloadSource::Owned(&mut self.long_payload)))))
     }
 
     fn begin_long_payload(&mut self, frame: Frame<M>, arrived: &[u8]) {

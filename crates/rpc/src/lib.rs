@@ -24,7 +24,7 @@ mod typed_call;
 
 pub use client::{CallError, Client, Completion, OutgoingRequest, RequestPayload, SessionHandle, SubmitError};
 pub use farfork_wire::rpc::{PAYLOAD_BYTES_MAX, SESSIONS_MAX, SessionId, Status, WINDOW_MAX};
-pub use frame_decoder::Payload;
+pub use frame_decoder::ReceivedPayload;
 pub use server::{DeferredReply, HandlerTable, ReplyWriter, Server};
 pub use typed_call::{TypedCall, TypedCallError};
 

@@ -44,7 +44,7 @@ pub use stop::queries::{QueryArgument, QueryCall, QueryResult, QueryThreads};
 pub(crate) use stop::restart::{self, CallMark};
 pub use stop::stopped_process::StoppedProcess;
 pub(crate) use tracer::deadline::Deadline;
-pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, Template};
+pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, TemplateGuard};
 
 /// Default limit of a capture: a fork of some hundred gigabytes takes as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,7 +106,7 @@ pub struct CapturedTree {
     /// Everything but the contents of its pages.
     pub descriptor: Descriptor,
     /// Holds the contents of its private pages.
-    pub template: Template,
+    pub template: TemplateGuard,
     /// Contents of its shared objects, in the order of the descriptor's.
     pub shared_copies: Vec<SharedCopy>,
     /// Files that are held, in the order of the descriptor's file versions.

@@ -13,7 +13,7 @@ use farfork_sys::process_identity::ProcessIdentity;
 use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
 use farfork_wire::{Descriptor, PAGE_SIZE, SeedId, Token};
 
-use crate::capture::{CaptureTimes, CapturedTree, HeldFile, SharedCopy, Template};
+use crate::capture::{CaptureTimes, CapturedTree, HeldFile, SharedCopy, TemplateGuard};
 use crate::image::{self, Image, ImageError, ImageHeader, ImageProgress};
 use crate::pager::{AccessReport, LearnerThread, ProcessHistory, SharedWorkingSet};
 use crate::resume::LayerReader;
@@ -47,7 +47,7 @@ struct SeedTemplate {
     /// By the number of the process.
     processes: Vec<ProcessTemplate>,
     /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
-    _template: Mutex<Template>,
+    _template: Mutex<TemplateGuard>,
 }
 
 /// The template of one process.

@@ -32,7 +32,7 @@ const BUCKETS: u16 = 17;
 
 /// What a node does that may take long, and may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Operation {
+pub(crate) enum MeasuredOperation {
     /// A process becomes a seed.
     Prepare,
     /// A request for children is answered, wherever they start.
@@ -72,7 +72,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let answer: Family<RequestLabels, Histogram, fn() -> Histogram> = Family::new_with_constructor(histogram);
         // Known from the beginning, so that the first one shows as a rise.
-        for work in [Operation::Prepare, Operation::Fork] {
+        for work in [MeasuredOperation::Prepare, MeasuredOperation::Fork] {
             drop(answer.get_or_create(&RequestLabels { request: work.name() }));
         }
         Self { prepare: histogram(), pause: histogram(), resume: histogram(), answer, failures: Family::default() }
@@ -90,12 +90,12 @@ impl Metrics {
     }
 
     /// A request was answered, well or not.
-    pub(crate) fn record_answer(&self, work: Operation, took: Duration) {
+    pub(crate) fn record_answer(&self, work: MeasuredOperation, took: Duration) {
         self.answer.get_or_create(&RequestLabels { request: work.name() }).observe(took.as_secs_f64());
     }
 
     /// Something was not done.
-    pub(crate) fn record_failure(&self, work: Operation, failure: &Failure) {
+    pub(crate) fn record_failure(&self, work: MeasuredOperation, failure: &Failure) {
         let kind = FailureLabels { work: work.name(), code: code_name(failure.code()) };
         self.failures.get_or_create(&kind).inc();
     }
@@ -120,12 +120,12 @@ impl Metrics {
     }
 }
 
-impl Operation {
+impl MeasuredOperation {
     fn name(self) -> &'static str {
         match self {
-            Operation::Prepare => "prepare",
-            Operation::Fork => "fork",
-            Operation::Resume => "resume",
+            MeasuredOperation::Prepare => "prepare",
+            MeasuredOperation::Fork => "fork",
+            MeasuredOperation::Resume => "resume",
         }
     }
 }
@@ -152,15 +152,15 @@ fn code_name(code: Code) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Code, Duration, Failure, Metrics, Operation, Weak, code_name, v1};
+    use super::{Code, Duration, Failure, MeasuredOperation, Metrics, Weak, code_name, v1};
 
     #[test]
     fn what_happened_is_told_with_its_unit_and_what_it_is() {
         let metrics = Metrics::new();
         metrics.record_prepare(&v1::Seed { prepare_us: 1500, pause_us: 90, ..v1::Seed::default() });
         metrics.record_resume(700);
-        metrics.record_answer(Operation::Fork, Duration::from_millis(2));
-        metrics.record_failure(Operation::Resume, &Failure::new(Code::FailedPrecondition, "a child", "no"));
+        metrics.record_answer(MeasuredOperation::Fork, Duration::from_millis(2));
+        metrics.record_failure(MeasuredOperation::Resume, &Failure::new(Code::FailedPrecondition, "a child", "no"));
         let text = metrics.render_text(Weak::new()).unwrap();
         for line in [
             "# TYPE farfork_prepare_seconds histogram",

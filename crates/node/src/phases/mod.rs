@@ -15,12 +15,12 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::api::v1;
 use collector::PhaseCollector;
-pub(crate) use recording::Recording;
+pub(crate) use recording::PhaseRecording;
 
-//  request ─▶ Recording::start ─▶ root span ─┬─ span ─┬─ span     debug_span!(target: "farfork::phase", "noun.verb")
-//                                            │        └─ event    a phase of another process, with its own times
-//  answer  ◀─ Recording::finish ◀─ log ◀─────┴─ span
-//                                       PhaseCollector: sees spans begin and end
+//  request ─▶ PhaseRecording::start ─▶ root span ─┬─ span ─┬─ span     debug_span!(target: "farfork::phase", "noun.verb")
+//                                                 │        └─ event    a phase of another process, with its own times
+//  answer  ◀─ PhaseRecording::finish ◀─ log ◀─────┴─ span
+//                                            PhaseCollector: sees spans begin and end
 //
 // Work on another thread enters the span that it belongs under there. Without a recording, no such span is made: the
 // check costs one counter read. Another process has no span to enter. Its phase is reported afterwards, by an event of

@@ -12,7 +12,7 @@ use crate::api::v1;
 
 /// A request whose phases are gathered, if it asked for them. Dropping it gives them up.
 #[derive(Debug, Default)]
-pub(crate) struct Recording(Option<ActiveRecording>);
+pub(crate) struct PhaseRecording(Option<ActiveRecording>);
 
 #[derive(Debug)]
 struct ActiveRecording {
@@ -22,7 +22,7 @@ struct ActiveRecording {
     root: Span,
 }
 
-impl Recording {
+impl PhaseRecording {
     /// Gathers phases from now on, as parts of one of this name. Nothing where it is not wanted, or where the process has no
     /// [`collector_layer`](super::collector_layer).
     pub(crate) fn start(is_wanted: bool, node: &NodeName, name: &'static str) -> Self {
@@ -56,7 +56,7 @@ impl Drop for ActiveRecording {
 mod tests {
     use std::sync::{Mutex, PoisonError};
 
-    use super::{Recording, TARGET};
+    use super::{PhaseRecording, TARGET};
     use tracing_subscriber::layer::SubscriberExt as _;
 
     /// Who listens is remembered for each place in the program, for all threads together: where one test comes to such a place for the
@@ -83,7 +83,7 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             let node = "n1".parse().unwrap();
             let (recorded, unrecorded) =
-                (Recording::start(true, &node, "prepare"), Recording::start(false, &node, "prepare"));
+                (PhaseRecording::start(true, &node, "prepare"), PhaseRecording::start(false, &node, "prepare"));
             recorded.span().in_scope(work);
             unrecorded.span().in_scope(work);
             work();
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn without_a_collector_nothing_is_told() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let recording = Recording::start(true, &"n1".parse().unwrap(), "prepare");
+        let recording = PhaseRecording::start(true, &"n1".parse().unwrap(), "prepare");
         recording.span().in_scope(work);
         assert!(recording.finish().is_empty());
     }

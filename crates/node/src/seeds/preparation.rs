@@ -25,7 +25,7 @@ use crate::api::v1;
 use crate::clock;
 use crate::engine::{CaptureMode, capture_failure, random_id};
 use crate::failure::Failure;
-use crate::metrics::Operation;
+use crate::metrics::MeasuredOperation;
 use crate::node::Node;
 use crate::service;
 
@@ -77,7 +77,7 @@ impl CaptureCallbacks for SeedBuilder {
             .and_then(|ready_template| self.list_seed(&ready_template));
         match &listed {
             Ok(seed) => self.node.metrics.record_prepare(seed),
-            Err(failure) => self.node.metrics.record_failure(Operation::Prepare, failure),
+            Err(failure) => self.node.metrics.record_failure(MeasuredOperation::Prepare, failure),
         }
         let is_listed = listed.is_ok();
         let is_wanted = self.callback.take().is_some_and(|answer| answer(listed));

@@ -24,11 +24,11 @@ use crate::client::request_with_timeout;
 use crate::engine::random_id;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
-use crate::metrics::Operation;
+use crate::metrics::MeasuredOperation;
 use crate::network::{EgressPolicy, NetworkMode};
 use crate::node::Node;
 use crate::pending_starts::PendingStart;
-use crate::phases::{self, Recording};
+use crate::phases::{self, PhaseRecording};
 
 /// Starts children as asked; exactly one outcome comes for each.
 ///
@@ -43,7 +43,7 @@ pub(crate) async fn fork(
     request: v1::ForkRequest,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
     let answer = start_fork(node, request).await;
-    answer.inspect_err(|failure| node.metrics.record_failure(Operation::Fork, failure))
+    answer.inspect_err(|failure| node.metrics.record_failure(MeasuredOperation::Fork, failure))
 }
 
 async fn start_fork(
@@ -52,7 +52,7 @@ async fn start_fork(
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
     let arrived = Instant::now();
     check_request(&request)?;
-    let recording = Recording::start(request.profile, &node.name, "fork");
+    let recording = PhaseRecording::start(request.profile, &node.name, "fork");
     let placing = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place");
     let nodes = choose_nodes(node, &request).instrument(placing).await?;
     let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
@@ -104,7 +104,7 @@ struct PendingFork {
     batch: u64,
     shares: JoinSet<NodeShare>,
     received_at: Instant,
-    recording: Recording,
+    recording: PhaseRecording,
     sink: ResponseSender<v1::ForkOutcome>,
 }
 
@@ -124,7 +124,7 @@ async fn finish_fork(fork: PendingFork) {
         shares.extend(share);
     }
     drop(start);
-    node.metrics.record_answer(Operation::Fork, arrived.elapsed());
+    node.metrics.record_answer(MeasuredOperation::Fork, arrived.elapsed());
     let phases = recording.finish();
     let is_attended = batch != 0;
     if is_attended || !phases.is_empty() {

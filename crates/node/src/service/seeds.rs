@@ -15,9 +15,9 @@ use crate::api::v1::inspect_response::Object;
 use crate::client::request_with_timeout;
 use crate::failure::Failure;
 use crate::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
-use crate::metrics::Operation;
+use crate::metrics::MeasuredOperation;
 use crate::node::Node;
-use crate::phases::Recording;
+use crate::phases::PhaseRecording;
 use crate::seeds::{self, PrepareOptions, check_labels, check_name};
 
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
@@ -43,13 +43,13 @@ pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Re
         takes_node_namespaces,
     } = request;
     check_labels(&labels)?;
-    let (arrived, recording) = (Instant::now(), Recording::start(profile, &node.name, "prepare"));
+    let (arrived, recording) = (Instant::now(), PhaseRecording::start(profile, &node.name, "prepare"));
     let sockets = DaemonSockets { copies_files: snapshot_files, ..DaemonSockets::default() };
     let namespaces = namespace_policy(takes_node_namespaces);
     let options = PrepareOptions { name, freeze, ttl_ms, sealed, labels, namespaces, sockets, offer: None };
     let prepared = prepare_and_wait(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
-    node.metrics.record_answer(Operation::Prepare, arrived.elapsed());
+    node.metrics.record_answer(MeasuredOperation::Prepare, arrived.elapsed());
     prepared.map(|seed| v1::Seed { phases, ..seed })
 }
 

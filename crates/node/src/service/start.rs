@@ -20,11 +20,11 @@ use crate::children::Child;
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::failure::Failure;
 use crate::limits::{CONCURRENT_STARTS_MAX, EVICTED_PER_START_MAX, PRESTARTED_PER_SEED_MAX, STREAM_MESSAGES_MAX};
-use crate::metrics::Operation;
+use crate::metrics::MeasuredOperation;
 use crate::network::FanOutNetwork;
 use crate::node::Node;
 use crate::pending_starts::PendingStart;
-use crate::phases::{self, Recording};
+use crate::phases::{self, PhaseRecording};
 use crate::speculation::ForkPattern;
 
 /// For the zygote of a fan-out that began on another node, before a child begins here without it: some 20 ms, where the machine has time.
@@ -56,7 +56,7 @@ struct StartBatch {
 /// The start of a child that has its turn.
 struct StartTurn {
     permit: OwnedSemaphorePermit,
-    recording: Recording,
+    recording: PhaseRecording,
     waited: Duration,
     requested: Instant,
 }
@@ -210,7 +210,7 @@ fn start_while_permitted(
 
 impl StartBatch {
     fn begin_start(&self, turn: OwnedSemaphorePermit) -> StartTurn {
-        let recording = Recording::start(self.profile, &self.node.name, "resume");
+        let recording = PhaseRecording::start(self.profile, &self.node.name, "resume");
         StartTurn { permit: turn, recording, waited: self.received_at.elapsed(), requested: Instant::now() }
     }
 
@@ -289,7 +289,7 @@ fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Fail
             Outcome::Child(if is_complete { child.as_ref().into() } else { child.to_started_view() })
         }
         Err(failure) => {
-            node.metrics.record_failure(Operation::Resume, failure);
+            node.metrics.record_failure(MeasuredOperation::Resume, failure);
             Outcome::Error(failure.clone().into())
         }
     };

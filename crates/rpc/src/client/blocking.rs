@@ -72,7 +72,7 @@ impl Client {
         loop {
             self.poll(now, |completion| {
                 if completion.tag == call.tag {
-                    result = Some(completion.result.map(crate::Payload::into_vec));
+                    result = Some(completion.result.map(crate::ReceivedPayload::into_vec));
                 } else {
                     others(completion);
                 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use farfork_wire::rpc::{OpenOutcome, PAYLOAD_BYTES_MAX, RequestHead, RpcFrameError, Status};
 
-use crate::frame_decoder::Payload;
+use crate::frame_decoder::ReceivedPayload;
 use crate::retransmit::{FrameLocation, RetransmitBuffer};
 
 /// Shortest payload that is not copied when its caller gives it away, in bytes.
@@ -101,7 +101,7 @@ pub struct Completion<'a> {
     /// From the request.
     pub tag: u64,
     /// What came of it.
-    pub result: Result<Payload<'a>, CallError>,
+    pub result: Result<ReceivedPayload<'a>, CallError>,
 }
 
 /// Why a request has no answer.

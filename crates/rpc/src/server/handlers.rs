@@ -8,10 +8,10 @@ use farfork_wire::rpc::Status;
 
 use super::protocol::RequestExecutor;
 use super::reply::{DeferredReply, ReplySink, ReplyWriter, RequestKey};
-use crate::frame_decoder::Payload;
+use crate::frame_decoder::ReceivedPayload;
 
 type ImmediateHandler = Box<dyn FnMut(&[u8], &mut ReplyWriter<'_>) + Send>;
-type DeferredHandler = Box<dyn FnMut(Payload<'_>, DeferredReply) + Send>;
+type DeferredHandler = Box<dyn FnMut(ReceivedPayload<'_>, DeferredReply) + Send>;
 
 /// The handlers of one thread.
 #[derive(Default)]
@@ -43,7 +43,11 @@ impl HandlerTable {
     ///
     /// # Panics
     /// When the id is taken.
-    pub fn add_deferred_handler(&mut self, id: u32, handler: impl FnMut(Payload<'_>, DeferredReply) + Send + 'static) {
+    pub fn add_deferred_handler(
+        &mut self,
+        id: u32,
+        handler: impl FnMut(ReceivedPayload<'_>, DeferredReply) + Send + 'static,
+    ) {
         self.insert(id, Handler::Deferred(Box::new(handler)));
     }
 
@@ -61,7 +65,7 @@ pub(super) struct HandlerService<'a, R> {
 }
 
 impl<R: ReplySink + 'static> RequestExecutor for HandlerService<'_, R> {
-    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: Payload<'_>, reply: &mut ReplyWriter<'_>) {
+    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: ReceivedPayload<'_>, reply: &mut ReplyWriter<'_>) {
         match self.handlers.entries.iter_mut().find(|(id, _)| *id == handler) {
             Some((_, Handler::Immediate(handler))) => handler(&payload, reply),
             Some((_, Handler::Deferred(handler))) => {

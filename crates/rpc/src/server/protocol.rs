@@ -10,7 +10,7 @@ use super::reply::{ReplyWriter, RequestKey};
 use super::session::ServerSession;
 use super::session_registry::SessionClaim;
 use super::session_table::SessionTable;
-use crate::frame_decoder::{FrameDecoder, Payload, StagingBuffer};
+use crate::frame_decoder::{FrameDecoder, ReceivedPayload, StagingBuffer};
 use crate::retransmit::SLICES_MAX;
 
 /// Bytes that may wait for a client before its further requests do. One more reply may exceed it.
@@ -29,7 +29,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// What executes requests.
 pub(crate) trait RequestExecutor {
     /// Executes a request. When the reply is to come later, `reply` says so, and the ticket names the request then.
-    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: Payload<'_>, reply: &mut ReplyWriter<'_>);
+    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: ReceivedPayload<'_>, reply: &mut ReplyWriter<'_>);
 }
 
 /// What a connection wants of the registry.

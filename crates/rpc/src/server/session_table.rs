@@ -9,7 +9,7 @@ use farfork_wire::rpc::{
 use super::protocol::RequestExecutor;
 use super::reply::{HandlerOutcome, ReplyWriter, RequestKey};
 use super::session::{Admission, ServerSession};
-use crate::frame_decoder::Payload;
+use crate::frame_decoder::ReceivedPayload;
 use crate::retransmit::{RetransmitBuffer, SLICES_MAX, SendQueue};
 
 /// The owner of frames that belong to no session.
@@ -115,7 +115,7 @@ impl SessionTable {
     pub(super) fn handle_request(
         &mut self,
         head: &RequestHead,
-        payload: Payload<'_>,
+        payload: ReceivedPayload<'_>,
         held_bytes_max: usize,
         is_overdue: impl FnOnce() -> bool,
         service: &mut impl RequestExecutor,
@@ -133,7 +133,7 @@ impl SessionTable {
     fn execute_request(
         &mut self,
         head: &RequestHead,
-        payload: Payload<'_>,
+        payload: ReceivedPayload<'_>,
         has_room: bool,
         is_overdue: impl FnOnce() -> bool,
         service: &mut impl RequestExecutor,

@@ -9,7 +9,7 @@ use farfork_wire::rpc::{
 use proptest::prelude::*;
 
 use crate::client::{ClientProtocol, Completion, OutgoingRequest, RequestPayload};
-use crate::frame_decoder::{Payload, StagingBuffer};
+use crate::frame_decoder::{ReceivedPayload, StagingBuffer};
 use crate::server::{
     ClaimOutcome, ConnectionLocation, HELD_BYTES_MAX, ReplyWriter, RequestExecutor, RequestKey, ServerProtocol,
     SessionRegistry, SessionRequest,
@@ -22,7 +22,7 @@ struct CountingExecutor {
 }
 
 impl RequestExecutor for CountingExecutor {
-    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: Payload<'_>, reply: &mut ReplyWriter<'_>) {
+    fn execute(&mut self, handler: u32, ticket: RequestKey, payload: ReceivedPayload<'_>, reply: &mut ReplyWriter<'_>) {
         *self.executed.entry((ticket.session, ticket.id)).or_default() += 1;
         match (ticket.id % 10, handler) {
             (7, _) => reply.defer(Default::default()),

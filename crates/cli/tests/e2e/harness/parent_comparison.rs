@@ -2,8 +2,7 @@
 //! differ's table fails the test.
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -18,9 +17,7 @@ const COMPARISON_LIMIT: Duration = Duration::from_secs(30);
 const SEEDS_MAX: usize = 3;
 
 /// For a process to stop, on a busy machine.
-const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// Between two comparisons.
-const COMPARISON_INTERVAL: Duration = Duration::from_millis(200);
+const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// Compares a child that runs as its parent does.
 pub(crate) fn require_same_as_parent(farfork: &Farfork, child: &StartedChild, parent: i32) {
@@ -30,15 +27,13 @@ pub(crate) fn require_same_as_parent(farfork: &Farfork, child: &StartedChild, pa
 
 /// What `inspect --against` says, as soon as it finds nothing, or at last.
 fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
-    let (pid, started_at) = (parent.to_string(), Instant::now());
+    let (pid, mut said) = (parent.to_string(), Value::Null);
     // A process of a tree may still be on its last steps into its program when its fork is answered.
-    loop {
-        let said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
-        if said["differences_count"] == 0 || started_at.elapsed() >= COMPARISON_LIMIT {
-            return said;
-        }
-        thread::sleep(COMPARISON_INTERVAL);
-    }
+    wait::poll_within(COMPARISON_LIMIT, || {
+        said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
+        (said["differences_count"] == 0).then_some(())
+    });
+    said
 }
 
 fn differences_text(said: &Value, parent: i32) -> String {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::SimAddress;
 use super::network::{ACCEPTOR_SIDE, DIALER_SIDE, Network};
-use super::pipe::Packet;
+use super::pipe::SimPacket;
 
 /// Connections that wait to be accepted; further ones are refused.
 const BACKLOG_MAX: usize = 128;
@@ -80,7 +80,7 @@ impl Network {
         let bytes = connection.pipes[side].deliver_next();
         // As TCP does: who sends to somebody who left is told.
         if bytes > 0 && !connection.open[side] {
-            self.send_packet(id, side, Packet::Reset, self.now);
+            self.send_packet(id, side, SimPacket::Reset, self.now);
         }
         self.trace.record(self.now, format_args!("connection {id} side {side} has {bytes} bytes more"));
     }

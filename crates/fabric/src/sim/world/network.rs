@@ -7,7 +7,7 @@ use fastrand::Rng;
 
 use super::conditions::{ClockSkew, PathConditions};
 use super::events::NetworkEvent;
-use super::pipe::{Packet, SimPipe};
+use super::pipe::{SimPacket, SimPipe};
 use super::trace::EventTrace;
 use super::{NodeId, SimAddress};
 
@@ -187,7 +187,7 @@ impl Network {
         let is_reset = self.random.f64() < conditions.reset_chance;
         path.free_at = path.free_at.max(self.now) + transmission_time(segment.len(), conditions.bytes_per_s);
         let leaves = path.free_at;
-        self.send_packet(id, side, Packet::Segment(segment), leaves);
+        self.send_packet(id, side, SimPacket::Segment(segment), leaves);
         if is_reset {
             self.reset(id);
         }
@@ -197,7 +197,7 @@ impl Network {
     pub(super) fn reset(&mut self, id: u64) {
         self.trace.record(self.now, format_args!("connection {id} breaks"));
         for side in [DIALER_SIDE, ACCEPTOR_SIDE] {
-            self.send_packet(id, side, Packet::Reset, self.now);
+            self.send_packet(id, side, SimPacket::Reset, self.now);
         }
     }
 
@@ -208,7 +208,7 @@ impl Network {
         ids.into_iter().for_each(|id| self.reset(id));
     }
 
-    pub(super) fn send_packet(&mut self, id: u64, side: usize, packet: Packet, leaves: Duration) {
+    pub(super) fn send_packet(&mut self, id: u64, side: usize, packet: SimPacket, leaves: Duration) {
         let Some(nodes) = self.connections.get(&id).map(|connection| connection.nodes) else { return };
         let delay = self.random_delay(nodes[side], nodes[1 - side]);
         let Some(connection) = self.connections.get_mut(&id) else { return };
@@ -227,7 +227,7 @@ impl Network {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.open[side] = false;
         if connection.open[1 - side] {
-            self.send_packet(id, side, Packet::Fin, self.now);
+            self.send_packet(id, side, SimPacket::Fin, self.now);
         } else {
             self.connections.remove(&id);
         }

@@ -9,7 +9,7 @@ pub(super) const WINDOW_BYTES: usize = 256 << 10;
 
 /// What arrives.
 #[derive(Debug)]
-pub(super) enum Packet {
+pub(super) enum SimPacket {
     /// Bytes.
     Segment(Vec<u8>),
     /// The end of the stream.
@@ -21,7 +21,7 @@ pub(super) enum Packet {
 /// One direction.
 #[derive(Debug, Default)]
 pub(super) struct SimPipe {
-    in_flight: VecDeque<Packet>,
+    in_flight: VecDeque<SimPacket>,
     arrived: VecDeque<u8>,
     /// Bytes on the way or arrived.
     held_bytes: usize,
@@ -40,8 +40,8 @@ impl SimPipe {
     }
 
     /// Sends.
-    pub(super) fn push(&mut self, packet: Packet) {
-        if let Packet::Segment(bytes) = &packet {
+    pub(super) fn push(&mut self, packet: SimPacket) {
+        if let SimPacket::Segment(bytes) = &packet {
             self.held_bytes += bytes.len();
         }
         self.in_flight.push_back(packet);
@@ -50,12 +50,12 @@ impl SimPipe {
     /// The parcel that was sent first arrives; tells how many bytes it had.
     pub(super) fn deliver_next(&mut self) -> usize {
         match self.in_flight.pop_front() {
-            Some(Packet::Segment(bytes)) => {
+            Some(SimPacket::Segment(bytes)) => {
                 self.arrived.extend(&bytes);
                 return bytes.len();
             }
-            Some(Packet::Fin) => self.has_ended = true,
-            Some(Packet::Reset) => self.is_reset = true,
+            Some(SimPacket::Fin) => self.has_ended = true,
+            Some(SimPacket::Reset) => self.is_reset = true,
             None => {}
         }
         0

@@ -42,7 +42,7 @@ pub(super) const TRACER_NAME: &str = "tracer";
 
 /// The process that holds a seed's memory. Dropping it ends a template; a frozen parent runs on.
 #[derive(Debug)]
-pub struct Template {
+pub struct TemplateGuard {
     /// Of each process, in the order of the descriptor's.
     pids: Vec<i32>,
     owner: ThreadId,
@@ -52,7 +52,7 @@ pub struct Template {
     owner_ended: Mutex<Receiver<()>>,
 }
 
-impl Template {
+impl TemplateGuard {
     /// The template of the first process.
     pub fn pid(&self) -> i32 {
         self.pids[0]
@@ -64,7 +64,7 @@ impl Template {
     }
 }
 
-impl Drop for Template {
+impl Drop for TemplateGuard {
     fn drop(&mut self) {
         drop(self.release_pipe.take());
         // An observer that does not want it: its thread ends it when it comes back.
@@ -219,7 +219,7 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     }
     let (ends_with_us, ended) = mpsc::channel();
     let pids = templates.iter().map(TemplateProcess::pid).collect();
-    let template = Template {
+    let template = TemplateGuard {
         pids,
         owner: thread::current().id(),
         release_pipe: Some(release_writer),
@@ -278,7 +278,7 @@ fn complete_capture(
     templates: &mut [TemplateProcess],
     (processes, shared): (Vec<CapturedProcess>, SharedTreeState),
     deadline: &Deadline,
-    (template, times): (Template, CaptureTimes),
+    (template, times): (TemplateGuard, CaptureTimes),
 ) -> Result<(CapturedTree, LeftoverPages), CaptureError> {
     let (pid, started_at) = (processes[0].snapshot.pid, Instant::now());
     let describe = || describe::describe_tree(options, templates, processes, shared, deadline);

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 pub use policy::EgressDestination;
 pub(crate) use policy::EgressPolicy;
-use resolvers::Resolvers;
+use resolvers::DnsResolvers;
 
 /// The child's own address, beside that of loopback: one of those that are never routed, for hosts that get to others in
 /// another way (192.0.0.0/29, RFC 7335).
@@ -33,7 +33,7 @@ const PROXY_ADDRESS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 0, 3
 #[derive(Debug)]
 struct EgressRules {
     egress: EgressPolicy,
-    resolvers: Resolvers,
+    resolvers: DnsResolvers,
 }
 
 impl EgressRules {
@@ -71,7 +71,7 @@ impl EgressProxy {
     /// # Errors
     /// The network cannot be entered, or the kernel lets nothing be redirected there.
     pub(crate) fn open(egress: EgressPolicy, enter: impl FnOnce() -> io::Result<()> + Send) -> io::Result<Self> {
-        let rules = Arc::new(EgressRules { egress, resolvers: Resolvers::from_resolv_conf() });
+        let rules = Arc::new(EgressRules { egress, resolvers: DnsResolvers::from_resolv_conf() });
         let on_loopback = rules.resolvers.on_loopback();
         let ProxySockets { network, listener, datagrams, redirection } = thread::scope(|scope| {
             let there = || enter().and_then(|()| install_redirection(&on_loopback));

@@ -10,9 +10,9 @@ const DNS_PORT: u16 = 53;
 
 /// Addresses of resolvers, of version 4.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Resolvers(Vec<Ipv4Addr>);
+pub(super) struct DnsResolvers(Vec<Ipv4Addr>);
 
-impl Resolvers {
+impl DnsResolvers {
     /// Those of this node.
     pub(super) fn from_resolv_conf() -> Self {
         Self::parse(&fs::read_to_string(RESOLV_CONF).unwrap_or_default())
@@ -42,11 +42,11 @@ impl Resolvers {
 
 #[cfg(test)]
 mod tests {
-    use super::Resolvers;
+    use super::DnsResolvers;
 
     #[test]
     fn resolvers_are_those_of_the_file() {
-        let names = Resolvers::parse(
+        let names = DnsResolvers::parse(
             "# nameserver 1.1.1.1\nsearch a.b\nnameserver 192.0.2.53 \nnameserver\t127.0.0.53\nnameserver fd00::1\nnameservers 9.9.9.9\n",
         );
         let is_resolver = |at: &str| names.has_address(at.parse().unwrap());
@@ -58,7 +58,7 @@ mod tests {
                 && !is_resolver("127.0.0.1:53")
         );
         assert_eq!(names.on_loopback(), ["127.0.0.53:53".parse().unwrap()]);
-        assert_eq!(Resolvers::parse("search a.b\n").on_loopback(), ["127.0.0.1:53".parse().unwrap()]);
-        assert_eq!(Resolvers::parse("nameserver fd00::1\n").on_loopback(), []);
+        assert_eq!(DnsResolvers::parse("search a.b\n").on_loopback(), ["127.0.0.1:53".parse().unwrap()]);
+        assert_eq!(DnsResolvers::parse("nameserver fd00::1\n").on_loopback(), []);
     }
 }
