@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo install check test test-fresh test-long bench setup
+.PHONY: help demo install install-bench check test test-fresh test-long bench setup
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
 export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target$(subst /,-,$(CURDIR))
@@ -18,6 +18,7 @@ COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_comple
 help:
 	@echo 'make demo      three nodes on this machine, a Python parent, eight children on two other nodes (root)'
 	@echo 'make install   the binary, manual pages and completions, below PREFIX=/usr/local (root)'
+	@echo 'make install-bench  `farfork bench` and `farfork stress`, next to it (root)'
 	@echo 'make check     in minutes, for use between commits: style, lints, unit tests, forty end-to-end tests (root)'
 	@echo 'make test      format, style, lints, licences, unit tests, fuzz targets, end-to-end tests (root)'
 	@echo 'make test-fresh tests as on a machine that was just installed: an empty /run, /tmp, /var/lib and home (root)'
@@ -37,6 +38,12 @@ install: setup
 	@"$(DESTDIR)$(PREFIX)/bin/farfork" completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/farfork"
 	@"$(DESTDIR)$(PREFIX)/bin/farfork" completions zsh > "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farfork"
 	@"$(DESTDIR)$(PREFIX)/bin/farfork" completions fish > "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farfork.fish"
+
+# After `make install`. The manual pages are those of both programs.
+install-bench: setup
+	@cargo build --release --bin farfork-bench
+	@install -D "$(CARGO_TARGET_DIR)/release/farfork-bench" "$(DESTDIR)$(PREFIX)/bin/farfork-bench"
+	@"$(DESTDIR)$(PREFIX)/bin/farfork" man --output "$(DESTDIR)$(PREFIX)/share/man/man1"
 
 check: preflight-check setup
 	@cargo xtask check

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use farfork_api::failure::Failure;
 use farfork_cluster::local::LocalError;
-use farfork_node::failure::Failure;
 
 use crate::baseline::criu::error::CriuError;
 

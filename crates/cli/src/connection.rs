@@ -4,26 +4,27 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_api::client::{self, Client, ClusterClient};
+use farfork_api::run_dir::{DEFAULT_RUN_DIR, RunDir};
 use farfork_cluster::local::LocalCluster;
-use farfork_node::client::{self, Client, ClusterClient};
-use farfork_node::run_dir::{DEFAULT_RUN_DIR, RunDir};
 use farfork_trust::{Credentials, DEFAULT_TRUST_DIR, Encryption, TrustDirectory};
 
-/// Where the daemon listens. Each command takes these, so they stand behind its own.
+/// Options that select the daemon. Every command has them, after its own options.
 #[derive(Args, Clone)]
 pub(crate) struct ConnectionArgs {
-    /// Unix socket of the node's daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork, or that of the first
-    /// node that `farfork up` started there].
+    /// Unix socket of the daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork, or else the socket of the
+    /// first node of `farfork up`].
     #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true, display_order = 100)]
     socket: Option<PathBuf>,
-    /// A node of the cluster to speak to over the network, in the socket's place; it needs the identity in --trust.
+    /// Connect to this node over the network, with the identity in --trust, instead of to a Unix socket.
     #[arg(long, env = "FARFORK_NODE", value_name = "IP:PORT", global = true, display_order = 101)]
     #[arg(value_parser = parse_address)]
     node: Option<SocketAddr>,
-    /// Directory with this machine's, or this user's, identity in the cluster, and whom it trusts.
+    /// Trust directory: the identity of this machine or user, and the cluster authorities that it trusts.
     #[arg(long, env = "FARFORK_TRUST", value_name = "DIR", global = true, display_order = 102)]
     #[arg(default_value = DEFAULT_TRUST_DIR)]
     trust: PathBuf,
@@ -76,6 +77,8 @@ pub(crate) fn default_run_dir() -> PathBuf {
 
 /// Runs a command that only talks; one thread is enough for it.
 pub(crate) fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    // One type for all commands, so that tokio's executor is compiled once.
+    let command: Pin<&mut dyn Future<Output = anyhow::Result<ExitCode>>> = pin!(command);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(command);
     // A thread may sit in read(2) on standard input: nobody waits for it.

@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::path::Path;
 
-use farfork_node::failure::Failure;
-use farfork_node::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, PAYLOADS_BYTES_MAX};
+use farfork_api::failure::Failure;
+use farfork_api::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, PAYLOADS_BYTES_MAX};
 use tonic::Code;
 
-/// Stands for standard input.
+/// The path that selects standard input.
 const STDIN: &str = "-";
 
 /// What a user can do about data that is too large.

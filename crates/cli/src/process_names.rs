@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use farfork_node::failure::Failure;
+use farfork_api::failure::Failure;
 use farfork_sys::process_identity::ProcessIdentity;
 use tonic::Code;
 

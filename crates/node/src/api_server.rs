@@ -6,20 +6,20 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
+use farfork_api::limits::{
+    ANONYMOUS_MESSAGE_BYTES_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT,
+};
+use farfork_api::v1::cluster_server::ClusterServer;
+use farfork_api::v1::node_server::NodeServer;
+use farfork_api::v1::peer_server::PeerServer;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::api::v1::cluster_server::ClusterServer;
-use crate::api::v1::node_server::NodeServer;
-use crate::api::v1::peer_server::PeerServer;
 use crate::auth::RequestAuthorizer;
 use crate::control_port::accept_connections;
 use crate::daemon::DaemonError;
-use crate::limits::{
-    ANONYMOUS_MESSAGE_BYTES_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT,
-};
 use crate::node::Node;
 use crate::service::{ControlService, PeerService};
 use crate::trust::ClusterService;

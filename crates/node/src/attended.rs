@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use farfork_api::limits::CALLER_GONE_GRACE;
 use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::children::{Child, HeldChild};
-use crate::limits::CALLER_GONE_GRACE;
 
 /// The batches of attended children on this node, by the number that the asked node drew.
 #[derive(Debug, Default)]

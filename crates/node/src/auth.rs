@@ -9,13 +9,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use farfork_api::failure::Failure;
 use farfork_trust::{AuthenticatedPeer, Credentials, Role};
 use tonic::codegen::http;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
 use crate::control_port::{ConnectionInfo, RateLimitedLog};
-use crate::failure::Failure;
 
 /// The service for users.
 const NODE_SERVICE: &str = "farfork.v1.Node";

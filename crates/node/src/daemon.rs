@@ -8,9 +8,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farfork_api::failure::Failure;
+use farfork_api::run_dir::{RunDir, RunDirError, RunDirLock};
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, ContainerPool, Leftovers, clean_leftovers};
 use farfork_fabric::{Exporter, TlsSecurity, shm, tcp};
@@ -29,7 +32,6 @@ use tokio::task::JoinSet;
 use crate::api_server;
 use crate::children::{self, ChildBudget, ChildSupervisor};
 use crate::engine::{Engine, random_id};
-use crate::failure::Failure;
 use crate::heartbeat::{self, LocalState};
 use crate::member_file::MemberFile;
 use crate::metrics;
@@ -39,7 +41,6 @@ use crate::pager_link::{PagerError, PagerLink};
 use crate::pager_supervisor;
 use crate::peers::Peers;
 use crate::program;
-use crate::run_dir::{RunDir, RunDirError, RunDirLock};
 use crate::seeds::{self, EXPIRY_INTERVAL, SeedRegistry};
 use crate::service;
 use crate::stall_watchdog;
@@ -126,7 +127,12 @@ impl From<PagerError> for DaemonError {
 ///
 /// # Errors
 /// It could not be started; what it had made is gone again.
-pub async fn run(options: Options) -> Result<(), DaemonError> {
+pub fn run(options: Options) -> Pin<Box<dyn Future<Output = Result<(), DaemonError>>>> {
+    // Boxed, so that the code of the whole daemon is compiled with this crate and not with the crate that polls it.
+    Box::pin(run_until_signal(options))
+}
+
+async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     let security = trust::load_or_enroll(&options).await?;
     let started = tokio::task::spawn_blocking(move || start(options, security)).await;
     let running =

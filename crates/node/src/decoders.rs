@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
 use farfork_cluster::membership::Member;
 use prost::Message as _;
 use tonic::{Code, Status};
 
-use crate::api::v1;
 use crate::engine::{SeedAccess, StartOptions};
-use crate::failure::Failure;
 use crate::phases;
 
 /// The members in a heartbeat's answer; a heartbeat itself is an answer with one. `None` where it would be refused.

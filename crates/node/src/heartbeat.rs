@@ -4,17 +4,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farfork_api::client::{peer_client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::{HEARTBEAT_TIMEOUT, LEAVE_TIMEOUT};
+use farfork_api::v1;
 use farfork_cluster::membership::{HEARTBEAT_INTERVAL, JoinError, Member, MembershipEvent};
 use farfork_trust::Credentials;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
 
-use crate::api::v1;
 use crate::auth::Caller;
-use crate::client::{peer_client, request_with_timeout};
-use crate::failure::Failure;
-use crate::limits::{HEARTBEAT_TIMEOUT, LEAVE_TIMEOUT};
 use crate::member_file::MemberFile;
 use crate::peers::Peers;
 use crate::trust;

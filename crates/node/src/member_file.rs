@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::run_dir::RunDir;
+use farfork_api::run_dir::RunDir;
 
 /// The file, and what was last written to it.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl MemberFile {
 #[cfg(test)]
 mod tests {
     use super::MemberFile;
-    use crate::run_dir::RunDir;
+    use farfork_api::run_dir::RunDir;
 
     #[test]
     fn the_next_daemon_knows_whom_the_last_one_knew() {

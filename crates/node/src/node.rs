@@ -4,6 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::CONCURRENT_STARTS_MAX;
+use farfork_api::v1;
 use farfork_cluster::membership::MemberState;
 use farfork_fork::capture::ServingPager;
 use farfork_fork::pager::PagerCounters;
@@ -12,12 +15,9 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tonic::Code;
 
-use crate::api::v1;
 use crate::attended::AttendedBatches;
 use crate::children::{ChildBudget, ChildSupervisor};
 use crate::engine::Engine;
-use crate::failure::Failure;
-use crate::limits::CONCURRENT_STARTS_MAX;
 use crate::metrics::Metrics;
 use crate::pager_link::PagerLink;
 use crate::peers::Peers;

@@ -16,7 +16,7 @@ use farfork_wire::ChildId;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::run_dir::RunDir;
+use farfork_api::run_dir::RunDir;
 
 /// For a pager to end when it is told to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,16 +6,14 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use farfork_api::client::{Client, network_channel, node_client, peer_client};
+use farfork_api::failure::Failure;
+use farfork_api::v1::peer_client::PeerClient;
 use farfork_cluster::membership::{JoinError, Member, MemberState, MemberView, Membership, MembershipEvent};
-use farfork_sys::cpu::{ExtendedState, ProcessorFeatures};
 use farfork_wire::NodeName;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::api::v1;
-use crate::api::v1::peer_client::PeerClient;
-use crate::client::{Client, network_channel, node_client, peer_client};
-use crate::failure::Failure;
 use crate::trust::{AppliedRoster, NameReservations, Security};
 
 /// How long a connection takes new requests. One stands no longer than the certificates that were shown on it, and nodes
@@ -221,73 +219,5 @@ impl Peers {
             return Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step));
         }
         Ok(self.channel(view.member.address))
-    }
-}
-
-impl From<Member> for v1::Member {
-    fn from(member: Member) -> Self {
-        Self {
-            name: member.name.to_string(),
-            address: member.address.to_string(),
-            fabric_address: member.fabric_address.to_string(),
-            incarnation: member.incarnation,
-            children: member.children,
-            not_ready: member.not_ready.unwrap_or_default(),
-            processor: member.processor.map(|processor| v1::Processor {
-                xcr0: processor.state.xcr0,
-                xstate_bytes: processor.state.bytes,
-                features: processor.features.to_vec(),
-            }),
-        }
-    }
-}
-
-impl TryFrom<v1::Member> for Member {
-    type Error = Failure;
-
-    fn try_from(member: v1::Member) -> Result<Self, Failure> {
-        let refuse =
-            |cause: &dyn Display| Failure::new(Code::InvalidArgument, format!("node `{}`", member.name), cause);
-        Ok(Self {
-            name: NodeName::new(&member.name).map_err(|error| refuse(&error))?,
-            address: member.address.parse().map_err(|error| refuse(&error))?,
-            fabric_address: member.fabric_address.parse().map_err(|error| refuse(&error))?,
-            incarnation: member.incarnation,
-            children: member.children,
-            not_ready: (!member.not_ready.is_empty()).then(|| truncate_reason(member.not_ready)),
-            processor: member.processor.and_then(parse_processor),
-        })
-    }
-}
-
-/// Most characters of the reason that another node gives for taking no children.
-const REASON_CHARACTERS_MAX: usize = 300;
-
-fn truncate_reason(reason: String) -> String {
-    reason.chars().take(REASON_CHARACTERS_MAX).collect()
-}
-
-/// What a node says of its processor; `None` where it speaks of another number of registers than this release.
-fn parse_processor(processor: v1::Processor) -> Option<ProcessorFeatures> {
-    let state = ExtendedState { xcr0: processor.xcr0, bytes: processor.xstate_bytes };
-    Some(ProcessorFeatures { state, features: processor.features.try_into().ok()? })
-}
-
-impl From<MemberView> for v1::NodeView {
-    fn from(view: MemberView) -> Self {
-        let state = match view.state {
-            MemberState::Alive if view.member.not_ready.is_some() => v1::NodeState::NotReady,
-            MemberState::Alive => v1::NodeState::Alive,
-            MemberState::Unreachable => v1::NodeState::Unreachable,
-        };
-        Self {
-            name: view.member.name.to_string(),
-            address: view.member.address.to_string(),
-            fabric_address: view.member.fabric_address.to_string(),
-            state: state.into(),
-            silent_ms: u64::try_from(view.silence.as_millis()).unwrap_or(u64::MAX),
-            is_self: view.is_self,
-            not_ready: view.member.not_ready.unwrap_or_default(),
-        }
     }
 }

@@ -210,7 +210,7 @@ impl SequenceGuard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::v1::ChildOptions;
+    use farfork_api::v1::ChildOptions;
 
     fn manner(has_payload: bool) -> ForkPattern {
         let options = StartOptions::try_from(ChildOptions::default()).unwrap();

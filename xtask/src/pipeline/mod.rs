@@ -34,6 +34,9 @@ const UNIT_TESTS: [&str; 5] = ["test", "--workspace", "--no-fail-fast", "--lib",
 /// build everything anew.
 const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END];
 
+/// Builds `farfork-bench` next to `farfork`, which executes it. The end-to-end test is named so that the features are those of the tests.
+const PROGRAMS: [&str; 5] = ["build", "--workspace", "--bins", "--test", END_TO_END];
+
 /// For a build from nothing on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(40 * 60);
 
@@ -97,6 +100,7 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
 pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let mut arguments = [&END_TO_END_TESTS[..], &["--"]].concat();
     arguments.extend(filters.iter().map(String::as_str));
+    succeed(&mut cargo::command(workspace, &PROGRAMS))?;
     succeed(&mut cargo::command(workspace, &arguments))
 }
 
@@ -119,6 +123,10 @@ pub(crate) fn test_fresh(workspace: &Workspace, filters: &[String]) -> Result<()
 
 /// The benchmark of a fork, of a release build; `options` go to it.
 pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
+    succeed(&mut cargo::command(
+        workspace,
+        &["build", "--quiet", "--release", "--bin", "farfork", "--bin", "farfork-bench"],
+    ))?;
     let mut arguments = vec!["run", "--quiet", "--release", "--bin", "farfork", "--", "bench", "fork"];
     arguments.extend(options.iter().map(String::as_str));
     succeed(&mut cargo::command(workspace, &arguments))
@@ -135,6 +143,7 @@ fn check_sources(workspace: &Workspace, summary: &mut RunSummary) {
 fn build(workspace: &Workspace, summary: &mut RunSummary) -> bool {
     let arguments = ["test", "--workspace", "--no-run", "--lib", "--bins", "--tests"];
     summary.command("build of the tests", &mut cargo::command(workspace, &arguments), BUILD_LIMIT)
+        && summary.command("build of the programs", &mut cargo::command(workspace, &PROGRAMS), BUILD_LIMIT)
 }
 
 /// Arguments of cargo for the tests that need no root; `integration` has the names of those in folders `tests`.

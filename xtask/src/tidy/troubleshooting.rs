@@ -18,7 +18,7 @@ const COVERED: [&str; 8] = [
     "crates/fork/src/restore/mod.rs",
     "crates/node/src/daemon.rs",
     "crates/node/src/pager_link.rs",
-    "crates/node/src/run_dir.rs",
+    "crates/api/src/run_dir.rs",
 ];
 
 /// Shorter pieces of a text are found anywhere.

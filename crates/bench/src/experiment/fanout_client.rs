@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use farfork_api::client::{self, Client};
+use farfork_api::failure::Failure;
+use farfork_api::v1::fork_outcome::Result as Outcome;
+use farfork_api::v1::wait_event::Event;
+use farfork_api::v1::{self, exit::How};
 use farfork_cluster::local::LocalNode;
-use farfork_node::api::v1::fork_outcome::Result as Outcome;
-use farfork_node::api::v1::wait_event::Event;
-use farfork_node::api::v1::{self, exit::How};
-use farfork_node::client::{self, Client};
-use farfork_node::failure::Failure;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tonic::Code;

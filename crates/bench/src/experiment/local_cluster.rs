@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use farfork_api::client::{self, Client};
+use farfork_api::failure::Failure;
+use farfork_api::v1::fork_outcome::Result as Outcome;
+use farfork_api::v1::wait_event::Event;
+use farfork_api::v1::{self, exit::How};
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
-use farfork_node::api::v1::fork_outcome::Result as Outcome;
-use farfork_node::api::v1::wait_event::Event;
-use farfork_node::api::v1::{self, exit::How};
-use farfork_node::client::{self, Client};
-use farfork_node::failure::Failure;
 use tempfile::TempDir;
 
 use crate::error::BenchError;

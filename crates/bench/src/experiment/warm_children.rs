@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use farfork_node::api::v1;
-use farfork_node::client::{self, Client};
+use farfork_api::client::{self, Client};
+use farfork_api::v1;
 use futures_util::future;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};

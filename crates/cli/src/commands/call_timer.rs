@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use clap::Args;
 use farfork_fork::call_timer;
 
-/// End system calls of other processes when their time is over. The daemon starts this, and tells of the calls by standard input.
+/// End system calls of other processes when their time limits expire. The daemon starts this process, and sends the
+/// calls to its standard input.
 #[derive(Args)]
 pub(crate) struct CallTimer {}
 

@@ -4,40 +4,40 @@
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use farfork_node::api::v1::{CheckRequest, CheckResponse};
-use farfork_node::client::request_with_timeout;
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::{CheckRequest, CheckResponse};
 
 use crate::process_names::{ProcessName, ProcessNames, parse_process};
 use crate::{GlobalArgs, output};
 
-/// Say whether a process can be prepared, and what would be refused, without touching it.
+/// Check whether a process can be prepared, without stopping it.
 ///
-/// Prints how much would be carried, notes about what a child will find changed, and what stands against it.
+/// Prints the size of the seed, notes on what children will find changed, and each reason why `farfork prepare` would
+/// refuse the process.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork check $(pidof redis-server)
   farfork check 4711 --json | jq -r '.refusals[] | .object + \": \" + .reason'
 
-Exit status: 0 it can be prepared, 1 it would be refused, or its node cannot be asked, 2 wrong usage.")]
+Exit status: 0 the process can be prepared, 1 it would be refused or the node does not answer, 2 wrong usage.")]
 pub(crate) struct Check {
-    /// The process: its id, as this node numbers it, or the name that `farfork run` gave it.
+    /// Process id, as the node sees it, or name from `farfork run`.
     #[arg(value_name = "PID|NAME", value_parser = parse_process)]
     process: ProcessName,
-    /// Where children would lack something of the process's own namespaces (mounts, host name, IPC limits, network): refuse, or let
-    /// them have the node's.
-    #[arg(long, value_name = "WHOSE", default_value = "own")]
+    /// What to do if children would lack a part of the process's own mount, UTS, IPC or network namespaces.
+    #[arg(long, value_name = "POLICY", default_value = "own")]
     namespaces: NamespacesArgument,
 }
 
-/// Whose namespaces children are to have.
+/// Namespaces that children must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum NamespacesArgument {
-    /// The process's: what is not carried of them is refused.
+    /// Refuse the process.
     Own,
-    /// The node's: what children lack then is noted.
+    /// Accept the process. Children use the node's namespaces, and notes name what they lack.
     Node,
 }
 

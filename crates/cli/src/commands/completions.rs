@@ -8,18 +8,18 @@ use clap_complete::Shell;
 
 use crate::Cli;
 
-/// Print what a shell needs to complete farfork's commands and options.
+/// Print a shell script that completes farfork's commands and options.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  source <(farfork completions bash)        for this shell
+  source <(farfork completions bash)        enable completion in this shell
   sudo farfork completions bash > /etc/bash_completion.d/farfork
   farfork completions zsh > ~/.zfunc/_farfork
   farfork completions fish > ~/.config/fish/completions/farfork.fish
 
-Exit status: 0 done, 2 wrong usage or no such shell.")]
+Exit status: 0 success, 2 wrong usage or no such shell.")]
 pub(crate) struct Completions {
-    /// For which shell.
+    /// Shell that runs the script.
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }

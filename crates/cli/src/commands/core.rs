@@ -7,36 +7,36 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_node::api::v1::core_event::Event;
-use farfork_node::api::v1::{CoreEnd, CoreRequest};
-use farfork_node::client::Client;
-use farfork_node::failure::Failure;
+use farfork_api::client::Client;
+use farfork_api::failure::Failure;
+use farfork_api::v1::core_event::Event;
+use farfork_api::v1::{CoreEnd, CoreRequest};
+use farfork_terminal::interrupt::wait_for_interrupt;
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
 use crate::GlobalArgs;
-use crate::interrupt::wait_for_interrupt;
 use crate::output::{self, ByteProgressBar, format_bytes, format_microseconds};
 
-/// Write the state of a running child to a core file, for gdb and the like.
+/// Write a core file of a running child, for gdb and other debuggers.
 ///
-/// Memory that the child has not got yet is fetched first, as by `farfork settle`: it needs its seed no more then. After that
-/// it stands still while its memory is read, and runs on. A debugger that reads the child itself, or a core that the kernel
-/// dumps, cannot see pages that are still with the seed.
+/// The child's node first fetches the missing memory, as `farfork settle` does. The child is then stopped while its
+/// memory is read, and continues. Other readers, such as a debugger or the kernel's core dump, do not see pages that
+/// were not fetched.
 ///
-/// The file is for its owner alone: it has all of the child's memory. Pages of zeroes take no room in it.
+/// The core file contains the child's memory, so only its owner has access. Pages of zeroes are holes in the file.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork core n2.c00f3a96c5d217e84
   farfork core $CHILD --output /tmp/job.core && gdb -batch -ex 'thread apply all bt' ./job /tmp/job.core
 
-Exit status: 0 the file is written, 1 it is not, and nothing is left of it, 2 wrong usage.")]
+Exit status: 0 the core file is complete, 1 failure, 2 wrong usage. After a failure, there is no core file.")]
 pub(crate) struct Core {
     /// Id of the child.
     #[arg(value_name = "CHILD")]
     child: String,
-    /// Where to write it [default: core.CHILD in the current directory].
+    /// Path of the core file [default: core.CHILD in the current directory].
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }

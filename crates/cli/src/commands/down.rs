@@ -4,21 +4,23 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_cluster::local::LocalCluster;
+use farfork_terminal::privilege;
 
 use super::up::LocalClusterArgs;
 use crate::process_names::ProcessNames;
-use crate::{GlobalArgs, output, privilege};
+use crate::{GlobalArgs, output};
 
-/// End the cluster that `farfork up` started, and remove every trace of it.
+/// Stop the cluster that `farfork up` started, and remove everything that it created.
 ///
-/// Its children are killed and its seeds dropped; parents are not touched, and keep the names that `farfork run` gave them.
+/// Its children are killed and its seeds are dropped. Parent processes keep running, and keep their names from
+/// `farfork run`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork down
   farfork down --run-dir /tmp/test
 
-Exit status: 0 nothing of it is left, 1 failed, or there is no cluster, 2 wrong usage.")]
+Exit status: 0 the cluster is removed, 1 failure or no cluster, 2 wrong usage.")]
 pub(crate) struct Down {
     #[command(flatten)]
     cluster: LocalClusterArgs,

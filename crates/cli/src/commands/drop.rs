@@ -3,19 +3,22 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::DropRequest;
-use farfork_node::client::request_with_timeout;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::DropRequest;
 
 use super::object_outcome::{self, ObjectOutcome};
 use super::seeds::{Label, find_labelled_seeds, parse_label};
 use crate::GlobalArgs;
 
-/// Drop seeds, and free the memory that they hold.
+/// Drop seeds, and free their memory.
 ///
-/// A seed that somebody needs stays: children, on any node, that have not all of their memory (see `farfork settle`), and seeds that
-/// were made of such children. With --force it is dropped all the same. Children go on with the pages that they have then; one that
-/// touches a page that is missing gets SIGBUS, and its log says why.
+/// The command refuses a seed that is needed. A child on any node needs its seed until it has all of its memory (see
+/// `farfork settle`). Seeds made of such a child need it too. While a node is unreachable, the command also refuses,
+/// because children there may need the seed.
+///
+/// With --force, the command drops the seed anyway. Its children keep the pages that they have. A child that touches a
+/// missing page gets SIGBUS, and its log has the reason.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -23,15 +26,15 @@ Examples:
   farfork drop --label team=blue
   farfork seeds --json | jq -r '.seeds[].seed' | xargs farfork drop
 
-Exit status: 0 all are dropped, 1 one or more are not, or are needed, 2 wrong usage.")]
+Exit status: 0 all seeds are dropped, 1 at least one is not, 2 wrong usage.")]
 pub(crate) struct DropCommand {
-    /// Ids or names.
+    /// Ids or names of the seeds.
     #[arg(required_unless_present = "label", value_name = "SEED")]
     seeds: Vec<String>,
-    /// Those that have this label; all of them, where it is repeated.
+    /// Drop all seeds with this label. If repeated, a seed must have all of the labels.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label, conflicts_with = "seeds")]
     label: Vec<Label>,
-    /// Also those that somebody needs.
+    /// Drop seeds even if children or other seeds need them.
     #[arg(long)]
     force: bool,
 }

@@ -3,26 +3,28 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::inspect_response::Object;
-use farfork_node::api::v1::{ChildDetail, InspectRequest, PagerStats, SeedDetail};
-use farfork_node::client::request_with_timeout;
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::inspect_response::Object;
+use farfork_api::v1::{ChildDetail, InspectRequest, PagerStats, SeedDetail};
 use serde::Serialize;
 
 use super::inspect_compare;
 use crate::GlobalArgs;
 use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
 
-/// Show all that is known of a seed, a child or a node, one field a line.
+/// Show all details of a seed, a child or a node, one field per line.
 ///
-/// Units are in the names: `pause_us` are microseconds, `created_unix_ms` milliseconds since 1970. What a child's pager
-/// counted (faults, pages, bytes) is missing where it no longer counts. `affinity` is, of a seed, the CPUs that its threads have
-/// chosen, and of a child those that its node lets them run on. A node tells what it keeps of other nodes' seeds.
+/// Field names contain the units: `pause_us` is in microseconds, `created_unix_ms` in milliseconds since 1970. The
+/// counters of a child's pager, such as `faults`, are absent if the pager no longer has them. `affinity` lists CPUs: of
+/// a seed, those that its threads selected; of a child, those on which the node lets its threads run. The fields of a
+/// node include its page cache, its zygotes and its memory limits.
 ///
-/// With --against, all that the kernel shows of a child is compared with its parent: files of /proc, open files, socket options,
-/// threads, memory map. Both stand still for a moment, one after the other. What may differ is left out: --json has it, with the
-/// reasons. The parent must be on the child's machine, and must have done nothing since it was prepared that you would not see here.
+/// With --against, the command compares a child with its parent: files in /proc, open files, socket options, threads
+/// and memory maps. Both are stopped briefly, one after the other. Differences that are allowed are only counted;
+/// --json lists them with the reasons. The parent must run on the child's machine. Changes that the parent made after
+/// prepare appear as differences.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -32,13 +34,14 @@ Examples:
 
   farfork inspect $CHILD --against $(pgrep trainer)
 
-Exit status: 0 shown, and the same where it was compared, 1 it differs, there is no such seed, child or node, or its node cannot be asked, 2 wrong usage.")]
+Exit status: 0 success, 1 no such object or its node does not answer, 2 wrong usage. \
+With --against, also 1 if the child differs.")]
 pub(crate) struct Inspect {
-    /// Id of a seed or child, or name of a node or seed.
+    /// Id or name of a seed, id of a child, or name of a node.
     #[arg(value_name = "SEED|CHILD|NODE")]
     id: String,
 
-    /// Compare a child with its parent, by the parent's process id on this machine.
+    /// Compare the child with its parent, which has this process id on this machine.
     #[arg(long, value_name = "PID")]
     against: Option<u32>,
 }

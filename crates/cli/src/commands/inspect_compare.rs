@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use farfork_node::api::v1::{CompareRequest, CompareResponse, FieldDifference, ToleratedFields};
-use farfork_node::client::request_with_timeout;
-use farfork_node::failure::Failure;
-use farfork_node::limits::COMPARE_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::COMPARE_TIMEOUT;
+use farfork_api::v1::{CompareRequest, CompareResponse, FieldDifference, ToleratedFields};
 use serde::Serialize;
 
 use crate::GlobalArgs;

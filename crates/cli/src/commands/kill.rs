@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::KillRequest;
-use farfork_node::client::request_with_timeout;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::KillRequest;
 
 use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
@@ -13,19 +13,19 @@ use crate::signal::Signal;
 
 /// Send a signal to children.
 ///
-/// A child that handles or ignores the signal lives on, as any process would.
+/// As with kill(1), a child that handles or ignores the signal keeps running.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork kill n2.c00f3a96c5d217e84
   farfork ps --running --quiet | xargs farfork kill -s KILL
 
-Exit status: 0 all were sent it, 1 one or more were not, 2 wrong usage.")]
+Exit status: 0 the signal was sent to all children, 1 at least one did not get it, 2 wrong usage.")]
 pub(crate) struct Kill {
     /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]
     children: Vec<String>,
-    /// Which, by name or number: TERM, SIGUSR1, 9.
+    /// Name or number of the signal, such as TERM, SIGUSR1 or 9.
     #[arg(long, short, default_value = "TERM")]
     signal: Signal,
 }

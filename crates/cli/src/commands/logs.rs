@@ -4,32 +4,32 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::{LogsRequest, OutputStream};
-use farfork_node::failure::Failure;
+use farfork_api::failure::Failure;
+use farfork_api::v1::{LogsRequest, OutputStream};
 
 use crate::{GlobalArgs, output};
 
-/// Show what a child has written to its standard output and standard error.
+/// Print the standard output and standard error of a child.
 ///
-/// Each stream goes to the stream of the same name here. Logs are kept on the child's node until `farfork rm`; those of
-/// an attached child went to whoever forked it.
+/// The command writes each stream to its own stream of the same name. The child's node keeps the output until
+/// `farfork rm`. If too many children have ended, the node also removes the oldest of them, with their output.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork logs $CHILD
   farfork logs --follow --stderr $CHILD
 
-Exit status: 0 shown, 1 there is no such child, or its node cannot be asked, 2 wrong usage.")]
+Exit status: 0 success, 1 no such child or its node does not answer, 2 wrong usage.")]
 pub(crate) struct Logs {
     /// Id of the child.
     child: String,
-    /// Go on with what it writes, until it ends.
+    /// Continue to print new output until the child ends.
     #[arg(long, short, conflicts_with = "json")]
     follow: bool,
-    /// Only its standard output.
+    /// Print only standard output.
     #[arg(long, conflicts_with = "stderr")]
     stdout: bool,
-    /// Only its standard error.
+    /// Print only standard error.
     #[arg(long)]
     stderr: bool,
 }

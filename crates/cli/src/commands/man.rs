@@ -1,69 +1,71 @@
-//! `farfork man`: prints or writes the manual pages that `manual` makes.
+//! `farfork man`: prints or writes the manual pages that `farfork_terminal::manual` makes. `farfork-bench` adds those of
+//! its own commands.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Args, CommandFactory as _};
+use farfork_terminal::manual::{self, ManualArguments, ManualPage};
+use serde_json::{Value, json};
 
-use crate::manual::{self, ManualPage};
+use super::bench_program;
 use crate::{Cli, GlobalArgs, output};
 
-/// Print the manual page of a command, or write those of all commands to a directory.
+/// Print the manual page of a command, or write the pages of all commands to a directory.
 ///
-/// The pages say what --help says, for man(1).
+/// The pages have the text of --help, in the format of man(1).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork man fork | man -l -
   sudo farfork man --output /usr/local/share/man/man1
 
-Exit status: 0 done, 1 it could not be written, 2 wrong usage or no such command.")]
+Exit status: 0 success, 1 a page cannot be written, 2 wrong usage or no such command.")]
 pub(crate) struct Man {
-    /// Of which command; farfork itself without one.
-    #[arg(value_name = "COMMAND", conflicts_with = "output")]
-    command: Vec<String>,
-    /// Write a page for each command to this directory, which is made if it is not there.
-    #[arg(long, short, value_name = "DIR")]
-    output: Option<PathBuf>,
+    #[command(flatten)]
+    arguments: ManualArguments,
 }
 
 impl Man {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let root = manual::build_command(Cli::command());
         let pages = manual::manual_pages(&root);
-        match self.output {
+        let ManualArguments { command, output } = self.arguments;
+        match output {
             Some(directory) => write_all(&directory, &pages, global.json)?,
-            None => {
-                let name = [&["farfork".to_owned()], &self.command[..]].concat().join("-");
-                let Some(page) = pages.iter().find(|page| page.name == name) else {
-                    let text = format!("there is no command `{}`; `farfork help` lists them", self.command.join(" "));
-                    Cli::command().error(clap::error::ErrorKind::InvalidSubcommand, text).exit();
-                };
-                page.write(&pages, &mut io::stdout().lock())?;
+            None if bench_program::has_command(&command) => {
+                return Err(bench_program::execute(
+                    ["man".into()].into_iter().chain(command.into_iter().map(Into::into)),
+                ));
             }
+            None => manual::print_page(&root, &pages, &command)?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
+/// Writes the pages of this program, then those of `farfork-bench`, if it is installed: it knows more of its commands.
 fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::Result<()> {
-    fs::create_dir_all(directory).with_context(|| format!("directory {}", directory.display()))?;
-    for page in pages {
-        let path = directory.join(page.file_name());
-        write(page, pages, &path).with_context(|| path.display().to_string())?;
+    let mut names = manual::write_pages(directory, pages)?;
+    if let Some(program) = bench_program::installed_program()? {
+        names.extend(pages_of_bench_program(&program, directory)?);
+        names.sort();
+        names.dedup();
     }
     if json {
-        let names: Vec<String> = pages.iter().map(ManualPage::file_name).collect();
-        output::print_json(&serde_json::json!({ "directory": directory, "pages": names }));
+        output::print_json(&json!({ "directory": directory, "pages": names }));
     }
     Ok(())
 }
 
-fn write(page: &ManualPage<'_>, pages: &[ManualPage<'_>], path: &Path) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
-    page.write(pages, &mut file)?;
-    file.flush()
+/// Has `farfork-bench` write its pages; their names.
+fn pages_of_bench_program(program: &Path, directory: &Path) -> anyhow::Result<Vec<String>> {
+    let mut command = Command::new(program);
+    command.args(["--json", "man", "--output"]).arg(directory).stderr(Stdio::inherit());
+    let output = command.output().with_context(|| program.display().to_string())?;
+    ensure!(output.status.success(), "{} man: {}", program.display(), output.status);
+    let written: Value = serde_json::from_slice(&output.stdout).with_context(|| program.display().to_string())?;
+    let names = written["pages"].as_array().into_iter().flatten();
+    Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())
 }

@@ -1,7 +1,7 @@
 //! The commands, one file each. A file has the arguments of a command and runs it. The comments on the arguments are
 //! the help text.
 
-mod bench;
+mod bench_program;
 mod call_timer;
 mod check;
 mod cluster;
@@ -14,7 +14,6 @@ mod fork;
 mod inspect;
 mod inspect_compare;
 mod kill;
-mod load;
 mod logs;
 mod man;
 mod node;
@@ -29,7 +28,6 @@ mod rm;
 mod run;
 mod seeds;
 mod settle;
-mod stress;
 mod unpause;
 mod up;
 mod wait;
@@ -40,6 +38,20 @@ use clap::Subcommand;
 
 use crate::GlobalArgs;
 use crate::connection::block_on;
+
+const BENCH_HELP: &str = "\
+Examples:
+  farfork bench --help                      lists the benchmarks
+  farfork bench fork --mib 1,64 --runs 5
+
+Exit status: 0 measured, 1 failed, 2 wrong usage.";
+
+const STRESS_HELP: &str = "\
+Examples:
+  farfork stress --help                     lists the tests
+  farfork stress rpc --seconds 600
+
+Exit status: 0 passed, 1 failed, 2 wrong usage.";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -72,8 +84,16 @@ pub(crate) enum Command {
     Rm(rm::Rm),
     Drop(drop::DropCommand),
     Demo(demo::Demo),
-    Bench(bench::BenchCommand),
-    Stress(stress::Stress),
+    /// Measure what farfork costs on this machine, next to a floor for each figure.
+    ///
+    /// The program `farfork-bench` runs the benchmarks; it is in the directory of `farfork`.
+    #[command(disable_help_flag = true, after_help = BENCH_HELP)]
+    Bench(bench_program::BenchProgramArguments),
+    /// Put load on one part of farfork for as long as you like, and judge the outcome.
+    ///
+    /// The program `farfork-bench` runs the tests; it is in the directory of `farfork`.
+    #[command(disable_help_flag = true, after_help = STRESS_HELP)]
+    Stress(bench_program::BenchProgramArguments),
     Man(man::Man),
     Completions(completions::Completions),
 }
@@ -108,8 +128,8 @@ impl Command {
             Command::Rm(command) => block_on(command.run(global)),
             Command::Drop(command) => block_on(command.run(global)),
             Command::Demo(command) => command.run(&global),
-            Command::Bench(command) => command.run(&global),
-            Command::Stress(command) => command.run(&global),
+            Command::Bench(command) => command.run("bench", &global),
+            Command::Stress(command) => command.run("stress", &global),
             Command::Man(command) => command.run(&global),
             Command::Completions(command) => Ok(command.run()),
         }

@@ -9,110 +9,128 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use farfork_api::limits::ZYGOTES_MAX_DEFAULT;
+use farfork_api::run_dir::DEFAULT_RUN_DIR;
 use farfork_node::daemon;
-use farfork_node::limits::ZYGOTES_MAX_DEFAULT;
 use farfork_node::options::{CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
-use farfork_node::run_dir::DEFAULT_RUN_DIR;
 use farfork_sys::allocator;
+use farfork_terminal::privilege;
 use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
 
+use crate::GlobalArgs;
 use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
 use crate::size::parse_size;
-use crate::{GlobalArgs, privilege};
 
 /// More than a token's file has, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
 
-/// How long a thread for what blocks stays without work. They take turns, so that a call every half second keeps all of them that were
-/// started within that time: with the runtime's 10 s, twenty, each with a stack and a heap of its own.
+/// How long an idle blocking thread lives. Idle threads take turns, so a call every half second keeps each thread that
+/// started within this time. With the runtime's default of 10 s, that is twenty threads, each with a stack and a heap.
 const BLOCKING_THREAD_KEEPALIVE: Duration = Duration::from_secs(2);
 
-/// Run this machine's daemon, until SIGTERM or SIGINT.
+/// Run the daemon of a node until SIGTERM or SIGINT.
 ///
-/// Stopped like that, it ends its children and drops its seeds. When it is killed, its seeds end with it; its children
-/// go on, and the next daemon of the same run directory finds them.
+/// On SIGTERM or SIGINT, the daemon kills its children and drops its seeds. If the daemon crashes or is killed, its
+/// seeds are lost, but its children keep running. The next daemon of the same run directory takes them over. Sealed
+/// seeds survive in both cases.
 ///
-/// Nodes show each other certificates of their cluster, and let nobody else in. Who this node is stands in the directory
-/// --trust; where nothing stands there, it joins a cluster with a token, or makes a cluster of its own.
+/// Nodes authenticate each other with certificates of their cluster. The node's identity is in the directory --trust.
+/// Without an identity there, the node uses --join and --token-file to join a cluster. Without these options, it
+/// creates a new cluster.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork node --name n1 --listen 10.0.0.1:7400
-  (umask 077; farfork cluster token > join.token)           there, and carried here
+  (umask 077; farfork cluster token > join.token)           on n1; copy the file to n2
   farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file join.token
 
-Exit status: 0 stopped by a signal, 1 it could not start or go on, 2 wrong usage.")]
+Exit status: 0 stopped by a signal, 1 the daemon could not start or continue, 2 wrong usage.")]
 pub(crate) struct Node {
-    /// The node's name, unique in its cluster: a-z, 0-9 and `-`.
+    /// Name of the node, unique in the cluster: a letter, then up to 62 of a-z, 0-9 and `-`.
     #[arg(long)]
     name: NodeName,
-    /// Directory for sockets and for what children write; nobody else may use it.
+    /// Directory for sockets, logs and the output of children. Each daemon needs its own.
     #[arg(long, env = "FARFORK_RUN_DIR", default_value = DEFAULT_RUN_DIR, value_name = "DIR")]
     run_dir: PathBuf,
-    /// Where its control API listens; port 0 for any free one.
+    /// Address of the control API; port 0 selects a free port.
     #[arg(long, value_name = "IP:PORT", value_parser = parse_address)]
     listen: SocketAddr,
-    /// Port of its memory server, on the same address; 0 for any free one [default: the one behind that of --listen].
+    /// Port of the memory server, at the address of --listen; 0 selects a free port [default: the port of --listen
+    /// plus 1].
     #[arg(long, value_name = "PORT")]
     fabric_port: Option<u16>,
-    /// A node whose cluster it joins. Can be repeated: one that answers is enough.
+    /// Address of a node of the cluster to join. Can be repeated; one node that answers is enough.
     #[arg(long, value_name = "IP:PORT", value_parser = parse_address)]
     join: Vec<SocketAddr>,
-    /// File with the join token, readable for its owner alone, or `-` for standard input; needed once, when --trust has no
-    /// identity yet.
+    /// File with the join token, or `-` for standard input.
+    ///
+    /// The token is needed once, while --trust has no identity. Only the file's owner may have access to it.
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     token_file: Option<PathBuf>,
-    /// Whether what goes between nodes' memories is encrypted; `off` where both ends say so. They authenticate each other
-    /// either way.
+    /// Encrypt memory transfers between nodes.
+    ///
+    /// `off` takes effect between two nodes that both set it. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", default_value = "on")]
     encryption: Encryption,
-    /// Authenticate nobody and encrypt nothing: whoever reaches this node's ports may do everything.
+    /// Disable authentication and encryption. Any host that can reach this node's ports has full control of the node.
     #[arg(long)]
     insecure: bool,
-    /// Containers that it keeps ready for children.
+    /// Number of containers to keep ready for children.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pool: usize,
-    /// Zygotes that it keeps at most: copies of seeds that were forked here, from which further children are forked, each
-    /// with up to 16 MiB of memory; 0 for none.
+    /// Maximum number of zygotes; 0 for none.
+    ///
+    /// A zygote is a process with up to 16 MiB of a seed's memory. Further children of the seed are forked from it,
+    /// which is faster than a restore.
     #[arg(long, value_name = "N", default_value_t = ZYGOTES_MAX_DEFAULT)]
     zygotes: usize,
-    /// Roots of children that have ended which it keeps at most, for further children of the same seed: those in which the child before
-    /// has left nothing; 0 for none.
+    /// Maximum number of root file systems of ended children to keep for reuse; 0 for none.
+    ///
+    /// A further child of the same parent can use such a root, if the previous child left it unchanged.
     #[arg(long, value_name = "N", default_value_t = CACHED_ROOTS_MAX_DEFAULT)]
     kept_roots: usize,
-    /// Most memory that it keeps pages in for children of the strategy `cache`, like 512MiB; 0 for none.
+    /// Maximum memory of the page cache, such as 512MiB; 0 for none.
+    ///
+    /// The cache keeps pages of other nodes' seeds, for children with `--strategy cache` and for `farfork prewarm`.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     cache: u64,
-    /// Most memory that the templates of this node's seeds may come to hold, like 8GiB: a prepare beyond that is refused
-    /// [default: no bound].
+    /// Maximum memory that all seeds of this node may hold, such as 8GiB [default: unlimited].
+    ///
+    /// A prepare that could exceed the limit is refused. A seed counts as the memory that its parent had at prepare,
+    /// the most that it can hold. Sealed seeds and seeds of `prepare --freeze` do not count.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     seed_memory: Option<u64>,
-    /// The same for the seeds of processes of one user [default: no bound].
+    /// Maximum memory that the seeds of one user's processes may hold, such as 2GiB [default: unlimited].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     seed_memory_per_user: Option<u64>,
-    /// Most memory that children with --memory may use together: a fork beyond that is refused [default: what the machine
-    /// has].
+    /// Maximum sum of the --memory limits of all running children, such as 16GiB [default: the machine's memory].
+    ///
+    /// A fork that would exceed the limit is refused. Children without --memory do not count.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     child_memory: Option<u64>,
-    /// Serve metrics for Prometheus at http://IP:PORT/metrics, to whoever can reach it; a port alone is one of 127.0.0.1
-    /// [default: none].
+    /// Serve Prometheus metrics at http://IP:PORT/metrics [default: no metrics].
+    ///
+    /// A port without an address listens at 127.0.0.1. Requests are not authenticated.
     #[arg(long, value_name = "[IP:]PORT", value_parser = parse_metrics)]
     metrics: Option<SocketAddr>,
-    /// Directory for the images of sealed seeds; one on a disk outlives the machine's restart [default: below the run
-    /// directory].
+    /// Directory for the images of sealed seeds [default: a directory in the run directory].
+    ///
+    /// Images survive a reboot only in a directory on disk. The run directory is usually in memory.
     #[arg(long, env = "FARFORK_IMAGES", value_name = "DIR")]
     images: Option<PathBuf>,
-    /// File by whose locks the nodes of this machine know which users children with --user-namespace have: the same for all of
-    /// them; made where it is missing, and left.
+    /// File whose locks reserve user ids for children with --user-namespace.
+    ///
+    /// All nodes of a machine must use the same file. A missing file is created. The file is never removed.
     #[arg(long, env = "FARFORK_USER_RANGES", default_value = USER_RANGES_DEFAULT, value_name = "FILE")]
     user_ranges: PathBuf,
-    /// Lead all children from their parent's vdso to the one here, as between kernels of different builds: to try that on one.
+    /// Redirect the parent's vDSO functions to this kernel's in all children, even if both kernels are the same. For
+    /// tests.
     #[arg(long)]
     bridge_vdso: bool,
-    /// Take the processor of the node of that name to have these components of extended state (XCR0): to try processors that differ.
+    /// Pretend that the processor of node NODE has the extended state components MASK (XCR0). For tests.
     #[arg(long, hide = true, value_name = "NODE=MASK", value_parser = parse_xcr0)]
     xcr0: Option<(String, u64)>,
     #[command(flatten)]

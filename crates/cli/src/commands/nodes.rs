@@ -3,25 +3,26 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::ListNodesRequest;
-use farfork_node::client::request_with_timeout;
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::ListNodesRequest;
 
 use crate::GlobalArgs;
 use crate::output::{self, NodeView, Table, format_microseconds};
 
-/// List the cluster's nodes, as this one sees them.
+/// List the nodes of the cluster, as this node sees them.
 ///
-/// A node is `alive` while it is heard from, `unreachable` after some seconds of silence, and `not ready` where it is heard from and takes
-/// no children: the reason stands below the table, and `--to any` does not choose it.
+/// An `alive` node sends heartbeats. An `unreachable` node has not sent one for at least 5 seconds. A node that is
+/// `not ready` sends heartbeats but accepts no children; the reason follows the table. SILENT is the time since the
+/// last heartbeat. `farfork fork --to any` uses only nodes that are `alive`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork nodes
   farfork nodes --json | jq -r '.nodes[] | select(.state == \"alive\").name'
 
-Exit status: 0 listed, 1 this node cannot be asked, 2 wrong usage.")]
+Exit status: 0 success, 1 this node does not answer, 2 wrong usage.")]
 pub(crate) struct Nodes {}
 
 impl Nodes {

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use farfork_node::failure::Failure;
+use farfork_api::failure::Failure;
 use serde_json::{Map, Value};
 use tonic::Status;
 

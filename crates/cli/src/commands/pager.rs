@@ -11,13 +11,13 @@ use farfork_trust::{Credentials, Encryption};
 use crate::GlobalArgs;
 use crate::log::{self, LogOptions};
 
-/// Serve the memory of a node's children. The daemon starts this, and it outlives the daemon.
+/// Serve the page faults of a node's children. The daemon starts this process, which outlives the daemon.
 #[derive(Args)]
 pub(crate) struct Pager {
-    /// The node's run directory.
+    /// Run directory of the node.
     #[arg(long, value_name = "DIR")]
     run_dir: PathBuf,
-    /// Whether what comes from other nodes is encrypted. Without this, nobody is authenticated.
+    /// Encrypt memory transfers from other nodes. Without this option, other nodes are not authenticated.
     #[arg(long, value_name = "on|off")]
     encryption: Option<Encryption>,
     #[command(flatten)]

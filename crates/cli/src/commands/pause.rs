@@ -3,24 +3,25 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::PauseRequest;
-use farfork_node::client::request_with_timeout;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::PauseRequest;
 
 use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
 
-/// Have children stand still where they are, with all that they have forked, until `farfork unpause`.
+/// Pause children, with all processes that they forked, until `farfork unpause`.
 ///
-/// A paused child uses no processor, and keeps its memory. Signals wait until it goes on, but for KILL, which ends it; its
-/// --timeout runs on. A system call that waits may end with EINTR, as after SIGSTOP and SIGCONT. What is paused stays so.
+/// A paused child uses no CPU and keeps its memory. It receives signals when it continues. Only SIGKILL ends it at
+/// once. The time of `fork --timeout` keeps running. As with SIGSTOP and SIGCONT, a blocked system call may fail with
+/// EINTR. A child that is already paused is not changed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork pause n2.c00f3a96c5d217e84
   farfork ps --running --quiet | xargs farfork pause
 
-Exit status: 0 all stand still, 1 one or more do not, 2 wrong usage.")]
+Exit status: 0 all children are paused, 1 at least one is not, 2 wrong usage.")]
 pub(crate) struct Pause {
     /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]

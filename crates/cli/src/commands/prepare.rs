@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use farfork_node::api::v1::inspect_response::Object;
-use farfork_node::api::v1::{InspectRequest, PrepareRequest, Seal, SealState, Seed};
-use farfork_node::client::{Client, request_with_timeout};
-use farfork_node::failure::Failure;
-use farfork_node::limits::{LABEL_BYTES_MAX, PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
+use farfork_api::client::{Client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::{LABEL_BYTES_MAX, PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
+use farfork_api::v1::inspect_response::Object;
+use farfork_api::v1::{InspectRequest, PrepareRequest, Seal, SealState, Seed};
 use serde::Serialize;
 use tonic::Code;
 
@@ -21,15 +21,15 @@ use crate::output::{
 use crate::process_names::{ProcessName, ProcessNames, parse_process};
 use crate::{GlobalArgs, duration};
 
-/// Make a seed of a running process, which runs on.
+/// Make a seed of a running process, and print the seed's id.
 ///
-/// The process stands still for about as long as a fork(2) of it takes. Its threads, memory, files and signals are
-/// carried; what cannot be is refused by name (see `farfork check`), and the process is left as it was. The id of
-/// the seed is printed on standard output.
+/// The process is stopped for about as long as fork(2) of it takes, and then continues. The seed has its threads,
+/// memory, open files and signals. If prepare cannot capture a part of the process's state, it names that part and
+/// fails (see `farfork check`). The process then continues unchanged.
 ///
-/// The seed's memory is that of a stopped copy of the process, which ends with its node's daemon. With --sealed the memory is
-/// copied to a file on the node in the background, which takes the copy's place: children read from it, the daemon may be
-/// started again, and the file goes when the seed is dropped.
+/// The memory of a seed is in a stopped copy of the process, which ends with the node's daemon. With --sealed, the node
+/// copies the memory to a file in the background. The file then replaces the stopped copy, and the seed survives a
+/// restart of the daemon. Dropping the seed removes the file.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -39,39 +39,42 @@ Examples:
   farfork prepare 4711 --profile
   SEED=$(farfork prepare 4711 --sealed --wait)
 
-Exit status: 0 there is a seed, 1 refused or failed, and the process is as it was, or with --wait there is a seed that cannot be
-sealed, 2 wrong usage.")]
+Exit status: 0 the seed exists, 1 prepare was refused or failed, 2 wrong usage. \
+With --wait, also 1 if the seed exists but cannot be sealed.")]
 pub(crate) struct Prepare {
-    /// The process: its id, as this node numbers it, or the name that `farfork run` gave it.
+    /// Process id, as the node sees it, or name from `farfork run`.
     #[arg(value_name = "PID|NAME", value_parser = parse_process)]
     process: ProcessName,
-    /// A name for the seed, which other commands take in its id's place.
+    /// Name of the seed, which other commands accept instead of its id: up to 63 letters, digits, `-` and `_`.
     #[arg(long)]
     name: Option<String>,
-    /// Keep the process stopped and use it as it is, until the seed is dropped or sealed.
+    /// Keep the process stopped, and use it instead of a copy, until the seed is dropped or sealed.
     #[arg(long)]
     freeze: bool,
-    /// Drop the seed when nobody has needed it for this time, for example 30s, 10m or 2h [default: never].
+    /// Drop the seed when it was neither forked nor needed for this time, such as 30s, 10m or 2h [default: never].
     #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     ttl: Option<u64>,
-    /// A word to find the seed by, in `farfork seeds` and `drop`. Can be repeated.
+    /// Label of the seed, by which `farfork seeds` and `farfork drop` select seeds. Can be repeated, up to 16 labels.
+    ///
+    /// NAME and VALUE have up to 63 letters, digits, `-`, `_`, `.` and `/` each.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
     label: Vec<Label>,
-    /// Copy the seed's memory to a file in the background, so that it outlives the process and the node's daemon.
+    /// Copy the seed's memory to a file in the background, so that the seed outlives the process and the node's daemon.
     #[arg(long)]
     sealed: bool,
-    /// Where children would lack something of the process's own namespaces (mounts, host name, IPC limits, network): refuse, or let
-    /// them have the node's.
-    #[arg(long, value_name = "WHOSE", default_value = "own")]
+    /// What to do if children would lack a part of the process's own mount, UTS, IPC or network namespaces.
+    #[arg(long, value_name = "POLICY", default_value = "own")]
     namespaces: NamespacesArgument,
-    /// Wait until the seed is sealed.
+    /// Wait until the seed is sealed. Needs --sealed.
     #[arg(long, requires = "sealed")]
     wait: bool,
-    /// Copy the files that the process has open for reading, or has mapped and shared, while it stands still, which takes as long as to read
-    /// them: children have these bytes even where the files are changed in place.
+    /// Copy the files that the process has open for reading, or has mapped shared, while it is stopped.
+    ///
+    /// Children see this content even if the files are changed in place later. The process is stopped for as long as
+    /// the files take to read.
     #[arg(long)]
     snapshot_files: bool,
-    /// Say where the time went, phase by phase.
+    /// Print the time that each phase took.
     #[arg(long)]
     profile: bool,
 }

@@ -3,35 +3,35 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::prewarm_outcome::Result as Outcome;
-use farfork_node::api::v1::{PrewarmOutcome, PrewarmRequest, Warm};
-use farfork_node::client::request_with_timeout;
-use farfork_node::failure::Failure;
-use farfork_node::limits::{PREWARM_TIMEOUT, QUERY_TIMEOUT};
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::{PREWARM_TIMEOUT, QUERY_TIMEOUT};
+use farfork_api::v1::prewarm_outcome::Result as Outcome;
+use farfork_api::v1::{PrewarmOutcome, PrewarmRequest, Warm};
 use serde::Serialize;
 
 use crate::GlobalArgs;
 use crate::output::{self, Table, format_bytes};
 
-/// Make nodes ready for children of a seed, before the first is forked there.
+/// Copy a seed's descriptor and working set to nodes, before the first fork there.
 ///
-/// Each node gets the seed's descriptor, a connection to the seed's node, and the seed's working set: the pages that its
-/// children are known to touch. It keeps them in its cache (`farfork node --cache`), as long as the seed is there and they
-/// are used now and then; all further children of the seed on that node take them from there.
+/// The working set is the pages that children of the seed touched. Each node keeps them in its page cache as long as
+/// the seed exists and the pages are used (see `farfork node --cache`). All later children of the seed on that node
+/// read them from the cache. Each node also opens a connection to the seed's node.
 ///
-/// A working set is known once a child of the seed has run somewhere. Until then there is nothing to keep but the descriptor
-/// and the connection. A node has its own seeds' pages already.
+/// The working set is known after the first child of the seed has run on any node. Before that, nodes get only the
+/// descriptor and the connection. A node does not cache the pages of its own seeds.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork prewarm warm-interpreter --to n2,n3
   farfork prewarm $SEED --to n2 --json | jq '.nodes[].cached_bytes'
 
-Exit status: 0 all nodes are ready, 1 one or more are not, 2 wrong usage.")]
+Exit status: 0 all nodes are ready, 1 at least one is not, 2 wrong usage.")]
 pub(crate) struct Prewarm {
     /// Id or name of the seed.
     seed: String,
-    /// The nodes.
+    /// Names of the nodes, up to 256.
     #[arg(long, value_name = "NODE,…", value_delimiter = ',', required = true)]
     to: Vec<String>,
 }

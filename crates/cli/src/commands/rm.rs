@@ -3,23 +3,23 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::RemoveRequest;
-use farfork_node::client::request_with_timeout;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::RemoveRequest;
 
 use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
 
-/// Forget children that have ended, with what they wrote.
+/// Remove the records and the output of children that have ended.
 ///
-/// A child that runs is refused: `farfork kill` it first.
+/// The command refuses children that still run. End them first, for example with `farfork kill`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork rm $CHILD
   farfork ps --json | jq -r '.children[] | select(.state != \"running\").child' | xargs farfork rm
 
-Exit status: 0 all are forgotten, 1 one or more are not, 2 wrong usage.")]
+Exit status: 0 all children are removed, 1 at least one is not, 2 wrong usage.")]
 pub(crate) struct Rm {
     /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]

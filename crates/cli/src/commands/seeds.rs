@@ -3,18 +3,20 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::{ListRequest, ListSeedsResponse, Seal, Seed};
-use farfork_node::client::{Client, request_with_timeout};
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::{Client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::{ListRequest, ListSeedsResponse, Seal, Seed};
 
 use crate::GlobalArgs;
 use crate::output::{self, SealView, SeedView, Table, format_age, format_bytes, format_microseconds, shorten_command};
 
-/// List seeds of all nodes.
+/// List the seeds of all nodes.
 ///
-/// HELD are files that were removed or replaced since, which stay on the owner's disk for children: 16 GiB for one seed at most. PAUSE is how long the parent stood still, NEEDED BY how many children, and seeds that were made of such, want pages of it still. SEAL tells of a seed that is sealed: its memory is in an image, and it outlives
-/// its parent and its node's daemon.
+/// HELD is the size of deleted files that the seed keeps on its node's disk for children, at most 16 GiB. PAUSE is the
+/// time for which the parent was stopped. NEEDED BY is the number of children, and of seeds made of such children, that
+/// still need pages of the seed. SEAL is the progress of sealing. A `sealed` seed has its memory in a file, and
+/// outlives its parent and its node's daemon.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -22,12 +24,12 @@ Examples:
   farfork seeds --label team=blue
   farfork seeds --here --json | jq -r '.seeds[].seed'
 
-Exit status: 0 listed, 1 one or more nodes cannot be asked, 2 wrong usage.")]
+Exit status: 0 success, 1 at least one node does not answer, 2 wrong usage.")]
 pub(crate) struct Seeds {
-    /// Only those of this node.
+    /// List only seeds of this node.
     #[arg(long)]
     here: bool,
-    /// Only those that have this label; all of them, where it is repeated.
+    /// List only seeds with this label. If repeated, a seed must have all of the labels.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
     label: Vec<Label>,
 }

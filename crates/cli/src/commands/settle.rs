@@ -4,22 +4,23 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use farfork_node::api::v1::{SettleProgress, SettleRequest};
-use farfork_node::client::Client;
-use farfork_node::failure::Failure;
+use farfork_api::client::Client;
+use farfork_api::failure::Failure;
+use farfork_api::v1::{SettleProgress, SettleRequest};
+use farfork_terminal::interrupt::wait_for_interrupt;
 use serde::Serialize;
 use tonic::{Code, Status, Streaming};
 
-use crate::interrupt::wait_for_interrupt;
 use crate::output::{self, ByteProgressBar, format_bytes};
 use crate::{GlobalArgs, duration};
 
-/// Have a child take the rest of its memory, so that it needs its seed no more.
+/// Fetch all remaining memory of a child, so that it no longer needs its seed.
 ///
-/// The pages that it has not touched yet come in the background, behind those that it waits for. Afterwards the seed may be
-/// dropped and the node of its parent may go: the child goes on. So do processes that it has forked.
+/// The child keeps running while its node fetches the missing pages in the background. Pages that the child waits for
+/// have priority. Afterwards, the seed can be dropped and the seed's node can stop. Processes that the child forked
+/// are settled with it.
 ///
-/// Who interrupts this command, or lets the time run out, ends only the waiting: the pages go on coming.
+/// An interrupt or --timeout ends only this command. The node continues to fetch the pages.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -27,12 +28,12 @@ Examples:
   farfork settle $CHILD --json | jq .memory_bytes
   farfork settle $CHILD --timeout 10m && farfork drop $SEED
 
-Exit status: 0 the child has settled, 1 it cannot, or has not in time or before an interruption, 2 wrong usage.")]
+Exit status: 0 the child has settled, 1 failure, interrupt or timeout, 2 wrong usage.")]
 pub(crate) struct Settle {
     /// Id of the child.
     #[arg(value_name = "CHILD")]
     child: String,
-    /// Wait no longer than this, for example 30s or 10m; the pages go on coming [default: for ever].
+    /// Stop waiting after this time, such as 30s or 10m; the node continues to fetch [default: never].
     #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     timeout: Option<u64>,
 }

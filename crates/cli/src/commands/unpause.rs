@@ -3,16 +3,17 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::UnpauseRequest;
-use farfork_node::client::request_with_timeout;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::UnpauseRequest;
 
 use super::object_outcome::{self, ObjectOutcome};
 use crate::GlobalArgs;
 
-/// Let children go on that `farfork pause` stopped, and those that were forked with --paused make their first step.
+/// Continue paused children.
 ///
-/// What runs goes on as it does.
+/// The command continues children that `farfork pause` stopped, and starts children that were forked with --paused. A
+/// child that already runs is not changed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -20,7 +21,7 @@ Examples:
   gdb -p $(farfork inspect $CHILD --json | jq .pid)
   farfork unpause $CHILD
 
-Exit status: 0 all run, 1 one or more do not, 2 wrong usage.")]
+Exit status: 0 all children run, 1 at least one does not, 2 wrong usage.")]
 pub(crate) struct Unpause {
     /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]

@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
+use farfork_api::client::{self, request_with_timeout};
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::{ListNodesRequest, NodeState};
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode, UpProgress};
-use farfork_node::api::v1::{ListNodesRequest, NodeState};
-use farfork_node::client::{self, request_with_timeout};
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_terminal::privilege;
 use indicatif::ProgressBar;
 
+use crate::GlobalArgs;
 use crate::connection::{block_on, default_run_dir};
 use crate::output::{self, Table};
-use crate::{GlobalArgs, privilege};
 
 /// For all nodes of a new cluster to know each other: a few heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
@@ -24,10 +25,11 @@ const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
 /// Between two questions whether they do.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Start a small cluster on this machine, to try farfork and to test.
+/// Start a cluster of several nodes on this machine, to try or to test farfork.
 ///
-/// Each node is a network namespace with a daemon in it, joined with the others by a bridge. `farfork down` removes
-/// every trace of it. Commands speak to its first node, unless FARFORK_SOCKET or --socket says otherwise.
+/// Each node is a daemon in its own network namespace. A bridge connects the namespaces. `farfork down` stops the
+/// cluster and removes everything that it created. Commands connect to the first node, unless --socket or --node
+/// selects another one.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,34 +37,35 @@ Examples:
   farfork up --nodes 2 --name test --run-dir /tmp/test --json
   farfork up --restart
 
-Exit status: 0 all nodes run and know each other, 1 failed, and nothing of a new cluster is left, 2 wrong usage.")]
+Exit status: 0 all nodes run and know each other, 1 failure, 2 wrong usage. \
+A new cluster that fails to start is removed.")]
 pub(crate) struct Up {
-    /// How many nodes; they are called n1, n2, and so on.
+    /// Number of nodes, from 1 to 254. Their names are n1, n2, and so on.
     #[arg(long, default_value_t = 3, value_name = "N")]
     nodes: usize,
-    /// Start the daemons again that have ended, of the cluster that is there, as they were started first.
+    /// Restart the daemons of the existing cluster that have ended, with their original options.
     #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics"])]
     restart: bool,
     #[command(flatten)]
     cluster: LocalClusterArgs,
-    /// Containers that each node keeps ready for children [default: that of `farfork node`].
+    /// Number of containers that each node keeps ready for children [default: as `farfork node`].
     #[arg(long, value_name = "N")]
     pool: Option<usize>,
-    /// Have each node serve metrics for Prometheus at this port of 127.0.0.1 in its namespace [default: none].
+    /// Serve Prometheus metrics of each node at this port of 127.0.0.1 in its namespace [default: no metrics].
     #[arg(long, value_name = "PORT")]
     metrics: Option<u16>,
-    /// What the daemons log to the file node.log in their directories [default: info].
+    /// Log filter of the daemons, which write node.log in their run directories [default: info].
     #[arg(long, env = "FARFORK_LOG", value_name = "FILTER")]
     log: Option<String>,
 }
 
-/// Which cluster of this machine.
+/// Options that select a cluster of this machine.
 #[derive(Args)]
 pub(crate) struct LocalClusterArgs {
-    /// Name of the cluster, part of the names of its namespaces [default: local, or that of the one that is there].
+    /// Name of the cluster, part of its namespaces' names [default: local, or the name of the existing cluster].
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Directory of the cluster [default: /run/farfork].
+    /// Run directory of the cluster [default: /run/farfork].
     #[arg(long, env = "FARFORK_RUN_DIR", value_name = "DIR")]
     run_dir: Option<PathBuf>,
 }

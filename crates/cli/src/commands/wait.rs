@@ -3,37 +3,39 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::wait_event::Event;
-use farfork_node::api::v1::{Child, WaitRequest};
-use farfork_node::client::Client;
-use farfork_node::failure::Failure;
+use farfork_api::client::Client;
+use farfork_api::failure::Failure;
+use farfork_api::v1::wait_event::Event;
+use farfork_api::v1::{Child, WaitRequest};
 use serde::Serialize;
 use tonic::Code;
 
 use crate::output::{self, ChildView, exit_text};
 use crate::{GlobalArgs, duration};
 
-/// Wait for children to end; print how they ended or, with --results, what came of them.
+/// Wait for children to end, and print their exit statuses or results.
 ///
-/// The result of a child is what it gave as such, if its program asked for its own checkpoint, and else what it wrote to
-/// its standard output.
+/// The result of a child is the value that it returned after a checkpoint, if its program made the checkpoint itself.
+/// Otherwise the result is the child's standard output.
 ///
-/// The answers come in the order of the children given, each as soon as it is there.
+/// The output follows the order of the arguments. The command prints each part as soon as it is available.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork wait n2.c00f3a96c5d217e84
   farfork fork $SEED --to any -n 8 --payloads in.jsonl --detach | xargs farfork wait --results
 
-Exit status: 0 all children ended with 0, 1 one or more did not, or time was up, 2 wrong usage.")]
+Exit status: 0 all children exited with 0, 1 at least one did not or --timeout expired, 2 wrong usage.")]
 pub(crate) struct Wait {
     /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]
     children: Vec<String>,
-    /// Print each child's result: what it gave as such, or else what it wrote to its standard output.
+    /// Print the result of each child instead of its exit status.
+    ///
+    /// Exit statuses other than 0 are printed on standard error.
     #[arg(long)]
     results: bool,
-    /// Give up after this time, for example 500ms, 30s or 10m; the children run on [default: never].
+    /// Stop waiting after this time, such as 500ms, 30s or 10m; the children keep running [default: never].
     #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     timeout: Option<u64>,
 }

@@ -1,6 +1,6 @@
 //! `BudgetView`: the memory budget of a node in JSON output.
 
-use farfork_node::api::v1::MemoryBudget;
+use farfork_api::v1::MemoryBudget;
 use serde::Serialize;
 
 /// The API says what each is.

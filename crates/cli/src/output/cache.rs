@@ -1,6 +1,6 @@
 //! `CacheView`: the page cache of a node in JSON output.
 
-use farfork_node::api::v1::CacheUse;
+use farfork_api::v1::CacheUse;
 use serde::Serialize;
 
 /// The API says what each is.

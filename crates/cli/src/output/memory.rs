@@ -1,6 +1,6 @@
 //! The cost of a child's memory: the counters of its pager, and how much of the memory is local, shared or remote.
 
-use farfork_node::api::v1::{MemoryUse, PagerStats};
+use farfork_api::v1::{MemoryUse, PagerStats};
 use serde::Serialize;
 
 use super::{format_bytes, format_microseconds};

@@ -11,18 +11,11 @@ mod units;
 mod views;
 mod zygotes;
 
-use std::io::{self, Write as _};
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use farfork_node::failure::Failure;
-use serde::Serialize;
-
-use crate::GlobalArgs;
-
 pub(crate) use budget::BudgetView;
 pub(crate) use byte_progress::ByteProgressBar;
 pub(crate) use cache::CacheView;
-pub(crate) use farfork_node::byte_size::format_bytes;
+pub(crate) use farfork_api::byte_size::format_bytes;
+pub(crate) use farfork_terminal::output::{is_broken_pipe, print_failure, print_json, print_line, write_bytes};
 pub(crate) use memory::{MemoryView, PagerView, memory_text, pager_text, sum_memory_use, sum_pager_stats};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};
@@ -30,64 +23,3 @@ pub(crate) use table::Table;
 pub(crate) use units::{format_age, format_microseconds, format_threads, shorten_command};
 pub(crate) use views::{ChildView, NodeView, SealView, SeedView, exit_code, exit_text};
 pub(crate) use zygotes::ZygotesView;
-
-/// Prints one JSON document on standard output.
-pub(crate) fn print_json(document: &impl Serialize) {
-    let text = serde_json::to_string_pretty(document).expect("a view serialises");
-    print_line(&text);
-}
-
-/// Prints a report: the document for scripts, if that is wanted, else the text.
-pub(crate) fn print_report<Document: Serialize>(
-    global: &GlobalArgs,
-    document: impl FnOnce() -> Document,
-    text: impl FnOnce() -> String,
-) {
-    if global.json {
-        print_json(&document());
-    } else {
-        print_line(text().trim_end());
-    }
-}
-
-/// Prints a line on standard output. Who reads it may have gone; then there is nobody to tell. Where it is lost otherwise, as on a full disk,
-/// the command fails in the end ([`is_output_lost`]).
-pub(crate) fn print_line(text: &str) {
-    let mut stdout = io::stdout().lock();
-    let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
-    let lost = written.err().filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
-    if let Some(error) = lost
-        && !OUTPUT_LOST.swap(true, Ordering::Relaxed)
-    {
-        let _ = writeln!(io::stderr(), "farfork: standard output: {error}; what was to be printed is lost");
-    }
-}
-
-/// Whether something that was to be printed was not.
-static OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
-
-/// Whether something that was to be printed was not, though somebody might read it.
-pub(crate) fn is_output_lost() -> bool {
-    OUTPUT_LOST.load(Ordering::Relaxed)
-}
-
-/// Writes bytes on standard output as they are, at once.
-pub(crate) fn write_bytes(bytes: &[u8]) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
-    written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
-}
-
-/// Whether a command failed because nobody reads what it prints.
-pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// Tells of a failure on standard error: object and cause on a line, the next step on another.
-pub(crate) fn print_failure(failure: &Failure) {
-    let mut text = format!("farfork: {}: {}", failure.object(), failure.cause());
-    if !failure.next_step().is_empty() {
-        text += &format!("\n         {}", failure.next_step());
-    }
-    let _ = writeln!(io::stderr(), "{text}");
-}

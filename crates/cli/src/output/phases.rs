@@ -1,6 +1,6 @@
 //! The phases of a request: a table with bars for people, a list with stable keys for scripts.
 
-use farfork_node::api::v1::Phase;
+use farfork_api::v1::Phase;
 use serde::Serialize;
 
 use super::{Table, format_microseconds};

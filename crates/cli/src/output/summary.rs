@@ -1,6 +1,6 @@
 //! `PhaseSummary`: the phases of several children in one table. A line has the median and the maximum of a phase.
 
-use farfork_node::api::v1::Phase;
+use farfork_api::v1::Phase;
 use serde::Serialize;
 
 use super::{Table, format_microseconds};

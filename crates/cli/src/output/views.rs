@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use farfork_node::api::v1;
-use farfork_node::api::v1::exit::How;
+use farfork_api::v1;
+use farfork_api::v1::exit::How;
 use serde::Serialize;
 
 /// A seed.
@@ -249,7 +249,7 @@ impl From<v1::NodeView> for NodeView {
 #[cfg(test)]
 mod tests {
     use super::{exit_code, exit_text};
-    use farfork_node::api::v1::{Exit, exit::How};
+    use farfork_api::v1::{Exit, exit::How};
 
     fn exit(how: How) -> Exit {
         Exit { how: Some(how), ..Exit::default() }

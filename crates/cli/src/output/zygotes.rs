@@ -1,6 +1,6 @@
 //! `ZygotesView`: the zygotes of a node in JSON output.
 
-use farfork_node::api::v1::ZygoteUse;
+use farfork_api::v1::ZygoteUse;
 use serde::Serialize;
 
 /// The API says what each is.

@@ -16,8 +16,9 @@ use farfork_fork::pager::{MemoryPlan, PagerClient, PagerConfig, PagerStats};
 use farfork_sys::{fd_passing, pidfd};
 use farfork_wire::{ChildId, NodeName};
 use tempfile::TempDir;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The environment variable that makes this executable a pager.
 pub(crate) const PAGER_RUN_DIR: &str = "FARFORK_TEST_PAGER_RUN_DIR";
@@ -31,8 +32,9 @@ const PROGRAM_LIMIT: Duration = Duration::from_secs(180);
 /// What this executable is for the bed's own child.
 pub(crate) fn be_pager(run_dir: PathBuf) {
     // What the scenarios do to it makes it complain a lot; RUST_LOG lets it be heard.
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::OFF.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).init();
+    let filter: Targets = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse().ok()).unwrap_or_default();
+    let logged = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(logged).with(filter).init();
     farfork_fork::pager::run(&PagerConfig { run_dir, credentials: None }).expect("the pager runs");
 }
 

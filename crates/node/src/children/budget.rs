@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use farfork_sys::system_memory::SystemMemory;
 use tonic::Code;
 
-use crate::byte_size;
-use crate::failure::Failure;
+use farfork_api::byte_size;
+use farfork_api::failure::Failure;
 
 /// For so long what was read of the machine's memory is believed: children may come by the thousand a second.
 const MEMORY_INFO_TTL: Duration = Duration::from_millis(50);

@@ -5,11 +5,11 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use farfork_api::v1;
 use serde::{Deserialize, Serialize};
 
 use super::ExitRecord;
 use super::child::SIGKILL;
-use crate::api::v1;
 
 /// How a child ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use farfork_api::byte_size;
+use farfork_api::v1;
 use farfork_container::{ContainerCgroup, OomCause};
 use serde::{Deserialize, Serialize};
 
 use super::child::{SIGBUS, SIGKILL};
 use super::{Child, Exit};
-use crate::api::v1;
-use crate::byte_size;
 
 /// A limit that a child was killed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use farfork_api::limits::ATTACH_GRACE;
 use farfork_container::{OomCause, RunningContainer};
 use farfork_fork::resume::STATUS_FILE;
 
 use super::{Child, Exit, ExitRecord, kill_limit};
 use crate::async_fd::watch_readable;
 use crate::clock;
-use crate::limits::ATTACH_GRACE;
 use crate::network::ChildForwarding;
 use crate::pager_link::PagerLink;
 

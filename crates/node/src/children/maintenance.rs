@@ -8,12 +8,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use farfork_api::limits::EVICTED_PER_ROUND_MAX;
 use farfork_fork::huge_pages::HugePageCollapser;
 use farfork_wire::ChildId;
 
 use super::Child;
 use crate::clock;
-use crate::limits::EVICTED_PER_ROUND_MAX;
 use crate::node::Node;
 
 /// Between two looks at all children.

@@ -26,6 +26,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use farfork_api::failure::Failure;
+use farfork_api::run_dir::RunDir;
 use farfork_container::{Leftovers, RunningContainer};
 use farfork_fork::pager::PagerCounters;
 use farfork_wire::ChildId;
@@ -34,14 +36,13 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::clock;
-use crate::failure::Failure;
 use crate::network::{BoundPort, ChildForwarding, ReopenedProxies};
 use crate::pager_link::PagerLink;
-use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;
 pub(crate) use child::{Child, ChildStatus, OutputStream};
 use counter_totals::CounterTotals;
+pub(crate) use counters::{cache_use, pager_stats};
 pub(crate) use exit::Exit;
 use exit_workers::ExitWorkers;
 pub(crate) use kill_limit::KillLimit;

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use farfork_api::limits::OUTPUT_CHUNK_BYTES;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::{ReadWriteFlags, preadv2};
 use tokio::io::unix::AsyncFd;
@@ -16,7 +17,6 @@ use tokio::sync::{Notify, watch};
 
 use super::ChildStatus;
 use crate::async_fd::{FdOwner, watch_readable};
-use crate::limits::OUTPUT_CHUNK_BYTES;
 
 /// Room for the events that one read(2) takes from the kernel; each has 16 bytes, since files have no names there.
 const EVENT_BYTES: usize = 4096;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farfork_wire::ChildId;
 
-use crate::limits::{ENDED_CHILDREN_MAX, UNCOLLECTED_BYTES_MAX, UNCOLLECTED_CHILDREN_MAX, UNCOLLECTED_KEPT_MIN};
+use farfork_api::limits::{ENDED_CHILDREN_MAX, UNCOLLECTED_BYTES_MAX, UNCOLLECTED_CHILDREN_MAX, UNCOLLECTED_KEPT_MIN};
 
 /// Orders ended children by the time at which they could have been forgotten first.
 type Ticket = u64;

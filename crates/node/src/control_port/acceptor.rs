@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use farfork_api::control_connection::{ControlStream, RevalidatedStream, explain_tls_error};
 use farfork_trust::{AuthenticatedPeer, Credentials};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,8 +23,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use super::rate_limited_log::RateLimitedLog;
-use super::revalidated_stream::RevalidatedStream;
-use super::stream::{ControlStream, explain_tls_error};
 
 /// For a peer to show who it is: a slow link and a busy machine together need a second.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -10,13 +10,13 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use farfork_api::limits::CONCURRENT_STARTS_MAX;
+use farfork_api::run_dir::RunDir;
 use farfork_fork::resume;
 use farfork_wire::{ChildId, NodeName};
 
 use super::random_id;
 use crate::children::OutputStream;
-use crate::limits::CONCURRENT_STARTS_MAX;
-use crate::run_dir::RunDir;
 
 /// Fewest nests that are to be there: as many as can be needed at once. As many again are made at a time; each holds three descriptors.
 const READY_MIN: usize = CONCURRENT_STARTS_MAX;

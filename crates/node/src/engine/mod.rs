@@ -23,6 +23,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use farfork_api::failure::Failure;
+use farfork_api::run_dir::RunDir;
+use farfork_api::v1;
 use farfork_container::{ContainerPool, ContainerSpec};
 use farfork_fork::capture::{
     self, CaptureCallbacks, CaptureError, CaptureOptions, CheckOptions, DaemonSockets, NamespacePolicy, OfferedPages,
@@ -35,11 +38,8 @@ use farfork_trust::Credentials;
 use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
 
-use crate::api::v1;
 use crate::children::Child;
-use crate::failure::Failure;
 use crate::pager_link::PagerLink;
-use crate::run_dir::RunDir;
 
 use child_dir_pool::ChildDirPool;
 pub(crate) use options::{SeedAccess, StartOptions};

@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use farfork_api::byte_size;
+use farfork_api::failure::Failure;
+use farfork_api::v1;
 use farfork_container::{
     CPU_MILLICORES_MIN, ContainerLimits, ContainerSpec, MEMORY_BYTES_MIN, NetworkSpec, RootProtection, RootSpec,
     UsersSpec,
@@ -13,9 +16,6 @@ use farfork_fork::pager::PagingStrategy;
 use farfork_wire::Token;
 use tonic::Code;
 
-use crate::api::v1;
-use crate::byte_size;
-use crate::failure::Failure;
 use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 
 /// Processes and threads of an untrusted child that nobody set a limit for: more than nearly any program has, and few enough that
@@ -214,7 +214,7 @@ mod tests {
     use farfork_fork::pager::{PagingMode, PagingStrategy};
 
     use super::{ContainerLimits, RootSpec, StartOptions, UNTRUSTED_TASKS_MAX, UsersSpec};
-    use crate::api::v1::{Bind, ChildOptions};
+    use farfork_api::v1::{Bind, ChildOptions};
 
     #[test]
     fn sharing_the_root_is_no_bind() {

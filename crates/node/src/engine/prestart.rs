@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::{PRESTARTED_PER_SEED_MAX, START_TIMEOUT};
 use farfork_fork::phase;
 use farfork_fork::restore::{self, PAYLOAD_NAME, PathSnapshot, find_prestart_obstacle};
 use farfork_fork::resume::SeedSource;
@@ -18,8 +20,6 @@ use farfork_wire::{SeedId, Token};
 use super::start::{Assignment, ChildAssignment, RestoredChild, StartProgress, StartRequest};
 use super::{Engine, SeedAccess, StartOptions, checkpoint_reply};
 use crate::children::StartedChild;
-use crate::failure::Failure;
-use crate::limits::{PRESTARTED_PER_SEED_MAX, START_TIMEOUT};
 use crate::network::{FanOutNetwork, NetworkMode};
 
 /// One that is not asked for goes after this: by so much its clocks are ahead, and the files that it has open are those of then.
@@ -351,7 +351,7 @@ mod tests {
     use std::thread;
 
     use super::{PRESTARTED_PER_SEED_MAX, PrestartKey, PrestartPool, SeedId, StartOptions, Token};
-    use crate::api::v1::ChildOptions;
+    use farfork_api::v1::ChildOptions;
 
     fn kind(has_payload: bool) -> PrestartKey {
         let options = StartOptions::try_from(ChildOptions::default()).unwrap();

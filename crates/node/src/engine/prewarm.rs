@@ -6,13 +6,13 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::PREWARM_TIMEOUT;
 use farfork_fork::pager::{PrewarmProgress, PrewarmState};
 use farfork_fork::resume::SeedSource;
 use tonic::Code;
 
 use super::{Engine, SeedAccess};
-use crate::failure::Failure;
-use crate::limits::PREWARM_TIMEOUT;
 
 /// Between two looks at the pager's progress: a set of some MiB is there by then.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);

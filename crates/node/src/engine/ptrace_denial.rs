@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::failure::Failure;
+use farfork_api::failure::Failure;
 
 /// The capability that lets a process look into others.
 const CAP_SYS_PTRACE: u32 = 19;

@@ -41,7 +41,7 @@ pub(super) fn root_reuse_key(
 #[cfg(test)]
 mod tests {
     use super::{Arc, FanOutNetwork, RootReuseKey, SeedId, StartOptions, root_reuse_key};
-    use crate::api::v1::{Bind, ChildOptions, Network};
+    use farfork_api::v1::{Bind, ChildOptions, Network};
 
     const SEED: &str = "n1.s00f3a96c5d217e84";
 

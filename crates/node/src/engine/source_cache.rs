@@ -3,12 +3,12 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use farfork_api::failure::Failure;
 use farfork_fork::resume::{LayerReader, SeedSource};
 use farfork_wire::SeedId;
 use tonic::Code;
 
 use super::{Engine, SeedAccess};
-use crate::failure::Failure;
 
 /// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.
 const SOURCES_MAX: usize = 16;

@@ -7,6 +7,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::START_TIMEOUT;
 use farfork_container::{Container, ContainerError, ContainerLimits, RootProtection, RootSpec, UsersSpec};
 use farfork_fork::restore::{RestoredProcess, StandardStreams};
 use farfork_fork::resume::{self, FilePolicy, ResumeError, ResumeRequest, SeedSource};
@@ -24,8 +26,6 @@ use super::zygote_cache::CachedZygote;
 use super::{Engine, SeedAccess, StartOptions, checkpoint_reply, next_step, root_reuse};
 use crate::children::{ChildRecord, KillLimit, StartedChild};
 use crate::clock;
-use crate::failure::Failure;
-use crate::limits::START_TIMEOUT;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
 /// What reading `/proc/PID` gives for a process that ends meanwhile.

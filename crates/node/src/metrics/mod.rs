@@ -10,6 +10,8 @@ use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -18,8 +20,6 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tonic::Code;
 
-use crate::api::v1;
-use crate::failure::Failure;
 use crate::node::Node;
 use node_collector::NodeCollector;
 pub(crate) use server::{serve, to_async_listener};

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::limits::DRAIN_TIMEOUT;
+use farfork_api::limits::DRAIN_TIMEOUT;
 
 /// Until a daemon without descriptors for further connections tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);

@@ -20,7 +20,7 @@ use farfork_sys::namespace;
 use farfork_wire::Descriptor;
 use serde::{Deserialize, Serialize};
 
-use crate::api::v1;
+use farfork_api::v1;
 
 pub use egress::EgressDestination;
 pub(crate) use egress::{EgressPolicy, EgressProxy};

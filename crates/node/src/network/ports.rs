@@ -7,6 +7,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::PUBLISHED_CONNECTIONS_MAX;
+use farfork_api::v1;
 use farfork_container::RunningContainer;
 use farfork_sys::namespace;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -16,9 +19,6 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::{connections, netns};
-use crate::api::v1;
-use crate::failure::Failure;
-use crate::limits::PUBLISHED_CONNECTIONS_MAX;
 
 /// A port of the node that leads to one of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

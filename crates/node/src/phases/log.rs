@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::api::v1;
+use farfork_api::v1;
 
 /// Most phases of one recording; further ones are not told. A request of one child has some forty; this leaves room for
 /// attempts that are repeated, and bounds what somebody who asks for a profile can make a node keep.

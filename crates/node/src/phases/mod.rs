@@ -13,8 +13,8 @@ use tracing::Subscriber;
 use tracing_subscriber::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::api::v1;
 use collector::PhaseCollector;
+use farfork_api::v1;
 pub(crate) use recording::PhaseRecording;
 
 //  request ─▶ PhaseRecording::start ─▶ root span ─┬─ span ─┬─ span     debug_span!(target: "farfork::phase", "noun.verb")

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use farfork_api::v1;
 use farfork_wire::NodeName;
 use tracing::Span;
 
 use super::TARGET;
 use super::collector::PhaseCollector;
 use super::log::PhaseLog;
-use crate::api::v1;
 
 /// A request whose phases are gathered, if it asked for them. Dropping it gives them up.
 #[derive(Debug, Default)]

@@ -11,6 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::PROGRAM_CONNECTIONS_MAX;
+use farfork_api::v1;
 use farfork_fork::capture::{self, CaptureCallbacks, CaptureError, CapturedTree, ReadyTemplate};
 use farfork_program::{CaptureOffer, REQUEST_BYTES_MAX, Request, RequestBody};
 use farfork_sys::fd_passing;
@@ -22,9 +25,6 @@ use tonic::Code;
 
 use super::connection::{AcceptedProgram, checkpoint_options, encode_failure_reply, encode_seed_reply};
 use super::socket_registry::{SocketRegistration, SocketRegistry};
-use crate::api::v1;
-use crate::failure::Failure;
-use crate::limits::PROGRAM_CONNECTIONS_MAX;
 use crate::node::Node;
 use crate::seeds::{SeedBuilder, check_name};
 

@@ -7,6 +7,9 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::{FORK_COUNT_MAX, STREAM_MESSAGES_MAX};
+use farfork_api::v1;
 use farfork_fork::capture::{DaemonSockets, NamespacePolicy, OfferedPages};
 use farfork_program::layout::Pages;
 use farfork_program::{CaptureOffer, ForkOptions, Reply, Request, RequestBody};
@@ -17,9 +20,6 @@ use tonic::Code;
 use super::fork_table::ProgramForks;
 use super::socket::ProgramSocket;
 use super::socket_registry::{SocketRegistration, SocketRegistry};
-use crate::api::v1;
-use crate::failure::Failure;
-use crate::limits::{FORK_COUNT_MAX, STREAM_MESSAGES_MAX};
 use crate::node::Node;
 use crate::seeds::PrepareOptions;
 use crate::service;
@@ -47,7 +47,7 @@ pub(super) struct AcceptedProgram {
     /// Its first message, where that has not been dealt with.
     pub(super) first_message: Option<Vec<u8>>,
     pub(super) registration: Option<SocketRegistration>,
-    /// Its place among [`PROGRAM_CONNECTIONS_MAX`](crate::limits::PROGRAM_CONNECTIONS_MAX).
+    /// Its place among [`PROGRAM_CONNECTIONS_MAX`](farfork_api::limits::PROGRAM_CONNECTIONS_MAX).
     pub(super) permit: OwnedSemaphorePermit,
 }
 

@@ -10,6 +10,10 @@ use std::io::{self, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_api::v1::exit::How;
+use farfork_api::v1::tend_output::Event;
 use farfork_program::{ChildEnd, ExceededLimit, Reply};
 use farfork_sys::memfd;
 use farfork_wire::NodeName;
@@ -19,10 +23,6 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Code, Status};
 
 use super::fork_table::{ChildPosition, SharedForks};
-use crate::api::v1;
-use crate::api::v1::exit::How;
-use crate::api::v1::tend_output::Event;
-use crate::failure::Failure;
 use crate::service;
 
 /// A child that is waited for.

@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_program::{ForkOptions, Reply, RequestedNetwork};
 use farfork_wire::{ChildId, NodeName};
 use tokio::sync::mpsc;
@@ -13,9 +16,6 @@ use tokio_stream::StreamExt as _;
 
 use super::connection::OutgoingMessage;
 use super::exit_watcher::{self, WatchedChild};
-use crate::api::v1;
-use crate::api::v1::fork_outcome::Result as Outcome;
-use crate::failure::Failure;
 use crate::node::Node;
 use crate::service;
 

@@ -5,13 +5,13 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use farfork_api::byte_size;
+use farfork_api::failure::Failure;
 use farfork_sys::process::read_text;
 use farfork_wire::SeedId;
 use tonic::Code;
 
 use super::{SealProgress, SeedEntry, SeedRegistry};
-use crate::byte_size;
-use crate::failure::Failure;
 
 /// Most seeds that a refusal names; more would hide what to do.
 const SEEDS_NAMED_MAX: usize = 3;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use farfork_fork::seed::Seed;
 use tokio::sync::Notify;
 
-use crate::failure::Failure;
+use farfork_api::failure::Failure;
 
 /// How a seed's completion stands.
 ///

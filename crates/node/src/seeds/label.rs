@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use tonic::Code;
 
-use crate::failure::Failure;
-use crate::limits::LABEL_BYTES_MAX;
+use farfork_api::failure::Failure;
+use farfork_api::limits::LABEL_BYTES_MAX;
 
 /// Most labels of a seed: they travel with each list.
 const LABELS_MAX: usize = 16;

@@ -14,6 +14,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::{PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
+use farfork_api::v1;
 use farfork_fork::capture::{DaemonSockets, NamespacePolicy, OfferedPages};
 use farfork_fork::image::ImageError;
 use farfork_fork::seed::SeedTable;
@@ -22,9 +25,6 @@ use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
 
 use crate::affinity;
-use crate::api::v1;
-use crate::failure::Failure;
-use crate::limits::{PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
 
 use budget::MemoryCharge;
 pub use budget::SeedBudget;

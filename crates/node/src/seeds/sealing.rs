@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use farfork_api::v1;
 use farfork_fork::image::{Image, ImageError, ImageProgress, working_set_path};
 use farfork_fork::resume::LayerReader;
 use farfork_fork::seed::{Seed, SeedTable};
@@ -22,7 +23,6 @@ use super::budget::MemoryCharge;
 use super::completion::SeedCompletion;
 use super::lease::Lease;
 use super::{SeedEntry, SeedRegistry};
-use crate::api::v1;
 use crate::node::Node;
 
 /// What the file of an image ends with; before it stands the seed's id.

@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_api::v1::attach_input::Input;
+use farfork_api::v1::attach_output::Output;
 use tokio::io::AsyncWriteExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{StreamExt as _, once};
@@ -9,11 +13,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
 use super::stream::{ResponseSender, memory_loss_message, output_failure, relay_stream, send, spawn_stream};
-use crate::api::v1;
-use crate::api::v1::attach_input::Input;
-use crate::api::v1::attach_output::Output;
 use crate::children::{Child, HeldChild, OutputStream};
-use crate::failure::Failure;
 use crate::node::Node;
 
 /// Attaches the caller to the child that its first message names.

@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1;
 use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 
 use super::fork::OutcomeStream;
 use super::stream::ResponseSender;
-use crate::api::v1;
-use crate::client::request_with_timeout;
-use crate::failure::Failure;
-use crate::limits::QUERY_TIMEOUT;
 use crate::node::Node;
 
 /// A node that has children of the fork.

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1;
+use farfork_api::v1::inspect_response::Object;
 use farfork_sys::process::{self, ProcStatus};
 use farfork_wire::ChildId;
 
 use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id, query_other_nodes};
 use crate::affinity;
-use crate::api::v1;
-use crate::api::v1::inspect_response::Object;
-use crate::children::Child;
-use crate::client::request_with_timeout;
-use crate::failure::Failure;
-use crate::limits::QUERY_TIMEOUT;
+use crate::children::{Child, pager_stats};
 use crate::node::Node;
 
 pub(crate) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::KillResponse, Failure> {
@@ -89,7 +89,7 @@ async fn inspect_local(node: &Node, id: &ChildId) -> Result<Object, Failure> {
         node.run_blocking(move || Ok((child.memory_use(counts.as_ref()), thread_affinities(&child)))).await?;
     Ok(Object::Child(v1::ChildDetail {
         child: Some(view),
-        pager: counts.map(v1::PagerStats::from),
+        pager: counts.map(pager_stats),
         directory,
         memory: Some(memory),
         affinity,

@@ -8,6 +8,10 @@ use std::os::linux::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::thread;
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::COMPARE_TIMEOUT;
+use farfork_api::v1;
 use farfork_differ::{ComparisonReport, Difference, ObserveError};
 use farfork_fork::kernel::boot_id;
 use farfork_sys::process::ProcStat;
@@ -15,11 +19,7 @@ use tokio::sync::oneshot;
 use tonic::Code;
 
 use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
-use crate::api::v1;
 use crate::children::Child;
-use crate::client::request_with_timeout;
-use crate::failure::Failure;
-use crate::limits::COMPARE_TIMEOUT;
 use crate::node::Node;
 
 /// Most differences that are told: more would be of one kind.

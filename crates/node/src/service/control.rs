@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use farfork_api::v1;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{attach, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, wait};
-use crate::api::v1;
 use crate::node::Node;
 
 type UnaryResult<T> = Result<Response<T>, Status>;

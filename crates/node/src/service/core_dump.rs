@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_api::v1::core_event::Event;
 use farfork_fork::core_file::{self, CoreError, CoreSummary};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -17,10 +20,7 @@ use tonic::{Code, Status};
 use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
 use super::settle::report_until_settled;
 use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
-use crate::api::v1;
-use crate::api::v1::core_event::Event;
 use crate::children::Child;
-use crate::failure::Failure;
 use crate::node::Node;
 
 /// For a caller to take a piece: the child stands still meanwhile.

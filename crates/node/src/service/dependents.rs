@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
 use farfork_wire::SeedId;
 use tonic::Code;
 
 use super::route::query_other_nodes;
-use crate::api::v1;
 use crate::clock;
-use crate::failure::Failure;
 use crate::node::Node;
 use crate::seeds::EXPIRY_INTERVAL;
 

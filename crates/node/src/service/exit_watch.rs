@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_api::v1::tend_output::Event;
 use farfork_wire::ChildId;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -10,10 +13,7 @@ use tonic::Status;
 
 use super::route::parse_child_id;
 use super::stream::{CallerDisconnected, ResponseSender, output_failure, send, spawn_stream};
-use crate::api::v1;
-use crate::api::v1::tend_output::Event;
 use crate::children::{Exit, HeldChild, OutputStream as File};
-use crate::failure::Failure;
 use crate::node::Node;
 
 /// Waits for each child of this node that comes; see `Peer.Tend`.

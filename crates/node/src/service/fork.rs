@@ -4,6 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
+use farfork_api::v1;
+use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_cluster::membership::{Member, MemberState, MemberView};
 use farfork_cluster::placement::{self, PlacementCandidate};
 use farfork_wire::{NodeName, SeedId};
@@ -18,12 +23,7 @@ use super::caller_disconnect::{NodeShare, end_on_disconnect};
 use super::route::forwarded_failure;
 use super::stream::{ResponseReceiver, ResponseSender, send};
 use super::{children, seeds, start};
-use crate::api::v1;
-use crate::api::v1::fork_outcome::Result as Outcome;
-use crate::client::request_with_timeout;
 use crate::engine::random_id;
-use crate::failure::Failure;
-use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
 use crate::metrics::MeasuredOperation;
 use crate::network::{EgressPolicy, NetworkMode};
 use crate::node::Node;
@@ -318,7 +318,7 @@ impl OutcomeStream {
 #[cfg(test)]
 mod tests {
     use super::{check_request, has_requested_isolation, split_by_node};
-    use crate::api::v1::{Child, ChildOptions, ForkRequest, Network};
+    use farfork_api::v1::{Child, ChildOptions, ForkRequest, Network};
     use farfork_wire::NodeName;
 
     fn request(count: u32, payloads: &[&str]) -> ForkRequest {

@@ -3,17 +3,18 @@
 
 use std::sync::Arc;
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1;
+use farfork_api::v1::inspect_response::Object;
 use farfork_cluster::membership::MemberView;
 use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
 
 use super::route::{RequestTarget, forwarded_failure, resolve_target};
 use super::{children, seeds};
-use crate::api::v1;
-use crate::api::v1::inspect_response::Object;
-use crate::client::request_with_timeout;
-use crate::failure::Failure;
-use crate::limits::QUERY_TIMEOUT;
+use crate::children::cache_use;
 use crate::node::Node;
 
 pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Failure> {
@@ -43,7 +44,7 @@ async fn inspect_node(node: &Arc<Node>, view: MemberView) -> Result<v1::NodeDeta
     let (cache, zygotes, memory) = match resolve_target(node, &name, &object)? {
         RequestTarget::Local => {
             let pager = node.pager.clone();
-            let cache = node.run_blocking(move || Ok(pager.cache_stats().map(v1::CacheUse::from))).await?;
+            let cache = node.run_blocking(move || Ok(pager.cache_stats().map(cache_use))).await?;
             (cache, Some(node.engine.zygote_cache().counts()), Some(memory_budget(node)))
         }
         RequestTarget::Remote(mut there) => {

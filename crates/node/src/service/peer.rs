@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use farfork_api::v1;
 use farfork_cluster::membership::Member;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{exit_watch, prewarm, seeds, speculative_prewarm, start};
-use crate::api::v1;
 use crate::auth::Caller;
 use crate::heartbeat;
 use crate::node::Node;

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::{PREWARM_NODES_MAX, PREWARM_TIMEOUT, QUERY_TIMEOUT};
+use farfork_api::v1;
+use farfork_api::v1::prewarm_outcome::Result as Outcome;
 use farfork_wire::{NodeName, PAGE_SIZE};
 use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::route::forwarded_failure;
 use super::seeds;
-use crate::api::v1;
-use crate::api::v1::prewarm_outcome::Result as Outcome;
-use crate::client::request_with_timeout;
 use crate::engine::SeedAccess;
-use crate::failure::Failure;
-use crate::limits::{PREWARM_NODES_MAX, PREWARM_TIMEOUT, QUERY_TIMEOUT};
 use crate::node::Node;
 
 /// Makes nodes ready, all at once; exactly one outcome comes for each, in the order of the request.

@@ -2,15 +2,15 @@
 
 use std::fmt::Display;
 
+use farfork_api::client::{Client, node_client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::CLUSTER_QUERY_TIMEOUT;
+use farfork_api::v1;
 use farfork_wire::{ChildId, NodeName, SeedId};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status};
 
-use crate::api::v1;
-use crate::client::{Client, node_client, request_with_timeout};
-use crate::failure::Failure;
-use crate::limits::CLUSTER_QUERY_TIMEOUT;
 use crate::node::Node;
 
 /// Where a request is dealt with.

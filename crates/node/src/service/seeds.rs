@@ -3,6 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
+use farfork_api::v1;
+use farfork_api::v1::inspect_response::Object;
 use farfork_fork::capture::{self, CheckOptions, DaemonSockets, NamespacePolicy};
 use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
@@ -10,11 +15,6 @@ use tracing::Instrument as _;
 
 use super::dependents::{self, SeedDependents};
 use super::route::{RequestTarget, forwarded_failure, query_other_nodes, seed_target};
-use crate::api::v1;
-use crate::api::v1::inspect_response::Object;
-use crate::client::request_with_timeout;
-use crate::failure::Failure;
-use crate::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
 use crate::metrics::MeasuredOperation;
 use crate::node::Node;
 use crate::phases::PhaseRecording;

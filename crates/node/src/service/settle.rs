@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
 use farfork_fork::pager::{SettleProgress, SettleState};
 use farfork_wire::PAGE_SIZE;
 use tokio_stream::wrappers::ReceiverStream;
@@ -11,9 +13,7 @@ use tonic::{Code, Status};
 
 use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
 use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
-use crate::api::v1;
 use crate::children::Child;
-use crate::failure::Failure;
 use crate::node::Node;
 
 /// Between two looks at the pager's progress: as often as people see it change.

@@ -5,17 +5,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1;
 use farfork_wire::{NodeName, SeedId};
 use tokio::time::sleep;
 use tonic::Code;
 
 use super::zygote::{self, run_in_thread};
-use crate::api::v1;
 use crate::auth::Caller;
-use crate::client::request_with_timeout;
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
-use crate::failure::Failure;
-use crate::limits::QUERY_TIMEOUT;
 use crate::node::Node;
 use crate::speculation::{ForkPattern, SpeculationPlan};
 

@@ -4,6 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::{CONCURRENT_STARTS_MAX, EVICTED_PER_START_MAX, PRESTARTED_PER_SEED_MAX, STREAM_MESSAGES_MAX};
+use farfork_api::v1;
+use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_fork::pager::PagingMode;
 use farfork_fork::phase;
 use tokio::sync::OwnedSemaphorePermit;
@@ -13,13 +17,9 @@ use tonic::Code;
 
 use super::stream::{ResponseReceiver, ResponseSender};
 use super::zygote;
-use crate::api::v1;
-use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::attended::AttendedBatch;
 use crate::children::Child;
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
-use crate::failure::Failure;
-use crate::limits::{CONCURRENT_STARTS_MAX, EVICTED_PER_START_MAX, PRESTARTED_PER_SEED_MAX, STREAM_MESSAGES_MAX};
 use crate::metrics::MeasuredOperation;
 use crate::network::FanOutNetwork;
 use crate::node::Node;

@@ -4,15 +4,15 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use farfork_api::failure::Failure;
+use farfork_api::limits::STREAM_MESSAGES_MAX;
+use farfork_api::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
-use crate::api::v1;
 use crate::children::{Child, OutputStream};
-use crate::failure::Failure;
-use crate::limits::STREAM_MESSAGES_MAX;
 use crate::node::Node;
 
 /// Where a stream's messages go.

@@ -4,6 +4,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_api::v1::wait_event::Event;
 use farfork_wire::{ChildId, NodeName};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -11,10 +14,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::route::{forwarded_failure, parse_child_id};
 use super::stream::{ResponseSender, output_failure, send, spawn_stream};
-use crate::api::v1;
-use crate::api::v1::wait_event::Event;
 use crate::children::{HeldChild, OutputStream};
-use crate::failure::Failure;
 use crate::node::Node;
 
 /// Waits for children, one after the other: the order of the answers is that of the request.

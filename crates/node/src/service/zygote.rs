@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farfork_api::limits::ZYGOTE_TIMEOUT;
 use tokio::time::{sleep, timeout};
 
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
-use crate::limits::ZYGOTE_TIMEOUT;
 use crate::node::Node;
 
 /// Between two looks whether a zygote has what it is to be given, which takes some ten milliseconds.

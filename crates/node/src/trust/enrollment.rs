@@ -5,6 +5,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use farfork_api::client::{cluster_client, network_channel, request_with_timeout};
+use farfork_api::control_connection::TlsMode;
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1;
 use farfork_trust::member::{self, MemberError};
 use farfork_trust::{
     Credentials, CredentialsError, Encryption, Identity, JoinToken, KeyError, Role, TrustDirectory, UncertifiedKey,
@@ -12,11 +17,6 @@ use farfork_trust::{
 use farfork_wire::NodeName;
 
 use super::Security;
-use crate::api::v1;
-use crate::client::{cluster_client, network_channel, request_with_timeout};
-use crate::control_port::TlsMode;
-use crate::failure::Failure;
-use crate::limits::QUERY_TIMEOUT;
 use crate::options::{Options, TrustOptions};
 
 /// The name of a cluster that nobody named.

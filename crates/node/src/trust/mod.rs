@@ -12,7 +12,7 @@ mod service;
 
 use farfork_trust::Credentials;
 
-use crate::control_port::TlsMode;
+use farfork_api::control_connection::TlsMode;
 
 pub(crate) use applied_roster::AppliedRoster;
 pub(crate) use enrollment::{EnrollmentError, load_or_enroll};

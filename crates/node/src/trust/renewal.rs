@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use farfork_api::client::{adopt_newer_roster, cluster_client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1;
 use farfork_trust::member::{self, IssuedCertificate};
 use farfork_trust::{Credentials, NODE_VALID, UncertifiedKey};
 use tonic::Code;
 
-use crate::api::v1;
-use crate::client::{adopt_newer_roster, cluster_client, request_with_timeout};
-use crate::failure::Failure;
-use crate::limits::QUERY_TIMEOUT;
 use crate::peers::Peers;
 
 /// Between two looks at the own certificate: an authority's rotation reaches all nodes within some of these.

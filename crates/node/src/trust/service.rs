@@ -5,6 +5,10 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
+use farfork_api::client::{cluster_client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1;
 use farfork_trust::member::{self, IssuedCertificate, MemberError};
 use farfork_trust::{Credentials, JoinProof, JoinThrottle, REQUEST_BYTES_MAX};
 use farfork_wire::NodeName;
@@ -13,12 +17,8 @@ use tonic::{Code, Request, Response, Status};
 
 use super::join_limiter::JoinLimiter;
 use super::renewal::{renew_certificate, with_credentials};
-use crate::api::v1;
 use crate::auth::Caller;
-use crate::client::{cluster_client, request_with_timeout};
 use crate::control_port::ConnectionInfo;
-use crate::failure::Failure;
-use crate::limits::QUERY_TIMEOUT;
 use crate::peers::Peers;
 
 /// What others ask about membership.

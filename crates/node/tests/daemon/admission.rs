@@ -7,10 +7,10 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
-use farfork_node::api::v1::{self, JoinRequest, KillRequest, ListNodesRequest};
-use farfork_node::client::{connect_cluster, connect_network, request_with_timeout};
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::{connect_cluster, connect_network, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::{self, JoinRequest, KillRequest, ListNodesRequest};
 use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TOKEN_VALID, TrustDirectory, UncertifiedKey, member};
 use rustix::process::Signal;
 use tokio::task::JoinSet;

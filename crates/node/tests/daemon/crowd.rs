@@ -3,9 +3,9 @@
 use std::net::TcpStream;
 use std::time::SystemTime;
 
-use farfork_node::api::v1::ListNodesRequest;
-use farfork_node::client::{connect_network, request_with_timeout};
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::{connect_network, request_with_timeout};
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::ListNodesRequest;
 use farfork_trust::{Credentials, Encryption, NODE_VALID, Role, TrustDirectory, member};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

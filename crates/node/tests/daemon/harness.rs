@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use farfork_node::api::v1::{InspectRequest, ListNodesRequest, NodeState, NodeView};
-use farfork_node::client::{self, request_with_timeout};
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
-use farfork_node::run_dir::RunDir;
+use farfork_api::client::{self, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::run_dir::RunDir;
+use farfork_api::v1::{InspectRequest, ListNodesRequest, NodeState, NodeView};
 use farfork_trust::{NODE_VALID, Role, TrustDirectory, member};
 use farfork_wire::NodeName;
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,7 +1,7 @@
 //! Compares strategies. For each it forks a fresh seed twice on the other node; each child touches every page once. The
 //! second child finds the seed's working set known and, if the strategy caches, the node's cache filled.
 
-use farfork_node::api::v1::PagerStats;
+use farfork_api::v1::PagerStats;
 
 use super::{ForkRun, ForkSubject};
 use crate::error::BenchError;

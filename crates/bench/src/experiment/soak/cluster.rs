@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use farfork_api::client::{self, Client};
+use farfork_api::failure::Failure;
+use farfork_api::v1;
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
-use farfork_node::api::v1;
-use farfork_node::client::{self, Client};
-use farfork_node::failure::Failure;
 use farfork_sys::pidfd;
 use farfork_sys::process::ProcStat;
 use tempfile::TempDir;

@@ -1,9 +1,9 @@
 //! Fan-outs of a soak round: more children of a seed than its nodes have containers ready, forked in one request. Some
 //! are killed at once, some have too low a memory limit. `round` judges how they end, with the seed's other children.
 
-use farfork_node::api::v1::{self, fork_outcome::Result as Outcome};
-use farfork_node::client;
-use farfork_node::failure::Failure;
+use farfork_api::client;
+use farfork_api::failure::Failure;
+use farfork_api::v1::{self, fork_outcome::Result as Outcome};
 
 use super::cluster::{REQUEST_LIMIT, SIGKILL};
 use super::round::{SoakChild, SoakRound};

@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use farfork_node::api::v1;
-use farfork_node::client;
+use farfork_api::client;
+use farfork_api::v1;
 use serde::Serialize;
 
 use super::cluster::{REQUEST_LIMIT, SoakCluster};

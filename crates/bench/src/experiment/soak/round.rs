@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farfork_node::api::v1::{self, fork_outcome::Result as Outcome};
-use farfork_node::client;
-use farfork_node::failure::Failure;
+use farfork_api::client;
+use farfork_api::failure::Failure;
+use farfork_api::v1::{self, fork_outcome::Result as Outcome};
 
 use super::cluster::{REQUEST_LIMIT, SIGKILL, SIGTERM, SoakCluster};
 use super::script::{ChildRef, ChildScript, RoundScript, SeedScript, SoakAction};

@@ -1,6 +1,6 @@
 //! Judges whether a child ended in an allowed way. Pure.
 
-use farfork_node::api::v1::exit::How;
+use farfork_api::v1::exit::How;
 
 use crate::workload::memory_walk::{self, WalkReport};
 

@@ -10,22 +10,22 @@ use farfork_wire::NodeName;
 
 use crate::{GlobalArgs, output};
 
-/// Make a cluster: its authority, and the identity of its first node.
+/// Create a cluster: its authority, and the identity of its first node.
 ///
-/// Nothing is overwritten. A node that is started with an empty trust directory and nobody to join does the same by
-/// itself.
+/// The command fails if the trust directory already has an identity or a roster. `farfork node` without --join does the
+/// same by itself, if its trust directory is empty.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork cluster init --name n1
   farfork node --name n1 --listen 10.0.0.1:7400
 
-Exit status: 0 done, 1 failed, 2 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Init {
-    /// Name of the first node, as `farfork node --name` will have it.
+    /// Name of the first node, the same as for `farfork node --name`.
     #[arg(long, default_value = "n1", value_name = "NODE")]
     name: NodeName,
-    /// Name of the cluster: a-z, 0-9 and `-`.
+    /// Name of the cluster: a letter, then up to 62 of a-z, 0-9 and `-`.
     #[arg(long, default_value = "farfork", value_name = "NAME")]
     cluster: NodeName,
 }
@@ -49,16 +49,18 @@ impl Init {
     }
 }
 
-/// Print a join token: who has it may make a machine a node until it expires.
+/// Print a join token, with which machines join the cluster as nodes.
+///
+/// The token is a secret. Any machine that has it can become a node until the token expires.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork cluster token --ttl 10m | ssh n2 'umask 077; cat > /run/join.token'
   ssh n2 farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file /run/join.token
 
-Exit status: 0 done, 1 failed, 2 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct TokenCommand {
-    /// How long it is good for, 30 days at most.
+    /// Lifetime of the token, up to 30 days.
     #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "1h")]
     ttl: Duration,
 }
@@ -76,26 +78,26 @@ impl TokenCommand {
     }
 }
 
-/// Make a trust directory for somebody who is no node: a person, a program, a dashboard.
+/// Create a trust directory for a client, such as a person, a program or a dashboard.
 ///
-/// Carry it to where it is used, and name it there: `farfork --node 10.0.0.1:7400 --trust DIR ps`.
+/// Copy the directory to the client's machine, and select it there: `farfork --node 10.0.0.1:7400 --trust DIR ps`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork cluster issue alice --role client --out ./alice
   farfork --node 10.0.0.1:7400 --trust ./alice seeds
 
-Exit status: 0 done, 1 failed, 2 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Issue {
-    /// Whose it is: a-z, 0-9 and `-`.
+    /// Name of the client: a letter, then up to 62 of a-z, 0-9 and `-`.
     name: NodeName,
-    /// What it may do: `client`, all that users do; `read-only`, look.
+    /// Permissions of the client: `client` for all user commands, `read-only` for lists, details, logs and results.
     #[arg(long, value_name = "ROLE", value_parser = parse_role)]
     role: Role,
-    /// The directory to make.
+    /// Directory to create.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// How long it is good for, 730 days at most.
+    /// Lifetime of the certificate, up to 730 days.
     #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "365d")]
     ttl: Duration,
 }

@@ -11,11 +11,11 @@ use clap::{Args, Subcommand};
 use crate::GlobalArgs;
 use crate::connection::block_on;
 
-/// Make a cluster, let machines and people into it, throw them out, change its keys.
+/// Manage the members and the keys of a cluster.
 ///
-/// The machine where `farfork cluster init` was run holds the cluster's authority, and tokens, certificates, revocations
-/// and rotations are made there. Its trust directory (--trust) is worth as much as all nodes together: keep it, and a
-/// copy of it in a safe.
+/// The machine on which `farfork cluster init` ran holds the cluster's authority: the key that signs all certificates.
+/// Run `token`, `issue`, `revoke` and `rotate --authority` there. The trust directory of this machine (--trust) gives
+/// control of all nodes. Protect the directory, and keep a backup in a safe place.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
   farfork cluster issue dashboard --role read-only --out ./dashboard
   farfork cluster revoke n3
 
-Exit status: 0 done, 1 failed, 2 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct ClusterArguments {
     #[command(subcommand)]
     command: ClusterCommand,

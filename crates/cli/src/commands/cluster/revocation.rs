@@ -4,29 +4,30 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::Args;
-use farfork_node::api::v1;
-use farfork_node::client::request_with_timeout;
-use farfork_node::failure::Failure;
-use farfork_node::limits::PREPARE_TIMEOUT;
+use farfork_api::client::request_with_timeout;
+use farfork_api::failure::Failure;
+use farfork_api::limits::PREPARE_TIMEOUT;
+use farfork_api::v1;
 use farfork_trust::{Role, member};
 use farfork_wire::NodeName;
 
 use crate::{GlobalArgs, output};
 
-/// Trust a member no longer: what was issued to it until now counts nowhere within seconds, and its connections end.
+/// Revoke all certificates of a member.
 ///
-/// Join tokens that are out become worthless too. A node that is to come back joins again with a new token.
+/// Within seconds, all nodes reject the certificates that the member has now, and close its connections. All existing
+/// join tokens become invalid too. A revoked node can join again with a new token.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork cluster revoke n3
   farfork cluster revoke alice --role client
 
-Exit status: 0 done, 1 failed, 2 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Revoke {
-    /// Whom.
+    /// Name of the member.
     name: NodeName,
-    /// As what.
+    /// Role of the member: node, client or read-only.
     #[arg(long, value_name = "ROLE", default_value = "node")]
     role: Role,
 }
@@ -41,12 +42,15 @@ impl Revoke {
     }
 }
 
-/// Change keys while everything runs: a node's own, or the cluster's authority.
+/// Replace the keys of nodes or the cluster's authority, while the cluster runs.
 ///
-/// Nodes renew their keys by themselves, long before the certificates end. The authority is changed in two steps, between
-/// which both are trusted: `--authority`, then, when `farfork cluster show` on every node names the new one, `--finish`.
-/// Clients get new certificates with `farfork cluster issue` in between. What stands on connections that began before that
-/// (an attached `fork`, `wait`, `logs --follow`) ends with `--finish`.
+/// Without options, the command replaces the key of this node. Nodes also renew their keys by themselves, long before
+/// the certificates expire.
+///
+/// The authority is replaced in two steps, and nodes trust both authorities in between. First, run --authority. Then
+/// wait until `farfork cluster show` on every node lists the new authority, and give clients new certificates with
+/// `farfork cluster issue`. Last, run --finish. It ends connections that use certificates of the old authority, such as
+/// an attached `fork`, `wait` or `logs --follow`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -54,15 +58,15 @@ Examples:
   farfork cluster rotate --authority && farfork cluster show
   farfork cluster rotate --finish
 
-Exit status: 0 done, 1 failed, 2 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Rotate {
-    /// The keys of all nodes that answer, not of this one alone.
+    /// Replace the keys of all nodes that answer.
     #[arg(long)]
     all: bool,
-    /// Begin to change the authority: a new one issues, the old one is still trusted.
+    /// Create a new authority, which signs from now on. Nodes still trust the old one.
     #[arg(long, conflicts_with = "all")]
     authority: bool,
-    /// End the change of the authority: the old one is trusted no longer.
+    /// Remove the old authority. Nodes no longer trust it.
     #[arg(long, conflicts_with_all = ["all", "authority"])]
     finish: bool,
 }

@@ -9,14 +9,14 @@ use farfork_trust::{Credentials, Encryption, Fingerprint};
 use crate::output::{self, Table};
 use crate::{GlobalArgs, duration};
 
-/// Show who this machine is, whom it trusts, and who is thrown out.
+/// Show this machine's identity, the trusted authorities and the revoked members.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork cluster show
   farfork cluster show --json
 
-Exit status: 0 done, 1 failed, 2 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Show {}
 
 impl Show {

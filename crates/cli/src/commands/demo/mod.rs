@@ -6,18 +6,19 @@ mod measurement;
 mod program;
 mod report;
 
+use std::io::{IsTerminal as _, stderr};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use farfork_node::failure::Failure;
+use farfork_api::failure::Failure;
+use farfork_terminal::interrupt::wait_for_interrupt;
+use farfork_terminal::privilege;
 use indicatif::ProgressBar;
-use std::io::{IsTerminal as _, stderr};
 use tokio::task::block_in_place;
 use tonic::Code;
 
-use crate::interrupt::wait_for_interrupt;
-use crate::{GlobalArgs, output, privilege};
+use crate::{GlobalArgs, output};
 use cluster::DemoCluster;
 use measurement::ArrayPart;
 use program::DemoProgram;

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use farfork_node::failure::Failure;
+use farfork_api::failure::Failure;
 use tonic::Code;
 
 /// The program.

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use std::{slice, thread};
 
-use farfork_node::api::v1::attach_input::Input;
-use farfork_node::api::v1::attach_output::Output;
-use farfork_node::api::v1::{AttachInput, Child};
-use farfork_node::client::Client;
-use farfork_node::failure::Failure;
-use farfork_node::limits::{OUTPUT_CHUNK_BYTES, STREAM_MESSAGES_MAX};
+use farfork_api::client::Client;
+use farfork_api::failure::Failure;
+use farfork_api::limits::{OUTPUT_CHUNK_BYTES, STREAM_MESSAGES_MAX};
+use farfork_api::v1::attach_input::Input;
+use farfork_api::v1::attach_output::Output;
+use farfork_api::v1::{AttachInput, Child};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
@@ -77,8 +77,8 @@ struct OutputRelay<'a> {
 }
 
 impl OutputRelay<'_> {
-    /// Says what has become of a piece. The child writes to files, and does not see itself that a reader has gone: it gets the signal that it would have
-    /// got. One that ignores that would see the error; it is asked to end where it writes on.
+    /// Handles the result of writing one piece of output. The child writes to files, so it does not notice that the
+    /// reader closed the pipe: it is sent SIGPIPE. If it ignores SIGPIPE and continues to write, it is sent SIGTERM.
     async fn handle_write(&mut self, written: io::Result<()>) -> io::Result<()> {
         match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}

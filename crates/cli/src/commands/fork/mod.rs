@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use farfork_api::failure::Failure;
+use farfork_api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
 use farfork_fork::pager::{PagingStrategy, PagingStrategyError};
 use farfork_node::EgressDestination;
-use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
-use farfork_node::failure::Failure;
 use serde_json::Value;
 use tonic::Code;
 
@@ -30,7 +30,7 @@ const CPU_MILLICORES_MAX: f64 = 1e6;
 /// Most processes that may be asked for: more than Linux numbers.
 const PROCESSES_MAX: u64 = 1 << 22;
 
-/// Which network a child is in.
+/// Network of a child.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum NetworkMode {
     Private,
@@ -38,10 +38,12 @@ pub(crate) enum NetworkMode {
     Host,
 }
 
-/// What becomes of a fork when files were changed in place.
+/// What to do if files were changed in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ChangedFiles {
+    /// Refuse the fork, and name the file.
     Refuse,
+    /// Start the children, which see the current content.
     Allow,
 }
 
@@ -55,28 +57,24 @@ impl From<NetworkMode> for Network {
     }
 }
 
-impl From<NetworkMode> for farfork_bench::ChildNetwork {
-    fn from(net: NetworkMode) -> Self {
-        match net {
-            NetworkMode::Private => Self::Private,
-            NetworkMode::Shared => Self::Shared,
-            NetworkMode::Host => Self::Host,
-        }
-    }
-}
-
-/// Start children of a seed, here or on other nodes.
+/// Start children of a seed, on this node or on others.
 ///
-/// A single child is attached to this terminal: its standard streams and signals are this command's own, and so is
-/// its exit status. Several children are waited for, and what they write to their standard output is printed in
-/// order; Ctrl-C and the like end them, by SIGTERM and the second time by SIGKILL. With --detach the ids of the
-/// children are printed and nothing is waited for. Children whose output is printed, and read by nobody any more,
-/// are told so: one gets SIGPIPE, and SIGTERM if it writes on, several get SIGTERM. Children that are waited for end
-/// with this command, whatever ends it, SIGKILL too: by SIGTERM, and ten seconds later by SIGKILL. Those of --detach
-/// live on.
+/// A single child is attached to this terminal. It uses this command's standard streams and receives its signals. The
+/// command exits with the child's exit status.
 ///
-/// A child finds its payload in the file /run/farfork/payload, which does not exist in its parent, and open as file
-/// descriptor 1000. Its environment and arguments are those of its parent, and cannot be changed.
+/// For several children, the command waits until all have ended. It prints their results in order (see `farfork wait`).
+/// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it sends SIGTERM to the children, and SIGKILL
+/// the second time.
+///
+/// With --detach, the command prints the ids of the children and exits. The children keep running.
+///
+/// Without --detach, the children end with this command, even if SIGKILL ends it. They get SIGTERM, and SIGKILL ten
+/// seconds later. If the reader of the command's output closes the pipe, a single child gets SIGPIPE, and SIGTERM if
+/// it continues to write. Several children get SIGTERM.
+///
+/// A child has the arguments and the environment of its parent; they cannot be changed. --payload and --payloads pass
+/// data to children. A child finds its payload in the file /run/farfork/payload, which does not exist in the parent.
+/// The file is also open as descriptor 1000, unless the parent uses that number.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -90,88 +88,107 @@ Examples:
   farfork fork $SEED --untrusted --egress 10.1.0.0/16:443
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
-Exit status: that of an attached child, 128 + the signal that killed it (141: nobody reads its output); of several children, or with --detach, 0 when \
-all is well with all of them and 1 when not; 1 when a child cannot be started, 2 wrong usage.")]
+Exit status: the status of a single attached child, or 128 plus the number of the signal that killed it. \
+Several children: 0 if all exited with 0, else 1. With --detach: 0 if all were started, else 1. \
+Also 1 if a child cannot be started, 2 on wrong usage, and 141 if the reader of the output closed the pipe.")]
 pub(crate) struct Fork {
     /// Id or name of the seed.
     seed: String,
-    /// Nodes that the children are spread over in turn, or `any`: those with the fewest children first
-    /// [default: this node].
+    /// Nodes for the children, in turn, or `any` for the nodes with the fewest children [default: this node].
     #[arg(long, value_name = "NODE,…|any", value_delimiter = ',')]
     to: Vec<String>,
-    /// How many children [default: 1, or as many as --payloads has lines].
+    /// Number of children, up to 16384 [default: 1, or the number of lines of --payloads].
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
-    /// A file whose content is each child's payload, of 16 MiB at most; `-` for standard input.
+    /// File with the payload of all children, up to 16 MiB; `-` for standard input.
     #[arg(long, value_name = "FILE|-", conflicts_with = "payloads")]
     payload: Option<PathBuf>,
-    /// A file with one payload a line, one for each child, of 16 MiB each at most; `-` for standard input.
+    /// File with one payload per line and one line per child; `-` for standard input.
+    ///
+    /// A line has up to 16 MiB, all lines together up to 63 MiB.
     #[arg(long, value_name = "FILE.jsonl|-")]
     payloads: Option<PathBuf>,
-    /// Show the child the node's path A as B. Can be repeated.
+    /// Bind mount path A of the node at path B of the child. Can be repeated.
     #[arg(long, value_name = "A:B", value_parser = parse_bind)]
     bind: Vec<Bind>,
-    /// Share a path of the node with the child, instead of what the child writes staying its own. Can be repeated;
-    /// `/` shares the whole root.
+    /// Share a path of the node with the child, so that the child's writes change the node's files. Can be repeated.
+    ///
+    /// `/` shares the whole root. Writes to paths that are not shared stay private to the child.
     #[arg(long, value_name = "PATH")]
     shared: Vec<PathBuf>,
-    /// Stop each child before its first step, until `farfork unpause`.
+    /// Stop each child before its first instruction, until `farfork unpause`. Needs --detach.
     #[arg(long, requires = "detach")]
     paused: bool,
-    /// Print the ids of the children and leave them to themselves.
+    /// Print the ids of the children and exit. The children keep running.
     #[arg(long)]
     detach: bool,
-    /// How the children's memory comes: `cow`, each page when it is touched; `prefetch`, with those likely to be touched
-    /// soon, and those that earlier children touched; `eager`, all of it before the child runs. With any of them, as in
-    /// `cow,cache`: `cache`, the node keeps pages for further children of the seed; `first`, what earlier children touched
-    /// does not count, nor what this one touches, for measurements [default: prefetch].
+    /// How to fetch memory: `cow`, `prefetch` or `eager`, optionally with `,cache` and `,first` [default: prefetch].
+    ///
+    /// `cow` fetches a page when the child touches it. `prefetch` also fetches pages that the child may touch soon, and
+    /// pages that earlier children touched. `eager` fetches all memory before the child runs.
+    ///
+    /// `cache` keeps the pages on the node, for further children of the seed. `first` is for measurements. It ignores
+    /// the pages that earlier children touched, and does not record the pages that this child touches.
     #[arg(long, value_name = "NAME[,cache][,first]", value_parser = parse_strategy)]
     strategy: Option<PagingStrategy>,
-    /// What a child may use of processors, with all that it starts: 0.5 is half of one [default: all].
+    /// CPU limit of a child and its processes, from 0.01 to 1000 CPUs; 0.5 is half a CPU [default: unlimited].
     #[arg(long, value_name = "NUMBER", value_parser = parse_millicores)]
     cpus: Option<u64>,
-    /// What a child may use of memory, with all that it starts and what it writes to files of its own; one that needs more is
-    /// killed, for example 512MiB or 2GiB [default: all].
+    /// Memory limit of a child and its processes, such as 512MiB or 2GiB; at least 1MiB [default: unlimited].
+    ///
+    /// Files that the child writes to its private layer count. A child that exceeds the limit is killed.
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_size)]
     memory: Option<u64>,
-    /// How many processes and threads a child may have: those beyond are refused with EAGAIN [default: as many as the node;
-    /// with --untrusted, 1024].
+    /// Maximum number of processes and threads of a child [default: unlimited; 1024 with --untrusted].
+    ///
+    /// At the limit, fork(2) and clone(2) fail with EAGAIN.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=PROCESSES_MAX))]
     processes: Option<u64>,
-    /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
+    /// Kill a child that runs longer than this time, such as 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = duration::parse_ms)]
     timeout: Option<u64>,
-    /// The child's network: `private`, its own, with nothing but a loopback interface, and no way out but --egress; `shared`, one such for all
-    /// children of this fork on the same node; `host`, the node's, with its interfaces, names and ports [default: private].
+    /// Network of the children: `private`, `shared` or `host` [default: private].
+    ///
+    /// `private` is a network for each child, with only a loopback interface. `shared` is such a network for all
+    /// children of this fork on the same node. `host` is the network of the node. Only --egress permits connections
+    /// from a private or shared network to other hosts.
     #[arg(long, value_name = "KIND")]
     net: Option<NetworkMode>,
-    /// Have a TCP port of the child's node, at all of its addresses, lead to a port of its private network, at its loopback
-    /// address. Ends with the child. Can be repeated.
+    /// Forward a TCP port of the child's node to a port of the child's private network. Can be repeated.
+    ///
+    /// The node listens at all its IPv4 addresses, and connects to 127.0.0.1 in the child's network. Forwarding ends
+    /// with the child. Not with --net shared or host.
     #[arg(long, value_name = "NODEPORT:CHILDPORT", value_parser = parse_publish)]
     publish: Vec<PublishedPort>,
-    /// Let the child call others out of its private or shared network, by way of its node, and have names resolved as there: `any` but
-    /// addresses of the link (169.254.0.0/16), or networks and addresses, with a port or without, like 10.1.0.0/16,192.0.2.7:443
-    /// [default: nobody].
+    /// Permit connections from a private or shared network to other hosts [default: none].
+    ///
+    /// `any` permits all IPv4 addresses that the node can reach, except link-local ones (169.254.0.0/16). A list
+    /// permits networks and addresses, with or without a port, such as 10.1.0.0/16,192.0.2.7:443. The node makes the
+    /// connections. Host names resolve as on the node. Not with --net host.
     #[arg(long, value_name = "any|NETWORK[:PORT],…", value_delimiter = ',')]
     egress: Vec<EgressDestination>,
-    /// Keep the child from what could lead out of its container: no capabilities, and none to come by; no devices but the
-    /// harmless ones; nothing of the kernel's that it could write; no system calls that it does not need.
+    /// Deny the child everything that could lead out of its container.
+    ///
+    /// The child has no capabilities and cannot gain any. It has only harmless devices, such as /dev/null. It cannot
+    /// change kernel settings. System calls that programs do not need fail. Not with --net host.
     #[arg(long)]
     untrusted: bool,
-    /// Have the child be users and groups that nobody else is on its node, in a user namespace of its own, with the node's files
-    /// shown as theirs. Needs --untrusted. Not with --shared /.
+    /// Run the child in its own user namespace, with user and group ids that are unused on the node.
+    ///
+    /// In the child, the node's files still have their usual owners. Needs --untrusted. Not with --shared /.
     #[arg(long, requires = "untrusted")]
     user_namespace: bool,
-    /// Let the child write no files, but in /dev/shm, and its standard streams. A file that its parent has open for
-    /// writing refuses the fork.
+    /// Make all files read-only, except in /dev/shm and /run/farfork. The standard streams stay writable.
+    ///
+    /// The fork is refused if the parent has a file open for writing.
     #[arg(long)]
     read_only: bool,
-    /// What becomes of the fork where a file that the parent reads, or has mapped, was changed in place since the prepare: `refuse` it, by the
-    /// file's name; or `allow` it, so that children find the file as it is now [default: refuse].
+    /// What to do if a file that the parent has open or mapped was changed in place after prepare [default: refuse].
     #[arg(long, value_name = "POLICY", default_value = "refuse", hide_default_value = true)]
     changed_files: ChangedFiles,
-    /// Say where the time went, phase by phase, and what the children's memory cost until their ends; with --detach,
-    /// so far.
+    /// Print the time that each phase took, and the memory statistics of the children.
+    ///
+    /// The statistics cover the whole run of the children; with --detach, the time until this command exits.
     #[arg(long)]
     profile: bool,
 }
@@ -289,7 +306,7 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCo
 
 /// Waits for children that share this terminal, and tells their results in order; gives what a script reads of them.
 async fn wait_and_print(
-    client: &mut farfork_node::client::Client,
+    client: &mut farfork_api::client::Client,
     seed: &str,
     (outcomes, children): (&[ChildOutcome], &[String]),
     json: bool,

@@ -2,10 +2,10 @@
 
 use std::io::{IsTerminal as _, stderr};
 
-use farfork_node::api::v1::fork_outcome::Result as Answer;
-use farfork_node::api::v1::{Child, ForkOutcome, ForkRequest, Phase};
-use farfork_node::client::Client;
-use farfork_node::failure::Failure;
+use farfork_api::client::Client;
+use farfork_api::failure::Failure;
+use farfork_api::v1::fork_outcome::Result as Answer;
+use farfork_api::v1::{Child, ForkOutcome, ForkRequest, Phase};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tonic::{Code, Streaming};

@@ -1,10 +1,10 @@
 //! `Profile`: the output of `farfork fork --profile`. It shows the time of each phase on each node, and the cost of the
 //! children's memory.
 
-use farfork_node::api::v1::inspect_response::Object;
-use farfork_node::api::v1::{ChildDetail, InspectRequest, MemoryUse, PagerStats, Phase};
-use farfork_node::client::{Client, request_with_timeout};
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::{Client, request_with_timeout};
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::inspect_response::Object;
+use farfork_api::v1::{ChildDetail, InspectRequest, MemoryUse, PagerStats, Phase};
 use serde_json::Value;
 use tokio::task::JoinSet;
 

@@ -4,10 +4,10 @@
 use std::io;
 use std::sync::Arc;
 
-use farfork_node::api::v1::KillRequest;
-use farfork_node::client::{Client, request_with_timeout};
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::{Client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::KillRequest;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -49,8 +49,8 @@ impl SignalForwarder {
         Ok(Self(arrived))
     }
 
-    /// Carries a start of children through. What comes meanwhile they get when all of them are there, but the second that is to end a
-    /// program ends this command.
+    /// Waits for the start of the children. Signals that arrive meanwhile are returned, for the caller to forward. The
+    /// second terminating signal ends this command.
     pub(super) async fn hold_during<T>(
         &mut self,
         seed: &str,
@@ -71,8 +71,8 @@ impl SignalForwarder {
         }
     }
 
-    /// Passes on to the children what came, and what comes from now on. Several have no terminal, and one of them may ignore what another
-    /// ends of: what is to end them is SIGTERM, and SIGKILL the second time.
+    /// Forwards the kept signals to the children, then each new one. Several children have no terminal, and they may
+    /// handle a signal differently: a terminating signal becomes SIGTERM, and SIGKILL the second time.
     pub(super) fn forward(mut self, client: &Client, children: &[String], kept: Vec<u32>, is_attached: bool) {
         let (client, children) = (client.clone(), children.to_vec());
         tokio::spawn(async move {
@@ -98,8 +98,8 @@ fn is_terminating(number: &u32) -> bool {
     FORWARDED_SIGNALS[..TERMINATING_COUNT].contains(number)
 }
 
-/// Sends children a signal: each as a request of its own, so that none waits behind a node that does not answer. One that has just ended needs
-/// none; its end is on its way.
+/// Sends a signal to children, each in a request of its own, so that a node that does not answer delays no other. A
+/// child that has just ended needs no signal, so errors are ignored.
 pub(super) async fn send_signal(client: &Client, children: &[String], number: u32) {
     let turns = Arc::new(Semaphore::new(CONCURRENT_SENDS_MAX));
     let mut told = JoinSet::new();

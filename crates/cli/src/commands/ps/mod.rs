@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use farfork_node::api::v1::{Child, ListChildrenResponse, ListRequest};
-use farfork_node::client::{Client, request_with_timeout};
-use farfork_node::failure::Failure;
-use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_api::client::{Client, request_with_timeout};
+use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::{Child, ListChildrenResponse, ListRequest};
 
 use crate::GlobalArgs;
 use crate::output::{self, ChildView, Table, exit_text, format_age, format_microseconds, shorten_command};
@@ -18,10 +18,11 @@ use crate::output::{self, ChildView, Table, exit_text, format_age, format_micros
 /// Between two pictures of `--watch`: as fast as people read.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// List children of all nodes; those that have ended too, until they are removed.
+/// List the children of all nodes.
 ///
-/// RESUME is the time from the request to the child's first step; the process id is the one on the child's node. A child
-/// that is `settled` has all of its memory, and needs its seed no more (see `farfork settle`).
+/// The list includes children that have ended, until they are removed. PID is the process id on the child's node.
+/// RESUME is the time from the request to the child's first instruction. A `settled` child has all of its memory, and
+/// no longer needs its seed (see `farfork settle`).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -29,19 +30,21 @@ Examples:
   farfork ps --json | jq -r '.children[] | select(.exit_code != 0).child'
   farfork ps --running --quiet | xargs farfork wait
 
-Exit status: 0 listed, 1 one or more nodes cannot be asked, 2 wrong usage.")]
+Exit status: 0 success, 1 at least one node does not answer, 2 wrong usage.")]
 pub(crate) struct Ps {
-    /// Only those of this node.
+    /// List only children on this node.
     #[arg(long)]
     here: bool,
-    /// Only those that have not ended.
+    /// List only children that have not ended.
     #[arg(long)]
     running: bool,
-    /// Print the ids only.
+    /// Print only the ids.
     #[arg(long, short, conflicts_with = "watch")]
     quiet: bool,
-    /// Show the list again each second, until interrupted: on a terminal as much of it as fits, those that run first;
-    /// with --json, a document each time.
+    /// Print the list every second until interrupted.
+    ///
+    /// On a terminal, each list replaces the one before. If it does not fit, running children are shown first. With
+    /// --json, each list is a document.
     #[arg(long)]
     watch: bool,
 }

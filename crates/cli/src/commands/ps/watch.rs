@@ -4,7 +4,7 @@
 use std::io::{self, IsTerminal as _, stdout};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use farfork_node::api::v1::{Child, ChildState};
+use farfork_api::v1::{Child, ChildState};
 
 use crate::output;
 
@@ -86,7 +86,7 @@ fn redraw_sequence(picture: &str, size: TerminalSize) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Child, TerminalSize, redraw_sequence, summary, truncate_to_fit};
-    use farfork_node::api::v1::{ChildState, Exit, exit::How};
+    use farfork_api::v1::{ChildState, Exit, exit::How};
 
     fn child(id: &str, ended_unix_ms: u64) -> Child {
         let exit = (ended_unix_ms > 0).then_some(Exit { how: Some(How::Code(0)), ..Exit::default() });

@@ -10,12 +10,12 @@ use farfork_fork::huge_pages::HugePageCollapser;
 use farfork_sys::fork::close_all_except;
 use farfork_sys::process_identity::ProcessIdentity;
 
-/// Make huge pages for a process. `farfork run --huge` starts this, and it ends with the process.
+/// Collapse the memory of a process into huge pages until the process ends. `farfork run --huge` starts this command.
 #[derive(Args)]
 pub(crate) struct CollapserProcess {
-    /// The process, as PID@TICKS.
+    /// The process, as PID@TICKS, where TICKS is its start time.
     process: ProcessIdentity,
-    /// Be the process that does it; else start it and end.
+    /// Do the work in this process. Without this option, start a process that does it, and exit.
     #[arg(long)]
     alone: bool,
 }

@@ -8,23 +8,26 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
-use farfork_node::failure::Failure;
+use farfork_api::failure::Failure;
 use tonic::Code;
 
 use crate::process_names::{ProcessNames, parse_name};
 
 pub(crate) use collapser::CollapserProcess;
 
-/// Run a program that is to be prepared: under a name, in huge pages.
+/// Run a program as a future parent, under a name or in huge pages.
 ///
-/// The program takes this command's place: it has its process id (the shell's `$!`), its streams and its environment, and its exit
-/// status is the command's. It runs on this machine as it would without farfork, and no daemon need run yet.
+/// The program replaces this command, as with exec(2). It keeps the process id (the shell's `$!`), the standard
+/// streams and the environment. No daemon has to run.
 ///
-/// With --huge its memory goes to huge pages of 2 MiB, so that making a seed of a large program takes far less time: a fork copies
-/// one entry where it copied 512. The C library's malloc asks for them from the start (GLIBC_TUNABLES); a process in the background makes
-/// them of all other small pages once nearly 2 MiB of neighbours are there, whatever the program's language, taking a fifth of a CPU while there
-/// are such, which needs root. The machine's settings are not changed. Programs that CMD starts in turn are not looked after, nor are mappings of
-/// files, shared memory, and pages that CMD shares with a seed or a fork of it.
+/// With --huge, the program's memory uses huge pages of 2 MiB. `farfork prepare` then takes far less time for a large
+/// program, because fork(2) copies one page table entry instead of 512. The C library's malloc requests huge pages
+/// (GLIBC_TUNABLES). As root, the command also starts a background process for all other private memory. This process
+/// collapses a range of 2 MiB when nearly all of its pages are in use. It uses up to a fifth of a CPU while it finds
+/// such ranges. System settings do not change.
+///
+/// The background process ignores programs that CMD starts, file mappings, shared memory, and pages that CMD shares
+/// with a seed or a forked process.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -33,15 +36,17 @@ Examples:
   farfork run --huge -- ./model --load weights.bin & PID=$!
   SEED=$(farfork prepare $PID)
 
-Exit status: that of the program; 1 it could not be started, or the name is taken, 2 wrong usage.")]
+Exit status: the status of the program; 1 the program cannot be started or the name is in use, 2 wrong usage.")]
 pub(crate) struct Run {
-    /// A name for the process, which `prepare` and `check` take in its id's place while it runs.
+    /// Name of the process while it runs. `prepare` and `check` accept it instead of the process id.
+    ///
+    /// A name is a letter, then up to 63 letters, digits, `-`, `_` and `.`.
     #[arg(long, value_parser = parse_name)]
     name: Option<String>,
-    /// Have its memory in huge pages, so that making a seed of it is quick.
+    /// Use huge pages for the program's memory, so that `prepare` takes less time.
     #[arg(long)]
     huge: bool,
-    /// The program and its arguments.
+    /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
 }

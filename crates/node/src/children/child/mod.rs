@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
+use farfork_api::v1;
 use farfork_container::ContainerCgroup;
 use farfork_fork::pager::{LOST_FILE, MemoryPlan, PagerCounters, SETTLED_FILE, SettleProgress, SettleState};
 use farfork_sys::process::{self, ResidentMemory};
@@ -22,8 +24,6 @@ use tonic::Code;
 
 use super::kill_limit::KillSource;
 use super::{ChildRecord, ExitRecord, OutputReader, OutputWatcher};
-use crate::api::v1;
-use crate::failure::Failure;
 use crate::pager_link::PagerLink;
 
 /// What kills a child: it cannot be caught.

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use farfork_api::failure::Failure;
 use farfork_fork::restore;
 use farfork_sys::pidfd;
 use farfork_sys::process_identity::ProcessIdentity;
@@ -16,7 +17,6 @@ use tonic::Code;
 
 use super::super::kill_limit::KillSource;
 use super::{Child, ChildStatus, SIGKILL};
-use crate::failure::Failure;
 
 /// For all threads of a child to stand: less than a client waits for an answer. A system call that waits for a page of a slow
 /// link stands only when that has come.

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use farfork_api::limits::START_TIMEOUT;
+use farfork_api::run_dir::RunDir;
+use farfork_api::v1::ZygoteUse;
 use farfork_container::{ContainerLimits, ContainerPool, RootProtection};
 use farfork_fork::huge_pages::HugePageCollapser;
 use farfork_fork::pager::PagingMode;
@@ -24,11 +27,8 @@ use farfork_wire::{ChildId, NodeName, SeedId};
 use tokio::sync::Notify;
 
 use super::{StartOptions, next_step, random_id};
-use crate::api::v1::ZygoteUse;
-use crate::limits::START_TIMEOUT;
 use crate::network::NetworkMode;
 use crate::pager_link::PagerLink;
-use crate::run_dir::RunDir;
 
 pub(crate) use cached_zygote::CachedZygote;
 use cached_zygote::{release_zygote, remove_directory};

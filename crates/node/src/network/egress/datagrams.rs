@@ -8,6 +8,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use farfork_api::limits::EGRESS_FLOWS_MAX;
 use farfork_sys::datagram::{ReceivedDatagram, receive};
 use farfork_sys::namespace;
 use rustix::net::sockopt::set_socket_reuseaddr;
@@ -19,7 +20,6 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::EgressRules;
-use crate::limits::EGRESS_FLOWS_MAX;
 use crate::network::netns;
 
 /// A pair of ends that nobody uses for so long is forgotten; one that asked for a name, when the C library asks again.

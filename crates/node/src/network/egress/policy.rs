@@ -8,7 +8,7 @@ use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use tonic::Code;
 
-use crate::failure::Failure;
+use farfork_api::failure::Failure;
 
 /// A part of the world, as `--egress` takes it: `any`, or a network with or without a port, like `10.1.0.0/16`, `192.0.2.7:443`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

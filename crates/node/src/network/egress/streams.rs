@@ -4,12 +4,12 @@ use std::io;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 
+use farfork_api::limits::{EGRESS_CONNECT_TIMEOUT, EGRESS_CONNECTIONS_MAX};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::EgressRules;
-use crate::limits::{EGRESS_CONNECT_TIMEOUT, EGRESS_CONNECTIONS_MAX};
 use crate::network::connections;
 
 /// Leads them where they may go, until the way out is closed.

@@ -1,0 +1,178 @@
+//! Client of a node's API: connections over the Unix socket or TCP, with their time limits.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farfork_trust::Credentials;
+use farfork_wire::NodeName;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Request};
+use tower::service_fn;
+
+use crate::control_connection::{MtlsConnector, TlsMode};
+use crate::failure::{Failure, connect_timeout_cause, innermost_error, is_connect_timeout};
+use crate::limits::{
+    CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, QUERY_TIMEOUT, SOCKET_KEEPALIVE_TIMEOUT,
+};
+use crate::v1::GetRosterRequest;
+use crate::v1::node_client::NodeClient;
+use crate::v1::peer_client::PeerClient;
+
+/// Where a daemon listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DaemonAddress {
+    /// Its Unix socket.
+    Socket(PathBuf),
+    /// Its control port.
+    Network(SocketAddr),
+}
+
+impl fmt::Display for DaemonAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DaemonAddress::Socket(path) => write!(f, "{}", path.display()),
+            DaemonAddress::Network(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// A client of a daemon's API for what concerns the cluster's members.
+pub type ClusterClient = crate::v1::cluster_client::ClusterClient<Channel>;
+
+/// A client of a daemon's API for users.
+pub type Client = NodeClient<Channel>;
+
+/// Connects to the daemon behind a Unix socket.
+///
+/// # Errors
+/// Nobody listens there, or the caller may not connect.
+pub async fn connect(socket: &Path) -> Result<Client, Failure> {
+    Ok(node_client(socket_channel(socket).await?))
+}
+
+async fn socket_channel(socket: &Path) -> Result<Channel, Failure> {
+    let path = socket.to_owned();
+    let connector = service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The address is not used: the connector knows the path.
+    let endpoint = with_timeouts(Endpoint::from_static("http://node.farfork"));
+    let endpoint = endpoint.keep_alive_timeout(SOCKET_KEEPALIVE_TIMEOUT);
+    endpoint.connect_with_connector(connector).await.map_err(|error| {
+        let step = match is_permission_denied(&error) {
+            true => "it answers only root: run this with sudo, or show an identity of your own with --node and --trust",
+            false => "start one with `farfork node` or `farfork up`, or say where it is with FARFORK_SOCKET",
+        };
+        Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost_error(&error))
+            .with_next_step(step)
+    })
+}
+
+fn is_permission_denied(error: &(dyn Error + 'static)) -> bool {
+    let cause = innermost_error(error).downcast_ref::<io::Error>();
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::PermissionDenied)
+}
+
+/// Connects to the daemon behind a Unix socket, for what concerns the cluster's members.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
+    Ok(cluster_client(socket_channel(socket).await?))
+}
+
+/// Connects to a node of the caller's cluster at its control port, and takes from it whom the cluster trusts by now: the
+/// next node that the caller speaks to is judged by that.
+///
+/// # Errors
+/// Nobody listens there; it is no node of the cluster, or was revoked; or it does not accept the caller. What it said of
+/// whom the cluster trusts does not count, or cannot be written down.
+pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> Result<Client, Failure> {
+    let channel = member_channel(address, credentials).await?;
+    if adopt_newer_roster(channel.clone(), address, credentials).await? {
+        // It may revoke the node itself.
+        return Ok(node_client(member_channel(address, credentials).await?));
+    }
+    Ok(node_client(channel))
+}
+
+async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Result<Channel, Failure> {
+    let connector = MtlsConnector::new(address, None, TlsMode::Mutual(credentials.clone()));
+    with_timeouts(endpoint(address)).connect_with_connector(connector).await.map_err(|error| {
+        if is_connect_timeout(&error) {
+            return Failure::new(Code::Unavailable, format!("node at {address}"), connect_timeout_cause())
+                .with_next_step(
+                    "see whether its daemon runs there, or was stopped (SIGSTOP), and whether the network leads there",
+                );
+        }
+        Failure::new(Code::Unavailable, format!("node at {address}"), innermost_error(&error))
+            .with_next_step("compare address and --trust; the node's log says why it lets somebody not in")
+    })
+}
+
+/// Puts the roster of a node in force, if it is newer than the caller's; tells whether it was.
+pub async fn adopt_newer_roster(
+    channel: Channel,
+    address: SocketAddr,
+    credentials: &Credentials,
+) -> Result<bool, Failure> {
+    let object = format!("roster of the node at {address}");
+    let answer = cluster_client(channel).get_roster(request_with_timeout(QUERY_TIMEOUT, GetRosterRequest {})).await;
+    let roster = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().roster;
+    let (adopting, own) = (credentials.clone(), credentials.directory().roster_path());
+    let adopted = tokio::task::spawn_blocking(move || adopting.install_roster(&roster)).await;
+    let adopted = adopted.map_err(|panic| Failure::new(Code::Internal, &object, panic))?;
+    adopted.map_err(|error| {
+        Failure::new(Code::FailedPrecondition, &object, error)
+            .with_next_step(format!("have {} writable for whoever uses it, or issue it anew", own.display()))
+    })
+}
+
+/// A connection to the daemon behind a control port, made when it is first used and again when it breaks. It has to be
+/// the expected node, if one is.
+pub fn network_channel(address: SocketAddr, expected: Option<NodeName>, proof: TlsMode) -> Channel {
+    with_timeouts(endpoint(address)).connect_with_connector_lazy(MtlsConnector::new(address, expected, proof))
+}
+
+/// What protects the connection is the connector's business: to HTTP it looks like one in clear.
+fn endpoint(address: SocketAddr) -> Endpoint {
+    let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
+    Endpoint::from(uri.expect("an address is a valid authority"))
+}
+
+/// A client for what concerns the cluster's members.
+pub fn cluster_client(channel: Channel) -> ClusterClient {
+    ClusterClient::new(channel)
+}
+
+/// A client for what users request, with the API's limits on messages.
+pub fn node_client(channel: Channel) -> Client {
+    NodeClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+/// A client for what nodes request of each other, with the API's limits on messages.
+pub fn peer_client(channel: Channel) -> PeerClient<Channel> {
+    PeerClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+/// A request that must be answered, or whose stream must begin, in time.
+pub fn request_with_timeout<T>(limit: Duration, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(limit);
+    request
+}
+
+fn with_timeouts(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .tcp_nodelay(true)
+}

@@ -1,0 +1,104 @@
+//! A control-port connection that lasts only as long as its peer would be let in. Requests without an end of their own
+//! (attach, logs, wait, tend) end with it.
+//!
+//! Each read and write checks the peer; a timer checks idle connections.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use farfork_trust::Credentials;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+
+use super::stream::ControlStream;
+
+/// Between two looks whether the peer is still welcome, as often as credentials are read anew: more would tell nothing
+/// more. A peer that is not is cut off within two of these.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A connection, and what it stands by.
+#[derive(Debug)]
+pub struct RevalidatedStream {
+    stream: ControlStream,
+    /// Absent where nobody has shown anything.
+    check: Option<CertificateCheck>,
+}
+
+#[derive(Debug)]
+struct CertificateCheck {
+    credentials: Credentials,
+    /// What the peer showed.
+    certificate: CertificateDer<'static>,
+    ticks: Interval,
+}
+
+impl RevalidatedStream {
+    /// By what the peer has shown, for these credentials.
+    pub fn with_check(
+        credentials: &Credentials,
+        shown: Option<CertificateDer<'static>>,
+        stream: ControlStream,
+    ) -> Self {
+        let certificate_check = shown.map(|shown| {
+            // The handshake was a look. Whoever is thrown out meanwhile and asks something is told why (`auth`).
+            let mut ticks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            CertificateCheck { credentials: credentials.clone(), certificate: shown, ticks }
+        });
+        Self { stream, check: certificate_check }
+    }
+
+    /// For as long as both ends want.
+    pub fn unchecked(stream: ControlStream) -> Self {
+        Self { stream, check: None }
+    }
+
+    /// The stream, if the peer is still welcome.
+    fn check_peer(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut ControlStream>> {
+        if let Some(certificate_check) = &mut self.check {
+            while certificate_check.ticks.poll_tick(context).is_ready() {
+                certificate_check.credentials.check_certificate(&certificate_check.certificate).map_err(|error| {
+                    tracing::warn!("a connection of the control port is cut off: {error}");
+                    io::Error::new(io::ErrorKind::PermissionDenied, error)
+                })?;
+            }
+        }
+        Ok(Pin::new(&mut self.stream))
+    }
+}
+
+impl AsyncRead for RevalidatedStream {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.check_peer(context)?.poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for RevalidatedStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check_peer(context)?.poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check_peer(context)?.poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// A peer that takes nothing is waited for here.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check_peer(context)?.poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,130 @@
+//! A control-port connection: TLS, or plaintext on a node that trusts everyone. TLS errors are explained in words.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use farfork_trust::PeerError;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+/// A connection of the control port.
+#[derive(Debug)]
+pub enum ControlStream {
+    /// Both ends have shown who they are; or the one that connected has not, which may only ask to join.
+    Tls(Box<TlsStream<TcpStream>>),
+    /// The same, behind the first bytes that the peer sent, which were read to learn whether this side is welcome.
+    TlsConfirmed(Vec<u8>, Box<TlsStream<TcpStream>>),
+    /// In clear.
+    Plain(TcpStream),
+}
+
+/// Room for the first bytes of a server: its settings.
+const FIRST_READ_BYTES_MAX: usize = 256;
+
+const CONNECTION_CLOSED_CAUSE: &str = "it ended the connection";
+
+impl ControlStream {
+    /// Waits for the server's first word. TLS lets a client speak before it knows whether its certificate was accepted;
+    /// the server's settings say that it was, an alert in their place why not.
+    ///
+    /// # Errors
+    /// It was not, or the connection broke.
+    pub(super) async fn wait_server_accepted(mut stream: TlsStream<TcpStream>) -> io::Result<Self> {
+        let mut first = vec![0; FIRST_READ_BYTES_MAX];
+        let count = stream.read(&mut first).await.map_err(explain_tls_error)?;
+        if count == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, PeerError::Closed));
+        }
+        first.truncate(count);
+        Ok(Self::TlsConfirmed(first, Box::new(stream)))
+    }
+}
+
+/// In words, where the peer is the reason.
+pub fn explain_tls_error(error: io::Error) -> io::Error {
+    match PeerError::from_io_error(&error) {
+        Some(found) => io::Error::new(error.kind(), found),
+        // As a process that was killed leaves its connections. What TLS says of it is about TLS.
+        None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), CONNECTION_CLOSED_CAUSE),
+        None => error,
+    }
+}
+
+fn explain_if_ready<T>(outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    outcome.map(|outcome| outcome.map_err(explain_tls_error))
+}
+
+impl AsyncRead for ControlStream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::TlsConfirmed(first, _) if !first.is_empty() => {
+                let count = first.len().min(into.remaining());
+                into.put_slice(&first[..count]);
+                first.drain(..count);
+                Poll::Ready(Ok(()))
+            }
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => {
+                explain_if_ready(Pin::new(stream).poll_read(context, into))
+            }
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, into),
+        }
+    }
+}
+
+impl AsyncWrite for ControlStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => {
+                explain_if_ready(Pin::new(stream).poll_write(context, bytes))
+            }
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => {
+                explain_if_ready(Pin::new(stream).poll_write_vectored(context, slices))
+            }
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => explain_if_ready(Pin::new(stream).poll_flush(context)),
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::TlsConfirmed(_, stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_without_notice_is_told_in_words() {
+        let of_tls =
+            io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
+        assert_eq!(explain_tls_error(of_tls).to_string(), CONNECTION_CLOSED_CAUSE);
+        let other = explain_tls_error(io::ErrorKind::ConnectionReset.into());
+        assert_eq!(other.kind(), io::ErrorKind::ConnectionReset);
+    }
+}

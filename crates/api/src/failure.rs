@@ -1,0 +1,238 @@
+//! A failed request as its user sees it: which object, why, and what to do next. It travels in the details of a gRPC
+//! status, so that the client prints the same words on whichever node the failure arose.
+
+use std::error::Error;
+use std::fmt::{self, Display};
+
+use prost::Message as _;
+use tonic::{Code, Status};
+
+use crate::limits::CONNECT_TIMEOUT;
+use crate::v1;
+
+/// Most bytes of a failure's parts where they travel in a status: HTTP/2 has a status in headers, of which a client takes 16 KiB, and
+/// details grow by a third there. What is longer is cut. In a message of its own (`v1::Error`) nothing is.
+const OBJECT_BYTES_MAX: usize = 256;
+const CAUSE_BYTES_MAX: usize = 5 << 10;
+const NEXT_STEP_BYTES_MAX: usize = 1 << 10;
+
+/// Most bytes of the words beside the details, for clients that know nothing of these: each may take three in a header.
+const MESSAGE_BYTES_MAX: usize = 512;
+
+/// A request that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    code: Code,
+    object: String,
+    cause: String,
+    next_step: String,
+}
+
+impl Failure {
+    /// `object` could not be dealt with because of `cause`, a lower-case clause.
+    pub fn new(code: Code, object: impl Display, cause: impl Display) -> Self {
+        let (object, cause) = (object.to_string(), cause.to_string());
+        Self { code, object, cause, next_step: String::new() }
+    }
+
+    /// Adds what the user can do about it.
+    #[must_use]
+    pub fn with_next_step(mut self, step: impl Display) -> Self {
+        self.next_step = step.to_string();
+        self
+    }
+
+    /// The kind of failure.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// What it happened to.
+    pub fn object(&self) -> &str {
+        &self.object
+    }
+
+    /// What went wrong.
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    /// What the user can do about it; may be empty.
+    pub fn next_step(&self) -> &str {
+        &self.next_step
+    }
+
+    /// Reads what the other side said about `object`. A status without our details comes from the transport: the
+    /// connection broke, or a deadline passed.
+    pub fn from_status(object: impl Display, status: &Status) -> Self {
+        match v1::Error::decode(status.details()) {
+            Ok(error) if !error.cause.is_empty() => error.into(),
+            _ => Self::from_transport(object, status),
+        }
+    }
+
+    fn from_transport(object: impl Display, status: &Status) -> Self {
+        match status.code() {
+            Code::DeadlineExceeded | Code::Cancelled => {
+                Self::new(Code::DeadlineExceeded, object, "no answer came in time")
+                    .with_next_step("see `farfork nodes`, and the node's log")
+            }
+            Code::Unavailable | Code::Unknown if status.source().is_some_and(is_connect_timeout) => {
+                Self::new(Code::Unavailable, object, connect_timeout_cause()).with_next_step(CONNECT_TIMEOUT_STEP)
+            }
+            Code::Unavailable => {
+                Self::new(Code::Unavailable, object, format!("no connection ({})", transport_cause(status)))
+                    .with_next_step("see whether its daemon runs: `farfork nodes`")
+            }
+            // Only the transport has a cause of its own: the connection broke while the answer was awaited.
+            Code::Unknown | Code::Internal if status.source().is_some() => {
+                let cause = format!("the connection ended before there was an answer ({})", transport_cause(status));
+                Self::new(Code::Unavailable, object, cause)
+                    .with_next_step("see whether its daemon runs: `farfork nodes`; then ask again")
+            }
+            code => Self::new(code, object, transport_cause(status)),
+        }
+    }
+}
+
+/// What a user can do where nobody takes a connection.
+pub const CONNECT_TIMEOUT_STEP: &str =
+    "see whether its daemon runs, or was stopped (SIGSTOP), and whether the network leads there: `farfork nodes`";
+
+/// Whether the limit on connecting was met: the transport's own words say neither whose nor of what.
+pub fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
+    innermost_error(error).to_string() == "deadline has elapsed"
+}
+
+/// That in words.
+pub fn connect_timeout_cause() -> String {
+    format!(
+        "no connection within {} s: its daemon does not take it, or the network loses it",
+        CONNECT_TIMEOUT.as_secs()
+    )
+}
+
+/// What the transport met, where it tells.
+fn transport_cause(status: &Status) -> String {
+    status.source().map_or_else(|| status.message().to_owned(), |error| innermost_error(error).to_string())
+}
+
+/// The innermost error, which alone says what happened (`Connection refused`).
+pub fn innermost_error<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.cause)?;
+        if self.next_step.is_empty() { Ok(()) } else { write!(f, "; {}", self.next_step) }
+    }
+}
+
+impl Error for Failure {}
+
+impl From<Failure> for v1::Error {
+    fn from(failure: Failure) -> Self {
+        let Failure { code, object, cause, next_step } = failure;
+        Self { object, cause, next_step, code: code as u32 }
+    }
+}
+
+impl From<v1::Error> for Failure {
+    fn from(error: v1::Error) -> Self {
+        let v1::Error { object, cause, next_step, code } = error;
+        let code = Code::from_i32(i32::try_from(code).unwrap_or(Code::Unknown as i32));
+        Self { code, object, cause, next_step }
+    }
+}
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        let failure = failure.truncated_for_header();
+        let (code, message) = (failure.code, truncate_text(failure.to_string(), MESSAGE_BYTES_MAX));
+        let details = v1::Error::from(failure).encode_to_vec();
+        Status::with_details(code, message, details.into())
+    }
+}
+
+impl Failure {
+    /// Cut where it would be too long; then this node's log has all of it.
+    fn truncated_for_header(self) -> Self {
+        let fits = self.object.len() <= OBJECT_BYTES_MAX
+            && self.cause.len() <= CAUSE_BYTES_MAX
+            && self.next_step.len() <= NEXT_STEP_BYTES_MAX;
+        if fits {
+            return self;
+        }
+        tracing::warn!(failure = %self, "an answer is cut, for its length");
+        let Self { code, object, cause, next_step } = self;
+        let is_cause_cut = cause.len() > CAUSE_BYTES_MAX;
+        let [object, cause, mut next_step] =
+            [(object, OBJECT_BYTES_MAX), (cause, CAUSE_BYTES_MAX), (next_step, NEXT_STEP_BYTES_MAX)]
+                .map(|(text, bytes_max)| truncate_text(text, bytes_max));
+        if is_cause_cut {
+            let separator = if next_step.is_empty() { "" } else { "; " };
+            next_step = format!("{next_step}{separator}the log of the node that says this has it whole");
+        }
+        Self { code, object, cause, next_step }
+    }
+}
+
+/// The beginning of a text that is too long, and how much is missing.
+fn truncate_text(mut text: String, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
+        return text;
+    }
+    let whole = text.len();
+    text.truncate(text.floor_char_boundary(bytes_max));
+    format!("{text} … ({} bytes more)", whole - text.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Failure;
+    use tonic::{Code, Status};
+
+    #[test]
+    fn a_failure_survives_the_way_through_a_status() {
+        let failure =
+            Failure::new(Code::NotFound, "seed x", "there is none").with_next_step("list them with `farfork seeds`");
+        let status = Status::from(failure.clone());
+        assert_eq!(status.message(), "seed x: there is none; list them with `farfork seeds`");
+        assert_eq!(Failure::from_status("ignored", &status), failure);
+    }
+
+    #[tokio::test]
+    async fn nobody_at_the_other_end_is_told_in_words() {
+        let elapsed = tokio::time::timeout(std::time::Duration::ZERO, std::future::pending::<()>()).await.unwrap_err();
+        let status = Status::from_error(Box::new(std::io::Error::new(std::io::ErrorKind::TimedOut, elapsed)));
+        let failure = Failure::from_status("node `b`", &status);
+        assert_eq!(failure.object(), "node `b`");
+        assert!(failure.cause().contains("no connection within 3 s"), "{failure}");
+        assert!(failure.next_step().contains("farfork nodes"), "{failure}");
+    }
+
+    #[test]
+    fn no_failure_is_too_long_for_a_header() {
+        let long = "å".repeat(100_000);
+        let failure = Failure::new(Code::InvalidArgument, &long, &long).with_next_step(&long);
+        let status = Status::from(failure);
+        // As they are encoded: three bytes for each of the message, four for three of the details.
+        assert!(3 * status.message().len() + status.details().len() * 4 / 3 < 12 << 10);
+        let decoded = Failure::from_status("ignored", &status);
+        assert!(decoded.object().starts_with("åå") && decoded.object().contains("bytes more"), "{}", decoded.object());
+        assert!(decoded.next_step().contains("log"), "{}", decoded.next_step());
+        let exact = Failure::new(Code::Internal, "x", "c".repeat(super::CAUSE_BYTES_MAX));
+        assert_eq!(Failure::from_status("ignored", &Status::from(exact.clone())), exact);
+    }
+
+    #[test]
+    fn a_transport_error_names_the_object_it_was_about() {
+        let failure = Failure::from_status("node b", &Status::unavailable("connection refused"));
+        assert_eq!((failure.object(), failure.code()), ("node b", Code::Unavailable));
+    }
+}

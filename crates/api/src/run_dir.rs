@@ -1,0 +1,346 @@
+//! The run directory: everything that a node keeps while it runs, and that its next daemon finds.
+//!
+//! [`RunDir`] names the paths. [`RunDirLock`] keeps a second daemon out. The directory is refused if another user could
+//! read it, change it or replace it.
+
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_wire::ChildId;
+use rustix::fs::{FlockOperation, flock, statfs};
+
+/// Where the run directory is unless `FARFORK_RUN_DIR` or an option says otherwise.
+pub const DEFAULT_RUN_DIR: &str = "/run/farfork";
+
+/// Longest path of a Unix socket, in bytes (unix(7): 108 with the final zero).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// How long the lock of a daemon that was killed may stay: what it was just starting has it, and the daemon's sockets, until it
+/// begins its own program, for which a busy machine lets it wait.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Between two looks at it.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Why a run directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// Another daemon has it.
+    #[error("another daemon uses it; stop that one, or choose another directory with --run-dir")]
+    InUse,
+    /// Somebody else made it.
+    #[error(
+        "it belongs to user {uid}, who could read and change what is in it; name one in a directory of your own with --run-dir"
+    )]
+    WrongOwner {
+        /// Whose it is.
+        uid: u32,
+    },
+    /// Somebody else may put another directory in its place.
+    #[error(
+        "{} above it {who}, who could put another directory in its place; name one with --run-dir below directories of root's and your own, like /run, that nobody else can write", path.display()
+    )]
+    UnsafeAncestor {
+        /// The directory above.
+        path: PathBuf,
+        /// To whom it is open, as a clause.
+        who: String,
+    },
+    /// The path of the socket in it would be too long for the kernel.
+    #[error(
+        "its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes; choose a shorter one with --run-dir"
+    )]
+    PathTooLong,
+    /// It could not be made or opened.
+    #[error("cannot {action}: {cause}; see its owner and its file system, or choose another directory with --run-dir")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        cause: io::Error,
+    },
+}
+
+/// Paths within a run directory.
+///
+/// ```text
+/// RUN/lock             held by the daemon
+/// RUN/node.sock        its API
+/// RUN/program.sock     where programs request their own checkpoint
+/// RUN/fabric.sock      the memory of its seeds, for this host
+/// RUN/members.json     the addresses of the nodes that it knows
+/// RUN/pager.log        the pager's log
+/// RUN/images/          sealed seeds, unless the node keeps them elsewhere
+/// RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunDir {
+    root: PathBuf,
+}
+
+/// Held as long as the daemon runs; the kernel lets go when it dies.
+#[derive(Debug)]
+pub struct RunDirLock {
+    file: File,
+}
+
+impl RunDirLock {
+    /// Whether it is still that of the directory: somebody may have removed that, and another daemon have made it again.
+    pub fn is_current(&self, run_dir: &RunDir) -> bool {
+        let numbers = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        let (held, there) = (self.file.metadata(), fs::metadata(run_dir.lock_file()));
+        held.is_ok_and(|held| there.is_ok_and(|there| numbers(held) == numbers(there)))
+    }
+}
+
+impl RunDir {
+    /// The run directory at `root`, which need not exist.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether it is in memory: a dozen files are made and removed for each child, and a disk's file system takes long over that.
+    pub fn is_in_memory(&self) -> bool {
+        /// What statfs(2) says of a tmpfs.
+        const TMPFS: u64 = 0x0102_1994;
+        statfs(&self.root).is_ok_and(|found| found.f_type as u64 == TMPFS)
+    }
+
+    /// What its daemon holds.
+    fn lock_file(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    /// The daemon's Unix socket.
+    pub fn socket(&self) -> PathBuf {
+        self.root.join("node.sock")
+    }
+
+    /// Where programs ask for their own checkpoint.
+    pub fn program_socket(&self) -> PathBuf {
+        self.root.join("program.sock")
+    }
+
+    /// Where this host reads the memory of its seeds.
+    pub fn fabric_socket(&self) -> PathBuf {
+        self.root.join("fabric.sock")
+    }
+
+    /// The addresses of the nodes that it knows.
+    pub fn member_file(&self) -> PathBuf {
+        self.root.join("members.json")
+    }
+
+    /// Where the pager's own messages go.
+    pub fn pager_log(&self) -> PathBuf {
+        self.root.join("pager.log")
+    }
+
+    /// Where sealed seeds are, unless the node keeps them elsewhere.
+    pub fn images_dir(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    /// Where the children's directories are.
+    pub fn children_dir(&self) -> PathBuf {
+        self.root.join("children")
+    }
+
+    /// A child's directory.
+    pub fn child_dir(&self, id: &ChildId) -> PathBuf {
+        self.children_dir().join(id.to_string())
+    }
+
+    /// Where the zygotes' directories are.
+    pub fn zygotes_dir(&self) -> PathBuf {
+        self.root.join("zygotes")
+    }
+
+    /// Makes the directory, for its owner alone, and takes it for this daemon.
+    ///
+    /// # Errors
+    /// Another daemon has it, or it cannot be made.
+    pub fn acquire(&self) -> Result<RunDirLock, RunDirError> {
+        if self.program_socket().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            return Err(RunDirError::PathTooLong);
+        }
+        let io = |action| move |cause| RunDirError::Io { action, cause };
+        self.check_ancestors()?;
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(self.children_dir()).map_err(io("make it"))?;
+        builder.create(self.zygotes_dir()).map_err(io("make it"))?;
+        self.check_ownership()?;
+        fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.lock_file())
+            .map_err(io("open its lock"))?;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(RunDirLock { file }),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LOCK_RETRY_INTERVAL),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(RunDirError::InUse),
+                Err(errno) => return Err(io("lock it")(errno.into())),
+            }
+        }
+    }
+
+    /// Who may write a directory above can rename what is in it: each must be root's or ours, and closed to others or sticky. What is not there
+    /// yet is made for us alone.
+    fn check_ancestors(&self) -> Result<(), RunDirError> {
+        let io = |cause| RunDirError::Io { action: "see whose the directories above it are", cause };
+        let absolute = std::path::absolute(&self.root).map_err(io)?;
+        let Some(above) = absolute.parent() else { return Ok(()) };
+        // As it is written, and as links lead: each link is in a directory that counts, too.
+        let existing = above.ancestors().find(|path| path.exists()).unwrap_or(above);
+        let real = existing.canonicalize().map_err(io)?;
+        for directory in existing.ancestors().chain(real.ancestors()) {
+            for metadata in [fs::symlink_metadata(directory), fs::metadata(directory)] {
+                if let Some(who) = describe_writers(&metadata.map_err(io)?) {
+                    return Err(RunDirError::UnsafeAncestor { path: directory.to_owned(), who });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory that somebody else made, or a link that somebody else can turn, is open to that one, whatever its mode.
+    fn check_ownership(&self) -> Result<(), RunDirError> {
+        let own = rustix::process::geteuid().as_raw();
+        for metadata in [fs::symlink_metadata(&self.root), fs::metadata(&self.root)] {
+            let uid = metadata.map_err(|cause| RunDirError::Io { action: "see whose it is", cause })?.uid();
+            if uid != own {
+                return Err(RunDirError::WrongOwner { uid });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whom a directory is open to, beside root and us, as a clause.
+fn describe_writers(directory: &Metadata) -> Option<String> {
+    const OTHERS_WRITE: u32 = 0o022;
+    const STICKY: u32 = 0o1000;
+    let (uid, mode) = (directory.uid(), directory.mode());
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Some(format!("belongs to user {uid}"));
+    }
+    // The mode of a link says nothing.
+    let is_open = directory.is_dir() && mode & OTHERS_WRITE != 0 && mode & STICKY == 0;
+    is_open.then(|| format!("can be written by others (mode {:04o}, not sticky)", mode & 0o7777))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::{RunDir, RunDirError};
+
+    #[test]
+    fn a_tmpfs_is_known() {
+        assert!(RunDir::new("/dev/shm").is_in_memory());
+        assert!(!RunDir::new("/proc").is_in_memory() && !RunDir::new("/nowhere").is_in_memory());
+    }
+
+    #[test]
+    fn one_daemon_has_a_run_directory() {
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        let lock = run_dir.acquire().unwrap();
+        assert!(matches!(run_dir.acquire(), Err(RunDirError::InUse)));
+        drop(lock);
+        run_dir.acquire().unwrap();
+    }
+
+    #[test]
+    fn a_lock_is_not_that_of_a_directory_that_was_made_anew() {
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        let lock = run_dir.acquire().unwrap();
+        assert!(lock.is_current(&run_dir));
+        fs::remove_dir_all(run_dir.root()).unwrap();
+        assert!(!lock.is_current(&run_dir));
+        let second = run_dir.acquire().unwrap();
+        assert!(second.is_current(&run_dir) && !lock.is_current(&run_dir));
+    }
+
+    /// As what a killed daemon was just starting does.
+    #[test]
+    fn who_lets_go_in_a_moment_is_waited_for() {
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        let lock = run_dir.acquire().unwrap();
+        let holder = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(lock);
+        });
+        // On a busy machine it may let go later than anybody waits for it.
+        loop {
+            let has_let_go = holder.is_finished();
+            let taken = run_dir.acquire();
+            if has_let_go || taken.is_ok() {
+                break drop(taken.unwrap());
+            }
+        }
+        holder.join().unwrap();
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        drop(run_dir.acquire().unwrap());
+        std::os::unix::fs::chown(run_dir.root(), Some(65_534), None).unwrap();
+        assert!(matches!(run_dir.acquire(), Err(RunDirError::WrongOwner { uid: 65_534 })));
+    }
+
+    #[test]
+    fn a_directory_below_one_of_somebody_else_is_refused() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
+        let top = tempfile::tempdir().unwrap();
+        let (above, link) = (top.path().join("above"), top.path().join("link"));
+        fs::create_dir(&above).unwrap();
+        symlink(&above, &link).unwrap();
+        let refused = |root: &std::path::Path| match RunDir::new(root).acquire() {
+            Err(RunDirError::UnsafeAncestor { path, who }) => Some((path, who)),
+            _ => None,
+        };
+        assert_eq!(refused(&above.join("a/run")), None);
+        let set_mode = |mode| fs::set_permissions(&above, Permissions::from_mode(mode)).unwrap();
+        for mode in [0o777, 0o775, 0o757] {
+            set_mode(mode);
+            let (path, who) = refused(&above.join("b/run")).expect("others may write there");
+            assert!(path == above && who.contains(&format!("{mode:04o}")), "{who}");
+            assert!(refused(&link.join("b/run")).is_some(), "by a link, too");
+        }
+        set_mode(0o1777);
+        assert_eq!(refused(&above.join("c/run")), None, "as /tmp is");
+        set_mode(0o755);
+        chown(&above, Some(65_534), None).unwrap();
+        assert_eq!(refused(&above.join("d/run")), Some((above.clone(), "belongs to user 65534".to_owned())));
+        assert!(!above.join("b").exists() && !above.join("d").exists(), "nothing is made there");
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_refused() {
+        let run_dir = RunDir::new(format!("/tmp/{}", "x".repeat(110)));
+        assert!(matches!(run_dir.acquire(), Err(RunDirError::PathTooLong)));
+    }
+}

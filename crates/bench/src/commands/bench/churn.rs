@@ -1,0 +1,47 @@
+//! `farfork bench churn`: the arguments and tables of the benchmark in which children change memory before it has
+//! arrived. `farfork_bench` runs it.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_bench::ChurnParameters;
+use farfork_terminal::{output, privilege};
+
+use super::progress_bar;
+use crate::{GlobalArgs, program_path};
+
+/// Measure programs that change their memory hard while it comes.
+///
+/// Starts two nodes on this machine. A child gives memory back and fills it anew as an allocator does, moves it, copies what lives as
+/// a collector does, forks a hundred processes, or gets a signal every 200 µs; on its parent's node and on the other one,
+/// in turn with the same program unforked. Each checks what it finds: a wrong page fails the run.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork bench churn
+  farfork bench churn --mib 16 --runs 3 --json
+
+Exit status: 0 measured, 1 failed or a page was wrong, 2 wrong usage.")]
+pub(crate) struct BenchChurn {
+    /// Private memory of the program, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    mib: u64,
+    /// Rounds, in each of which everything is measured in turn.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: u64,
+    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
+    encryption: String,
+}
+
+impl BenchChurn {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it traces a process, and makes namespaces and control groups")?;
+        let farfork = program_path::farfork()?;
+        let plan = ChurnParameters { mib: self.mib, runs: self.runs as usize, encrypted: self.encryption == "on" };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let report = runtime.block_on(farfork_bench::run_churn(&plan, farfork, &mut progress_bar::show_progress()?))?;
+        output::print_report(global.json, || report.to_json(), || report.to_text());
+        Ok(ExitCode::SUCCESS)
+    }
+}

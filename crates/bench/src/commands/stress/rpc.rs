@@ -1,0 +1,83 @@
+//! `farfork stress rpc`: many clients call one server for a while.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_bench::{RpcCase, RpcParameters, RpcRunOutcome};
+use farfork_terminal::interrupt::InterruptFlag;
+use farfork_terminal::{output, privilege};
+use serde_json::json;
+
+use crate::commands::load::{LoadArgs, parse_seconds};
+use crate::{GlobalArgs, program_path};
+
+/// Client nodes, and threads of each, unless told otherwise: few enough for a small machine.
+const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
+
+/// Have many clients call one server, and judge.
+///
+/// A server and client nodes, each in a network namespace of its own. Says each interval's throughput as it passes. It
+/// passes when no request failed, no answer had another checksum than its bytes, and no interval after the first, nor the
+/// whole run, stayed below the floor.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork stress rpc                             a minute of empty calls by 4 nodes with 4 threads each
+  farfork stress rpc --checksum --seconds 600    ten minutes of 2,048 random bytes, each answer verified
+
+Exit status: 0 passed, 1 failed, 2 wrong usage.")]
+pub(crate) struct StressRpc {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Seconds that clients ask.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
+    seconds: f64,
+    /// Seconds between two counts of answers.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
+    report_interval: f64,
+    /// Answers a second that no interval may stay below.
+    #[arg(long, value_name = "N", default_value_t = 1000.0)]
+    floor: f64,
+}
+
+impl StressRpc {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it makes network namespaces")?;
+        let farfork = program_path::farfork()?;
+        let case = self.load.to_case(&DEFAULT_CASE);
+        let plan = RpcParameters {
+            cases: vec![case],
+            runs: 1,
+            client_seconds: self.seconds,
+            server_seconds: self.seconds + 20.0,
+            interval_seconds: self.report_interval.min(self.seconds),
+            floors: false,
+            samples_file: None,
+        };
+        let interruption = InterruptFlag::watch()?;
+        let mut show = |interval: usize, run: &RpcRunOutcome| {
+            if !global.json {
+                output::print_line(&interval_text(interval, run));
+            }
+            if interruption.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let outcome = farfork_bench::stress_rpc(&plan, &case, self.floor, &farfork, &mut show)?;
+        if global.json {
+            output::print_json(&json!({ "case": case, "passed": outcome.has_passed(), "outcome": outcome }));
+        } else {
+            outcome.faults.iter().for_each(|fault| output::print_line(&format!("FAULT: {fault}")));
+            let verdict = if outcome.has_passed() { "passed" } else { "failed" };
+            output::print_line(&format!(
+                "{verdict}: {:.0} answers a second over {} s",
+                outcome.run.per_s, self.seconds
+            ));
+        }
+        Ok(if outcome.has_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn interval_text(interval: usize, run: &RpcRunOutcome) -> String {
+    let per_s = run.intervals_per_s.last().copied().unwrap_or_default();
+    format!("{:4}: {per_s:.0} answers/s, {} errors, {} damaged", interval + 1, run.errors, run.damaged)
+}

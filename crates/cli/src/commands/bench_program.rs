@@ -1,0 +1,77 @@
+//! `farfork bench` and `farfork stress`: run the program `farfork-bench`, which is next to this one.
+//!
+//! It is a program of its own because its baselines and its other RPC systems take as long to build as farfork itself.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_api::failure::Failure;
+use tonic::Code;
+
+use crate::GlobalArgs;
+
+/// The program's name.
+const PROGRAM: &str = "farfork-bench";
+
+/// The arguments of a command of `farfork-bench`, which parses them itself.
+#[derive(Args)]
+pub(crate) struct BenchProgramArguments {
+    /// A benchmark or test and its options; `--help` lists them.
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+impl BenchProgramArguments {
+    /// Replaces this process with `farfork-bench COMMAND ARGUMENT...`.
+    ///
+    /// # Errors
+    /// The program is missing, or it cannot be executed.
+    pub(crate) fn run(self, command: &str, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let json = global.json.then(|| OsString::from("--json"));
+        let arguments = json.into_iter().chain([command.into()]).chain(self.arguments);
+        Err(execute(arguments))
+    }
+}
+
+/// Whether the command is one of `farfork-bench`: it begins with `bench` or `stress`.
+pub(crate) fn has_command(command: &[String]) -> bool {
+    command.first().is_some_and(|first| first == "bench" || first == "stress")
+}
+
+/// Replaces this process with `farfork-bench` and these arguments; returns only if that fails.
+pub(crate) fn execute(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Error {
+    let program = match program_path() {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    let error = Command::new(&program).args(arguments).exec();
+    match error.kind() {
+        io::ErrorKind::NotFound => missing(&program).into(),
+        _ => anyhow::Error::new(error).context(program.display().to_string()),
+    }
+}
+
+/// Where the program is, if it is installed.
+///
+/// # Errors
+/// The path of this program is unknown.
+pub(crate) fn installed_program() -> anyhow::Result<Option<PathBuf>> {
+    program_path().map(|program| Some(program).filter(|program| program.exists()))
+}
+
+fn program_path() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("the path of this program")?;
+    Ok(own.with_file_name(PROGRAM))
+}
+
+fn missing(program: &Path) -> Failure {
+    let cause = format!("there is no {}, which has the benchmarks and stress tests", program.display());
+    Failure::new(Code::NotFound, format!("program {PROGRAM}"), cause).with_next_step(
+        "build it with `cargo build --release --bin farfork-bench`, or install it with `make install-bench`",
+    )
+}

@@ -1,0 +1,58 @@
+//! Turns the outcome of a command into its exit status, and reports a failure: for people on standard error, for scripts
+//! on standard output too.
+
+use std::process::ExitCode;
+
+use farfork_api::failure::Failure;
+
+use crate::output;
+
+/// The status that a shell reports for a program killed by SIGPIPE, which is what a command has whose output nobody
+/// reads.
+const EXIT_SIGPIPE: u8 = 128 + 13;
+
+/// The exit status of a command that ended with `outcome`. Reports a failure, with `json` as a document too.
+pub fn exit_status(outcome: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
+    match outcome {
+        Ok(_) if output::is_output_lost() => ExitCode::FAILURE,
+        Ok(status) => status,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::from(EXIT_SIGPIPE),
+        Err(error) => {
+            report_error(&error, json);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn report_error(error: &anyhow::Error, json: bool) {
+    let failure = error.downcast_ref::<Failure>();
+    match failure {
+        Some(failure) => output::print_failure(failure),
+        None => eprintln!("farfork: {}", error_chain_text(error)),
+    }
+    if json {
+        let text = failure.map_or_else(|| error_chain_text(error), Failure::to_string);
+        output::print_json(&serde_json::json!({ "error": text }));
+    }
+}
+
+/// An error and its causes, each once: many an error repeats its cause in its own text.
+fn error_chain_text(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        before if before.contains(&cause) => text,
+        before => format!("{before}: {cause}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = anyhow::anyhow!("too many open files");
+        let nested = cause.context("cannot look (too many open files)").context("node q");
+        assert_eq!(error_chain_text(&nested), "node q: cannot look (too many open files)");
+    }
+}

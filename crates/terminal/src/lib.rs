@@ -1,0 +1,9 @@
+//! What the programs `farfork` and `farfork-bench` share at the terminal: output and failures, interrupts, the check for
+//! root, and manual pages.
+#![forbid(unsafe_code)]
+
+pub mod command_failure;
+pub mod interrupt;
+pub mod manual;
+pub mod output;
+pub mod privilege;
