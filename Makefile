@@ -16,7 +16,7 @@ PREFIX ?= /usr/local
 COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_completions.d
 
 help:
-	@echo 'make demo      three nodes on this machine, a Python parent, eight children on two other nodes (root)'
+	@echo 'make demo      three nodes on this machine, a Python parent, sixteen children on two other nodes (root)'
 	@echo 'make install   the binary, manual pages and completions, below PREFIX=/usr/local (root)'
 	@echo 'make install-bench  `farfork bench` and `farfork stress`, next to it (root)'
 	@echo 'make check     in minutes, for use between commits: style, lints, unit tests, forty end-to-end tests (root)'

@@ -34,9 +34,6 @@ const RUN_LIMIT: Duration = Duration::from_secs(240);
 /// For what `down` has killed to be gone from `/proc`.
 const REMAINS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Control groups of a cluster are not deeper than this below a hierarchy's root, its own root included.
-const GROUP_DEPTH_MAX: usize = 6;
-
 /// Every figure of a size: who, what, where, after what.
 const FIGURES: [(&str, &str, Option<&str>, &str); 28] = [
     ("farfork", "checkpoint", None, "back_to_back"),
@@ -359,20 +356,7 @@ fn marks(pid: u32) -> RunMarkers {
     let directories = fs::read_dir("/run").into_iter().flatten().flatten().map(|entry| entry.path());
     let is_ours = |path: &PathBuf| path.to_string_lossy().contains(&format!("{name}-"));
     let run_dir = directories.into_iter().find(is_ours).unwrap_or_else(|| format!("/run/{name}-").into());
-    let mut cgroups = Vec::new();
-    find_groups(Path::new("/sys/fs/cgroup"), &name, GROUP_DEPTH_MAX, &mut cgroups);
-    RunMarkers { run_dir, network_prefix: format!("ff-bench-{pid}-"), group: name, cgroups }
-}
-
-fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        if entry.file_name() == *name {
-            found.push(entry.path());
-        } else if depth > 1 {
-            find_groups(&entry.path(), name, depth - 1, found);
-        }
-    }
+    RunMarkers::of_local_cluster(&format!("bench-{pid}"), run_dir)
 }
 
 fn keys_of(document: &Value) -> BTreeSet<&str> {

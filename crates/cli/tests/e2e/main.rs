@@ -20,6 +20,7 @@ mod children_may_settle;
 mod container_roots_are_reused;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
+mod demo_runs;
 mod disks_may_be_full;
 mod exclusive_set;
 mod fan_outs_begin_with_a_zygote;
@@ -106,6 +107,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("guide_commands_work", guide_commands_work::TESTS),
     ("prepare_and_drop_do_not_leak", prepare_and_drop_do_not_leak::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
+    ("demo_runs", demo_runs::TESTS),
     ("disks_may_be_full", disks_may_be_full::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("nodes_may_be_slow", nodes_may_be_slow::TESTS),

@@ -9,13 +9,13 @@ use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
 
 use crate::commands::up;
 
-/// One where the parent is, two for its children.
+/// One for the parent, two for its children.
 const NODES: usize = 3;
 
 /// The interface that joins a node with the others.
 const INTERFACE: &str = "eth0:";
 
-/// Column of `/proc/PID/net/dev` with the bytes sent, counted behind the interface's name.
+/// Column of `/proc/PID/net/dev` with the bytes sent, counted after the interface's name.
 const SENT_COLUMN: usize = 8;
 
 /// Three nodes, gone when this is dropped.
@@ -25,7 +25,7 @@ pub(super) struct DemoCluster {
 }
 
 impl DemoCluster {
-    /// Starts the nodes, whose files go below `scratch`.
+    /// Starts the nodes, with their files below `scratch`.
     pub(super) fn start(scratch: &Path) -> anyhow::Result<Self> {
         let program = env::current_exe().context("the path of this program")?;
         let name = format!("demo-{}", std::process::id());
@@ -33,12 +33,12 @@ impl DemoCluster {
         Ok(Self { local: Some(up::start_cluster(&config)?) })
     }
 
-    /// The node where the parent is.
+    /// The node of the parent.
     pub(super) fn parent_node(&self) -> &LocalNode {
         &self.nodes()[0]
     }
 
-    /// The other nodes.
+    /// The nodes of its children.
     pub(super) fn child_nodes(&self) -> &[LocalNode] {
         &self.nodes()[1..]
     }
@@ -61,7 +61,8 @@ impl DemoCluster {
         }
     }
 
-    fn nodes(&self) -> &[LocalNode] {
+    /// All nodes, the parent's first.
+    pub(super) fn nodes(&self) -> &[LocalNode] {
         self.local.as_ref().map_or(&[], LocalCluster::nodes)
     }
 }

@@ -1,44 +1,38 @@
-//! `DemoProgram`: the process of the Python program that the demo forks.
+//! `DemoProgram`: a Python process of the demo, in the network namespace of one of the demo's nodes.
 
 use std::env;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use farfork_api::failure::Failure;
+use farfork_cluster::local::LocalNode;
+use serde::de::DeserializeOwned;
 use tonic::Code;
 
-/// The program.
-const SOURCE: &str = include_str!("program.py");
-
-/// For one line of the program: importing NumPy and filling a large array takes seconds on a slow disk.
-const LINE_LIMIT: Duration = Duration::from_secs(60);
+/// For one line of a program: to build or to pickle a large index takes a loaded machine a minute.
+const LINE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A directory of the demo's own, removed when this is dropped.
 pub(super) struct DemoDirectory(PathBuf);
 
 impl DemoDirectory {
-    /// Makes the directory, with the program in it.
+    /// # Errors
+    /// The directory exists, or it cannot be made.
     pub(super) fn make() -> anyhow::Result<Self> {
         let path = env::temp_dir().join(format!("farfork-demo-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("directory {}", path.display()))?;
-        let scratch = Self(path);
-        fs::write(scratch.program(), SOURCE)?;
-        Ok(scratch)
+        Ok(Self(path))
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.0
-    }
-
-    fn program(&self) -> PathBuf {
-        self.0.join("program.py")
     }
 }
 
@@ -68,66 +62,88 @@ pub(super) fn find_python() -> Result<PathBuf, Failure> {
     })
 }
 
-/// The program, running; killed when this is dropped.
-pub(super) struct DemoProgram {
-    process: Child,
-    /// Its lines, as a thread reads them; the end of its output closes it.
-    lines: Receiver<String>,
+/// A Python and a script for it.
+pub(super) struct DemoScript {
+    python: PathBuf,
+    path: PathBuf,
 }
 
-impl DemoProgram {
-    /// Starts it in one of its modes, with an array of so many MiB.
-    pub(super) fn start(python: &Path, scratch: &DemoDirectory, mode: &str, mebibytes: u64) -> anyhow::Result<Self> {
-        let mut process = Command::new(python)
-            .arg(scratch.program())
-            .args([mode, &mebibytes.to_string()])
+impl DemoScript {
+    /// Writes the script into the demo's directory.
+    ///
+    /// # Errors
+    /// There is no Python with NumPy, or the script cannot be written.
+    pub(super) fn install(directory: &DemoDirectory, name: &str, source: &str) -> anyhow::Result<Self> {
+        let python = find_python()?;
+        let path = directory.path().join(name);
+        fs::write(&path, source).with_context(|| format!("script {}", path.display()))?;
+        Ok(Self { python, path })
+    }
+
+    /// Starts the script on a node.
+    ///
+    /// # Errors
+    /// The node's daemon has ended, or nsenter(1) cannot be executed.
+    pub(super) fn start(&self, node: &LocalNode, arguments: &[&str]) -> anyhow::Result<DemoProgram> {
+        let daemon = node.pid().with_context(|| format!("node {}: its daemon does not run", node.name))?;
+        // nsenter executes Python in its place, so the process id is Python's.
+        let mut process = Command::new("nsenter")
+            .arg(format!("--net=/proc/{daemon}/ns/net"))
+            .arg(&self.python)
+            .arg(&self.path)
+            .args(arguments)
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C is for the demo, which ends the program in its own time.
             .process_group(0)
             .spawn()
-            .with_context(|| format!("{}", python.display()))?;
+            .context("nsenter, of the package util-linux")?;
         let output = process.stdout.take().context("its standard output is a pipe")?;
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
             lines.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
         });
-        Ok(Self { process, lines })
+        Ok(DemoProgram { process, lines })
     }
+}
 
+/// A running program; killed when this is dropped.
+pub(super) struct DemoProgram {
+    process: Child,
+    /// Its lines, as a thread reads them. The end of its output closes the channel.
+    lines: Receiver<String>,
+}
+
+impl DemoProgram {
     pub(super) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Waits until its array is filled.
-    pub(super) fn wait_ready(&mut self) -> anyhow::Result<()> {
-        let line = self.read_line()?;
-        anyhow::ensure!(line == "ready", "the program said `{line}` where it should be ready");
-        Ok(())
-    }
-
-    /// Its next line.
-    pub(super) fn read_line(&mut self) -> Result<String, Failure> {
-        self.lines.recv_timeout(LINE_LIMIT).map_err(|error| {
+    /// Its next line, which is a JSON document.
+    ///
+    /// # Errors
+    /// The program ended, printed nothing within [`LINE_TIMEOUT`], or printed another kind of line.
+    pub(super) fn read_document<Document: DeserializeOwned>(&mut self) -> anyhow::Result<Document> {
+        let line = self.lines.recv_timeout(LINE_TIMEOUT).map_err(|error| {
             let cause = match error {
-                RecvTimeoutError::Timeout => format!("it said nothing for {} s", LINE_LIMIT.as_secs()),
-                RecvTimeoutError::Disconnected => "it ended early; what it said stands above".to_owned(),
+                RecvTimeoutError::Timeout => format!("it printed nothing for {} s", LINE_TIMEOUT.as_secs()),
+                RecvTimeoutError::Disconnected => "it ended early; see its messages above".to_owned(),
             };
             Failure::new(Code::Aborted, format!("program {}", self.process.id()), cause)
-        })
+        })?;
+        serde_json::from_str(&line).with_context(|| format!("program {} printed `{line}`", self.process.id()))
     }
 
-    /// Gives it lines on its standard input, and ends that.
-    pub(super) fn write_input(&mut self, lines: &[String]) -> anyhow::Result<()> {
-        let stdin: Option<ChildStdin> = self.process.stdin.take();
-        let mut stdin = stdin.context("it was fed before")?;
-        lines.iter().try_for_each(|line| writeln!(stdin, "{line}"))?;
-        Ok(())
+    /// Writes a line to its standard input.
+    pub(super) fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
+        let stdin = self.process.stdin.as_mut().context("its standard input is a pipe")?;
+        writeln!(stdin, "{line}").with_context(|| format!("standard input of program {}", self.process.id()))
     }
 
-    /// The parent of seeds must run on as if nothing had happened.
+    /// # Errors
+    /// The program, a parent of seeds, has ended.
     pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
         match self.process.try_wait()? {
             None => Ok(()),

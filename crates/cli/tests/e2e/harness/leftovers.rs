@@ -17,6 +17,30 @@ pub(crate) struct RunMarkers {
     pub(crate) cgroups: Vec<PathBuf>,
 }
 
+/// Control groups of a cluster are not deeper than this below a hierarchy's root, its own root included.
+const GROUP_DEPTH_MAX: usize = 6;
+
+impl RunMarkers {
+    /// Those of a cluster that a command has started for itself.
+    pub(crate) fn of_local_cluster(name: &str, run_dir: PathBuf) -> Self {
+        let group = format!("farfork-{name}");
+        let mut cgroups = Vec::new();
+        find_groups(Path::new("/sys/fs/cgroup"), &group, GROUP_DEPTH_MAX, &mut cgroups);
+        Self { run_dir, network_prefix: format!("ff-{name}-"), group, cgroups }
+    }
+}
+
+fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        if entry.file_name() == *name {
+            found.push(entry.path());
+        } else if depth > 1 {
+            find_groups(&entry.path(), name, depth - 1, found);
+        }
+    }
+}
+
 /// All that is left, each as one line; empty when nothing is.
 pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
     let mut found: Vec<String> =

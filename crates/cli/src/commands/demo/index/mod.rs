@@ -1,0 +1,155 @@
+//! `farfork demo`: sixteen queries to a search index, answered by children on two other nodes, and in three other ways.
+
+mod baselines;
+mod report;
+
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_api::client::{self, Client};
+use farfork_api::v1::Seed;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::task::block_in_place;
+
+use super::cluster::DemoCluster;
+use super::fork_round::{self, ForkRound, elapsed_us};
+use super::program::{DemoDirectory, DemoProgram, DemoScript};
+use super::progress::DemoProgress;
+use baselines::IndexedAnswer;
+use report::{AnswerTimes, ChildFigures, FarforkFigures, IndexReport, ParentFigures};
+
+/// Children of each round, and queries.
+const QUERIES: usize = 16;
+
+/// Options of the demo of an index.
+#[derive(Args)]
+pub(super) struct IndexDemo {
+    /// Number of documents in the index. The index has about 116 Python objects for each.
+    #[arg(long, default_value_t = 50_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
+    documents: u32,
+}
+
+/// The queries, and the answers of the parent's own index.
+struct QuerySet {
+    queries: Vec<String>,
+    expected: Vec<Value>,
+}
+
+impl QuerySet {
+    fn check(&self, index: usize, answer: &Value) -> anyhow::Result<()> {
+        let expected = self.expected.get(index).with_context(|| format!("there is no query {index}"))?;
+        let query = &self.queries[index];
+        anyhow::ensure!(answer == expected, "query `{query}`: the answer is {answer}, but it must be {expected}");
+        Ok(())
+    }
+
+    /// Checks an answer for each query, and sums up when they came.
+    fn check_all(&self, answers: &[IndexedAnswer]) -> anyhow::Result<AnswerTimes> {
+        anyhow::ensure!(answers.len() == self.queries.len(), "{} of {QUERIES} queries are answered", answers.len());
+        answers.iter().try_for_each(|answer| self.check(answer.index, &answer.answer))?;
+        Ok(AnswerTimes::of(answers.iter().map(|answer| answer.after_us)))
+    }
+}
+
+/// What the parent prints when its index is built.
+#[derive(Deserialize)]
+struct BuiltIndex {
+    build_us: u64,
+    objects: u64,
+    queries: Vec<String>,
+}
+
+impl IndexDemo {
+    /// Runs all rounds. However this ends, what it started is ended by dropping it.
+    pub(super) async fn measure(&self) -> anyhow::Result<IndexReport> {
+        let directory = DemoDirectory::make()?;
+        let script = DemoScript::install(&directory, "index.py", include_str!("index.py"))?;
+        let cluster = block_in_place(|| DemoCluster::start(directory.path()))?;
+        let progress = DemoProgress::start();
+
+        progress.show_step(format!("building an index of {} documents on the first node", self.documents));
+        let (mut parent, built, queries) = block_in_place(|| self.start_parent(&script, &cluster))?;
+
+        progress.show_step(format!("answering {QUERIES} queries with os.fork() on the first node"));
+        let local_fork = block_in_place(|| baselines::run_local_fork(&mut parent, &queries))?;
+        progress.show_step("pickling the index to a process on each of the two other nodes");
+        let pickle = block_in_place(|| baselines::run_pickle(&mut parent, &script, &cluster, &queries))?;
+        progress.show_step(format!("farfork: preparing, and forking {QUERIES} children onto the two other nodes"));
+        let (seed, farfork) = run_farfork(&cluster, parent.pid(), &queries).await?;
+        progress.show_step("starting a process on another node, which builds the index again");
+        let cold_us = block_in_place(|| baselines::run_cold_start(self.documents, &script, &cluster, &queries))?;
+
+        progress.show_step("removing everything");
+        parent.check_alive()?;
+        drop(parent);
+        block_in_place(|| cluster.stop())?;
+        let parent = ParentFigures {
+            documents: self.documents,
+            objects: built.objects,
+            build_us: built.build_us,
+            memory_bytes: seed.memory_bytes,
+        };
+        Ok(IndexReport { parent, farfork, cold_us, pickle, local_fork })
+    }
+
+    fn start_parent(
+        &self,
+        script: &DemoScript,
+        cluster: &DemoCluster,
+    ) -> anyhow::Result<(DemoProgram, BuiltIndex, QuerySet)> {
+        let arguments = ["parent", &self.documents.to_string(), &QUERIES.to_string()];
+        let mut parent = script.start(cluster.parent_node(), &arguments)?;
+        let mut built: BuiltIndex = parent.read_document()?;
+        parent.write_line("expect")?;
+        let queries = QuerySet { queries: std::mem::take(&mut built.queries), expected: parent.read_document()? };
+        Ok((parent, built, queries))
+    }
+}
+
+/// Prepares the parent, and forks the seed twice: the second time, the nodes have what the first time fetched.
+async fn run_farfork(cluster: &DemoCluster, parent: u32, queries: &QuerySet) -> anyhow::Result<(Seed, FarforkFigures)> {
+    let mut client = client::connect(&cluster.parent_node().socket).await?;
+    let sent_before = cluster.bytes_sent()?;
+    let began = Instant::now();
+    let seed = fork_round::prepare(&mut client, parent).await?;
+    let prepared_us = elapsed_us(began);
+    let children = fork_children(cluster, &mut client, &seed, began, queries).await?;
+    let network_bytes = cluster.bytes_sent()? - sent_before;
+    let warm = fork_children(cluster, &mut client, &seed, Instant::now(), queries).await?;
+    let figures = FarforkFigures {
+        prepared_us,
+        pause_us: seed.pause_us,
+        first_fork: AnswerTimes::of(children.iter().map(|child| child.answer_us)),
+        second_fork: AnswerTimes::of(warm.iter().map(|child| child.answer_us)),
+        children,
+        network_bytes,
+    };
+    Ok((seed, figures))
+}
+
+async fn fork_children(
+    cluster: &DemoCluster,
+    client: &mut Client,
+    seed: &Seed,
+    began: Instant,
+    queries: &QuerySet,
+) -> anyhow::Result<Vec<ChildFigures>> {
+    let round = ForkRound {
+        seed: &seed.id,
+        nodes: cluster.child_nodes().iter().map(|node| node.name.clone()).collect(),
+        payloads: queries.queries.iter().map(|query| query.clone().into_bytes()).collect(),
+        began,
+    };
+    let mut children = Vec::new();
+    for line in round.run(client).await? {
+        let answer = serde_json::from_slice(&line.line)
+            .with_context(|| format!("child {} printed `{}`", line.child.id, String::from_utf8_lossy(&line.line)))?;
+        queries.check(line.index, &answer)?;
+        let bytes_fetched = fork_round::bytes_fetched(client, &line.child.id).await?;
+        let (resume_us, answer_us) = (line.child.resume_us, line.line_us);
+        children.push(ChildFigures { node: line.child.node, resume_us, answer_us, bytes_fetched });
+    }
+    Ok(children)
+}

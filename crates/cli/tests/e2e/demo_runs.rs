@@ -1,0 +1,126 @@
+//! `farfork demo` and `farfork demo agent` come to their end, report what they measured, and leave nothing. The values
+//! are not tested.
+
+use std::io::{BufRead as _, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::harness::leftovers::{self, RunMarkers};
+use crate::harness::{Farfork, programs, scratch, wait};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("every_query_is_answered_on_other_nodes", index),
+    Test::alone("an_agent_is_branched_and_the_best_branch_kept", agent),
+    Test::alone("progress_is_a_line_for_each_step_in_a_log", progress_in_log),
+    Test::alone("an_interrupted_demo_leaves_nothing", interrupted),
+];
+
+/// A small index, sixteen children, or some branches, on a busy machine.
+const RUN_LIMIT: Duration = Duration::from_secs(240);
+
+/// For what the demo has killed to be gone from `/proc`.
+const REMAINS_LIMIT: Duration = Duration::from_secs(60);
+
+/// A small demo of an index.
+const SMALL_INDEX: [&str; 3] = ["demo", "--documents", "1000"];
+
+/// A demo that runs, with temporary files in a directory of its own.
+struct RunningDemo {
+    process: Child,
+    temporary: TempDir,
+}
+
+impl RunningDemo {
+    fn start(arguments: &[&str]) -> Self {
+        let temporary = scratch::directory();
+        let mut command = Farfork::at(Path::new("/nonexistent")).command(arguments);
+        command.env("TMPDIR", temporary.path()).env("FARFORK_PYTHON", programs::python());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self { process: command.spawn().expect("the binary"), temporary }
+    }
+
+    /// Waits for its end, and for its traces to be gone.
+    fn wait(self) -> wait::CommandOutput {
+        let Self { process, temporary } = self;
+        let pid = process.id();
+        let directory = temporary.path().join(format!("farfork-demo-{pid}"));
+        let ended = wait::wait_with_output(process, "farfork demo", RUN_LIMIT);
+        let marks = RunMarkers::of_local_cluster(&format!("demo-{pid}"), directory);
+        let is_clean = || leftovers::find_leftovers(&marks).is_empty().then_some(());
+        wait::wait_until("nothing is left of the demo", REMAINS_LIMIT, is_clean);
+        ended
+    }
+}
+
+fn run(arguments: &[&str]) -> Value {
+    let ended = RunningDemo::start(&[arguments, &["--json"]].concat()).wait();
+    assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
+    serde_json::from_str(&ended.stdout).expect("JSON")
+}
+
+fn index() {
+    let document = run(&SMALL_INDEX);
+    let children = document["farfork"]["children"].as_array().expect("a list");
+    assert_eq!(children.len(), 16, "{document}");
+    for node in ["n2", "n3"] {
+        assert_eq!(children.iter().filter(|child| child["node"] == node).count(), 8, "{document}");
+    }
+    for pointer in ["/farfork/first_fork", "/farfork/second_fork", "/pickle", "/local_fork"] {
+        let times = document.pointer(pointer).unwrap_or_else(|| panic!("no {pointer}: {document}"));
+        let (first, last) = (times["first_us"].as_u64(), times["last_us"].as_u64());
+        assert!(first > Some(0) && first <= last, "{pointer}: {document}");
+    }
+    assert!(document["cold_us"].as_u64() > Some(0) && document["pickle"]["pickled_bytes"].as_u64() > Some(0));
+    assert_eq!(document["parent"]["documents"], 1000);
+}
+
+fn agent() {
+    let document = run(&["demo", "agent", "--rounds", "3", "--branches", "3", "--steps", "2000"]);
+    let rounds = document["rounds"].as_array().expect("a list");
+    let best: Vec<&Value> = rounds.iter().map(|round| &round["best_branch"]).collect();
+    let decisions: Vec<&Value> = document["branches"].as_array().expect("a list").iter().collect();
+    assert_eq!((best.len(), &decisions), (3, &best), "{document}");
+    assert_eq!(document["kept"]["node"], rounds[2]["best_node"], "{document}");
+}
+
+fn progress_in_log() {
+    let ended = RunningDemo::start(&SMALL_INDEX).wait();
+    assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
+    for step in ["building an index", "os.fork()", "pickling", "preparing", "removing everything"] {
+        assert_eq!(ended.stderr.lines().filter(|line| line.contains(step)).count(), 1, "{step}: {}", ended.stderr);
+    }
+    for text in ["ANSWERS FROM", "cold start", "When not to use farfork"] {
+        assert!(ended.stdout.contains(text), "{text}: {}", ended.stdout);
+    }
+}
+
+fn interrupted() {
+    let mut demo = RunningDemo::start(&["demo", "agent", "--rounds", "100"]);
+    let log = demo.process.stderr.take().expect("a pipe");
+    wait_for_line(log, "round 1");
+    kill_process(Pid::from_child(&demo.process), Signal::INT).expect("the demo runs");
+    let ended = demo.wait();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stdout);
+    assert!(ended.stdout.is_empty(), "{}", ended.stdout);
+}
+
+/// Reads a log until a line contains a text; the rest is discarded.
+fn wait_for_line(log: impl Read + Send + 'static, text: &'static str) {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(log).lines().map_while(Result::ok) {
+            if line.contains(text) {
+                let _ = sender.send(());
+            }
+        }
+    });
+    receiver.recv_timeout(RUN_LIMIT).unwrap_or_else(|error| panic!("no line with `{text}`: {error}"));
+}
