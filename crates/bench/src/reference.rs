@@ -1,63 +1,122 @@
-//! The published figures of MITOSIS, the first remote fork in a kernel, for its C++ micro-benchmark. Summaries print
-//! them next to farfork's.
-//!
-//! They are medians of the runs that the instructions of the authors' artifact print. The first line of each execution
-//! is left out, as in those instructions.
+//! Published figures of MITOSIS, the first remote fork in a kernel. Summaries print them next to farfork's. The file
+//! `reference.toml` has the figures, and says how they were measured.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
 
 use crate::figure::ForkFigure;
 
-// The machines differ, which a summary says next to the comparison. Theirs had RDMA cards and Linux 4.15 with a kernel module
-// of their own. Their `resume` was between two machines and into a lean container, their `execution` on one machine, in
-// random order.
-
-/// What the report says of the column.
-pub(crate) const SOURCE: &str = "the C++ micro-benchmark of MITOSIS, as published: RDMA, a module of Linux 4.15";
-
-/// Sizes for which there are figures, in MiB; a run measures them unless it is told otherwise.
+/// Sizes for which fork figures are published, in MiB; a run measures them by default.
 pub(crate) const SIZES_MIB: [u64; 10] = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// `fork_prepare`, in ms.
-const PREPARE_MS: [f64; 10] = [0.648, 0.730, 0.890, 1.209, 1.933, 3.362, 6.227, 11.789, 21.705, 42.700];
+/// The published figures.
+pub(crate) static REFERENCES: LazyLock<References> =
+    LazyLock::new(|| toml::from_str(include_str!("reference.toml")).expect("reference.toml is part of the program"));
 
-/// `fork_resume`, in ms.
-const RESUME_MS: [f64; 10] = [2.918, 2.941, 2.945, 3.014, 3.125, 3.339, 3.763, 4.581, 6.230, 9.595];
+/// All published figures, by benchmark.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct References {
+    pub(crate) fork: ForkReference,
+    pub(crate) stress: StressReference,
+    pub(crate) warm_start: WarmStartReference,
+    pub(crate) rpc: RpcReference,
+    pub(crate) connect: ConnectReference,
+}
 
-/// Every page once, in random order, after the fork, in ms.
-const EXECUTION_MS: [f64; 10] = [1.074, 4.347, 7.779, 17.830, 36.069, 75.376, 152.506, 309.967, 630.660, 1246.940];
+/// Figures by what was varied.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ReferenceColumn(Vec<(u64, f64)>);
 
-/// The reference of a figure for a size in MiB, in ms; none where nothing was published.
-pub(crate) fn published_ms(figure: ForkFigure, mib: u64) -> Option<f64> {
-    let column = match figure {
-        // There the program itself makes the call; of who is prepared by another, CRIU's way too, it is the nearest.
-        ForkFigure::Checkpoint | ForkFigure::Prepare => PREPARE_MS,
-        ForkFigure::Resume => RESUME_MS,
-        ForkFigure::Execution => EXECUTION_MS,
-        _ => return None,
-    };
-    SIZES_MIB.iter().position(|size| *size == mib).map(|row| column[row])
+impl ReferenceColumn {
+    /// The figure of exactly this number of bytes, threads or machines.
+    pub(crate) fn find(&self, varied: u64) -> Option<f64> {
+        self.0.iter().find(|(of, _)| *of == varied).map(|(_, figure)| *figure)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForkReference {
+    /// Where the figures are from, for the summary.
+    pub(crate) source: String,
+    prepare_ms: ReferenceColumn,
+    resume_ms: ReferenceColumn,
+    execution_ms: ReferenceColumn,
+}
+
+impl ForkReference {
+    /// The reference of a figure for a size in MiB, in ms; none where nothing was published.
+    pub(crate) fn published_ms(&self, figure: ForkFigure, mib: u64) -> Option<f64> {
+        match figure {
+            // The artifact's program makes the call itself. That is also the nearest to a prepare by another process.
+            ForkFigure::Checkpoint | ForkFigure::Prepare => self.prepare_ms.find(mib),
+            ForkFigure::Resume => self.resume_ms.find(mib),
+            ForkFigure::Execution => self.execution_ms.find(mib),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StressReference {
+    pub(crate) forks_per_s: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WarmStartReference {
+    pub(crate) functions: Vec<FunctionReference>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FunctionReference {
+    pub(crate) name: String,
+    /// Containers at once.
+    pub(crate) parallel: u64,
+    pub(crate) runs_per_s: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RpcReference {
+    pub(crate) source: String,
+    pub(crate) requests_per_s_by_clients: ReferenceColumn,
+    pub(crate) one_thread_per_s: f64,
+    pub(crate) checksum_per_s: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConnectReference {
+    pub(crate) source: String,
+    pub(crate) per_s_by_threads: ReferenceColumn,
+    pub(crate) per_s_by_clients: ReferenceColumn,
+    pub(crate) latency_us: f64,
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ForkFigure, SIZES_MIB, published_ms};
+    use super::{ForkFigure, REFERENCES, SIZES_MIB};
 
     #[test]
     fn each_size_has_its_own_figures_and_others_none() {
-        assert_eq!(
-            (published_ms(ForkFigure::Checkpoint, 1), published_ms(ForkFigure::Prepare, 1)),
-            (Some(0.648), Some(0.648))
-        );
-        assert_eq!(published_ms(ForkFigure::Resume, 64), Some(3.339));
-        assert_eq!(published_ms(ForkFigure::Execution, 1024), Some(1246.940));
-        assert_eq!(published_ms(ForkFigure::Prepare, 3), None);
-        assert_eq!(published_ms(ForkFigure::Pause, 1), None);
+        let find = |figure, mib| REFERENCES.fork.published_ms(figure, mib);
+        assert_eq!((find(ForkFigure::Checkpoint, 1), find(ForkFigure::Prepare, 1)), (Some(0.648), Some(0.648)));
+        assert_eq!(find(ForkFigure::Resume, 64), Some(3.339));
+        assert_eq!(find(ForkFigure::Execution, 1024), Some(1246.940));
+        assert_eq!(find(ForkFigure::Prepare, 3), None);
+        assert_eq!(find(ForkFigure::Pause, 1), None);
     }
 
     #[test]
     fn larger_parents_cost_more() {
         for figure in [ForkFigure::Prepare, ForkFigure::Resume, ForkFigure::Execution] {
-            let column: Vec<_> = SIZES_MIB.iter().map(|mib| published_ms(figure, *mib).unwrap()).collect();
-            assert!(column.is_sorted(), "{figure:?}: {column:?}");
+            let figures = SIZES_MIB.iter().map(|mib| REFERENCES.fork.published_ms(figure, *mib).unwrap());
+            assert!(figures.is_sorted(), "{figure:?}");
         }
     }
 }

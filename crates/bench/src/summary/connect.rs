@@ -9,20 +9,8 @@ use crate::parameters::connect::{
     ConnectCase, ConnectParameters, ConnectSampleKey, ConnectSeries, P50_US, P99_US, PER_S, PROTECTIONS,
 };
 use crate::parameters::protection::ConnectionSecurity;
+use crate::reference::{ConnectReference, REFERENCES};
 use crate::samples::{Samples, Spread};
-
-/// What the authors of the first remote fork in a kernel (MITOSIS) published for the connections of theirs: reliable ones
-/// of RDMA cards, one card on each side, nobody authenticated.
-const REFERENCE: &str = "MITOSIS, as published: reliable connections of RDMA cards, nobody proves anything";
-
-/// Connections a second by threads of one client machine.
-const REFERENCE_BY_THREADS_PER_S: [(usize, f64); 5] = [(1, 172.6), (2, 375.9), (4, 398.0), (8, 391.0), (12, 400.0)];
-
-/// Connections a second by client machines of two threads. For one, they published 397.3 here, and 375.9 above.
-const REFERENCE_BY_CLIENTS_PER_S: [(usize, f64); 3] = [(2, 408.6), (4, 400.8), (8, 391.2)];
-
-/// How long a connection took on average with one thread, in µs.
-const REFERENCE_LATENCY_US: f64 = 5_070.0;
 
 /// Cards, and with them paths, between two nodes.
 const NICS_PER_NODE: usize = 1;
@@ -62,7 +50,7 @@ impl ConnectSummary {
             "runs": self.plan.runs,
             "seconds": self.plan.seconds,
             "server_threads": self.server_threads,
-            "reference": REFERENCE,
+            "reference": REFERENCES.connect.source,
             "cases": cases,
         })
     }
@@ -86,7 +74,7 @@ impl ConnectSummary {
             "floor_per_s": median(self.spread(case, ConnectSeries::Floor, PER_S)),
             "latency_us": { "p50": median(own(P50_US)), "p99": median(own(P99_US)) },
             "reference_per_s": reference_per_s(case),
-            "reference_latency_us": (case.connections() == 1).then_some(REFERENCE_LATENCY_US),
+            "reference_latency_us": (case.connections() == 1).then_some(REFERENCES.connect.latency_us),
         })
     }
 
@@ -101,8 +89,9 @@ impl ConnectSummary {
         let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
         text += "proved: both ends have shown who they are; then: how all else on the connection goes\n";
         text += "floor: TCP connect and accept by bare programs, same run; ratio: of farfork to it\n";
-        text += &format!("ref.: {REFERENCE};\n");
-        text += &format!("      with one thread a connection took {REFERENCE_LATENCY_US:.0} µs on average\n");
+        let ConnectReference { source, latency_us, .. } = &REFERENCES.connect;
+        text += &format!("ref.: {source};\n");
+        text += &format!("      with one thread a connection took {latency_us:.0} µs on average\n");
         text
     }
 
@@ -131,10 +120,10 @@ impl ConnectSummary {
 }
 
 fn reference_per_s(case: ConnectCase) -> Option<f64> {
-    let find = |table: &[(usize, f64)], number| table.iter().find(|(of, _)| *of == number).map(|(_, per_s)| *per_s);
+    let ConnectReference { per_s_by_threads, per_s_by_clients, .. } = &REFERENCES.connect;
     match case {
-        ConnectCase { clients: 1, threads } => find(&REFERENCE_BY_THREADS_PER_S, threads),
-        ConnectCase { clients, threads: 2 } => find(&REFERENCE_BY_CLIENTS_PER_S, clients),
+        ConnectCase { clients: 1, threads } => per_s_by_threads.find(threads as u64),
+        ConnectCase { clients, threads: 2 } => per_s_by_clients.find(clients as u64),
         _ => None,
     }
 }

@@ -8,21 +8,8 @@ use crate::endpoint::specification::RpcSystem;
 use crate::machine::{Machine, load_average};
 use crate::parameters::protection::ConnectionSecurity;
 use crate::parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome, RpcSampleKey, RpcSeries};
+use crate::reference::REFERENCES;
 use crate::samples::{Samples, Spread};
-
-/// What the authors of the first remote fork in a kernel (MITOSIS) published for their RPC: one server thread, empty
-/// requests, synchronous, twelve threads a client machine; machines with RDMA cards.
-const REFERENCE: &str = "MITOSIS, as published: RDMA, a server thread, 12 synchronous threads on each of N machines";
-
-/// Requests a second by client machines.
-const REFERENCE_PER_S: [(usize, f64); 5] =
-    [(1, 1_259_365.0), (2, 1_309_660.0), (4, 1_221_549.0), (8, 1_219_961.0), (10, 1_261_974.0)];
-
-/// Requests a second of one client thread.
-const REFERENCE_ONE_THREAD_PER_S: f64 = 239_952.0;
-
-/// Requests a second of one client machine, 2,048 bytes and their checksum: the middle of what is printed.
-const REFERENCE_CHECKSUM_PER_S: f64 = 12_086.0;
 
 /// An echo over veth that is slower was held up by something else, and no floor.
 const ECHO_PER_S_MIN: f64 = 1_500_000.0;
@@ -73,7 +60,7 @@ impl RpcSummary {
             "load_average": self.load_average,
             "runs": self.plan.runs,
             "client_seconds": self.plan.client_seconds,
-            "reference": REFERENCE,
+            "reference": REFERENCES.rpc.source,
             "errors": errors,
             "damaged": damaged,
             "cases": cases,
@@ -135,7 +122,7 @@ impl RpcSummary {
         let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
         text += "floor: a bare echo of the same messages, same run; ratio: of farfork to it. Echo and peers have\n";
         text += "one thread on each side, and neither checksums nor TLS: only such cases have them\n";
-        text += &format!("ref.: {REFERENCE}\n");
+        text += &format!("ref.: {}\n", REFERENCES.rpc.source);
         text += &self.peers_table();
         let (errors, damaged) = self.failures();
         text += &format!("\n{errors} requests failed, {damaged} answers were damaged\n");
@@ -197,12 +184,12 @@ fn is_credible(case: &RpcCase, floor_per_s: f64) -> bool {
 
 fn published_per_s(case: &RpcCase) -> Option<f64> {
     if case.payload_bytes == 2048 && case.clients == 1 {
-        return Some(REFERENCE_CHECKSUM_PER_S);
+        return Some(REFERENCES.rpc.checksum_per_s);
     }
     let is_plain = case.window == 1 && case.payload_bytes == 0 && case.server_threads == 1;
     match case.threads {
-        12 if is_plain => REFERENCE_PER_S.iter().find(|(clients, _)| *clients == case.clients).map(|(_, per_s)| *per_s),
-        1 if is_plain && case.connections() == 1 => Some(REFERENCE_ONE_THREAD_PER_S),
+        12 if is_plain => REFERENCES.rpc.requests_per_s_by_clients.find(case.clients as u64),
+        1 if is_plain && case.connections() == 1 => Some(REFERENCES.rpc.one_thread_per_s),
         _ => None,
     }
 }

@@ -8,11 +8,8 @@ use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
 use crate::parameters::methods::PauseMethod;
 use crate::parameters::warm_start::{WarmStartFigure, WarmStartParameters, WarmStartSampleKey};
+use crate::reference::{FunctionReference, REFERENCES};
 use crate::samples::{Samples, Spread, figure_json};
-
-/// What the authors of the first remote fork in a kernel (MITOSIS) published for lean containers that are paused, by what
-/// runs in them: how many at once were best, and runs a second in all.
-const REFERENCE: [(&str, u64, f64); 2] = [("helloworld", 4, 80_288.0), ("compression", 30, 7_556.0)];
 
 /// All figures of a run.
 #[derive(Debug)]
@@ -52,9 +49,9 @@ impl WarmStartSummary {
             let (parallel, per_s) = self.best_parallelism(*by)?;
             Some(json!({ "by": by, "parallel": parallel, "runs_per_s": per_s }))
         });
-        let reference = REFERENCE.map(
-            |(function, parallel, per_s)| json!({ "function": function, "parallel": parallel, "runs_per_s": per_s }),
-        );
+        let reference = REFERENCES.warm_start.functions.iter().map(|FunctionReference { name, parallel, runs_per_s }| {
+            json!({ "function": name, "parallel": parallel, "runs_per_s": runs_per_s })
+        });
         json!({
             "benchmark": "warm_start",
             "machine": self.machine,
@@ -62,7 +59,7 @@ impl WarmStartSummary {
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "best": best.collect::<Vec<_>>(),
-            "reference": reference,
+            "reference": reference.collect::<Vec<_>>(),
         })
     }
 
@@ -92,9 +89,9 @@ impl WarmStartSummary {
             let (parallel, per_s) = self.best_parallelism(*by)?;
             Some(format!("{} {per_s:.0} a second with {parallel} at once", by.text()))
         });
-        let [(function, parallel, per_s), _] = REFERENCE;
+        let FunctionReference { name, parallel, runs_per_s } = &REFERENCES.warm_start.functions[0];
         format!(
-            "{}, load {:.1}\n\n{}\n\nBest: {}.\nA published reference, on another machine: {per_s:.0} a second with {parallel} at once ({function}). ×: farfork's \
+            "{}, load {:.1}\n\n{}\n\nBest: {}.\nA published reference, on another machine: {runs_per_s:.0} a second with {parallel} at once ({name}). ×: farfork's \
              median ÷ the\nfloor's, of local forks that are paused as many at once. No answer was wrong.\n",
             self.machine.describe(),
             self.load_average,
