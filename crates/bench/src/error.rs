@@ -67,6 +67,20 @@ pub enum BenchError {
         /// Of what: `pages of a child`.
         what: &'static str,
     },
+    /// A function returned something else in its second call.
+    #[error("function `{function}`: two calls return different results, so the results of children cannot be checked")]
+    UnsteadyFunction {
+        /// Its name.
+        function: String,
+    },
+    /// The packages of the embedded functions cannot be installed.
+    #[error(
+        "the functions' Python packages cannot be installed: {cause}; connect this machine to PyPI, or name a Python that has them: --python"
+    )]
+    FunctionPackages {
+        /// What failed.
+        cause: String,
+    },
     /// A process of a node could not be sent a signal.
     #[error("process {pid} of the node in {} cannot be sent signal {signal}: {cause}", run_dir.display())]
     Signal {

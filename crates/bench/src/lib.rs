@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 // parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
-//                  │  fork, fault, churn, tree, fanout, pool, warm_start, rpc, connect: run `farfork bench fork` and so on
+//                  │  fork, function, fault, churn, tree, fanout, pool, warm_start, rpc, connect: run `farfork bench fork` and so on
 //                  │  stress_fork, stress_rpc, soak: run `farfork stress fork`, `rpc` and `paging`
 //                  │  local_cluster: nodes on this machine, and requests to them
 //                  │  fanout_client: many children at once; warm_children: children that are paused between requests
@@ -43,6 +43,7 @@ pub use experiment::connect::run_connect;
 pub use experiment::fanout::run_fanout;
 pub use experiment::fault::run_fault;
 pub use experiment::fork::run_fork;
+pub use experiment::function::run_function;
 pub use experiment::leak_check::ResourceCount;
 pub use experiment::pool::run_pool;
 pub use experiment::rpc::run_rpc;
@@ -56,6 +57,7 @@ pub use parameters::connect::{ConnectCase, ConnectParameters};
 pub use parameters::fanout::FanoutParameters;
 pub use parameters::fault::FaultParameters;
 pub use parameters::fork::{ForkParameters, PeerSystem, ResumeCase};
+pub use parameters::function::FunctionParameters;
 pub use parameters::pool::PoolParameters;
 pub use parameters::protection::ConnectionSecurity;
 pub use parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome};
@@ -67,8 +69,10 @@ pub use summary::connect::ConnectSummary;
 pub use summary::fanout::FanoutSummary;
 pub use summary::fault::FaultSummary;
 pub use summary::fork::ForkSummary;
+pub use summary::function::FunctionSummary;
 pub use summary::pool::PoolSummary;
 pub use summary::rpc::RpcSummary;
 pub use summary::tree::TreeSummary;
 pub use summary::warm_start::WarmStartSummary;
+pub use workload::functions::FunctionSource;
 pub use workload::micro::{PageSize, TouchAccess, TouchOrder};

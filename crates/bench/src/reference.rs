@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::figure::ForkFigure;
 
@@ -19,6 +19,7 @@ pub(crate) static REFERENCES: LazyLock<References> =
 #[serde(deny_unknown_fields)]
 pub(crate) struct References {
     pub(crate) fork: ForkReference,
+    pub(crate) function: FunctionsReference,
     pub(crate) stress: StressReference,
     pub(crate) warm_start: WarmStartReference,
     pub(crate) rpc: RpcReference,
@@ -61,6 +62,23 @@ impl ForkReference {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub(crate) struct FunctionsReference {
+    /// Where the figures are from, for the summary.
+    pub(crate) source: String,
+    pub(crate) functions: Vec<FunctionReference>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FunctionReference {
+    pub(crate) name: String,
+    pub(crate) prepare_ms: f64,
+    pub(crate) resume_ms: f64,
+    pub(crate) execution_ms: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct StressReference {
     pub(crate) forks_per_s: f64,
 }
@@ -68,12 +86,12 @@ pub(crate) struct StressReference {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WarmStartReference {
-    pub(crate) functions: Vec<FunctionReference>,
+    pub(crate) functions: Vec<PausedFunctionReference>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct FunctionReference {
+pub(crate) struct PausedFunctionReference {
     pub(crate) name: String,
     /// Containers at once.
     pub(crate) parallel: u64,

@@ -9,37 +9,37 @@ const PAYLOAD_BYTES: u32 = 2048;
 /// Longest run, in seconds: a week.
 const SECONDS_MAX: f64 = 604_800.0;
 
-/// Who asks whom, and how much at once.
+/// How many clients call the server, and how much each requests at once.
 #[derive(Args)]
 pub(crate) struct LoadArgs {
-    /// Threads of the server; connections are spread over them [default: 1].
+    /// Number of threads of the server. The connections are spread over the threads [default: 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     server_threads: Option<u64>,
-    /// Client nodes, each a process in a network namespace of its own.
+    /// Number of client nodes. Each is a process in its own network namespace.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10))]
     clients: Option<u64>,
-    /// Threads of each client node.
+    /// Number of threads of each client node.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     threads: Option<u64>,
-    /// Connections of each thread [default: 1].
+    /// Number of connections of each thread [default: 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     connections: Option<u64>,
-    /// Sessions on each connection [default: 1].
+    /// Number of sessions on each connection [default: 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     sessions: Option<u64>,
-    /// Requests in flight on each session; 1: each waits for the one before.
+    /// Number of requests in flight on each session. With 1, each request waits for the previous answer.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     window: Option<u64>,
-    /// Have each answer made of random bytes with a checksum, and verify it.
+    /// Have the server answer with random bytes and a checksum, and verify each answer.
     #[arg(long)]
     checksum: bool,
-    /// Random bytes of an answer; 8 bytes of checksum come on top. Implies --checksum [default: 2048].
+    /// Number of random bytes in an answer, without the 8 bytes of the checksum. Implies --checksum [default: 2048].
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=(16 << 20) - 8))]
     payload: Option<u32>,
-    /// Have both ends prove who they are, and encrypt what follows, or not.
+    /// Encrypt the calls. With `on` and with `off`, both ends authenticate each other first.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"])]
     encryption: Option<String>,
-    /// Sleep as soon as there is nothing to do, instead of looking for 50 µs.
+    /// Sleep as soon as there is no work, instead of polling for work for 50 µs first.
     #[arg(long)]
     no_spin: bool,
 }
@@ -77,10 +77,10 @@ impl LoadArgs {
     }
 }
 
-/// Seconds as a number; more than none.
+/// A number of seconds above 0.
 pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => Ok(seconds),
-        _ => Err(format!("it must be a number of seconds, {SECONDS_MAX} at most")),
+        _ => Err(format!("write a number of seconds without a unit, above 0 and up to {SECONDS_MAX}")),
     }
 }

@@ -17,7 +17,7 @@ use crate::{Cli, GlobalArgs};
 pub(crate) enum Command {
     Bench(bench::BenchCommand),
     Stress(stress::Stress),
-    /// Print or write the manual pages of these commands: `farfork man` executes it.
+    /// Print or write the manual pages of these commands. `farfork man` runs this command.
     #[command(hide = true)]
     Man(ManualArguments),
 }

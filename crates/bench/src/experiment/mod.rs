@@ -8,6 +8,7 @@ pub(crate) mod fanout;
 pub(crate) mod fanout_client;
 pub(crate) mod fault;
 pub(crate) mod fork;
+pub(crate) mod function;
 pub(crate) mod leak_check;
 pub(crate) mod local_cluster;
 pub(crate) mod pause_methods;

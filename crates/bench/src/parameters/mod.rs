@@ -5,6 +5,7 @@ pub(crate) mod connect;
 pub(crate) mod fanout;
 pub(crate) mod fault;
 pub(crate) mod fork;
+pub(crate) mod function;
 pub(crate) mod methods;
 pub(crate) mod pool;
 pub(crate) mod protection;

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::leftovers::{self, RunMarkers};
-use crate::harness::{Farfork, scratch, wait};
+use crate::harness::{BINARY, Farfork, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -18,6 +19,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_measures_first_children", fork_measures_first_children),
     Test::alone("fork_refuses_sizes_above_free_memory", fork_refuses),
     Test::alone("fault_prints_figures_next_to_their_floors", fault),
+    Test::alone("function_compares_results_and_cleans_up", function),
+    Test::alone("function_refuses_results_that_vary", function_refuses),
     Test::alone("connect_prints_every_case_and_cleans_up", connect),
     Test::alone("churn_finds_no_wrong_page_and_cleans_up", churn),
     Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
@@ -26,6 +29,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("pool_prints_every_figure_and_cleans_up", pool),
     Test::alone("warm_start_finds_the_best_concurrency_and_cleans_up", warm_start),
     Test::alone("a_missing_peer_program_is_reported_with_a_remedy", missing_peer),
+    Test::alone("help_explains_each_benchmark_and_test", help),
+    Test::alone("a_missing_bench_program_is_reported_with_a_remedy", missing_program),
 ];
 
 /// A few dozen children, and as many touches of a few MiB, on a busy machine.
@@ -159,6 +164,45 @@ fn fork_refuses() {
         "free memory",
         "--mib",
     ]);
+}
+
+fn function() {
+    let own = scratch::directory();
+    let file = own.path().join("triangle.py");
+    fs::write(&file, "def area(payload):\n    return payload['a'] * payload['b'] / 2\n").expect("a small file");
+    let own = format!("{}:area", file.display());
+    let python = programs::python();
+    let python = python.to_str().expect("its path is text");
+    let arguments = [
+        "helloworld",
+        "compression",
+        "micro",
+        &own,
+        "--runs",
+        "2",
+        "--python",
+        python,
+        "--payload",
+        "{\"a\": 3, \"b\": 4}",
+    ];
+    let document = run_benchmark("function", &arguments);
+    let figures = document["figures"].as_array().expect("a list");
+    for name in ["helloworld", "compression", "micro", "triangle"] {
+        // Resident memory, two calls of the parent, prepare, pause, and start and execution of three kinds of child.
+        let of_function = figures.iter().filter(|figure| figure["function"] == name);
+        assert_eq!(of_function.count(), 11, "{name}: {document}");
+    }
+    assert_eq!(document["reference"].as_array().map(Vec::len), Some(3), "{document}");
+}
+
+fn function_refuses() {
+    let own = scratch::directory();
+    let file = own.path().join("varying.py");
+    fs::write(&file, "import time\ndef handler(payload):\n    return time.time_ns()\n").expect("a small file");
+    let (file, python) = (file.display().to_string(), programs::python().display().to_string());
+    let arguments = ["bench", "function", &file, "--python", &python];
+    let failed = Farfork::at(Path::new("/nonexistent")).run_failing(&arguments);
+    failed.require_mentions(&["varying", "two calls return different results"]);
 }
 
 fn connect() {
@@ -330,6 +374,32 @@ fn missing_peer() {
     let ended = wait::wait_with_output(child, "farfork bench fork --peer criu", RUN_LIMIT);
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stdout);
     assert!(ended.stderr.contains("criu is not installed") && ended.stderr.contains("apt-get"), "{}", ended.stderr);
+}
+
+/// `farfork help bench fork` says the same as `farfork bench fork --help`.
+fn help() {
+    let farfork = Farfork::at(Path::new("/nonexistent"));
+    for command in [&["bench"][..], &["bench", "fork"], &["bench", "warm-start"], &["stress"], &["stress", "paging"]] {
+        let explained = farfork.run(&[&["help"], command].concat());
+        assert!(explained.status.success(), "{command:?}: {}", explained.stderr);
+        assert!(explained.stdout.contains(&format!("Usage: farfork {}", command.join(" "))), "{}", explained.stdout);
+        assert_eq!(explained.stdout, farfork.run(&[command, &["--help"]].concat()).stdout, "{command:?}");
+    }
+    let unknown = farfork.run_failing(&["help", "bench", "fly"]);
+    assert!(unknown.status == 2 && unknown.message.contains("fly"), "{}", unknown.message);
+}
+
+/// As after `make install` alone, which installs no benchmarks.
+fn missing_program() {
+    let directory = scratch::directory();
+    let lone = directory.path().join("farfork");
+    fs::copy(BINARY, &lone).expect("the binary under test can be copied");
+    for arguments in [&["help", "bench", "fork"][..], &["bench", "fork"], &["stress", "--help"]] {
+        let ended = Command::new(&lone).args(arguments).output().expect("the binary under test can be started");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("program farfork-bench") && said.contains("make install-bench"), "{said}");
+    }
 }
 
 /// Runs the benchmark; nothing of it may be left.

@@ -10,11 +10,14 @@ use farfork_terminal::{output, privilege};
 use super::progress_bar;
 use crate::{GlobalArgs, program_path};
 
-/// Measure programs that change their memory hard while it comes.
+/// Measure programs that change much of their memory while it arrives.
 ///
-/// Starts two nodes on this machine. A child gives memory back and fills it anew as an allocator does, moves it, copies what lives as
-/// a collector does, forks a hundred processes, or gets a signal every 200 µs; on its parent's node and on the other one,
-/// in turn with the same program unforked. Each checks what it finds: a wrong page fails the run.
+/// The benchmark starts two nodes on this machine. A child releases memory and fills it again as an allocator does, moves
+/// memory, or copies live objects as a garbage collector does. Or it forks a hundred processes, or gets a signal every
+/// 200 µs.
+///
+/// Each child runs on its parent's node and on the other node, in turn with the same program without a fork. Each child
+/// checks its memory. A wrong page fails the run.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -26,10 +29,10 @@ pub(crate) struct BenchChurn {
     /// Private memory of the program, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
-    /// Rounds, in each of which everything is measured in turn.
+    /// Number of rounds. Each round measures everything once.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
 }

@@ -11,39 +11,42 @@ use super::progress_bar;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
-/// Measure connections: how many are made a second, and how long each takes.
+/// Measure how many connections nodes make per second, and how long each connection takes.
 ///
-/// A server and client nodes, each in a network namespace of its own, joined by veth. Each thread of a client makes one
-/// connection after the other: TCP, the handshake in which both ends prove who they are, and closed. Each case is measured
-/// without that handshake (a byte of greeting in its place), with it and what follows in clear, and with it and
-/// encrypted. Without arguments, one client with 1, 2, 4, 8 and 12 threads, and 2, 4 and 8 clients with two threads each.
+/// The server and each client node are in their own network namespaces. Veth pairs connect the namespaces. Each thread of a
+/// client makes one connection after the other. A connection is a TCP connection and a handshake in which both ends
+/// authenticate each other. Then the connection is closed.
 ///
-/// Beside each figure stand, measured in turn with it, TCP connect and accept by two programs that do nothing else; and a
-/// published reference, from other machines.
+/// The benchmark measures each case three times: with one byte of greeting instead of the handshake, with the handshake
+/// but no encryption, and with the handshake and encryption. Without arguments, the cases are one client with 1, 2, 4, 8 and 12 threads,
+/// and 2, 4 and 8 clients with two threads each.
+///
+/// The report has a floor next to each figure, measured in turn with it: TCP connect and accept by two programs that do
+/// nothing else. It also has a published reference, measured on other machines.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork bench connect                               all usual cases, about a minute
-  farfork bench connect --threads 1 --seconds 5       how long one connection takes
-  farfork bench connect --clients 1,2,4 --threads 2   by client nodes
+  farfork bench connect --threads 1 --seconds 5       the time of one connection
+  farfork bench connect --clients 1,2,4 --threads 2   several numbers of client nodes
   farfork bench connect --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct BenchConnect {
-    /// Client nodes, each a process in a network namespace of its own; several numbers: a case of each
-    /// [default: 1, if threads are given].
+    /// Number of client nodes. Each is a process in its own network namespace. Each of several numbers is a case
+    /// [default: 1, if --threads is given].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=10))]
     clients: Vec<u64>,
-    /// Threads of each client node; several numbers: a case of each [default: 1, if clients are given].
+    /// Number of threads of each client node. Each of several numbers is a case [default: 1, if --clients is given].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=64))]
     threads: Vec<u64>,
-    /// Seconds that clients connect in a run, for each protection and for the floor.
+    /// Time for which the clients connect in a run, in seconds, for each kind of connection and for the floor.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = parse_seconds)]
     seconds: f64,
-    /// Runs of each case, in turn with its floor.
+    /// Number of runs of each case, in turn with its floor.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

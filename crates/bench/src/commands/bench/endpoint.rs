@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-/// Be one end of a connection that a benchmark measures.
+/// Run one end of a connection that a benchmark measures. The benchmark starts this command.
 #[derive(Args)]
 pub(crate) struct BenchEndpoint {
-    /// What it is to be, as the benchmark says it.
+    /// Instructions of the benchmark.
     specification: String,
 }
 

@@ -28,55 +28,58 @@ impl From<NetworkMode> for ChildNetwork {
     }
 }
 
-/// Measure many children of one seed: how many a second, how soon each has its result, what memory each has for itself.
+/// Measure many children of one seed: their rate, the time to each result, and the memory that each uses alone.
 ///
-/// Starts nodes on this machine. In one request a parent's children are asked for on all of them; each touches four
-/// pages of its own choice, writes what it made of them, and ends. Every result is checked, and each is another: a wrong one
-/// fails the run. Results are waited for as any client does.
+/// The benchmark starts nodes on this machine. One request starts children of one parent on all nodes. Each child touches
+/// four pages of its own choice, writes a result that depends on them, and exits. The benchmark waits for the results as any
+/// client does. It checks every result, and each result differs. A wrong result fails the run.
 ///
-/// Beside them stand, measured in turn in the same run, local forks of the same memory that do the same, as many at once as a
-/// node starts: bare, and each into the namespaces of a container that was there before. And just what the kernel must do for a
-/// child in a container of its own, two at once: control group, namespaces, /proc, network, process 1, the fork, all ends. Where that is
-/// not permitted, or the machine has no unified hierarchy of control groups, it is said.
+/// The report has floors next to each figure, measured in turn in the same run. Two floors are local forks of the same memory
+/// that do the same work, as many at the same time as a node starts: alone, and into the namespaces of an existing
+/// container. A further floor is the work of the kernel for a child in its own container, two at the same time. This work is
+/// a control group, namespaces, /proc, a network, process 1, the fork, and the end of all of them. If it is not permitted,
+/// or the machine has no unified hierarchy of control groups, the report says so.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  farfork bench fanout                                  200 children over two nodes, five rounds
+  farfork bench fanout                                  200 children on two nodes, five rounds
   farfork bench fanout --children 1000 --seconds 60 --runs 1
   farfork bench fanout --children 1000 --seconds 60 --runs 1 --net shared
   farfork bench fanout --children 100 --nodes 3 --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
 pub(crate) struct BenchFanout {
-    /// Children of a fan-out.
+    /// Number of children of a fan-out.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=16_384))]
     children: u64,
-    /// Nodes that they are spread over; their parent is on the first.
+    /// Number of nodes for the children. The parent is on the first node.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=10))]
     nodes: u64,
     /// Private memory of the parent, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
-    /// Rounds, in each of which everything is measured in turn.
+    /// Number of rounds. Each round measures everything once.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// In a round, let one fan-out follow the other for so many seconds [default: one of each].
+    /// Time for which each round repeats the fan-out, in seconds [default: one fan-out per round].
     #[arg(long, value_name = "SECONDS", value_parser = crate::commands::load::parse_seconds)]
     seconds: Option<f64>,
-    /// Containers that each node keeps ready [default: as many as a node does by itself].
+    /// Number of containers that each node keeps ready [default: as `farfork node`].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pool: Option<u64>,
-    /// Zygotes that each node keeps, 0 for none [default: as many as a node does by itself].
+    /// Maximum number of zygotes of each node; 0 for none [default: as `farfork node`].
     #[arg(long, value_name = "N")]
     zygotes: Option<u64>,
-    /// The network of the children, and of local forks into namespaces: each its own, one for all of a fan-out on a node, or the
-    /// node's.
+    /// Network of the children, and of the local forks into namespaces: `private`, `shared` or `host`.
+    ///
+    /// `private` is a network for each child. `shared` is one network for all children of a fan-out on the same node.
+    /// `host` is the network of the node.
     #[arg(long, value_name = "KIND", default_value = "private")]
     net: NetworkMode,
-    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

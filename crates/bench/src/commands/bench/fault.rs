@@ -10,15 +10,17 @@ use farfork_terminal::{output, privilege};
 use super::progress_bar;
 use crate::{GlobalArgs, program_path};
 
-/// Measure single page faults: from a touch in a child to the page of its parent on another node.
+/// Measure single page faults: from a touch in a child to the arrival of its parent's page from another node.
 ///
-/// Starts two nodes on this machine. Children on one of them touch pages far from each other, one by one, and tell how long
-/// each touch took: back to back, after 150 ms of idleness, and while all of another child's memory streams to the same node.
-/// And children of several seeds take all of their memory at the same time: how long the slowest takes, beside the mean.
+/// The benchmark starts two nodes on this machine. Children on one node touch pages far from each other, one by one, and
+/// report the time of each touch. They do so back to back, after 150 ms of idleness, and while all of another child's memory
+/// arrives at the same node. Also, children of several seeds fetch all of their memory at the same time. The report has the
+/// time of the slowest child next to the mean.
 ///
-/// Beside them stand, measured in turn in the same run: what two bare programs need to exchange a request for a page over
-/// the same link and to map a copy of it (the floor), and what a thread sees that they serve; alone, and while two further
-/// bare programs stream pages over that link and map them.
+/// The report has two more figures next to each of these, measured in turn in the same run. The floor is the time that two
+/// minimal programs need to exchange a request for a page over the same link and to map a copy of the page. The other figure
+/// is the time of a touch in a thread whose page faults these programs serve. Both are measured alone, and while two more
+/// minimal programs transfer pages over that link and map them.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -28,25 +30,27 @@ Examples:
 
 Exit status: 0 measured, 1 failed or a page was wrong, 2 wrong usage.")]
 pub(crate) struct BenchFault {
-    /// Rounds, in each of which everything is measured in turn.
+    /// Number of rounds. Each round measures everything once.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// Faults of a round, back to back and beside a stream.
+    /// Number of faults of a round, back to back and again during a stream.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     faults: u64,
-    /// Faults of a round after idleness.
+    /// Number of faults of a round after idleness.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     idle_faults: u64,
-    /// Memory that is streamed beside faults, in MiB.
+    /// Memory of the stream that runs during faults, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     stream_mib: u64,
-    /// Children of as many seeds of 64 MiB each that take all of their memory at the same time, once a round; 0 for none.
+    /// Number of children that fetch all of their memory at the same time, once per round; 0 for none.
+    ///
+    /// Each child is of another seed, of 64 MiB.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(0..=64))]
     streams: u64,
-    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

@@ -24,80 +24,93 @@ const MAPPINGS_MAX: u64 = 32_768;
 
 /// Measure prepare, resume and execution of a process of several sizes.
 ///
-/// Starts two nodes on this machine, and for each size a program that holds so much private memory. Measures, back to
-/// back and after 150 ms of idleness: how long it takes to make a seed of it, and how long the program stands still for
-/// that; how long it takes from the request for a child, on the program's own node and on the other one, to the child's
-/// first instruction; and how long the child takes to touch each of its pages once. Each child then compares every byte
-/// with what its parent held: a wrong one fails the run.
+/// The benchmark starts two nodes on this machine. For each size it starts a program with that much private memory. It
+/// measures these times, back to back and after 150 ms of idleness:
 ///
-/// Beside each figure stand its floors, measured in the same run: fork(2) of the same process, the same touches in it,
-/// the same bytes over the same link by two bare programs; and a published reference, measured on other machines.
+/// Prepare: the time to make a seed of the program, and the time for which the program is stopped.
+///
+/// Resume: the time from the request for a child to the child's first instruction, on the program's own node and on the
+/// other node.
+///
+/// Execution: the time that the child takes to touch each of its pages once. Each child then compares every byte with its
+/// parent's memory. A wrong byte fails the run.
+///
+/// The report has floors next to each figure, measured in the same run: fork(2) of the same process, the same touches in
+/// it, and the transfer of the same bytes over the same link by two minimal programs. It also has a published reference,
+/// measured on other machines.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  farfork bench fork                                   all sizes, below five minutes
+  farfork bench fork                                   all sizes, in less than five minutes
   farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
-  farfork bench fork --write --samples samples.jsonl   pages are written; each sample goes to a file
-  farfork bench fork --huge                            the program's memory is in huge pages
+  farfork bench fork --write --samples samples.jsonl   write to the pages, and each sample to a file
+  farfork bench fork --huge                            memory in huge pages
   farfork bench fork --threads 4 --mappings 150 --first
                                                        first children of a larger program's seeds
   farfork bench fork --threads 4 --mappings 150 --first --foretold
-                                                       the same of a program that was seeded and forked before
+                                                       the same for a program that was prepared and forked before
   farfork bench fork --threads 4 --mappings 150 --first --fresh
-                                                       the same, each of a new program's first seed
+                                                       the same for the first seed of a new program each
   farfork bench fork --strategies cow --strategies eager --strategies prefetch,cache
-                                                       these side by side, too
-  farfork bench fork --peer criu                       beside CRIU, in the same run
+                                                       these strategies too, side by side
+  farfork bench fork --peer criu                       CRIU too, in the same run
   farfork bench fork --json                            one JSON document
 
 Exit status: 0 measured, 1 failed, or a child had a wrong byte, 2 wrong usage.")]
 pub(crate) struct BenchFork {
-    /// Private memory of the program, in MiB: one size or several
+    /// Private memory of the program, in MiB. Can be several sizes
     /// [default: 1,4,8,16,32,64,128,256,512,1024].
     #[arg(long, value_name = "MIB,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=MIB_MAX))]
     mib: Vec<u64>,
-    /// Samples of each figure [default: 20].
+    /// Number of samples of each figure [default: 20].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: Option<u64>,
-    /// Seconds for all samples: figures that take longer get fewer of them, but three while time is left
-    /// [default: 230, with a peer 200].
+    /// Time for all samples, in seconds. Slow figures get fewer samples, but at least three while time is left
+    /// [default: 230, or 200 with --peer].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     within: Option<u64>,
-    /// Touch the pages from the first to the last; else at random.
+    /// Touch the pages from the first to the last [default: in random order].
     #[arg(long)]
     sequential: bool,
-    /// Write to the pages; else read them.
+    /// Write to the pages [default: read them].
     #[arg(long)]
     write: bool,
-    /// Have the program's memory in huge pages of 2 MiB; else in small ones of 4 KiB.
+    /// Put the program's memory in huge pages of 2 MiB [default: small pages of 4 KiB].
     #[arg(long)]
     huge: bool,
-    /// Threads of the program; all but the first wait.
+    /// Number of threads of the program. All threads except the first wait.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
     threads: u64,
-    /// Mappings of the program, beside its memory and what every program has.
+    /// Number of additional mappings of the program. Its memory, and the mappings of every program, do not count.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MAPPINGS_MAX))]
     mappings: u64,
-    /// Measure the resume of each seed's first child on a node, which has to fetch the seed's description; else of later ones.
+    /// Measure the resume of the first child of each seed on a node [default: of later children].
+    ///
+    /// The first child has to fetch the seed's description.
     #[arg(long)]
     first: bool,
-    /// Have them asked for as by users, by nodes that keep zygotes and had a child of the seed before: they may be foretold.
+    /// Request the first children as users do, on nodes that keep zygotes. Needs --first.
+    ///
+    /// The nodes had a child of the program's previous seed. So they may make a zygote of this seed before the request.
     #[arg(long, requires = "first")]
     foretold: bool,
-    /// Have each of a seed that is a new program's first, by nodes that keep zygotes: the program's own node may have made one.
+    /// Use a new program for each sample, and the first seed of the program. Needs --first. Not with --foretold.
+    ///
+    /// The nodes keep zygotes. The program's own node may have made a zygote of the seed before the request.
     #[arg(long, requires = "first", conflicts_with = "foretold")]
     fresh: bool,
-    /// Measure this strategy too, as `farfork fork --strategy` takes it: a first child of a seed on the other node, and a second, up to
-    /// five times; for several, again.
+    /// Measure this strategy of `farfork fork --strategy` too. Can be repeated.
+    ///
+    /// The benchmark measures a first child and a second child of a seed on the other node, up to five times.
     #[arg(long, value_name = "STRATEGY")]
     strategies: Vec<String>,
-    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
-    /// Measure somebody else, too: `criu`, which must be installed, clones the program by dump and restore.
+    /// Measure another system too: `criu`, which must be installed. It clones the program by dump and restore.
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(["criu"]))]
     peer: Option<String>,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

@@ -4,15 +4,15 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-/// A client of a stress test, which starts it.
+/// Run a client process of `farfork stress fork`, which starts this command.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  farfork stress fork       starts some of these
+  farfork stress fork       starts several of these
 
-Exit status: 0 it said how it went, 1 it could not, 2 wrong usage.")]
+Exit status: 0 the client reported its outcome, 1 it could not, 2 wrong usage.")]
 pub(crate) struct BenchForkClient {
-    /// What it is to do, as JSON.
+    /// Instructions for the client, as JSON.
     specification: String,
 }
 

@@ -8,6 +8,7 @@ mod fanout;
 mod fault;
 mod fork;
 mod fork_client;
+mod function;
 mod pool;
 mod progress_bar;
 mod rpc;
@@ -20,14 +21,16 @@ use clap::{Args, Subcommand};
 
 use crate::GlobalArgs;
 
-/// Measure what farfork costs on this machine, beside what nothing could do for less.
+/// Measure what farfork costs on this machine, next to a floor for each figure.
 ///
-/// Each benchmark starts nodes of its own, as `farfork up` does, and removes every trace of them.
+/// A floor is the least that the same work costs without farfork. Each benchmark starts its own nodes, as `farfork up`
+/// does. At its end it removes everything that it created.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork bench fork --mib 1,64 --runs 5
   farfork bench fork --json > figures.json
+  farfork bench function json image
   farfork bench rpc --runs 1
   farfork bench connect
   farfork bench fault
@@ -46,6 +49,7 @@ pub(crate) struct BenchCommand {
 #[derive(Subcommand)]
 enum BenchmarkCommand {
     Fork(fork::BenchFork),
+    Function(function::BenchFunction),
     Rpc(rpc::BenchRpc),
     Connect(connect::BenchConnect),
     Fault(fault::BenchFault),
@@ -64,6 +68,7 @@ impl BenchCommand {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.benchmark {
             BenchmarkCommand::Fork(benchmark) => benchmark.run(global),
+            BenchmarkCommand::Function(benchmark) => benchmark.run(global),
             BenchmarkCommand::Rpc(benchmark) => benchmark.run(global),
             BenchmarkCommand::Connect(benchmark) => benchmark.run(global),
             BenchmarkCommand::Fault(benchmark) => benchmark.run(global),

@@ -10,14 +10,15 @@ use farfork_terminal::{output, privilege};
 use super::progress_bar;
 use crate::{GlobalArgs, program_path};
 
-/// Measure how long it takes to create a child in a container that is ready, and to pause one and let it go on.
+/// Measure how long a node takes to create a child in a ready container, and to pause and resume a child.
 ///
-/// Starts a node on this machine. In each round a child is created back to back with another and after 150 ms of nothing, and
-/// four times as many at once as containers are ready; and one that waits for requests is sent one, let go on, and paused again
-/// when it has answered. Every result is checked.
+/// The benchmark starts a node on this machine. In each round it creates a child back to back with another child, a child
+/// after 150 ms of idleness, and four times as many children at the same time as containers are ready. It also sends a
+/// request to a paused child, resumes the child, and pauses it again when it has answered. It checks every result.
 ///
-/// Beside them stand, measured in turn in the same run, local forks of the same memory, bare and into the namespaces of a
-/// container that was there before; and local forks that are stopped by SIGSTOP and by the bare freezer of a control group.
+/// The report has floors next to each figure, measured in turn in the same run. For creation, these are local forks of the
+/// same memory, alone and into the namespaces of an existing container. For a pause, these are local forks that are stopped
+/// by SIGSTOP, and by the freezer of a control group alone.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -26,16 +27,16 @@ Examples:
 
 Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
 pub(crate) struct BenchPool {
-    /// Containers that the node keeps ready.
+    /// Number of containers that the node keeps ready.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
     pool: u64,
     /// Private memory of the parent, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
-    /// Rounds, in each of which everything is measured in turn.
+    /// Number of rounds. Each round measures everything once.
     #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: u64,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

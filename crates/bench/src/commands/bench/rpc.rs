@@ -12,16 +12,17 @@ use super::progress_bar;
 use crate::commands::load::{LoadArgs, parse_seconds};
 use crate::{Cli, GlobalArgs, program_path};
 
-/// Measure calls: how many a second, and how long each takes.
+/// Measure how many calls nodes make per second, and how long each call takes.
 ///
-/// A server and client nodes, each in a network namespace of its own, joined by veth. Without arguments, the cases that
-/// promises are made for: one request in flight, with and without looking for work before sleeping; 64 and 256 on one
-/// connection; 64 on each of 16; answers of 2,048 random bytes with a checksum of 8, each verified; and 1 to 10 client
-/// nodes with 12 synchronous threads each. With any of the arguments that describe a load, that one case.
+/// The server and each client node are in their own network namespaces. Veth pairs connect the namespaces. An option that
+/// describes a load selects that one case. Without such options, the benchmark measures the cases of the specification:
+/// one request in flight, with and without polling for work before sleeping; 64 and 256 requests on one connection; 64
+/// requests on each of 16 connections; answers of 2,048 random bytes with a checksum of 8 bytes, each verified; and 1 to 10
+/// client nodes with 12 synchronous threads each.
 ///
-/// Beside empty calls of one thread on each side, in clear, stand, measured in turn with them: a bare echo of the same
-/// messages by two programs that do nothing else; on one connection also an echo on tokio, tonic and tarpc. Beside those
-/// that it has, a published reference, from other machines.
+/// The report has floors next to unencrypted empty calls of one thread on each side, measured in turn with them: an echo of
+/// the same messages by two programs that do nothing else. For one connection, it also has an echo with tokio, tonic and
+/// tarpc. Cases that have a published reference, measured on other machines, show it.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -34,22 +35,22 @@ Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
 pub(crate) struct BenchRpc {
     #[command(flatten)]
     load: LoadArgs,
-    /// Seconds that clients ask.
+    /// Time for which the clients send requests, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     client_seconds: f64,
-    /// Seconds that a server answers at most [default: the clients' and 10 more].
+    /// Maximum time for which the server answers, in seconds [default: --client-seconds plus 10].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     server_seconds: Option<f64>,
-    /// Seconds between two counts of answers.
+    /// Time between two counts of answers, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     report_interval: f64,
-    /// Runs of each case, in turn with its floors and peers.
+    /// Number of runs of each case, in turn with its floors and the other RPC systems.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: u64,
-    /// Leave out floors and peers.
+    /// Measure no floors and no other RPC systems.
     #[arg(long)]
     no_floors: bool,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

@@ -9,10 +9,11 @@ use farfork_terminal::{output, privilege};
 use super::progress_bar;
 use crate::{GlobalArgs, program_path};
 
-/// Measure how long trees of processes stand still for their seeds.
+/// Measure how long a prepare stops trees of processes.
 ///
-/// Starts two nodes on this machine, and trees of several sizes. In each round every tree is prepared, in turn, after each of its
-/// processes has forked by itself: the sum of that, and the time for a copy of what they share, is what a pause is compared with.
+/// The benchmark starts two nodes on this machine, and trees of several sizes. In each round it prepares each tree in turn.
+/// Before that, each process of the tree forks itself with fork(2). The floor of the pause is the sum of the times of these
+/// forks and the time to copy the memory that the processes share.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -21,7 +22,7 @@ Examples:
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct BenchTree {
-    /// How many processes the trees have.
+    /// Number of processes of a tree. Each of several numbers is a tree.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 4, 16], value_parser = clap::value_parser!(u64).range(1..=64))]
     processes: Vec<u64>,
     /// Private memory of each process, in MiB.
@@ -30,7 +31,7 @@ pub(crate) struct BenchTree {
     /// Memory that the processes of a tree share, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1024))]
     shared_mib: u64,
-    /// Rounds, in each of which every tree is measured in turn.
+    /// Number of rounds. Each round measures every tree once.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: u64,
 }

@@ -11,39 +11,40 @@ use super::progress_bar;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
-/// Measure how many functions a second are run by children that are paused before each and after it.
+/// Measure how many functions per second run in children that are paused before and after each function.
 ///
-/// Starts a node on this machine, and children of one seed, each in its container, paused. Of as many at once as is wanted each
-/// is sent a request, let go on, and paused again when its function has answered. How many at once are best is searched for:
-/// twice as many each time, as long as that brings more. Every answer is checked.
+/// The benchmark starts a node on this machine, and paused children of one seed, each in its own container. It sends a child
+/// a request, resumes the child, and pauses it again when its function has answered. It uses several children at the same
+/// time. To find the best number, it doubles the number as long as the rate increases. It checks every answer.
 ///
-/// Beside them stand, measured in turn in the same run, local forks that are stopped by the bare freezer of a control group,
-/// and by SIGSTOP.
+/// The report has floors next to each figure, measured in turn in the same run: local forks that are stopped by the freezer
+/// of a control group alone, and by SIGSTOP.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  farfork bench warm-start                              the best number at once is searched for
+  farfork bench warm-start                              search for the best number of children
   farfork bench warm-start --parallel 4,24,30 --steps 100000
   farfork bench warm-start --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
 pub(crate) struct BenchWarmStart {
-    /// How many at once [default: the best is searched for, up to 64].
+    /// Number of children that run functions at the same time. Each of several numbers is a case
+    /// [default: the best number, up to 64].
     #[arg(long, value_name = "C,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=256))]
     parallel: Vec<u64>,
-    /// Steps of computing that the function makes, some nanoseconds each; 0: it answers at once.
+    /// Number of steps that the function computes, some nanoseconds each. With 0, it answers immediately.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
     steps: u64,
     /// Private memory of the parent, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
-    /// Rounds, in each of which everything is measured in turn.
+    /// Number of rounds. Each round measures everything once.
     #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: u64,
-    /// How long each measurement takes.
+    /// Time of each measurement, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.25, value_parser = parse_seconds)]
     seconds: f64,
-    /// Write each sample into this file, as a line of JSON.
+    /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

@@ -12,12 +12,14 @@ use serde_json::json;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
-/// Have client processes on several nodes fork one parent's children, and judge.
+/// Fork children of one parent from client processes on several nodes, and judge the outcome.
 ///
-/// Each client asks its own node for a child, waits for its result, checks that, and asks for the next. Says each second's
-/// throughput as it passes. It passes when no request failed and no result was wrong, no client fell below the floor, and
-/// the nodes have no more processes, namespaces, mounts, control groups, files, descriptors, threads and memory afterwards than
-/// before.
+/// Each client requests a child from its own node, waits for the child's result, checks the result, and requests the next
+/// child. The test prints the throughput of each second.
+///
+/// The test passes if no request failed, no result was wrong, and no client fell below the floor. The nodes must also have
+/// no more resources afterwards than before: processes, namespaces, mounts, control groups, files, descriptors, threads
+/// and memory.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -26,28 +28,28 @@ Examples:
 
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
 pub(crate) struct StressFork {
-    /// Nodes; the parent is on the first.
+    /// Number of nodes. The parent is on the first node.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=10))]
     nodes: u64,
-    /// Client processes of each node.
+    /// Number of client processes on each node.
     #[arg(long, value_name = "C", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
     clients: u64,
-    /// Seconds that clients fork.
+    /// Time for which the clients fork, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
     seconds: f64,
-    /// Children a second that no client may fall below: none may be longer without one than that allows.
+    /// Minimum rate of each client, in children per second. No client may wait longer for a child than the rate allows.
     #[arg(long, value_name = "RATE", default_value_t = 0.1, value_parser = parse_rate)]
     floor: f64,
     /// Private memory of the parent, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
-    /// Containers that each node keeps ready [default: as many as a node does by itself].
+    /// Number of containers that each node keeps ready [default: as `farfork node`].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pool: Option<u64>,
-    /// Zygotes that each node keeps, 0 for none [default: as many as a node does by itself].
+    /// Maximum number of zygotes of each node; 0 for none [default: as `farfork node`].
     #[arg(long, value_name = "N")]
     zygotes: Option<u64>,
-    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
 }
@@ -85,11 +87,11 @@ impl StressFork {
     }
 }
 
-/// More than none.
+/// A number of children per second above 0.
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate.is_finite() => Ok(rate),
-        _ => Err("it must be a number of children a second, more than none".to_owned()),
+        _ => Err("write a number of children per second, above 0".to_owned()),
     }
 }
 

@@ -11,9 +11,9 @@ use clap::{Args, Subcommand};
 
 use crate::GlobalArgs;
 
-/// Put load on one part of farfork for as long as you like, and judge how it bears it.
+/// Put load on one part of farfork for as long as you like, and judge the outcome.
 ///
-/// It starts nodes of its own, as `farfork up` does, and removes every trace of them.
+/// Each test starts its own nodes, as `farfork up` does. At its end it removes everything that it created.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

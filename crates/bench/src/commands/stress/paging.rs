@@ -15,34 +15,36 @@ use serde_json::json;
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
-/// Have children page from each other's nodes while these are harmed, and judge.
+/// Have children fetch pages from other nodes while nodes and processes are disturbed, and judge the outcome.
 ///
-/// Three nodes on this machine, and rounds of random choice: parents of 1 to 32 MiB, children with any strategy on any
-/// node, children of children, fan-outs of more children than containers are ready, children with little memory, sealed seeds,
-/// seeds with short leases, zygotes; meanwhile children, parents, pagers and daemons are killed, seeds dropped, links
-/// cut, daemons and pagers halted for up to two seconds, children settled. Each child changes its memory all the time,
-/// and compares every byte of every page with what it must be.
+/// The test starts three nodes on this machine, and runs rounds of random choice. A round may have parents of 1 to 32 MiB,
+/// children with any strategy on any node, and children of children. It may also have fan-outs of more children than containers
+/// are ready, children with little memory, sealed seeds, seeds with short leases, and zygotes.
 ///
-/// It passes when no child ever found a wrong byte; each ended as it should, or as it may after what was done to it, and was told
-/// why; the nodes fork at least nine tenths as many children a second as before the first round, where the run took five minutes or
-/// more; and they have no more processes, namespaces, mounts, control groups, files, descriptors, threads and memory afterwards than
-/// before.
+/// Meanwhile the test kills children, parents, pagers and daemons. It drops seeds, cuts links, settles children, and stops
+/// daemons and pagers for up to two seconds. Each child changes its memory all the time, and compares every byte of every
+/// page with the expected value.
+///
+/// The test passes if no child found a wrong byte, and each child ended as expected. A child that was disturbed may also
+/// end as that disturbance permits, with the reason reported. After a run of five minutes or more, the nodes must fork at
+/// least nine tenths as many children per second as before the first round. They must also have no more resources
+/// afterwards than before: processes, namespaces, mounts, control groups, files, descriptors, threads and memory.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork stress paging                          a quarter of an hour
   farfork stress paging --seconds 60             a minute
-  farfork stress paging --seed 812 --json        the choices of an earlier run again
+  farfork stress paging --seed 812 --json        repeat the choices of an earlier run
 
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
 pub(crate) struct StressPaging {
-    /// Seconds in which rounds begin.
+    /// Time in which the test begins new rounds, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 900.0, value_parser = parse_seconds)]
     seconds: f64,
-    /// The number that all choices come from [default: another each time].
+    /// Seed of the random choices [default: a different one in each run].
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
 }

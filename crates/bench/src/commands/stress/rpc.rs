@@ -15,11 +15,12 @@ use crate::{GlobalArgs, program_path};
 /// Client nodes, and threads of each, unless told otherwise: few enough for a small machine.
 const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
 
-/// Have many clients call one server, and judge.
+/// Call one server from many clients, and judge the outcome.
 ///
-/// A server and client nodes, each in a network namespace of its own. Says each interval's throughput as it passes. It
-/// passes when no request failed, no answer had another checksum than its bytes, and no interval after the first, nor the
-/// whole run, stayed below the floor.
+/// The server and each client node are in their own network namespaces. The test prints the throughput of each interval.
+///
+/// The test passes if no request failed and the checksum of each answer matched the answer's bytes. The whole run, and each
+/// interval after the first, must also reach the floor.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -30,13 +31,13 @@ Exit status: 0 passed, 1 failed, 2 wrong usage.")]
 pub(crate) struct StressRpc {
     #[command(flatten)]
     load: LoadArgs,
-    /// Seconds that clients ask.
+    /// Time for which the clients send requests, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
     seconds: f64,
-    /// Seconds between two counts of answers.
+    /// Time between two counts of answers, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     report_interval: f64,
-    /// Answers a second that no interval may stay below.
+    /// Minimum number of answers per second in each interval.
     #[arg(long, value_name = "N", default_value_t = 1000.0)]
     floor: f64,
 }

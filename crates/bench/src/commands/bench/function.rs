@@ -1,0 +1,71 @@
+//! `farfork bench function`: prepare, resume and execution of Python functions.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_bench::{FunctionParameters, FunctionSource};
+use farfork_terminal::{output, privilege};
+
+use super::progress_bar;
+use crate::{GlobalArgs, program_path};
+
+/// Measure Python functions in children: nine serverless functions, or a function of your own.
+///
+/// Starts two nodes on this machine, and a Python process for each function, which calls the function twice. Then makes a
+/// seed of the process, and the seed's first child on each node. The child calls the function once. A child of os.fork()
+/// does the same, for comparison. Each result is compared with the parent's.
+///
+/// A function is a Python file with `handler(payload)`. The payload is a JSON document, and every call with the same
+/// payload must return the same result. The nine functions need packages from PyPI, which are installed into
+/// FARFORK_CACHE (default: ~/.cache/farfork) when they are first needed.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork bench function                                all nine functions
+  farfork bench function json image --runs 20
+  farfork bench function ./mine.py:work --payload '{\"size\": 3}' --python /usr/bin/python3
+
+Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
+pub(crate) struct BenchFunction {
+    /// Functions: helloworld, json, compression, pyaes, chameleon, image, pagerank, recognition, micro, or
+    /// FILE.py:HANDLER [default: these nine].
+    #[arg(value_name = "FUNCTION", value_parser = FunctionSource::parse)]
+    functions: Vec<FunctionSource>,
+    /// The payload of every call, a JSON document.
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_json)]
+    payload: String,
+    /// Samples of each figure.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    runs: u64,
+    /// The Python that runs the functions [default: an environment with the packages of the nine functions].
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Write each sample into this file, as a line of JSON.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
+}
+
+impl BenchFunction {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it traces a process, and makes namespaces and control groups")?;
+        let farfork = program_path::farfork()?;
+        let plan = FunctionParameters {
+            functions: if self.functions.is_empty() { FunctionSource::embedded() } else { self.functions },
+            payload: self.payload,
+            runs: self.runs as usize,
+            python: self.python,
+            samples_file: self.samples,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let report =
+            runtime.block_on(farfork_bench::run_function(&plan, farfork, &mut progress_bar::show_progress()?))?;
+        output::print_report(global.json, || report.to_json(), || report.to_text());
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn parse_json(text: &str) -> Result<String, String> {
+    let parsed: Result<serde_json::Value, _> = serde_json::from_str(text);
+    parsed.map(|_| text.to_owned()).map_err(|error| format!("not a JSON document: {error}"))
+}

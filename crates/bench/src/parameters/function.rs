@@ -1,0 +1,55 @@
+//! The parameters of `farfork bench function`, and the keys of its samples.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::figure::ChildPlace;
+use crate::workload::functions::FunctionSource;
+
+/// What is measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct FunctionParameters {
+    /// The functions, in the order of the summary.
+    pub functions: Vec<FunctionSource>,
+    /// The payload of every call, a JSON document.
+    pub payload: String,
+    /// Samples of each figure.
+    pub runs: usize,
+    /// The Python that runs the functions; none: an environment with the packages of the embedded ones.
+    #[serde(skip)]
+    pub python: Option<PathBuf>,
+    /// The file that each sample is written to.
+    #[serde(skip)]
+    pub samples_file: Option<PathBuf>,
+}
+
+/// A figure of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FunctionFigure {
+    /// Resident memory of the parent, in MiB.
+    ResidentMib,
+    /// The parent's first call, in ms.
+    FirstCall,
+    /// The parent's second call, in ms.
+    WarmCall,
+    /// From the request for a seed until the answer, in ms.
+    Prepare,
+    /// How long the parent was stopped, in ms.
+    Pause,
+    /// From the request for a seed's first child on a node until its first instruction, in ms.
+    Resume(ChildPlace),
+    /// From the call of os.fork() until the child's first instruction, in ms.
+    LocalFork,
+    /// The first call in a seed's first child on a node, in ms.
+    Execution(ChildPlace),
+    /// The first call in a child of os.fork(), in ms.
+    LocalExecution,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct FunctionSampleKey {
+    pub(crate) function: String,
+    pub(crate) figure: FunctionFigure,
+}

@@ -1,0 +1,113 @@
+//! The summary of `farfork bench function`: a table as text, and a JSON document for scripts. Both have published
+//! figures for comparison.
+
+use serde_json::{Value, json};
+
+use super::table::{FigureTable, format_figure, format_median};
+use crate::error::BenchError;
+use crate::figure::ChildPlace;
+use crate::machine::{Machine, load_average};
+use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
+use crate::reference::{FunctionReference, REFERENCES};
+use crate::samples::{Samples, Spread, figure_json};
+
+/// All figures of a run.
+#[derive(Debug)]
+pub struct FunctionSummary {
+    machine: Machine,
+    load_average: f64,
+    plan: FunctionParameters,
+    samples: Samples<FunctionSampleKey>,
+}
+
+impl FunctionSummary {
+    pub(crate) fn new(plan: &FunctionParameters, mut samples: Samples<FunctionSampleKey>) -> Result<Self, BenchError> {
+        samples.flush()?;
+        Ok(Self { machine: Machine::detect(), load_average: load_average(), plan: plan.clone(), samples })
+    }
+
+    fn spread(&self, function: &str, figure: FunctionFigure) -> Option<Spread> {
+        self.samples.spread(&FunctionSampleKey { function: function.to_owned(), figure })
+    }
+
+    /// For scripts.
+    pub fn to_json(&self) -> Value {
+        let figure = |(key, spread): (&FunctionSampleKey, Spread)| figure_json(key, spread, None);
+        let references = self.plan.functions.iter().filter_map(|source| find_reference(&source.name));
+        json!({
+            "benchmark": "function",
+            "machine": self.machine,
+            "load_average": self.load_average,
+            "plan": self.plan,
+            "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "reference": references.collect::<Vec<_>>(),
+        })
+    }
+
+    /// For people.
+    pub fn to_text(&self) -> String {
+        format!(
+            "{}, load {:.1}\n\n{}\n\n{}\n\nown, other: the parent's node and another one. Each child is its seed's first on the node.\nos.fork(): \
+             a child of the same process, in the same run. ÷: farfork's median ÷ that of os.fork().\nref.: {}.\nNo result was wrong.\n",
+            self.machine.describe(),
+            self.load_average,
+            self.start_table().render(),
+            self.execution_table().render(),
+            REFERENCES.function.source,
+        )
+    }
+
+    /// How children start.
+    fn start_table(&self) -> FigureTable {
+        let title = format!(
+            "Prepare, and a child from the request to its first instruction, ms: medians of {}",
+            self.plan.runs
+        );
+        let headings = ["function", "MiB", "prepare", "pause", "ref.", "own", "other", "ref.", "os.fork()"];
+        let mut table = FigureTable::new(&title, &headings);
+        for name in self.plan.functions.iter().map(|source| source.name.as_str()) {
+            let of = |figure| format_median(self.spread(name, figure));
+            let reference = find_reference(name);
+            table.add_row([
+                name.to_owned(),
+                of(FunctionFigure::ResidentMib),
+                of(FunctionFigure::Prepare),
+                of(FunctionFigure::Pause),
+                format_reference(reference.map(|reference| reference.prepare_ms)),
+                of(FunctionFigure::Resume(ChildPlace::Own)),
+                of(FunctionFigure::Resume(ChildPlace::Other)),
+                format_reference(reference.map(|reference| reference.resume_ms)),
+                of(FunctionFigure::LocalFork),
+            ]);
+        }
+        table
+    }
+
+    /// How long the function takes.
+    fn execution_table(&self) -> FigureTable {
+        let title = "The function's first call in a child, ms; in the parent: its second call";
+        let headings = ["function", "parent", "os.fork()", "own", "÷", "other", "÷", "ref."];
+        let mut table = FigureTable::new(title, &headings);
+        for name in self.plan.functions.iter().map(|source| source.name.as_str()) {
+            let local = self.spread(name, FunctionFigure::LocalExecution);
+            let mut row =
+                vec![name.to_owned(), format_median(self.spread(name, FunctionFigure::WarmCall)), format_median(local)];
+            for place in [ChildPlace::Own, ChildPlace::Other] {
+                let child = self.spread(name, FunctionFigure::Execution(place));
+                let ratio = child.zip(local).map(|(child, local)| child.median / local.median);
+                row.extend([format_median(child), format_reference(ratio)]);
+            }
+            row.push(format_reference(find_reference(name).map(|reference| reference.execution_ms)));
+            table.add_row(row);
+        }
+        table
+    }
+}
+
+fn find_reference(name: &str) -> Option<&'static FunctionReference> {
+    REFERENCES.function.functions.iter().find(|reference| reference.name == name)
+}
+
+fn format_reference(value: Option<f64>) -> String {
+    value.map_or("–".to_owned(), format_figure)
+}

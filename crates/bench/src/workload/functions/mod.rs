@@ -1,0 +1,185 @@
+//! The functions that `farfork bench function` measures: Python files with a `handler(payload)`. Nine are embedded, after
+//! those of the artifact of MITOSIS; a user may name a file of their own. `runner.py` runs them.
+
+pub(crate) mod environment;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Serialize;
+
+use crate::embedded_program::{ChildProgram, parse_numbers};
+use crate::error::BenchError;
+
+/// The program's name in errors.
+const PROGRAM: &str = "function";
+
+/// The runner, and the name that it is installed under.
+const RUNNER: (&str, &str) = ("runner.py", include_str!("runner.py"));
+
+/// Handler of the embedded functions, and of a user's file unless another is named.
+const HANDLER: &str = "handler";
+
+/// Name, file name and text of each embedded function.
+const EMBEDDED: [(&str, &str, &str); 9] = [
+    ("helloworld", "helloworld.py", include_str!("helloworld.py")),
+    ("json", "json_document.py", include_str!("json_document.py")),
+    ("compression", "compression.py", include_str!("compression.py")),
+    ("pyaes", "pyaes_text.py", include_str!("pyaes_text.py")),
+    ("chameleon", "chameleon_table.py", include_str!("chameleon_table.py")),
+    ("image", "image.py", include_str!("image.py")),
+    ("pagerank", "pagerank.py", include_str!("pagerank.py")),
+    ("recognition", "recognition.py", include_str!("recognition.py")),
+    ("micro", "micro.py", include_str!("micro.py")),
+];
+
+/// A function to measure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FunctionSource {
+    /// Its name in the summary.
+    pub name: String,
+    /// The user's file; none for an embedded function.
+    pub file: Option<PathBuf>,
+    /// The name of the handler in the file.
+    pub handler: String,
+}
+
+impl FunctionSource {
+    /// All embedded functions.
+    pub fn embedded() -> Vec<Self> {
+        EMBEDDED.iter().map(|(name, ..)| Self::from_embedded(name)).collect()
+    }
+
+    /// An embedded function's name, or `FILE.py` or `FILE.py:HANDLER`.
+    ///
+    /// # Errors
+    /// The text is neither; the message says what can be named.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if EMBEDDED.iter().any(|(name, ..)| *name == text) {
+            return Ok(Self::from_embedded(text));
+        }
+        let (file, handler) = text.rsplit_once(':').unwrap_or((text, HANDLER));
+        let file = PathBuf::from(file);
+        if file.extension().is_none_or(|extension| extension != "py") || handler.is_empty() {
+            let names: Vec<&str> = EMBEDDED.iter().map(|(name, ..)| *name).collect();
+            return Err(format!("name FILE.py:HANDLER, or one of {}", names.join(", ")));
+        }
+        let path = file.canonicalize().map_err(|error| format!("{}: {error}", file.display()))?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { name: stem, file: Some(path), handler: handler.to_owned() })
+    }
+
+    fn from_embedded(name: &str) -> Self {
+        Self { name: name.to_owned(), file: None, handler: HANDLER.to_owned() }
+    }
+
+    /// The path of its file, which is written into a directory if it is embedded.
+    fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
+        if let Some(file) = &self.file {
+            return Ok(file.clone());
+        }
+        let embedded = EMBEDDED.iter().find(|(name, ..)| *name == self.name);
+        let (_, file, text) = embedded.expect("a function without a file is embedded");
+        write_script(directory, file, text)
+    }
+}
+
+fn write_script(directory: &Path, name: &str, text: &str) -> Result<PathBuf, BenchError> {
+    let path = directory.join(name);
+    fs::write(&path, text).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
+    Ok(path)
+}
+
+/// A call of a function in a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FunctionCall {
+    /// When the child ran its first instruction, in ns: since 1970, or since the call of fork.
+    pub(crate) started_ns: i64,
+    /// How long the handler took.
+    pub(crate) execution_ns: i64,
+    /// A digest of its result.
+    digest: i64,
+}
+
+/// A parent that has run its function twice, and waits. It ends with this value.
+#[derive(Debug)]
+pub(crate) struct FunctionParent {
+    program: ChildProgram,
+    pub(crate) first_call_ns: i64,
+    pub(crate) warm_call_ns: i64,
+    pub(crate) resident_kib: i64,
+    digest: i64,
+}
+
+impl FunctionParent {
+    /// Starts a function's parent. Its files are written into a directory.
+    ///
+    /// # Errors
+    /// The program ends, or the function's results differ from call to call, so that no child's could be checked.
+    pub(crate) fn start(
+        source: &FunctionSource,
+        python: &Path,
+        directory: &Path,
+        payload: &str,
+    ) -> Result<Self, BenchError> {
+        let runner = write_script(directory, RUNNER.0, RUNNER.1)?;
+        let mut command = Command::new(python);
+        command.arg(runner).arg(source.install(directory)?).args([&source.handler, payload]);
+        command.env("FARFORK_FUNCTION_DIR", directory).env("PYTHONDONTWRITEBYTECODE", "1");
+        // OpenMP's threads do not exist in a child of os.fork(), which would wait for them for ever.
+        command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
+        let mut program = ChildProgram::start(PROGRAM, &command)?;
+        let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = program.read_answer("ready")?;
+        if digest != repeated {
+            return Err(BenchError::UnsteadyFunction { function: source.name.clone() });
+        }
+        Ok(Self { program, first_call_ns, warm_call_ns, resident_kib, digest })
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// A call in a child of os.fork(); its start counts from the call of os.fork().
+    pub(crate) fn call_in_local_fork(&mut self) -> Result<FunctionCall, BenchError> {
+        let numbers = self.program.request(b'l', "forked")?;
+        self.check(numbers)
+    }
+
+    /// The call that a child of farfork has written about.
+    ///
+    /// # Errors
+    /// The output is something else, or the result is not the parent's.
+    pub(crate) fn parse_call(&self, output: &str) -> Result<FunctionCall, BenchError> {
+        self.check(parse_numbers(PROGRAM, output, "ran")?)
+    }
+
+    fn check(&self, [started_ns, execution_ns, digest]: [i64; 3]) -> Result<FunctionCall, BenchError> {
+        if digest != self.digest {
+            return Err(BenchError::WrongMemory { count: 1, what: "results of a function" });
+        }
+        Ok(FunctionCall { started_ns, execution_ns, digest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EMBEDDED, FunctionSource};
+
+    #[test]
+    fn functions_are_named_or_are_files() {
+        assert_eq!(FunctionSource::embedded().len(), EMBEDDED.len());
+        assert_eq!(FunctionSource::parse("json").unwrap().file, None);
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("mine.py");
+        std::fs::write(&file, "").unwrap();
+        let own = FunctionSource::parse(&format!("{}:work", file.display())).unwrap();
+        assert_eq!((own.name.as_str(), own.handler.as_str()), ("mine", "work"));
+        assert_eq!(FunctionSource::parse(&file.display().to_string()).unwrap().handler, "handler");
+        for wrong in ["hello", "", "mine.py:", "/nonexistent/mine.py"] {
+            assert!(FunctionSource::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
