@@ -1,6 +1,7 @@
 //! `farfork demo` and `farfork demo agent` come to their end, report what they measured, and leave nothing. The values
 //! are not tested.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -21,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("an_agent_is_branched_and_the_best_branch_kept", agent),
     Test::alone("progress_is_a_line_for_each_step_in_a_log", progress_in_log),
     Test::alone("an_interrupted_demo_leaves_nothing", interrupted),
+    Test::alone("the_end_of_the_parent_is_reported", parent_killed),
 ];
 
 /// A small index, sixteen children, or some branches, on a busy machine.
@@ -103,13 +105,36 @@ fn progress_in_log() {
 }
 
 fn interrupted() {
-    let mut demo = RunningDemo::start(&["demo", "agent", "--rounds", "100"]);
+    for (arguments, step) in
+        [(["demo", "--documents", "100000"].as_slice(), "building"), (&["demo", "agent", "--rounds", "100"], "round 1")]
+    {
+        let mut demo = RunningDemo::start(arguments);
+        let log = demo.process.stderr.take().expect("a pipe");
+        wait_for_line(log, step);
+        kill_process(Pid::from_child(&demo.process), Signal::INT).expect("the demo runs");
+        let ended = demo.wait();
+        assert_eq!(ended.status.code(), Some(1), "{step}: {}", ended.stdout);
+        assert!(ended.stdout.is_empty(), "{step}: {}", ended.stdout);
+    }
+}
+
+fn parent_killed() {
+    let mut demo = RunningDemo::start(&["demo", "--documents", "20000", "--json"]);
     let log = demo.process.stderr.take().expect("a pipe");
-    wait_for_line(log, "round 1");
-    kill_process(Pid::from_child(&demo.process), Signal::INT).expect("the demo runs");
+    wait_for_line(log, "building");
+    let index = demo.temporary.path().join(format!("farfork-demo-{}/index.py", demo.process.id()));
+    let is_parent = |pid: &i32| leftovers::command_line(*pid).contains(&format!("{} parent", index.display()));
+    let parent = wait::wait_until("the parent runs", RUN_LIMIT, || all_pids().find(is_parent));
+    kill_process(Pid::from_raw(parent).expect("a process id"), Signal::KILL).expect("the parent runs");
     let ended = demo.wait();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stdout);
-    assert!(ended.stdout.is_empty(), "{}", ended.stdout);
+    let failure: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    assert!(failure.to_string().contains("ended early"), "{failure}");
+}
+
+fn all_pids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").expect("the file system of processes").flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Reads a log until a line contains a text; the rest is discarded.

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -68,9 +69,10 @@ pub(super) fn create_network(state: &ClusterState, names: NetnsLock) -> Result<(
 /// Removes all namespaces, and with them what is in them once their processes have ended.
 pub(super) fn remove_network(state: &ClusterState) -> Result<(), LocalError> {
     let _lock = lock_netns_dir()?;
-    for netns in namespaces(state).filter(|netns| netns_exists(netns)) {
-        run_ip(&["netns", "delete", netns], "")?;
-    }
+    // One that cannot be deleted does not keep the others.
+    let present = namespaces(state).filter(|netns| netns_exists(netns));
+    let deleted: Vec<_> = present.map(|netns| run_ip(&["netns", "delete", netns], "")).collect();
+    deleted.into_iter().collect::<Result<(), LocalError>>()?;
     unmount_netns_dir()
 }
 
@@ -145,6 +147,8 @@ fn run_ip(arguments: &[&str], input: &str) -> Result<(), LocalError> {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
+            // Ctrl-C is for the command that makes or removes the network, and that cleans up.
+            .process_group(0)
             .spawn()?;
         child.stdin.take().expect("it is piped").write_all(input.as_bytes())?;
         child.wait_with_output()
@@ -152,6 +156,6 @@ fn run_ip(arguments: &[&str], input: &str) -> Result<(), LocalError> {
     let output = run().map_err(|error| failed(error.to_string()))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+        false => Err(failed(format!("{} ({})", String::from_utf8_lossy(&output.stderr).trim(), output.status))),
     }
 }

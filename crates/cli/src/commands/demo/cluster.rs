@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io::{Write as _, stderr};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -70,7 +71,7 @@ impl DemoCluster {
 impl Drop for DemoCluster {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
-            eprintln!("farfork: the demo's cluster is not removed completely: {error}");
+            let _ = writeln!(stderr(), "farfork: the demo's cluster is not removed completely: {error}");
         }
     }
 }

@@ -54,10 +54,11 @@ impl ForkRound<'_> {
 
     async fn fork_and_read(self, client: &Client) -> anyhow::Result<Vec<ChildLine>> {
         let failed = |status| Failure::from_status(format!("seed {}", self.seed), &status);
+        let count = self.payloads.len();
         let request = ForkRequest {
             seed: self.seed.to_owned(),
             nodes: self.nodes,
-            count: u32::try_from(self.payloads.len())?,
+            count: u32::try_from(count)?,
             payloads: self.payloads,
             options: Some(Default::default()),
             ..ForkRequest::default()
@@ -72,6 +73,7 @@ impl ForkRound<'_> {
                 }
             }
         }
+        anyhow::ensure!(reading.len() == count, "{} of {count} children were forked", reading.len());
         let mut lines = reading.join_all().await.into_iter().collect::<anyhow::Result<Vec<ChildLine>>>()?;
         lines.sort_by_key(|line| line.index);
         Ok(lines)

@@ -13,10 +13,8 @@ mod progress;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use farfork_api::failure::Failure;
 use farfork_terminal::interrupt::wait_for_interrupt;
 use farfork_terminal::privilege;
-use tonic::Code;
 
 use crate::{GlobalArgs, output};
 use agent::AgentDemo;
@@ -29,7 +27,6 @@ use index::IndexDemo;
 /// os.fork(), with pickle and with a cold start, and checks every answer. It takes less than a minute. It needs root,
 /// and a Python with NumPy: FARFORK_PYTHON, that of `make setup`, or `python3`. It removes everything that it made.
 #[derive(Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
 Examples:
   sudo farfork demo
@@ -56,7 +53,7 @@ impl Demo {
         runtime.block_on(async {
             tokio::select! {
                 biased;
-                () = wait_for_interrupt() => Err(Failure::new(Code::Cancelled, "the demo", "it was interrupted").into()),
+                () = wait_for_interrupt() => Err(program::interrupted().into()),
                 outcome = self.run_scenario(global.json) => outcome,
             }
         })
@@ -69,6 +66,7 @@ impl Demo {
                 if json { output::print_json(&report) } else { report.print() }
             }
             Some(Scenario::Agent(agent)) => {
+                self.index.require_defaults()?;
                 let report = agent.measure().await?;
                 if json { output::print_json(&report) } else { report.print() }
             }

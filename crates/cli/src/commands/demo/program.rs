@@ -8,16 +8,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use farfork_api::failure::Failure;
 use farfork_cluster::local::LocalNode;
+use farfork_terminal::interrupt::InterruptFlag;
 use serde::de::DeserializeOwned;
 use tonic::Code;
 
 /// For one line of a program: to build or to pickle a large index takes a loaded machine a minute.
 const LINE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Between two looks whether the user wants the demo to end.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A directory of the demo's own, removed when this is dropped.
 pub(super) struct DemoDirectory(PathBuf);
@@ -26,7 +30,7 @@ impl DemoDirectory {
     /// # Errors
     /// The directory exists, or it cannot be made.
     pub(super) fn make() -> anyhow::Result<Self> {
-        let path = env::temp_dir().join(format!("farfork-demo-{}", std::process::id()));
+        let path = std::path::absolute(env::temp_dir())?.join(format!("farfork-demo-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("directory {}", path.display()))?;
         Ok(Self(path))
     }
@@ -43,29 +47,47 @@ impl Drop for DemoDirectory {
 }
 
 /// A Python that has NumPy: `FARFORK_PYTHON`, that of `make setup`, or the system's.
-pub(super) fn find_python() -> Result<PathBuf, Failure> {
+///
+/// # Errors
+/// There is none, or the one that `FARFORK_PYTHON` names is not one.
+fn find_python() -> anyhow::Result<PathBuf> {
+    if let Some(named) = env::var_os("FARFORK_PYTHON") {
+        let python = PathBuf::from(named);
+        // A name without a slash is looked up in PATH.
+        let python = if python.components().count() > 1 { std::path::absolute(python)? } else { python };
+        let cause = format!("{} cannot import NumPy", python.display());
+        let failure = Failure::new(Code::FailedPrecondition, "FARFORK_PYTHON", cause);
+        anyhow::ensure!(
+            has_numpy(&python),
+            failure.with_next_step("name a Python with NumPy, or unset FARFORK_PYTHON")
+        );
+        return Ok(python);
+    }
     let cache = env::var_os("FARFORK_CACHE").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/farfork")));
-    let candidates = [
-        env::var_os("FARFORK_PYTHON").map(PathBuf::from),
-        cache.map(|cache| cache.join("python/bin/python3")),
-        Some("python3".into()),
-    ];
-    let has_numpy = |python: &PathBuf| {
-        let mut command = Command::new(python);
-        command.args(["-c", "import numpy"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().is_ok_and(|status| status.success())
-    };
-    candidates.into_iter().flatten().find(has_numpy).ok_or_else(|| {
-        Failure::new(Code::FailedPrecondition, "the demo", "no Python with NumPy was found")
-            .with_next_step("run `make setup`, or name one with FARFORK_PYTHON")
-    })
+    let candidates = [cache.map(|cache| cache.join("python/bin/python3")), Some("python3".into())];
+    let found = candidates.into_iter().flatten().find(|python| has_numpy(python));
+    let failure = Failure::new(Code::FailedPrecondition, "the demo", "no Python with NumPy was found");
+    found.ok_or_else(|| failure.with_next_step("run `make setup`, or name one with FARFORK_PYTHON").into())
+}
+
+fn has_numpy(python: &Path) -> bool {
+    let mut command = Command::new(python);
+    command.args(["-c", "import numpy"]).current_dir("/").process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// The failure of a demo that the user has ended.
+pub(super) fn interrupted() -> Failure {
+    Failure::new(Code::Cancelled, "the demo", "it was interrupted")
 }
 
 /// A Python and a script for it.
 pub(super) struct DemoScript {
     python: PathBuf,
     path: PathBuf,
+    interrupt: InterruptFlag,
 }
 
 impl DemoScript {
@@ -77,7 +99,7 @@ impl DemoScript {
         let python = find_python()?;
         let path = directory.path().join(name);
         fs::write(&path, source).with_context(|| format!("script {}", path.display()))?;
-        Ok(Self { python, path })
+        Ok(Self { python, path, interrupt: InterruptFlag::watch()? })
     }
 
     /// Starts the script on a node.
@@ -105,15 +127,18 @@ impl DemoScript {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
             lines.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
         });
-        Ok(DemoProgram { process, lines })
+        Ok(DemoProgram { process, node: node.name.clone(), lines, interrupt: self.interrupt.clone() })
     }
 }
 
 /// A running program; killed when this is dropped.
 pub(super) struct DemoProgram {
     process: Child,
+    /// The name of its node.
+    node: String,
     /// Its lines, as a thread reads them. The end of its output closes the channel.
     lines: Receiver<String>,
+    interrupt: InterruptFlag,
 }
 
 impl DemoProgram {
@@ -126,20 +151,43 @@ impl DemoProgram {
     /// # Errors
     /// The program ended, printed nothing within [`LINE_TIMEOUT`], or printed another kind of line.
     pub(super) fn read_document<Document: DeserializeOwned>(&mut self) -> anyhow::Result<Document> {
-        let line = self.lines.recv_timeout(LINE_TIMEOUT).map_err(|error| {
-            let cause = match error {
-                RecvTimeoutError::Timeout => format!("it printed nothing for {} s", LINE_TIMEOUT.as_secs()),
-                RecvTimeoutError::Disconnected => "it ended early; see its messages above".to_owned(),
-            };
-            Failure::new(Code::Aborted, format!("program {}", self.process.id()), cause)
-        })?;
+        let line = self.read_line()?;
         serde_json::from_str(&line).with_context(|| format!("program {} printed `{line}`", self.process.id()))
+    }
+
+    fn read_line(&mut self) -> Result<String, Failure> {
+        let give_up = Instant::now() + LINE_TIMEOUT;
+        loop {
+            match self.lines.recv_timeout(INTERRUPT_INTERVAL) {
+                Ok(line) => return Ok(line),
+                Err(RecvTimeoutError::Timeout) if self.interrupt.is_set() => return Err(interrupted()),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < give_up => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(self.failure(format!("it printed nothing for {} s", LINE_TIMEOUT.as_secs())));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status =
+                        self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+                    return Err(self.ended_early(&status));
+                }
+            }
+        }
+    }
+
+    fn ended_early(&self, how: &str) -> Failure {
+        self.failure(format!("it ended early: {how}"))
+            .with_next_step("see its messages above; a process that the kernel killed may have lacked memory")
+    }
+
+    fn failure(&self, cause: String) -> Failure {
+        Failure::new(Code::Aborted, format!("program {} on {}", self.process.id(), self.node), cause)
     }
 
     /// Writes a line to its standard input.
     pub(super) fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
-        let stdin = self.process.stdin.as_mut().context("its standard input is a pipe")?;
-        writeln!(stdin, "{line}").with_context(|| format!("standard input of program {}", self.process.id()))
+        let mut stdin = self.process.stdin.as_ref().context("its standard input is a pipe")?;
+        // Not as an I/O error: a broken pipe would be taken for that of this command's standard output.
+        writeln!(stdin, "{line}").map_err(|error| self.ended_early(&error.to_string()).into())
     }
 
     /// # Errors

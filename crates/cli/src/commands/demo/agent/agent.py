@@ -11,6 +11,7 @@ os.closerange(3, 256)  # descriptors that the demo's own caller has open
 import json
 import math
 import random
+import select
 import sys
 import time
 
@@ -74,12 +75,17 @@ def main(steps):
     print_line({"warm_us": (time.perf_counter_ns() - began) // 1000, "length": agent.length()})
     latest = None
     while True:
-        # A child that is forked again finds another order here.
+        readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
+        # A child that is forked again finds another order here. It must look for the order before its standard input,
+        # which is at its end in children, as that of the parent is at the end of the demo.
         if (payload := read_payload()) != latest:
             latest = payload
             agent.take_branch(json.loads(payload))
             print_line({"branches": agent.branches, "length": agent.length()})
-        time.sleep(POLL_SECONDS)
+        elif latest is None and readable and not sys.stdin.readline():
+            return
+        else:
+            time.sleep(POLL_SECONDS)
 
 
 if __name__ == "__main__":

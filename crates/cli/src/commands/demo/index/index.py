@@ -8,6 +8,7 @@ import os
 
 os.closerange(3, 256)  # descriptors that the demo's own caller has open
 
+import functools
 import gc
 import itertools
 import json
@@ -33,6 +34,7 @@ SUFFIXES = [
 ]
 
 
+@functools.lru_cache(maxsize=None)
 def stem(word):
     """Removes the endings of a word."""
     for suffix in SUFFIXES:
@@ -50,6 +52,10 @@ class Posting:
     def __init__(self, document, positions):
         self.document = document
         self.positions = positions
+
+    def __reduce__(self):
+        # Halves the time and the size of the pickle.
+        return Posting, (self.document, self.positions)
 
 
 class Index:
@@ -119,6 +125,11 @@ def microseconds_since(began):
     return (time.perf_counter_ns() - began) // 1000
 
 
+def resident_bytes():
+    with open("/proc/self/statm") as counters:
+        return int(counters.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def read_payload():
     """The query of this process, if it is a child of farfork."""
     try:
@@ -133,7 +144,7 @@ def run_parent(document_count, query_count):
     began = time.perf_counter_ns()
     index = build_index(int(document_count))
     queries = index.choose_queries(int(query_count))
-    print_line({"build_us": microseconds_since(began), "objects": index.object_count(), "queries": queries})
+    print_line({"build_us": microseconds_since(began), "objects": index.object_count(), "resident_bytes": resident_bytes(), "queries": queries})
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
         if (query := read_payload()) is not None:

@@ -3,15 +3,17 @@
 mod baselines;
 mod report;
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
 use farfork_api::client::{self, Client};
-use farfork_api::v1::Seed;
+use farfork_api::failure::Failure;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::task::block_in_place;
+use tonic::Code;
 
 use super::cluster::DemoCluster;
 use super::fork_round::{self, ForkRound, elapsed_us};
@@ -20,15 +22,18 @@ use super::progress::DemoProgress;
 use baselines::IndexedAnswer;
 use report::{AnswerTimes, ChildFigures, FarforkFigures, IndexReport, ParentFigures};
 
+/// Documents in the index, unless another number is wanted: it takes some ten seconds to build.
+const DOCUMENTS: u32 = 100_000;
+
 /// Children of each round, and queries.
 const QUERIES: usize = 16;
 
 /// Options of the demo of an index.
 #[derive(Args)]
 pub(super) struct IndexDemo {
-    /// Number of documents in the index. The index has about 116 Python objects for each.
-    #[arg(long, default_value_t = 50_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
-    documents: u32,
+    /// Number of documents in the index, which has about 116 Python objects for each [default: 100000].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
+    documents: Option<u32>,
 }
 
 /// The queries, and the answers of the parent's own index.
@@ -47,7 +52,8 @@ impl QuerySet {
 
     /// Checks an answer for each query, and sums up when they came.
     fn check_all(&self, answers: &[IndexedAnswer]) -> anyhow::Result<AnswerTimes> {
-        anyhow::ensure!(answers.len() == self.queries.len(), "{} of {QUERIES} queries are answered", answers.len());
+        let answered: BTreeSet<usize> = answers.iter().map(|answer| answer.index).collect();
+        anyhow::ensure!(answered.len() == self.queries.len(), "{} of {QUERIES} queries are answered", answered.len());
         answers.iter().try_for_each(|answer| self.check(answer.index, &answer.answer))?;
         Ok(AnswerTimes::of(answers.iter().map(|answer| answer.after_us)))
     }
@@ -58,10 +64,23 @@ impl QuerySet {
 struct BuiltIndex {
     build_us: u64,
     objects: u64,
+    resident_bytes: u64,
     queries: Vec<String>,
 }
 
 impl IndexDemo {
+    /// # Errors
+    /// There is an option of this demo, but another demo is wanted.
+    pub(super) fn require_defaults(&self) -> Result<(), Failure> {
+        let cause = "it is an option of the demo of an index, not of an agent";
+        let failure = || Failure::new(Code::InvalidArgument, "--documents", cause).with_next_step("leave it out");
+        self.documents.map_or(Ok(()), |_| Err(failure()))
+    }
+
+    fn documents(&self) -> u32 {
+        self.documents.unwrap_or(DOCUMENTS)
+    }
+
     /// Runs all rounds. However this ends, what it started is ended by dropping it.
     pub(super) async fn measure(&self) -> anyhow::Result<IndexReport> {
         let directory = DemoDirectory::make()?;
@@ -69,7 +88,7 @@ impl IndexDemo {
         let cluster = block_in_place(|| DemoCluster::start(directory.path()))?;
         let progress = DemoProgress::start();
 
-        progress.show_step(format!("building an index of {} documents on the first node", self.documents));
+        progress.show_step(format!("building an index of {} documents on the first node", self.documents()));
         let (mut parent, built, queries) = block_in_place(|| self.start_parent(&script, &cluster))?;
 
         progress.show_step(format!("answering {QUERIES} queries with os.fork() on the first node"));
@@ -77,19 +96,19 @@ impl IndexDemo {
         progress.show_step("pickling the index to a process on each of the two other nodes");
         let pickle = block_in_place(|| baselines::run_pickle(&mut parent, &script, &cluster, &queries))?;
         progress.show_step(format!("farfork: preparing, and forking {QUERIES} children onto the two other nodes"));
-        let (seed, farfork) = run_farfork(&cluster, parent.pid(), &queries).await?;
+        let farfork = run_farfork(&cluster, parent.pid(), &queries).await?;
         progress.show_step("starting a process on another node, which builds the index again");
-        let cold_us = block_in_place(|| baselines::run_cold_start(self.documents, &script, &cluster, &queries))?;
+        let cold_us = block_in_place(|| baselines::run_cold_start(self.documents(), &script, &cluster, &queries))?;
 
         progress.show_step("removing everything");
         parent.check_alive()?;
         drop(parent);
         block_in_place(|| cluster.stop())?;
         let parent = ParentFigures {
-            documents: self.documents,
+            documents: self.documents(),
             objects: built.objects,
             build_us: built.build_us,
-            memory_bytes: seed.memory_bytes,
+            memory_bytes: built.resident_bytes,
         };
         Ok(IndexReport { parent, farfork, cold_us, pickle, local_fork })
     }
@@ -99,7 +118,7 @@ impl IndexDemo {
         script: &DemoScript,
         cluster: &DemoCluster,
     ) -> anyhow::Result<(DemoProgram, BuiltIndex, QuerySet)> {
-        let arguments = ["parent", &self.documents.to_string(), &QUERIES.to_string()];
+        let arguments = ["parent", &self.documents().to_string(), &QUERIES.to_string()];
         let mut parent = script.start(cluster.parent_node(), &arguments)?;
         let mut built: BuiltIndex = parent.read_document()?;
         parent.write_line("expect")?;
@@ -108,36 +127,35 @@ impl IndexDemo {
     }
 }
 
-/// Prepares the parent, and forks the seed twice: the second time, the nodes have what the first time fetched.
-async fn run_farfork(cluster: &DemoCluster, parent: u32, queries: &QuerySet) -> anyhow::Result<(Seed, FarforkFigures)> {
+/// Prepares the parent, and forks the seed twice.
+async fn run_farfork(cluster: &DemoCluster, parent: u32, queries: &QuerySet) -> anyhow::Result<FarforkFigures> {
     let mut client = client::connect(&cluster.parent_node().socket).await?;
     let sent_before = cluster.bytes_sent()?;
     let began = Instant::now();
     let seed = fork_round::prepare(&mut client, parent).await?;
     let prepared_us = elapsed_us(began);
-    let children = fork_children(cluster, &mut client, &seed, began, queries).await?;
+    let children = fork_children(cluster, &mut client, &seed.id, began, queries).await?;
     let network_bytes = cluster.bytes_sent()? - sent_before;
-    let warm = fork_children(cluster, &mut client, &seed, Instant::now(), queries).await?;
-    let figures = FarforkFigures {
+    let warm = fork_children(cluster, &mut client, &seed.id, Instant::now(), queries).await?;
+    Ok(FarforkFigures {
         prepared_us,
         pause_us: seed.pause_us,
         first_fork: AnswerTimes::of(children.iter().map(|child| child.answer_us)),
         second_fork: AnswerTimes::of(warm.iter().map(|child| child.answer_us)),
         children,
         network_bytes,
-    };
-    Ok((seed, figures))
+    })
 }
 
 async fn fork_children(
     cluster: &DemoCluster,
     client: &mut Client,
-    seed: &Seed,
+    seed: &str,
     began: Instant,
     queries: &QuerySet,
 ) -> anyhow::Result<Vec<ChildFigures>> {
     let round = ForkRound {
-        seed: &seed.id,
+        seed,
         nodes: cluster.child_nodes().iter().map(|node| node.name.clone()).collect(),
         payloads: queries.queries.iter().map(|query| query.clone().into_bytes()).collect(),
         began,

@@ -91,9 +91,14 @@ impl IndexReport {
             format_microseconds(*pause_us),
         ));
         output::print_line(&format!(
-            "{} children on two other nodes fetched what they touched: {} over the network in all.",
+            "{} children on two other nodes fetched {} over the network in all, on average {} each.",
             children.len(),
             format_bytes(*network_bytes),
+            format_bytes(network_bytes / children.len().max(1) as u64),
+        ));
+        output::print_line(&format!(
+            "The pickle has {}. All nodes are network namespaces of this machine.",
+            format_bytes(self.pickle.pickled_bytes),
         ));
     }
 
@@ -116,14 +121,23 @@ impl IndexReport {
     }
 
     fn print_ratios(&self) {
-        let first_us = self.farfork.first_fork.first_us.max(1) as f64;
+        let first_us = self.farfork.first_fork.first_us;
         output::print_line(&format!(
-            "The first answer on another node came {:.0} times sooner than by a cold start, and {:.0} times sooner than \
-             by pickle.\nAll answers were compared with the parent's own; they are equal.",
-            self.cold_us as f64 / first_us,
-            self.pickle.times.first_us as f64 / first_us,
+            "The first answer on another node: {} a cold start, {} pickle.\nAll answers were compared with the parent's \
+             own; they are equal.",
+            compare(first_us, self.cold_us),
+            compare(first_us, self.pickle.times.first_us),
         ));
     }
+}
+
+/// `12 times faster than`, for a time and another one.
+fn compare(own_us: u64, other_us: u64) -> String {
+    let (word, ratio) = match own_us <= other_us {
+        true => ("faster", other_us as f64 / own_us.max(1) as f64),
+        false => ("slower", own_us as f64 / other_us.max(1) as f64),
+    };
+    if ratio < 10.0 { format!("{ratio:.1} times {word} than") } else { format!("{ratio:.0} times {word} than") }
 }
 
 /// The last words of the demo.
