@@ -28,6 +28,7 @@ from ._errors import (
     ConnectionLost,
     DaemonNotFound,
     Error,
+    PayloadMissing,
     RemoteTraceback,
 )
 from ._executor import Executor
@@ -44,6 +45,7 @@ __all__ = [
     "DaemonNotFound",
     "Error",
     "Executor",
+    "PayloadMissing",
     "RemoteTraceback",
     "Seed",
     "binary",

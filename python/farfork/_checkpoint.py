@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Union
 
 from . import _connection, _pages, _processor, _protocol
 from ._connection import Connection
-from ._errors import CheckpointError
+from ._errors import CheckpointError, PayloadMissing
 from ._hooks import AtFork
 from ._protocol import Message
 from ._reseed import Reseeding
@@ -58,22 +58,34 @@ class Child:
 
     is_child: ClassVar[Literal[True]] = True
 
-    def __init__(self, id: str, seed: str, index: int, payload: bytes, result_fd: int) -> None:
+    def __init__(self, id: str, seed: str, index: int, payload: bytes | None, result_fd: int) -> None:
         #: Its id.
         self.id = id
         #: The id of the seed that it was forked from.
         self.seed = seed
         #: Its position among the children of its fork, from 0.
         self.index = index
-        #: What it was given with ``--payload`` or ``--payloads``.
-        self.payload = payload
+        #: Whether it was given a payload, which may be empty.
+        self.has_payload = payload is not None
+        self._payload = payload
         self._result_fd = result_fd
+
+    @property
+    def payload(self) -> bytes:
+        """What it was given with ``--payload`` or ``--payloads``.
+
+        Raises :class:`PayloadMissing` in a child that was forked without a payload.
+        """
+        if self._payload is None:
+            raise PayloadMissing(self.id, self.seed)
+        return self._payload
 
     def __str__(self) -> str:
         return self.id
 
     def __repr__(self) -> str:
-        return f"Child({self.id!r}, index={self.index}, payload={self.payload[:32]!r})"
+        payload = None if self._payload is None else self._payload[:32]
+        return f"Child({self.id!r}, index={self.index}, payload={payload!r})"
 
     def write_result(self, data: bytes | str) -> None:
         """Adds to what ``farfork wait --results`` gives of this child."""
@@ -145,7 +157,7 @@ def _request_checkpoint(connection: Connection, ttl_ms: int, name: str) -> Union
     raise CheckpointError(message.get("text") or f"the node's daemon: a reply of kind {message.kind}")
 
 
-def _read_payload(message: Message, fds: list[int]) -> bytes:
+def _read_payload(message: Message, fds: list[int]) -> bytes | None:
     if not message["has_payload"]:
-        return b""
+        return None
     return _connection.read_all(fds[1])

@@ -19,6 +19,23 @@ class CheckpointError(Error):
     """No seed could be made of this process, which goes on as if nothing had happened."""
 
 
+class PayloadMissing(Error):
+    """A child read its payload, and was forked without one."""
+
+    def __init__(self, child: str, seed: str) -> None:
+        super().__init__(child, seed)
+        #: The child's id.
+        self.child = child
+        #: The id of the seed that it was forked from.
+        self.seed = seed
+
+    def __str__(self) -> str:
+        return (
+            f"child {self.child}: it was forked without a payload; give it one with "
+            f"`farfork fork {self.seed} --payload FILE`, or one to each child with `--payloads FILE`"
+        )
+
+
 class ConnectionLost(Error, BrokenExecutor):
     """The daemon has gone, and the children of the executor with it."""
 

@@ -187,7 +187,7 @@ class Executor(_Executor):
             if seed_or_child.is_child:
                 child = seed_or_child
                 # Nothing but this number crosses: the call is here already.
-                index = int(child.payload) if child.payload else child.index
+                index = int(child.payload) if child.has_payload else child.index
                 _task.run_in_child(child, calls[index])
             number = next(self._numbers)
             futures: list[ChildFuture[Any]] = [

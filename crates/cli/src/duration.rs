@@ -7,13 +7,47 @@ pub(crate) fn format_whole_seconds(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
+/// A duration as a user writes it: a number with a unit, or several of these, or `0`.
+///
+/// # Errors
+/// The message says what to write instead; clap names the option and the value.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| {
+        let number = text.trim();
+        if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return format!("{number} has no unit: write {number}ms, {number}s or {number}m");
+        }
+        format!("{error}; write a number and a unit, such as 500ms, 30s or 10m")
+    })
+}
+
 /// Milliseconds of a duration as a user writes it; longer than zero.
 pub(crate) fn parse_ms(text: &str) -> Result<u64, String> {
-    let duration: Duration =
-        humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 500ms, 30s or 10m"))?;
-    match u64::try_from(duration.as_millis()) {
+    match u64::try_from(parse_duration(text)?.as_millis()) {
         Ok(0) => Err("it must be 1ms or longer".to_owned()),
         Ok(milliseconds) => Ok(milliseconds),
         Err(_) => Err("that is too long".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{parse_duration, parse_ms};
+    use std::time::Duration;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!((parse_ms("500ms"), parse_ms("30s"), parse_ms("1m 5s")), (Ok(500), Ok(30_000), Ok(65_000)));
+        assert_eq!(parse_duration("365d"), Ok(Duration::from_secs(365 * 86_400)));
+        assert!(parse_ms("0").is_err() && parse_ms("1us").is_err());
+    }
+
+    #[test]
+    fn an_error_says_what_to_write() {
+        assert_eq!(parse_ms("5"), Err("5 has no unit: write 5ms, 5s or 5m".to_owned()));
+        for wrong in ["", "soon", "5 parsecs", "-1s"] {
+            let said = parse_ms(wrong).unwrap_err();
+            assert!(said.contains("such as 500ms, 30s or 10m"), "{wrong:?}: {said}");
+        }
     }
 }

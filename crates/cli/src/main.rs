@@ -13,12 +13,13 @@ mod process_names;
 mod signal;
 mod size;
 
+use std::env;
 use std::process::ExitCode;
 
 use clap::{Args, Parser};
 use farfork_terminal::command_failure::exit_status;
 
-use commands::Command;
+use commands::{Command, bench_program};
 use connection::ConnectionArgs;
 
 /// fork(2) across machines.
@@ -62,6 +63,9 @@ impl GlobalArgs {
 }
 
 fn main() -> ExitCode {
+    if let Some(arguments) = bench_program::help_arguments(env::args_os()) {
+        return exit_status(Err(bench_program::execute(arguments)), false);
+    }
     let Cli { global, command } = Cli::parse();
     let json = global.json;
     exit_status(command.run(global), json)

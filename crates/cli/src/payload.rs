@@ -71,8 +71,12 @@ fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
 }
 
 fn read_failure(path: &Path, error: &io::Error) -> Failure {
-    payload_failure(path, format!("it cannot be read: {error}"))
-        .with_next_step("name a file that this user can read, or `-`")
+    let (cause, step) = match error.kind() {
+        io::ErrorKind::NotFound => ("it does not exist".to_owned(), "name an existing file, or `-` for standard input"),
+        io::ErrorKind::IsADirectory => ("it is a directory".to_owned(), "name a file in it, or `-` for standard input"),
+        _ => (format!("it cannot be read: {error}"), "name a file that this user can read, or `-` for standard input"),
+    };
+    payload_failure(path, cause).with_next_step(step)
 }
 
 fn payload_failure(path: &Path, cause: impl std::fmt::Display) -> Failure {
@@ -111,6 +115,23 @@ mod tests {
         let file = Scratch::of("empty-line", b"\n");
         assert_eq!(read_lines(&file.0).unwrap(), [Vec::<u8>::new()]);
         assert!(read_lines(&Scratch::of("empty", b"").0).unwrap_err().cause().contains("empty"));
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_by_name() {
+        let directory = std::env::temp_dir();
+        let missing = directory.join(format!("farfork-payloads-{}-missing", std::process::id()));
+        for (path, cause) in [(&missing, "it does not exist"), (&directory, "it is a directory")] {
+            for refused in [read(path).unwrap_err(), read_lines(path).unwrap_err()] {
+                assert_eq!((refused.object(), refused.cause()), (&*format!("payload file {}", path.display()), cause));
+                assert!(refused.next_step().contains("or `-` for standard input"), "{refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_an_empty_payload() {
+        assert_eq!(read(&Scratch::of("nothing", b"").0).unwrap(), b"");
     }
 
     #[test]

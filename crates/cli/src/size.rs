@@ -1,18 +1,46 @@
 //! Parses amounts of memory: `512MiB`, `2GiB`, `0`.
 
-/// Bytes in what a user wrote: a number, and KiB, MiB, GiB or TiB behind it.
+/// Units, with their powers of two.
+const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
+
+/// Number of bytes that a user wrote: a whole number with the unit KiB, MiB, GiB or TiB, or `0`.
+///
+/// # Errors
+/// The message says what to write instead; clap names the option and the value.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
-    let with_unit = UNITS.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
-    let (number, shift) = with_unit.unwrap_or((text, 0));
-    let number: Option<u64> = number.trim().parse().ok();
-    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
-    bytes.ok_or_else(|| "write it like 512MiB or 2GiB".to_owned())
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let unit = unit.trim();
+    if number.is_empty() || unit.starts_with(['.', ',']) {
+        return Err("write a whole number and a unit, such as 512MiB or 2GiB".to_owned());
+    }
+    let too_large = || format!("{text} is more than 16777215TiB, the maximum");
+    let count: u64 = number.parse().map_err(|_| too_large())?;
+    if unit.is_empty() && count == 0 {
+        return Ok(0);
+    }
+    let Some((_, shift)) = UNITS.iter().find(|(name, _)| *name == unit) else { return Err(unit_error(number, unit)) };
+    count.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// The same of what must be something.
+/// The same of an amount that must be more than zero.
 pub(crate) fn parse_nonzero_size(text: &str) -> Result<u64, String> {
-    parse_size(text).and_then(|bytes| if bytes > 0 { Ok(bytes) } else { Err("it must be 1 byte or more".to_owned()) })
+    match parse_size(text) {
+        Ok(0) => Err("it must be more than 0: write a number and a unit, such as 512MiB or 2GiB".to_owned()),
+        size => size,
+    }
+}
+
+/// What to write instead of a number with this unit, which is none of [`UNITS`] or is missing.
+fn unit_error(number: &str, unit: &str) -> String {
+    if unit.is_empty() {
+        return format!("{number} has no unit: write {number}KiB, {number}MiB or {number}GiB");
+    }
+    let initial = unit[..unit.chars().next().map_or(0, char::len_utf8)].to_uppercase();
+    match UNITS.iter().find(|(name, _)| name.starts_with(&initial)) {
+        Some((meant, _)) => format!("{unit} is not a unit: write {number}{meant}"),
+        None => format!("{unit} is not a unit: write {number}KiB, {number}MiB or {number}GiB"),
+    }
 }
 
 #[cfg(test)]
@@ -30,5 +58,22 @@ mod tests {
         );
         assert_eq!(parse_size("2 GiB"), Ok(2 << 30));
         assert!(parse_size("2GB").is_err() && parse_size("").is_err() && parse_size("99999999999TiB").is_err());
+    }
+
+    #[test]
+    fn an_error_says_what_to_write() {
+        let says = |text: &str, expected: &str| assert_eq!(parse_size(text), Err(expected.to_owned()));
+        says("512", "512 has no unit: write 512KiB, 512MiB or 512GiB");
+        says("512M", "M is not a unit: write 512MiB");
+        says("2 gb", "gb is not a unit: write 2GiB");
+        says("5bytes", "bytes is not a unit: write 5KiB, 5MiB or 5GiB");
+        says("5µ", "µ is not a unit: write 5KiB, 5MiB or 5GiB");
+        for wrong in ["", "much", "MiB", "1.5GiB", "-1MiB"] {
+            says(wrong, "write a whole number and a unit, such as 512MiB or 2GiB");
+        }
+        for large in ["16777216TiB", "99999999999999999999999"] {
+            says(large, &format!("{large} is more than 16777215TiB, the maximum"));
+        }
+        assert_eq!(parse_size("16777215TiB"), Ok(16_777_215 << 40));
     }
 }

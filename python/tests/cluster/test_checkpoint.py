@@ -85,6 +85,23 @@ class Checkpoint(unittest.TestCase):
                 self.assertEqual(now, cpus)
                 self.assertEqual(self.results(who, 2), ["True"] * 2)
 
+    def test_a_child_without_a_payload_says_how_to_give_one(self) -> None:
+        who = farfork.checkpoint()
+        if who.is_child:
+            try:
+                end(who, f"it has {who.payload!r}")
+            except farfork.PayloadMissing as error:
+                end(who, f"{who.has_payload} {os.path.exists('/run/farfork/payload')} {error}")
+        else:
+            try:
+                (child,) = command("fork", str(who), "--to", nodes()[0], "--detach")["children"]
+                waited = command("wait", "--results", "--timeout", f"{PATIENCE_S}s", child["child"])
+                result = waited["children"][0]["result"]
+                self.assertTrue(result.startswith(f"False False child {child['child']}: "), result)
+                self.assertIn(f"farfork fork {who} --payload FILE", result)
+            finally:
+                command("drop", "--force", str(who))
+
     def test_a_large_result_comes_whole(self) -> None:
         who = farfork.checkpoint()
         if who.is_child:

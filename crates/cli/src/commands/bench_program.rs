@@ -2,7 +2,7 @@
 //!
 //! It is a program of its own because its baselines and its other RPC systems take as long to build as farfork itself.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -39,8 +39,25 @@ impl BenchProgramArguments {
 }
 
 /// Whether the command is one of `farfork-bench`: it begins with `bench` or `stress`.
-pub(crate) fn has_command(command: &[String]) -> bool {
-    command.first().is_some_and(|first| first == "bench" || first == "stress")
+pub(crate) fn has_command(command: &[impl AsRef<OsStr>]) -> bool {
+    command.first().map(AsRef::as_ref).is_some_and(|first| first == "bench" || first == "stress")
+}
+
+/// The arguments with which `farfork-bench` prints what `farfork help bench …` or `farfork help stress …` asks for; `None`
+/// for any other command line.
+///
+/// clap handles `help` itself, and this program declares no command below `bench` and `stress`. So the caller asks before
+/// clap parses the command line.
+pub(crate) fn help_arguments(command_line: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let mut words = command_line.into_iter().skip(1);
+    if words.next()? != "help" {
+        return None;
+    }
+    let mut arguments: Vec<OsString> = words.collect();
+    has_command(&arguments).then(|| {
+        arguments.push("--help".into());
+        arguments
+    })
 }
 
 /// Replaces this process with `farfork-bench` and these arguments; returns only if that fails.
@@ -74,4 +91,22 @@ fn missing(program: &Path) -> Failure {
     Failure::new(Code::NotFound, format!("program {PROGRAM}"), cause).with_next_step(
         "build it with `cargo build --release --bin farfork-bench`, or install it with `make install-bench`",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::help_arguments;
+
+    #[test]
+    fn help_of_a_benchmark_is_asked_of_its_program() {
+        let asked = |line: &str| {
+            let arguments = help_arguments(line.split(' ').map(Into::into))?;
+            Some(arguments.join(" ".as_ref()).into_string().unwrap())
+        };
+        assert_eq!(asked("farfork help bench fork").as_deref(), Some("bench fork --help"));
+        assert_eq!(asked("farfork help stress").as_deref(), Some("stress --help"));
+        for other in ["farfork", "farfork help", "farfork help fork", "farfork fork help bench", "farfork bench help"] {
+            assert_eq!(asked(other), None, "{other}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The commands, one file each. A file has the arguments of a command and runs it. The comments on the arguments are
 //! the help text.
 
-mod bench_program;
+pub(crate) mod bench_program;
 mod call_timer;
 mod check;
 mod cluster;

@@ -31,9 +31,17 @@ pub(crate) fn format_age(unix_ms: u64) -> String {
 /// Longest command line in a table or sentence, in characters; `--json` has all of it.
 const COMMAND_CHARACTERS_MAX: usize = 40;
 
-/// A command line as far as it fits. It is the process's own text: what would move the cursor of whoever reads it is
-/// shown as a dot.
+/// Programs that run a script. A version at the end of the name, as in `python3.11`, does not matter.
+const INTERPRETERS: [&str; 18] = [
+    "bash", "bun", "dash", "deno", "java", "julia", "ksh", "lua", "node", "nodejs", "perl", "php", "pypy", "python",
+    "Rscript", "ruby", "sh", "zsh",
+];
+
+/// A command line as far as it fits: the program and its script without their directories, and the other arguments.
+///
+/// It is the process's own text. What would move the reader's cursor is shown as a dot.
 pub(crate) fn shorten_command(text: &str) -> String {
+    let text = remove_directories(text);
     let mut shown: String =
         text.chars().take(COMMAND_CHARACTERS_MAX).map(|c| if c.is_control() { '·' } else { c }).collect();
     if text.chars().count() > COMMAND_CHARACTERS_MAX {
@@ -41,6 +49,35 @@ pub(crate) fn shorten_command(text: &str) -> String {
         shown.push('…');
     }
     shown
+}
+
+/// `/usr/bin/python3 -u /opt/job/warm.py /data/in` → `python3 -u warm.py /data/in`.
+fn remove_directories(command: &str) -> String {
+    let mut words: Vec<&str> = command.split(' ').collect();
+    words[0] = base_name(words[0]);
+    if is_interpreter(words[0])
+        && let Some(script) = find_script(&words)
+    {
+        words[script] = base_name(words[script]);
+    }
+    words.join(" ")
+}
+
+/// The text after the last slash; all of a text that ends with one.
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(path)
+}
+
+fn is_interpreter(program: &str) -> bool {
+    INTERPRETERS.contains(&program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.'))
+}
+
+/// The index of an interpreter's first argument that is not an option, unless an option such as `-c` or `-e` is the script
+/// itself.
+fn find_script(words: &[&str]) -> Option<usize> {
+    let index = (1..words.len()).find(|index| !words[*index].starts_with('-'))?;
+    let is_code = |option: &&str| !option.starts_with("--") && option.ends_with(['c', 'e']);
+    if words[1..index].iter().any(is_code) { None } else { Some(index) }
 }
 
 #[cfg(test)]
@@ -53,6 +90,26 @@ mod tests {
         let long = shorten_command(&"x".repeat(200));
         assert_eq!((long.chars().count(), long.chars().last()), (40, Some('…')));
         assert_eq!(shorten_command("a\n\u{1b}[2J"), "a··[2J");
+    }
+
+    #[test]
+    fn a_command_shows_the_names_of_program_and_script() {
+        for (command, shown) in [
+            ("/opt/venv/bin/python3.11 /srv/jobs/warm.py", "python3.11 warm.py"),
+            ("python3 warm.py", "python3 warm.py"),
+            ("/usr/bin/python3 -u ./warm.py /data/in", "python3 -u warm.py /data/in"),
+            ("/usr/bin/python3 -m http.server", "python3 -m http.server"),
+            ("/usr/bin/python3", "python3"),
+            ("/usr/bin/python3 -", "python3 -"),
+            ("/bin/sh -ec cat /etc/passwd", "sh -ec cat /etc/passwd"),
+            ("/usr/bin/node --inspect=0.0.0.0 /srv/a.js", "node --inspect=0.0.0.0 a.js"),
+            ("/usr/sbin/nginx -c /etc/nginx.conf", "nginx -c /etc/nginx.conf"),
+            ("/bin/cat /etc/passwd", "cat /etc/passwd"),
+            ("/srv/bin/ /x", "/srv/bin/ /x"),
+            ("", ""),
+        ] {
+            assert_eq!(shorten_command(command), shown);
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `farfork ps --watch`: prints the list as it changes, and ends when its output has no reader.
+//! `farfork ps --watch`: prints the list as it changes, and ends when its output has no reader. A list names programs
+//! without their directories.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::Duration;
@@ -6,7 +7,10 @@ use std::time::Duration;
 use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] = &[Test::shared("new_children_appear_in_the_list", new_children)];
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("new_children_appear_in_the_list", new_children),
+    Test::shared("lists_name_programs_without_directories", short_commands),
+];
 
 /// Lists in which a child that runs must have shown: one comes each second.
 const LISTS_MAX: usize = 10;
@@ -34,5 +38,23 @@ fn new_children(cluster: &Cluster) {
     drop(lines);
     let status = wait::wait_exit(&mut watcher, "`ps --watch` whose lists nobody reads", END_LIMIT);
     assert!(status.success(), "{status}");
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+}
+
+/// The column is narrow; `--json` has the whole command line.
+fn short_commands(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
+    for (list, objects, key, id) in [("ps", "children", "child", &*child.id), ("seeds", "seeds", "seed", seed.id())] {
+        let document = cluster.first().json(&[list]);
+        let listed = document[objects].as_array().expect("a list").iter().find(|object| object[key] == id);
+        let command = listed.expect("it is listed")["command"].as_str().expect("a command line");
+        let (directory, short) = command.rsplit_once('/').expect("the program has an absolute path");
+        assert!(directory.starts_with('/'), "{command}");
+        let said = cluster.first().run(&[list]).stdout;
+        let line = said.lines().find(|line| line.starts_with(id)).expect("it is listed");
+        assert!(line.trim_end().ends_with(&format!("  {short}")), "{line}");
+    }
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }

@@ -24,10 +24,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_32_bit_program", program_32_bit),
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
+    Test::shared("a_named_pipe_that_the_childs_node_lacks", missing_pipe),
     Test::shared("a_stopped_container", stopped_container),
     Test::shared("names_that_are_too_long", too_long),
     Test::shared("an_unreadable_process", unreadable_process),
     Test::shared("a_wrong_command_line", wrong_usage),
+    Test::shared("a_value_without_a_unit", missing_unit),
+    Test::shared("a_payload_file_that_cannot_be_read", unreadable_payload),
     Test::shared("a_full_output_device", no_output),
     Test::shared("a_cluster_of_another_name", other_cluster),
     Test::shared("a_missing_daemon", no_daemon),
@@ -180,7 +183,42 @@ fn missing_file(cluster: &Cluster) {
     // The seed is complete: before, the directory would be one that was deleted.
     seed.template_pid();
     fs::remove_dir(&path).expect("the directory was there");
-    cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(&[&path]);
+    require_missing(cluster, &seed, &path, "No such file or directory");
+    fs::write(&path, "").expect("a file of ours");
+    require_missing(cluster, &seed, &path, "not a directory");
+    fs::remove_file(&path).expect("the file was there");
+    fs::create_dir(&path).expect("a directory of ours");
+    seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
+}
+
+/// Another file at its path would be read, or written to.
+fn missing_pipe(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("pipe").to_string_lossy().into_owned();
+    assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+    // Not a standard stream, which would be the command's in the child.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$@\" 3<>\"$0\"", &path]).arg(Program::Waits.command().get_program()).arg("4");
+    let parent = Parent::start_command(&mut shell);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    // The seed is complete: before, the pipe would be one that was deleted.
+    seed.template_pid();
+    fs::remove_file(&path).expect("the pipe was there");
+    require_missing(cluster, &seed, &path, "No such file or directory");
+    fs::write(&path, "").expect("a file of ours");
+    require_missing(cluster, &seed, &path, "not a named pipe");
+}
+
+/// A fork fails, and says what the child's node lacks, why, and what to do.
+fn require_missing(cluster: &Cluster, seed: &Seed, path: &str, cause: &str) {
+    let node = format!("on node {}", cluster.name(1));
+    cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(&[
+        &node,
+        &format!("the seed needs {path}, which this node lacks"),
+        cause,
+        "copy it to the same path on that node",
+        "share its directory",
+    ]);
 }
 
 /// A refusal repeats what it is about, and a status of HTTP/2 has room for 16 KiB.
@@ -236,6 +274,48 @@ fn wrong_usage(cluster: &Cluster) {
         let refused = cluster.first().run_failing(arguments);
         assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
     }
+}
+
+/// The error names the option, and what to write.
+fn missing_unit(cluster: &Cluster) {
+    let node = ["node", "--name", "n9", "--listen", "127.0.0.1:9"];
+    let duration = "5 has no unit: write 5ms, 5s or 5m";
+    for (arguments, option, cause) in [
+        (&["fork", "x", "--memory", "512"][..], "--memory", "512 has no unit: write 512KiB, 512MiB or 512GiB"),
+        (&["fork", "x", "--memory", "512M"], "--memory", "M is not a unit: write 512MiB"),
+        (&[&node[..], &["--cache", "2GB"]].concat(), "--cache", "GB is not a unit: write 2GiB"),
+        (&[&node[..], &["--seed-memory", "8"]].concat(), "--seed-memory", "8 has no unit"),
+        (&["fork", "x", "--timeout", "5"], "--timeout", duration),
+        (&["wait", "x", "--timeout", "5"], "--timeout", duration),
+        (&["settle", "x", "--timeout", "5"], "--timeout", duration),
+        (&["prepare", "1", "--ttl", "5"], "--ttl", duration),
+        (&["cluster", "token", "--ttl", "5"], "--ttl", duration),
+    ] {
+        let refused = cluster.first().run_failing(arguments);
+        assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
+        let names_both = refused.message.contains(option) && refused.message.contains(cause);
+        assert!(names_both, "{arguments:?}: {}", refused.message);
+    }
+}
+
+/// It is read before the node is asked for anything.
+fn unreadable_payload(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let (missing, step) = (directory.path().join("tasks.jsonl"), "or `-` for standard input");
+    let empty = scratch::file("");
+    for option in ["--payload", "--payloads"] {
+        for (path, cause) in [(missing.as_path(), "it does not exist"), (directory.path(), "it is a directory")] {
+            let path = path.to_string_lossy();
+            let refused = cluster.first().run_failing(&["fork", "x", option, &path]);
+            refused.require_mentions(&[&format!("payload file {path}"), cause, step]);
+        }
+    }
+    let path = empty.path().to_string_lossy();
+    cluster.first().run_failing(&["fork", "x", "--payloads", &path]).require_mentions(&[
+        &format!("payload file {path}"),
+        "it is empty",
+        "write one line for each child",
+    ]);
 }
 
 /// Whoever reads it later must not take a part for all. A reader that has gone has what he wanted.

@@ -203,7 +203,7 @@ pub enum RestoreError {
         found: Option<u64>,
     },
     /// A file of the parent is missing or another one here.
-    #[error("the seed needs {path}, which this node lacks: {cause}; install it here, or fork to a node that has it")]
+    #[error("the seed needs {path}, which this node lacks: {cause}")]
     MissingFile {
         /// As the process sees it.
         path: String,

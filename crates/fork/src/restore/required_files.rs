@@ -20,6 +20,8 @@ const O_NOFOLLOW: u32 = OFlags::NOFOLLOW.bits();
 enum RequiredPath<'a> {
     /// What it leads to, whatever that is.
     Any(&'a str),
+    /// A directory: nothing else can be entered.
+    Directory(&'a str),
     /// The symbolic link that is there.
     Symlink(&'a str),
     /// A named pipe: anything else would be written to.
@@ -31,23 +33,22 @@ fn required_paths(descriptor: &Descriptor) -> impl Iterator<Item = RequiredPath<
     let own = descriptor.processes().flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
         let exe = process.exe_object.is_none().then_some(&process.exe);
-        exe.into_iter().chain(cwd).chain(&process.root)
+        let directories = cwd.into_iter().chain(&process.root).map(|path| RequiredPath::Directory(path));
+        exe.into_iter().map(|path| RequiredPath::Any(path)).chain(directories)
     });
     let mapped = descriptor.descendants.iter().flat_map(|member| &member.mappings).chain(&descriptor.mappings);
     let mapped = mapped.filter_map(|mapping: &Mapping| match mapping.backing {
-        Backing::SharedFile { file, .. } => Some(&descriptor.mapped_files[file as usize].path),
+        Backing::SharedFile { file, .. } => Some(RequiredPath::Any(&descriptor.mapped_files[file as usize].path)),
         _ => None,
     });
-    let paths = own.chain(mapped).map(|path| RequiredPath::Any(path));
-    paths.chain(descriptor.open_files.iter().filter_map(required_path))
+    own.chain(mapped).chain(descriptor.open_files.iter().filter_map(required_path))
 }
 
 fn required_path(file: &OpenFile) -> Option<RequiredPath<'_>> {
     Some(match file {
         OpenFile::Regular { path, flags, .. } if flags & O_NOFOLLOW != 0 => RequiredPath::Symlink(path),
-        OpenFile::Regular { path, .. } | OpenFile::Directory { path, .. } | OpenFile::Device { path, .. } => {
-            RequiredPath::Any(path)
-        }
+        OpenFile::Regular { path, .. } | OpenFile::Device { path, .. } => RequiredPath::Any(path),
+        OpenFile::Directory { path, .. } => RequiredPath::Directory(path),
         OpenFile::NamedPipe { path, .. } => RequiredPath::NamedPipe(path),
         _ => return None,
     })
@@ -59,8 +60,9 @@ pub(super) fn check_paths(descriptor: &Descriptor, node: &LocalNode) -> Result<(
     let own = format!("/proc/{}", descriptor.process.pid);
     for file in required_paths(descriptor) {
         let (path, found) = match file {
-            RequiredPath::Any(path) if Path::new(path).starts_with(&own) => continue,
+            RequiredPath::Any(path) | RequiredPath::Directory(path) if Path::new(path).starts_with(&own) => continue,
             RequiredPath::Any(path) => (path, node.resolve_path(path).metadata().map(drop)),
+            RequiredPath::Directory(path) => (path, check_directory(&node.resolve_path(path))),
             RequiredPath::Symlink(path) => (path, node.resolve_path(path).symlink_metadata().map(drop)),
             RequiredPath::NamedPipe(path) => (path, check_named_pipe(&node.resolve_path(path))),
         };
@@ -71,7 +73,12 @@ pub(super) fn check_paths(descriptor: &Descriptor, node: &LocalNode) -> Result<(
 
 fn check_named_pipe(here: &Path) -> io::Result<()> {
     let is_pipe = here.metadata()?.file_type().is_fifo();
-    if is_pipe { Ok(()) } else { Err(io::Error::other("it is no named pipe here")) }
+    if is_pipe { Ok(()) } else { Err(io::Error::other("another file is at this path, not a named pipe")) }
+}
+
+fn check_directory(here: &Path) -> io::Result<()> {
+    let is_directory = here.metadata()?.is_dir();
+    if is_directory { Ok(()) } else { Err(io::Error::other("another file is at this path, not a directory")) }
 }
 
 /// Which files were at these paths when a child was made.
@@ -82,7 +89,10 @@ impl PathSnapshot {
     /// Those that a child has which is made now.
     pub fn record(descriptor: &Descriptor, node: &LocalNode) -> Self {
         let seen = required_paths(descriptor).map(|file| {
-            let (RequiredPath::Any(path) | RequiredPath::Symlink(path) | RequiredPath::NamedPipe(path)) = file;
+            let (RequiredPath::Any(path)
+            | RequiredPath::Directory(path)
+            | RequiredPath::Symlink(path)
+            | RequiredPath::NamedPipe(path)) = file;
             let here = node.resolve_path(path);
             (file_key_at(&here), here)
         });

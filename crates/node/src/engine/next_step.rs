@@ -18,6 +18,9 @@ const NET_UNREACHABLE_STEP: &str = "the child's network has no way to whom that 
 /// What a user can do where a file of the seed's is another by now.
 const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
 
+/// What a user can do where a file or directory of the parent is not at its path on the child's node.
+const MISSING_FILE_STEP: &str = "copy it to the same path on that node, or share its directory with all nodes, or fork to a node that has it (--to)";
+
 /// What a user can do where a child's files have no room.
 pub(super) const DISK_FULL_STEP: &str =
     "make room there, or give the node another run directory (farfork node --run-dir)";
@@ -35,6 +38,7 @@ pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Optio
             Some(NET_UNREACHABLE_STEP)
         }
         ResumeError::Restore(RestoreError::Step { remedy, .. }) => *remedy,
+        ResumeError::Restore(RestoreError::MissingFile { .. }) => Some(MISSING_FILE_STEP),
         ResumeError::CreateResource { cause, .. } | ResumeError::Plan(PlanError::Write { source: cause, .. })
             if is_disk_full(cause) =>
         {

@@ -8,6 +8,7 @@ use clap::Args;
 use farfork_trust::{CLIENT_VALID_MAX, Role, TOKEN_VALID, TOKEN_VALID_MAX, TrustDirectory, member};
 use farfork_wire::NodeName;
 
+use crate::duration::parse_duration;
 use crate::{GlobalArgs, output};
 
 /// Create a cluster: its authority, and the identity of its first node.
@@ -61,7 +62,7 @@ Examples:
 Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct TokenCommand {
     /// Lifetime of the token, up to 30 days.
-    #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "1h")]
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION", default_value = "1h")]
     ttl: Duration,
 }
 
@@ -98,7 +99,7 @@ pub(crate) struct Issue {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Lifetime of the certificate, up to 730 days.
-    #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "365d")]
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION", default_value = "365d")]
     ttl: Duration,
 }
 

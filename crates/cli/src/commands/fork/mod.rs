@@ -73,8 +73,8 @@ impl From<NetworkMode> for Network {
 /// it continues to write. Several children get SIGTERM.
 ///
 /// A child has the arguments and the environment of its parent; they cannot be changed. --payload and --payloads pass
-/// data to children. A child finds its payload in the file /run/farfork/payload, which does not exist in the parent.
-/// The file is also open as descriptor 1000, unless the parent uses that number.
+/// data to children. A child finds its payload in the file /run/farfork/payload. The file does not exist in the parent,
+/// nor in a child without a payload. It is also open as descriptor 1000, unless the parent uses that number.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -100,7 +100,7 @@ pub(crate) struct Fork {
     /// Number of children, up to 16384 [default: 1, or the number of lines of --payloads].
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
-    /// File with the payload of all children, up to 16 MiB; `-` for standard input.
+    /// File with the payload of all children, up to 16 MiB; `-` for standard input. An empty file is an empty payload.
     #[arg(long, value_name = "FILE|-", conflicts_with = "payloads")]
     payload: Option<PathBuf>,
     /// File with one payload per line and one line per child; `-` for standard input.

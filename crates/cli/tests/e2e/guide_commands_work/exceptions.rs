@@ -1,0 +1,50 @@
+//! What no test runs of the guides, each with the reason. `page.rs` finds all else, and it is run.
+
+use super::page::Page;
+
+/// A command, or a block that is no command.
+pub(super) struct GuideException {
+    page: &'static str,
+    /// What its line, or the first line of its block, begins with.
+    prefix: &'static str,
+    reason: &'static str,
+}
+
+const EXCEPTIONS: &[GuideException] = &[
+    except("first-fork.md", "make install", "installs packages"),
+    except("first-fork.md", "farfork up --nodes 3", "the shared cluster of the tests is there instead"),
+    except("first-fork.md", "farfork down", "ends a user's cluster; `nothing_is_left_behind` tests the removal"),
+    except("python.md", "python3 -m venv", "makes an environment in the home directory"),
+    except("python.md", "pip install", "installs packages; PYTHONPATH names the package instead"),
+    except("python.md", "farfork up --nodes 3", "the shared cluster of the tests is there instead"),
+    except("c.md", "ldconfig", "changes the machine's linker cache; LD_LIBRARY_PATH names the library instead"),
+    except("observing.md", "farfork up --nodes 3", "a cluster of the test serves metrics instead"),
+    except("observing.md", "rate(", "an expression for Prometheus"),
+    except("observing.md", "farfork ps --watch", "runs until it is interrupted; `ps_watches_children` tests it"),
+    except("several-machines.md", "scp ", "copies to another machine"),
+    except("several-machines.md", "# /etc/systemd/system/", "a unit for systemd"),
+];
+
+const fn except(page: &'static str, prefix: &'static str, reason: &'static str) -> GuideException {
+    GuideException { page, prefix, reason }
+}
+
+/// Whether a line of a page is not run.
+pub(super) fn contain(page: &Page, line: &str) -> bool {
+    EXCEPTIONS.iter().any(|exception| exception.is_of(page, line))
+}
+
+/// Each exception is of a line that there is, and says why.
+pub(super) fn require_needed(pages: &[Page]) {
+    for exception in EXCEPTIONS {
+        let is_needed = pages.iter().any(|page| page.lines().any(|line| exception.is_of(page, line)));
+        assert!(is_needed, "{} has no line that begins with `{}`", exception.page, exception.prefix);
+        assert!(!exception.reason.is_empty(), "{}: `{}` has no reason", exception.page, exception.prefix);
+    }
+}
+
+impl GuideException {
+    fn is_of(&self, page: &Page, line: &str) -> bool {
+        page.name == self.page && line.starts_with(self.prefix)
+    }
+}
