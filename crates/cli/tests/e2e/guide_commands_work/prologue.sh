@@ -48,4 +48,3 @@ farfork() {
 
 # Tools that need not be on a machine that runs the tests.
 if ! command -v gdb >/dev/null; then gdb() { echo "Thread 1: gdb is not installed"; }; fi
-if ! command -v jq >/dev/null; then jq() { python3 -m json.tool; }; fi
