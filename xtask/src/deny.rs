@@ -54,7 +54,7 @@ fn installed() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Where things that outlive a work tree are kept: `FARFORK_CACHE`, else `~/.cache/farfork`, as scripts/cache.sh has it.
+/// Where things that outlive a work tree are kept: `FARFORK_CACHE`, else `~/.cache/farfork`, as scripts/setup.sh has it.
 fn cache_folder() -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("FARFORK_CACHE") {
         return Ok(folder.into());

@@ -2,20 +2,15 @@
 //! line for each letter. `workload` and `baseline` know what commands and answers mean.
 
 use std::fs;
-use std::io;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::error::BenchError;
-
-/// For an answer: a program that fills or touches all of its memory takes seconds, on a busy machine a minute.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A program as it was built.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +92,7 @@ impl ChildProgram {
     /// The numbers of the next line, which begins with a word.
     ///
     /// # Errors
-    /// [`BenchError::Interrupted`] on a signal; the program says something else, or nothing for [`ANSWER_TIMEOUT`].
+    /// [`BenchError::Interrupted`] on a signal; the program prints something else.
     pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         self.wait_for_output()?;
         let mut line = String::new();
@@ -106,24 +101,18 @@ impl ChildProgram {
         parse_numbers(self.name, &line, word)
     }
 
-    /// Waits until there is something to read, or the program has ended.
+    /// Waits until there is something to read, or the program has ended. There is no time limit: a user may want a run of
+    /// hours, or a function of minutes.
     fn wait_for_output(&self) -> Result<(), BenchError> {
         if !self.answers.buffer().is_empty() {
             return Ok(());
         }
-        let timeout = Timespec { tv_sec: ANSWER_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
-        let mut outputs = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
-        let cause = match poll(&mut outputs, Some(&timeout)) {
-            Ok(0) => {
-                let text = format!("it has not answered for {} s", ANSWER_TIMEOUT.as_secs());
-                io::Error::new(io::ErrorKind::TimedOut, text)
-            }
-            Ok(_) => return Ok(()),
+        match poll(&mut [PollFd::new(self.answers.get_ref(), PollFlags::IN)], None) {
+            Ok(_) => Ok(()),
             // The handlers of Ctrl-C and its like interrupt poll(2), as signal(7) says.
-            Err(Errno::INTR) => return Err(BenchError::Interrupted),
-            Err(error) => error.into(),
-        };
-        Err(BenchError::Program { program: self.name, cause })
+            Err(Errno::INTR) => Err(BenchError::Interrupted),
+            Err(error) => Err(BenchError::Program { program: self.name, cause: error.into() }),
+        }
     }
 }
 

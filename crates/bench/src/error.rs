@@ -73,12 +73,18 @@ pub enum BenchError {
         /// Its name.
         function: String,
     },
+    /// A child's function returned something else than the parent's.
+    #[error("function `{function}`: a child's result differs from the parent's: the figures are worth nothing")]
+    WrongResult {
+        /// Its name.
+        function: String,
+    },
     /// The packages of the embedded functions cannot be installed.
     #[error(
         "the functions' Python packages cannot be installed: {cause}; connect this machine to PyPI, or name a Python that has them: --python"
     )]
     FunctionPackages {
-        /// What failed.
+        /// The last message of the command that failed.
         cause: String,
     },
     /// A process of a node could not be sent a signal.

@@ -11,13 +11,13 @@ use crate::figure::ForkFigure;
 pub(crate) const SIZES_MIB: [u64; 10] = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 /// The published figures.
-pub(crate) static REFERENCES: LazyLock<References> =
+pub(crate) static PUBLISHED_FIGURES: LazyLock<PublishedFigures> =
     LazyLock::new(|| toml::from_str(include_str!("reference.toml")).expect("reference.toml is part of the program"));
 
 /// All published figures, by benchmark.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct References {
+pub(crate) struct PublishedFigures {
     pub(crate) fork: ForkReference,
     pub(crate) function: FunctionsReference,
     pub(crate) stress: StressReference,
@@ -118,11 +118,11 @@ pub(crate) struct ConnectReference {
 
 #[cfg(test)]
 mod tests {
-    use super::{ForkFigure, REFERENCES, SIZES_MIB};
+    use super::{ForkFigure, PUBLISHED_FIGURES, SIZES_MIB};
 
     #[test]
     fn each_size_has_its_own_figures_and_others_none() {
-        let find = |figure, mib| REFERENCES.fork.published_ms(figure, mib);
+        let find = |figure, mib| PUBLISHED_FIGURES.fork.published_ms(figure, mib);
         assert_eq!((find(ForkFigure::Checkpoint, 1), find(ForkFigure::Prepare, 1)), (Some(0.648), Some(0.648)));
         assert_eq!(find(ForkFigure::Resume, 64), Some(3.339));
         assert_eq!(find(ForkFigure::Execution, 1024), Some(1246.940));
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn larger_parents_cost_more() {
         for figure in [ForkFigure::Prepare, ForkFigure::Resume, ForkFigure::Execution] {
-            let figures = SIZES_MIB.iter().map(|mib| REFERENCES.fork.published_ms(figure, *mib).unwrap());
+            let figures = SIZES_MIB.iter().map(|mib| PUBLISHED_FIGURES.fork.published_ms(figure, *mib).unwrap());
             assert!(figures.is_sorted(), "{figure:?}");
         }
     }

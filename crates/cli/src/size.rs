@@ -31,7 +31,7 @@ pub(crate) fn parse_nonzero_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What to write instead of a number with this unit, which is none of [`UNITS`] or is missing.
+/// The error for a number whose unit is missing or is none of [`UNITS`]. It says what to write.
 fn unit_error(number: &str, unit: &str) -> String {
     if unit.is_empty() {
         return format!("{number} has no unit: write {number}KiB, {number}MiB or {number}GiB");

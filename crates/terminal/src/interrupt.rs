@@ -21,7 +21,7 @@ pub async fn wait_for_interrupt() {
 }
 
 /// The same for work that is not asynchronous: it looks from time to time.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct InterruptFlag(Arc<AtomicBool>);
 
 impl InterruptFlag {

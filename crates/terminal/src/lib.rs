@@ -1,7 +1,8 @@
 //! What the programs `farfork` and `farfork-bench` share at the terminal: output and failures, interrupts, the check for
-//! root, and manual pages.
+//! root, the cache directory, and manual pages.
 #![forbid(unsafe_code)]
 
+pub mod cache_dir;
 pub mod command_failure;
 pub mod interrupt;
 pub mod manual;

@@ -12,10 +12,10 @@ use crate::samples::Samples;
 use crate::summary::function::FunctionSummary;
 use crate::workload::functions::{FunctionParent, FunctionSource, environment};
 
-/// Measures. `show` may end it before a step. `farfork` is the program that runs the daemons.
+/// Measures the functions one after the other. `show` may end the run before a step. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// What ended it early. A result that differs from the parent's is such.
+/// [`BenchError`] as the step that fails, [`BenchError::WrongResult`] for a result that differs from the parent's.
 pub async fn run_function(
     plan: &FunctionParameters,
     farfork: PathBuf,

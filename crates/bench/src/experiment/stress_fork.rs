@@ -18,7 +18,7 @@ use super::local_cluster::{BenchCluster, node_arguments};
 use crate::embedded_program::ChildProgram;
 use crate::endpoint::stdout::print_line;
 use crate::error::BenchError;
-use crate::reference::REFERENCES;
+use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::Spread;
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
@@ -80,7 +80,7 @@ impl StressForkOutcome {
 
     /// Forks per second of each client process, as published for MITOSIS on other machines.
     pub fn published_per_s() -> f64 {
-        REFERENCES.stress.forks_per_s
+        PUBLISHED_FIGURES.stress.forks_per_s
     }
 }
 

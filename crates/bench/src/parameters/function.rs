@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::figure::ChildPlace;
 use crate::workload::functions::FunctionSource;
 
-/// What is measured.
+/// The functions to measure, and how often.
 #[derive(Debug, Clone, Serialize)]
 pub struct FunctionParameters {
     /// The functions, in the order of the summary.

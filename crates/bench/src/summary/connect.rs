@@ -9,7 +9,7 @@ use crate::parameters::connect::{
     ConnectCase, ConnectParameters, ConnectSampleKey, ConnectSeries, P50_US, P99_US, PER_S, PROTECTIONS,
 };
 use crate::parameters::protection::ConnectionSecurity;
-use crate::reference::{ConnectReference, REFERENCES};
+use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::samples::{Samples, Spread};
 
 /// Cards, and with them paths, between two nodes.
@@ -50,7 +50,7 @@ impl ConnectSummary {
             "runs": self.plan.runs,
             "seconds": self.plan.seconds,
             "server_threads": self.server_threads,
-            "reference": REFERENCES.connect.source,
+            "reference": PUBLISHED_FIGURES.connect.source,
             "cases": cases,
         })
     }
@@ -74,7 +74,7 @@ impl ConnectSummary {
             "floor_per_s": median(self.spread(case, ConnectSeries::Floor, PER_S)),
             "latency_us": { "p50": median(own(P50_US)), "p99": median(own(P99_US)) },
             "reference_per_s": reference_per_s(case),
-            "reference_latency_us": (case.connections() == 1).then_some(REFERENCES.connect.latency_us),
+            "reference_latency_us": (case.connections() == 1).then_some(PUBLISHED_FIGURES.connect.latency_us),
         })
     }
 
@@ -89,7 +89,7 @@ impl ConnectSummary {
         let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
         text += "proved: both ends have shown who they are; then: how all else on the connection goes\n";
         text += "floor: TCP connect and accept by bare programs, same run; ratio: of farfork to it\n";
-        let ConnectReference { source, latency_us, .. } = &REFERENCES.connect;
+        let ConnectReference { source, latency_us, .. } = &PUBLISHED_FIGURES.connect;
         text += &format!("ref.: {source};\n");
         text += &format!("      with one thread a connection took {latency_us:.0} µs on average\n");
         text
@@ -120,7 +120,7 @@ impl ConnectSummary {
 }
 
 fn reference_per_s(case: ConnectCase) -> Option<f64> {
-    let ConnectReference { per_s_by_threads, per_s_by_clients, .. } = &REFERENCES.connect;
+    let ConnectReference { per_s_by_threads, per_s_by_clients, .. } = &PUBLISHED_FIGURES.connect;
     match case {
         ConnectCase { clients: 1, threads } => per_s_by_threads.find(threads as u64),
         ConnectCase { clients, threads: 2 } => per_s_by_clients.find(clients as u64),

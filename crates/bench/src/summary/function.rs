@@ -8,7 +8,7 @@ use crate::error::BenchError;
 use crate::figure::ChildPlace;
 use crate::machine::{Machine, load_average};
 use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
-use crate::reference::{FunctionReference, REFERENCES};
+use crate::reference::{FunctionReference, PUBLISHED_FIGURES};
 use crate::samples::{Samples, Spread, figure_json};
 
 /// All figures of a run.
@@ -53,7 +53,7 @@ impl FunctionSummary {
             self.load_average,
             self.start_table().render(),
             self.execution_table().render(),
-            REFERENCES.function.source,
+            PUBLISHED_FIGURES.function.source,
         )
     }
 
@@ -105,7 +105,7 @@ impl FunctionSummary {
 }
 
 fn find_reference(name: &str) -> Option<&'static FunctionReference> {
-    REFERENCES.function.functions.iter().find(|reference| reference.name == name)
+    PUBLISHED_FIGURES.function.functions.iter().find(|reference| reference.name == name)
 }
 
 fn format_reference(value: Option<f64>) -> String {

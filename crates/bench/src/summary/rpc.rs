@@ -8,7 +8,7 @@ use crate::endpoint::specification::RpcSystem;
 use crate::machine::{Machine, load_average};
 use crate::parameters::protection::ConnectionSecurity;
 use crate::parameters::rpc::{RpcCase, RpcParameters, RpcRunOutcome, RpcSampleKey, RpcSeries};
-use crate::reference::REFERENCES;
+use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::{Samples, Spread};
 
 /// An echo over veth that is slower was held up by something else, and no floor.
@@ -60,7 +60,7 @@ impl RpcSummary {
             "load_average": self.load_average,
             "runs": self.plan.runs,
             "client_seconds": self.plan.client_seconds,
-            "reference": REFERENCES.rpc.source,
+            "reference": PUBLISHED_FIGURES.rpc.source,
             "errors": errors,
             "damaged": damaged,
             "cases": cases,
@@ -122,7 +122,7 @@ impl RpcSummary {
         let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.describe(), self.load_average, table.render());
         text += "floor: a bare echo of the same messages, same run; ratio: of farfork to it. Echo and peers have\n";
         text += "one thread on each side, and neither checksums nor TLS: only such cases have them\n";
-        text += &format!("ref.: {}\n", REFERENCES.rpc.source);
+        text += &format!("ref.: {}\n", PUBLISHED_FIGURES.rpc.source);
         text += &self.peers_table();
         let (errors, damaged) = self.failures();
         text += &format!("\n{errors} requests failed, {damaged} answers were damaged\n");
@@ -184,12 +184,12 @@ fn is_credible(case: &RpcCase, floor_per_s: f64) -> bool {
 
 fn published_per_s(case: &RpcCase) -> Option<f64> {
     if case.payload_bytes == 2048 && case.clients == 1 {
-        return Some(REFERENCES.rpc.checksum_per_s);
+        return Some(PUBLISHED_FIGURES.rpc.checksum_per_s);
     }
     let is_plain = case.window == 1 && case.payload_bytes == 0 && case.server_threads == 1;
     match case.threads {
-        12 if is_plain => REFERENCES.rpc.requests_per_s_by_clients.find(case.clients as u64),
-        1 if is_plain && case.connections() == 1 => Some(REFERENCES.rpc.one_thread_per_s),
+        12 if is_plain => PUBLISHED_FIGURES.rpc.requests_per_s_by_clients.find(case.clients as u64),
+        1 if is_plain && case.connections() == 1 => Some(PUBLISHED_FIGURES.rpc.one_thread_per_s),
         _ => None,
     }
 }

@@ -8,7 +8,7 @@ use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
 use crate::parameters::methods::PauseMethod;
 use crate::parameters::warm_start::{WarmStartFigure, WarmStartParameters, WarmStartSampleKey};
-use crate::reference::{PausedFunctionReference, REFERENCES};
+use crate::reference::{PUBLISHED_FIGURES, PausedFunctionReference};
 use crate::samples::{Samples, Spread, figure_json};
 
 /// All figures of a run.
@@ -49,7 +49,7 @@ impl WarmStartSummary {
             let (parallel, per_s) = self.best_parallelism(*by)?;
             Some(json!({ "by": by, "parallel": parallel, "runs_per_s": per_s }))
         });
-        let reference = REFERENCES.warm_start.functions.iter().map(|PausedFunctionReference { name, parallel, runs_per_s }| {
+        let reference = PUBLISHED_FIGURES.warm_start.functions.iter().map(|PausedFunctionReference { name, parallel, runs_per_s }| {
             json!({ "function": name, "parallel": parallel, "runs_per_s": runs_per_s })
         });
         json!({
@@ -89,7 +89,7 @@ impl WarmStartSummary {
             let (parallel, per_s) = self.best_parallelism(*by)?;
             Some(format!("{} {per_s:.0} a second with {parallel} at once", by.text()))
         });
-        let PausedFunctionReference { name, parallel, runs_per_s } = &REFERENCES.warm_start.functions[0];
+        let PausedFunctionReference { name, parallel, runs_per_s } = &PUBLISHED_FIGURES.warm_start.functions[0];
         format!(
             "{}, load {:.1}\n\n{}\n\nBest: {}.\nA published reference, on another machine: {runs_per_s:.0} a second with {parallel} at once ({name}). ×: farfork's \
              median ÷ the\nfloor's, of local forks that are paused as many at once. No answer was wrong.\n",

@@ -1,7 +1,6 @@
 //! `farfork demo` and `farfork demo agent` come to their end, report what they measured, and leave nothing. The values
 //! are not tested.
 
-use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -53,13 +52,19 @@ impl RunningDemo {
     fn wait(self) -> wait::CommandOutput {
         let Self { process, temporary } = self;
         let pid = process.id();
-        let directory = temporary.path().join(format!("farfork-demo-{pid}"));
         let ended = wait::wait_with_output(process, "farfork demo", RUN_LIMIT);
-        let marks = RunMarkers::of_local_cluster(&format!("demo-{pid}"), directory);
+        let marks = marks(pid, &temporary);
         let is_clean = || leftovers::find_leftovers(&marks).is_empty().then_some(());
         wait::wait_until("nothing is left of the demo", REMAINS_LIMIT, is_clean);
         ended
     }
+}
+
+/// The traces of a demo's nodes.
+fn marks(pid: u32, temporary: &TempDir) -> RunMarkers {
+    let name = format!("demo-{pid}");
+    let run_dir = temporary.path().join(format!("farfork-{name}"));
+    RunMarkers::of_local_cluster(&name, run_dir)
 }
 
 fn run(arguments: &[&str]) -> Value {
@@ -122,19 +127,14 @@ fn parent_killed() {
     let mut demo = RunningDemo::start(&["demo", "--documents", "20000", "--json"]);
     let log = demo.process.stderr.take().expect("a pipe");
     wait_for_line(log, "building");
-    let index = demo.temporary.path().join(format!("farfork-demo-{}/index.py", demo.process.id()));
-    let is_parent = |pid: &i32| leftovers::command_line(*pid).contains(&format!("{} parent", index.display()));
-    let parent = wait::wait_until("the parent runs", RUN_LIMIT, || all_pids().find(is_parent));
+    let marks = marks(demo.process.id(), &demo.temporary);
+    let find_parent = || leftovers::marked_processes(&marks).find(|(_, command)| command.contains("index.py parent"));
+    let (parent, _) = wait::wait_until("the parent runs", RUN_LIMIT, find_parent);
     kill_process(Pid::from_raw(parent).expect("a process id"), Signal::KILL).expect("the parent runs");
     let ended = demo.wait();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stdout);
     let failure: Value = serde_json::from_str(&ended.stdout).expect("JSON");
     assert!(failure.to_string().contains("ended early"), "{failure}");
-}
-
-fn all_pids() -> impl Iterator<Item = i32> {
-    let entries = fs::read_dir("/proc").expect("the file system of processes").flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Reads a log until a line contains a text; the rest is discarded.

@@ -6,7 +6,7 @@ use super::ForkSummary;
 use crate::figure::{ForkSampleKey, ForkSystem};
 use crate::machine::Machine;
 use crate::parameters::fork::ResumeCase;
-use crate::reference::REFERENCES;
+use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::{self, Spread};
 
 impl ForkSummary {
@@ -33,7 +33,7 @@ impl ForkSummary {
                 "encrypted": self.plan.encrypted,
             },
             "elapsed_s": self.elapsed.as_secs_f64(),
-            "reference": REFERENCES.fork.source,
+            "reference": PUBLISHED_FIGURES.fork.source,
             "figures": figures,
             "strategies": self.strategies,
             "notes": self.notes,
@@ -42,7 +42,7 @@ impl ForkSummary {
 }
 
 fn figure_json(key: &ForkSampleKey, spread: Spread) -> Value {
-    let reference = has_reference(key).then(|| REFERENCES.fork.published_ms(key.figure, key.mib)).flatten();
+    let reference = has_reference(key).then(|| PUBLISHED_FIGURES.fork.published_ms(key.figure, key.mib)).flatten();
     let mut figure = samples::figure_json(key, spread, None);
     figure["reference"] = json!(reference);
     figure["below_reference"] = json!(reference.map(|reference| spread.median < reference));

@@ -12,7 +12,7 @@ use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, Pace};
 use crate::machine::Machine;
 use crate::parameters::fork::{ForkParameters, ResumeCase};
 use crate::parameters::strategies::StrategyFigures;
-use crate::reference::REFERENCES;
+use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::{Samples, Spread};
 use crate::summary::table::{FigureTable, format_figure, format_median, format_spread};
 
@@ -172,7 +172,7 @@ impl ForkSummary {
             "n: samples of the row's figure with fewest; large sizes get fewer, so that a run ends in time.".into(),
             "fork(): the same by a local fork() of the same process; fork(), write: likewise, each page copied.".into(),
             "link: the same bytes over the link by two bare programs.".into(),
-            format!("ref.: {}.", REFERENCES.fork.source),
+            format!("ref.: {}.", PUBLISHED_FIGURES.fork.source),
             "A program's own call is what was published: only that gets a verdict; by pid another asks.".into(),
             "verdict: the slowest median ÷ ref.; whether all of the row are below it, all above, or mixed.".into(),
         ]
@@ -188,14 +188,14 @@ fn fewest_samples(columns: &[Option<Spread>]) -> String {
 }
 
 fn reference_text(figure_of: ForkFigure, mib: u64) -> String {
-    REFERENCES.fork.published_ms(figure_of, mib).map_or("–".to_owned(), format_figure)
+    PUBLISHED_FIGURES.fork.published_ms(figure_of, mib).map_or("–".to_owned(), format_figure)
 }
 
 /// The slowest of some medians divided by the reference, and whether they are below it.
 fn reference_verdict(figure_of: ForkFigure, mib: u64, columns: &[Option<Spread>]) -> String {
     let medians = || columns.iter().flatten().map(|spread| spread.median);
     let (Some(slowest), Some(reference)) =
-        (medians().max_by(f64::total_cmp), REFERENCES.fork.published_ms(figure_of, mib))
+        (medians().max_by(f64::total_cmp), PUBLISHED_FIGURES.fork.published_ms(figure_of, mib))
     else {
         return "–".to_owned();
     };

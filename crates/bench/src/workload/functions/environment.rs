@@ -1,9 +1,10 @@
 //! The Python of the embedded functions: a virtual environment with their packages, made when it is first needed.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use farfork_terminal::cache_dir::find_cache_dir;
 
 use crate::error::BenchError;
 
@@ -18,9 +19,7 @@ const COMPLETE: &str = "complete";
 /// # Errors
 /// [`BenchError::FunctionPackages`]: there is no Python with venv, or the packages cannot be downloaded.
 pub(crate) fn find_or_install() -> Result<PathBuf, BenchError> {
-    let cache = env::var_os("FARFORK_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/farfork")));
-    let cache = cache.ok_or_else(|| failed("neither FARFORK_CACHE nor HOME is set"))?;
+    let cache = find_cache_dir().ok_or_else(|| failed("neither FARFORK_CACHE nor HOME is set"))?;
     // The name carries the contents, so that a change of the requirements makes a new environment.
     let environment = cache.join(format!("functions-{:08x}", crc32c::crc32c(REQUIREMENTS.as_bytes())));
     let python = environment.join("bin/python3");

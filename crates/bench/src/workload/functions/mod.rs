@@ -98,17 +98,17 @@ pub(crate) struct FunctionCall {
     pub(crate) started_ns: i64,
     /// How long the handler took.
     pub(crate) execution_ns: i64,
-    /// A digest of its result.
-    digest: i64,
 }
 
 /// A parent that has run its function twice, and waits. It ends with this value.
 #[derive(Debug)]
 pub(crate) struct FunctionParent {
+    name: String,
     program: ChildProgram,
     pub(crate) first_call_ns: i64,
     pub(crate) warm_call_ns: i64,
     pub(crate) resident_kib: i64,
+    /// A digest of the function's result.
     digest: i64,
 }
 
@@ -134,7 +134,7 @@ impl FunctionParent {
         if digest != repeated {
             return Err(BenchError::UnsteadyFunction { function: source.name.clone() });
         }
-        Ok(Self { program, first_call_ns, warm_call_ns, resident_kib, digest })
+        Ok(Self { name: source.name.clone(), program, first_call_ns, warm_call_ns, resident_kib, digest })
     }
 
     /// Its process id.
@@ -158,9 +158,9 @@ impl FunctionParent {
 
     fn check(&self, [started_ns, execution_ns, digest]: [i64; 3]) -> Result<FunctionCall, BenchError> {
         if digest != self.digest {
-            return Err(BenchError::WrongMemory { count: 1, what: "results of a function" });
+            return Err(BenchError::WrongResult { function: self.name.clone() });
         }
-        Ok(FunctionCall { started_ns, execution_ns, digest })
+        Ok(FunctionCall { started_ns, execution_ns })
     }
 }
 

@@ -10,6 +10,7 @@ use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::inspect_response::Object;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{Child, ForkOutcome, ForkRequest, InspectRequest, PrepareRequest, Seed, WaitRequest};
+use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -21,9 +22,17 @@ pub(super) struct ChildLine {
     /// Number of the child's payload.
     pub(super) index: usize,
     pub(super) child: Child,
-    pub(super) line: Vec<u8>,
+    line: Vec<u8>,
     pub(super) running_us: u64,
     pub(super) line_us: u64,
+}
+
+impl ChildLine {
+    /// The line as a JSON document.
+    pub(super) fn parse<Document: DeserializeOwned>(&self) -> anyhow::Result<Document> {
+        let printed = || format!("child {} printed `{}`", self.child.id, String::from_utf8_lossy(&self.line));
+        serde_json::from_slice(&self.line).with_context(printed)
+    }
 }
 
 /// Makes a seed of a process of the client's node.
@@ -100,7 +109,7 @@ async fn read_first_line(mut client: Client, index: usize, child: Child, began: 
     anyhow::bail!("child {} ended early; it printed `{}`", child.id, String::from_utf8_lossy(&line))
 }
 
-/// What the child's pager has fetched, in bytes.
+/// Number of bytes that the child's pager has fetched.
 pub(super) async fn bytes_fetched(client: &mut Client, child: &str) -> anyhow::Result<u64> {
     let request = request_with_timeout(QUERY_TIMEOUT, InspectRequest { id: child.to_owned() });
     let answer = client.inspect(request).await;

@@ -13,8 +13,10 @@ mod progress;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use farfork_api::failure::Failure;
 use farfork_terminal::interrupt::wait_for_interrupt;
 use farfork_terminal::privilege;
+use tonic::Code;
 
 use crate::{GlobalArgs, output};
 use agent::AgentDemo;
@@ -36,13 +38,13 @@ Examples:
 Exit status: 0 all answers were right, 1 failure, 2 wrong usage.")]
 pub(crate) struct Demo {
     #[command(subcommand)]
-    scenario: Option<Scenario>,
+    scenario: Option<DemoScenario>,
     #[command(flatten)]
     index: IndexDemo,
 }
 
 #[derive(Subcommand)]
-enum Scenario {
+enum DemoScenario {
     Agent(AgentDemo),
 }
 
@@ -53,7 +55,7 @@ impl Demo {
         runtime.block_on(async {
             tokio::select! {
                 biased;
-                () = wait_for_interrupt() => Err(program::interrupted().into()),
+                () = wait_for_interrupt() => Err(Failure::new(Code::Cancelled, "the demo", "it was interrupted").into()),
                 outcome = self.run_scenario(global.json) => outcome,
             }
         })
@@ -65,7 +67,7 @@ impl Demo {
                 let report = self.index.measure().await?;
                 if json { output::print_json(&report) } else { report.print() }
             }
-            Some(Scenario::Agent(agent)) => {
+            Some(DemoScenario::Agent(agent)) => {
                 self.index.require_defaults()?;
                 let report = agent.measure().await?;
                 if json { output::print_json(&report) } else { report.print() }

@@ -6,22 +6,20 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use farfork_api::failure::Failure;
 use farfork_cluster::local::LocalNode;
-use farfork_terminal::interrupt::InterruptFlag;
+use farfork_terminal::cache_dir::find_cache_dir;
 use serde::de::DeserializeOwned;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::timeout;
 use tonic::Code;
 
 /// For one line of a program: to build or to pickle a large index takes a loaded machine a minute.
 const LINE_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// Between two looks whether the user wants the demo to end.
-const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A directory of the demo's own, removed when this is dropped.
 pub(super) struct DemoDirectory(PathBuf);
@@ -63,9 +61,7 @@ fn find_python() -> anyhow::Result<PathBuf> {
         );
         return Ok(python);
     }
-    let cache = env::var_os("FARFORK_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/farfork")));
-    let candidates = [cache.map(|cache| cache.join("python/bin/python3")), Some("python3".into())];
+    let candidates = [find_cache_dir().map(|cache| cache.join("python/bin/python3")), Some("python3".into())];
     let found = candidates.into_iter().flatten().find(|python| has_numpy(python));
     let failure = Failure::new(Code::FailedPrecondition, "the demo", "no Python with NumPy was found");
     found.ok_or_else(|| failure.with_next_step("run `make setup`, or name one with FARFORK_PYTHON").into())
@@ -78,16 +74,10 @@ fn has_numpy(python: &Path) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The failure of a demo that the user has ended.
-pub(super) fn interrupted() -> Failure {
-    Failure::new(Code::Cancelled, "the demo", "it was interrupted")
-}
-
 /// A Python and a script for it.
 pub(super) struct DemoScript {
     python: PathBuf,
     path: PathBuf,
-    interrupt: InterruptFlag,
 }
 
 impl DemoScript {
@@ -99,7 +89,7 @@ impl DemoScript {
         let python = find_python()?;
         let path = directory.path().join(name);
         fs::write(&path, source).with_context(|| format!("script {}", path.display()))?;
-        Ok(Self { python, path, interrupt: InterruptFlag::watch()? })
+        Ok(Self { python, path })
     }
 
     /// Starts the script on a node.
@@ -122,12 +112,12 @@ impl DemoScript {
             .spawn()
             .context("nsenter, of the package util-linux")?;
         let output = process.stdout.take().context("its standard output is a pipe")?;
-        let (sender, lines) = mpsc::channel();
+        let (sender, lines) = unbounded_channel();
         thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
             lines.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
         });
-        Ok(DemoProgram { process, node: node.name.clone(), lines, interrupt: self.interrupt.clone() })
+        Ok(DemoProgram { process, node: node.name.clone(), lines })
     }
 }
 
@@ -137,8 +127,7 @@ pub(super) struct DemoProgram {
     /// The name of its node.
     node: String,
     /// Its lines, as a thread reads them. The end of its output closes the channel.
-    lines: Receiver<String>,
-    interrupt: InterruptFlag,
+    lines: UnboundedReceiver<String>,
 }
 
 impl DemoProgram {
@@ -150,28 +139,19 @@ impl DemoProgram {
     ///
     /// # Errors
     /// The program ended, printed nothing within [`LINE_TIMEOUT`], or printed another kind of line.
-    pub(super) fn read_document<Document: DeserializeOwned>(&mut self) -> anyhow::Result<Document> {
-        let line = self.read_line()?;
+    pub(super) async fn read_document<Document: DeserializeOwned>(&mut self) -> anyhow::Result<Document> {
+        let line = self.read_line().await?;
         serde_json::from_str(&line).with_context(|| format!("program {} printed `{line}`", self.process.id()))
     }
 
-    fn read_line(&mut self) -> Result<String, Failure> {
-        let give_up = Instant::now() + LINE_TIMEOUT;
-        loop {
-            match self.lines.recv_timeout(INTERRUPT_INTERVAL) {
-                Ok(line) => return Ok(line),
-                Err(RecvTimeoutError::Timeout) if self.interrupt.is_set() => return Err(interrupted()),
-                Err(RecvTimeoutError::Timeout) if Instant::now() < give_up => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    return Err(self.failure(format!("it printed nothing for {} s", LINE_TIMEOUT.as_secs())));
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    let status =
-                        self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-                    return Err(self.ended_early(&status));
-                }
-            }
-        }
+    async fn read_line(&mut self) -> Result<String, Failure> {
+        let Ok(line) = timeout(LINE_TIMEOUT, self.lines.recv()).await else {
+            return Err(self.failure(format!("it printed nothing for {} s", LINE_TIMEOUT.as_secs())));
+        };
+        line.ok_or_else(|| {
+            let status = self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+            self.ended_early(&status)
+        })
     }
 
     fn ended_early(&self, how: &str) -> Failure {

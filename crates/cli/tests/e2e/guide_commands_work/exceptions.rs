@@ -1,11 +1,12 @@
-//! What no test runs of the guides, each with the reason. `page.rs` finds all else, and it is run.
+//! The commands and blocks of the guides that no test runs, each with the reason. The tests run everything else that
+//! `page.rs` finds.
 
 use super::page::Page;
 
 /// A command, or a block that is no command.
 pub(super) struct GuideException {
     page: &'static str,
-    /// What its line, or the first line of its block, begins with.
+    /// The beginning of its line, or of the first line of its block.
     prefix: &'static str,
     reason: &'static str,
 }

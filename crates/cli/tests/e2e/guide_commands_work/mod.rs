@@ -74,7 +74,7 @@ impl Drop for PageCluster<'_> {
     }
 }
 
-/// What a command lists; nothing if it fails, because a test that has failed may have no daemon.
+/// The ids that a command lists. Empty if the command fails, because a test that has failed may have no daemon.
 fn ids(cluster: &Cluster, command: &str, key: &str) -> Vec<String> {
     let said: Value = serde_json::from_str(&cluster.first().run(&[command, "--json"]).stdout).unwrap_or_default();
     let lists = said.as_object().into_iter().flatten().filter_map(|(_, list)| list.as_array());

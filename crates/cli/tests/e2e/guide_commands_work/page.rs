@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a line of a command begins with in a block that also shows output.
+/// The beginning of a line with a command, in a block that also shows output.
 const PROMPT: &str = "$ ";
 
 /// A page of the guide.
@@ -12,7 +12,7 @@ pub(super) struct Page {
     pub(super) blocks: Vec<Block>,
 }
 
-/// What stands between two lines of three back-ticks.
+/// The text between two lines of three back-ticks.
 pub(super) enum Block {
     /// A source file; its first line is a comment with its name.
     File { name: String, text: String },

@@ -31,7 +31,7 @@ pub(super) struct PageScript {
     directory: TempDir,
 }
 
-/// What each command of a page printed, in order.
+/// The output of each command of a page, in order.
 pub(super) struct PageOutput(Vec<CommandText>);
 
 struct CommandText {

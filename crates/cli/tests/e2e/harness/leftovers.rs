@@ -58,7 +58,7 @@ pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
 
 /// Processes that name the run's directory or are in its control groups, each with its command line: daemons, pagers, containers,
 /// templates.
-pub(super) fn marked_processes(marks: &RunMarkers) -> impl Iterator<Item = (i32, String)> {
+pub(crate) fn marked_processes(marks: &RunMarkers) -> impl Iterator<Item = (i32, String)> {
     let (run_dir, group) = (marks.run_dir.to_string_lossy().into_owned(), format!("/{}/", marks.group));
     let all = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok());
     let ours =

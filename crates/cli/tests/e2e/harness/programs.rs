@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use farfork_terminal::cache_dir::find_cache_dir;
+
 use super::wait;
 
 /// The first Go build compiles the standard library.
@@ -92,11 +94,7 @@ impl Program {
 /// The interpreter of the environment that scripts/setup.sh made; NumPy is in it.
 pub(crate) fn python() -> PathBuf {
     let from_environment = std::env::var_os("FARFORK_PYTHON").map(PathBuf::from);
-    let cache = std::env::var_os("FARFORK_CACHE").map(PathBuf::from).or_else(|| {
-        let home = std::env::var_os("HOME")?;
-        Some(Path::new(&home).join(".cache/farfork"))
-    });
-    let found = from_environment.or_else(|| Some(cache?.join("python/bin/python3")));
+    let found = from_environment.or_else(|| Some(find_cache_dir()?.join("python/bin/python3")));
     found.filter(|python| python.exists()).expect("no Python with NumPy: run scripts/setup.sh")
 }
 

@@ -49,14 +49,14 @@ pub(super) struct AgentDemo {
     steps: u32,
 }
 
-/// What the program prints when it is warm.
+/// The line that the program prints when it is warm.
 #[derive(Deserialize)]
 struct WarmAgent {
     warm_us: u64,
     length: f64,
 }
 
-/// What a branch prints: all decisions since the parent, and the length of its tour.
+/// The line that a branch prints: all decisions since the parent, and the length of its tour.
 #[derive(Deserialize)]
 struct BranchResult {
     branches: Vec<u32>,
@@ -64,10 +64,17 @@ struct BranchResult {
 }
 
 /// A branch of a round, which has answered and still runs.
-struct Branch {
+struct AgentBranch {
     child: Child,
     result: BranchResult,
+}
+
+/// The branches of one process, sorted by the lengths of their tours.
+struct SortedBranches {
+    seed: String,
+    prepared_us: u64,
     running_us: u64,
+    branches: Vec<AgentBranch>,
 }
 
 impl AgentDemo {
@@ -78,8 +85,8 @@ impl AgentDemo {
         let cluster = block_in_place(|| DemoCluster::start(directory.path()))?;
         let progress = DemoProgress::start();
         progress.show_step(format!("warming up: {WARM_STEPS} moves on the first node"));
-        let mut parent = block_in_place(|| script.start(cluster.parent_node(), &[&WARM_STEPS.to_string()]))?;
-        let warm: WarmAgent = block_in_place(|| parent.read_document())?;
+        let mut parent = script.start(cluster.parent_node(), &[&WARM_STEPS.to_string()])?;
+        let warm: WarmAgent = parent.read_document().await?;
 
         let (rounds, best) = self.run_rounds(&cluster, &parent, &progress).await?;
         progress.show_step(format!("settling {}: it gets all its memory", best.child.id));
@@ -110,35 +117,37 @@ impl AgentDemo {
         cluster: &DemoCluster,
         parent: &DemoProgram,
         progress: &DemoProgress,
-    ) -> anyhow::Result<(Vec<RoundFigures>, Branch)> {
-        let (mut node, mut pid) = (cluster.parent_node().name.clone(), parent.pid());
-        let mut decisions = Vec::new();
+    ) -> anyhow::Result<(Vec<RoundFigures>, AgentBranch)> {
         let mut rounds = Vec::new();
-        let mut earlier: Option<Branch> = None;
+        let mut best: Option<AgentBranch> = None;
         for round in 1..=self.rounds {
+            let (node, pid) = match &best {
+                Some(best) => (best.child.node.as_str(), best.child.pid),
+                None => (cluster.parent_node().name.as_str(), parent.pid()),
+            };
             progress.show_step(format!("round {round}: branching the process on {node} {} ways", self.branches));
-            let (mut figures, branches) = self.branch(cluster, &node, pid, round).await?;
-            check_decisions(&decisions, &branches)?;
-            let best = self.keep_best(cluster, branches, &mut figures).await?;
-            if let Some(earlier) = earlier.take() {
-                kill(cluster, &earlier.child).await?;
+            let inherited = best.as_ref().map_or(&[][..], |best| &best.result.branches);
+            let branched = self.branch(cluster, node, pid, round, inherited).await?;
+            rounds.push(branched.figures()?);
+            // The best branch takes the place of the one that it was forked from.
+            let mut branches = branched.branches.into_iter();
+            let dropped = std::mem::replace(&mut best, branches.next());
+            for branch in branches.chain(dropped) {
+                kill(cluster, &branch.child).await?;
             }
-            (node, pid) = (best.child.node.clone(), best.child.pid);
-            decisions = best.result.branches.clone();
-            rounds.push(figures);
-            earlier = Some(best);
         }
-        Ok((rounds, earlier.context("there is no round")?))
+        Ok((rounds, best.context("there is no round")?))
     }
 
-    /// Prepares a process, and forks it onto the nodes where it does not run.
+    /// Prepares a process, forks it onto the nodes where it does not run, and checks the decisions of the branches.
     async fn branch(
         &self,
         cluster: &DemoCluster,
         node: &str,
         pid: u32,
         round: u32,
-    ) -> anyhow::Result<(RoundFigures, Vec<Branch>)> {
+        inherited: &[u32],
+    ) -> anyhow::Result<SortedBranches> {
         let mut client = connect(cluster, node).await?;
         let began = Instant::now();
         let seed = fork_round::prepare(&mut client, pid).await?;
@@ -152,52 +161,42 @@ impl AgentDemo {
             payloads: (0..self.branches).map(order).collect(),
             began,
         };
-        let branches = fork.run(&client).await?.into_iter().map(Branch::parse).collect::<anyhow::Result<Vec<_>>>()?;
-        let running_us = branches.iter().map(|branch| branch.running_us).max().unwrap_or(0);
-        Ok((RoundFigures::new(seed.id, prepared_us, running_us), branches))
-    }
-
-    /// Kills all branches of a round but the one with the shortest tour.
-    async fn keep_best(
-        &self,
-        cluster: &DemoCluster,
-        mut branches: Vec<Branch>,
-        figures: &mut RoundFigures,
-    ) -> anyhow::Result<Branch> {
+        let lines = fork.run(&client).await?;
+        let running_us = lines.iter().map(|line| line.running_us).max().unwrap_or(0);
+        let parsed = lines.into_iter().map(|line| AgentBranch::parse(line, inherited));
+        let mut branches = parsed.collect::<anyhow::Result<Vec<_>>>()?;
         branches.sort_by(|one, other| one.result.length.total_cmp(&other.result.length));
-        let mut branches = branches.into_iter();
-        let best = branches.next().context("a round has no branch")?;
-        for branch in branches {
-            figures.worst_length = branch.result.length;
-            kill(cluster, &branch.child).await?;
-        }
-        figures.best_branch = *best.result.branches.last().context("a branch has no number")?;
-        figures.best_length = best.result.length;
-        figures.best_node = best.child.node.clone();
-        Ok(best)
+        Ok(SortedBranches { seed: seed.id, prepared_us, running_us, branches })
     }
 }
 
-impl Branch {
-    fn parse(ChildLine { child, line, running_us, .. }: ChildLine) -> anyhow::Result<Self> {
-        let result = serde_json::from_slice(&line)
-            .with_context(|| format!("child {} printed `{}`", child.id, String::from_utf8_lossy(&line)))?;
-        Ok(Self { child, result, running_us })
+impl SortedBranches {
+    fn figures(&self) -> anyhow::Result<RoundFigures> {
+        let (best, worst) = self.branches.first().zip(self.branches.last()).context("a round has no branch")?;
+        Ok(RoundFigures {
+            seed: self.seed.clone(),
+            prepared_us: self.prepared_us,
+            running_us: self.running_us,
+            best_branch: *best.result.branches.last().context("a branch has no number")?,
+            best_node: best.child.node.clone(),
+            best_length: best.result.length,
+            worst_length: worst.result.length,
+        })
     }
 }
 
-/// Every branch has the decisions of the process that it was forked from, and then its own number.
-fn check_decisions(inherited: &[u32], branches: &[Branch]) -> anyhow::Result<()> {
-    for (number, branch) in (0..).zip(branches) {
-        let (own, earlier) = branch.result.branches.split_last().context("a branch has no number")?;
-        let child = &branch.child.id;
+impl AgentBranch {
+    /// A branch has the decisions of the process that it was forked from, and then its own number.
+    fn parse(line: ChildLine, inherited: &[u32]) -> anyhow::Result<Self> {
+        let result: BranchResult = line.parse()?;
+        let expected = [inherited, &[u32::try_from(line.index)?]].concat();
+        let (child, branches) = (&line.child.id, &result.branches);
         anyhow::ensure!(
-            earlier == inherited && *own == number,
-            "child {child} has the decisions {:?}, but it must have {inherited:?} and {number}",
-            branch.result.branches,
+            *branches == expected,
+            "child {child} has the decisions {branches:?}, but it must have {expected:?}"
         );
+        Ok(Self { child: line.child, result })
     }
-    Ok(())
 }
 
 async fn connect(cluster: &DemoCluster, name: &str) -> anyhow::Result<Client> {

@@ -8,21 +8,13 @@ use crate::output::{self, Table, format_microseconds};
 #[derive(Debug, Serialize)]
 pub(super) struct RoundFigures {
     pub(super) seed: String,
-    prepared_us: u64,
+    pub(super) prepared_us: u64,
     /// From before `prepare` until every branch ran.
-    running_us: u64,
+    pub(super) running_us: u64,
     pub(super) best_branch: u32,
     pub(super) best_node: String,
     pub(super) best_length: f64,
     pub(super) worst_length: f64,
-}
-
-impl RoundFigures {
-    /// A round before its branches are compared.
-    pub(super) fn new(seed: String, prepared_us: u64, running_us: u64) -> Self {
-        let best_node = String::new();
-        Self { seed, prepared_us, running_us, best_branch: 0, best_node, best_length: 0.0, worst_length: 0.0 }
-    }
 }
 
 /// The child that is left.

@@ -22,25 +22,25 @@ pub(super) struct IndexedAnswer {
 }
 
 /// A child of os.fork() for each query, timed by the parent from before the first os.fork().
-pub(super) fn run_local_fork(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::Result<AnswerTimes> {
+pub(super) async fn run_local_fork(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::Result<AnswerTimes> {
     parent.write_line("fork")?;
-    read_answers(parent, queries)
+    read_answers(parent, queries).await
 }
 
 /// The index, pickled once and sent to a process on each node of the children, which forks a child for each query.
 /// Timed by the parent from before `pickle.dumps`.
-pub(super) fn run_pickle(
+pub(super) async fn run_pickle(
     parent: &mut DemoProgram,
     script: &DemoScript,
     cluster: &DemoCluster,
     queries: &QuerySet,
 ) -> anyhow::Result<PickleFigures> {
     #[derive(Deserialize)]
-    struct Listening {
+    struct ReceiverPort {
         port: u16,
     }
     #[derive(Deserialize)]
-    struct Sent {
+    struct SentPickle {
         pickled_bytes: u64,
     }
     let mut command = "pickle".to_owned();
@@ -48,23 +48,26 @@ pub(super) fn run_pickle(
     for node in cluster.child_nodes() {
         let host = node.address.ip().to_string();
         let mut receiver = script.start(node, &["receive", &host])?;
-        let Listening { port } = receiver.read_document()?;
+        let ReceiverPort { port } = receiver.read_document().await?;
         command += &format!(" {host}:{port}");
         receivers.push(receiver);
     }
     parent.write_line(&command)?;
-    let times = read_answers(parent, queries)?;
-    let Sent { pickled_bytes } = parent.read_document()?;
+    let times = read_answers(parent, queries).await?;
+    let SentPickle { pickled_bytes } = parent.read_document().await?;
     Ok(PickleFigures { times, pickled_bytes })
 }
 
-fn read_answers(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::Result<AnswerTimes> {
-    let answers: anyhow::Result<Vec<IndexedAnswer>> = queries.queries.iter().map(|_| parent.read_document()).collect();
-    queries.check_all(&answers?)
+async fn read_answers(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::Result<AnswerTimes> {
+    let mut answers = Vec::new();
+    for _ in &queries.queries {
+        answers.push(parent.read_document().await?);
+    }
+    queries.check_all(&answers)
 }
 
 /// One answer by a fresh process on a node of the children, in microseconds from its start.
-pub(super) fn run_cold_start(
+pub(super) async fn run_cold_start(
     documents: u32,
     script: &DemoScript,
     cluster: &DemoCluster,
@@ -73,7 +76,7 @@ pub(super) fn run_cold_start(
     let began = Instant::now();
     let arguments = ["cold", &documents.to_string(), &queries.queries[0]];
     let mut program = script.start(&cluster.child_nodes()[0], &arguments)?;
-    let answer = program.read_document()?;
+    let answer = program.read_document().await?;
     let answer_us = elapsed_us(began);
     queries.check(0, &answer)?;
     Ok(answer_us)

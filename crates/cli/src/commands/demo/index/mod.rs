@@ -16,7 +16,7 @@ use tokio::task::block_in_place;
 use tonic::Code;
 
 use super::cluster::DemoCluster;
-use super::fork_round::{self, ForkRound, elapsed_us};
+use super::fork_round::{self, ChildLine, ForkRound, elapsed_us};
 use super::program::{DemoDirectory, DemoProgram, DemoScript};
 use super::progress::DemoProgress;
 use baselines::IndexedAnswer;
@@ -59,7 +59,7 @@ impl QuerySet {
     }
 }
 
-/// What the parent prints when its index is built.
+/// The line that the parent prints when its index is built.
 #[derive(Deserialize)]
 struct BuiltIndex {
     build_us: u64,
@@ -89,16 +89,16 @@ impl IndexDemo {
         let progress = DemoProgress::start();
 
         progress.show_step(format!("building an index of {} documents on the first node", self.documents()));
-        let (mut parent, built, queries) = block_in_place(|| self.start_parent(&script, &cluster))?;
+        let (mut parent, built, queries) = self.start_parent(&script, &cluster).await?;
 
         progress.show_step(format!("answering {QUERIES} queries with os.fork() on the first node"));
-        let local_fork = block_in_place(|| baselines::run_local_fork(&mut parent, &queries))?;
+        let local_fork = baselines::run_local_fork(&mut parent, &queries).await?;
         progress.show_step("pickling the index to a process on each of the two other nodes");
-        let pickle = block_in_place(|| baselines::run_pickle(&mut parent, &script, &cluster, &queries))?;
+        let pickle = baselines::run_pickle(&mut parent, &script, &cluster, &queries).await?;
         progress.show_step(format!("farfork: preparing, and forking {QUERIES} children onto the two other nodes"));
         let farfork = run_farfork(&cluster, parent.pid(), &queries).await?;
         progress.show_step("starting a process on another node, which builds the index again");
-        let cold_us = block_in_place(|| baselines::run_cold_start(self.documents(), &script, &cluster, &queries))?;
+        let cold_us = baselines::run_cold_start(self.documents(), &script, &cluster, &queries).await?;
 
         progress.show_step("removing everything");
         parent.check_alive()?;
@@ -113,16 +113,16 @@ impl IndexDemo {
         Ok(IndexReport { parent, farfork, cold_us, pickle, local_fork })
     }
 
-    fn start_parent(
+    async fn start_parent(
         &self,
         script: &DemoScript,
         cluster: &DemoCluster,
     ) -> anyhow::Result<(DemoProgram, BuiltIndex, QuerySet)> {
         let arguments = ["parent", &self.documents().to_string(), &QUERIES.to_string()];
         let mut parent = script.start(cluster.parent_node(), &arguments)?;
-        let mut built: BuiltIndex = parent.read_document()?;
+        let mut built: BuiltIndex = parent.read_document().await?;
         parent.write_line("expect")?;
-        let queries = QuerySet { queries: std::mem::take(&mut built.queries), expected: parent.read_document()? };
+        let queries = QuerySet { queries: std::mem::take(&mut built.queries), expected: parent.read_document().await? };
         Ok((parent, built, queries))
     }
 }
@@ -134,40 +134,40 @@ async fn run_farfork(cluster: &DemoCluster, parent: u32, queries: &QuerySet) -> 
     let began = Instant::now();
     let seed = fork_round::prepare(&mut client, parent).await?;
     let prepared_us = elapsed_us(began);
-    let children = fork_children(cluster, &mut client, &seed.id, began, queries).await?;
+    let first = answer_queries(cluster, &client, &seed.id, began, queries).await?;
     let network_bytes = cluster.bytes_sent()? - sent_before;
-    let warm = fork_children(cluster, &mut client, &seed.id, Instant::now(), queries).await?;
+    let mut children = Vec::new();
+    for ChildLine { child, line_us, .. } in &first {
+        let bytes_fetched = fork_round::bytes_fetched(&mut client, &child.id).await?;
+        let (node, resume_us, answer_us) = (child.node.clone(), child.resume_us, *line_us);
+        children.push(ChildFigures { node, resume_us, answer_us, bytes_fetched });
+    }
+    let second = answer_queries(cluster, &client, &seed.id, Instant::now(), queries).await?;
     Ok(FarforkFigures {
         prepared_us,
         pause_us: seed.pause_us,
-        first_fork: AnswerTimes::of(children.iter().map(|child| child.answer_us)),
-        second_fork: AnswerTimes::of(warm.iter().map(|child| child.answer_us)),
+        first_fork: AnswerTimes::of(first.iter().map(|line| line.line_us)),
+        second_fork: AnswerTimes::of(second.iter().map(|line| line.line_us)),
         children,
         network_bytes,
     })
 }
 
-async fn fork_children(
+/// Forks a child for each query onto the other nodes, and checks the answers. Times count from `began`.
+async fn answer_queries(
     cluster: &DemoCluster,
-    client: &mut Client,
+    client: &Client,
     seed: &str,
     began: Instant,
     queries: &QuerySet,
-) -> anyhow::Result<Vec<ChildFigures>> {
+) -> anyhow::Result<Vec<ChildLine>> {
     let round = ForkRound {
         seed,
         nodes: cluster.child_nodes().iter().map(|node| node.name.clone()).collect(),
         payloads: queries.queries.iter().map(|query| query.clone().into_bytes()).collect(),
         began,
     };
-    let mut children = Vec::new();
-    for line in round.run(client).await? {
-        let answer = serde_json::from_slice(&line.line)
-            .with_context(|| format!("child {} printed `{}`", line.child.id, String::from_utf8_lossy(&line.line)))?;
-        queries.check(line.index, &answer)?;
-        let bytes_fetched = fork_round::bytes_fetched(client, &line.child.id).await?;
-        let (resume_us, answer_us) = (line.child.resume_us, line.line_us);
-        children.push(ChildFigures { node: line.child.node, resume_us, answer_us, bytes_fetched });
-    }
-    Ok(children)
+    let lines = round.run(client).await?;
+    lines.iter().try_for_each(|line| queries.check(line.index, &line.parse()?))?;
+    Ok(lines)
 }
