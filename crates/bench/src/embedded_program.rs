@@ -1,9 +1,7 @@
 //! Installs and starts the C++ programs that the library embeds, sends them commands, and parses their answers, one
 //! line for each letter. `workload` and `baseline` know what commands and answers mean.
 
-use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -23,10 +21,19 @@ impl EmbeddedProgram {
     /// Writes the program into a directory, for anybody to run.
     pub(crate) fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
         let path = directory.join(self.name);
-        fs::write(&path, self.bytes)
-            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
-            .map_err(|cause| BenchError::File { path: path.clone(), cause })?;
+        self.write_to(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
         Ok(path)
+    }
+
+    /// Lets install(1) write the file. A descriptor of this process that is open for writing would be inherited by whatever
+    /// another thread starts just then, and until that calls execve(2), starting the program fails with ETXTBSY.
+    fn write_to(&self, path: &Path) -> io::Result<()> {
+        let mut command = Command::new("install");
+        let mut writer = command.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped()).spawn()?;
+        let written = writer.stdin.take().expect("a pipe").write_all(self.bytes);
+        let status = writer.wait()?;
+        written?;
+        if status.success() { Ok(()) } else { Err(io::Error::other(format!("install(1): {status}"))) }
     }
 }
 

@@ -393,7 +393,7 @@ fn help() {
 fn missing_program() {
     let directory = scratch::directory();
     let lone = directory.path().join("farfork");
-    fs::copy(BINARY, &lone).expect("the binary under test can be copied");
+    programs::copy(BINARY, &lone);
     for arguments in [&["help", "bench", "fork"][..], &["bench", "fork"], &["stress", "--help"]] {
         let ended = Command::new(&lone).args(arguments).output().expect("the binary under test can be started");
         let said = String::from_utf8_lossy(&ended.stderr);

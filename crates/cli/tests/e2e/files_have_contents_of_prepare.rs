@@ -280,7 +280,7 @@ fn installed_anew(cluster: &Cluster) {
     let directory = scratch::directory();
     let program = directory.path().join("program");
     let command = Program::Situation("idle").command();
-    fs::copy(command.get_program(), &program).expect("a directory of ours");
+    programs::copy(command.get_program(), &program);
     let parent = Parent::start_command(&mut Command::new(&program));
     let seed = Seed::prepare(cluster.first(), &parent);
     replace(&program, b"another program");

@@ -1,5 +1,6 @@
 //! Ends one expired call: stops its thread, checks that it is still in the call, and sets the call's result.
 
+use std::io;
 use std::time::Duration;
 
 use farfork_sys::process::{ProcStat, ProcStatus, SystemCall};
@@ -39,7 +40,8 @@ pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> Exp
     let mut seen = SleepingCall::observe(tid);
     match ptrace::seize(tid, 0) {
         Ok(()) => {}
-        Err(_) if is_traced(tid) => return ExpiryOutcome::Retry,
+        // EPERM: another process traces it. Whether it still does says nothing: it may have detached in between.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return ExpiryOutcome::Retry,
         Err(_) => return ExpiryOutcome::Done,
     }
     seen.iter_mut().for_each(SleepingCall::mark_interrupted);

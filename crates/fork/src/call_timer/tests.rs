@@ -84,6 +84,27 @@ fn one_thread_makes_all_attempts_at_a_call() {
 }
 
 #[test]
+fn a_tracer_that_detaches_during_an_attempt_does_not_end_the_attempts() {
+    const ROUNDS: usize = 100;
+    for _ in 0..ROUNDS {
+        let (child, call_deadline) = sleeper();
+        let (release, mut tracer) = trace(call_deadline.tid);
+        let mut threads = AttemptThreads::new().unwrap();
+        threads.start(ScheduledCall::new(call_deadline, false)).unwrap();
+        drop(release);
+        until("the thread ends with the call", || {
+            // The kernel detaches a tracer that ends. Another one follows at once, unless an attempt is faster.
+            let tid = call_deadline.tid;
+            let next = thread::spawn(move || drop(ptrace::seize(tid, 0)));
+            std::mem::replace(&mut tracer, next).join().unwrap();
+            threads.take_unfinished().is_none() && threads.is_empty()
+        });
+        tracer.join().unwrap();
+        require_ended(child);
+    }
+}
+
+#[test]
 fn a_thread_gives_up_its_place_where_others_wait() {
     let (mut child, call_deadline) = sleeper();
     let (_release, _tracer) = trace(call_deadline.tid);

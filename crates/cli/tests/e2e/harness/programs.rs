@@ -135,6 +135,13 @@ fn is_newer(binary: &Path, sources: &[PathBuf]) -> bool {
     built.is_some() && sources.iter().all(|source| time(source) < built)
 }
 
+/// Copies a program by cp(1). A descriptor of this process that is open for writing would be inherited by what other tests
+/// start just then, and until that calls execve(2), running the copy fails with ETXTBSY.
+pub(crate) fn copy(program: impl AsRef<Path>, to: &Path) {
+    let copied = Command::new("cp").arg(program.as_ref()).arg(to).status().expect("cp(1) can be started");
+    assert!(copied.success(), "cp(1): {copied}");
+}
+
 /// Compiles under a name of its own first, so that a half-written binary is never run.
 fn compile(compiler: &[&str], source: &Path, binary: &Path) {
     let unfinished = binary.with_extension(format!("unfinished-{}", std::process::id()));
